@@ -1,0 +1,5 @@
+"""`steplab bench`: a shelf of studies, one file each."""
+
+from steplab.cli.command import Group
+
+COMMAND = Group("measure: a training step, precision, collectives", "steplab.cli.bench")

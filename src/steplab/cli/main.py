@@ -1,0 +1,64 @@
+"""Entry point: find the command, run it, turn failures into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from steplab import shelf
+from steplab.cli.command import Command, Group, Parser
+from steplab.errors import SteplabError, UserError, did_you_mean
+
+INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    words = list(sys.argv[1:] if words is None else words)
+    try:
+        return dispatch("steplab", "steplab.cli", words)
+    except SteplabError as error:
+        print(f"steplab: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("steplab: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has gone; keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def dispatch(program: str, package: str, words: list[str]) -> int:
+    """Run the command named by the first word, out of the shelf of commands in `package`."""
+    commands = shelf.names(package, "COMMAND")
+    if not words or words[0] in ("-h", "--help", "help"):
+        _print_help(program, package, commands)
+        return 0
+    name = words[0]
+    if name == "--version":
+        from steplab import __version__
+
+        print(f"steplab {__version__}")
+        return 0
+    if name not in commands:
+        kind = "flag" if name.startswith("-") else "command"
+        raise UserError(f"{program} has no {kind} {name!r}.", did_you_mean(name, commands))
+    command: Command | Group = shelf.load(package, name, "COMMAND")
+    if isinstance(command, Group):
+        return dispatch(f"{program} {name}", command.package, words[1:])
+    parser = Parser(f"{program} {name}", command.summary)
+    command.flags(parser, words[1:])
+    return command.run(parser.parse(words[1:]))
+
+
+def _print_help(program: str, package: str, commands: list[str]) -> None:
+    print(f"usage: {program} COMMAND ...\n")
+    if program == "steplab":
+        print("Makes a PyTorch training step as fast as the hardware allows, and proves it.\n")
+    width = max(map(len, commands)) + 2
+    for name in commands:
+        command: Command | Group = shelf.load(package, name, "COMMAND")
+        print(f"  {name:<{width}}{command.summary}")
+    print(f"\n{program} COMMAND --help tells the flags of a command.")

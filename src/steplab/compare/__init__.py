@@ -1,0 +1,1 @@
+"""Two sets of measurements: faster, slower, or cannot tell. No torch."""

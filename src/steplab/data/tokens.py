@@ -1,0 +1,25 @@
+"""Seeded random tokens: work for a language model when nothing is to be learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def random_tokens(
+    batch: int, context: int, vocab_size: int, device: torch.device, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (tokens_BT, next_tokens_BT), made on the host and copied as a loader would.
+
+    Pinned memory lets the copy run beside the previous step's kernels.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    pin = device.type == "cuda"
+    while True:
+        tokens = torch.randint(
+            vocab_size, (batch, context + 1), generator=generator, pin_memory=pin, device="cpu"
+        )
+        on_device = tokens.to(device, non_blocking=pin)
+        yield on_device[:, :-1], on_device[:, 1:]

@@ -1,0 +1,1 @@
+"""Makes steps and runs them."""

@@ -1,0 +1,131 @@
+"""One spec, watched by all probes, becomes one Run. A failure is a Run too."""
+
+from __future__ import annotations
+
+import gc
+import math
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from steplab import shelf
+from steplab.engine.assemble import assemble, micro_batches
+from steplab.engine.loop import measure, settle, warm_up
+from steplab.errors import MeasurementError, Unsupported, UserError
+from steplab.hardware.figures import utilisation
+from steplab.probes.clock import ClockProbe
+from steplab.probes.compilation import CompilationProbe
+from steplab.probes.environment import capture
+from steplab.probes.probe import Probe, Subject
+from steplab.record import Ran, Run, new_run_id
+from steplab.record.run import now
+from steplab.spec import RunSpec
+from steplab.techniques.parse import technique
+
+# The two clocks (device events and wall time) may differ by this much before a note is made.
+CLOCK_TOLERANCE = 0.03
+NOISY_SPREAD = 0.10
+
+
+def trial(spec: RunSpec, progress: Callable[[str], None] = lambda text: None) -> Run:
+    """Measure `spec` in this process. UserErrors propagate; every other failure is a status."""
+    blank = Run(new_run_id(spec), spec, capture(), created=now())
+    try:
+        return _watched(blank, progress)
+    except UserError:
+        raise
+    except Unsupported as error:
+        return replace(blank, status="unsupported", reason=str(error))
+    except MeasurementError as error:
+        return replace(blank, status="failed", reason=str(error))
+    except Exception as error:
+        return _failure(blank, error)
+    finally:
+        _clean_up()
+
+
+def _watched(blank: Run, progress: Callable[[str], None]) -> Run:
+    spec = blank.spec
+    progress("building")
+    probes: dict[str, Probe] = {
+        name: shelf.load("steplab.probes", name, "PROBE")()
+        for name in shelf.names("steplab.probes", "PROBE")
+    }
+    clock, compilation = probes.pop("clock"), probes["compilation"]
+    assert isinstance(clock, ClockProbe) and isinstance(compilation, CompilationProbe)
+    step = assemble(spec)
+    subject = Subject(step, micro_batches(step, spec), spec, blank.environment)
+    for probe in probes.values():
+        probe.begin(subject)
+    compilation.first_seconds = settle(subject, step.parts.settle_steps, progress)
+    warm_up(subject, spec.warmup, progress)
+    losses = measure(subject, spec.steps, clock, list(probes.values()), progress)
+    progress("inspecting")
+    for probe in probes.values():
+        probe.inspect(subject)
+    seen: dict[str, Any] = {name: probe.result() for name, probe in probes.items()}
+    run = replace(
+        blank,
+        clock=clock.result(),
+        parameters=sum(p.numel() for p in step.model.parameters()),
+        losses=() if spec.mode == "infer" else tuple(float(loss) for loss in losses),
+        **seen,
+    )
+    _refuse_deviation(spec, seen["ran"])
+    return _judged(run, step.parts.matmul_dtype)
+
+
+def _judged(run: Run, dtype: str) -> Run:
+    """Add utilisation and the notes that a reader of the numbers must see."""
+    assert run.clock is not None and run.work is not None
+    device = run.environment.device_name if run.spec.device == "cuda" else run.environment.cpu
+    figures = utilisation(run.work, run.clock.step.median, device, dtype, run.spec.peak_tflops)
+    notes = [figures.warning] if figures.warning else []
+    if abs(run.clock.agreement - 1) > CLOCK_TOLERANCE:
+        notes.append(f"step samples sum to {run.clock.agreement:.3f} of the window's wall time")
+    if run.clock.step.spread > NOISY_SPREAD:
+        notes.append(f"noisy: the middle half of the samples spans {run.clock.step.spread:.0%}")
+    if run.compilation and run.compilation.graphs_in_window:
+        notes.append(f"{run.compilation.graphs_in_window} graphs compiled while the clock ran")
+    if not all(math.isfinite(loss) for loss in run.losses):
+        notes.append("the loss is not finite")
+    return replace(run, figures=figures, notes=tuple(notes))
+
+
+def _refuse_deviation(spec: RunSpec, ran: Ran) -> None:
+    for name, settings in spec.recipe.techniques.items():
+        difference = technique(name).deviation(settings, ran)
+        if difference:
+            raise MeasurementError(f"{difference[0].upper()}{difference[1:]}.")
+
+
+def _failure(blank: Run, error: Exception) -> Run:
+    """Turn an exception into a status with one sentence."""
+    if is_out_of_memory(error):
+        return replace(blank, status="oom", reason=_first_sentence(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
+    reason = f"{type(error).__name__}: {_first_sentence(error)}{where}"
+    return replace(blank, status="failed", reason=reason)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the host had no memory left."""
+    no_host_memory = "can't allocate memory" in str(error) or isinstance(error, MemoryError)
+    return isinstance(error, torch.OutOfMemoryError) or no_host_memory
+
+
+def _first_sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text.split(". ")[0][:300] or type(error).__name__
+
+
+def _clean_up() -> None:
+    """Free what the trial held, so that the next one in this process starts clean."""
+    gc.collect()
+    torch._dynamo.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,1 @@
+"""What a stored Run says about itself. No torch."""

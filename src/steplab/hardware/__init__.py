@@ -1,0 +1,1 @@
+"""Facts about devices and the cost of operations: pure data, no torch."""

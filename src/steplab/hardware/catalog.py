@@ -1,0 +1,111 @@
+"""Peaks and bandwidths of cards, dense, each with its source. A card not listed is unknown.
+
+Peaks are TFLOP/s with fp32 accumulation and without 2:4 sparsity; datasheets since Ampere print
+the sparse number, twice as large, next to or instead of it. `fp32` is the rate of the ordinary
+(SIMT) units, which is what fp32 matrix products use while TF32 is off. GeForce cards run 16-bit
+products with fp32 accumulation at half the rate they are advertised with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TWO_BYTE_DTYPES = ("bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One product: the names its driver reports, its dense peaks and its memory bandwidth."""
+
+    name: str
+    pattern: str  # must match the whole device name, after an optional "NVIDIA " or "AMD "
+    tflops: Mapping[str, float]  # dtype -> dense TFLOP/s
+    bandwidth_gbs: float  # device memory, GB/s (10**9 bytes)
+    source: str
+    sparse: bool = True  # has 2:4 sparsity, so that a doubled peak is in circulation
+
+    def peak(self, dtype: str) -> float | None:
+        """Dense TFLOP/s for "fp32", "tf32", "bf16", "fp16" or "fp8"; None if it has none."""
+        return self.tflops.get(dtype)
+
+
+def _peaks(fp32: float, tf32: float, half: float, fp8: float | None = None) -> dict[str, float]:
+    peaks = {"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half}
+    return peaks | ({"fp8": fp8} if fp8 else {})
+
+
+_H100_SXM = _peaks(66.9, 494.7, 989.4, 1978.9)
+_H100_NVL = _peaks(60.0, 417.5, 835.5, 1671.0)
+_A100 = _peaks(19.5, 156.0, 312.0)
+
+CARDS: tuple[Card, ...] = (
+    Card("V100 SXM2", r"(Tesla )?V100-SXM2-(16|32)GB", {"fp32": 15.7, "fp16": 125.0}, 900,
+         "NVIDIA V100 datasheet", sparse=False),
+    Card("V100 PCIe", r"(Tesla )?V100-PCIE-(16|32)GB", {"fp32": 14.0, "fp16": 112.0}, 900,
+         "NVIDIA V100 datasheet", sparse=False),
+    Card("T4", r"(Tesla )?T4", {"fp32": 8.1, "fp16": 65.0}, 320, "NVIDIA T4 datasheet",
+         sparse=False),
+    Card("A100 40GB", r"A100-(SXM4|PCIE)-40GB", _A100, 1555, "NVIDIA A100 datasheet"),
+    Card("A100 80GB SXM", r"A100-SXM4-80GB", _A100, 2039, "NVIDIA A100 datasheet"),
+    Card("A100 80GB PCIe", r"A100 80GB PCIe", _A100, 1935, "NVIDIA A100 datasheet"),
+    Card("A10", r"A10", _peaks(31.2, 62.5, 125.0), 600, "NVIDIA A10 datasheet"),
+    Card("A10G", r"A10G", _peaks(31.5, 35.0, 70.0), 600,
+         "NVIDIA A10G datasheet; 16-bit products at half the A10's rate per clock"),
+    Card("RTX A6000", r"RTX A6000", _peaks(38.7, 77.4, 154.8), 768, "NVIDIA RTX A6000 datasheet"),
+    Card("L4", r"L4", _peaks(30.3, 60.0, 121.0, 242.0), 300, "NVIDIA L4 datasheet"),
+    Card("L40", r"L40", _peaks(90.5, 90.5, 181.0, 362.0), 864, "NVIDIA L40 datasheet"),
+    Card("L40S", r"L40S", _peaks(91.6, 183.0, 362.0, 733.0), 864, "NVIDIA L40S datasheet"),
+    Card("RTX 6000 Ada", r"RTX 6000 Ada Generation", _peaks(91.1, 182.1, 364.2, 728.5), 960,
+         "NVIDIA RTX 6000 Ada datasheet"),
+    Card("RTX 3090", r"GeForce RTX 3090", _peaks(35.6, 35.6, 71.2), 936,
+         "NVIDIA GA102 whitepaper, fp32 accumulation"),
+    Card("RTX 4090", r"GeForce RTX 4090", _peaks(82.6, 82.6, 165.2, 330.3), 1008,
+         "NVIDIA Ada whitepaper, fp32 accumulation"),
+    Card("RTX 5090", r"GeForce RTX 5090", _peaks(104.8, 104.8, 209.5, 419.0), 1792,
+         "NVIDIA RTX Blackwell whitepaper, fp32 accumulation"),
+    Card("H100 PCIe", r"H100 PCIe", _peaks(51.2, 378.0, 756.0, 1513.0), 2000,
+         "NVIDIA H100 datasheet"),
+    Card("H100 SXM5", r"H100 80GB HBM3", _H100_SXM, 3350, "NVIDIA H100 datasheet"),
+    Card("H100 NVL", r"H100 NVL", _H100_NVL, 3900, "NVIDIA H100 NVL datasheet, per GPU"),
+    Card("H200 SXM", r"H200", _H100_SXM, 4800, "NVIDIA H200 datasheet"),
+    Card("H200 NVL", r"H200 NVL", _H100_NVL, 4800, "NVIDIA H200 datasheet"),
+    Card("GH200 96GB", r"GH200 (480|120)GB", _H100_SXM, 4000, "NVIDIA GH200 datasheet, 96 GB HBM3"),
+    Card("B200", r"B200", _peaks(75.0, 1125.0, 2250.0, 4500.0), 8000,
+         "NVIDIA DGX B200 datasheet, per GPU"),
+    Card("GB200", r"GB200", _peaks(80.0, 1250.0, 2500.0, 5000.0), 8000,
+         "NVIDIA GB200 NVL72 datasheet, per GPU"),
+    Card("MI300X", r"Instinct MI300X( VF)?", _peaks(163.4, 653.7, 1307.4, 2614.9), 5300,
+         "AMD Instinct MI300X datasheet"),
+)  # fmt: skip
+
+
+def find_card(device_name: str) -> Card | None:
+    """Return the card that a driver's device name stands for, or None when it is not listed.
+
+    Laptop variants, MIG slices and vGPUs carry extra words in their names and so stay unknown:
+    their peaks are not those of the full card.
+    """
+    bare = re.sub(r"^(NVIDIA|AMD)\s+", "", device_name.strip())
+    for card in CARDS:
+        if re.fullmatch(card.pattern, bare):
+            return card
+    return None
+
+
+def sparse_peak_owner(tflops: float, dtype: str) -> Card | None:
+    """Return the card whose 2:4-sparse peak `tflops` is, unless it is some card's dense peak.
+
+    The tolerance of 0.5 % covers rounding in datasheets (1979 for 1978.9).
+    """
+    if dtype not in TWO_BYTE_DTYPES:
+        return None
+
+    def close(a: float | None) -> bool:
+        return a is not None and abs(a - tflops) <= 0.005 * tflops
+
+    if any(close(card.peak(dtype)) for card in CARDS):
+        return None
+    sparse = (card for card in CARDS if card.sparse)
+    return next((card for card in sparse if close(2 * (card.peak(dtype) or 0.0))), None)

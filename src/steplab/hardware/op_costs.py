@@ -1,0 +1,47 @@
+"""Floating-point operations of the ops that dominate a step, from shapes alone.
+
+A multiply-add counts as two operations. `visible` pairs are the (query, key) pairs that the mask
+leaves; the PaLM convention counts all pairs.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def matmul(m: int, n: int, k: int) -> float:
+    """FLOPs of an (m, k) by (k, n) product."""
+    return 2.0 * m * n * k
+
+
+def attention_pairs(queries: int, keys: int, causal: bool) -> float:
+    """Number of (query, key) pairs that are visible; causal is aligned to the last key."""
+    if not causal:
+        return float(queries * keys)
+    offset = keys - queries
+    if offset < 0:
+        # The first -offset queries see nothing; the rest see 1, 2, ... keys.
+        return keys * (keys + 1) / 2
+    return queries * offset + queries * (queries + 1) / 2
+
+
+def attention_forward(pairs: float, heads: int, d_qk: int, d_v: int) -> float:
+    """FLOPs of scores and weighted values for `pairs` per head: two matrix products."""
+    return 2.0 * pairs * heads * (d_qk + d_v)
+
+
+def attention_backward(pairs: float, heads: int, d_qk: int, d_v: int, recompute: bool) -> float:
+    """FLOPs of the four gradient products; flash kernels recompute the scores, a fifth product."""
+    gradients = 2.0 * attention_forward(pairs, heads, d_qk, d_v)
+    return gradients + (2.0 * pairs * heads * d_qk if recompute else 0.0)
+
+
+def fft(length: int, batch: int, real: bool) -> float:
+    """FLOPs of `batch` transforms by the usual 5 n log2 n convention, half of it for real input."""
+    full = 5.0 * length * math.log2(max(length, 2)) * batch
+    return full / 2 if real else full
+
+
+def scan(elements: int) -> float:
+    """FLOPs of a cumulative sum or product: one operation per element."""
+    return float(elements)

@@ -1,0 +1,28 @@
+"""The memory-efficient (CUTLASS) kernel built into torch: the fused one that takes fp32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def refuse(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> str:
+    """Return why it cannot run, or ""."""
+    if q_BHTD.device.type != "cuda":
+        return f"needs cuda, not {q_BHTD.device.type}"
+    if q_BHTD.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"needs fp16, bf16 or fp32, not {q_BHTD.dtype}"
+    if causal and q_BHTD.shape[-2] != k_BHSD.shape[-2]:
+        return "needs as many queries as keys when causal"
+    # 16-byte loads: 4 fp32 or 8 half elements.
+    if q_BHTD.shape[-1] * q_BHTD.element_size() % 16:
+        return f"needs head rows of a multiple of 16 bytes, not width {q_BHTD.shape[-1]}"
+    return ""
+
+
+def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:
+    """Return attention through `aten::_scaled_dot_product_efficient_attention`."""
+    op = torch.ops.aten._scaled_dot_product_efficient_attention
+    keeps_logsumexp = q_BHTD.requires_grad or k_BHSD.requires_grad or v_BHSD.requires_grad
+    out_BHTD: Tensor = op(q_BHTD, k_BHSD, v_BHSD, None, keeps_logsumexp, 0.0, causal)[0]
+    return out_BHTD

@@ -1,0 +1,20 @@
+"""torch's own unfused composition of matmul, mask, softmax and matmul."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def refuse(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> str:
+    """Return why it cannot run, or ""."""
+    if causal and q_BHTD.shape[-2] != k_BHSD.shape[-2]:
+        return "needs as many queries as keys when causal"
+    return ""
+
+
+def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:
+    """Return attention through `aten::_scaled_dot_product_attention_math`."""
+    op = torch.ops.aten._scaled_dot_product_attention_math
+    out_BHTD: Tensor = op(q_BHTD, k_BHSD, v_BHSD, is_causal=causal)[0]
+    return out_BHTD

@@ -1,0 +1,34 @@
+"""Choosing an implementation: ask and get, or be told no."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from steplab.errors import UserError, did_you_mean
+
+AUTO = "auto"
+
+
+def ops() -> list[str]:
+    """Return the ops that have a folder here, without importing any."""
+    return sorted(p.name for p in Path(__file__).parent.iterdir() if (p / "reference.py").exists())
+
+
+def impls(op: str) -> list[str]:
+    """Return the implementations of `op`: its files, without importing any."""
+    if op not in ops():
+        raise UserError(f"There is no op called {op!r}.", did_you_mean(op, ops()))
+    return sorted(p.stem for p in (Path(__file__).parent / op).glob("[a-z]*.py"))
+
+
+def load(op: str, impl: str) -> Any:
+    """Import the module of one implementation."""
+    known = impls(op)
+    if impl not in known:
+        raise UserError(
+            f"{op} has no implementation {impl!r}.", did_you_mean(impl, [*known, AUTO])
+        )
+    return importlib.import_module(f"steplab.kernels.{op}.{impl}")

@@ -1,0 +1,124 @@
+"""Time per step and phase: device events on CUDA, the host's clock everywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections import defaultdict
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from steplab.probes.probe import Probe, Subject
+from steplab.record import Clock, Samples
+
+
+class Stopwatch:
+    """Marks moments without waiting for the device; differences are read afterwards."""
+
+    def __init__(self, on_cuda: bool) -> None:
+        self.on_cuda = on_cuda
+        self.host_s: list[float] = []
+        self.events: list[torch.cuda.Event] = []
+
+    def mark(self) -> int:
+        """Note the present moment on both clocks and return its number."""
+        self.host_s.append(perf_counter())
+        if self.on_cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.events.append(event)
+        return len(self.host_s) - 1
+
+    def host_ms(self, start: int, end: int) -> float:
+        """Milliseconds between two marks on the host's clock."""
+        return (self.host_s[end] - self.host_s[start]) * 1e3
+
+    def device_ms(self, start: int, end: int) -> float:
+        """Milliseconds between two marks on the device (the host's, without a GPU)."""
+        if not self.on_cuda:
+            return self.host_ms(start, end)
+        return self.events[start].elapsed_time(self.events[end])
+
+
+class ClockProbe(Probe):
+    """The loop tells it when data is fetched and when a step begins and ends."""
+
+    def open_window(self, subject: Subject) -> None:
+        """Synchronise, then start: the first period begins at an idle device."""
+        self.on_cuda = subject.on_cuda
+        self.watch = Stopwatch(self.on_cuda)
+        self.phase_marks: list[dict[str, list[tuple[int, int]]]] = []
+        self.step_marks: list[tuple[int, int]] = []
+        self.data_marks: list[tuple[int, int]] = []
+        self.collections: list[int] = []
+        self.watch_before, subject.step.watch = subject.step.watch, self._phase
+        gc.callbacks.append(self._on_gc)
+        if self.on_cuda:
+            torch.cuda.synchronize()
+        self.first = self.watch.mark()
+
+    @contextlib.contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Wrap the fetch of a batch."""
+        start = self.watch.mark()
+        yield
+        self.data_marks.append((start, self.watch.mark()))
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Wrap one step."""
+        self.phase_marks.append(defaultdict(list))
+        start = self.watch.mark()
+        yield
+        self.step_marks.append((start, self.watch.mark()))
+
+    def close_window(self, subject: Subject) -> None:
+        """Stop; reads nothing yet."""
+        self.window_ms = (perf_counter() - self.watch.host_s[self.first]) * 1e3
+        gc.callbacks.remove(self._on_gc)
+        subject.step.watch = self.watch_before
+
+    def result(self) -> Clock:
+        """Compute all periods and phases from the marks."""
+        ends = [self.first, *(end for _, end in self.step_marks)]
+        device, host = self.watch.device_ms, self.watch.host_ms
+        periods = tuple(device(a, b) for a, b in zip(ends, ends[1:], strict=False))
+        step = Samples(periods, "ms")
+        marks = {str(i): "slow, no cause seen" for i in step.slow_indices()}
+        marks |= {str(i): "slow, garbage collection" for i in self.collections if str(i) in marks}
+        return Clock(
+            step=Samples(periods, "ms", marks),
+            host=Samples(tuple(host(a, b) for a, b in self.step_marks), "ms"),
+            data_wait=Samples(tuple(host(a, b) for a, b in self.data_marks), "ms"),
+            phases=self._phases(device),
+            host_phases=self._phases(host),
+            window_ms=self.window_ms,
+            source="cuda events" if self.on_cuda else "perf_counter",
+        )
+
+    def _phases(self, duration: Any) -> dict[str, Samples]:
+        names = dict.fromkeys(name for step in self.phase_marks for name in step)
+        return {
+            name: Samples(
+                tuple(sum(duration(a, b) for a, b in step[name]) for step in self.phase_marks),
+                "ms",
+            )
+            for name in names
+        }
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = self.watch.mark()
+        yield
+        self.phase_marks[-1][name].append((start, self.watch.mark()))
+
+    def _on_gc(self, when: str, info: dict[str, int]) -> None:
+        # Generation 0 takes microseconds; only full collections can show in a step's time.
+        if when == "stop" and info.get("generation") == 2:
+            self.collections.append(len(self.step_marks))
+
+
+PROBE = ClockProbe

@@ -1,0 +1,81 @@
+"""What torch.compile did: graphs, breaks, recompiles with their reasons, cold and warm seconds."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters, get_compilation_metrics
+
+from steplab.probes.probe import Probe, Subject
+from steplab.record import Compilation, Recompile
+
+
+def graph_count() -> int:
+    """Return how many graphs dynamo has compiled in this process since the last reset."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+class CompilationProbe(Probe):
+    """Silent when nothing was compiled, whoever called torch.compile."""
+
+    first_seconds: float | None = None
+    warm_seconds: float | None = None
+
+    def begin(self, subject: Subject) -> None:
+        """Start from zero: counters and caches of earlier trials in this process are dropped."""
+        torch._dynamo.reset()
+        counters.clear()
+        self.known_metrics = len(get_compilation_metrics())
+
+    def open_window(self, subject: Subject) -> None:
+        """Note what was compiled before the clock started."""
+        self.graphs_before = graph_count()
+
+    def close_window(self, subject: Subject) -> None:
+        """Read everything before other probes run further steps."""
+        self.graphs = graph_count()
+        self.breaks = {_first_line(k): int(v) for k, v in counters["graph_break"].items()}
+        self.hits = int(counters["inductor"]["fxgraph_cache_hit"])
+        self.misses = int(counters["inductor"]["fxgraph_cache_miss"])
+        recent = get_compilation_metrics()[self.known_metrics :]
+        self.recompiles = tuple(
+            Recompile(str(m.co_name), _first_line(str(m.recompile_reason)))
+            for m in recent
+            if m.recompile_reason
+        )
+
+    def inspect(self, subject: Subject) -> None:
+        """Compile once more with the disk cache filled: what the next process will pay."""
+        if not self.graphs:
+            return
+        torch._dynamo.reset()
+        start = perf_counter()
+        subject.run_step()
+        if subject.on_cuda:
+            torch.cuda.synchronize()
+        self.warm_seconds = perf_counter() - start
+
+    def result(self) -> Compilation | None:
+        """Return the record, or None for an eager step."""
+        if not self.graphs:
+            return None
+        return Compilation(
+            graphs=self.graphs,
+            graphs_in_window=self.graphs - self.graphs_before,
+            breaks=self.breaks,
+            recompiles=self.recompiles,
+            first_seconds=self.first_seconds,
+            cache_hits=self.hits,
+            cache_misses=self.misses,
+            warm_seconds=self.warm_seconds,
+        )
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""
+
+
+PROBE = CompilationProbe

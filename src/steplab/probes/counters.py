@@ -1,0 +1,159 @@
+"""Device counters through NVML, read by a thread while the steps run.
+
+HBM utilisation is measured bandwidth over peak, from the GPM counters (Hopper and newer). Where
+these are missing it stays unknown: NVML's "memory utilisation" is the share of time in which the
+memory controller was busy at all, a different quantity.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from steplab.probes.probe import Probe, Subject
+from steplab.record import Counters, Samples
+
+READINGS_PER_SECOND = 10.0  # NVML itself averages over 1/6 s to 1 s
+
+# Fields of Counters -> names of GPM metrics in pynvml.
+GPM_METRICS = {
+    "hbm_util_pct": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+    "tensor_util_pct": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+}
+UNITS = {"power_w": "W", "sm_clock_mhz": "MHz", "mem_clock_mhz": "MHz", "temperature_c": "C"}
+
+
+class CountersProbe(Probe):
+    """Silent on machines without NVML."""
+
+    reader: NvmlReader | None = None
+
+    def begin(self, subject: Subject) -> None:
+        """Open NVML, if it is there."""
+        self.reader = NvmlReader.open() if subject.on_cuda else None
+
+    def open_window(self, subject: Subject) -> None:
+        """Start the reading thread."""
+        if self.reader is None:
+            return
+        self.readings: list[dict[str, float]] = []
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def close_window(self, subject: Subject) -> None:
+        """Stop the thread and take one last reading."""
+        if self.reader is None:
+            return
+        self.stop.set()
+        self.thread.join()
+        self.readings.append(self.reader.read())
+
+    def result(self) -> Counters | None:
+        """Return the readings by counter."""
+        if self.reader is None:
+            return None
+        names = dict.fromkeys(name for reading in self.readings for name in reading)
+        series = {
+            name: Samples(
+                tuple(r[name] for r in self.readings if name in r), UNITS.get(name, "%")
+            )
+            for name in names
+        }
+        return Counters(**series, source=self.reader.source)
+
+    def _read(self) -> None:
+        assert self.reader is not None
+        while not self.stop.wait(1 / READINGS_PER_SECOND):
+            self.readings.append(self.reader.read())
+
+
+class NvmlReader:
+    """Reads one device; every counter that it refuses is left out of the reading."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self.nvml = nvml
+        self.handle = handle
+        self.gpm_before = self._gpm_sample() if self._has_gpm() else None
+        self.source = "NVML with GPM" if self.gpm_before else "NVML; no GPM counters"
+
+    @classmethod
+    def open(cls) -> NvmlReader | None:
+        """Return a reader for torch's current device, or None without NVML."""
+        import torch
+
+        try:
+            import pynvml
+        except ImportError:
+            return None
+        try:
+            pynvml.nvmlInit()
+            uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        except pynvml.NVMLError:
+            return None
+
+    def read(self) -> dict[str, float]:
+        """Return the counters that answer now, by their names in `Counters`."""
+        nvml, handle = self.nvml, self.handle
+        calls = {
+            "sm_util_pct": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "mem_ctrl_util_pct": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory,
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "mem_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(
+                handle, nvml.NVML_TEMPERATURE_GPU
+            ),
+        }
+        reading: dict[str, float] = {}
+        for name, call in calls.items():
+            try:
+                reading[name] = float(call())
+            except nvml.NVMLError:
+                continue
+        return reading | self._gpm_reading()
+
+    def _has_gpm(self) -> bool:
+        try:
+            support = self.nvml.nvmlGpmQueryDeviceSupport(self.handle)
+            return bool(support.isSupportedDevice)
+        except (self.nvml.NVMLError, AttributeError):
+            return False
+
+    def _gpm_sample(self) -> Any:
+        try:
+            sample = self.nvml.nvmlGpmSampleAlloc()
+            self.nvml.nvmlGpmSampleGet(self.handle, sample)
+            return sample
+        except self.nvml.NVMLError:
+            return None
+
+    def _gpm_reading(self) -> dict[str, float]:
+        """Return GPM metrics averaged since the last reading."""
+        if self.gpm_before is None:
+            return {}
+        sample = self._gpm_sample()
+        if sample is None:
+            return {}
+        query = self.nvml.c_nvmlGpmMetricsGet_t()
+        query.version = self.nvml.NVML_GPM_METRICS_GET_VERSION
+        query.numMetrics = len(GPM_METRICS)
+        query.sample1, query.sample2 = self.gpm_before, sample
+        for index, metric in enumerate(GPM_METRICS.values()):
+            query.metrics[index].metricId = getattr(self.nvml, metric)
+        try:
+            self.nvml.nvmlGpmMetricsGet(query)
+        except self.nvml.NVMLError:
+            return {}
+        finally:
+            self.nvml.nvmlGpmSampleFree(self.gpm_before)
+            self.gpm_before = sample
+        return {
+            name: float(query.metrics[index].value)
+            for index, name in enumerate(GPM_METRICS)
+            if query.metrics[index].nvmlReturn == 0
+        }
+
+
+PROBE = CountersProbe

@@ -1,0 +1,121 @@
+"""The conditions of a measurement: machine, versions, settings."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import steplab
+from steplab.hardware.catalog import find_card
+from steplab.record import Accelerator, Environment
+
+# Prefixes of variables that change how fast or how exactly a step runs.
+SPEED_VARIABLES = ("TORCH", "CUDA_", "NCCL_", "OMP_", "MKL_", "PYTORCH_", "TRITON_", "GOMP_")
+
+
+@cache
+def capture() -> Environment:
+    """Describe this machine and its torch. Cached: it does not change while a process lives."""
+    import numpy
+    import torch
+
+    return Environment(
+        steplab=steplab.__version__,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),
+        memory_bytes=_memory_bytes(),
+        torch=torch.__version__,
+        numpy=numpy.__version__,
+        triton=_version("triton"),
+        cuda=torch.version.cuda or "",
+        cudnn=str(torch.backends.cudnn.version() or "") if torch.cuda.is_available() else "",
+        threads=torch.get_num_threads(),
+        accelerators=_accelerators(),
+        git=_git(),
+        variables={k: v for k, v in sorted(os.environ.items()) if k.startswith(SPEED_VARIABLES)},
+    )
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown CPU"
+    found = next((line for line in lines if line.startswith("model name")), ": unknown CPU")
+    return found.split(":", 1)[1].strip()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _git() -> str:
+    """Return the commit of the working directory, with "+dirty" when files differ from it."""
+    try:
+        command = ["git", "describe", "--always", "--dirty=+dirty", "--abbrev=12", "--exclude=*"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _accelerators() -> tuple[Accelerator, ...]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        card = find_card(properties.name)
+        limit, default, driver = _nvml_facts(index)
+        found.append(
+            Accelerator(
+                name=properties.name,
+                memory_bytes=properties.total_memory,
+                capability=f"{properties.major}.{properties.minor}",
+                multiprocessors=properties.multi_processor_count,
+                power_limit_w=limit,
+                power_default_w=default,
+                driver=driver,
+                catalog_name=card.name if card else "",
+            )
+        )
+    return tuple(found)
+
+
+def _nvml_facts(index: int) -> tuple[float | None, float | None, str]:
+    """Return (power limit in W, its default, driver version); None where NVML does not tell."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, None, ""
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        limit = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3
+        default = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3
+        return limit, default, str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None, None, ""

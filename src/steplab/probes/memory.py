@@ -1,0 +1,87 @@
+"""Bytes held before, during and in each phase of a step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steplab.probes.probe import Probe, Subject
+from steplab.record import Memory
+
+STATUS = Path("/proc/self/status")
+CLEAR_PEAK = Path("/proc/self/clear_refs")
+
+
+class MemoryProbe(Probe):
+    """On CUDA the caching allocator's counters, on Linux CPUs the process's resident set."""
+
+    peak: int | None = None
+
+    def open_window(self, subject: Subject) -> None:
+        """Forget the peak of compilation and warm-up."""
+        self.on_cuda = subject.on_cuda
+        self.before = self._now()
+        self._forget_peak()
+
+    def close_window(self, subject: Subject) -> None:
+        """Read the window's peak."""
+        self.peak = self._peak()
+        self.reserved = torch.cuda.max_memory_reserved() if self.on_cuda else None
+
+    def inspect(self, subject: Subject) -> None:
+        """Run one extra step and read the peak of every phase apart (CUDA only).
+
+        The resident set does not shrink when the allocator keeps pages, so on CPU the phases
+        could not be told apart.
+        """
+        self.phase_peaks: dict[str, int] = {}
+        if not self.on_cuda:
+            return
+
+        @contextlib.contextmanager
+        def watch(phase: str) -> Iterator[None]:
+            self._forget_peak()
+            yield
+            self.phase_peaks[phase] = max(self.phase_peaks.get(phase, 0), self._peak() or 0)
+
+        before, subject.step.watch = subject.step.watch, watch
+        subject.run_step()
+        subject.step.watch = before
+
+    def result(self) -> Memory | None:
+        """Return the record; None where the system does not tell."""
+        if self.before is None or self.peak is None:
+            return None
+        total = torch.cuda.get_device_properties(0).total_memory if self.on_cuda else None
+        source = "cuda allocator" if self.on_cuda else "process resident set"
+        return Memory(self.before, self.peak, self.reserved, total, source, self.phase_peaks)
+
+    def _now(self) -> int | None:
+        return torch.cuda.memory_allocated() if self.on_cuda else _status_bytes("VmRSS")
+
+    def _peak(self) -> int | None:
+        return torch.cuda.max_memory_allocated() if self.on_cuda else _status_bytes("VmHWM")
+
+    def _forget_peak(self) -> None:
+        if self.on_cuda:
+            torch.cuda.reset_peak_memory_stats()
+            return
+        # Writing 5 sets the high-water mark back to the present size (Linux 4.0 and newer).
+        with contextlib.suppress(OSError):
+            CLEAR_PEAK.write_text("5")
+
+
+def _status_bytes(key: str) -> int | None:
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    line = next((text for text in lines if text.startswith(f"{key}:")), None)
+    return int(line.split()[1]) * 1024 if line else None
+
+
+PROBE = MemoryProbe

@@ -1,0 +1,76 @@
+"""Probe: watches a Step and returns one named part of the record."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from steplab.record import Environment
+    from steplab.spec import RunSpec
+
+
+class Watched(Protocol):
+    """What a probe may know of a Step: it can be called, and its phases can be watched."""
+
+    watch: Callable[[str], contextlib.AbstractContextManager[Any]]
+    optimizer: torch.optim.Optimizer | None
+    workload: Any
+    parts: Any
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        ...
+
+    def __call__(self, micro_batches: Any) -> Any:
+        """Run one step."""
+        ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A step under measurement, with the stream that feeds it."""
+
+    step: Watched
+    feed: Iterator[Any]
+    spec: RunSpec
+    environment: Environment
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the step runs on a CUDA device."""
+        return self.spec.device == "cuda"
+
+    def run_step(self) -> Any:
+        """Run one more step, outside any window."""
+        return self.step(next(self.feed))
+
+
+class Probe:
+    """Base of all probes; every hook may be left as it is.
+
+    Order of calls: `begin`, settle and warm-up steps, `open_window`, the timed steps,
+    `close_window`, `inspect` (which may run further steps), `result`.
+    """
+
+    def begin(self, subject: Subject) -> None:
+        """Look at the assembled step before it runs for the first time."""
+
+    def open_window(self, subject: Subject) -> None:
+        """Start watching; must be quick and must not slow the steps that follow."""
+
+    def close_window(self, subject: Subject) -> None:
+        """Stop watching; the device has been synchronised."""
+
+    def inspect(self, subject: Subject) -> None:
+        """Look closer, at leisure, with extra steps if need be."""
+
+    def result(self) -> Any:
+        """Return the record, or None when there is nothing to say."""
+        raise NotImplementedError

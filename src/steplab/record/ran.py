@@ -1,0 +1,20 @@
+"""Ran: what really executed, seen in one profiled step outside the timed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Evidence of one step. `impls` is what the modules dispatched, the rest what was traced."""
+
+    impls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # op -> impl names
+    attention_ops: Mapping[str, int] = field(default_factory=dict)  # aten op -> calls
+    matmul_dtypes: Mapping[str, int] = field(default_factory=dict)  # dtype -> calls
+    kernels: Mapping[str, int] = field(default_factory=dict)  # device kernel -> launches
+    kernel_launches: int | None = None  # launches per step by the host; None on CPU
+    matmul_precision: str = "highest"  # torch.get_float32_matmul_precision() during the step
+    optimizer: str = ""  # forloop, foreach or fused
+    step_ms: float | None = None  # duration of the profiled step itself

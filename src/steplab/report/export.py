@@ -1,0 +1,57 @@
+"""Tables as files: CSV and JSON with full precision for programs, Markdown for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+from steplab.codec import encode
+from steplab.errors import UserError
+from steplab.record import Table
+from steplab.report.cells import cell_text, is_number
+from steplab.store.atomic import disk_errors, write_file
+
+
+def to_csv(table: Table) -> str:
+    """One header line, one line per row; unknown is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([column.title for column in table.columns])
+    writer.writerows([["" if cell is None else cell for cell in row] for row in table.rows])
+    return out.getvalue()
+
+
+def to_markdown(table: Table) -> str:
+    """A GitHub table with its title and note."""
+
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    aligned = [
+        "---:" if any(is_number(row[i]) for row in table.rows) else "---"
+        for i in range(len(table.columns))
+    ]
+    lines = [f"**{table.title}**", "", line([c.title for c in table.columns]), line(aligned)]
+    lines += [line([cell_text(cell) for cell in row]) for row in table.rows]
+    if table.note:
+        lines += ["", *table.note.splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def to_json(table: Table) -> str:
+    """The record itself."""
+    return json.dumps(encode(table), indent=1, allow_nan=False) + "\n"
+
+
+WRITERS = {".csv": to_csv, ".md": to_markdown, ".json": to_json}
+
+
+def write_table(table: Table, path: Path) -> None:
+    """Write a table in the format that the file's suffix names."""
+    if path.suffix not in WRITERS:
+        raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(WRITERS)}.")
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, WRITERS[path.suffix](table).encode())

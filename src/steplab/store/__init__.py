@@ -1,0 +1,7 @@
+"""Runs on disk: one folder each, written whole or not at all. No torch."""
+
+from steplab.store.pack import pack_runs, unpack_runs
+from steplab.store.store import DEFAULT_ROOT, Store
+from steplab.store.sweep import Sweep, open_sweep
+
+__all__ = ["DEFAULT_ROOT", "Store", "Sweep", "open_sweep", "pack_runs", "unpack_runs"]

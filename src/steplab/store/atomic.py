@@ -1,0 +1,52 @@
+"""Writes that are complete or absent, whatever moment the process is killed at."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from steplab.errors import UserError
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write `data` under a temporary name, flush it to disk, then move it into place."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with draft.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries, so that a rename survives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn a full disk or a read-only folder into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem = "the disk is full"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            problem = "no permission to write there"
+        else:
+            problem = error.strerror or str(error)
+        raise UserError(
+            f"Cannot use the store {folder}: {problem}.", "Choose another folder with --store."
+        ) from error

@@ -1,0 +1,118 @@
+"""Store: a folder of Runs that several processes may write at once."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from steplab.errors import UserError, did_you_mean
+from steplab.record import Run, run_from_json, run_to_json
+from steplab.store.atomic import disk_errors, sync_folder, write_file
+
+DEFAULT_ROOT = Path("steplab-runs")
+RUN_FILE = "run.json"
+# A draft this old belongs to a process that was killed: no write takes a day.
+STALE_SECONDS = 24 * 3600
+
+
+class Store:
+    """Layout: `<root>/runs/<run id>/run.json` with the Run's artifacts beside it.
+
+    A Run is written into a hidden draft folder and renamed, so readers see all of it or nothing;
+    ids carry random digits, so writers never meet.
+    """
+
+    def __init__(self, root: Path | str = DEFAULT_ROOT) -> None:
+        self.root = Path(root)
+        self.runs = self.root / "runs"
+
+    def check_writable(self) -> None:
+        """Fail now rather than after an hour of measuring."""
+        with disk_errors(self.root):
+            self.runs.mkdir(parents=True, exist_ok=True)
+            probe = self.runs / f".probe-{secrets.token_hex(4)}"
+            write_file(probe, b"steplab")
+            probe.unlink()
+
+    def save(self, run: Run, artifacts: Mapping[str, bytes] | None = None) -> Path:
+        """Write a Run and its artifacts (file name -> content); return its folder."""
+        files = dict(artifacts or {})
+        run = replace(run, artifacts=tuple(sorted(files)))
+        draft, final = self.runs / f".draft-{run.id}-{secrets.token_hex(3)}", self.runs / run.id
+        with disk_errors(self.root):
+            draft.mkdir(parents=True)
+            try:
+                for name, content in files.items():
+                    write_file(draft / name, content)
+                write_file(draft / RUN_FILE, run_to_json(run).encode())
+                if final.exists():
+                    raise UserError(f"Run {run.id} is already in {self.root}.")
+                draft.rename(final)
+                sync_folder(self.runs)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+            self._sweep_stale()
+        return final
+
+    def ids(self) -> list[str]:
+        """Return the ids of all complete Runs, oldest first."""
+        if not self.runs.is_dir():
+            return []
+        with disk_errors(self.root):
+            return sorted(p.name for p in self.runs.iterdir() if not p.name.startswith("."))
+
+    def load(self, name: str) -> Run:
+        """Return a Run by its id, by a unique beginning or end of it, or by the word `last`."""
+        return self._read(self.resolve(name))
+
+    def resolve(self, name: str) -> str:
+        """Return the full id that `name` stands for."""
+        ids = self.ids()
+        if not ids:
+            raise UserError(f"There are no Runs in {self.root}.", "Measure one: steplab bench step")
+        if name == "last":
+            return ids[-1]
+        if name in ids:
+            return name
+        found = [i for i in ids if i.startswith(name) or i.endswith(name)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UserError(f"{name!r} fits {len(found)} Runs.", f"The newest is {found[-1]}.")
+        raise UserError(f"There is no Run {name!r} in {self.root}.", did_you_mean(name, ids[-20:]))
+
+    def all(self) -> Iterator[tuple[str, Run | UserError]]:
+        """Yield (id, Run), oldest first; a Run that cannot be read is yielded as its error."""
+        for run_id in self.ids():
+            try:
+                yield run_id, self._read(run_id)
+            except UserError as error:
+                yield run_id, error
+
+    def delete(self, run_id: str) -> None:
+        """Remove a Run; the folder vanishes from listings in one step, then from the disk."""
+        doomed = self.runs / f".draft-deleted-{secrets.token_hex(4)}"
+        with disk_errors(self.root):
+            (self.runs / run_id).rename(doomed)
+            shutil.rmtree(doomed)
+
+    def _read(self, run_id: str) -> Run:
+        path = self.runs / run_id / RUN_FILE
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"Run {run_id} cannot be read ({error}).") from None
+        return run_from_json(text, f"{run_id}/{RUN_FILE}")
+
+    def _sweep_stale(self) -> None:
+        limit = time.time() - STALE_SECONDS
+        for path in self.runs.glob(".*"):
+            try:
+                if path.stat().st_mtime < limit:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except FileNotFoundError:
+                continue  # another process swept it first

@@ -1,0 +1,1 @@
+"""Questions asked over a grid, whose answer is a table. `steplab bench NAME` runs one."""

@@ -1,0 +1,70 @@
+"""torch.compile over the whole model or over each of its repeated blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from steplab.codec import decode
+from steplab.errors import Unsupported
+from steplab.spec.recipe import Setting
+from steplab.techniques.technique import Stage, StepParts, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """`blocks` compiles one block and reuses its graph for all; `whole` sees across blocks."""
+
+    scope: Literal["blocks", "whole"] = "blocks"
+    mode: Literal[
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    ] = "default"
+    fullgraph: bool = True
+    backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
+
+
+class Compile(Technique):
+    """Shapes are static (`dynamic=False`): a step's shapes do not change."""
+
+    summary = "torch.compile of the whole model or of each repeated block"
+    stage = Stage.COMPILE
+    settings: ClassVar[type] = CompileSettings
+
+    def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
+        """Compile in place; names of parameters stay as they are."""
+        chosen: CompileSettings = decode(CompileSettings, dict(settings), "compile")
+        targets = [parts.model] if chosen.scope == "whole" else repeated_blocks(parts.model)
+        options: dict[str, object] = {"fullgraph": chosen.fullgraph, "dynamic": False}
+        if chosen.backend == "inductor":
+            options["mode"] = chosen.mode
+        for module in targets:
+            module.compile(backend=chosen.backend, **options)
+        # The first step compiles forward and backward; the second shows whether it was enough.
+        parts.settle_steps = 2
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the members of every ModuleList whose members are of one class, outermost first."""
+    from torch import nn
+
+    found: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for module in model.modules():
+        if not isinstance(module, nn.ModuleList) or module in inside:
+            continue
+        if len(module) >= 2 and len({type(child) for child in module}) == 1:
+            found.extend(module)
+            inside.update(m for child in module for m in child.modules())
+    if not found:
+        raise Unsupported(
+            "compile=blocks needs an nn.ModuleList of two or more modules of one class.",
+            "Use compile=whole.",
+        )
+    return found
+
+
+TECHNIQUE = Compile()

@@ -1,0 +1,54 @@
+"""GPT sizes and settings. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steplab.errors import UserError
+from steplab.spec.knob import knob
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Shape of the model and length of its sequences."""
+
+    width: int = knob(768, "width of the residual stream")
+    ff_width: int = knob(3072, "hidden width of the SwiGLU feed-forward")
+    layers: int = knob(12, "number of blocks")
+    heads: int = knob(12, "attention heads; must divide the width")
+    context: int = knob(256, "tokens per sequence")
+    max_context: int = knob(8192, "longest sequence the rotary table covers")
+    vocab_size: int = knob(10_000, "number of tokens in the vocabulary")
+    rope_theta: float = knob(10_000.0, "base of the rotary frequencies")
+    fused_projections: bool = knob(False, "one matmul for q, k, v and one for gate, up")
+
+    def __post_init__(self) -> None:
+        for name in ("width", "ff_width", "layers", "heads", "context", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise UserError(
+                f"width {self.width} does not split into {self.heads} heads of even width.",
+                "Choose heads so that width / heads is an even number.",
+            )
+        if self.context > self.max_context:
+            raise UserError(
+                f"context {self.context} is longer than the model's max_context "
+                f"{self.max_context}.",
+                f"Use --context {self.max_context} or less, or --max-context {self.context}.",
+            )
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.width // self.heads
+
+
+PRESETS = {
+    "tiny": GPTConfig(128, 512, layers=4, heads=4, context=128, vocab_size=1024),
+    "small": GPTConfig(768, 3072, layers=12, heads=12),
+    "medium": GPTConfig(1024, 4096, layers=24, heads=16),
+    "large": GPTConfig(1280, 5120, layers=36, heads=20),
+    "xl": GPTConfig(1600, 6400, layers=48, heads=25),
+    "2.7b": GPTConfig(2560, 10240, layers=32, heads=32),
+}

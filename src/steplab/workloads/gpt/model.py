@@ -1,0 +1,107 @@
+"""The network: a decoder transformer in one screen."""
+
+# B batch, T tokens, D width, F feed-forward width, V vocabulary, H heads
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from steplab.modules.attention import Attention
+from steplab.modules.rotary import Rotary
+from steplab.workloads.gpt.config import GPTConfig
+
+
+class SelfAttention(nn.Module):
+    """Causal multi-head attention with rotary positions."""
+
+    def __init__(self, config: GPTConfig, rotary: Rotary) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.fused = config.fused_projections
+        names = ("qkv",) if self.fused else ("q", "k", "v")
+        for name in names:
+            width = config.width * 3 // len(names)
+            self.add_module(name, nn.Linear(config.width, width, bias=False))
+        self.rotary = rotary
+        self.attention = Attention(causal=True)
+        self.out = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Mix tokens: (B, T, D) to (B, T, D)."""
+        if self.fused:
+            q_BTD, k_BTD, v_BTD = self.qkv(x_BTD).chunk(3, dim=-1)
+        else:
+            q_BTD, k_BTD, v_BTD = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q_BTD, k_BTD, v_BTD))
+        mixed_BHTD = self.attention(self.rotary(q), self.rotary(k), v)
+        return self.out(mixed_BHTD.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: silu(gate) * up, projected down."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.fused = config.fused_projections
+        if self.fused:
+            self.gate_up = nn.Linear(config.width, 2 * config.ff_width, bias=False)
+        else:
+            self.gate = nn.Linear(config.width, config.ff_width, bias=False)
+            self.up = nn.Linear(config.width, config.ff_width, bias=False)
+        self.down = nn.Linear(config.ff_width, config.width, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Map (B, T, D) to (B, T, D)."""
+        if self.fused:
+            gate_BTF, up_BTF = self.gate_up(x_BTD).chunk(2, dim=-1)
+        else:
+            gate_BTF, up_BTF = self.gate(x_BTD), self.up(x_BTD)
+        return self.down(F.silu(gate_BTF) * up_BTF)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Pre-norm residual block."""
+
+    def __init__(self, config: GPTConfig, rotary: Rotary) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.width, eps=1e-5)
+        self.attention = SelfAttention(config, rotary)
+        self.feed_forward_norm = nn.RMSNorm(config.width, eps=1e-5)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Map (B, T, D) to (B, T, D)."""
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
+        return x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
+
+
+class GPT(nn.Module):
+    """Embedding, blocks, norm, head; with targets it returns the mean cross-entropy."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        rotary = Rotary(config.head_width, config.max_context, config.rope_theta)
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.width, eps=1e-5)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.apply(_initialise)
+        # Residual branches scaled by depth keep the stream's variance near one at the start.
+        for block in self.blocks:
+            for linear in (block.attention.out, block.feed_forward.down):  # type: ignore[union-attr]
+                nn.init.normal_(linear.weight, std=0.02 / (2 * config.layers) ** 0.5)  # type: ignore[union-attr, arg-type]
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """Return logits (B, T, V), or the loss when targets are given."""
+        x_BTD = self.embedding(tokens_BT)
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        logits_BTV = self.head(self.norm(x_BTD))
+        if targets_BT is None:
+            return logits_BTV  # type: ignore[no-any-return]
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)

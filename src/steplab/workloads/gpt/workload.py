@@ -1,0 +1,57 @@
+"""GPT as a workload: seeded tokens in, cross-entropy out, AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from steplab.data.tokens import random_tokens
+from steplab.record import Work
+from steplab.spec import Mode
+from steplab.workloads.gpt.config import GPTConfig
+from steplab.workloads.gpt.model import GPT
+from steplab.workloads.gpt.work import work
+from steplab.workloads.workload import StepOutput
+
+Batch = tuple[Tensor, Tensor]
+
+
+class GPTWorkload:
+    """See `Workload` for what each method promises."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        self.config = config
+
+    def model(self) -> nn.Module:
+        """Build the network."""
+        return GPT(self.config)
+
+    def batches(self, batch: int, device: torch.device, seed: int) -> Iterator[Batch]:
+        """Yield (tokens_BT, targets_BT)."""
+        return random_tokens(batch, self.config.context, self.config.vocab_size, device, seed)
+
+    def loss(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Mean cross-entropy per token."""
+        return StepOutput(model(*batch))
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Logits (B, T, V)."""
+        logits_BTV: Tensor = model(batch[0])
+        return logits_BTV
+
+    def optimizer(self, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
+        """AdamW with weight decay on matrices only."""
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=3e-4, weight_decay=0.1, **implementation)  # type: ignore[arg-type]
+
+    def tokens(self, batch: int) -> int:
+        """Tokens in one micro-batch."""
+        return batch * self.config.context
+
+    def work(self, batch: int, mode: Mode, attention: str) -> Work:
+        """FLOPs by formula."""
+        return work(self.config, batch, mode, attention)

@@ -1,0 +1,108 @@
+"""The Workload protocol, and the torch-free entry under which a workload stands on the shelf."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from steplab import shelf
+from steplab.codec import decode, encode
+from steplab.errors import UserError, did_you_mean
+from steplab.spec import Mode
+from steplab.spec.knob import knob
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from steplab.record import Work
+
+__all__ = ["Entry", "StepOutput", "Workload", "find_workload", "knob"]
+
+
+class StepOutput(NamedTuple):
+    """What a step returns: a scalar loss and named metrics, all tensors on the device."""
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor] = {}
+
+
+class Workload(Protocol):
+    """Something trainable. A batch is whatever `batches` yields and `loss` accepts."""
+
+    def model(self) -> nn.Module:
+        """Build the model on torch's default device."""
+        ...
+
+    def batches(self, batch: int, device: torch.device, seed: int) -> Iterator[Any]:
+        """Yield micro-batches of `batch` sequences on `device`, the same ones for one seed."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Any) -> StepOutput:
+        """Run the model forward and return its loss."""
+        ...
+
+    def predict(self, model: nn.Module, batch: Any) -> Any:
+        """Run the model forward without a loss, as inference does."""
+        ...
+
+    def optimizer(self, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
+        """Make the optimizer; `implementation` is `foreach=` or `fused=` where asked for."""
+        ...
+
+    def tokens(self, batch: int) -> int:
+        """Return the tokens (units of work) in one micro-batch of `batch` sequences."""
+        ...
+
+    def work(self, batch: int, mode: Mode, attention: str) -> Work | None:
+        """Return the FLOPs of one micro-batch by formula; None: count them instead.
+
+        `attention` is the implementation that ran, which decides the hardware FLOPs.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A workload as the command line sees it: its config type and presets, without torch."""
+
+    name: str
+    summary: str
+    config: Any  # a frozen dataclass type
+    opener: str | Callable[[Any], Workload]  # "module:callable" from config to Workload
+    presets: Mapping[str, Any] = field(default_factory=dict)
+    cpu_preset: str = ""  # the size taken on a CPU when none is named
+    gpu_preset: str = ""
+
+    def resolve(self, size: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the complete config as JSON data: preset, then overrides, then checks."""
+        if size and size not in self.presets:
+            raise UserError(f"{self.name} has no size {size!r}.", did_you_mean(size, self.presets))
+        base = self.presets[size] if size else self.config()
+        known = {f.name for f in dataclasses.fields(self.config)}
+        for key in overrides:
+            if key not in known:
+                raise UserError(f"{self.name} has no setting {key!r}.", did_you_mean(key, known))
+        return dict(encode(dataclasses.replace(base, **overrides)))
+
+    def open(self, config: Mapping[str, Any]) -> Workload:
+        """Import the torch side and return the workload for a complete config."""
+        built = decode(self.config, dict(config), f"{self.name} config")
+        if callable(self.opener):
+            return self.opener(built)
+        module, _, name = self.opener.partition(":")
+        workload: Workload = getattr(importlib.import_module(module), name)(built)
+        return workload
+
+
+def find_workload(name: str) -> Entry:
+    """Return the entry for a shelf name, or for `path/to/file.py:factory`."""
+    if ".py" in name or ":" in name:
+        from steplab.workloads.adopt import adopt
+
+        return adopt(name)
+    entry: Entry = shelf.load("steplab.workloads", name, "WORKLOAD")
+    return entry
