@@ -26,7 +26,7 @@ _HOMES = {
     "trial": "steplab.engine.trial",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

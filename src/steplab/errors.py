@@ -27,7 +27,7 @@ class UserError(SteplabError):
 
 
 class Unsupported(SteplabError):
-    """The request is sound but this device, dtype or shape cannot do it. Never a silent fallback."""
+    """The request is sound, but this device, dtype or shape cannot do it. No silent fallback."""
 
     exit_code = 3
 

@@ -14,7 +14,7 @@ def add_config_flags(parser: argparse.ArgumentParser, config: Any, many: bool) -
     """Add `--field-name` for every field of the dataclass type `config`.
 
     With `many`, a flag takes one or more values, which span a sweep. A flag that is not given
-    stays None, so that presets can tell "not asked for" from "asked for the default".
+    leaves no trace in the namespace, so that a preset is changed only where it was asked for.
     """
     group = parser.add_argument_group(f"{config.__name__}")
     hints = type_hints(config)
@@ -24,7 +24,7 @@ def add_config_flags(parser: argparse.ArgumentParser, config: Any, many: bool) -
             dest=f"config_{field.name}",
             type=_reader(hints[field.name], field.name),
             nargs="+" if many else None,
-            default=None,
+            default=argparse.SUPPRESS,
             metavar=_metavar(hints[field.name]),
             help=f"{field.metadata.get('help', field.name)} [{field.default}]",
         )
@@ -35,7 +35,7 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     return {
         key.removeprefix("config_"): value
         for key, value in vars(args).items()
-        if key.startswith("config_") and value is not None
+        if key.startswith("config_")
     }
 
 

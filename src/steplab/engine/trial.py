@@ -85,13 +85,14 @@ def _judged(run: Run, dtype: str) -> Run:
     figures = utilisation(run.work, run.clock.step.median, device, dtype, run.spec.peak_tflops)
     notes = [figures.warning] if figures.warning else []
     if abs(run.clock.agreement - 1) > CLOCK_TOLERANCE:
-        notes.append(f"step samples sum to {run.clock.agreement:.3f} of the window's wall time")
+        notes.append(f"clocks differ: steps sum to {run.clock.agreement:.3f} of the wall time")
     if run.clock.step.spread > NOISY_SPREAD:
         notes.append(f"noisy: the middle half of the samples spans {run.clock.step.spread:.0%}")
     if run.compilation and run.compilation.graphs_in_window:
-        notes.append(f"{run.compilation.graphs_in_window} graphs compiled while the clock ran")
+        graphs = run.compilation.graphs_in_window
+        notes.append(f"still compiling: {graphs} new graphs while the clock ran")
     if not all(math.isfinite(loss) for loss in run.losses):
-        notes.append("the loss is not finite")
+        notes.append("loss not finite: the step runs, but it does not train")
     return replace(run, figures=figures, notes=tuple(notes))
 
 

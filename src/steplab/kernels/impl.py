@@ -28,7 +28,5 @@ def load(op: str, impl: str) -> Any:
     """Import the module of one implementation."""
     known = impls(op)
     if impl not in known:
-        raise UserError(
-            f"{op} has no implementation {impl!r}.", did_you_mean(impl, [*known, AUTO])
-        )
+        raise UserError(f"{op} has no implementation {impl!r}.", did_you_mean(impl, [*known, AUTO]))
     return importlib.import_module(f"steplab.kernels.{op}.{impl}")

@@ -6,6 +6,7 @@ import contextlib
 import gc
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -85,7 +86,7 @@ class ClockProbe(Probe):
         """Compute all periods and phases from the marks."""
         ends = [self.first, *(end for _, end in self.step_marks)]
         device, host = self.watch.device_ms, self.watch.host_ms
-        periods = tuple(device(a, b) for a, b in zip(ends, ends[1:], strict=False))
+        periods = tuple(device(a, b) for a, b in pairwise(ends))
         step = Samples(periods, "ms")
         marks = {str(i): "slow, no cause seen" for i in step.slow_indices()}
         marks |= {str(i): "slow, garbage collection" for i in self.collections if str(i) in marks}

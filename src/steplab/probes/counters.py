@@ -55,9 +55,7 @@ class CountersProbe(Probe):
             return None
         names = dict.fromkeys(name for reading in self.readings for name in reading)
         series = {
-            name: Samples(
-                tuple(r[name] for r in self.readings if name in r), UNITS.get(name, "%")
-            )
+            name: Samples(tuple(r[name] for r in self.readings if name in r), UNITS.get(name, "%"))
             for name in names
         }
         return Counters(**series, source=self.reader.source)

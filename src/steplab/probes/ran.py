@@ -17,10 +17,10 @@ from steplab.record import Ran
 MATMULS = frozenset(
     f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")
 )
+GRAPH_LAUNCH = "cudaGraphLaunch"  # one launch, however many kernels the graph holds
 LAUNCHES = frozenset(
-    ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx",
-     "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
-)  # fmt: skip
+    ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+)
 KEPT_KERNELS = 200  # an eager step has some dozens of distinct kernels; a bound for odd models
 
 
@@ -43,7 +43,7 @@ def profiled_step(run: Callable[[], Any], on_cuda: bool) -> Ran:
             attention[name] += 1
         elif name in MATMULS:
             dtypes[next(iter(event.dtypes()), "unknown")] += 1
-        elif name in LAUNCHES:
+        elif name in LAUNCHES or name == GRAPH_LAUNCH:
             launches += 1
         elif event.device_type() != torch.autograd.DeviceType.CPU and event.duration_ns() > 0:
             kernels[name] += 1

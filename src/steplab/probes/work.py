@@ -18,21 +18,21 @@ aten = torch.ops.aten
 TRAINING_MODES = ("forward+backward", "full")
 
 
-def _attention(visible: bool, backward: bool) -> Callable[..., float]:
-    """Return a formula for the fused attention ops, over visible or over all pairs."""
+def _attention(op: Any, visible: bool, backward: bool) -> Callable[..., float]:
+    """Return a formula for a fused attention op, over visible or over all pairs."""
+    names = [argument.name for argument in op.default._schema.arguments]
 
     def formula(*args: Any, out_val: Any = None, **kwargs: Any) -> float:
-        # Backward ops take the output's gradient first; q, k, v follow in both.
-        q_BHTD, k_BHSD, v_BHSD = args[1:4] if backward else args[:3]
-        causal = visible and (kwargs.get("is_causal") or any(a is True for a in args[3:]))
+        given = dict(zip(names, args, strict=False)) | kwargs
+        q_BHTD, k_BHSD, v_BHSD = given["query"], given["key"], given["value"]
         B, H, T, d_qk = q_BHTD.shape
-        pairs = op_costs.attention_pairs(T, k_BHSD.shape[-2], bool(causal)) * B
+        causal = visible and bool(given.get("is_causal"))
+        pairs = op_costs.attention_pairs(T, k_BHSD.shape[-2], causal) * B
         shape = (pairs, H, d_qk, v_BHSD.shape[-1])
         if backward:
             return op_costs.attention_backward(*shape, recompute=True)
         return op_costs.attention_forward(*shape)
 
-    formula._get_raw = True  # type: ignore[attr-defined]  # FlopCounterMode: tensors, not shapes
     return formula
 
 
@@ -54,9 +54,6 @@ def _scan(x: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> float:
     return op_costs.scan(x.numel())
 
 
-for _formula in (_grouped_mm, _fft, _scan):
-    _formula._get_raw = True  # type: ignore[attr-defined]
-
 # torch's counter knows these as 0, or counts every pair of a causal attention.
 GROUPED = {aten._grouped_mm: _grouped_mm}
 VECTOR_OPS = {
@@ -67,6 +64,9 @@ VECTOR_OPS = {
     aten.cumprod: _scan,
     aten.logcumsumexp: _scan,
 }
+# Whatever comes from elsewhere is a custom op: it may do anything, so its absence is told.
+LIGHT_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
+HEAVY_OPS = ("linalg_qr", "linalg_svd", "linalg_inv_ex", "linalg_solve_ex", "_linalg_eigh")
 ATTENTION_OPS = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -81,7 +81,8 @@ def formulas(visible: bool) -> dict[Any, Callable[..., float]]:
     for name in ATTENTION_OPS:
         for op, backward in ((name, False), (f"{name}_backward", True)):
             if hasattr(aten, op):
-                found[getattr(aten, op)] = _attention(visible, backward)
+                packet = getattr(aten, op)
+                found[packet] = _attention(packet, visible, backward)
     return found
 
 
@@ -119,7 +120,7 @@ class Counter(TorchDispatchMode):
         elif packet in self.registry:
             self.matrix += float(self.registry[packet](*args, **kwargs, out_val=out))
             self.covered += 1
-        elif func.namespace not in ("aten", "prim", "prims") or "linalg" in func.__name__:
+        elif func.namespace not in LIGHT_NAMESPACES or packet.__name__ in HEAVY_OPS:
             name = f"{func.namespace}::{packet.__name__}"
             self.uncovered[name] = self.uncovered.get(name, 0) + 1
         return out

@@ -9,10 +9,11 @@ Cell = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Column:
-    """A column's name and the unit of its numbers ("" for text and plain counts)."""
+    """A column's name, and the unit of its numbers ("" for text and plain counts)."""
 
     name: str
     unit: str = ""
+    digits: int = 4  # significant ones, for people; files keep full precision
 
     @property
     def title(self) -> str:

@@ -13,8 +13,8 @@ def is_number(cell: Cell) -> bool:
     return isinstance(cell, (int, float)) and not isinstance(cell, bool)
 
 
-def cell_text(cell: Cell) -> str:
-    """Format a cell: thousands separated, four significant digits, `unknown` for None."""
+def cell_text(cell: Cell, digits: int = 4) -> str:
+    """Format a cell: thousands separated, `digits` significant ones, `unknown` for None."""
     if cell is None:
         return UNKNOWN
     if isinstance(cell, bool):
@@ -22,14 +22,14 @@ def cell_text(cell: Cell) -> str:
     if isinstance(cell, int):
         return f"{cell:,}"
     if isinstance(cell, float):
-        return _float_text(cell)
+        return _float_text(cell, digits)
     return cell
 
 
-def _float_text(value: float) -> str:
+def _float_text(value: float, digits: int) -> str:
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     if abs(value) < 1e-4:
         return f"{value:.2e}"
-    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}"

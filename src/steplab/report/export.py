@@ -34,7 +34,9 @@ def to_markdown(table: Table) -> str:
         for i in range(len(table.columns))
     ]
     lines = [f"**{table.title}**", "", line([c.title for c in table.columns]), line(aligned)]
-    lines += [line([cell_text(cell) for cell in row]) for row in table.rows]
+    for row in table.rows:
+        pairs = zip(row, table.columns, strict=True)
+        lines.append(line([cell_text(cell, column.digits) for cell, column in pairs]))
     if table.note:
         lines += ["", *table.note.splitlines()]
     return "\n".join(lines) + "\n"
@@ -52,6 +54,6 @@ def write_table(table: Table, path: Path) -> None:
     """Write a table in the format that the file's suffix names."""
     if path.suffix not in WRITERS:
         raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(WRITERS)}.")
-    with disk_errors(path.parent):
+    with disk_errors(path.parent, "--out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, WRITERS[path.suffix](table).encode())

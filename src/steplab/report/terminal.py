@@ -8,6 +8,7 @@ from typing import TextIO
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from steplab.record import Table
 from steplab.report.cells import cell_text, is_number
@@ -24,15 +25,19 @@ def console(file: TextIO | None = None) -> Console:
 
 
 def print_table(table: Table, file: TextIO | None = None) -> None:
-    """Print a table with its title above and its note below."""
-    drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    drawn.title_style = "bold"
+    """Print a table with its title above and its note below.
+
+    Every text goes in as `Text`: in a plain string rich would read "[ms]" as markup.
+    """
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, column in enumerate(table.columns):
         numeric = any(is_number(row[index]) for row in table.rows)
-        drawn.add_column(column.title, justify="right" if numeric else "left", overflow="fold")
+        drawn.add_column(Text(column.title), justify="right" if numeric else "left")
     for row in table.rows:
-        drawn.add_row(*(cell_text(cell) for cell in row))
+        pairs = zip(row, table.columns, strict=True)
+        drawn.add_row(*(Text(cell_text(cell, column.digits)) for cell, column in pairs))
     out = console(file)
+    out.print(Text(f"\n{table.title}", style="bold"))
     out.print(drawn)
     if table.note:
-        out.print(table.note, style="dim", markup=False)
+        out.print(Text(table.note, style="dim"))

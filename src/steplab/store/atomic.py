@@ -36,8 +36,8 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a full disk or a read-only folder into one sentence."""
+def disk_errors(folder: Path, remedy: str = "--store") -> Iterator[None]:
+    """Turn a full disk or a read-only folder into one sentence; `remedy` is the flag to change."""
     try:
         yield
     except OSError as error:
@@ -48,5 +48,5 @@ def disk_errors(folder: Path) -> Iterator[None]:
         else:
             problem = error.strerror or str(error)
         raise UserError(
-            f"Cannot use the store {folder}: {problem}.", "Choose another folder with --store."
+            f"Cannot write to {folder}: {problem}.", f"Choose another place with {remedy}."
         ) from error

@@ -20,7 +20,7 @@ def pack_runs(store: Store, ids: Sequence[str], target: Path) -> int:
     if target.exists():
         raise UserError(f"{target} already exists.", "Choose another name or remove it first.")
     draft = target.with_name(f".{target.name}.draft")
-    with disk_errors(target.parent):
+    with disk_errors(target.parent, "--pack"):
         try:
             with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
                 for run_id in ids:

@@ -20,9 +20,9 @@ class CompileSettings:
     """`blocks` compiles one block and reuses its graph for all; `whole` sees across blocks."""
 
     scope: Literal["blocks", "whole"] = "blocks"
-    mode: Literal[
-        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-    ] = "default"
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
+        "default"
+    )
     fullgraph: bool = True
     backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
 

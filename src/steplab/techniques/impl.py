@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from steplab.errors import Unsupported, UserError, did_you_mean
-from steplab.kernels.impl import AUTO, impls, ops
+from steplab.kernels.impl import AUTO, impls
 from steplab.record import Ran
 from steplab.spec.recipe import Setting
 from steplab.techniques.technique import Stage, StepParts, Technique

@@ -1,0 +1,114 @@
+"""`steplab bench collectives`: time all-reduce and its kin between ranks of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from steplab import units
+from steplab.cli.command import Command
+from steplab.codec import read_word
+from steplab.errors import MeasurementError, Unsupported, UserError
+from steplab.record import Environment, Run
+from steplab.report.export import WRITERS, write_table
+from steplab.report.terminal import print_table
+from steplab.store import DEFAULT_ROOT, Store
+from steplab.studies.collectives.job import OPS, Dtype, Op
+from steplab.studies.collectives.study import Grid, plan, sweep
+from steplab.studies.collectives.table import collectives_table
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add = parser.add_argument
+    add("--op", nargs="+", type=_one_of(Op, "--op"), default=list(OPS), metavar="OP",
+        help=f"any of {', '.join(OPS)}")  # fmt: skip
+    add("--mib", nargs="+", type=float, default=[1.0, 10.0, 100.0], help="full messages in MiB")
+    add("--world", nargs="+", type=int, default=argparse.SUPPRESS,
+        help="numbers of ranks (default: 2; 4 too where there are 4 cores or GPUs)")  # fmt: skip
+    add("--runs", type=int, default=10, help="timed operations per cell")
+    add("--warmup", type=int, default=2, help="untimed operations before them")
+    add("--dtype", type=_one_of(Dtype, "--dtype"), default="fp32", help="fp32 or bf16")
+    add("--device", type=_one_of(Literal["auto", "cpu", "cuda"], "--device"), default="auto",
+        help="cpu (gloo), cuda (NCCL), or auto: cuda from 2 GPUs on")  # fmt: skip
+    add("--timeout", type=float, default=600.0, help="seconds that one world size may take")
+    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
+    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md or .json")
+
+
+def _run(args: argparse.Namespace) -> int:
+    for path in args.out:
+        if path.suffix not in WRITERS:
+            raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(WRITERS)}.")
+    store = Store(args.store)
+    store.check_writable()
+    from steplab.probes.environment import capture
+
+    environment = capture()
+    grid = _grid(args, environment)
+    total = len(plan(grid))
+    runs: list[Run] = []
+    try:
+        for run in sweep(grid, store, environment, sys.argv):
+            runs.append(run)
+            print(f"[{len(runs)}/{total}] {_line(run)}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        told = f"{len(runs)} of {total} cells are in {store.root}"
+        print(f"{told}; the same command goes on from there.", file=sys.stderr)
+        raise
+    table = collectives_table(runs)
+    print_table(table)
+    for path in args.out:
+        write_table(table, path)
+    print(f"{total} Runs in {store.root}; list them with: steplab runs")
+    _refuse_nothing(runs)
+    return 0
+
+
+def _grid(args: argparse.Namespace, environment: Environment) -> Grid:
+    gpus = len(environment.accelerators)
+    device = args.device
+    if device == "auto":
+        device = "cuda" if gpus > 1 else "cpu"
+    if device == "cuda" and not gpus:
+        raise UserError(
+            "The device cuda was asked for, but torch sees no GPU.",
+            "Use --device cpu, or install a CUDA build of torch and check the driver.",
+        )
+    places = gpus if device == "cuda" else environment.cores
+    worlds = getattr(args, "world", [2, 4] if places >= 4 else [2])
+    return Grid(
+        ops=tuple(dict.fromkeys(args.op)),
+        mibs=tuple(dict.fromkeys(args.mib)),
+        worlds=tuple(dict.fromkeys(worlds)),
+        device=device,
+        dtype=args.dtype,
+        runs=args.runs,
+        warmup=args.warmup,
+        timeout_s=args.timeout,
+    )
+
+
+def _line(run: Run) -> str:
+    config = run.spec.config
+    seen = units.milliseconds(run.clock.step.median) if run.clock else run.reason
+    where = f"{config['op']} of {config['mib']:g} MiB, {config['world']} ranks"
+    return f"{where}: {run.status}, {seen}"
+
+
+def _refuse_nothing(runs: Sequence[Run]) -> None:
+    """Raise when no row holds a number."""
+    statuses = {run.status for run in runs}
+    if statuses == {"unsupported"}:
+        raise Unsupported(f"No collective can be measured here: {runs[0].reason}.")
+    if "ok" not in statuses:
+        raise MeasurementError(f"No collective could be measured; the first: {runs[0].reason}.")
+
+
+def _one_of(kind: Any, flag: str) -> Callable[[str], Any]:
+    return lambda word: read_word(kind, word, flag)
+
+
+COMMAND = Command("time all-reduce, all-gather, reduce-scatter, all-to-all", _flags, _run)

@@ -1,0 +1,121 @@
+"""`steplab bench precision [workload]`: what low precision does."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from steplab.cli.command import Command
+from steplab.cli.flags import add_config_flags, given
+from steplab.codec import read_word
+from steplab.errors import MeasurementError, UserError
+from steplab.record import Environment, Run, Table, new_run_id
+from steplab.record.run import now
+from steplab.report.export import WRITERS, write_table
+from steplab.report.terminal import print_table
+from steplab.spec import PLAIN, RunSpec
+from steplab.store import DEFAULT_ROOT, Store
+from steplab.studies.precision.accumulation import accumulation
+from steplab.studies.precision.audit import dtype_audit, workload_was_audited
+from steplab.studies.precision.normalisation import normalisation
+from steplab.techniques.parse import parse_recipe
+from steplab.workloads.workload import find_workload
+
+DEFAULT_WORKLOAD = "gpt"
+DTYPES = ("bf16", "fp16")
+BATCH = 2  # dtypes do not depend on it; batch norm refuses a batch of 1
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    named = bool(words) and not words[0].startswith("-")
+    entry = find_workload(words[0] if named else DEFAULT_WORKLOAD)
+    add = parser.add_argument
+    if named:
+        add("workload", help="a built-in workload or path/to/file.py:factory")
+    add("--dtype", nargs="+", type=_dtype, default=list(DTYPES), metavar="bf16|fp16",
+        help="low precisions to study")  # fmt: skip
+    sizes = ", ".join(entry.presets) or "this workload has none"
+    add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
+    add("--device", type=_device, default="auto", metavar="auto|cpu|cuda", help="where to run")
+    add("--out", nargs="+", type=Path, default=[], metavar="FILE",
+        help=f"also write the tables, one file each ({' '.join(WRITERS)})")  # fmt: skip
+    add("--store", type=Path, default=DEFAULT_ROOT, metavar="DIR", help="where Runs are kept")
+    add_config_flags(parser, entry.config, many=False)
+
+
+def _run(args: argparse.Namespace) -> int:
+    for path in args.out:
+        if path.suffix not in WRITERS:
+            raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(WRITERS)}.")
+    store = Store(args.store)
+    spec, dtypes = _spec(args), list(dict.fromkeys(args.dtype))
+    store.check_writable()
+
+    from steplab.probes.environment import capture
+
+    environment, tables = capture(), {}
+    for name, table in _studies(spec, dtypes):
+        tables[name] = table
+        print_table(table)
+        for path in args.out:
+            write_table(table, path.with_name(f"{path.stem}.{name}{path.suffix}"))
+    notes = (f"dtypes studied: {', '.join(dtypes)}",)
+    seen = Run(new_run_id(spec), spec, environment, created=now(), tables=tables, notes=notes)
+    if not workload_was_audited(tables["dtypes"]):
+        reason = f"{spec.workload} ran under none of {', '.join(dtypes)}."
+        store.save(replace(seen, status="failed", reason=reason))
+        raise MeasurementError(reason, "The status column says why.")
+    print(f"{_hardware(spec, environment)}, torch {environment.torch}\nsaved {store.save(seen)}")
+    return 0
+
+
+def _studies(spec: RunSpec, dtypes: Sequence[str]) -> Iterator[tuple[str, Table]]:
+    """Yield each table under its name as soon as it is made."""
+    from steplab.engine.assemble import find_device
+
+    device = find_device(spec.device)
+    yield "accumulation", accumulation(device)
+    yield "normalisation", normalisation(device, dtypes)
+    yield "dtypes", dtype_audit(spec, dtypes)
+
+
+def _spec(args: argparse.Namespace) -> RunSpec:
+    """Return what is audited. Several dtypes make no one recipe: then it is the plain one."""
+    import torch
+
+    from steplab.engine.assemble import find_device
+
+    device = args.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    find_device(device)
+    name = getattr(args, "workload", DEFAULT_WORKLOAD)
+    entry = find_workload(name)
+    size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
+    one = len(set(args.dtype)) == 1
+    return RunSpec(
+        workload=name,
+        config=entry.resolve(size, given(args)),
+        size=size,
+        batch=BATCH,
+        mode="forward+backward",
+        recipe=parse_recipe(f"precision={args.dtype[0]}") if one else PLAIN,
+        device=device,
+    )
+
+
+def _hardware(spec: RunSpec, environment: Environment) -> str:
+    name = environment.device_name if spec.device == "cuda" else environment.cpu
+    return f"{spec.device} ({name})"
+
+
+_dtype = partial(read_word, Literal["bf16", "fp16"], where="--dtype")
+_device = partial(read_word, Literal["auto", "cpu", "cuda"], where="--device")
+
+COMMAND = Command(
+    "what low precision does: sums, normalisations, dtypes under autocast", _flags, _run
+)

@@ -1,0 +1,159 @@
+"""`steplab bench step [workload]`: time training steps over a grid."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from steplab.cli.command import Command
+from steplab.cli.flags import add_config_flags, given
+from steplab.cli.progress import CellProgress
+from steplab.engine.isolate import Isolation, alternate
+from steplab.errors import MeasurementError, UserError
+from steplab.record import Environment, Run, Table
+from steplab.report.export import write_table
+from steplab.report.steps import numeric_axes, scaling_table, step_table
+from steplab.report.terminal import console, print_table
+from steplab.report.versus import versus_table
+from steplab.spec import MODES, RunSpec
+from steplab.store import DEFAULT_ROOT, Store
+from steplab.studies.step import Grid, plan, sweep
+from steplab.techniques.parse import parse_recipe
+from steplab.workloads.workload import Entry, find_workload
+
+DEFAULT_WORKLOAD = "gpt"
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    named = bool(words) and not words[0].startswith("-")
+    name = words[0] if named else DEFAULT_WORKLOAD
+    add = parser.add_argument
+    if named:
+        add("workload", help="a built-in workload or path/to/file.py:factory")
+    add("--size", nargs="+", default=None, help="preset sizes of the workload")
+    add("--batch", nargs="+", type=int, default=[4], help="sequences per micro-batch")
+    add("--mode", nargs="+", default=list(MODES), help="how far the step goes")
+    add("--recipe", nargs="+", default=["plain"], help="plain, technique=value,..., or a file")
+    add("--warmup", nargs="+", type=int, default=[5], help="untimed steps; several: a study")
+    add("--steps", type=int, default=10, help="timed steps")
+    add("--accumulate", type=int, default=1, help="micro-batches per step")
+    add("--clip", type=float, default=1.0, help="largest gradient norm; 0 for none")
+    add("--seed", type=int, default=42, help="of weights and data")
+    add("--device", default="auto", help="cpu, cuda, or auto")
+    add("--mfu-peak-tflops", type=float, default=None, help="dense peak to use for MFU")
+    add("--alternate", type=int, default=0, metavar="ROUNDS",
+        help="measure two cells in turns for so many rounds and compare them")  # fmt: skip
+    add("--timeout", type=float, default=600.0, help="seconds a cell may take")
+    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
+    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md or .json")
+    add_config_flags(parser, find_workload(name).config, many=True)
+
+
+def _run(args: argparse.Namespace) -> int:
+    name = getattr(args, "workload", DEFAULT_WORKLOAD)
+    entry = find_workload(name)
+    store = Store(args.store)
+    store.check_writable()
+    with Isolation(args.timeout) as isolation:
+        environment = isolation.environment()
+        specs, grid = _plan(args, entry, name, environment)
+        if args.alternate:
+            return _compare(args, specs)
+        runs = _measure(args, specs, grid, store, isolation, environment)
+    tables = [step_table(runs, f"{name}: one training step")]
+    tables += [t for axis in numeric_axes(runs) if (t := scaling_table(runs, axis)) is not None]
+    for table in tables:
+        print_table(table)
+    _write(args.out, tables)
+    print(f"{len(runs)} Runs in {store.root}; list them with: steplab runs")
+    if all(run.status != "ok" for run in runs):
+        raise MeasurementError(f"No cell could be measured; the first: {runs[0].reason}.")
+    return 0
+
+
+def _plan(
+    args: argparse.Namespace, entry: Entry, name: str, environment: Environment
+) -> tuple[list[RunSpec], Grid]:
+    device = args.device
+    if device == "auto":
+        device = "cuda" if environment.accelerators else "cpu"
+    if device == "cuda" and not environment.accelerators:
+        raise UserError(
+            "The device cuda was asked for, but torch sees no GPU.",
+            "Use --device cpu, or install a CUDA build of torch and check the driver.",
+        )
+    default_size = entry.gpu_preset if device == "cuda" else entry.cpu_preset
+    grid = Grid(
+        sizes=args.size or [default_size],
+        overrides=given(args),
+        batches=args.batch,
+        modes=args.mode,
+        recipes=[parse_recipe(text) for text in args.recipe],
+        warmups=args.warmup,
+    )
+    template = RunSpec(
+        name,
+        device=device,
+        steps=args.steps,
+        accumulate=args.accumulate,
+        clip=args.clip,
+        seed=args.seed,
+        peak_tflops=args.mfu_peak_tflops,
+    )
+    return plan(entry, grid, template), grid
+
+
+def _measure(
+    args: argparse.Namespace,
+    specs: list[RunSpec],
+    grid: Grid,
+    store: Store,
+    isolation: Isolation,
+    environment: Environment,
+) -> list[Run]:
+    runs: list[Run] = []
+    with CellProgress(len(specs)) as progress:
+        cells = sweep(
+            specs, store, isolation, environment, sys.argv, grid.studies_warmup, progress.stage
+        )
+        try:
+            for run in cells:
+                runs.append(run)
+                progress.done(run)
+        except KeyboardInterrupt:
+            message = f"interrupted: {len(runs)} of {len(specs)} cells are in {store.root}."
+            console(sys.stderr).print(f"{message} The same command goes on from there.")
+            raise
+    return runs
+
+
+def _compare(args: argparse.Namespace, specs: list[RunSpec]) -> int:
+    if len(specs) != 2:
+        raise UserError(
+            f"--alternate compares two cells, but the flags span {len(specs)}.",
+            "Give one --mode, one --size and two recipes, for example.",
+        )
+    with CellProgress(1) as progress:
+        first, second = alternate(
+            specs[0],
+            specs[1],
+            args.alternate,
+            args.timeout,
+            lambda text: progress.stage(specs[0], text),
+        )
+    table = versus_table(specs[0], first, specs[1], second)
+    print_table(table)
+    _write(args.out, [table])
+    return 0
+
+
+def _write(paths: Sequence[Path], tables: list[Table]) -> None:
+    for path in paths:
+        for index, table in enumerate(tables):
+            suffix = f".{table.title.replace(' ', '-')}{path.suffix}" if index else path.suffix
+            write_table(table, path.with_suffix(suffix))
+
+
+COMMAND = Command("time training steps: size x context x batch x mode x recipe", _flags, _run)

@@ -1,0 +1,61 @@
+"""What a long study shows while it works: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from steplab import units
+from steplab.record import Run
+from steplab.spec import RunSpec
+
+
+class CellProgress:
+    """Progress over the cells of a study, on stderr so that stdout stays clean."""
+
+    def __init__(self, cells: int) -> None:
+        self.live = sys.stderr.isatty()
+        self.cells = cells
+        self.count = 0
+        self.bar = Progress(
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=Console(file=sys.stderr),
+            transient=True,
+        )
+        self.task = self.bar.add_task("starting", total=cells)
+
+    def stage(self, spec: RunSpec, text: str) -> None:
+        """Show what the current cell is doing."""
+        if self.live:
+            self.bar.update(self.task, description=f"{_name(spec)}: {text}")
+
+    def done(self, run: Run) -> None:
+        """Count a finished cell."""
+        self.count += 1
+        if self.live:
+            self.bar.advance(self.task)
+            return
+        time = units.milliseconds(run.clock.step.median) if run.clock else run.reason
+        line = f"[{self.count}/{self.cells}] {_name(run.spec)}: {run.status}, {time}"
+        print(line, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> CellProgress:
+        if self.live:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.live:
+            self.bar.stop()
+
+
+def _name(spec: RunSpec) -> str:
+    context = spec.config.get("context")
+    where = f" x {context}" if context else ""
+    size = f" {spec.size}" if spec.size else ""
+    return f"{spec.workload}{size} batch {spec.batch}{where} {spec.mode} [{spec.recipe.label}]"

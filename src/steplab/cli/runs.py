@@ -1,0 +1,108 @@
+"""`steplab runs`: list, filter, delete, pack and unpack stored Runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from steplab.cli.command import Command
+from steplab.errors import UserError
+from steplab.record import Column, Run, Table
+from steplab.record.table import Cell
+from steplab.report.export import write_table
+from steplab.report.terminal import print_table
+from steplab.store import DEFAULT_ROOT, Store, pack_runs, unpack_runs
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add = parser.add_argument
+    add("ids", nargs="*", help="Runs by id, by a unique part of it, or `last`; none: all")
+    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
+    add("--workload", default=None, help="only Runs of this workload")
+    add("--status", default=None, help="only Runs that ended so: ok, oom, failed, ...")
+    add("--group", default=None, help="only Runs of this sweep")
+    add("--newest", type=int, default=None, metavar="N", help="only the N newest")
+    add("--json", action="store_true", help="print the selected Runs whole, as JSON")
+    add("--out", type=Path, default=None, help="write the list as .csv, .md or .json")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--delete", action="store_true", help="delete the selected Runs")
+    action.add_argument("--pack", type=Path, metavar="FILE", help="pack them into one file")
+    action.add_argument("--unpack", type=Path, metavar="FILE", help="add the Runs of a pack")
+
+
+def _run(args: argparse.Namespace) -> int:
+    store = Store(args.store)
+    if args.unpack:
+        added, known = unpack_runs(store, args.unpack)
+        print(f"{added} Runs added to {store.root}, {known} were there already")
+        return 0
+    chosen = _select(store, args)
+    if args.pack:
+        readable = [run_id for run_id, run in chosen if isinstance(run, Run)]
+        print(f"{pack_runs(store, readable, args.pack)} Runs packed into {args.pack}")
+    elif args.delete:
+        _delete(store, args, [run_id for run_id, _ in chosen])
+    elif args.json:
+        for run_id, _ in chosen:
+            print((store.runs / run_id / "run.json").read_text(encoding="utf-8"))
+    else:
+        table = _table(chosen, store)
+        print_table(table)
+        if args.out:
+            write_table(table, args.out)
+    return 0
+
+
+def _select(store: Store, args: argparse.Namespace) -> list[tuple[str, Run | UserError]]:
+    wanted = {store.resolve(name) for name in args.ids}
+    chosen = []
+    for run_id, run in store.all():
+        if wanted and run_id not in wanted:
+            continue
+        if isinstance(run, Run):
+            pairs = (
+                (args.workload, run.spec.workload),
+                (args.status, run.status),
+                (args.group, run.group),
+            )
+            if any(asked is not None and asked != has for asked, has in pairs):
+                continue
+        chosen.append((run_id, run))
+    return chosen[-args.newest :] if args.newest else chosen
+
+
+def _delete(store: Store, args: argparse.Namespace, ids: list[str]) -> None:
+    filtered = args.ids or args.workload or args.status or args.group or args.newest
+    if not filtered:
+        raise UserError(
+            "--delete without a selection would delete every Run.",
+            "Name ids, or filter with --workload, --status, --group or --newest.",
+        )
+    for run_id in ids:
+        store.delete(run_id)
+    print(f"{len(ids)} Runs deleted from {store.root}")
+
+
+def _table(chosen: list[tuple[str, Run | UserError]], store: Store) -> Table:
+    names = ("run", "workload", "size", "batch", "mode", "recipe", "device")
+    columns = [Column(name) for name in names]
+    columns += [Column("step median", "ms"), Column("tokens/s"), Column("status")]
+    rows: list[tuple[Cell, ...]] = []
+    for run_id, run in chosen:
+        if not isinstance(run, Run):
+            rows.append((run_id, *[""] * 8, f"unreadable: {run}"))
+            continue
+        spec = run.spec
+        time = run.clock.step.median if run.clock else ""
+        speed = run.tokens_per_second
+        rows.append(
+            (
+                *(run_id, spec.workload, spec.size, spec.batch, spec.mode, spec.recipe.label),
+                *(spec.device, time, round(speed) if speed else "", run.status),
+            )
+        )
+    return Table(f"{len(rows)} Runs in {store.root}", tuple(columns), tuple(rows))
+
+
+COMMAND = Command("list, filter, delete, pack and unpack stored Runs", _flags, _run)

@@ -1,0 +1,76 @@
+"""How fast is a step: size x config x batch x mode x recipe, each cell in a worker process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from steplab.engine.isolate import Isolation
+from steplab.record import Environment, Run
+from steplab.spec import Recipe, RunSpec, fingerprint
+from steplab.store import Store, open_sweep
+from steplab.workloads.workload import Entry
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values of every axis; the cells are all combinations."""
+
+    sizes: Sequence[str]
+    overrides: Mapping[str, Sequence[Any]]  # config field -> values
+    batches: Sequence[int]
+    modes: Sequence[str]
+    recipes: Sequence[Recipe]
+    warmups: Sequence[int]
+
+    @property
+    def studies_warmup(self) -> bool:
+        """Whether the warm-up itself is under study."""
+        return len(self.warmups) > 1
+
+
+def plan(entry: Entry, grid: Grid, template: RunSpec) -> list[RunSpec]:
+    """Return one spec per cell, sizes outermost so that a worker serves one size.
+
+    `template` gives what is the same in all cells.
+    """
+    specs = []
+    for size in grid.sizes:
+        for values in itertools.product(*grid.overrides.values()):
+            config = entry.resolve(size, dict(zip(grid.overrides, values, strict=True)))
+            for recipe, mode, batch, warmup in itertools.product(
+                grid.recipes, grid.modes, grid.batches, grid.warmups
+            ):
+                cell = {"recipe": recipe, "mode": mode, "batch": batch, "warmup": warmup}
+                specs.append(replace(template, size=size, config=config, **cell))
+    return specs
+
+
+def sweep(
+    specs: Sequence[RunSpec],
+    store: Store,
+    isolation: Isolation,
+    environment: Environment,
+    command: Sequence[str],
+    fresh_workers: bool,
+    progress: Callable[[RunSpec, str], None],
+) -> Iterator[Run]:
+    """Yield a Run for every spec, in order; each is in the store before it is yielded.
+
+    Cells that an interrupted sweep of the same specs has finished are read, not measured again.
+    `fresh_workers` gives every cell a process of its own: a warm-up study needs a true first step.
+    """
+    store.check_writable()
+    current = open_sweep(store, specs, environment)
+    for spec in specs:
+        cell = fingerprint(spec)
+        if cell in current.finished:
+            yield current.finished[cell]
+            continue
+        key = cell if fresh_workers else f"{spec.workload}/{spec.size}"
+        run = isolation.trial(spec, environment, key, lambda text, s=spec: progress(s, text))  # type: ignore[misc]
+        run = replace(run, group=current.id, command=tuple(command))
+        store.save(run)
+        yield run

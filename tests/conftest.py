@@ -1,0 +1,49 @@
+"""Settings that must be in place before torch and triton are imported."""
+
+import os
+import tempfile
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp(prefix="steplab-inductor-"))
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from steplab.spec import Recipe, RunSpec
+from steplab.store import Store
+from steplab.techniques.parse import parse_recipe
+from steplab.workloads.workload import find_workload
+
+# Two threads on a busy two-core machine wait for each other longer than they compute.
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA GPU, and torch sees none")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def tiny_spec():
+    """Make a spec of a very small GPT; keyword arguments change the spec or the config."""
+
+    def make(recipe: str | Recipe = "plain", config: dict | None = None, **changes) -> RunSpec:
+        entry = find_workload("gpt")
+        small = {"width": 32, "ff_width": 64, "layers": 2, "heads": 2, "context": 16}
+        chosen = recipe if isinstance(recipe, Recipe) else parse_recipe(recipe)
+        resolved = entry.resolve("tiny", {**small, "vocab_size": 64, **(config or {})})
+        fields = {"batch": 2, "steps": 3, "warmup": 1, "recipe": chosen, **changes}
+        return RunSpec("gpt", resolved, "tiny", **fields)
+
+    return make

@@ -1,0 +1,44 @@
+import pytest
+
+from steplab.hardware.figures import utilisation
+from steplab.record import Work
+
+WORK = Work(tokens=65_536, model=9.284e13, palm=1.0e14, hardware=1.1e14)
+
+
+def test_the_three_figures_are_kept_apart():
+    figures = utilisation(WORK, 251.0, "NVIDIA H200", "bf16")
+    assert figures.mfu == pytest.approx(9.284e13 / (0.251 * 989.4e12))
+    assert figures.mfu_palm == pytest.approx(1.0e14 / (0.251 * 989.4e12))
+    assert figures.hfu == pytest.approx(1.1e14 / (0.251 * 989.4e12))
+    assert "H200" in figures.peak_source and not figures.warning
+
+
+def test_peak_follows_the_dtype_that_ran():
+    assert utilisation(WORK, 1.0, "NVIDIA H200", "fp32").peak_tflops == 66.9
+    assert utilisation(WORK, 1.0, "NVIDIA H200", "tf32").peak_tflops == 494.7
+
+
+def test_unknown_card_gives_unknown():
+    figures = utilisation(WORK, 251.0, "Mystery 9000", "bf16")
+    assert (figures.mfu, figures.peak_tflops) == (None, None)
+    assert "Mystery 9000" in figures.peak_source
+
+
+def test_card_without_the_units_gives_unknown():
+    assert utilisation(WORK, 251.0, "Tesla T4", "bf16").mfu is None
+
+
+def test_sparse_peak_is_replaced_with_a_warning():
+    figures = utilisation(WORK, 251.0, "NVIDIA H100 80GB HBM3", "bf16", asked_tflops=1979)
+    assert figures.peak_tflops == 989.4
+    assert "sparse" in figures.warning
+
+
+def test_own_peak_is_taken():
+    assert utilisation(WORK, 251.0, "Mystery", "bf16", asked_tflops=500).peak_tflops == 500
+
+
+def test_above_the_peak_is_a_measurement_error():
+    figures = utilisation(WORK, 10.0, "NVIDIA H200", "bf16")
+    assert figures.mfu > 1 and "measurement error" in figures.warning

@@ -1,0 +1,136 @@
+"""Each technique changes what it says; what ran is compared with what was asked."""
+
+import pytest
+import torch
+from torch import nn
+
+from steplab.engine.assemble import assemble, micro_batches
+from steplab.engine.trial import trial
+from steplab.errors import Unsupported
+from steplab.record import Ran
+from steplab.techniques.compile import repeated_blocks
+from steplab.techniques.parse import technique
+
+
+def loss_of(spec):
+    step = assemble(spec)
+    return step(next(micro_batches(step, spec))).loss.item()
+
+
+def test_bf16_reaches_the_matmuls_and_leaves_weights_alone(tiny_spec):
+    step = assemble(tiny_spec("precision=bf16"))
+    assert all(p.dtype == torch.float32 for p in step.model.parameters())
+    run = trial(tiny_spec("precision=bf16"))
+    assert set(run.ran.matmul_dtypes) == {"c10::BFloat16"}
+
+
+def test_fp16_scales_its_gradients(tiny_spec):
+    spec = tiny_spec("precision=fp16")
+    step = assemble(spec)
+    assert step.parts.scaler.is_enabled()
+    before = [p.clone() for p in step.model.parameters()]
+    assert torch.isfinite(step(next(micro_batches(step, spec))).loss)
+    assert any(not torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
+
+
+def test_tf32_is_refused_without_a_gpu(tiny_spec):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(Unsupported, match="compute capability 8"):
+        assemble(tiny_spec("precision=tf32"))
+
+
+@pytest.mark.gpu
+def test_tf32_is_on_during_the_step_and_off_for_the_next(tiny_spec):
+    assert trial(tiny_spec("precision=tf32", device="cuda")).ran.matmul_precision == "high"
+    assert trial(tiny_spec(device="cuda")).ran.matmul_precision == "highest"
+
+
+@pytest.mark.parametrize("impl", ["reference", "math", "flash"])
+def test_attention_by_name(tiny_spec, impl):
+    run = trial(tiny_spec(f"impl.attention={impl}"))
+    assert run.status == "ok" and run.ran.impls == {"attention": (impl,)}
+    assert loss_of(tiny_spec(f"impl.attention={impl}")) == pytest.approx(loss_of(tiny_spec()))
+
+
+def test_a_model_without_the_op_is_told_so(tiny_spec):
+    parts = assemble(tiny_spec()).parts
+    parts.model = nn.Linear(2, 2)
+    with pytest.raises(Unsupported, match="no module that declares"):
+        technique("impl").apply(parts, {"attention": "flash"})
+
+
+@pytest.mark.parametrize("impl", ["forloop", "foreach", "fused"])
+def test_optimizers_update_alike(tiny_spec, impl):
+    spec, plain = tiny_spec(f"optimizer={impl}"), tiny_spec()
+    weights = []
+    for one in (spec, plain):
+        step = assemble(one)
+        feed = micro_batches(step, one)
+        for _ in range(3):
+            step(next(feed))
+        weights.append(torch.cat([p.detach().flatten() for p in step.model.parameters()]))
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+    assert trial(spec).ran.optimizer == impl
+
+
+@pytest.mark.parametrize("scope", ["blocks", "whole"])
+def test_compiled_steps_compute_the_same(tiny_spec, scope):
+    recipe = f"compile={scope},compile.backend=aot_eager"
+    assert loss_of(tiny_spec(recipe)) == pytest.approx(loss_of(tiny_spec()), rel=1e-5)
+    run = trial(tiny_spec(recipe))
+    assert run.status == "ok", run.reason
+    assert run.compilation.graphs == 1 and run.compilation.graphs_in_window == 0
+    assert not run.compilation.breaks and run.compilation.warm_seconds > 0
+
+
+def test_blocks_share_one_graph_through_inductor(tiny_spec):
+    """The real backend, once: two blocks, one forward graph, flash attention pinned inside."""
+    run = trial(tiny_spec("compile=blocks,impl.attention=flash", mode="forward", steps=2))
+    assert run.status == "ok", run.reason
+    assert run.compilation.graphs == 1
+    assert run.compilation.cold_seconds == run.compilation.first_seconds
+    assert run.ran.impls == {"attention": ("flash",)}
+
+
+def test_refusals_keep_their_words_under_compile(tiny_spec):
+    run = trial(tiny_spec("compile=blocks,compile.backend=eager,impl.attention=cudnn"))
+    assert run.status == "unsupported" and "cudnn" in run.reason
+
+
+def test_blocks_are_found_in_any_model():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            inner = [nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]) for _ in range(3)]
+            self.mixed = nn.ModuleList([nn.Linear(2, 2), nn.ReLU()])
+            self.layers = nn.ModuleList(nn.Sequential(*pair) for pair in inner)
+
+    assert [type(b) for b in repeated_blocks(Net())] == [nn.Sequential] * 3
+    with pytest.raises(Unsupported, match="compile=whole"):
+        repeated_blocks(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "ran"),
+    [
+        ("precision", {"dtype": "bf16"}, Ran(matmul_dtypes={"float": 87})),
+        ("precision", {"dtype": "tf32"}, Ran({}, {}, {"float": 1}, matmul_precision="highest")),
+        ("precision", {"dtype": "fp32"}, Ran({}, {}, {"float": 1}, matmul_precision="high")),
+        ("impl", {"attention": "flash"}, Ran(impls={"attention": ("math",)})),
+        ("impl", {"attention": "flash"},
+         Ran({"attention": ("flash",)}, {"aten::_scaled_dot_product_cudnn_attention": 1})),
+        ("optimizer", {"impl": "fused"}, Ran(optimizer="foreach")),
+    ],
+)  # fmt: skip
+def test_what_ran_is_compared_with_what_was_asked(name, settings, ran):
+    assert "was asked for" in technique(name).deviation(settings, ran)
+
+
+def test_a_deviation_fails_the_run(tiny_spec, monkeypatch):
+    """A module that silently takes another implementation must not give a number."""
+    from steplab.kernels import attention as op
+
+    monkeypatch.setattr(op, "choose", lambda *args: "math")
+    run = trial(tiny_spec("impl.attention=flash"))
+    assert run.status == "failed" and "was asked for" in run.reason
