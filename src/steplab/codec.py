@@ -7,11 +7,10 @@ import functools
 import math
 import types
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from steplab.errors import UserError, did_you_mean
 
-T = TypeVar("T")
 JSON = Any
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -53,7 +52,7 @@ def decode(kind: Any, data: JSON, where: str = "record") -> Any:
     return _decode_plain(kind, data, where)
 
 
-def decode_record(kind: type[T] | Any, data: JSON, where: str) -> T:
+def decode_record(kind: Any, data: JSON, where: str) -> Any:
     """Build the dataclass `kind`; missing keys take their defaults, unknown keys are refused."""
     if not isinstance(data, dict):
         raise UserError(f"{where} must be an object, not {type(data).__name__}.")
@@ -65,7 +64,7 @@ def decode_record(kind: type[T] | Any, data: JSON, where: str) -> T:
     missing = [name for name, f in fields.items() if name not in data and _is_required(f)]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}.")
-    return kind(**{key: decode(hints[key], item, f"{where}.{key}") for key, item in data.items()})  # type: ignore[no-any-return]
+    return kind(**{key: decode(hints[key], item, f"{where}.{key}") for key, item in data.items()})
 
 
 def read_word(kind: Any, word: str, where: str) -> Any:

@@ -1,1 +1,1 @@
-"""Two sets of measurements: faster, slower, or cannot tell. No torch."""
+"""Several measurements side by side: what differs, how time scales, faster or slower. No torch."""

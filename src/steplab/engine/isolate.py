@@ -15,9 +15,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import steplab
 from steplab.codec import decode, encode
 from steplab.errors import ERROR_KINDS, MeasurementError, SteplabError
 from steplab.record import Environment, Run, Samples, Status, new_run_id
@@ -48,6 +50,7 @@ class Worker:
         # A session of its own: Ctrl-C reaches the parent alone, which then ends the worker.
         self.process = subprocess.Popen(
             [sys.executable, "-m", "steplab.engine.worker"],
+            env={**os.environ, "PYTHONPATH": _import_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
@@ -125,6 +128,12 @@ class Worker:
         self.log.seek(0)
         lines = [line.strip() for line in self.log if line.strip()]
         return f"the worker ended with code {code}: {lines[-1] if lines else 'no message'}"
+
+
+def _import_path() -> str:
+    """Let the worker import this very steplab, also from a bare source tree after a chdir."""
+    own = str(Path(steplab.__file__).parents[1].resolve())
+    return os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH", "")]))
 
 
 class Isolation:

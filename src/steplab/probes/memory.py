@@ -60,10 +60,10 @@ class MemoryProbe(Probe):
         return Memory(self.before, self.peak, self.reserved, total, source, self.phase_peaks)
 
     def _now(self) -> int | None:
-        return torch.cuda.memory_allocated() if self.on_cuda else _status_bytes("VmRSS")
+        return torch.cuda.memory_allocated() if self.on_cuda else status_bytes("VmRSS")
 
     def _peak(self) -> int | None:
-        return torch.cuda.max_memory_allocated() if self.on_cuda else _status_bytes("VmHWM")
+        return torch.cuda.max_memory_allocated() if self.on_cuda else status_bytes("VmHWM")
 
     def _forget_peak(self) -> None:
         if self.on_cuda:
@@ -74,7 +74,8 @@ class MemoryProbe(Probe):
             CLEAR_PEAK.write_text("5")
 
 
-def _status_bytes(key: str) -> int | None:
+def status_bytes(key: str) -> int | None:
+    """Return a size out of this process's status (VmRSS now, VmHWM at most); None off Linux."""
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:

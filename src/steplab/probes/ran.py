@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from steplab.probes.probe import Probe, Subject
@@ -37,7 +38,7 @@ def profiled_step(run: Callable[[], Any], on_cuda: bool) -> Ran:
     dtypes: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
     launches = 0
-    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in profiler.profiler.kineto_results.events():
         name = event.name()
         if name.startswith("aten::_scaled_dot_product_") and not name.endswith("backward"):
             attention[name] += 1
@@ -45,7 +46,7 @@ def profiled_step(run: Callable[[], Any], on_cuda: bool) -> Ran:
             dtypes[next(iter(event.dtypes()), "unknown")] += 1
         elif name in LAUNCHES or name == GRAPH_LAUNCH:
             launches += 1
-        elif event.device_type() != torch.autograd.DeviceType.CPU and event.duration_ns() > 0:
+        elif event.device_type() != DeviceType.CPU and event.duration_ns() > 0:
             kernels[name] += 1
     return Ran(
         attention_ops=dict(attention),
@@ -65,7 +66,7 @@ class RanProbe(Probe):
         self.traced = profiled_step(subject.run_step, subject.on_cuda)
         impls: dict[str, set[str]] = {}
         for module in subject.step.model.modules():
-            if hasattr(module, "op") and getattr(module, "ran", ""):
+            if hasattr(module, "op") and hasattr(module, "ran") and module.ran:
                 impls.setdefault(str(module.op), set()).add(str(module.ran))
         self.impls = {op: tuple(sorted(names)) for op, names in impls.items()}
         self.optimizer = optimizer_impl(subject.step.optimizer)

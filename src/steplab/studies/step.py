@@ -43,8 +43,8 @@ def plan(entry: Entry, grid: Grid, template: RunSpec) -> list[RunSpec]:
             for recipe, mode, batch, warmup in itertools.product(
                 grid.recipes, grid.modes, grid.batches, grid.warmups
             ):
-                cell = {"recipe": recipe, "mode": mode, "batch": batch, "warmup": warmup}
-                specs.append(replace(template, size=size, config=config, **cell))
+                cell: dict[str, Any] = {"mode": mode, "batch": batch, "warmup": warmup}
+                specs.append(replace(template, size=size, config=config, recipe=recipe, **cell))
     return specs
 
 

@@ -136,7 +136,7 @@ def _find_factory(path: Path, name: str) -> Callable[..., Any]:
     if not callable(factory):
         own = [k for k, v in vars(module).items() if inspect.isfunction(v)]
         raise UserError(f"{path} has no function {name!r}.", did_you_mean(name, own))
-    return factory  # type: ignore[no-any-return]
+    return factory
 
 
 def _config_type(factory: Callable[..., Any], name: str) -> Any:

@@ -10,13 +10,15 @@ from pathlib import Path
 from steplab.cli.command import Command
 from steplab.cli.flags import add_config_flags, given
 from steplab.cli.progress import CellProgress
+from steplab.compare.axes import numeric_axes
+from steplab.compare.scaling import scaling_table
+from steplab.compare.steps import step_table
+from steplab.compare.versus import versus_table
 from steplab.engine.isolate import Isolation, alternate
 from steplab.errors import MeasurementError, UserError
 from steplab.record import Environment, Run, Table
 from steplab.report.export import write_table
-from steplab.report.steps import numeric_axes, scaling_table, step_table
 from steplab.report.terminal import console, print_table
-from steplab.report.versus import versus_table
 from steplab.spec import MODES, RunSpec
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.studies.step import Grid, plan, sweep
@@ -54,11 +56,18 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 def _run(args: argparse.Namespace) -> int:
     name = getattr(args, "workload", DEFAULT_WORKLOAD)
     entry = find_workload(name)
+    # Planned once before a worker is started (2 s), so that a slip of the pen is told at once.
+    specs, _ = _plan(args, entry, name, "cpu" if args.device == "auto" else args.device)
+    if args.alternate and len(specs) != 2:
+        raise UserError(
+            f"--alternate compares two cells, but the flags span {len(specs)}.",
+            "Give one --mode, one --size and two recipes, for example.",
+        )
     store = Store(args.store)
     store.check_writable()
     with Isolation(args.timeout) as isolation:
         environment = isolation.environment()
-        specs, grid = _plan(args, entry, name, environment)
+        specs, grid = _plan(args, entry, name, _device(args.device, environment))
         if args.alternate:
             return _compare(args, specs)
         runs = _measure(args, specs, grid, store, isolation, environment)
@@ -73,17 +82,22 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(
-    args: argparse.Namespace, entry: Entry, name: str, environment: Environment
-) -> tuple[list[RunSpec], Grid]:
-    device = args.device
-    if device == "auto":
-        device = "cuda" if environment.accelerators else "cpu"
-    if device == "cuda" and not environment.accelerators:
+def _device(asked: str, environment: Environment) -> str:
+    if asked == "auto":
+        return "cuda" if environment.accelerators else "cpu"
+    if asked == "cuda" and not environment.accelerators:
         raise UserError(
             "The device cuda was asked for, but torch sees no GPU.",
             "Use --device cpu, or install a CUDA build of torch and check the driver.",
         )
+    return asked
+
+
+def _plan(
+    args: argparse.Namespace, entry: Entry, name: str, device: str
+) -> tuple[list[RunSpec], Grid]:
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"There is no device {device!r}.", "Use cpu, cuda or auto.")
     default_size = entry.gpu_preset if device == "cuda" else entry.cpu_preset
     grid = Grid(
         sizes=args.size or [default_size],
@@ -130,11 +144,6 @@ def _measure(
 
 
 def _compare(args: argparse.Namespace, specs: list[RunSpec]) -> int:
-    if len(specs) != 2:
-        raise UserError(
-            f"--alternate compares two cells, but the flags span {len(specs)}.",
-            "Give one --mode, one --size and two recipes, for example.",
-        )
     with CellProgress(1) as progress:
         first, second = alternate(
             specs[0],

@@ -18,10 +18,12 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.fused = config.fused_projections
-        names = ("qkv",) if self.fused else ("q", "k", "v")
-        for name in names:
-            width = config.width * 3 // len(names)
-            self.add_module(name, nn.Linear(config.width, width, bias=False))
+        if self.fused:
+            self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
+        else:
+            self.q = nn.Linear(config.width, config.width, bias=False)
+            self.k = nn.Linear(config.width, config.width, bias=False)
+            self.v = nn.Linear(config.width, config.width, bias=False)
         self.rotary = rotary
         self.attention = Attention(causal=True)
         self.out = nn.Linear(config.width, config.width, bias=False)
@@ -34,7 +36,7 @@ class SelfAttention(nn.Module):
             q_BTD, k_BTD, v_BTD = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q_BTD, k_BTD, v_BTD))
         mixed_BHTD = self.attention(self.rotary(q), self.rotary(k), v)
-        return self.out(mixed_BHTD.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+        return self.out(mixed_BHTD.transpose(1, 2).flatten(-2))
 
 
 class FeedForward(nn.Module):
@@ -56,7 +58,7 @@ class FeedForward(nn.Module):
             gate_BTF, up_BTF = self.gate_up(x_BTD).chunk(2, dim=-1)
         else:
             gate_BTF, up_BTF = self.gate(x_BTD), self.up(x_BTD)
-        return self.down(F.silu(gate_BTF) * up_BTF)  # type: ignore[no-any-return]
+        return self.down(F.silu(gate_BTF) * up_BTF)
 
 
 class Block(nn.Module):
@@ -98,7 +100,7 @@ class GPT(nn.Module):
             x_BTD = block(x_BTD)
         logits_BTV = self.head(self.norm(x_BTD))
         if targets_BT is None:
-            return logits_BTV  # type: ignore[no-any-return]
+            return logits_BTV
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 

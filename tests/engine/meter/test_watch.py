@@ -7,8 +7,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import steplab
-from steplab.engine import meter_launches
-from tests.engine.meter_fakes import (
+from steplab.engine.meter import launches
+from tests.engine.meter.fakes import (
     FakeClock,
     FakeDevice,
     install_clock,
@@ -85,7 +85,7 @@ def test_launches_are_kernels_and_graphs(
         assert ProfilerActivity.CUDA in activities
         return fake
 
-    monkeypatch.setattr(meter_launches, "profile", start_profile)
+    monkeypatch.setattr(launches, "profile", start_profile)
     meter = steplab.Meter(tiny_model(), inspect_step=2)
     for _ in range(3):
         launch_step(meter, clock, gpu)

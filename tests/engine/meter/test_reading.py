@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import steplab
-from steplab.engine import meter as meter_module
-from tests.engine.meter_fakes import FakeClock, install_clock, run_steps, tiny_model
+from steplab.engine.meter import meter as meter_module
+from tests.engine.meter.fakes import FakeClock, install_clock, run_steps, tiny_model
 
 
 @pytest.fixture

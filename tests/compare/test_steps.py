@@ -1,7 +1,9 @@
 import pytest
 
+from steplab.compare.axes import numeric_axes
+from steplab.compare.scaling import scaling_table
+from steplab.compare.steps import step_table
 from steplab.record import Clock, Environment, Memory, Ran, Run, Samples, Work, new_run_id
-from steplab.report.steps import numeric_axes, scaling_table, step_table
 from steplab.spec import RunSpec
 
 ENVIRONMENT = Environment("0.1.0", "3.11", "Linux", "A CPU", 2, None, torch="2.13")

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 from statistics import median
 
-from steplab.engine.meter_events import MarkedStep
+from steplab.engine.meter.events import MarkedStep
 from steplab.record import Clock, Figures, Memory, Samples
 
 FROM_ENTRY = "counted from its own entry: no counted step ended before it"

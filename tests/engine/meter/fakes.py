@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import steplab
-from steplab.engine import meter, meter_events, meter_watch
+from steplab.engine.meter import events as meter_events
+from steplab.engine.meter import meter
+from steplab.engine.meter import watch as meter_watch
 
 
 class FakeClock:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from steplab.engine.meter_flops import count_flops_per_token
+from steplab.engine.meter.flops import count_flops_per_token
 
 
 class Tied(nn.Module):

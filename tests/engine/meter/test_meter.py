@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import steplab
 from steplab.codec import encode
-from steplab.engine import meter_memory
-from steplab.engine.meter_sinks import JsonlSink
+from steplab.engine.meter import memory
+from steplab.engine.meter.sinks import JsonlSink
 from steplab.errors import Unsupported, UserError
-from tests.engine.meter_fakes import FakeClock, install_clock, run_steps, tiny_model
+from tests.engine.meter.fakes import FakeClock, install_clock, run_steps, tiny_model
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def test_watched_training_is_the_same_training(compiled: bool, tmp_path: Path) -
 def test_memory_is_unknown_where_the_system_does_not_tell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(meter_memory, "status_bytes", lambda key: None)
+    monkeypatch.setattr(memory, "status_bytes", lambda key: None)
     assert "peak unknown" in steplab.Meter(tiny_model()).line()
 
 

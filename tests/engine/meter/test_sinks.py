@@ -8,7 +8,7 @@ import pytest
 
 import steplab
 from steplab.errors import Unsupported, UserError
-from tests.engine.meter_fakes import FakeClock, install_clock, run_steps, tiny_model
+from tests.engine.meter.fakes import FakeClock, install_clock, run_steps, tiny_model
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from steplab.engine.meter_events import device_name
-from steplab.engine.meter_flops import count_flops_per_token
-from steplab.engine.meter_memory import read_memory
-from steplab.engine.meter_reading import Reading, Yardstick, read_window
-from steplab.engine.meter_samples import MeterSummary
-from steplab.engine.meter_sinks import open_sinks
-from steplab.engine.meter_watch import PhaseScope, StepScope, StepWatch
+from steplab.engine.meter.events import device_name
+from steplab.engine.meter.flops import count_flops_per_token
+from steplab.engine.meter.memory import read_memory
+from steplab.engine.meter.reading import Reading, Yardstick, read_window
+from steplab.engine.meter.samples import MeterSummary
+from steplab.engine.meter.sinks import open_sinks
+from steplab.engine.meter.watch import PhaseScope, StepScope, StepWatch
 from steplab.errors import UserError, did_you_mean
 from steplab.record import Samples
 from steplab.record.run import now

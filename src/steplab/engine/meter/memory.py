@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from steplab.probes.memory import _status_bytes as status_bytes
+from steplab.probes.memory import status_bytes
 from steplab.record import Memory
 
 

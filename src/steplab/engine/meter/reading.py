@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from steplab import units
-from steplab.engine.meter_samples import StepSamples
+from steplab.engine.meter.samples import StepSamples
 from steplab.hardware.figures import utilisation
 from steplab.record import Figures, Memory, Work
 

@@ -9,9 +9,9 @@ from types import TracebackType
 
 from torch import nn
 
-from steplab.engine.meter_events import MarkedStep, Marker, Moment, device_of
-from steplab.engine.meter_launches import LaunchCount, another_profiler_runs
-from steplab.engine.meter_samples import StepSamples
+from steplab.engine.meter.events import MarkedStep, Marker, Moment, device_of
+from steplab.engine.meter.launches import LaunchCount, another_profiler_runs
+from steplab.engine.meter.samples import StepSamples
 from steplab.errors import UserError
 
 

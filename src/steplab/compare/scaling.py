@@ -1,0 +1,66 @@
+"""How a step's time grows along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from steplab.compare.axes import axis_value, varying_axes
+from steplab.compare.statistics import line_fit, local_exponent
+from steplab.record import Column, Run, Table
+from steplab.record.table import Cell
+
+
+def scaling_table(runs: Sequence[Run], axis: str) -> Table | None:
+    """How time grows along a numeric axis: ratio, local exponent, and the fixed cost apart.
+
+    The fixed cost is the intercept of time against the model's FLOPs: what a step would take
+    with no work in it. None when no two Runs differ in that axis alone.
+    """
+    rows: list[tuple[Cell, ...]] = []
+    others = [a for a in varying_axes(runs) if a != axis]
+    for label, group in _groups(runs, others, axis).items():
+        fixed, rate = _fixed_cost(group)
+        for before, after in pairwise(group):
+            x0, x1 = axis_value(before, axis), axis_value(after, axis)
+            t0, t1 = _median(before), _median(after)
+            assert isinstance(x0, (int, float)) and isinstance(x1, (int, float))
+            exponent = local_exponent(x0, t0, x1, t1)
+            rows.append((label, f"{x0} to {x1}", x1 / x0, t1 / t0, exponent, fixed, rate))
+    if not rows:
+        return None
+    columns = (
+        Column(", ".join(others)),
+        Column(axis),
+        Column(f"{axis} ratio"),
+        Column("time ratio"),
+        Column("local exponent"),
+        Column("fixed cost", "ms"),
+        Column("marginal rate", "TFLOP/s"),
+    )
+    note = "fixed cost and rate: least squares of time = fixed + model FLOPs / rate"
+    return Table(f"scaling with {axis}", columns, tuple(rows), note)
+
+
+def _groups(runs: Sequence[Run], others: Sequence[str], axis: str) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.clock is not None:
+            label = ", ".join(str(axis_value(run, other)) for other in others)
+            groups.setdefault(label, []).append(run)
+    for group in groups.values():
+        group.sort(key=lambda run: float(axis_value(run, axis) or 0))
+    return groups
+
+
+def _fixed_cost(group: Sequence[Run]) -> tuple[float | None, float | None]:
+    work = [run.work.model if run.work else None for run in group]
+    if len(group) < 2 or any(w is None for w in work) or len(set(work)) < 2:
+        return None, None
+    intercept, slope = line_fit([w or 0.0 for w in work], [_median(run) for run in group])
+    return intercept, 1e-9 / slope if slope > 0 else None
+
+
+def _median(run: Run) -> float:
+    assert run.clock is not None
+    return run.clock.step.median

@@ -1,0 +1,84 @@
+"""Runs of training steps as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from steplab.compare.axes import axis_value, varying_axes
+from steplab.record import Column, Run, Table
+from steplab.record.table import Cell
+
+
+def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
+    """One row per Run: what varied, the time, what it means, how it ended."""
+    axes = varying_axes(runs)
+    columns = [Column(axis) for axis in axes]
+    columns += [
+        Column("step median", "ms"),
+        Column("p10", "ms"),
+        Column("p90", "ms"),
+        Column("spread", "%"),
+        *([Column("cv", "%")] if "warmup" in axes else []),
+        Column("tokens/s"),
+        Column("MFU", "%"),
+        Column("peak memory", "GiB"),
+        Column("attention"),
+        Column("status"),
+    ]
+    rows = []
+    for run in runs:
+        row: list[Cell] = [axis_value(run, axis) for axis in axes]
+        rows.append(tuple(row + _measured(run, "warmup" in axes)))
+    return Table(title, tuple(columns), tuple(rows), _note(runs))
+
+
+def _measured(run: Run, with_cv: bool) -> list[Cell]:
+    if run.clock is None:
+        unknown: list[Cell] = [None] * (8 if with_cv else 7)
+        return [*unknown, "", f"{run.status}: {run.reason}"]
+    step = run.clock.step
+    mfu = run.figures.mfu if run.figures else None
+    return [
+        step.median,
+        step.percentile(10),
+        step.percentile(90),
+        step.spread * 100,
+        *([step.cv * 100] if with_cv else []),
+        round(run.tokens_per_second or 0),
+        None if mfu is None else mfu * 100,
+        run.memory.peak / 2**30 if run.memory else None,
+        ", ".join(run.ran.impls.get("attention", ())) if run.ran else "",
+        ", ".join([run.status, *_marks(run)]),
+    ]
+
+
+def _marks(run: Run) -> list[str]:
+    """Words that warn: the beginnings of the Run's notes, which stand in full under the table."""
+    marks = [note.split(":")[0] for note in run.notes]
+    return marks + (["host-bound"] if run.clock and run.clock.host_bound else [])
+
+
+def _note(runs: Sequence[Run]) -> str:
+    """The conditions, the formula and the peak: under every table."""
+    if not runs:
+        return ""
+    lines = dict.fromkeys(run.environment.conditions for run in runs)
+    for run in runs:
+        if run.figures and run.figures.mfu is not None:
+            peak = f"{run.figures.peak_tflops:g} TFLOP/s, {run.figures.peak_source}"
+            lines[f"MFU = model FLOPs / (time x {peak})"] = None
+        elif run.figures:
+            lines[f"MFU unknown: {run.figures.peak_source}; --mfu-peak-tflops sets a peak"] = None
+    formulas = {run.work.formula for run in runs if run.work}
+    if len(formulas) == 1:
+        lines[f"FLOPs: {formulas.pop()}"] = None
+    for run in runs:
+        if run.work and run.work.covered_calls is not None:
+            missing = ", ".join(f"{op} x {n}" for op, n in run.work.uncovered_calls.items())
+            covered = run.work.covered_calls
+            share = covered / max(covered + sum(run.work.uncovered_calls.values()), 1)
+            lines[f"FLOP formulas cover {share:.0%} of the heavy calls; none for: "
+                  f"{missing or 'no op'}"] = None  # fmt: skip
+    for number, run in enumerate(runs, 1):
+        lines |= {f"row {number}, {note}": None for note in run.notes if "noisy" not in note}
+    return "\n".join(lines)

@@ -1,0 +1,134 @@
+"""The house rules, checked."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steplab import shelf
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "steplab"
+FILES = sorted(SOURCE.rglob("*.py"))
+LONGEST_FILE = 300
+LONGEST_FUNCTION = 60
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "steplab",
+        "steplab.report.terminal",
+        "steplab.report.export",
+        "steplab.explain",
+        "steplab.store",
+        "steplab.compare.steps",
+        "steplab.record",
+        "steplab.spec",
+        "steplab.hardware.figures",
+        "steplab.engine.isolate",
+        "steplab.cli.main",
+        "steplab.cli.bench.step",
+        "steplab.cli.bench.precision",
+        "steplab.cli.bench.collectives",
+        "steplab.cli.runs",
+        "steplab.techniques.parse",
+        "steplab.workloads.gpt",
+    ],
+)
+def test_these_leave_torch_out(module):
+    if "report" in module or "cli" in module:
+        pytest.importorskip("rich")
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src", check=False)
+    assert done.returncode == 0
+
+
+def test_reading_a_recipe_needs_no_torch():
+    code = (
+        "import sys\n"
+        "from steplab.techniques.parse import parse_recipe\n"
+        "parse_recipe('precision=bf16,compile=blocks,impl.attention=flash,optimizer=fused')\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src", check=False).returncode == 0
+    )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_and_functions_stay_small(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= LONGEST_FILE
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = node.end_lineno - node.lineno + 1
+            assert length <= LONGEST_FUNCTION, f"{node.name} has {length} lines"
+    assert text.isascii() or not text, "code is ASCII"
+
+
+def test_no_drawers():
+    drawers = {"utils", "helpers", "common", "misc"}
+    assert not [p for p in SOURCE.rglob("*") if p.stem in drawers]
+
+
+def test_no_technique_is_named_in_the_engine():
+    """A technique's name in engine/ would be a special case of it."""
+    words = re.compile(r"""["'](precision|compile|impl|optimizer)["']\s*(in|not in|==|!=|:)""")
+    found = [p.name for p in (SOURCE / "engine").rglob("*.py") if words.search(p.read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("package", "constant"),
+    [
+        ("steplab.techniques", "TECHNIQUE"),
+        ("steplab.probes", "PROBE"),
+        ("steplab.workloads", "WORKLOAD"),
+        ("steplab.cli", "COMMAND"),
+        ("steplab.cli.bench", "COMMAND"),
+    ],
+)
+def test_every_member_of_every_shelf_loads(package, constant):
+    if "cli" in package:
+        pytest.importorskip("rich")
+    members = shelf.names(package, constant)
+    assert members
+    for name in members:
+        assert shelf.load(package, name, constant) is not None
+
+
+def test_every_probe_fills_a_field_of_run():
+    import dataclasses
+
+    from steplab.record import Run
+
+    fields = {field.name for field in dataclasses.fields(Run)}
+    assert set(shelf.names("steplab.probes", "PROBE")) <= fields
+
+
+def test_public_names_exist_and_are_documented():
+    import steplab
+
+    for name in steplab.__all__:
+        assert getattr(steplab, name).__doc__, name
+    with pytest.raises(AttributeError):
+        _ = steplab.nothing
+
+
+def test_ci_calls_the_readmes_test_command():
+    readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
+    commands = re.findall(r"^python3 -m venv .*pytest.*$", readme, re.M)
+    assert len(commands) == 1 and commands[0] in ci
+
+
+def test_version_is_said_once():
+    import tomllib
+
+    import steplab
+
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert metadata["project"]["version"] == steplab.__version__

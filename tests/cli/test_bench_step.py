@@ -1,0 +1,124 @@
+"""The command as a user runs it, in a process of its own."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rich")
+
+from steplab.cli.main import main
+from steplab.store import Store
+
+SOURCE = Path(__file__).parents[2] / "src"
+SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--ff-width", "16"]
+QUICK = [*SMALL, "--vocab-size", "32", "--steps", "2", "--warmup", "1"]
+
+
+def bench(tmp_path, *words):
+    return main(["bench", "step", *QUICK, "--store", str(tmp_path / "store"), *words])
+
+
+def test_a_sweep_gives_rows_runs_and_files(tmp_path, capsys):
+    out = [str(tmp_path / f"t.{kind}") for kind in ("csv", "md", "json")]
+    recipes = ["plain", "impl.attention=math", "impl.attention=cudnn", "precision=tf32"]
+    words = ["--context", "8", "16", "--mode", "full", "--recipe", *recipes, "--out", *out]
+    assert bench(tmp_path, *words) == 0
+    said = capsys.readouterr()
+    assert "local exponent" in said.out and "cores" not in said.err
+    rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
+    assert len(rows) == 8
+    statuses = {row["recipe"]: row["status"] for row in rows}
+    assert statuses["plain"].startswith("ok") and statuses["impl.attention=math"].startswith("ok")
+    assert statuses["impl.attention=cudnn"].startswith("unsupported: attention 'cudnn' needs")
+    assert statuses["precision=tf32"].startswith("unsupported: tf32 needs")
+    assert (tmp_path / "t.md").read_text().count("\n|") == 10
+    assert json.loads((tmp_path / "t.json").read_text())["title"].startswith("gpt")
+    assert (tmp_path / "t.scaling-with-context.csv").exists()
+    runs = [run for _, run in Store(tmp_path / "store").all()]
+    assert len(runs) == 8 and len({run.group for run in runs}) == 1
+
+
+def test_nothing_measured_is_exit_4(tmp_path, capsys):
+    assert bench(tmp_path, "--mode", "full", "--recipe", "impl.attention=cudnn") == 4
+    assert "No cell could be measured" in capsys.readouterr().err
+
+
+def test_warmup_study(tmp_path, capsys):
+    assert bench(tmp_path, "--mode", "forward", "--warmup", "0", "2") == 0
+    out = capsys.readouterr().out
+    assert "warmup" in out and "cv" in out
+
+
+def test_alternate(tmp_path, capsys):
+    words = ["--mode", "full", "--recipe", "plain", "optimizer=fused", "--alternate", "2"]
+    assert bench(tmp_path, *words) == 0
+    out = capsys.readouterr().out
+    assert "baseline" in out and "interval" in out
+
+
+def test_a_users_own_file(tmp_path, capsys):
+    example = Path(__file__).parents[2] / "examples" / "own_model.py"
+    words = ["bench", "step", f"{example}:recurrent", "--width", "8", "--context", "8"]
+    words += ["--mode", "full", "--steps", "2", "--warmup", "1", "--store", str(tmp_path)]
+    assert main(words) == 0
+    assert "FLOP formulas cover 100%" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_no_scalar(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch, steplab\n"
+        "def make():\n"
+        "    def batches(size):\n"
+        "        while True: yield torch.ones(size, 2)\n"
+        "    return steplab.Adopted(torch.nn.Linear(2, 2), batches, lambda m, x: m(x))\n"
+    )
+    words = ["bench", "step", f"{path}:make", "--mode", "full", "--store", str(tmp_path / "s")]
+    assert main(words) == 2
+    assert "must be a scalar" in capsys.readouterr().err
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path):
+    """Ctrl-C after the first cell; the same command then measures the missing cells only."""
+    store = tmp_path / "store"
+    command = [sys.executable, "-m", "steplab", "bench", "step", *QUICK, "--store", str(store)]
+    command += ["--mode", "full", "--context", "8", "16", "24", "32"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr.readline().startswith("[1/4]")
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and "goes on from there" in error
+    assert "Traceback" not in error
+    before = Store(store).ids()
+    assert 1 <= len(before) < 4
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "4 Runs" in done.stdout
+    after = Store(store).ids()
+    assert len(after) == 4 and set(before) <= set(after)
+
+
+def test_a_killed_sweep_loses_no_finished_cell(tmp_path):
+    store = tmp_path / "store"
+    command = [sys.executable, "-m", "steplab", "bench", "step", *QUICK, "--store", str(store)]
+    command += ["--mode", "full", "--context", "8", "16", "24"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stderr.readline()
+        process.kill()
+    time.sleep(0.2)
+    assert all(not isinstance(run, Exception) for _, run in Store(store).all())
+    assert len(Store(store).ids()) >= 1

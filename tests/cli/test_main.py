@@ -1,0 +1,91 @@
+import pytest
+
+pytest.importorskip("rich")
+
+from steplab.cli.main import main
+
+
+def test_help_lists_the_commands(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    for name in ("bench", "env", "runs"):
+        assert f"\n  {name}" in out
+
+
+def test_groups_have_help_too(capsys):
+    assert main(["bench", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "step" in out and "precision" in out and "collectives" in out
+
+
+def test_flags_come_from_the_config(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "step", "--help"])
+    assert end.value.code == 0
+    out = capsys.readouterr().out
+    assert "--ff-width" in out and "--fused-projections" in out and "[768]" in out
+    assert "default: ==SUPPRESS==" not in out
+
+
+def test_version(capsys):
+    import steplab
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"steplab {steplab.__version__}"
+
+
+def test_env_is_worth_pasting(capsys):
+    import json
+
+    assert main(["env"]) == 0
+    text = capsys.readouterr().out
+    assert "torch" in text and "cores" in text
+    assert main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bnech"], "Did you mean 'bench'"),
+        (["bench", "stpe"], "Did you mean 'step'"),
+        (["--verson"], "no flag"),
+        (["bench", "step", "--contxt", "64"], "Did you mean '--context'"),
+        (["bench", "step", "--cont", "64"], "Did you mean '--context'"),
+        (["bench", "step", "--size", "smal"], "Did you mean 'small'"),
+        (["bench", "step", "--context", "100000"], "--max-context 100000"),
+        (["bench", "step", "--context", "many"], "--context needs int"),
+        (["bench", "step", "--batch", "0"], "batch must be at least 1"),
+        (["bench", "step", "--mode", "ful"], "Known: infer"),
+        (["bench", "step", "--device", "tpu"], "no device 'tpu'"),
+        (["bench", "step", "--recipe", "precision=bf17"], "Did you mean 'bf16'"),
+        (["bench", "step", "--recipe", "compile=blocks", "--alternate", "2"], "two cells"),
+        (["bench", "step", "gtp"], "Did you mean 'gpt'"),
+        (["bench", "step", "nowhere.py:make"], "no file nowhere.py"),
+        (["runs", "--delete"], "every Run"),
+        (["runs", "nothing"], "no Runs"),
+        (["runs", "--unpack", "nowhere.zip"], "no file"),
+        (["runs", "--frobnicate"], "no flag --frobnicate"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.startswith("steplab: ")
+    assert "Traceback" not in error and len(error.strip().splitlines()) == 1
+
+
+def test_no_gpu_though_asked_for(capsys, tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert main(["bench", "step", "--device", "cuda", "--store", str(tmp_path)]) == 2
+    assert "torch sees no GPU" in capsys.readouterr().err
+
+
+def test_a_store_that_cannot_be_written(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert main(["bench", "step", "--store", str(tmp_path / "file")]) == 2
+    assert "--store" in capsys.readouterr().err
