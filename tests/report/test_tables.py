@@ -9,7 +9,7 @@ pytest.importorskip("rich")
 from steplab.codec import decode
 from steplab.errors import UserError
 from steplab.record import Column, Table
-from steplab.report.export import to_csv, to_json, to_markdown, write_table
+from steplab.report.export import to_csv, to_json, to_markdown, to_svg, write_table
 from steplab.report.terminal import print_table
 
 TABLE = Table(
@@ -43,6 +43,14 @@ def test_markdown_escapes_pipes():
 
 def test_json_is_the_record():
     assert decode(Table, json.loads(to_json(TABLE))) == TABLE
+
+
+def test_svg_is_self_contained_and_escaped():
+    from xml.etree import ElementTree
+
+    text = to_svg(TABLE)
+    ElementTree.fromstring(text)
+    assert "a&#160;title" in text and "[red]x" in text and "@font-face" not in text
 
 
 def test_files(tmp_path):

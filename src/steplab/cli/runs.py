@@ -24,7 +24,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--group", default=None, help="only Runs of this sweep")
     add("--newest", type=int, default=None, metavar="N", help="only the N newest")
     add("--json", action="store_true", help="print the selected Runs whole, as JSON")
-    add("--out", type=Path, default=None, help="write the list as .csv, .md or .json")
+    add("--out", type=Path, default=None, help="write the list as .csv, .md, .json or .svg")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--delete", action="store_true", help="delete the selected Runs")
     action.add_argument("--pack", type=Path, metavar="FILE", help="pack them into one file")

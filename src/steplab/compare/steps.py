@@ -54,8 +54,7 @@ def _measured(run: Run, with_cv: bool) -> list[Cell]:
 
 def _marks(run: Run) -> list[str]:
     """Words that warn: the beginnings of the Run's notes, which stand in full under the table."""
-    marks = [note.split(":")[0] for note in run.notes]
-    return marks + (["host-bound"] if run.clock and run.clock.host_bound else [])
+    return [note.split(":")[0] for note in run.notes]
 
 
 def _note(runs: Sequence[Run]) -> str:

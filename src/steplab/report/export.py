@@ -1,4 +1,4 @@
-"""Tables as files: CSV and JSON with full precision for programs, Markdown for people."""
+"""Tables as files: CSV and JSON with full precision for programs, Markdown and SVG for people."""
 
 from __future__ import annotations
 
@@ -47,7 +47,14 @@ def to_json(table: Table) -> str:
     return json.dumps(encode(table), indent=1, allow_nan=False) + "\n"
 
 
-WRITERS = {".csv": to_csv, ".md": to_markdown, ".json": to_json}
+def to_svg(table: Table) -> str:
+    """A picture of the table as the terminal shows it."""
+    from steplab.report.terminal import to_svg as draw
+
+    return draw(table)
+
+
+WRITERS = {".csv": to_csv, ".md": to_markdown, ".json": to_json, ".svg": to_svg}
 
 
 def write_table(table: Table, path: Path) -> None:

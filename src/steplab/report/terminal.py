@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 from typing import TextIO
 
@@ -29,6 +31,32 @@ def print_table(table: Table, file: TextIO | None = None) -> None:
 
     Every text goes in as `Text`: in a plain string rich would read "[ms]" as markup.
     """
+    out = console(file)
+    _draw(table, out)
+
+
+def to_svg(table: Table) -> str:
+    """Return the table as a picture of a terminal, with no reference to anything outside."""
+    wide = Console(file=io.StringIO(), record=True, width=1000, highlight=False)
+    drawn = _rich(table)
+    width = wide.measure(drawn).maximum
+    lines = [table.title, *table.note.splitlines()]
+    recorder = Console(
+        file=io.StringIO(), record=True, width=max(width, *map(len, lines)), highlight=False
+    )
+    _draw(table, recorder)
+    svg = recorder.export_svg(title="steplab")
+    return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+
+
+def _draw(table: Table, out: Console) -> None:
+    out.print(Text(f"\n{table.title}", style="bold"))
+    out.print(_rich(table))
+    if table.note:
+        out.print(Text(table.note, style="dim"))
+
+
+def _rich(table: Table) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, column in enumerate(table.columns):
         numeric = any(is_number(row[index]) for row in table.rows)
@@ -36,8 +64,4 @@ def print_table(table: Table, file: TextIO | None = None) -> None:
     for row in table.rows:
         pairs = zip(row, table.columns, strict=True)
         drawn.add_row(*(Text(cell_text(cell, column.digits)) for cell, column in pairs))
-    out = console(file)
-    out.print(Text(f"\n{table.title}", style="bold"))
-    out.print(drawn)
-    if table.note:
-        out.print(Text(table.note, style="dim"))
+    return drawn

@@ -62,7 +62,10 @@ def test_inspected_step_that_fails_is_inspected_again() -> None:
 
 def test_profiler_of_the_user_is_left_alone() -> None:
     meter = steplab.Meter(tiny_model(), inspect_step=1)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler, meter.step(tokens=1):
+    with (
+        profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler,
+        meter.step(tokens=1),
+    ):
         torch.ones(3).sum()
     assert "aten::sum" in {event.key for event in profiler.key_averages()}
     assert "another profiler was running in step 1" in meter.line()

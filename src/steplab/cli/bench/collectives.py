@@ -35,7 +35,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         help="cpu (gloo), cuda (NCCL), or auto: cuda from 2 GPUs on")  # fmt: skip
     add("--timeout", type=float, default=600.0, help="seconds that one world size may take")
     add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
-    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md or .json")
+    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md, .json or .svg")
 
 
 def _run(args: argparse.Namespace) -> int:

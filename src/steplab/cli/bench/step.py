@@ -11,6 +11,7 @@ from steplab.cli.command import Command
 from steplab.cli.flags import add_config_flags, given
 from steplab.cli.progress import CellProgress
 from steplab.compare.axes import numeric_axes
+from steplab.compare.details import compilation_table, phase_table, utilisation_table
 from steplab.compare.scaling import scaling_table
 from steplab.compare.steps import step_table
 from steplab.compare.versus import versus_table
@@ -49,7 +50,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         help="measure two cells in turns for so many rounds and compare them")  # fmt: skip
     add("--timeout", type=float, default=600.0, help="seconds a cell may take")
     add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
-    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md or .json")
+    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md, .json or .svg")
     add_config_flags(parser, find_workload(name).config, many=True)
 
 
@@ -71,8 +72,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.alternate:
             return _compare(args, specs)
         runs = _measure(args, specs, grid, store, isolation, environment)
-    tables = [step_table(runs, f"{name}: one training step")]
-    tables += [t for axis in numeric_axes(runs) if (t := scaling_table(runs, axis)) is not None]
+    tables = _tables(runs, f"{name}: one training step")
     for table in tables:
         print_table(table)
     _write(args.out, tables)
@@ -80,6 +80,13 @@ def _run(args: argparse.Namespace) -> int:
     if all(run.status != "ok" for run in runs):
         raise MeasurementError(f"No cell could be measured; the first: {runs[0].reason}.")
     return 0
+
+
+def _tables(runs: list[Run], title: str) -> list[Table]:
+    """The step table first, then those that have something to say."""
+    details = [phase_table(runs), utilisation_table(runs), compilation_table(runs)]
+    details += [scaling_table(runs, axis) for axis in numeric_axes(runs)]
+    return [step_table(runs, title), *(table for table in details if table is not None)]
 
 
 def _device(asked: str, environment: Environment) -> str:
