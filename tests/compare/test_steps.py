@@ -32,7 +32,7 @@ def cells(table):
 def test_rows_say_what_was_measured():
     row = cells(step_table([make_run()]))[0]
     assert row["step median [ms]"] == 10.0 and row["tokens/s"] == 51_200
-    assert row["peak memory [GiB]"] == 1.0 and row["attention"] == "flash"
+    assert row["peak memory [GiB]"] == 1.0 and row["ran"] == "attention=flash"
     assert row["MFU [%]"] is None
 
 

@@ -55,7 +55,7 @@ class CellProgress:
 
 
 def _name(spec: RunSpec) -> str:
-    context = spec.config.get("context")
+    context = spec.config.get("context") or spec.config.get("seq_max_len")
     where = f" x {context}" if context else ""
     size = f" {spec.size}" if spec.size else ""
     return f"{spec.workload}{size} batch {spec.batch}{where} {spec.mode} [{spec.recipe.label}]"

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from steplab.record import Run
 from steplab.record.table import Cell
 
+LENGTHS = ("context", "seq_max_len")  # the length of a sequence is shown even where it is constant
+
 
 def varying_axes(runs: Sequence[Run]) -> list[str]:
     """Return what tells the Runs apart; size, batch, mode and recipe are always shown."""
     config = dict.fromkeys(key for run in runs for key in run.spec.config)
-    shown = [key for key in config if key == "context" or _distinct(runs, key) > 1]
+    shown = [key for key in config if key in LENGTHS or _distinct(runs, key) > 1]
     # A size sets many fields at once; only those that vary within a size say something new.
     sizes = {run.spec.size for run in runs}
     own = [
         key
         for key in shown
-        if key == "context"
+        if key in LENGTHS
         or any(_distinct([r for r in runs if r.spec.size == size], key) > 1 for size in sizes)
     ]
     axes = ["size"] if any(sizes) else []

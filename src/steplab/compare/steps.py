@@ -22,7 +22,7 @@ def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
         Column("tokens/s"),
         Column("MFU", "%"),
         Column("peak memory", "GiB"),
-        Column("attention"),
+        Column("ran"),
         Column("status"),
     ]
     rows = []
@@ -47,9 +47,15 @@ def _measured(run: Run, with_cv: bool) -> list[Cell]:
         round(run.tokens_per_second or 0),
         None if mfu is None else mfu * 100,
         run.memory.peak / 2**30 if run.memory else None,
-        ", ".join(run.ran.impls.get("attention", ())) if run.ran else "",
+        _ran(run),
         ", ".join([run.status, *_marks(run)]),
     ]
+
+
+def _ran(run: Run) -> str:
+    """The implementations that executed, as in `attention=flash, experts=grouped`."""
+    impls = run.ran.impls if run.ran else {}
+    return ", ".join(f"{op}={'/'.join(names)}" for op, names in sorted(impls.items()))
 
 
 def _marks(run: Run) -> list[str]:

@@ -35,7 +35,21 @@ def assemble(spec: RunSpec, workload: Workload | None = None) -> Step:
     optimizer = None
     if spec.mode == "full":
         optimizer = workload.optimizer(model, **parts.optimizer_options)
+        if parts.wrap_optimizer_step is not None:
+            _wrap_step(optimizer, parts)
     return Step(workload, parts, optimizer, spec.mode, spec.clip)
+
+
+def _wrap_step(optimizer: torch.optim.Optimizer, parts: StepParts) -> None:
+    """Replace the optimizer's step by the wrapped one.
+
+    Learning rates become tensors: as Python floats a schedule would change a guard, and so
+    recompile, at every step.
+    """
+    assert parts.wrap_optimizer_step is not None
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(group["lr"], device=parts.device)
+    optimizer.step = parts.wrap_optimizer_step(optimizer.step)  # type: ignore[method-assign]
 
 
 def micro_batches(step: Step, spec: RunSpec) -> Iterator[list[Any]]:

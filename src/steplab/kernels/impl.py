@@ -14,11 +14,14 @@ AUTO = "auto"
 
 def ops() -> list[str]:
     """Return the ops that have a folder here, without importing any."""
-    return sorted(p.name for p in Path(__file__).parent.iterdir() if (p / "reference.py").exists())
+    return sorted(p.parent.name for p in Path(__file__).parent.glob("*/__init__.py"))
 
 
 def impls(op: str) -> list[str]:
-    """Return the implementations of `op`: its files, without importing any."""
+    """Return the implementations of `op`: its files, without importing any.
+
+    Files with a leading underscore hold what several implementations share.
+    """
     if op not in ops():
         raise UserError(f"There is no op called {op!r}.", did_you_mean(op, ops()))
     return sorted(p.stem for p in (Path(__file__).parent / op).glob("[a-z]*.py"))

@@ -132,10 +132,8 @@ class WorkProbe(Probe):
     def inspect(self, subject: Subject) -> None:
         """Find the work of one step."""
         step, spec = subject.step, subject.spec
-        attention = next(
-            (str(m.ran) for m in step.model.modules() if getattr(m, "op", "") == "attention"), ""
-        )
-        formula = step.workload.work(spec.batch, spec.mode, attention)
+        ran = {str(m.op): str(m.ran) for m in step.model.modules() if hasattr(m, "op")}
+        formula = step.workload.work(spec.batch, spec.mode, ran)
         self.work = _times(formula, spec.accumulate) if formula else count_work(subject)
 
     def result(self) -> Work:

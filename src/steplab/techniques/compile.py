@@ -25,6 +25,7 @@ class CompileSettings:
     )
     fullgraph: bool = True
     backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
+    optimizer: bool = False  # compile the optimizer's step too, apart from the model
 
 
 class Compile(Technique):
@@ -36,6 +37,8 @@ class Compile(Technique):
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
         """Compile in place; names of parameters stay as they are."""
+        import torch
+
         chosen: CompileSettings = decode(CompileSettings, dict(settings), "compile")
         targets = [parts.model] if chosen.scope == "whole" else repeated_blocks(parts.model)
         options: dict[str, object] = {"fullgraph": chosen.fullgraph, "dynamic": False}
@@ -43,6 +46,8 @@ class Compile(Technique):
             options["mode"] = chosen.mode
         for module in targets:
             module.compile(backend=chosen.backend, **options)
+        if chosen.optimizer:
+            parts.wrap_optimizer_step = lambda step: torch.compile(step, backend=chosen.backend)
         # The first step compiles forward and backward; the second shows whether it was enough.
         parts.settle_steps = 2
 

@@ -37,6 +37,7 @@ class StepParts:
     scaler: torch.amp.GradScaler  # disabled until fp16 asks for it
     forward_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     optimizer_options: dict[str, bool] = field(default_factory=dict)
+    wrap_optimizer_step: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     matmul_dtype: str = "fp32"  # fp32, tf32, bf16 or fp16: which peak MFU is measured against
     settle_steps: int = 0  # steps that must run before warm-up can begin (compilation)
 

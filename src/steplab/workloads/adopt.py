@@ -9,7 +9,7 @@ import dataclasses
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +107,7 @@ class AdoptedWorkload:
         """Tokens in one micro-batch."""
         return batch * self._adopted.tokens_per_sequence
 
-    def work(self, batch: int, mode: Mode, attention: str) -> None:
+    def work(self, batch: int, mode: Mode, ran: Mapping[str, str]) -> None:
         """No formula: the FLOPs are counted."""
 
     @property

@@ -57,10 +57,10 @@ class Workload(Protocol):
         """Return the tokens (units of work) in one micro-batch of `batch` sequences."""
         ...
 
-    def work(self, batch: int, mode: Mode, attention: str) -> Work | None:
+    def work(self, batch: int, mode: Mode, ran: Mapping[str, str]) -> Work | None:
         """Return the FLOPs of one micro-batch by formula; None: count them instead.
 
-        `attention` is the implementation that ran, which decides the hardware FLOPs.
+        `ran` has the implementation that ran for each op; it decides the hardware FLOPs.
         """
         ...
 

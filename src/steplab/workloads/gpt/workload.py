@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,6 @@ class GPTWorkload:
         """Tokens in one micro-batch."""
         return batch * self.config.context
 
-    def work(self, batch: int, mode: Mode, attention: str) -> Work:
+    def work(self, batch: int, mode: Mode, ran: Mapping[str, str]) -> Work:
         """FLOPs by formula."""
-        return work(self.config, batch, mode, attention)
+        return work(self.config, batch, mode, ran.get("attention", ""))

@@ -1,0 +1,132 @@
+"""`steplab train [workload]`: train, checkpoint, resume."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from steplab.cli.command import Command
+from steplab.cli.flags import add_config_flags, given
+from steplab.codec import decode
+from steplab.errors import UserError
+from steplab.spec import PLAIN, Recipe
+from steplab.spec.training import TrainSettings, TrainSpec
+from steplab.techniques.parse import check_recipe, parse_recipe
+from steplab.workloads.workload import find_workload
+
+DEFAULT_WORKLOAD = "tsmoe"
+STOPPED_BY_SIGNAL = 130
+# What may differ when a run is resumed: the others make the run what it is.
+FREE_SETTINGS = frozenset(
+    f.name for f in dataclasses.fields(TrainSettings) if f.metadata["help"].startswith("*")
+)
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    named = bool(words) and not words[0].startswith("-")
+    entry = find_workload(words[0] if named else DEFAULT_WORKLOAD)
+    add = parser.add_argument
+    if named:
+        add("workload", help="a workload that is trained on series")
+    add("--size", default="", help=f"preset: {', '.join(entry.presets)}; empty: by the device")
+    add("--device", default="auto", help="cpu, cuda, or auto")
+    add("--recipe", default="plain", help="plain, technique=value,..., or a file")
+    boolean = argparse.BooleanOptionalAction
+    add("--amp", action=boolean, default=None, help="bf16 autocast; default: on with a GPU")
+    add("--compile", action="store_true", help="the same as --recipe compile=whole")
+    add("--resume", nargs="?", const="newest", default=None, metavar="CHECKPOINT",
+        help="go on from a checkpoint, or from the newest in --checkpoint-dir")  # fmt: skip
+    add_config_flags(parser, TrainSettings, many=False, prefix="train")
+    add_config_flags(parser, entry.config, many=False)
+
+
+def _run(args: argparse.Namespace) -> int:
+    resume = _resumed(args)
+    spec = _resumed_spec(args, resume) if resume else _new_spec(args)
+    from steplab.cli.training import run_training  # imports torch
+
+    return run_training(spec, resume)
+
+
+def _new_spec(args: argparse.Namespace) -> TrainSpec:
+    name = getattr(args, "workload", DEFAULT_WORKLOAD)
+    entry = find_workload(name)
+    settings = decode(TrainSettings, given(args, "train"), "flags")
+    # Checked before torch is imported (2 s), so that a slip of the pen is told at once.
+    entry.resolve(args.size or entry.cpu_preset, given(args))
+    recipe = _recipe(args, on_gpu=False)
+    device = _device(args.device)
+    recipe = _recipe(args, device == "cuda")
+    size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
+    return TrainSpec(name, entry.resolve(size, given(args)), size, recipe, device, settings)
+
+
+def _recipe(args: argparse.Namespace, on_gpu: bool) -> Recipe:
+    recipe = parse_recipe(args.recipe)
+    techniques: dict[str, Any] = dict(recipe.techniques)
+    for flag, technique in (("amp", "precision"), ("compile", "compile")):
+        if getattr(args, flag) and technique in techniques:
+            raise UserError(f"--{flag} and the recipe's {technique} contradict.", "Use one.")
+    if args.amp or (args.amp is None and on_gpu and "precision" not in techniques):
+        techniques["precision"] = {"dtype": "bf16"}
+    if args.compile:
+        techniques["compile"] = {"scope": "whole"}
+    combined = Recipe(techniques) if techniques else PLAIN
+    check_recipe(combined)
+    return combined
+
+
+def _device(asked: str) -> str:
+    from steplab.engine.assemble import find_device
+
+    if asked != "auto":
+        return find_device(asked).type
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _resumed(args: argparse.Namespace) -> Path | None:
+    if args.resume is None:
+        return None
+    if args.resume != "newest":
+        return Path(args.resume)
+    from steplab.engine.checkpoint import newest
+
+    folder = Path(given(args, "train").get("checkpoint_dir", TrainSettings().checkpoint_dir))
+    found = newest(folder)
+    if found is None:
+        raise UserError(f"There is no checkpoint in {folder}.", "Train first: steplab train")
+    return found
+
+
+def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
+    """Return the checkpoint's spec with the settings that may change; refuse the others."""
+    from steplab.engine.checkpoint import read_progress
+
+    saved: TrainSpec = decode(TrainSpec, dict(read_progress(path).spec), f"{path}: spec")
+    asked = given(args, "train")
+    for name, value in given(args).items():
+        if saved.config.get(name) != value:
+            raise _changed(name, saved.config.get(name), value)
+    for name, value in asked.items():
+        if name not in FREE_SETTINGS and getattr(saved.settings, name) != value:
+            raise _changed(name, getattr(saved.settings, name), value)
+    free = {name: value for name, value in asked.items() if name in FREE_SETTINGS}
+    if "checkpoint_dir" not in free:
+        free["checkpoint_dir"] = str(path.parent)
+    return dataclasses.replace(saved, settings=dataclasses.replace(saved.settings, **free))
+
+
+def _changed(name: str, saved: Any, asked: Any) -> UserError:
+    flag = name.replace("_", "-")
+    return UserError(
+        f"--{flag} {asked} differs from the checkpoint's {saved}: that would be another run.",
+        f"Leave --{flag} out to resume, or train anew in another --checkpoint-dir.",
+    )
+
+
+COMMAND = Command("train a time-series model; checkpoints, resumes exactly", _flags, _run)

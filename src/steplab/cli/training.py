@@ -1,0 +1,66 @@
+"""The torch side of `steplab train`: runs a spec and shows how it goes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from steplab.cli.train import STOPPED_BY_SIGNAL
+from steplab.engine.assemble import find_device
+from steplab.engine.signals import interruptible
+from steplab.engine.training import Outcome, train
+from steplab.engine.training.log import TrainingLog
+from steplab.engine.training.loop import describe_parameters, peak_memory_line
+from steplab.spec.training import TrainSpec
+from steplab.workloads.workload import find_workload
+
+
+def run_training(spec: TrainSpec, resume: Path | None) -> int:
+    """Train, and return the exit code."""
+    device = find_device(spec.device)
+    precision = str(spec.recipe.techniques.get("precision", {}).get("dtype", "fp32"))
+    say(describe_parameters(*_parameters(spec)))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    say(f"device model={name} precision={precision}")
+    if not spec.settings.total_steps:
+        return 0
+    folder = Path(spec.settings.checkpoint_dir) if spec.settings.checkpoint_every else None
+    log = TrainingLog(say, folder, spec.settings.log_perf_metrics)
+    with interruptible() as stop:
+        outcome = train(spec, log, stop, resume)
+    say(peak_memory_line(device, precision))
+    for line in closing_lines(spec, outcome):
+        say(line)
+    return STOPPED_BY_SIGNAL if outcome.stopped else 0
+
+
+def closing_lines(spec: TrainSpec, outcome: Outcome) -> list[str]:
+    """Say where the run stands and how to go on."""
+    total, folder = spec.settings.total_steps, spec.settings.checkpoint_dir
+    where = f" --checkpoint-dir {folder}" if folder != "checkpoints" else ""
+    lines = []
+    if outcome.stopped:
+        lines.append(f"stopped by a signal at step {outcome.step} of {total}")
+    if outcome.saved is None:
+        return [*lines, "no checkpoint was written (--checkpoint-every 0)"]
+    lines.append(f"checkpoint {outcome.saved}")
+    more = "" if outcome.stopped else f" --epochs {spec.settings.epochs + 1}"
+    return [*lines, f"next: steplab train --resume{where}{more}"]
+
+
+def say(line: str) -> None:
+    """Print one line at once, also into a file."""
+    print(line, flush=True)
+    sys.stdout.flush()
+
+
+def _parameters(spec: TrainSpec) -> tuple[int, int]:
+    """Return (all, active) parameters; a model without a formula of its own has all active."""
+    workload = find_workload(spec.workload).open(spec.config)
+    with torch.device("meta"):
+        model = workload.model()
+    total = sum(p.numel() for p in model.parameters())
+    active = getattr(workload, "active_parameters", None)
+    return total, active() if active else total

@@ -1,0 +1,60 @@
+"""A file of raw numbers in memory pages: opening reads nothing, a window reads its own pages."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steplab.errors import UserError
+
+
+class MappedFile:
+    """`count` elements of `dtype` that begin `offset` bytes into a file, read-only."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], count: int, offset: int = 0) -> None:
+        self.path = path
+        self._end_bytes = offset + count * dtype.itemsize
+        self._points: NDArray[Any] = np.empty(0, dtype)
+        self._map: mmap.mmap | None = None
+        size = path.stat().st_size
+        if size < self._end_bytes:
+            raise UserError(
+                f"{path} is truncated: it has {size:,} bytes, and {count:,} elements of "
+                f"{dtype.name} end at byte {self._end_bytes:,}.",
+                "Copy or download it again.",
+            )
+        if count:
+            self._map = _map(path)
+            self._points = np.frombuffer(self._map, dtype, count, offset)
+
+    def points(self) -> NDArray[Any]:
+        """Return all elements as a view, shape [count]; slicing it reads the slice's pages only.
+
+        A page behind the end of a file that was cut after it was mapped would end the process
+        with SIGBUS, so the size is looked at before every access (it costs 0.3 us).
+        """
+        if self._map is not None and self._map.size() < self._end_bytes:
+            raise UserError(
+                f"{self.path} was truncated while it was in use: {self._map.size():,} bytes are "
+                f"left of {self._end_bytes:,}.",
+                "Restore the file and resume.",
+            )
+        return self._points
+
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise UserError(
+            f"{path} cannot be opened: this process has too many open files.",
+            "Raise the limit with `ulimit -n 65536`.",
+        ) from None

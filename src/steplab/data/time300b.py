@@ -1,0 +1,129 @@
+"""Time-300B folders: meta.json beside data-<k>-of-<n>.bin files of raw little-endian numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from steplab.data.mapped import MappedFile
+from steplab.data.points import check_range, to_float32
+from steplab.data.time300b_meta import META, PART, read_meta
+from steplab.errors import UserError
+
+__all__ = ["META", "PART", "Time300B", "write_time300b"]
+
+PART_ELEMENTS = 2**30  # 4.29 GB of float32, as the published set is cut
+
+
+class Time300B:
+    """One dataset, memory-mapped. A series may begin in one file and end in a later one.
+
+    Series that were stored scaled (with a mean and std in meta.json) are read in their own units.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.name = str(folder)
+        meta = read_meta(folder / META)
+        self.lengths = meta.lengths
+        self._offsets, self._means, self._stds = meta.offsets, meta.means, meta.stds
+        self._files = [_map_part(folder / name, meta.dtype, count) for name, count in meta.parts]
+        self._ends = np.cumsum([count for _, count in meta.parts])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def read(self, index: int, start: int, stop: int) -> NDArray[np.float32]:
+        """Return points [start, stop) of series `index`; only their pages are read."""
+        check_range(self.lengths, index, start, stop)
+        first = int(self._offsets[index]) + start
+        points = self._slice(first, first + stop - start)
+        if self._means is None or self._stds is None:
+            return to_float32(points)
+        return to_float32(points.astype(np.float64) * self._stds[index] + self._means[index])
+
+    def _slice(self, first: int, last: int) -> NDArray[Any]:
+        part = int(np.searchsorted(self._ends, first, side="right"))
+        if first == last:
+            return np.empty(0, np.float32)
+        pieces = []
+        while first < last:
+            points = self._files[part].points()
+            begin = int(self._ends[part]) - len(points)
+            pieces.append(points[first - begin : last - begin])
+            first, part = int(self._ends[part]), part + 1
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _map_part(path: Path, dtype: np.dtype[Any], count: int) -> MappedFile:
+    if not path.is_file():
+        raise UserError(f"{path} is missing, and {META} lists it.", "Download the dataset again.")
+    mapped = MappedFile(path, dtype, count)
+    size, said = path.stat().st_size, count * dtype.itemsize
+    if size != said:
+        raise UserError(
+            f"{path} has {size:,} bytes, but {count:,} elements of {dtype.name} are {said:,}.",
+            f"The dtype or the count in {META} is wrong.",
+        )
+    return mapped
+
+
+def write_time300b(
+    folder: Path, series: Iterable[ArrayLike], max_elements_per_file: int = PART_ELEMENTS
+) -> None:
+    """Write 1-D arrays as a Time-300B folder of float32, cut into files of a given size.
+
+    The files get their names, and the folder its meta.json, when all is written: an interrupted
+    write leaves a folder that does not open.
+    """
+    if max_elements_per_file < 1:
+        raise UserError(f"max_elements_per_file is {max_elements_per_file}; it must be at least 1.")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty.", "Give a new folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    lengths, counts = _write_parts(folder, series, max_elements_per_file)
+    if not lengths:
+        raise UserError(f"There is no series to write to {folder}.")
+    files = {}
+    for number, count in enumerate(counts, 1):
+        name = f"data-{number}-of-{len(counts)}.bin"
+        _unnamed(folder, number).rename(folder / name)
+        files[name] = count
+    offsets = np.cumsum([0, *lengths]).tolist()
+    scales = [{"offset": o, "length": n} for o, n in zip(offsets[:-1], lengths, strict=True)]
+    meta = {"num_sequences": len(lengths), "dtype": "float32", "files": files, "scales": scales}
+    (folder / META).write_text(json.dumps(meta), encoding="utf-8")
+
+
+def _write_parts(
+    folder: Path, series: Iterable[ArrayLike], most: int
+) -> tuple[list[int], list[int]]:
+    """Return (points of every series, elements of every file)."""
+    lengths: list[int] = []
+    counts = [0]
+    file: BinaryIO = _unnamed(folder, 1).open("wb")
+    try:
+        for item in series:
+            points = np.asarray(item, "<f4")
+            if points.ndim != 1:
+                raise UserError(f"Series {len(lengths)} has {points.ndim} dimensions, not 1.")
+            lengths.append(len(points))
+            while len(points):
+                if counts[-1] == most:
+                    file.close()
+                    counts.append(0)
+                    file = _unnamed(folder, len(counts)).open("wb")
+                piece, points = np.split(points, [most - counts[-1]])
+                file.write(piece.tobytes())
+                counts[-1] += len(piece)
+    finally:
+        file.close()
+    return lengths, counts
+
+
+def _unnamed(folder: Path, number: int) -> Path:
+    return folder / f"part-{number}.unfinished"

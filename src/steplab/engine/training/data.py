@@ -1,0 +1,65 @@
+"""Which series a run trains on and is validated on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from steplab.data.series import SeriesSet, open_series
+from steplab.data.synthetic import OOD_FAMILIES, SyntheticSeries
+from steplab.data.windows import Windows
+from steplab.errors import UserError
+from steplab.spec.training import TrainSpec
+
+# Generated series: enough that a default run (4,800 windows) sees few of them twice.
+TRAIN_SERIES, HELD_OUT_SERIES = 4096, 256
+LENGTH_IN_WINDOWS = 4
+# Seeds far apart, so that no held-out series is also trained on.
+VALIDATION_SEED, OOD_SEED = 1_000_003, 2_000_003
+
+
+def window_points(spec: TrainSpec) -> int:
+    """Return the points per window: one more than the tokens cover, for the last target."""
+    length = spec.config.get("seq_max_len")
+    if not isinstance(length, int):
+        raise UserError(
+            f"The workload {spec.workload} is not trained on series.", "Train tsmoe instead."
+        )
+    return length + 1
+
+
+def training_windows(spec: TrainSpec) -> Windows:
+    """Return the windows to train on."""
+    path = spec.settings.dataset_path
+    series = open_series(Path(path)) if path else _generated(spec, TRAIN_SERIES, 0)
+    return _windows(series, spec)
+
+
+def validation_windows(spec: TrainSpec) -> dict[str, Windows]:
+    """Return held-out windows by name: `val`, and `ood` for series of another kind.
+
+    Generated series stand in only when the training series are generated too.
+    """
+    chosen: dict[str, Any] = {}
+    generated = not spec.settings.dataset_path
+    if spec.settings.val_path:
+        chosen["val"] = open_series(Path(spec.settings.val_path))
+    elif generated:
+        chosen["val"] = _generated(spec, HELD_OUT_SERIES, VALIDATION_SEED)
+    if spec.settings.ood_path:
+        chosen["ood"] = open_series(Path(spec.settings.ood_path))
+    elif generated:
+        chosen["ood"] = _generated(spec, HELD_OUT_SERIES, OOD_SEED, OOD_FAMILIES)
+    return {name: _windows(series, spec) for name, series in chosen.items()}
+
+
+def _generated(spec: TrainSpec, count: int, seed: int, families: Any = None) -> SeriesSet:
+    length = LENGTH_IN_WINDOWS * window_points(spec)
+    options = {} if families is None else {"families": families}
+    return SyntheticSeries(count, length, spec.settings.seed + seed, **options)
+
+
+def _windows(series: SeriesSet, spec: TrainSpec) -> Windows:
+    points = window_points(spec)
+    stride = spec.settings.seq_stride or points - 1
+    return Windows(series, points, stride, spec.settings.normalise)

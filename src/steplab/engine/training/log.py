@@ -1,0 +1,89 @@
+"""What a training run says: lines for people, metrics for JSONL and TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from steplab.engine.meter.sinks import Sink, open_sinks
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The steps since the last report: mean losses, and what the Meter and NVML read."""
+
+    step: int
+    loss: float
+    parts: Mapping[str, float]  # pred, aux, ...: scalar metrics of the workload, means
+    lr: float
+    meter: Mapping[str, float]  # under the names of `Meter.metrics`
+    counters: Mapping[str, float]  # sm_util_pct, hbm_util_pct, mem_ctrl_util_pct, ...
+
+    def line(self, perf: bool) -> str:
+        """`step=10 loss=... pred=... aux=... lr=... toks/s=...`, with `perf` the rates too."""
+        words = [f"step={self.step}", f"loss={self.loss:.4f}"]
+        words += [f"{name}={value:.4f}" for name, value in self.parts.items()]
+        words += [f"lr={self.lr:.2e}", f"toks/s={self.meter.get('train/toks_per_sec', 0):,.0f}"]
+        return " ".join(words + (self._rates() if perf else []))
+
+    def timing(self) -> str:
+        """`timing data=... model=... step=... data%=...`: medians per step."""
+        step = self.meter.get("train/step_time_ms", 0.0)
+        share = self.meter.get("train/data_stall_pct", 0.0)
+        data = step * share / 100
+        model = step - data
+        return f"timing data={data:.2f}ms model={model:.2f}ms step={step:.2f}ms data%={share:.1f}"
+
+    def metrics(self) -> dict[str, float]:
+        """Everything by its name in the logs."""
+        own = {"train/loss": self.loss, "train/lr": self.lr}
+        own |= {f"train/{name}": value for name, value in self.parts.items()}
+        return own | dict(self.meter) | {f"train/{k}": v for k, v in self.counters.items()}
+
+    def _rates(self) -> list[str]:
+        meter, words = self.meter, []
+        tflops = meter.get("train/tflops")
+        words.append(f"tflops={tflops:.2f}" if tflops is not None else "tflops=unknown")
+        mfu = meter.get("train/mfu")
+        words.append(f"mfu={mfu:.2%}" if mfu is not None else "mfu=unknown")
+        words.append(f"step_ms={meter.get('train/step_time_ms', 0):.2f}")
+        for name in ("sm_util", "hbm_util", "mem_ctrl_util"):
+            value = self.counters.get(f"{name}_pct")
+            words.append(f"{name}={value:.1f}%" if value is not None else f"{name}=unknown")
+        launches = meter.get("train/kernel_launches_per_step")
+        words.append(f"launches={launches:,.0f}" if launches is not None else "launches=unknown")
+        return words
+
+
+class TrainingLog:
+    """Says lines through `say`, and writes metrics.jsonl and TensorBoard files in `folder`."""
+
+    def __init__(self, say: Callable[[str], None], folder: Path | None, perf: bool) -> None:
+        self.say = say
+        self.perf = perf
+        self.sinks: list[Sink] = []
+        if folder is not None:
+            self.sinks = open_sinks(folder / "metrics.jsonl", _tensorboard_folder(folder))
+
+    def report(self, report: StepReport) -> None:
+        """Say and write one report."""
+        self.say(report.line(self.perf))
+        if not self.perf:
+            self.say(report.timing())
+        self.write(report.step, report.metrics())
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write metrics; a sink that fails is told, and training goes on."""
+        for sink in self.sinks:
+            try:
+                sink.write(step, metrics, {})
+            except OSError as error:
+                self.say(f"warning: {sink.path} was not written: {error.strerror or error}")
+
+
+def _tensorboard_folder(folder: Path) -> Path | None:
+    """Return the folder for TensorBoard files, or None where tensorboard is not installed."""
+    from importlib.util import find_spec
+
+    return folder / "tensorboard" if find_spec("tensorboard") else None

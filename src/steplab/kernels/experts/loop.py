@@ -1,0 +1,28 @@
+"""Expert by expert: the definition. Its shapes depend on the routing, and each one waits for it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from steplab.kernels.experts import ExpertWeights, GroupedMatmul
+from steplab.kernels.experts._activation import activate
+
+
+def experts(
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    experts_TK: Tensor,
+    experts: ExpertWeights,
+    matmul: GroupedMatmul,
+) -> tuple[Tensor, Tensor]:
+    """Return (output_TD, 0)."""
+    out_TD = torch.zeros_like(x_TD, dtype=weights_TK.dtype)
+    for index in range(experts.w_in_EFD.shape[0]):
+        token_N, choice_N = (experts_TK == index).nonzero(as_tuple=True)
+        z_NF = F.linear(x_TD[token_N], experts.w_in_EFD[index])
+        y_ND = F.linear(activate(z_NF, experts.activation), experts.w_out_EDF[index])
+        weighed_ND = y_ND * weights_TK[token_N, choice_N, None]
+        out_TD = out_TD.index_add(0, token_N, weighed_ND.to(out_TD.dtype))
+    return out_TD.to(x_TD.dtype), weights_TK.new_zeros(())

@@ -1,0 +1,14 @@
+"""A time-series mixture-of-experts decoder: one value (or patch) is one token."""
+
+from steplab.workloads.tsmoe.config import PRESETS, TsmoeConfig
+from steplab.workloads.workload import Entry
+
+WORKLOAD = Entry(
+    name="tsmoe",
+    summary="time-series mixture-of-experts decoder with multi-horizon heads",
+    config=TsmoeConfig,
+    presets=PRESETS,
+    opener="steplab.workloads.tsmoe.workload:TsmoeWorkload",
+    cpu_preset="tiny",
+    gpu_preset="small",
+)

@@ -1,0 +1,92 @@
+"""Shapes of the time-series mixture of experts. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from steplab.errors import UserError
+from steplab.spec.knob import knob
+
+
+@dataclass(frozen=True)
+class TsmoeConfig:
+    """Two layouts: `gelu` has two-matrix GELU experts, biased heads and no final norm; `time-moe`
+    is that of the Time-MoE models: SwiGLU experts, unbiased heads, a final norm, its own
+    definition of the balancing loss."""
+
+    hidden_size: int = knob(768, "width of the residual stream")
+    n_decoder_layers: int = knob(12, "number of blocks")
+    n_head: int = knob(12, "attention heads; must divide the hidden size")
+    num_experts: int = knob(8, "routed experts per mixture layer")
+    k: int = knob(2, "experts per token")
+    d_ff: int = knob(3072, "inner width of the shared expert")
+    d_expert: int = knob(3072, "inner width of a routed expert")
+    num_expert_layers: int = knob(1, "mixture layers in sequence per block")
+    seq_max_len: int = knob(4096, "points per training window")
+    patch_length: int = knob(1, "points per token")
+    horizons: str = knob("1,8,32,64", "points that each head predicts")
+    layout: Literal["gelu", "time-moe"] = knob("gelu", "experts, heads and final norm")
+    aux_factor: float = knob(0.02, "weight of the load-balancing loss")
+    huber_delta: float = knob(2.0, "where the loss turns from quadratic to linear")
+    rope_theta: float = knob(10_000.0, "base of the rotary frequencies")
+
+    def __post_init__(self) -> None:
+        counts = ("hidden_size", "n_decoder_layers", "n_head", "num_experts", "k", "d_ff")
+        for name in (*counts, "d_expert", "num_expert_layers", "seq_max_len", "patch_length"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.hidden_size % self.n_head or (self.hidden_size // self.n_head) % 2:
+            raise UserError(
+                f"hidden_size {self.hidden_size} does not split into {self.n_head} heads of even "
+                "width.",
+                "Choose n_head so that hidden_size / n_head is an even number.",
+            )
+        if self.k > self.num_experts:
+            raise UserError(f"k {self.k} is more than the {self.num_experts} experts.")
+        if self.seq_max_len % self.patch_length:
+            raise UserError(
+                f"seq_max_len {self.seq_max_len} is not a multiple of patch_length "
+                f"{self.patch_length}."
+            )
+        if self.seq_max_len <= max(self.horizon_lengths):
+            raise UserError(
+                f"seq_max_len {self.seq_max_len} is not longer than the longest horizon "
+                f"{max(self.horizon_lengths)}.",
+                "Choose longer windows or shorter --horizons.",
+            )
+
+    @property
+    def horizon_lengths(self) -> tuple[int, ...]:
+        """The horizons as numbers, in points."""
+        try:
+            lengths = tuple(int(word) for word in self.horizons.split(","))
+        except ValueError:
+            lengths = ()
+        if not lengths or min(lengths) < 1:
+            raise UserError(f"horizons {self.horizons!r} must be numbers, as in 1,8,32,64.")
+        return lengths
+
+    @property
+    def activation(self) -> str:
+        """The experts' activation."""
+        return "swiglu" if self.layout == "time-moe" else "gelu"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per window."""
+        return self.seq_max_len // self.patch_length
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.n_head
+
+
+PRESETS = {
+    "tiny": TsmoeConfig(64, 3, 4, num_experts=4, d_ff=128, d_expert=64, seq_max_len=256),
+    "small": TsmoeConfig(384, 12, 12, d_ff=1536, d_expert=192),
+    "flagship": TsmoeConfig(768, 12, 12, d_ff=3072, d_expert=3072),
+    "time-moe-50m": TsmoeConfig(384, 12, 12, d_ff=1536, d_expert=768, layout="time-moe"),
+    "time-moe-200m": TsmoeConfig(768, 12, 12, d_ff=3072, d_expert=1536, layout="time-moe"),
+}

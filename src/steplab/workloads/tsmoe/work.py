@@ -1,0 +1,70 @@
+"""Parameters and FLOPs of the mixture by formula. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from steplab.hardware import op_costs
+from steplab.record import Work
+from steplab.spec import Mode
+from steplab.workloads.tsmoe.config import TsmoeConfig
+
+PASSES = {"infer": 1, "forward": 1, "forward+backward": 3, "full": 3}
+DENSE_ATTENTION = ("reference", "math")
+
+
+def expert_parameters(config: TsmoeConfig, inner: int) -> int:
+    """Weights of one expert of that inner width: two matrices, three for SwiGLU."""
+    matrices = 3 if config.activation == "swiglu" else 2
+    return matrices * config.hidden_size * inner
+
+
+def parameters(config: TsmoeConfig) -> tuple[int, int]:
+    """Return (all parameters, those active for one token: k of the routed experts)."""
+    width = config.hidden_size
+    idle = config.num_experts - config.k
+    routed = expert_parameters(config, config.d_expert)
+    mixture = config.num_experts * routed + expert_parameters(config, config.d_ff)
+    mixture += width * config.num_experts + width + width  # router, shared gate, norm
+    attention = width * 3 * width + 3 * width + width * width + width  # qkv, bias, out, norm
+    block = attention + config.num_expert_layers * mixture
+    outputs = sum(config.horizon_lengths)
+    heads = outputs * width + (outputs if config.layout == "gelu" else width)  # bias or final norm
+    total = config.n_decoder_layers * block + 2 * width * config.patch_length + heads
+    return total, total - config.n_decoder_layers * config.num_expert_layers * idle * routed
+
+
+def matmul_parameters(config: TsmoeConfig) -> int:
+    """Active weights that enter matrix products: no norms, no biases."""
+    width = config.hidden_size
+    vectors = config.n_decoder_layers * (3 * width + width + config.num_expert_layers * width)
+    outputs = sum(config.horizon_lengths)
+    vectors += outputs if config.layout == "gelu" else width
+    return parameters(config)[1] - vectors
+
+
+def work(config: TsmoeConfig, batch: int, mode: Mode, ran: Mapping[str, str]) -> Work:
+    """FLOPs of one micro-batch of `batch` windows."""
+    tokens = batch * config.tokens
+    dense = 2.0 * matmul_parameters(config) * tokens * PASSES[mode]
+
+    def attend(causal: bool, recomputes: bool) -> float:
+        pairs = op_costs.attention_pairs(config.tokens, config.tokens, causal)
+        shape = (pairs, config.n_head, config.head_width, config.head_width)
+        total = op_costs.attention_forward(*shape)
+        if PASSES[mode] == 3:
+            total += op_costs.attention_backward(*shape, recomputes)
+        return total * batch * config.n_decoder_layers
+
+    all_pairs = ran.get("attention", "") in DENSE_ATTENTION
+    hardware: float | None = dense + attend(not all_pairs, not all_pairs)
+    if ran.get("experts") == "capacity":
+        hardware = None  # its padded rows are executed too; how many depends on its rounding
+    return Work(
+        tokens=tokens,
+        model=dense + attend(True, False),
+        palm=dense + attend(False, False),
+        hardware=hardware,
+        formula=f"{2 * PASSES[mode]} x {matmul_parameters(config):,} active matmul parameters per "
+        "token + attention over visible pairs",
+    )
