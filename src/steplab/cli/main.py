@@ -16,6 +16,7 @@ INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     words = list(sys.argv[1:] if words is None else words)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler: two lines a step otherwise
     try:
         return dispatch("steplab", "steplab.cli", words)
     except SteplabError as error:

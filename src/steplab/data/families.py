@@ -5,7 +5,7 @@ Frozen: models are judged on them. A change of any number is a new `VERSION` in 
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ def regime_change(draws: Draws, length: int) -> Made:
     edges = [0, *cuts.astype(int).tolist(), length]
     values, level = np.zeros(length), draws.between(-10, 10)
     period = draws.choose(SHORT_PERIODS)
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in pairwise(edges):
         t, slope = np.arange(end - begin), draws.between(-0.01, 0.01)
         season = draws.between(0.5, 3) * _season(draws, t, period)
         values[begin:end] = level + slope * t + season

@@ -20,7 +20,6 @@ from steplab.spec import RunSpec
 
 def main() -> None:
     """Answer requests until stdin ends."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences two lines per profiled step
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     requests: queue.Queue[dict[str, Any]] = queue.Queue()

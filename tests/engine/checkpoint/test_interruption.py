@@ -3,7 +3,6 @@ import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,12 +12,10 @@ from steplab.errors import UserError
 from tests.engine.checkpoint import saving_forever
 from tests.engine.checkpoint.training import Training, same
 
-SOURCE = Path(__file__).parents[3] / "src"
-
 
 def test_killed_at_every_flush_and_at_random_moments(tmp_path):
     command = [sys.executable, saving_forever.__file__, str(tmp_path), "30"]
-    done = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("48 kills")
 
@@ -60,7 +57,7 @@ def test_a_file_that_cannot_grow(tmp_path, training):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(UserError, match="Cannot write to .*File too large"):
+        with pytest.raises(UserError, match=r"Cannot write to .*File too large"):
             save(tmp_path, *training.parts, Progress(3, {}, {}), keep=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -69,7 +66,7 @@ def test_a_file_that_cannot_grow(tmp_path, training):
 
 def test_a_place_that_is_a_file(tmp_path, training):
     (tmp_path / "taken").write_text("")
-    with pytest.raises(UserError, match="Cannot write to .*taken"):
+    with pytest.raises(UserError, match=r"Cannot write to .*taken"):
         save(tmp_path / "taken", *training.parts, Progress(3, {}, {}), keep=1)
 
 

@@ -31,8 +31,8 @@ def changed(width: int = 8, extra: int = 0, lacking: str = "") -> Training:
     ("training", "fault"),
     [
         (lambda: changed(lacking="unused"), "extra: unused"),
-        (lambda: changed(extra=1), "missing: extra_0)"),
-        (lambda: changed(extra=7), "extra_3, extra_4 and 2 more)"),
+        (lambda: changed(extra=1), r"missing: extra_0\)"),
+        (lambda: changed(extra=7), r"extra_3, extra_4 and 2 more\)"),
         (lambda: changed(9), r"body.0.bias \(saved \[8\] float32, model \[9\] float32\)"),
     ],
     ids=["extra", "missing", "many", "misshapen"],
@@ -50,14 +50,16 @@ def test_another_model_is_refused_and_left_alone(saved, training, fault):
 
 
 def test_another_dtype_is_not_converted(saved):
-    with pytest.raises(UserError, match=r"embedding.weight \(saved \[16, 8\] float32, model"):
+    with pytest.raises(
+        UserError, match=r"body.0.bias \(saved \[8\] float32, model \[8\] bfloat16\)"
+    ):
         load_weights(saved, Net().bfloat16())
 
 
 def test_a_model_that_shares_no_more(saved):
     model = Net()
     model.head.weight = nn.Parameter(torch.zeros(16, 8))
-    with pytest.raises(UserError, match="missing: head.weight"):
+    with pytest.raises(UserError, match=r"missing: head\.weight"):
         load_weights(saved, model)
 
 
@@ -101,6 +103,6 @@ def test_state_that_a_file_of_tensors_cannot_hold(tmp_path):
         save(tmp_path, *training.parts, PROGRESS, keep=0)
     training = Training()
     training.model.register_buffer("odd", torch.zeros(1, dtype=torch.complex128))
-    with pytest.raises(Unsupported, match="cannot hold odd: torch.complex128"):
+    with pytest.raises(Unsupported, match=r"cannot hold odd: torch\.complex128"):
         save(tmp_path, *training.parts, PROGRESS, keep=0)
     assert list(tmp_path.iterdir()) == []

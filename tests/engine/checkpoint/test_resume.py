@@ -14,11 +14,13 @@ from tests.engine.checkpoint.training import IMPLEMENTATIONS, Net, Training, ada
 PROGRESS = Progress(10, {"epoch": 1, "window": [3, 4]}, {"lr": 0.01}, {"loss": 1.5})
 
 
-def seed_all() -> None:
-    torch.manual_seed(7)
-    random.seed(7)
-    np.random.seed(7)
-    random.gauss(0, 1), np.random.randn()  # leaves a second gaussian waiting in each
+def seed_all(seed: int = 7) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    # Leaves a second gaussian waiting in each.
+    random.gauss(0, 1)
+    np.random.randn()
 
 
 def resumed(folder, impl: str, scaled: bool, device: str = "cpu") -> tuple[Training, Training]:
@@ -32,7 +34,7 @@ def resumed(folder, impl: str, scaled: bool, device: str = "cpu") -> tuple[Train
     seed_all()
     assert losses[:10] == first.run(0, 10)
     save(folder, *first.parts, PROGRESS, keep=2)
-    torch.manual_seed(99), random.seed(99), np.random.seed(99)
+    seed_all(99)
     progress = restore(newest(folder), *second.parts)
     assert progress.step == 10 and progress.position == PROGRESS.position
     assert losses[10:] == second.run(10, 20)

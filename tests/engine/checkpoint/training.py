@@ -57,7 +57,7 @@ class Training:
         for step in range(first, last):
             for group in self.optimizer.param_groups:
                 group["lr"] = 1e-2 / (step + 1)
-            tokens_B = torch.randint(16, (32,), device=self.device) + 0
+            tokens_B = torch.randint(16, (32,), device=self.device)
             shift = random.randrange(3) + int(np.random.randint(3))
             targets_B = (tokens_B + shift) % 16
             loss = nn.functional.cross_entropy(self.model(tokens_B), targets_B)

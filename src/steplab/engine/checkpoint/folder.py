@@ -6,10 +6,12 @@ beside the first as `step-00000080.1` and counts as newer, so that nothing is ev
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from steplab.errors import UserError
@@ -27,9 +29,10 @@ PICKLE_STARTS = (b"\x80", b"PK\x03\x04")
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in `folder`, oldest (fewest steps) first; drafts are not listed."""
-    if not folder.is_dir():
-        return []
-    found = [p for p in folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir()]
+    with _read_errors(folder):
+        if not folder.is_dir():
+            return []
+        found = [p for p in folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir()]
     return sorted(found, key=_order)
 
 
@@ -44,14 +47,15 @@ def newest(folder: Path) -> Path | None:
 
 def find(path: Path) -> Path:
     """Return the checkpoint that `path` names: itself, or the newest one in that folder."""
-    if path.is_file():
-        raise _no_folder(path)
-    if not path.is_dir():
-        last = newest(path.parent)
-        hint = f"The newest in {path.parent} is {last.name}." if last else ""
-        raise UserError(f"There is no checkpoint {path}.", hint)
-    if NAME.fullmatch(path.name) or (path / CHECKPOINT_FILE).is_file():
-        return path
+    with _read_errors(path):
+        if path.is_file():
+            raise _no_folder(path)
+        if not path.is_dir():
+            last = newest(path.parent)
+            hint = f"The newest in {path.parent} is {last.name}." if last else ""
+            raise UserError(f"There is no checkpoint {path}.", hint)
+        if NAME.fullmatch(path.name) or (path / CHECKPOINT_FILE).is_file():
+            return path
     last = newest(path)
     if last is None:
         raise UserError(f"There is no checkpoint in {path}.", "Its name would be step-00000080.")
@@ -90,6 +94,14 @@ def prune(folder: Path, written: Path, keep: int) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+
+
 def _order(path: Path) -> tuple[int, int]:
     match = NAME.fullmatch(path.name)
     assert match is not None
@@ -112,11 +124,8 @@ def _is_alive(process: int) -> bool:
 
 def _no_folder(path: Path) -> UserError:
     """Explain why a file is no checkpoint; its content is looked at, never loaded."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        return UserError(f"{path} cannot be read ({error.strerror}).")
+    with path.open("rb") as file:
+        start = file.read(4)
     if path.suffix in PICKLE_SUFFIXES or start.startswith(PICKLE_STARTS):
         return UserError(
             f"{path} is a pickle, which can run any code while it is read, so it is refused.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from steplab.engine.checkpoint.document import Document, Seal, parse
@@ -19,7 +20,27 @@ CHUNK = 16 * 2**20  # bytes
 
 
 def read_document(path: Path) -> Document:
-    """Return what checkpoint.json of the checkpoint `path` says."""
+    """Return what checkpoint.json says; the tensor files are not looked at."""
+    return _or_name_a_good_one(_parsed, path)
+
+
+def read_intact(path: Path) -> Document:
+    """Return the document after the size and checksum of every tensor file have been checked."""
+    return _or_name_a_good_one(_checked, path)
+
+
+def _or_name_a_good_one(read: Callable[[Path], Document], path: Path) -> Document:
+    """Let the error about a damaged checkpoint name the last good one before it, if any."""
+    try:
+        return read(path)
+    except UserError as damage:
+        if damage.suggestion:
+            raise
+        good = _last_good_before(path)
+        raise UserError(damage.message, f"Resume from {good} instead." if good else "") from None
+
+
+def _parsed(path: Path) -> Document:
     file = path / CHECKPOINT_FILE
     try:
         text = file.read_bytes()
@@ -30,21 +51,8 @@ def read_document(path: Path) -> Document:
     return parse(text, str(file))
 
 
-def read_intact(path: Path) -> Document:
-    """Return the document after the size and checksum of every tensor file have been checked.
-
-    The error about a damaged checkpoint names the last good one before it, if there is one.
-    """
-    try:
-        return _checked(path)
-    except UserError as damage:
-        good = _last_good_before(path)
-        hint = f"Resume from {good} instead." if good and not damage.suggestion else ""
-        raise UserError(damage.message, damage.suggestion or hint) from None
-
-
 def _checked(path: Path) -> Document:
-    document = read_document(path)
+    document = _parsed(path)
     for name in (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE):
         if name not in document.files:
             raise UserError(f"{path / CHECKPOINT_FILE} is damaged: it does not mention {name}.")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from steplab.data.series import SeriesSet, open_series
-from steplab.data.synthetic import OOD_FAMILIES, SyntheticSeries
+from steplab.data.synthetic import HELD_OUT_FAMILIES, SyntheticSeries
 from steplab.data.windows import Windows
 from steplab.errors import UserError
 from steplab.spec.training import TrainSpec
@@ -49,7 +49,7 @@ def validation_windows(spec: TrainSpec) -> dict[str, Windows]:
     if spec.settings.ood_path:
         chosen["ood"] = open_series(Path(spec.settings.ood_path))
     elif generated:
-        chosen["ood"] = _generated(spec, HELD_OUT_SERIES, OOD_SEED, OOD_FAMILIES)
+        chosen["ood"] = _generated(spec, HELD_OUT_SERIES, OOD_SEED, HELD_OUT_FAMILIES)
     return {name: _windows(series, spec) for name, series in chosen.items()}
 
 

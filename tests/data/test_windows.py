@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+
+from steplab.data.windows import Windows
+from steplab.errors import UserError
+
+from .stubs import ListSeries
+
+
+def plain_list_of_windows(lengths, length, stride):
+    """The definition: a list of (series, start)."""
+    found = []
+    for series, points in enumerate(lengths):
+        if points < 2:
+            continue
+        found.append((series, 0))
+        found += [(series, s) for s in range(stride, points, stride) if s + length <= points]
+    return found
+
+
+@pytest.mark.parametrize("length", [2, 3, 8])
+@pytest.mark.parametrize("stride", [1, 3, 8, 20])
+def test_the_index_is_the_plain_list(length, stride):
+    lengths = [0, 1, 2, 3, 7, 8, 9, 16, 17, 1, 40, 0]
+    windows = Windows(ListSeries([np.arange(n) for n in lengths]), length, stride)
+    expected = plain_list_of_windows(lengths, length, stride)
+    assert [windows.locate(i) for i in range(len(windows))] == expected
+    assert windows.skipped == {"fewer than 2 points": 4, "fewer than 2 finite points": 0}
+    for outside in (-1, len(windows)):
+        with pytest.raises(IndexError):
+            windows.read(outside)
+
+
+def test_the_first_window_is_padded_and_masked():
+    values, mask = Windows(ListSeries([[5, 6, 7]]), 5, 5, "none").read(0)
+    assert values.tolist() == [5, 6, 7, 0, 0] and values.dtype == np.float32
+    assert mask.tolist() == [True, True, True, False, False]
+
+
+def test_points_that_are_not_finite_are_masked_zeros():
+    x = [1, np.nan, 3, np.inf, 5, -np.inf]
+    values, mask = Windows(ListSeries([x]), 6, 6, "none").read(0)
+    assert values.tolist() == [1, 0, 3, 0, 5, 0]
+    assert mask.tolist() == [True, False, True, False, True, False]
+    values, mask = Windows(ListSeries([x]), 8, 8, "series").read(0)
+    assert values[mask] == pytest.approx(np.array([-1, 0, 1]) / np.sqrt(2 / 3), rel=1e-6)
+    assert (values[~mask] == 0).all()
+
+
+def test_a_window_reads_its_own_points_only():
+    series = ListSeries([np.arange(1000)])
+    Windows(series, 10, 10, "none").read(50)
+    assert series.points_read == 10
+
+
+def test_bad_windows_are_replaced_by_many_different_good_ones():
+    bad, good = [[np.nan] * 4] * 300, [[i, i + 1, 0, 0] for i in range(700)]
+    windows = Windows(ListSeries(bad + good), 4, 4, "none")
+    first = [windows.read(i)[0][0] for i in range(300)]
+    assert len(set(first)) > 250
+    assert first == [windows.read(i)[0][0] for i in range(300)]
+    scaled = Windows(ListSeries(bad + good), 4, 4)
+    assert all(scaled.read(i)[1].sum() >= 2 for i in range(1000))
+    assert scaled.skipped["fewer than 2 finite points"] == 300
+
+
+def test_a_gap_inside_a_good_series_is_replaced_too():
+    x = np.arange(40.0)
+    x[8:16] = np.nan
+    windows = Windows(ListSeries([x]), 8, 8, "none")
+    assert all(windows.read(i)[1].sum() == 8 for i in range(len(windows)))
+    assert windows.skipped["fewer than 2 finite points"] == 0
+
+
+def test_a_million_tiny_series():
+    class Tiny(ListSeries):
+        def __init__(self):
+            self.name, self.lengths = "tiny", np.tile(np.array([1, 2, 3, 5], np.int64), 250_000)
+
+        def __len__(self):
+            return len(self.lengths)
+
+        def read(self, index, start, stop):
+            return np.arange(start, stop, dtype=np.float32)
+
+    windows = Windows(Tiny(), 4097, 4096)
+    assert len(windows) == 750_000 and windows.skipped["fewer than 2 points"] == 250_000
+    assert windows.locate(749_999) == (999_999, 0)
+    assert windows.read(500_000)[1].sum() == windows.series.lengths[windows.locate(500_000)[0]]
+
+
+@pytest.mark.parametrize(("length", "stride"), [(1, 1), (0, 5), (4, 0), (4, -1)])
+def test_impossible_windows(length, stride):
+    with pytest.raises(UserError, match="not possible"):
+        Windows(ListSeries([[1, 2, 3]]), length, stride)
+
+
+def test_whatever_a_reader_raises_is_told_with_its_place():
+    class Broken(ListSeries):
+        def read(self, index, start, stop):
+            raise OSError("the disk is gone")
+
+    windows = Windows(Broken([[1, 2, 3], [4, 5, 6]], "broken.bin"), 3, 3)
+    with pytest.raises(UserError, match=r"broken\.bin: series 1 .* point 0: the disk is gone"):
+        windows.read(1)
