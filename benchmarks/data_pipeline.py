@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/data_pipeline.py [--gib N] [--folder DIR] [--out FILE]
 
 Writes a Time-300B folder of random series, reads random windows from it in several ways, and
-deletes it. The page cache is emptied of these files before a cold row and warmed before a warm one.
+deletes it. A cold row drops the files from the page cache before every repeat, a warm one reads
+them all before the first.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steplab.cli.command import Parser
 from steplab.data.loader import Loader
-from steplab.data.order import Order
+from steplab.data.normalise import Normalise
+from steplab.data.order import Order, Position
 from steplab.data.series import open_series
 from steplab.data.time300b import META, write_time300b
 from steplab.data.windows import Windows
 from steplab.errors import SteplabError, UserError
 from steplab.probes.environment import capture
-from steplab.record import Column, Table
+from steplab.record import Column, Samples, Table
 from steplab.record.table import Cell
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
@@ -42,7 +46,9 @@ SERIES_POINTS = (2**14, 2**19)  # 64 KiB to 2 MiB: stations of weather and energ
 PART_ELEMENTS = 2**27  # 512 MiB, so that a set of a few GiB has several files
 WINDOW_MB = WINDOW * 4 / 1e6
 
-Run = Callable[[int], None]  # reads that many batches
+REPEAT = 64  # batches
+
+Repeat = Callable[[int], float]  # reads REPEAT batches, others for every number; seconds
 
 
 def main() -> int:
@@ -74,81 +80,132 @@ def measure_all(folder: Path, args: argparse.Namespace) -> Table:
     torch.set_num_threads(1)
     write_time300b(folder, random_series(int(args.gib * 2**28)), PART_ELEMENTS)
     rows: list[tuple[Cell, ...]] = []
-    slowest: dict[str, float] = {}
+    yardstick: dict[str, float] = {}
     for name, threads, make in ways(folder):
-        for state, prepare in (("cold", forget), ("warm", touch)):
-            prepare(folder)
-            seconds, batches = timed(make(), args.seconds)
-            rate = batches * BATCH / seconds
-            slowest.setdefault(state, rate)
-            milliseconds = 1e3 * seconds / batches
-            row = (name, threads, state, batches * BATCH, rate, rate * WINDOW_MB, milliseconds)
-            rows.append((*row, rate / slowest[state]))
-    columns = [("way", ""), ("threads", ""), ("page cache", ""), ("windows", "")]
-    columns += [("rate", "windows/s"), ("useful", "MB/s"), ("batch", "ms"), ("ratio", "x")]
+        for state in ("cold", "warm"):
+            rates = measure(folder, make(), state == "cold", args.seconds)
+            yardstick.setdefault(state, rates.median)
+            spread = (rates.percentile(10), rates.median, rates.percentile(90))
+            speed = (rates.median * WINDOW_MB, 1e3 * BATCH / rates.median)
+            rows.append((name, threads, state, *spread, *speed, rates.median / yardstick[state]))
+    columns = [("way", ""), ("threads", ""), ("page cache", ""), ("10th percentile", "windows/s")]
+    columns += [("median", "windows/s"), ("90th", "windows/s"), ("useful", "MB/s")]
+    columns += [("batch", "ms"), ("ratio", "x")]
     total = sum(path.stat().st_size for path in folder.glob("*.bin"))
-    count = len(open_series(folder))
     return Table(
         title=f"Random windows of {WINDOW:,} points, batches of {BATCH}",
         columns=tuple(Column(name, unit) for name, unit in columns),
         rows=tuple(rows),
-        note=f"{total / 2**30:.2f} GiB of float32 in {count:,} series of {SERIES_POINTS[0]:,} to "
-        f"{SERIES_POINTS[1]:,} points. Ratio: to whole sequences in the same state of the cache.\n"
+        note=f"{total / 2**30:.2f} GiB of float32 in {len(open_series(folder)):,} series of "
+        f"{SERIES_POINTS[0]:,} to {SERIES_POINTS[1]:,} points; repeats of {REPEAT * BATCH:,} "
+        f"windows for {args.seconds:g} s. Ratio: to whole sequences in the same cache.\n"
         "'first touch' reads a series whole when it is met first, for its mean and std; 'known' "
         f"has met all of them.\n{capture().conditions}, {capture().cores} cores",
     )
 
 
-def ways(folder: Path) -> Iterator[tuple[str, int, Callable[[], Run]]]:
+def measure(folder: Path, repeat: Repeat, cold: bool, limit_s: float) -> Samples:
+    """Return windows/s, one value per repeat; the first repeat of a warm row is warm-up."""
+    rates: list[float] = []
+    end = perf_counter() + limit_s
+    if not cold:
+        touch(folder)
+        repeat(0)
+    while len(rates) < 3 or perf_counter() < end:
+        if cold:
+            forget(folder)
+        rates.append(REPEAT * BATCH / repeat(1 + len(rates)))
+    return Samples(tuple(rates), "windows/s")
+
+
+def ways(folder: Path) -> Iterator[tuple[str, int, Callable[[], Repeat]]]:
     """Yield (name, threads, how to start) for every way of reading; the yardstick is first."""
     yield "whole sequence, then slice", 1, partial(whole_sequences, folder)
+    yield "whole sequence, scaled, then slice", 1, partial(whole_sequences, folder, scaled=True)
     for threads in (1, 2):
-        raw = partial(windows_of, folder, "none")
-        yield "Loader, not normalised", threads, partial(loader_over, raw, threads)
-    scaled = partial(windows_of, folder, "series")
-    yield "Loader, by series, first touch", 2, partial(loader_over, scaled, 2)
-    known = windows_of(folder, "series")
-    for window in np.unique(np.searchsorted(known._ends, np.arange(len(known)), "right")):
-        known._normaliser.usable(int(window))
-    yield "Loader, by series, known", 2, partial(loader_over, lambda: known, 2)
+        yield "Loader, not normalised", threads, partial(loading, folder, "none", threads)
+    yield "Loader, by series, first touch", 2, partial(loading, folder, "series", 2)
+    yield "Loader, by series, known", 2, partial(loading, folder, "series", 2, known=True)
 
 
-def windows_of(folder: Path, normalise: str) -> Windows:
-    """Open the set anew, with no statistics remembered."""
-    return Windows(open_series(folder), WINDOW, SEQUENCE, normalise)
+def loading(folder: Path, normalise: Normalise, threads: int, known: bool = False) -> Repeat:
+    """Return repeats by a Loader over newly opened files: mapped pages do not leave the cache."""
+    series = Reopened(folder)
+    windows = Windows(series, WINDOW, SEQUENCE, normalise)
+    if known:
+        for window in range(len(windows)):
+            windows.read(window)
+        series.open()
+
+    def repeat(number: int) -> float:
+        chosen = windows if known else Windows(series, WINDOW, SEQUENCE, normalise)
+        start = perf_counter()
+        position = place(number, len(windows))
+        with Loader(chosen, BATCH, SEED, "cpu", position, workers=threads) as loader:
+            for _ in range(REPEAT):
+                next(loader)
+            seconds = perf_counter() - start
+        series.open()
+        return seconds
+
+    return repeat
 
 
-def loader_over(make: Callable[[], Windows], threads: int) -> Run:
-    """Return a run that takes batches from a Loader."""
-    loader = Loader(make(), BATCH, SEED, "cpu", workers=threads)
-
-    def run(batches: int) -> None:
-        for _ in range(batches):
-            next(loader)
-
-    return run
+def place(number: int, windows: int) -> Position:
+    """Return where a repeat begins: epochs have as many whole repeats as fit."""
+    fit = max(1, windows // (REPEAT * BATCH))
+    return Position(number // fit, number % fit * REPEAT * BATCH)
 
 
-def whole_sequences(folder: Path) -> Run:
-    """Return a run that opens the file, seeks, reads the sequence whole and slices the window."""
-    windows = windows_of(folder, "none")
-    order = Order(len(windows), SEED, 0)
+class Reopened:
+    """A set whose files can be let go of, while what was learned about them stays."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name, self._folder = str(folder), folder
+        self.open()
+        self.lengths = self._series.lengths
+
+    def open(self) -> None:
+        """Map the files anew; the old mapping and its pages are let go of."""
+        self._series = open_series(self._folder)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def read(self, index: int, start: int, stop: int) -> NDArray[np.float32]:
+        """Return points [start, stop) of series `index`."""
+        return self._series.read(index, start, stop)
+
+
+def whole_sequences(folder: Path, scaled: bool = False) -> Repeat:
+    """Return repeats that open the file, seek, read the sequence whole and slice the window.
+
+    Scaled: the z-score of the sequence is computed at every access, in float32.
+    """
+    windows = Windows(open_series(folder), WINDOW, SEQUENCE, "none")
     meta = json.loads((folder / META).read_text())
-    place = iter(range(len(windows)))
 
-    def run(batches: int) -> None:
-        for _ in range(batches):
+    def repeat(number: int) -> float:
+        start_s = perf_counter()
+        begin = place(number, len(windows))
+        order = Order(len(windows), SEED, begin.epoch)
+        for first in range(begin.index, begin.index + REPEAT * BATCH, BATCH):
             rows = []
-            for _ in range(BATCH):
-                series, start = windows.locate(order[next(place)])
+            for window in order[np.arange(first, first + BATCH)].tolist():
+                series, start = windows.locate(window)
                 sequence = read_sequence(folder, meta, **meta["scales"][series])
+                if scaled:
+                    sequence = (sequence - sequence.mean()) / sequence.std()
                 rows.append(sequence[start : start + WINDOW])
             torch.from_numpy(np.stack(rows))
+        return perf_counter() - start_s
 
-    return run
+    return repeat
 
 
-def read_sequence(folder: Path, meta: dict, offset: int, length: int) -> np.ndarray:
+def read_sequence(
+    folder: Path, meta: dict[str, Any], offset: int, length: int
+) -> NDArray[np.float32]:
     """Read one sequence whole, from as many files as it lies in."""
     pieces, begin = [], 0
     for name, count in meta["files"].items():
@@ -161,16 +218,7 @@ def read_sequence(folder: Path, meta: dict, offset: int, length: int) -> np.ndar
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def timed(run: Run, limit_s: float) -> tuple[float, int]:
-    """Return (seconds, batches) of a run that lasts about `limit_s`."""
-    batches, start = 0, perf_counter()
-    while perf_counter() - start < limit_s:
-        run(4)
-        batches += 4
-    return perf_counter() - start, batches
-
-
-def random_series(points: int) -> Iterator[np.ndarray]:
+def random_series(points: int) -> Iterator[NDArray[np.float32]]:
     """Yield random walks until `points` are made; lengths are spread evenly on a log scale."""
     random = np.random.default_rng(SEED)
     low, high = np.log(SERIES_POINTS)

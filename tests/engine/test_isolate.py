@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from steplab.engine.isolate import Isolation, Worker, WorkerLost, alternate
-from steplab.errors import UserError
+from steplab.errors import MeasurementError, UserError
 from steplab.record import Environment
 from steplab.spec import RunSpec
 from steplab.workloads.workload import find_workload
@@ -100,7 +100,13 @@ def test_progress_is_told(tiny_spec):
 
 def test_two_live_workers_alternate(fated):
     first, second = alternate(fated("live"), fated("live", batch=8), rounds=3, timeout=120)
-    assert len(first) == len(second) == 6 and min(first.values + second.values) > 0
+    assert len(first) == len(second) == 3
+    assert all(len(s) == 2 and min(s.values) > 0 for s in first + second)
+
+
+def test_a_worker_lost_in_a_comparison_is_one_sentence(fated):
+    with pytest.raises(MeasurementError, match="SIGKILL"):
+        alternate(fated("live"), fated("die"), rounds=1, timeout=120)
 
 
 def test_a_worker_that_is_gone_is_a_lost_worker():

@@ -100,6 +100,23 @@ def test_auto_chooses_what_accepts_the_inputs():
     assert op.choose("auto", *uneven, True) == "reference"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_choice_for_a_gpu_can_be_traced(dtype, monkeypatch):
+    """Fake CUDA tensors: whatever `auto` asks on a GPU must not break the graph."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from steplab.modules.attention import Attention
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(op.IMPLS["cudnn"], "HAS_CUDNN", True)
+    module = Attention()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, 2, 8, 64, device="cuda", dtype=dtype)
+        torch.compile(module, backend="eager", fullgraph=True)(q, q, q)
+    assert module.ran == ("cudnn" if dtype == torch.bfloat16 else "efficient")
+
+
 def test_every_file_is_an_implementation():
     assert "attention" in ops()
     for name in impls("attention"):

@@ -216,6 +216,19 @@ def test_the_run_says_when_products_went_group_by_group():
     assert compiled.ran.impls["grouped_mm"] == ("loop",)
 
 
+def test_norms_are_fused_under_autocast(recwarn):
+    """A 16-bit stream meeting fp32 norm weights would fall back to the unfused norm."""
+    model = Tsmoe(SMALL)
+    seen = {}
+    model.blocks[1].attention_norm.register_forward_hook(
+        lambda module, inputs, out: seen.update(dtype=inputs[0].dtype)
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(torch.randn(2, 72))
+    assert seen["dtype"] == torch.float32
+    assert not [w for w in recwarn if "fused" in str(w.message)]
+
+
 def test_several_mixture_layers_per_block():
     config = TsmoeConfig(**SHAPE, d_expert=16, seq_max_len=72, num_expert_layers=3)
     model = Tsmoe(config)

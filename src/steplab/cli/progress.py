@@ -44,6 +44,10 @@ class CellProgress:
         line = f"[{self.count}/{self.cells}] {_name(run.spec)}: {run.status}, {time}"
         print(line, file=sys.stderr, flush=True)
 
+    def say(self, text: str) -> None:
+        """Print a line above the progress."""
+        self.bar.console.print(text, markup=False)
+
     def __enter__(self) -> CellProgress:
         if self.live:
             self.bar.start()

@@ -38,7 +38,7 @@ def scaling_table(runs: Sequence[Run], axis: str) -> Table | None:
         Column("fixed cost", "ms"),
         Column("marginal rate", "TFLOP/s"),
     )
-    note = "fixed cost and rate: least squares of time = fixed + model FLOPs / rate"
+    note = "fixed cost and rate: least squares of time = fixed + model FLOPs / rate, from 3 points"
     return Table(f"scaling with {axis}", columns, tuple(rows), note)
 
 
@@ -55,7 +55,7 @@ def _groups(runs: Sequence[Run], others: Sequence[str], axis: str) -> dict[str, 
 
 def _fixed_cost(group: Sequence[Run]) -> tuple[float | None, float | None]:
     work = [run.work.model if run.work else None for run in group]
-    if len(group) < 2 or any(w is None for w in work) or len(set(work)) < 2:
+    if len(group) < 3 or any(w is None for w in work) or len(set(work)) < 2:
         return None, None
     intercept, slope = line_fit([w or 0.0 for w in work], [_median(run) for run in group])
     return intercept, 1e-9 / slope if slope > 0 else None

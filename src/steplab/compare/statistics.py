@@ -26,21 +26,26 @@ class RatioInterval:
         return self.low > 1 or self.high < 1
 
 
-def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> RatioInterval:
-    """Return median(numerator) / median(denominator) with a percentile bootstrap interval.
+def round_ratio(
+    numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]]
+) -> RatioInterval:
+    """Return the ratio of medians of two specs measured in turns, with its interval.
 
-    The random numbers are seeded, so the same samples always give the same interval.
+    Whole rounds are drawn, not single steps: steps of one round share the machine's mood, and
+    taken as independent they would make the interval too narrow.
     """
     source = random.Random(0)
+    rounds = len(numerators)
 
-    def resampled(values: Sequence[float]) -> float:
-        return statistics.median(source.choices(values, k=len(values)))
+    def ratio(chosen: Sequence[int]) -> float:
+        pooled = ([v for i in chosen for v in side[i]] for side in (numerators, denominators))
+        top, bottom = (statistics.median(values) for values in pooled)
+        return top / bottom
 
-    ratios = sorted(resampled(numerator) / resampled(denominator) for _ in range(RESAMPLES))
+    ratios = sorted(ratio(source.choices(range(rounds), k=rounds)) for _ in range(RESAMPLES))
     tail = (1 - CONFIDENCE) / 2
     low, high = ratios[int(tail * RESAMPLES)], ratios[math.ceil((1 - tail) * RESAMPLES) - 1]
-    middle = statistics.median(numerator) / statistics.median(denominator)
-    return RatioInterval(middle, low, high)
+    return RatioInterval(ratio(range(rounds)), low, high)
 
 
 def local_exponent(x0: float, y0: float, x1: float, y1: float) -> float:

@@ -74,9 +74,11 @@ def _note(runs: Sequence[Run]) -> str:
             lines[f"MFU = model FLOPs / (time x {peak})"] = None
         elif run.figures:
             lines[f"MFU unknown: {run.figures.peak_source}; --mfu-peak-tflops sets a peak"] = None
-    formulas = {run.work.formula for run in runs if run.work}
-    if len(formulas) == 1:
-        lines[f"FLOPs: {formulas.pop()}"] = None
+    for run in runs:
+        if run.work and run.work.formula:
+            lines[f"FLOPs, {run.spec.mode}: {run.work.formula}"] = None
+        if run.memory:
+            lines[f"peak memory: {run.memory.source}"] = None
     for run in runs:
         if run.work and run.work.covered_calls is not None:
             missing = ", ".join(f"{op} x {n}" for op, n in run.work.uncovered_calls.items())

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from steplab.compare.statistics import CONFIDENCE, median_ratio
+from collections.abc import Sequence
+
+from steplab.compare.statistics import CONFIDENCE, round_ratio
 from steplab.record import Column, Samples, Table
+from steplab.record.table import Cell
 from steplab.spec import RunSpec
 
+LEAST_ROUNDS = 3  # below that, drawing rounds tells nothing
 
-def versus_table(first: RunSpec, a: Samples, second: RunSpec, b: Samples) -> Table:
-    """Return medians and the ratio of the second to the first with its interval."""
-    interval = median_ratio(a.values, b.values)
-    if not interval.excludes_one:
+
+def versus_table(
+    first: RunSpec, a: Sequence[Samples], second: RunSpec, b: Sequence[Samples]
+) -> Table:
+    """Return medians and the ratio of the second to the first with its interval, by rounds."""
+    interval = round_ratio([s.values for s in a], [s.values for s in b])
+    if len(a) < LEAST_ROUNDS or not interval.excludes_one:
         verdict = "cannot tell"
     else:
         verdict = "faster" if interval.ratio > 1 else "slower"
@@ -24,11 +31,29 @@ def versus_table(first: RunSpec, a: Samples, second: RunSpec, b: Samples) -> Tab
         Column("interval"),
         Column("verdict"),
     )
-    one = (first.recipe.label, first.mode, a.median, a.spread * 100, len(a), 1.0, "", "baseline")
     span = f"{interval.low:.3f} to {interval.high:.3f}"
-    two = (
-        *(second.recipe.label, second.mode, b.median, b.spread * 100, len(b)),
-        *(interval.ratio, span, verdict),
+    rows = (
+        (*_measured(first, a), 1.0, "", "baseline"),
+        (*_measured(second, b), interval.ratio, span, verdict),
     )
-    note = f"measured in turns by two live workers; bootstrap interval at {CONFIDENCE:.0%}"
-    return Table("one against the other", columns, (one, two), note)
+    note = (
+        f"measured in turns by two live workers, {len(a)} rounds; bootstrap interval over rounds "
+        f"at {CONFIDENCE:.0%}"
+    )
+    return Table("one against the other", columns, rows, note)
+
+
+def rounds_table(a: Sequence[Samples], b: Sequence[Samples]) -> Table:
+    """Return every sample: round, which of the two, milliseconds."""
+    rows = [
+        (number + 1, side, value)
+        for number, pair in enumerate(zip(a, b, strict=True))
+        for side, samples in zip(("first", "second"), pair, strict=True)
+        for value in samples.values
+    ]
+    return Table("rounds", (Column("round"), Column("spec"), Column("step", "ms")), tuple(rows))
+
+
+def _measured(spec: RunSpec, rounds: Sequence[Samples]) -> tuple[Cell, ...]:
+    pooled = Samples(tuple(v for samples in rounds for v in samples.values), "ms")
+    return spec.recipe.label, spec.mode, pooled.median, pooled.spread * 100, len(pooled)

@@ -37,8 +37,11 @@ class ArraySeries:
     def read(self, index: int, start: int, stop: int) -> NDArray[np.float32]:
         """Return points [start, stop) of row `index`."""
         check_range(self.lengths, index, start, stop)
-        rows = self._file.points().reshape(self._shape, order="F" if self._fortran else "C")
-        return to_float32(rows[index, start:stop])
+        rows, points = self._shape
+        if self._fortran:
+            return to_float32(self._file.points()[index::rows][start:stop])
+        first = index * points
+        return to_float32(self._file.slice(first + start, first + stop))
 
 
 def open_npy(path: Path) -> ArraySeries:

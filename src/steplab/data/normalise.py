@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from steplab.data.series import SeriesSet
 
 Normalise = Literal["series", "max", "none"]
-CHUNK = 2**18  # points per read: 2 MiB as float64, so that a long series needs little memory
+CHUNK = 2**18  # points per read: 1 MiB at a time from the disk, 2 MiB as float64
 LEAST_FINITE = 2  # a series with fewer has nothing to predict
 
 
@@ -87,16 +87,19 @@ def statistics(series: SeriesSet, index: int) -> Statistics:
     finite, mean, squares, low, high = 0, 0.0, 0.0, np.inf, -np.inf
     length = int(series.lengths[index])
     for start in range(0, length, CHUNK):
-        points = series.read(index, start, min(start + CHUNK, length)).astype(np.float64)
-        points = points[np.isfinite(points)]
-        if not len(points):
-            continue
-        chunk_mean = float(points.mean())
-        total = finite + len(points)
-        away = chunk_mean - mean
-        squares += float(np.square(points - chunk_mean).sum())
+        points = series.read(index, start, min(start + CHUNK, length))
+        is_finite = np.isfinite(points)
+        if not is_finite.all():
+            points = points[is_finite]
+            if not len(points):
+                continue
+        low, high = min(low, float(points.min())), max(high, float(points.max()))
+        away_from_mean = points.astype(np.float64)
+        chunk_mean = float(away_from_mean.mean())
+        away_from_mean -= chunk_mean
+        total, away = finite + len(points), chunk_mean - mean
+        squares += float(np.square(away_from_mean, out=away_from_mean).sum())
         squares += away**2 * finite * len(points) / total
         mean += away * len(points) / total
         finite = total
-        low, high = min(low, float(points.min())), max(high, float(points.max()))
     return Statistics(finite, mean, squares, low, high)

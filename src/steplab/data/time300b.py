@@ -47,15 +47,14 @@ class Time300B:
         return to_float32(points.astype(np.float64) * self._stds[index] + self._means[index])
 
     def _slice(self, first: int, last: int) -> NDArray[Any]:
-        part = int(np.searchsorted(self._ends, first, side="right"))
         if first == last:
             return np.empty(0, np.float32)
+        part = int(np.searchsorted(self._ends, first, side="right"))
         pieces = []
         while first < last:
-            points = self._files[part].points()
-            begin = int(self._ends[part]) - len(points)
-            pieces.append(points[first - begin : last - begin])
-            first, part = int(self._ends[part]), part + 1
+            begin, end = int(self._ends[part - 1]) if part else 0, int(self._ends[part])
+            pieces.append(self._files[part].slice(first - begin, min(last, end) - begin))
+            first, part = end, part + 1
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 

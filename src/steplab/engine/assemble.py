@@ -24,6 +24,7 @@ def assemble(spec: RunSpec, workload: Workload | None = None) -> Step:
     check_recipe(spec.recipe)
     device = find_device(spec.device)
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False  # torch's default lets convolutions use TF32
     torch.manual_seed(spec.seed)
     workload = workload or find_workload(spec.workload).open(spec.config)
     with torch.device(device):

@@ -49,7 +49,8 @@ class Worker:
         self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed below
         # A session of its own: Ctrl-C reaches the parent alone, which then ends the worker.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "steplab.engine.worker"],
+            # -P: a queue.py in the working directory must not be taken for the library's.
+            [sys.executable, "-P", "-m", "steplab.engine.worker"],
             env={**os.environ, "PYTHONPATH": _import_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -203,21 +204,28 @@ def alternate(
     rounds: int,
     timeout: float = 600.0,
     progress: Progress = silent,
-) -> tuple[Samples, Samples]:
+) -> tuple[list[Samples], list[Samples]]:
     """Measure two specs in turns, both alive in a worker of their own, so drift cannot decide.
 
     Each round measures `spec.steps` steps of both, and the order flips from round to round.
+    Returns the samples of every round; a worker that is lost, or that did not run what was asked
+    for, is a MeasurementError.
     """
-    with Worker() as one, Worker() as two:
-        pairs = [(one, first), (two, second)]
-        for worker, spec in pairs:
-            progress(f"preparing {spec.recipe.label}")
-            worker.ask({"do": "prepare", "spec": encode(spec)}, timeout)
-        values: dict[int, list[float]] = {0: [], 1: []}
-        for number in range(rounds):
-            progress(f"round {number + 1}/{rounds}")
-            for index in (0, 1) if number % 2 == 0 else (1, 0):
-                worker, spec = pairs[index]
-                answer = worker.ask({"do": "measure", "steps": spec.steps}, timeout)
-                values[index] += decode(Samples, answer, "samples").values
-    return Samples(tuple(values[0]), "ms"), Samples(tuple(values[1]), "ms")
+    measured: tuple[list[Samples], list[Samples]] = ([], [])
+    try:
+        with Worker() as one, Worker() as two:
+            pairs = [(one, first), (two, second)]
+            for worker, spec in pairs:
+                progress(f"preparing {spec.recipe.label}")
+                worker.ask({"do": "prepare", "spec": encode(spec)}, timeout)
+            for number in range(rounds):
+                progress(f"round {number + 1}/{rounds}")
+                for index in (0, 1) if number % 2 == 0 else (1, 0):
+                    worker, spec = pairs[index]
+                    answer = worker.ask({"do": "measure", "steps": spec.steps}, timeout)
+                    measured[index].append(decode(Samples, answer, "samples"))
+            for worker, _ in pairs:
+                worker.ask({"do": "verify"}, timeout)
+    except WorkerLost as lost:
+        raise MeasurementError(f"A worker was lost: {lost.reason}.") from None
+    return measured

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from steplab.engine.assemble import assemble, micro_batches
-from steplab.engine.loop import measure, settle, warm_up
+from steplab.engine.loop import measure, settle, settle_scaler, warm_up
+from steplab.errors import MeasurementError
 from steplab.probes.clock import ClockProbe
+from steplab.probes.compilation import CompilationProbe
 from steplab.probes.environment import capture
 from steplab.probes.probe import Subject
-from steplab.record import Samples
+from steplab.probes.ran import RanProbe
+from steplab.record import Run, Samples
 from steplab.spec import RunSpec
+from steplab.techniques.parse import technique
 
 
 class LiveStep:
@@ -19,8 +23,24 @@ class LiveStep:
     def __init__(self, spec: RunSpec, progress: Callable[[str], None]) -> None:
         step = assemble(spec)
         self.subject = Subject(step, micro_batches(step, spec), spec, capture())
+        self.compilation = CompilationProbe()
+        self.compilation.begin(self.subject)
         settle(self.subject, step.parts.settle_steps, progress)
+        settle_scaler(self.subject)
         warm_up(self.subject, spec.warmup, progress)
+        self.compilation.open_window(self.subject)
+
+    def verify(self) -> None:
+        """Look at one profiled step and raise when it is not what was asked for."""
+        spec = self.subject.spec
+        ran, compilation = RanProbe(), self.compilation
+        compilation.close_window(self.subject)
+        ran.inspect(self.subject)
+        run = Run("", spec, capture(), ran=ran.result(), compilation=compilation.result())
+        for name, settings in spec.recipe.techniques.items():
+            difference = technique(name).deviation(settings, run)
+            if difference:
+                raise MeasurementError(f"{spec.recipe.label}: {difference}.")
 
     def measure(self, steps: int) -> Samples:
         """Time `steps` further steps; milliseconds each.

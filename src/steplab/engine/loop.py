@@ -41,6 +41,21 @@ def settle(subject: Subject, at_least: int, progress: Progress) -> float | None:
     raise MeasurementError(f"Still compiling after {MOST_SETTLE_STEPS} steps: shapes must change.")
 
 
+def settle_scaler(subject: Subject) -> None:
+    """Run until the gradient scaler skips no update: skipped ones would be timed as steps.
+
+    It starts at 65,536 and halves at every overflow, so 16 skips bring it down to 1.
+    """
+    scaler = subject.step.parts.scaler
+    while scaler.is_enabled() and subject.spec.mode == "full":
+        before = scaler.get_scale()
+        subject.run_step()
+        if scaler.get_scale() >= before:
+            return
+        if before < 1:
+            raise MeasurementError("fp16 gradients overflow at any scale: every update is skipped.")
+
+
 def preflight(subject: Subject) -> None:
     """Run one forward eagerly, so that faults of the model are told in its own words.
 

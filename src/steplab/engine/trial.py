@@ -13,14 +13,14 @@ import torch
 
 from steplab import shelf
 from steplab.engine.assemble import assemble, micro_batches
-from steplab.engine.loop import measure, settle, warm_up
+from steplab.engine.loop import measure, settle, settle_scaler, warm_up
 from steplab.errors import MeasurementError, Unsupported, UserError
 from steplab.hardware.figures import utilisation
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import CompilationProbe
 from steplab.probes.environment import capture
 from steplab.probes.probe import Probe, Subject
-from steplab.record import Ran, Run, new_run_id
+from steplab.record import Run, new_run_id
 from steplab.record.run import now
 from steplab.spec import RunSpec
 from steplab.techniques.parse import technique
@@ -61,8 +61,11 @@ def _watched(blank: Run, progress: Callable[[str], None]) -> Run:
     for probe in probes.values():
         probe.begin(subject)
     compilation.first_seconds = settle(subject, step.parts.settle_steps, progress)
+    settle_scaler(subject)
     warm_up(subject, spec.warmup, progress)
+    scale = step.parts.scaler.get_scale()
     losses = measure(subject, spec.steps, clock, list(probes.values()), progress)
+    skipped = step.parts.scaler.get_scale() < scale
     progress("inspecting")
     for probe in probes.values():
         probe.inspect(subject)
@@ -71,11 +74,11 @@ def _watched(blank: Run, progress: Callable[[str], None]) -> Run:
         blank,
         clock=clock.result(),
         parameters=sum(p.numel() for p in step.model.parameters()),
+        notes=("updates skipped: fp16 gradients overflowed in the timed steps",) if skipped else (),
         losses=() if spec.mode == "infer" else tuple(float(loss) for loss in losses),
         **seen,
     )
-    _refuse_deviation(spec, seen["ran"])
-    return _judged(run, step.parts.matmul_dtype)
+    return _verified(_judged(run, step.parts.matmul_dtype))
 
 
 def _judged(run: Run, dtype: str) -> Run:
@@ -83,7 +86,7 @@ def _judged(run: Run, dtype: str) -> Run:
     assert run.clock is not None and run.work is not None
     device = run.environment.device_name if run.spec.device == "cuda" else run.environment.cpu
     figures = utilisation(run.work, run.clock.step.median, device, dtype, run.spec.peak_tflops)
-    notes = [figures.warning] if figures.warning else []
+    notes = [*run.notes, figures.warning] if figures.warning else [*run.notes]
     if abs(run.clock.agreement - 1) > CLOCK_TOLERANCE:
         notes.append(f"clocks differ: steps sum to {run.clock.agreement:.3f} of the wall time")
     if run.clock.step.spread > NOISY_SPREAD:
@@ -96,11 +99,17 @@ def _judged(run: Run, dtype: str) -> Run:
     return replace(run, figures=figures, notes=tuple(notes))
 
 
-def _refuse_deviation(spec: RunSpec, ran: Ran) -> None:
-    for name, settings in spec.recipe.techniques.items():
-        difference = technique(name).deviation(settings, ran)
+def _verified(run: Run) -> Run:
+    """Compare what ran with what was asked: a difference fails the Run, a doubt is noted."""
+    notes = list(run.notes)
+    for name, settings in run.spec.recipe.techniques.items():
+        difference = technique(name).deviation(settings, run)
         if difference:
-            raise MeasurementError(f"{difference[0].upper()}{difference[1:]}.")
+            reason = f"{difference[0].upper()}{difference[1:]}."
+            return replace(run, status="failed", reason=reason)
+        doubt = technique(name).doubt(settings, run)
+        notes += [doubt] if doubt else []
+    return replace(run, notes=tuple(notes))
 
 
 def _failure(blank: Run, error: Exception) -> Run:

@@ -50,6 +50,9 @@ class Answers:
         except SteplabError as error:
             kind = type(error).__name__
             self._send({"error": kind, "message": error.message, "suggestion": error.suggestion})
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}."
+            self._send({"error": "MeasurementError", "message": message, "suggestion": ""})
 
     def do_environment(self, request: dict[str, Any]) -> Any:
         """Describe this machine."""
@@ -73,6 +76,11 @@ class Answers:
     def do_measure(self, request: dict[str, Any]) -> Any:
         """Time some steps of the prepared one; milliseconds each."""
         return encode(self.live.measure(request["steps"]))
+
+    def do_verify(self, request: dict[str, Any]) -> Any:
+        """Raise when the prepared step did not run as asked."""
+        self.live.verify()
+        return None
 
     def _progress(self, text: str) -> None:
         self._send({"progress": text})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.codec import encode
@@ -57,10 +58,16 @@ def to_svg(table: Table) -> str:
 WRITERS = {".csv": to_csv, ".md": to_markdown, ".json": to_json, ".svg": to_svg}
 
 
+def check_suffixes(paths: Sequence[Path]) -> None:
+    """Refuse a file whose format is not known, before anything is measured for it."""
+    for path in paths:
+        if path.suffix not in WRITERS:
+            raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(WRITERS)}.")
+
+
 def write_table(table: Table, path: Path) -> None:
     """Write a table in the format that the file's suffix names."""
-    if path.suffix not in WRITERS:
-        raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(WRITERS)}.")
+    check_suffixes([path])
     with disk_errors(path.parent, "--out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, WRITERS[path.suffix](table).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -33,6 +34,7 @@ class RunSpec:
     steps: int = 10  # timed steps
     seed: int = 42
     peak_tflops: float | None = None  # the user's own dense peak for MFU; None: the catalog's
+    source: str = ""  # hash of the file that a user's own workload came from
 
     def __post_init__(self) -> None:
         for name in ("batch", "accumulate", "steps"):
@@ -40,6 +42,10 @@ class RunSpec:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if self.warmup < 0 or self.clip < 0:
             raise UserError("warmup and clip must not be negative.")
+        if not math.isfinite(self.clip):
+            raise UserError(f"clip must be a finite number, not {self.clip}.")
+        if self.peak_tflops is not None and not 0 < self.peak_tflops < math.inf:
+            raise UserError(f"The peak must be more than 0 TFLOP/s, not {self.peak_tflops}.")
         if self.mode not in MODES:
             raise UserError(f"mode is {self.mode!r}.", f"Known: {', '.join(MODES)}.")
 

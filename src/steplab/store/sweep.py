@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from steplab.codec import encode
@@ -22,6 +22,12 @@ class Sweep:
 
     id: str
     finished: dict[str, Run]
+
+    @property
+    def begun(self) -> str:
+        """When it began, UTC: the first part of its id."""
+        day, time = self.id.split("-")[:2]
+        return f"{day[:4]}-{day[4:6]}-{day[6:]} {time[:2]}:{time[2:4]} UTC"
 
 
 def open_sweep(store: Store, specs: Sequence[RunSpec], environment: Environment) -> Sweep:
@@ -46,7 +52,10 @@ def open_sweep(store: Store, specs: Sequence[RunSpec], environment: Environment)
 
 
 def _key(cells: Sequence[str], environment: Environment) -> str:
-    text = json.dumps([list(cells), encode(environment)], sort_keys=True)
+    # A commit in between does not change what was measured; another file of the user's would,
+    # and is part of the cells.
+    machine = encode(replace(environment, git=""))
+    text = json.dumps([list(cells), machine], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

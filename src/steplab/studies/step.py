@@ -56,20 +56,25 @@ def sweep(
     command: Sequence[str],
     fresh_workers: bool,
     progress: Callable[[RunSpec, str], None],
+    say: Callable[[str], None],
 ) -> Iterator[Run]:
     """Yield a Run for every spec, in order; each is in the store before it is yielded.
 
-    Cells that an interrupted sweep of the same specs has finished are read, not measured again.
-    `fresh_workers` gives every cell a process of its own: a warm-up study needs a true first step.
+    Cells that an interrupted sweep of the same specs has finished are read, not measured again,
+    which is said. `fresh_workers` gives every cell a process of its own; so does a cell without
+    warm-up, whose first step must be a true one.
     """
     store.check_writable()
     current = open_sweep(store, specs, environment)
+    if current.finished:
+        say(f"{len(current.finished)} cells are taken from the sweep begun {current.begun}")
     for spec in specs:
         cell = fingerprint(spec)
         if cell in current.finished:
             yield current.finished[cell]
             continue
-        key = cell if fresh_workers else f"{spec.workload}/{spec.size}"
+        alone = fresh_workers or spec.warmup == 0
+        key = cell if alone else f"{spec.workload}/{spec.size}"
         run = isolation.trial(spec, environment, key, lambda text, s=spec: progress(s, text))  # type: ignore[misc]
         run = replace(run, group=current.id, command=tuple(command))
         store.save(run)

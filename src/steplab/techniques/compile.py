@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from steplab.codec import decode
-from steplab.errors import Unsupported
+from steplab.errors import Unsupported, UserError
+from steplab.record import Run
 from steplab.spec.recipe import Setting
 from steplab.techniques.technique import Stage, StepParts, Technique
 
@@ -28,6 +29,9 @@ class CompileSettings:
     optimizer: bool = False  # compile the optimizer's step too, apart from the model
 
 
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+
 class Compile(Technique):
     """Shapes are static (`dynamic=False`): a step's shapes do not change."""
 
@@ -35,11 +39,26 @@ class Compile(Technique):
     stage = Stage.COMPILE
     settings: ClassVar[type] = CompileSettings
 
+    def check(self, settings: Mapping[str, Setting], name: str) -> None:
+        """Modes belong to inductor."""
+        super().check(settings, name)
+        backend = settings.get("backend", "inductor")
+        if backend != "inductor" and settings.get("mode", "default") != "default":
+            raise UserError(
+                f"compile.mode={settings['mode']} has no meaning for the backend {backend}.",
+                "Leave the mode or the backend out.",
+            )
+
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
         """Compile in place; names of parameters stay as they are."""
         import torch
 
         chosen: CompileSettings = decode(CompileSettings, dict(settings), "compile")
+        if chosen.mode == "reduce-overhead" and parts.device.type != "cuda":
+            raise Unsupported(
+                "compile.mode=reduce-overhead is CUDA graphs, which need a CUDA GPU.",
+                "Use compile.mode=default.",
+            )
         targets = [parts.model] if chosen.scope == "whole" else repeated_blocks(parts.model)
         options: dict[str, object] = {"fullgraph": chosen.fullgraph, "dynamic": False}
         if chosen.backend == "inductor":
@@ -50,6 +69,18 @@ class Compile(Technique):
             parts.wrap_optimizer_step = lambda step: torch.compile(step, backend=chosen.backend)
         # The first step compiles forward and backward; the second shows whether it was enough.
         parts.settle_steps = 2
+
+    def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
+        """Something must have been compiled, and CUDA graphs replayed where the mode has them."""
+        if run.compilation is None or not run.compilation.graphs:
+            return "compile was asked for, but nothing was compiled"
+        mode = settings.get("mode", "default")
+        if mode not in GRAPH_MODES or run.spec.device != "cuda" or run.ran is None:
+            return ""
+        if run.compilation.cudagraph_skips or not run.ran.graph_launches:
+            skips = run.compilation.cudagraph_skips
+            return f"compile.mode={mode} was asked for, but CUDA graphs were skipped {skips} times"
+        return ""
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

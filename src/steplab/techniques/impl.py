@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from steplab.errors import Unsupported, UserError, did_you_mean
+from steplab.hardware.kernel_names import attention_backend
 from steplab.kernels.impl import AUTO, impls
-from steplab.record import Ran
+from steplab.record import Run
 from steplab.spec.recipe import Setting
 from steplab.techniques.technique import Stage, StepParts, Technique
+
+FUSED = ("flash", "efficient", "cudnn")
 
 
 class Impl(Technique):
@@ -22,8 +25,12 @@ class Impl(Technique):
         """Check each op and implementation by name."""
         if "" in words:
             raise UserError(f"{name} needs an op.", f"Example: {name}.attention=flash")
-        self.check(words, name)
-        return dict(words)
+        return self.complete(words, name)
+
+    def complete(self, settings: Mapping[str, Setting], name: str) -> dict[str, Setting]:
+        """Check the settings; there is no first field to fill in."""
+        self.check(settings, name)
+        return dict(settings)
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
         """Raise a UserError for an unknown op or implementation."""
@@ -46,18 +53,32 @@ class Impl(Technique):
             for module in modules:
                 module.impl = impl  # type: ignore[assignment]
 
-    def deviation(self, settings: Mapping[str, Setting], ran: Ran) -> str:
-        """Compare with what the modules dispatched and with the aten ops in the trace."""
+    def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
+        """Compare with what the modules dispatched and with the attention seen in the trace."""
         for op, impl in settings.items():
-            seen = ran.impls.get(op, ())
+            seen = run.ran.impls.get(op, ()) if run.ran else ()
             if impl != AUTO and seen != (impl,):
                 return f"{op} {impl!r} was asked for, but {', '.join(seen) or 'nothing'} ran"
-            if op == "attention" and impl in ("flash", "efficient", "cudnn"):
-                wanted = f"_{impl}_attention"
-                if not any(wanted in name for name in ran.attention_ops):
-                    names = ", ".join(ran.attention_ops) or "no attention op"
-                    return f"attention {impl!r} was asked for, but the trace shows {names}"
+        asked, traced = settings.get("attention"), traced_attention(run)
+        if asked in FUSED and traced and traced != {asked}:
+            names = ", ".join(sorted(traced))
+            return f"attention {asked!r} was asked for, but the trace shows {names}"
         return ""
+
+    def doubt(self, settings: Mapping[str, Setting], run: Run) -> str:
+        """A replayed CUDA graph dispatches no ops, and its kernel names may be unknown."""
+        asked = settings.get("attention")
+        if asked in FUSED and not traced_attention(run):
+            return f"unverified: no attention op or known kernel in the trace, {asked} was asked"
+        return ""
+
+
+def traced_attention(run: Run) -> set[str]:
+    """Return the fused attention backends that the profiled step shows, by op or by kernel."""
+    if run.ran is None:
+        return set()
+    by_op = {impl for impl in FUSED for op in run.ran.attention_ops if f"_{impl}_attention" in op}
+    return by_op or {b for name in run.ran.kernels if (b := attention_backend(name))}
 
 
 TECHNIQUE = Impl()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from steplab.record import Ran
+from steplab.record import Run
 from steplab.spec.recipe import Setting
 from steplab.techniques.technique import Stage, StepParts, Technique
 
@@ -32,11 +32,16 @@ class Optimizer(Technique):
             {"foreach": False, "fused": False} if asked == "forloop" else {str(asked): True}
         )
 
-    def deviation(self, settings: Mapping[str, Setting], ran: Ran) -> str:
-        """Compare with the optimizer's own state and the trace."""
-        if ran.optimizer and ran.optimizer != settings["impl"]:
-            return f"optimizer {settings['impl']!r} was asked for, but {ran.optimizer} ran"
+    def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
+        """Compare with the update that the trace shows."""
+        ran = run.ran.optimizer if run.ran else ""
+        if ran and ran != settings["impl"]:
+            return f"optimizer {settings['impl']!r} was asked for, but {ran} ran"
         return ""
+
+    def doubt(self, settings: Mapping[str, Setting], run: Run) -> str:
+        """Only a full step has an update."""
+        return "" if run.spec.mode == "full" else f"no effect: {run.spec.mode} has no optimizer"
 
 
 TECHNIQUE = Optimizer()

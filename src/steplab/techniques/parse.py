@@ -34,8 +34,13 @@ def parse_recipe(text: str) -> Recipe:
                 f"{part!r} in the recipe {text!r} is not technique=value.",
                 "Example: precision=bf16,compile=blocks",
             )
-        words.setdefault(name, {})[key] = value.strip()
-    return Recipe({name: technique(name).read(given, name) for name, given in words.items()})
+        own = words.setdefault(name, {})
+        if key in own:
+            raise UserError(f"The recipe {text!r} sets {left.strip()} twice.", "Keep one.")
+        own[key] = value.strip()
+    recipe = Recipe({name: technique(name).read(given, name) for name, given in words.items()})
+    check_recipe(recipe)
+    return recipe
 
 
 def read_recipe_file(path: Path) -> Recipe:
@@ -49,8 +54,7 @@ def read_recipe_file(path: Path) -> Recipe:
         raise UserError(f"The recipe {path} cannot be read ({error}).") from None
     if not isinstance(data, dict) or not all(isinstance(v, dict) for v in data.values()):
         raise UserError(f"The recipe {path} must hold one table of settings per technique.")
-    check_recipe(Recipe(data))
-    return Recipe(data)
+    return Recipe({name: technique(name).complete(given, name) for name, given in data.items()})
 
 
 def check_recipe(recipe: Recipe) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from steplab.codec import decode, read_word, type_hints
 from steplab.errors import UserError, did_you_mean
-from steplab.record import Ran
+from steplab.record import Run
 from steplab.spec.recipe import Setting
 
 if TYPE_CHECKING:
@@ -60,9 +60,13 @@ class Technique:
                 raise UserError(f"{name} has no setting {key!r}.", did_you_mean(key, fields))
             key = key or fields[0]
             read[key] = read_word(hints[key], word, f"{name}.{key}")
-        if fields[0] not in read:
-            read = {fields[0]: getattr(self.settings(), fields[0]), **read}
-        return read
+        return self.complete(read, name)
+
+    def complete(self, settings: Mapping[str, Setting], name: str) -> dict[str, Setting]:
+        """Check settings and put the first field in front, with its default if it is not set."""
+        self.check(settings, name)
+        first = dataclasses.fields(self.settings)[0].name
+        return {first: getattr(self.settings(), first), **settings}
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
         """Raise a UserError when the settings, as data, are not valid."""
@@ -72,6 +76,10 @@ class Technique:
         """Change the parts, or raise Unsupported with the reason."""
         raise NotImplementedError
 
-    def deviation(self, settings: Mapping[str, Setting], ran: Ran) -> str:
+    def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Say how what ran differs from what was asked for; "" when it does not."""
+        return ""
+
+    def doubt(self, settings: Mapping[str, Setting], run: Run) -> str:
+        """Say why it cannot be told whether it ran as asked; "" when it can."""
         return ""

@@ -6,6 +6,7 @@ The factory's keyword parameters, with their defaults, become the workload's con
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.util
 import inspect
 import sys
@@ -50,7 +51,8 @@ def adopt(name: str) -> Entry:
         return AdoptedWorkload(factory, encode(values), name)
 
     summary = (inspect.getdoc(factory) or "a model of your own").splitlines()[0]
-    return Entry(name, summary, config, open_workload)
+    source = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+    return Entry(name, summary, config, open_workload, source=source)
 
 
 class AdoptedWorkload:

@@ -76,6 +76,7 @@ class Entry:
     presets: Mapping[str, Any] = field(default_factory=dict)
     cpu_preset: str = ""  # the size taken on a CPU when none is named
     gpu_preset: str = ""
+    source: str = ""  # hash of the file it came from, for a user's own workload
 
     def resolve(self, size: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the complete config as JSON data: preset, then overrides, then checks."""

@@ -277,6 +277,6 @@ def test_on_a_gpu_launches_are_counted_and_nothing_waits() -> None:
         torch.cuda.set_sync_debug_mode("default")
     summary = meter.summary()
     assert summary.kernel_launches is not None and summary.kernel_launches >= 2
-    assert summary.inspected_step == 3 and len(summary.step) == 5
+    assert summary.inspected_step == 3 and len(summary.step) == 5 and summary.dtype == "fp32"
     assert all(p > 0 for p in summary.phases["forward"].values)
     assert summary.memory is not None and summary.memory.source == "cuda allocator"

@@ -7,6 +7,7 @@ import pytest
 
 import steplab
 from steplab.engine.meter import meter as meter_module
+from steplab.engine.meter.inspection import Inspected
 from tests.engine.meter.fakes import FakeClock, install_clock, run_steps, tiny_model
 
 
@@ -20,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 def test_mfu_is_six_flops_per_weight_over_the_peak(clock: FakeClock) -> None:
     # 6 x 512 x 100 tokens = 307,200 FLOPs in 10 ms = 30.72 MFLOP/s; the peak is 100 MFLOP/s.
-    meter = steplab.Meter(tiny_model(), peak_tflops=1e-4, inspect_step=None)
+    meter = steplab.Meter(tiny_model(), peak_tflops=1e-4, dtype="fp32", inspect_step=None)
     run_steps(meter, clock, (0, 10), (2, 8))
     metrics = meter.metrics()
     assert metrics["train/mfu"] == pytest.approx(0.3072)
@@ -44,7 +45,7 @@ def test_line_reads_as_promised(clock: FakeClock, monkeypatch: pytest.MonkeyPatc
     memory = SimpleNamespace(peak=int(53.8 * 2**30))
     monkeypatch.setattr(meter_module, "read_memory", lambda device: memory)
     meter = steplab.Meter(tiny_model(), flops_per_token=2e9, dtype="bf16", inspect_step=None)
-    meter._watch.launches = 1714
+    meter._watch.inspected = Inspected(launches=1714)
     run_steps(meter, clock, (0, 412.3), (4.123, 408.177), tokens=65_536)
     # 65,536 tokens x 2 GFLOP / 412.3 ms / 989.4 TFLOP/s = 32.1 %; 4.123 of 824.6 ms waited.
     assert meter.line() == (
@@ -70,7 +71,9 @@ def test_sparse_peak_is_halved_and_said_once(
 
 
 def test_more_than_the_peak_is_marked_in_every_line(clock: FakeClock) -> None:
-    meter = steplab.Meter(tiny_model(), flops_per_token=1e9, peak_tflops=1, inspect_step=None)
+    meter = steplab.Meter(
+        tiny_model(), flops_per_token=1e9, peak_tflops=1, dtype="fp32", inspect_step=None
+    )
     run_steps(meter, clock, (0, 10))
     assert "MFU 1000.0 % (not possible)" in meter.line()
     assert "measurement error" in meter.line()
@@ -80,7 +83,7 @@ def test_more_than_the_peak_is_marked_in_every_line(clock: FakeClock) -> None:
 
 
 def test_unknown_device_has_no_mfu(clock: FakeClock) -> None:
-    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    meter = steplab.Meter(tiny_model(), dtype="fp32", inspect_step=None)
     run_steps(meter, clock, (0, 10))
     assert "MFU unknown" in meter.line() and "launches unknown" in meter.line()
     metrics = meter.metrics()

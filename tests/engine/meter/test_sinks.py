@@ -19,7 +19,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 def test_jsonl_is_appended_by_two_meters(clock: FakeClock, tmp_path: Path) -> None:
     path = tmp_path / "new" / "log.jsonl"
     for _ in range(2):
-        meter = steplab.Meter(tiny_model(), peak_tflops=1e-4, inspect_step=None, jsonl=path)
+        meter = steplab.Meter(
+            tiny_model(), peak_tflops=1e-4, dtype="fp32", inspect_step=None, jsonl=path
+        )
         for _ in range(2):
             run_steps(meter, clock, (0, 10))
             assert meter.log() == meter.line()

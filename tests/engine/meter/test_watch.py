@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import steplab
-from steplab.engine.meter import launches
+from steplab.engine.meter import inspection
 from tests.engine.meter.fakes import (
     FakeClock,
     FakeDevice,
@@ -68,7 +68,9 @@ def test_profiler_of_the_user_is_left_alone() -> None:
     ):
         torch.ones(3).sum()
     assert "aten::sum" in {event.key for event in profiler.key_averages()}
-    assert "another profiler was running in step 1" in meter.line()
+    for unknown in ("launches", "MFU"):
+        told = f"warning: {unknown} unknown: another profiler was running in step 1"
+        assert told in meter.line()
     assert meter.summary().inspected_step is None and len(meter.summary().step) == 1
 
 
@@ -84,17 +86,19 @@ def test_launches_are_kernels_and_graphs(
         start=lambda: calls.append("start"), stop=lambda: calls.append("stop"), profiler=results
     )
 
-    def start_profile(activities: list[ProfilerActivity], acc_events: bool) -> SimpleNamespace:
+    def start_profile(activities: list[ProfilerActivity], **asked: bool) -> SimpleNamespace:
         assert ProfilerActivity.CUDA in activities
+        assert asked == {"record_shapes": True, "acc_events": True}
         return fake
 
-    monkeypatch.setattr(launches, "profile", start_profile)
+    monkeypatch.setattr(inspection, "profile", start_profile)
+    monkeypatch.setattr(inspection, "judge_products", lambda events, device: ("bf16", ""))
     meter = steplab.Meter(tiny_model(), inspect_step=2)
     for _ in range(3):
         launch_step(meter, clock, gpu)
     assert calls == ["start", "stop"]
     assert meter.metrics()["train/kernel_launches_per_step"] == 4
-    assert meter.line().endswith("launches 4")
+    assert meter.line().endswith("launches 4") and meter.dtype == "bf16"
 
 
 # CUDA without a GPU: events whose device is a few steps behind the host.
@@ -111,7 +115,7 @@ def launch_step(meter: steplab.Meter, clock: FakeClock, gpu: FakeDevice) -> None
 
 
 def test_device_times_come_from_events_read_late(gpu: FakeDevice, clock: FakeClock) -> None:
-    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    meter = steplab.Meter(tiny_model(), dtype="fp32", inspect_step=None)
     for _ in range(3):
         launch_step(meter, clock, gpu)
     # The device has finished nothing: the line says so and does not wait.

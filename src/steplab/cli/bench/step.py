@@ -14,11 +14,12 @@ from steplab.compare.axes import numeric_axes
 from steplab.compare.details import compilation_table, phase_table, utilisation_table
 from steplab.compare.scaling import scaling_table
 from steplab.compare.steps import step_table
-from steplab.compare.versus import versus_table
+from steplab.compare.versus import rounds_table, versus_table
 from steplab.engine.isolate import Isolation, alternate
 from steplab.errors import MeasurementError, UserError
-from steplab.record import Environment, Run, Table
-from steplab.report.export import write_table
+from steplab.record import Environment, Run, Table, new_run_id
+from steplab.record.run import now
+from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import console, print_table
 from steplab.spec import MODES, RunSpec
 from steplab.store import DEFAULT_ROOT, Store
@@ -58,8 +59,11 @@ def _run(args: argparse.Namespace) -> int:
     name = getattr(args, "workload", DEFAULT_WORKLOAD)
     entry = find_workload(name)
     # Planned once before a worker is started (2 s), so that a slip of the pen is told at once.
+    check_suffixes(args.out)
+    if not args.timeout > 0:
+        raise UserError(f"--timeout must be more than 0 seconds, not {args.timeout}.")
     specs, _ = _plan(args, entry, name, "cpu" if args.device == "auto" else args.device)
-    if args.alternate and len(specs) != 2:
+    if args.alternate < 0 or (args.alternate and len(specs) != 2):
         raise UserError(
             f"--alternate compares two cells, but the flags span {len(specs)}.",
             "Give one --mode, one --size and two recipes, for example.",
@@ -70,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
         environment = isolation.environment()
         specs, grid = _plan(args, entry, name, _device(args.device, environment))
         if args.alternate:
-            return _compare(args, specs)
+            return _compare(args, specs, store, environment)
         runs = _measure(args, specs, grid, store, isolation, environment)
     tables = _tables(runs, f"{name}: one training step")
     for table in tables:
@@ -122,6 +126,7 @@ def _plan(
         clip=args.clip,
         seed=args.seed,
         peak_tflops=args.mfu_peak_tflops,
+        source=entry.source,
     )
     return plan(entry, grid, template), grid
 
@@ -137,7 +142,8 @@ def _measure(
     runs: list[Run] = []
     with CellProgress(len(specs)) as progress:
         cells = sweep(
-            specs, store, isolation, environment, sys.argv, grid.studies_warmup, progress.stage
+            *(specs, store, isolation, environment, sys.argv, grid.studies_warmup),
+            *(progress.stage, progress.say),
         )
         try:
             for run in cells:
@@ -150,7 +156,9 @@ def _measure(
     return runs
 
 
-def _compare(args: argparse.Namespace, specs: list[RunSpec]) -> int:
+def _compare(
+    args: argparse.Namespace, specs: list[RunSpec], store: Store, environment: Environment
+) -> int:
     with CellProgress(1) as progress:
         first, second = alternate(
             specs[0],
@@ -162,6 +170,9 @@ def _compare(args: argparse.Namespace, specs: list[RunSpec]) -> int:
     table = versus_table(specs[0], first, specs[1], second)
     print_table(table)
     _write(args.out, [table])
+    tables = {"versus": table, "rounds": rounds_table(first, second)}
+    run = Run(new_run_id(specs[0]), specs[0], environment, created=now(), tables=tables)
+    print(f"saved {store.save(run)}")
     return 0
 
 

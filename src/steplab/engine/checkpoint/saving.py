@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-FOLDER_FLAG = "--checkpoints"
+FOLDER_FLAG = "--checkpoint-dir"
 
 
 def save(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,7 @@ class Meter:
     """Watches a training loop from inside, without making the device wait.
 
     ```python
-    meter = steplab.Meter(model, dtype="bf16")
+    meter = steplab.Meter(model)
     for batch in loader:
         with meter.step(tokens=batch.numel()):
             with meter.phase("forward"): ...
@@ -41,11 +42,13 @@ class Meter:
     A step's time is the period from the end of the step before to its own end. The time between
     that end and the entry of the step is the data stall, whatever the loop did meanwhile. Phases
     are device times on CUDA; they may be left out, or entered several times in a step. One step
-    (`inspect_step`, None for no step) runs under the profiler to count its kernel launches and is
-    left out of every statistic. A step that raises is not counted.
+    (`inspect_step`, None for no step) runs under the profiler, which counts its kernel launches
+    and sees its dtypes, and is left out of every statistic. A step that raises is not counted.
 
     MFU needs three things: FLOPs per token (six per matmul weight unless given, see `formula`),
-    the `dtype` that the matrix products run in, and a dense peak (the catalog's unless given).
+    the `dtype` that the matrix products run in (that of the inspected step unless given), and a
+    dense peak (the catalog's unless given). Kernels that are no ATen calls are not seen: where
+    most products are such kernels, give the dtype.
     """
 
     def __init__(
@@ -54,20 +57,23 @@ class Meter:
         *,
         flops_per_token: float | None = None,
         peak_tflops: float | None = None,
-        dtype: Dtype = "fp32",
+        dtype: Dtype | None = None,
         inspect_step: int | None = 3,
         jsonl: Path | str | None = None,
         tensorboard: Path | str | None = None,
     ) -> None:
-        if dtype not in get_args(Dtype):
+        if dtype is not None and dtype not in get_args(Dtype):
             raise UserError(f"dtype is {dtype!r}.", did_you_mean(str(dtype), get_args(Dtype)))
         _refuse_negative(
             flops_per_token=flops_per_token, peak_tflops=peak_tflops, inspect_step=inspect_step
         )
+        # Kineto reads it when the first profiler of the process starts; without it the inspected
+        # step prints two USDT lines to stderr (torch 2.13).
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         self._model = model
         self._flops_per_token = flops_per_token
         self._peak_tflops = peak_tflops
-        self._dtype = dtype
+        self._asked_dtype = dtype
         self._sinks = open_sinks(jsonl, tensorboard)
         self._watch = StepWatch(model, inspect_step)
         self._reading: Reading | None = None  # what was told last
@@ -133,25 +139,33 @@ class Meter:
             memory=reading.memory,
             figures=reading.figures,
             formula=self.formula,
-            kernel_launches=self._watch.launches,
-            inspected_step=self._watch.inspected,
+            dtype=self.dtype,
+            kernel_launches=self._watch.inspected.launches,
+            inspected_step=self._watch.inspected.step,
             notes=tuple(self._notes.values()),
         )
 
     @property
     def formula(self) -> str:
         """What MFU counts as the work of one token."""
-        return self._yardstick.formula
+        return self._work[1]
+
+    @property
+    def dtype(self) -> str | None:
+        """What the matrix products run in, as given or as inspected; None while not known."""
+        return self._asked_dtype or self._watch.inspected.dtype
 
     @cached_property
-    def _yardstick(self) -> Yardstick:
+    def _work(self) -> tuple[float | None, str]:
+        """FLOPs per token and their formula in words."""
         if self._flops_per_token is None:
-            flops, formula = count_flops_per_token(self._model)
-        else:
-            flops = self._flops_per_token
-            formula = f"{flops:g} FLOPs per token, given by the user"
-        name = device_name(self._watch.marker.device)
-        return Yardstick(flops, formula, name, self._dtype, self._peak_tflops)
+            return count_flops_per_token(self._model)
+        flops = self._flops_per_token
+        return flops, f"{flops:g} FLOPs per token, given by the user"
+
+    @cached_property
+    def _device_name(self) -> str:
+        return device_name(self._watch.marker.device)
 
     def _read(self) -> Reading:
         """Return the Reading of the steps since the last one; the same until a step has ended.
@@ -167,28 +181,34 @@ class Meter:
     def _read_from(self, row: int) -> Reading:
         watch = self._watch
         memory = read_memory(watch.marker.device)
+        yardstick = Yardstick(self._work[0], self._device_name, self.dtype, self._peak_tflops)
         reading = read_window(
-            watch.samples, row, self._yardstick, watch.count, memory, watch.launches
+            watch.samples, row, yardstick, watch.count, memory, watch.inspected.launches
         )
         return replace(reading, notes=self._new_notes(reading))
 
     def _new_notes(self, reading: Reading) -> tuple[str, ...]:
         """Return what has to be said and has not been; one note per subject in a Meter's life."""
         peak = "impossible" if reading.is_impossible else "peak"
-        found = {"profiler": self._watch.uninspected, peak: reading.figures.warning}
+        unseen, no_dtype = self._watch.uninspected, self._watch.inspected.why_no_dtype
+        found = {
+            "profiler": unseen and f"launches unknown: {unseen}.",
+            peak: reading.figures.warning,
+        }
+        if self._asked_dtype is None and no_dtype:
+            found["dtype"] = f"MFU unknown: {no_dtype}; pass dtype= ({', '.join(get_args(Dtype))})."
         new = {key: text for key, text in found.items() if text and key not in self._notes}
         self._notes |= new
         return tuple(new.values())
 
     def _conditions(self, reading: Reading) -> dict[str, Any]:
-        yardstick = self._yardstick
         found = {
             "time": now(),
-            "device": yardstick.device_name,
-            "dtype": yardstick.dtype,
-            "formula": yardstick.formula,
+            "device": self._device_name,
+            "dtype": self.dtype,
+            "formula": self.formula,
             "peak_source": reading.figures.peak_source,
-            "inspected_step": self._watch.inspected,
+            "inspected_step": self._watch.inspected.step,
             "notes": list(reading.notes),
         }
         return {name: value for name, value in found.items() if value}

@@ -11,19 +11,22 @@ from steplab.engine.meter.samples import StepSamples
 from steplab.hardware.figures import utilisation
 from steplab.record import Figures, Memory, Work
 
+NO_DTYPE = Figures(None, None, None, None, "the dtype of the matrix products is not known")
+
 
 @dataclass(frozen=True)
 class Yardstick:
     """What a rate of tokens is held against: FLOPs per token, a device and a dtype."""
 
     flops_per_token: float | None
-    formula: str
     device_name: str
-    dtype: str
+    dtype: str | None  # None: not known, and then no peak holds
     peak_tflops: float | None  # the user's own dense peak; None: the catalog's
 
     def figures(self, tokens_per_s: float | None) -> Figures:
         """Return the utilisation at `tokens_per_s`: the work of one second over one second."""
+        if self.dtype is None:
+            return NO_DTYPE
         flops = self.flops_per_s(tokens_per_s)
         work = Work(round(tokens_per_s or 0), model=flops, palm=None, hardware=None)
         return utilisation(work, 1e3, self.device_name, self.dtype, self.peak_tflops)

@@ -25,6 +25,7 @@ class MeterSummary(Clock):
     memory: Memory | None
     figures: Figures
     formula: str  # what `figures.mfu` counts
+    dtype: str | None  # whose peak it is held against: as given, or as inspected
     kernel_launches: int | None  # of the inspected step
     inspected_step: int | None  # ran under the profiler and is not among the samples
     notes: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from types import TracebackType
 from torch import nn
 
 from steplab.engine.meter.events import MarkedStep, Marker, Moment, device_of
-from steplab.engine.meter.launches import LaunchCount, another_profiler_runs
+from steplab.engine.meter.inspection import Inspected, Inspection, another_profiler_runs
 from steplab.engine.meter.samples import StepSamples
 from steplab.errors import UserError
 
@@ -22,12 +22,11 @@ class StepWatch:
         self.samples = StepSamples()
         self.count = 0  # steps that ended well, the inspected one included
         self.left_s = 0.0  # when the loop last got control back
-        self.launches: int | None = None
-        self.inspected: int | None = None  # the step that ran under the profiler
-        self.uninspected = ""  # why no step did, though one should have
+        self.inspected = Inspected(why_no_dtype="" if inspect_step else "no step is inspected")
+        self.uninspected = ""  # why no step ran under the profiler, though one should have
         self._model = model
         self._inspect_step = inspect_step
-        self._inspection: LaunchCount | None = None
+        self._inspection: Inspection | None = None
         self._step: MarkedStep | None = None  # the one we are in
         self._last_end: Moment | None = None  # of the step before, if that one counts
         self._pending: deque[MarkedStep] = deque()  # ended; the device may not be there yet
@@ -57,7 +56,7 @@ class StepWatch:
         """End the step and collect what the device has finished by now."""
         assert self._step is not None
         if self._inspection is not None:
-            self.launches, self.inspected = self._inspection.stop(), self.count + 1
+            self.inspected = self._inspection.stop(self.count + 1)
             self._inspection = self._last_end = None
         else:
             self._step.end = self._last_end = self.marker.mark()
@@ -96,11 +95,10 @@ class StepWatch:
 
     def _begin_inspection(self) -> None:
         if another_profiler_runs():
-            self.uninspected = (
-                f"launches unknown: another profiler was running in step {self.count + 1}."
-            )
+            self.uninspected = f"another profiler was running in step {self.count + 1}"
+            self.inspected = Inspected(why_no_dtype=self.uninspected)
         else:
-            self._inspection = LaunchCount(self.marker.device)
+            self._inspection = Inspection(self.marker.device)
 
 
 # Classes and not generators: `contextlib.contextmanager` costs a microsecond per entry.

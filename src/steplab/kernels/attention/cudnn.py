@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Asked once, here: torch.compile cannot trace the question.
+HAS_CUDNN = torch.backends.cudnn.is_available()
+
 
 def refuse(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> str:
     """Return why it cannot run, or ""."""
     if q_BHTD.device.type != "cuda" or torch.version.cuda is None:
         return f"needs an NVIDIA GPU, not {q_BHTD.device.type}"
-    if not torch.backends.cudnn.is_available():
+    if not HAS_CUDNN:
         return "needs a torch build with cuDNN"
     if torch.cuda.get_device_capability(q_BHTD.device) < (8, 0):
         return "needs compute capability 8.0 or newer"

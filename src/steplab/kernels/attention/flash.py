@@ -16,6 +16,8 @@ def refuse(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> str:
         return ""
     if q_BHTD.device.type != "cuda":
         return f"needs cuda or cpu, not {q_BHTD.device.type}"
+    if torch.cuda.get_device_capability(q_BHTD.device) < (8, 0):
+        return "needs compute capability 8.0 or newer"
     if q_BHTD.dtype not in HALF:
         return f"needs fp16 or bf16 on CUDA, not {q_BHTD.dtype}"
     if q_BHTD.shape[-1] % 8 or q_BHTD.shape[-1] > 256:

@@ -52,4 +52,5 @@ class Outcome:
     reason: str = ""
     rank_ms: tuple[tuple[float, ...], ...] = ()
     rank_host_ms: tuple[tuple[float, ...], ...] = ()  # until the call returned to Python
+    late_runs: int = 0  # runs whose time on the device holds a wait for the host
     window_ms: float = 0.0  # wall time of all timed runs, refills and barriers included

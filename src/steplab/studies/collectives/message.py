@@ -71,6 +71,7 @@ class Message:
         part = elements // world
         self.sent = [t.to(device, dtype) for t in sent_tiles(op, rank, world)]
         self.due = due_tiles(op, rank, world)
+        self.token = torch.zeros(1, device=device)  # of a collective that only lines the ranks up
         source_size = part if op == "all-gather" else elements
         self.source = self.result = torch.empty(source_size, dtype=dtype, device=device)
         if op != "all-reduce":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,14 +22,23 @@ from steplab.studies.collectives.message import Message
 
 T = TypeVar("T")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# About 1 ms at the 2 GHz of an H200, some ten times what the host needs to queue two collectives.
+SLEEP_CYCLES = 2_000_000
+
+
+class Timing(NamedTuple):
+    """One run on one rank, in milliseconds."""
+
+    ms: float  # until the result was there: on the device's clock on CUDA, else on the host's
+    host_ms: float  # until the call returned
+    late: bool = False  # the device came to the run before all of it was queued
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw of a cell, in milliseconds per run."""
+    """What one rank saw of a cell."""
 
-    ms: tuple[float, ...]
-    host_ms: tuple[float, ...]
+    runs: tuple[Timing, ...]
     window_ms: float
     wrong: int  # elements with a wrong value after the last run
 
@@ -57,40 +66,70 @@ def measure_job(folder: str) -> None:
 
 
 def _measure(job: Job, cell: Cell, device: torch.device) -> Outcome:
-    message, problem = None, ""
+    message, problem = None, None
     elements = message_elements(cell.mib, job.dtype, job.world)
     try:
         message = Message(cell.op, elements, DTYPES[job.dtype], device, dist.get_rank(), job.world)
-    except (RuntimeError, MemoryError) as error:  # allocations: torch raises either for no memory
-        problem = " ".join(str(error).split())[:200] or type(error).__name__
+    except Exception as error:
+        problem = _problem(error, cell)
     # All ranks must know before any of them waits for a collective that will not come.
-    for rank, text in enumerate(_from_all(problem)):
-        if text:
-            return Outcome("oom", f"rank {rank} had no memory for {cell}: {text}")
+    for rank, found in enumerate(_from_all(problem)):
+        if found is not None:
+            return replace(found, reason=f"rank {rank} {found.reason}")
     assert message is not None
+    timed = _time_queued if device.type == "cuda" else _time_call
     for _ in range(job.warmup):
-        _time_once(message, device)
+        timed(message)
     start = perf_counter()
-    times = [_time_once(message, device) for _ in range(job.runs)]
+    runs = tuple(timed(message) for _ in range(job.runs))
     window_ms = (perf_counter() - start) * 1e3
-    ms, host_ms = zip(*times, strict=True)
-    return _judged(_from_all(Seen(ms, host_ms, window_ms, message.wrong())))
+    return _judged(_from_all(Seen(runs, window_ms, message.wrong())))
 
 
-def _time_once(message: Message, device: torch.device) -> tuple[float, float]:
-    """Run the collective once; return its milliseconds on the device's and on the host's clock."""
-    on_cuda = device.type == "cuda"
+def _problem(error: Exception, cell: Cell) -> Outcome:
+    """Return how a cell ends whose buffers could not be made; the reason lacks the rank."""
+    from steplab.engine.trial import is_out_of_memory
+
+    text = " ".join(str(error).split())[:200] or type(error).__name__
+    if is_out_of_memory(error):
+        return Outcome("oom", f"had no memory for {cell}: {text}")
+    return Outcome(
+        "failed", f"could not make the buffers of {cell}: {type(error).__name__}: {text}"
+    )
+
+
+def _time_call(message: Message) -> Timing:
+    """Run the collective once on CPU, where the call returns when it is done."""
     message.refill()
     dist.barrier()
-    if on_cuda:
-        torch.cuda.synchronize()
-    watch = Stopwatch(on_cuda)
+    watch = Stopwatch(on_cuda=False)
+    start = watch.mark()
+    message.communicate()
+    ms = watch.host_ms(start, watch.mark())
+    return Timing(ms, ms)
+
+
+def _time_queued(message: Message) -> Timing:
+    """Run the collective once on CUDA and time the device.
+
+    An idle device would pass the start event at once and then wait for the host, which needs tens
+    of microseconds to launch: more than a small message takes. So everything is queued while the
+    device sleeps. Back-to-back calls would not do: the host is slower than small messages.
+    """
+    message.refill()
+    dist.barrier()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    # Sleeps end at different times; the ranks leave a collective within microseconds. Not a
+    # barrier, for which the host would wait.
+    dist.all_reduce(message.token)
+    watch = Stopwatch(on_cuda=True)
     start = watch.mark()
     message.communicate()
     end = watch.mark()
-    if on_cuda:
-        torch.cuda.synchronize()
-    return watch.device_ms(start, end), watch.host_ms(start, end)
+    late = watch.events[start].query()
+    torch.cuda.synchronize()
+    return Timing(watch.device_ms(start, end), watch.host_ms(start, end), late)
 
 
 def _judged(ranks: list[Seen]) -> Outcome:
@@ -98,8 +137,12 @@ def _judged(ranks: list[Seen]) -> Outcome:
         if seen.wrong:
             return Outcome("failed", f"rank {rank} received {seen.wrong:,} wrong values")
     return Outcome(
-        rank_ms=tuple(seen.ms for seen in ranks),
-        rank_host_ms=tuple(seen.host_ms for seen in ranks),
+        rank_ms=tuple(tuple(run.ms for run in seen.runs) for seen in ranks),
+        rank_host_ms=tuple(tuple(run.host_ms for run in seen.runs) for seen in ranks),
+        late_runs=sum(
+            any(run.late for run in ranks_of_run)
+            for ranks_of_run in zip(*(seen.runs for seen in ranks), strict=True)
+        ),
         window_ms=max(seen.window_ms for seen in ranks),
     )
 

@@ -36,7 +36,7 @@ def to_run(spec: RunSpec, outcome: Outcome, environment: Environment) -> Run:
         source="cuda events" if spec.device == "cuda" else "perf_counter",
     )
     tables = {"bandwidth": _bandwidth(spec.config, step.median), "ranks": _ranks(outcome)}
-    return replace(run, clock=clock, tables=tables, notes=tuple(_notes(spec, environment)))
+    return replace(run, clock=clock, tables=tables, notes=tuple(_notes(spec, outcome, environment)))
 
 
 def _bandwidth(config: Any, ms: float) -> Table:
@@ -61,7 +61,13 @@ def _ranks(outcome: Outcome) -> Table:
     return Table("time of every rank", columns, rows)
 
 
-def _notes(spec: RunSpec, environment: Environment) -> Iterator[str]:
+def _notes(spec: RunSpec, outcome: Outcome, environment: Environment) -> Iterator[str]:
+    if outcome.late_runs:
+        yield (
+            f"{spec.config['op']} of {spec.config['mib']:g} MiB over {spec.config['world']} ranks: "
+            f"the host was late in {outcome.late_runs} of {len(outcome.rank_ms[0])} runs, whose "
+            "time holds a wait for it"
+        )
     if spec.device == "cuda":
         return
     world = spec.config["world"]

@@ -11,7 +11,7 @@ from steplab.studies.collectives.bandwidth import algorithm_gbs, bus_gbs, messag
 
 METHOD = (
     "us per operation: median, p10 and p90 over the runs of the slowest rank's time; "
-    "barrier before each, results verified\n"
+    "ranks lined up before each, results verified\n"
     "algbw = message bytes / median, busbw = algbw x 2(n-1)/n for all-reduce, x (n-1)/n for the "
     "others; 1 GB = 10^9 bytes"
 )

@@ -46,8 +46,13 @@ class Embedding(nn.Module):
         self.gate = nn.Linear(patch_length, width, bias=False)
 
     def forward(self, patches_BNP: Tensor) -> Tensor:
-        """Map (B, N, P) to (B, N, D)."""
-        return F.silu(self.gate(patches_BNP)) * self.value(patches_BNP)
+        """Map (B, N, P) to (B, N, D), never in autocast's dtype.
+
+        So the residual stream keeps the dtype of the norms' weights, without which torch has no
+        fused RMSNorm; and one point times one weight gains nothing from tensor cores.
+        """
+        with torch.autocast(patches_BNP.device.type, enabled=False):
+            return F.silu(self.gate(patches_BNP)) * self.value(patches_BNP)
 
 
 class SelfAttention(nn.Module):

@@ -1,0 +1,68 @@
+"""What a CUDA kernel's name tells: the dtype of a matrix product, the backend of an attention.
+
+Only spellings that leave no doubt are listed; any other name gives None. Names that hide the
+dtype: nvjet_* (cuBLAS on Hopper and newer), triton_tem_fused_mm_* (Inductor), gemv kernels.
+"""
+
+from __future__ import annotations
+
+import re
+
+# cuBLAS, XMMA: gemm_<A><B>_<multiplied as><accumulated in>_..., so that tf32 and the SIMT units
+# (ffma) differ: sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x64x16_..._cublas.
+_XMMA = r"\bsm\d+_xmma_gemm_"
+# cuBLAS, hand-written: [output]_s<MMA shape>gemm_<input>, "s" and "h" for fp32 and fp16 sums:
+# ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn, volta_h884gemm_64x64_nt. A shape
+# without digits is the SIMT product: ampere_sgemm_128x64_nn.
+_CUBLAS = r"\b(?:maxwell|volta|turing|ampere)_"
+# cuBLAS, built with CUTLASS: the same order of parts (gemm_operation.py there):
+# cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8. No input type behind
+# s1688gemm means fp32 input, which these units can only multiply as tf32. Parts such as
+# s1688bf16gemm (fp32 multiplied as bf16) are not listed.
+_CUTLASS = r"\bcutlass_\d+_(?:wmma_)?tensorop_"
+
+_MATMULS = tuple(
+    (dtype, re.compile("|".join(patterns)))
+    for dtype, patterns in {
+        "bf16": (
+            _XMMA + r"bf16bf16_bf16f32_",
+            _CUBLAS + r"(?:bf16_)?s\d+gemm_bf16_",
+            _CUTLASS + r"(?:bf16_)?s\d+gemm_(?:relu_)?bf16_",
+        ),
+        "fp16": (
+            _XMMA + r"f16f16_f16f(?:16|32)_",
+            _CUBLAS + r"(?:(?:fp16_)?s\d+gemm_fp16_|h\d+gemm_)",
+            _CUTLASS + r"(?:(?:f16_)?s\d+gemm_(?:relu_)?f16_|h\d+gemm_)",
+        ),
+        "tf32": (_XMMA + r"f32f32_tf32f32_", _CUTLASS + r"s1688gemm_\d"),
+        "fp32": (
+            _XMMA + r"f32f32_f32f32_",
+            _CUBLAS + r"sgemm_\d",
+            r"\bcutlass_\d+_simt_sgemm_\d",
+        ),
+    }.items()
+)
+
+# cuDNN comes first: its names say "flash" too.
+_ATTENTIONS = (
+    # cuDNN's generated kernels, and what stands around its backward: row sums, dq, grouped heads.
+    (
+        "cudnn",
+        r"cudnn_generated_\w*_sdpa_"
+        r"|cudnn::fusion::(?:compute_dot_do_o|convert_dq_to_16bits|fmha_reduce_head)",
+    ),
+    # PyTorchMemEffAttention: fmha_cutlassF_* forward, fmha_cutlassB_* backward.
+    ("efficient", r"\bfmha_cutlass[FB]_"),
+    # FlashAttention 2 (pytorch_flash:: in PyTorch, flash:: in its own package) and 3.
+    ("flash", r"\bpytorch_flash::|\bflash_(?:fwd|bwd)_|\bflash::FlashAttn(?:Fwd|Bwd)"),
+)
+
+
+def matmul_class(name: str) -> str | None:
+    """Return "bf16", "fp16", "tf32" or "fp32": how a GEMM kernel multiplies. None: not sure."""
+    return next((dtype for dtype, pattern in _MATMULS if pattern.search(name)), None)
+
+
+def attention_backend(name: str) -> str | None:
+    """Return "flash", "efficient" or "cudnn" for a fused attention kernel. None: not sure."""
+    return next((backend for backend, pattern in _ATTENTIONS if re.search(pattern, name)), None)

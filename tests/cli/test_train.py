@@ -1,0 +1,90 @@
+import pytest
+import torch
+
+from steplab.cli.main import main
+
+FIRST_SMALL = """--dataset-path time300b_selected --steps-per-epoch 80 --epochs 1 --batch-size 4
+--seq-max-len 4096 --seq-stride 4096 --hidden-size 384 --n-decoder-layers 12 --num-experts 8
+--num-expert-layers 1 --hidden-size 384 --d-ff 1536 --d-expert 192 --k 2 --n-head 12 --log-every 10
+--checkpoint-every 0 --log-perf-metrics --mfu-peak-tflops 1671""".split()
+FLAGSHIP = """--dataset-path time300b_selected --steps-per-epoch 80 --epochs 1 --batch-size 16
+--seq-max-len 4096 --seq-stride 4096 --num-expert-layers 1 --hidden-size 768 --n-head 12
+--n-decoder-layers 12 --num-experts 8 --k 2 --num-expert-layers 1 --d-ff 3072 --d-expert 3072
+--log-every 10 --checkpoint-every 0 --log-perf-metrics --mfu-peak-tflops 1979""".split()
+TINY = """--hidden-size 16 --n-decoder-layers 1 --n-head 2 --num-experts 2 --d-ff 16 --d-expert 8
+--seq-max-len 40 --horizons 1,8 --batch-size 2 --steps-per-epoch 4 --log-every 2
+--validation-batches 1""".split()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (FIRST_SMALL, "params total=35.50M (35,495,145) active=24.88M (24,878,313)"),
+        (FLAGSHIP, "params total=538.13M (538,130,793) active=198.39M (198,392,169)"),
+        ([*FLAGSHIP, "--compile"], "(538,130,793)"),
+        ([*FLAGSHIP, "--no-amp"], "(538,130,793)"),
+        ([*FLAGSHIP, "--profile"], "(538,130,793)"),
+    ],
+)
+def test_command_lines_run_as_written(words, line, capsys):
+    """The last flag wins: 0 steps builds, says the size and ends."""
+    assert main(["train", *words, "--steps-per-epoch", "0"]) == 0
+    assert line in capsys.readouterr().out
+
+
+def test_train_says_where_its_checkpoint_is_and_resumes(tmp_path, capsys):
+    folder = ["--checkpoint-dir", str(tmp_path / "c")]
+    assert main(["train", *TINY, *folder]) == 0
+    out = capsys.readouterr().out
+    assert "step=4 loss=" in out and f"checkpoint {tmp_path / 'c'}/step-00000004" in out
+    assert "next: steplab train --resume" in out
+    assert main(["train", "--resume", *folder, "--epochs", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "resumed" in out and "step-00000008" in out
+
+
+def test_perf_metrics_line(tmp_path, capsys):
+    words = [*TINY, "--checkpoint-every", "0", "--log-perf-metrics", "--mfu-peak-tflops", "1979"]
+    assert main(["train", *words, "--amp", "--checkpoint-dir", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "tflops=" in out and "mfu=0.00%" in out and "hbm_util=unknown" in out
+    assert "no checkpoint was written" in out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--hiden-size", "4"], "Did you mean '--hidden-size'"),
+        (["--size", "flagshp"], "Did you mean 'flagship'"),
+        (["--k", "9"], "more than the"),
+        (["--batch-size", "0"], "batch_size must be at least 1"),
+        (["--dataset-path", "nowhere"], "nowhere"),
+        (["--resume"], "no checkpoint in checkpoints"),
+        (["--resume", "nowhere"], "nowhere"),
+        (["--compile", "--recipe", "compile=blocks"], "contradict"),
+        (["--amp", "--recipe", "precision=fp16"], "contradict"),
+        (["--normalise", "sereis"], "Did you mean 'series'"),
+        (["gpt", "--steps-per-epoch", "1"], "not trained on series"),
+        (["--lr", "fast"], "--lr needs float"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.strip().splitlines()) == 1
+
+
+def test_resuming_another_run_is_refused(tmp_path, capsys):
+    folder = ["--checkpoint-dir", str(tmp_path)]
+    assert main(["train", *TINY, *folder]) == 0
+    for flag, value in (("--hidden-size", "32"), ("--lr", "0.5"), ("--seed", "1")):
+        assert main(["train", "--resume", *folder, flag, value]) == 2
+        assert "another run" in capsys.readouterr().err
+
+
+def test_no_gpu_though_asked_for(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert main(["train", "--device", "cuda"]) == 2
+    assert "torch sees no GPU" in capsys.readouterr().err

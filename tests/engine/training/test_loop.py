@@ -1,0 +1,199 @@
+"""Training as it is used: loss falls, resume is exact, kills lose nothing."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from steplab.data.time300b import write_time300b
+from steplab.engine.checkpoint import newest, restore
+from steplab.engine.signals import Stop
+from steplab.engine.training import train
+from steplab.engine.training.log import TrainingLog
+from steplab.engine.training.loop import Session
+from steplab.errors import MeasurementError, UserError
+from steplab.spec.training import TrainSettings, TrainSpec
+from steplab.techniques.parse import parse_recipe
+from steplab.workloads.workload import find_workload
+
+SOURCE = Path(__file__).parents[3] / "src"
+SHAPE = {
+    "hidden_size": 16, "n_decoder_layers": 2, "n_head": 2, "num_experts": 4, "d_ff": 16,
+    "d_expert": 8, "seq_max_len": 40, "horizons": "1,8",
+}  # fmt: skip
+
+
+def make_spec(folder, recipe="plain", config=None, **settings) -> TrainSpec:
+    resolved = find_workload("tsmoe").resolve("tiny", {**SHAPE, **(config or {})})
+    chosen = {
+        "steps_per_epoch": 20, "batch_size": 4, "log_every": 5, "validate_every": 0,
+        "validation_batches": 1, "checkpoint_every": 10, "checkpoint_dir": str(folder),
+    }  # fmt: skip
+    return TrainSpec(
+        "tsmoe", resolved, "tiny", parse_recipe(recipe), "cpu", TrainSettings(**chosen | settings)
+    )
+
+
+def silent(folder=None):
+    return TrainingLog(lambda line: None, folder, perf=False)
+
+
+def state_of(path, spec) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, by name."""
+    session = Session(spec, silent())
+    restore(path, session.step.model, session.step.optimizer, session.step.parts.scaler)
+    names = dict(session.step.model.named_parameters())
+    found = {f"weight/{name}": p.detach().clone() for name, p in names.items()}
+    for name, p in names.items():
+        for key, value in session.step.optimizer.state[p].items():
+            found[f"{key}/{name}"] = torch.as_tensor(value).clone()
+    return found
+
+
+def assert_same_state(path_a, path_b, spec):
+    a, b = state_of(path_a, spec), state_of(path_b, spec)
+    assert a.keys() == b.keys()
+    different = [name for name in a if not torch.equal(a[name], b[name])]
+    assert different == []
+
+
+@pytest.mark.parametrize(
+    "recipe", ["plain", "optimizer=fused", "precision=bf16", "precision=fp16,impl.experts=loop"]
+)
+def test_20_steps_equal_10_and_resume_and_10(tmp_path, recipe):
+    whole = make_spec(tmp_path / "whole", recipe, accumulate=2)
+    train(whole, silent(), Stop())
+    halves = make_spec(tmp_path / "halves", recipe, accumulate=2)
+
+    class StopAfter(Stop):
+        """A stop that is asked for once the tenth step is over."""
+
+        asked = 0
+
+        def __getattribute__(self, name):
+            if name == "requested":
+                self.asked += 1
+                return self.asked > 10
+            return super().__getattribute__(name)
+
+    outcome = train(halves, silent(), StopAfter())
+    assert outcome.step == 10 and outcome.stopped
+    outcome = train(halves, silent(), Stop(), newest(tmp_path / "halves"))
+    assert outcome.step == 20 and not outcome.stopped
+    assert_same_state(newest(tmp_path / "whole"), newest(tmp_path / "halves"), whole)
+
+
+def test_loss_falls_and_is_logged(tmp_path):
+    spec = make_spec(tmp_path, steps_per_epoch=60, lr=3e-3, log_every=10, validate_every=30)
+    outcome = train(spec, silent(tmp_path), Stop())
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["train/pred"] for row in rows if "train/pred" in row]
+    assert len(losses) == 6 and losses[-1] < 0.8 * losses[0]
+    assert sum("val/pred" in row and "ood/pred" in row for row in rows) == 2
+    assert set(outcome.metrics) >= {"loss", "pred", "aux", "val", "ood"}
+    assert outcome.metrics["aux"] >= 1.0
+
+
+def test_own_data(tmp_path):
+    source = np.random.default_rng(0)
+    series = [source.normal(size=n).cumsum().astype(np.float32) for n in (200, 90, 300, 2, 50)]
+    write_time300b(tmp_path / "data" / "walks", series)
+    spec = make_spec(
+        tmp_path / "c", dataset_path=str(tmp_path / "data"), seq_stride=20, steps_per_epoch=5
+    )
+    outcome = train(spec, silent(), Stop())
+    assert outcome.step == 5 and "val" not in outcome.metrics
+
+
+def test_divergence_is_told_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    spec = make_spec(tmp_path, checkpoint_every=5, steps_per_epoch=20)
+    original = Session._one_step
+
+    def poisoned(self, loader):
+        if self.step_number == 12:
+            with torch.no_grad():
+                next(self.step.model.parameters()).fill_(float("nan"))
+        original(self, loader)
+
+    monkeypatch.setattr(Session, "_one_step", poisoned)
+    with pytest.raises(MeasurementError, match="step-00000010 is intact"):
+        train(spec, silent(), Stop())
+    assert newest(tmp_path).name == "step-00000010"
+
+
+def test_data_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        train(make_spec(tmp_path, dataset_path=str(tmp_path / "nowhere")), silent(), Stop())
+
+
+def test_profile_writes_a_chrome_trace(tmp_path):
+    spec = make_spec(tmp_path, profile=True, steps_per_epoch=22, checkpoint_every=0)
+    said = []
+    train(spec, TrainingLog(said.append, None, perf=False), Stop())
+    trace = json.loads((tmp_path / "profiler" / "chrome_trace.json").read_text())
+    assert any("aten::" in str(event.get("name")) for event in trace["traceEvents"])
+    assert any("chrome_trace.json" in line for line in said)
+
+
+def train_command(folder, steps) -> list[str]:
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in SHAPE.items()]
+    return [
+        *(sys.executable, "-m", "steplab", "train", *flags, "--batch-size=4", "--log-every=1"),
+        *(f"--steps-per-epoch={steps}", "--checkpoint-every=1", "--validate-every=0"),
+        *("--validation-batches=1", f"--checkpoint-dir={folder}", "--keep-last=2"),
+    ]
+
+
+def test_kills_at_random_moments_lose_nothing(tmp_path):
+    """Killed several times, also while saving; the last run ends where an unbroken one does."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    steps, source = 24, random.Random(1)
+    command = train_command(tmp_path / "killed", steps)
+    for attempt in range(3):
+        resume = ["--resume"] if newest(tmp_path / "killed") else []
+        with subprocess.Popen(
+            [*command, *resume], env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            for line in process.stdout:
+                if line.startswith("step="):
+                    break
+            time.sleep(source.uniform(0.0, 0.25))
+            process.send_signal(signal.SIGKILL if attempt < 2 else signal.SIGTERM)
+    assert newest(tmp_path / "killed") is not None
+    for folder, extra in (("killed", ["--resume"]), ("whole", [])):
+        done = [*train_command(tmp_path / folder, steps), *extra]
+        subprocess.run(done, env=environment, check=True, capture_output=True, timeout=120)
+    spec = make_spec(tmp_path, steps_per_epoch=steps)
+    assert_same_state(newest(tmp_path / "killed"), newest(tmp_path / "whole"), spec)
+
+
+def test_a_signal_saves_and_exits(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    command = [*train_command(tmp_path, 5000)]
+    command[command.index("--checkpoint-every=1")] = "--checkpoint-every=4000"
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("step=3"):
+                break
+        process.send_signal(signal.SIGTERM)
+        out, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped by a signal" in out and error == ""
+    assert newest(tmp_path) is not None and "next: steplab train --resume" in out
+
+
+def test_a_finished_run_can_go_on(tmp_path):
+    spec = make_spec(tmp_path)
+    train(spec, silent(), Stop())
+    longer = replace(spec, settings=replace(spec.settings, epochs=2))
+    assert train(longer, silent(), Stop(), newest(tmp_path)).step == 40
