@@ -53,11 +53,14 @@ def main() -> int:
 def measure_all(args: argparse.Namespace) -> Table:
     """Return one row per device and way of use; microseconds of host time per step."""
     rows: list[tuple[Cell, ...]] = []
-    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    for device in devices:
         for use, line_every in (("steps", None), (f"+ line every {LINE_EVERY}", LINE_EVERY)):
             own = own_time(device, line_every, args.steps, args.repeats)
             views = (own.median, own.percentile(10), own.percentile(90))
             rows.append((device, use, len(PHASES), *views, own.median / TEN_MS_IN_US * 100))
+    environment = capture()
+    conditions = "\n".join(f"{device}: {environment.conditions_on(device)}" for device in devices)
     units = [("device", ""), ("use", ""), ("phases", ""), ("median", "us")]
     units += [("10th percentile", "us"), ("90th", "us"), ("share of a 10 ms step", "%")]
     return Table(
@@ -65,13 +68,13 @@ def measure_all(args: argparse.Namespace) -> Table:
         columns=tuple(Column(name, unit) for name, unit in units),
         rows=tuple(rows),
         note=f"{args.repeats} repeats of {args.steps} empty steps, the same loop without the "
-        f"Meter taken off.\n{capture().conditions}",
+        f"Meter taken off.\n{conditions}",
     )
 
 
 def own_time(device: str, line_every: int | None, steps: int, repeats: int) -> Samples:
     """Return the Meter's microseconds per step, one value per repeat; the first is warm-up."""
-    meter = Meter(torch.nn.Linear(8, 8, device=device), inspect_step=None)
+    meter = Meter(torch.nn.Linear(8, 8, device=device), dtype="fp32", inspect_step=None)
     metered_loop(meter, steps, line_every)
     values = [metered_loop(meter, steps, line_every) - bare_loop(steps) for _ in range(repeats)]
     return Samples(tuple(values), "us")

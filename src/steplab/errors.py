@@ -38,6 +38,14 @@ class MeasurementError(SteplabError):
     exit_code = 4
 
 
+def no_gpu() -> UserError:
+    """Return the error for a GPU that was asked for and is not there."""
+    return UserError(
+        "The device cuda was asked for, but torch sees no GPU.",
+        "Use --device cpu, or install a CUDA build of torch and check the driver.",
+    )
+
+
 ERROR_KINDS: dict[str, type[SteplabError]] = {
     kind.__name__: kind for kind in (UserError, Unsupported, MeasurementError)
 }

@@ -14,7 +14,9 @@ import pytest
 pytest.importorskip("rich")
 
 from steplab.cli.main import main
+from steplab.spec import RunSpec, fingerprint
 from steplab.store import Store
+from steplab.workloads.workload import find_workload
 
 SOURCE = Path(__file__).parents[2] / "src"
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--ff-width", "16"]
@@ -85,6 +87,25 @@ def test_a_loss_that_is_no_scalar(tmp_path, capsys):
     assert "must be a scalar" in capsys.readouterr().err
 
 
+def test_another_file_is_another_sweep(tmp_path, capsys):
+    """After an interrupt the user changes the model: no cell of the old one may be reused."""
+    text = (Path(__file__).parents[2] / "examples" / "own_model.py").read_text()
+    path = tmp_path / "mine.py"
+    entries = []
+    for content in (text, text + "# changed\n"):
+        path.write_text(content)
+        entries.append(find_workload(f"{path}:recurrent"))
+    assert entries[0].source != entries[1].source
+    specs = [RunSpec("mine.py:recurrent", source=entry.source) for entry in entries]
+    assert fingerprint(specs[0]) != fingerprint(specs[1])
+
+
+def test_a_library_name_in_the_working_directory_is_no_trap(tmp_path, monkeypatch, capsys):
+    (tmp_path / "queue.py").write_text("raise SystemExit('shadowed')")
+    monkeypatch.chdir(tmp_path)
+    assert bench(tmp_path, "--mode", "forward") == 0
+
+
 def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path):
     """Ctrl-C after the first cell; the same command then measures the missing cells only."""
     store = tmp_path / "store"
@@ -104,7 +125,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path):
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120, check=True
     )
-    assert "4 Runs" in done.stdout
+    assert "4 Runs" in done.stdout and "cells are taken from the sweep begun" in done.stderr
     after = Store(store).ids()
     assert len(after) == 4 and set(before) <= set(after)
 

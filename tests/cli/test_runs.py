@@ -56,6 +56,20 @@ def test_a_damaged_run_is_shown_as_such(store, filled, capsys):
     assert "unreadable" in capsys.readouterr().out
 
 
+def test_a_filter_never_selects_what_cannot_be_read(store, filled, capsys):
+    """A Run of a newer version must not fall to `--status oom --delete`."""
+    (store.runs / filled[0].id / "run.json").write_text('{"steplab_record": 9, "run": {}}')
+    assert runs_command(store, "--status", "oom", "--delete") == 0
+    assert filled[0].id in store.ids() and filled[1].id not in store.ids()
+    assert runs_command(store, "--json") == 2
+    assert "Upgrade steplab" in capsys.readouterr().err
+
+
+def test_groups_by_their_beginning(store, filled, capsys):
+    assert runs_command(store, "--group", "g") == 0
+    assert "1 Runs" in capsys.readouterr().out
+
+
 def test_an_empty_store_is_no_error(store, capsys):
     assert runs_command(store) == 0
     assert "0 Runs" in capsys.readouterr().out

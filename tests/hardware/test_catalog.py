@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from steplab.hardware.catalog import CARDS, find_card, sparse_peak_owner
+from steplab.hardware.catalog import CARDS, find_card, sparse_peak_owner, tensor_peak_name
 
 REAL_NAMES = {
     "NVIDIA H100 80GB HBM3": ("H100 SXM5", 989.4, 3350),
@@ -88,6 +88,42 @@ def test_dense_and_free_peaks_are_not_called_sparse(tflops):
     assert sparse_peak_owner(tflops, "bf16") is None
 
 
-def test_tf32_has_no_such_rule():
-    """312 is the sparse TF32 peak of an A100 and its dense bf16 peak."""
-    assert sparse_peak_owner(312, "tf32") is None
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", "bf16", "fp16", "fp8"])
+def test_the_present_cards_own_peaks_decide(card, dtype):
+    dense = card.peak(dtype)
+    if dense is None:
+        return
+    assert sparse_peak_owner(dense, dtype, card) is None
+    owner = card if card.sparse and dtype != "fp32" else None
+    found = sparse_peak_owner(2 * dense, dtype, card)
+    assert found is owner if owner else found is not card
+
+
+def test_every_dtype_has_its_sparse_peak():
+    assert sparse_peak_owner(989.4, "tf32").name == "H100 SXM5"
+    assert sparse_peak_owner(312, "tf32").name == "A100 40GB"
+    assert sparse_peak_owner(3958, "fp8").name == "H100 SXM5"
+    assert sparse_peak_owner(1979, "fp32") is None
+
+
+def test_the_present_card_comes_before_the_others():
+    """362 is dense on an L40S and sparse on an L40."""
+    assert sparse_peak_owner(362, "bf16", find_card("NVIDIA L40")).name == "L40"
+    assert sparse_peak_owner(362, "bf16", find_card("NVIDIA L40S")) is None
+
+
+@pytest.mark.parametrize(
+    ("tflops", "device", "name"),
+    [
+        (1979, "NVIDIA H200", "sparse bf16 peak of the H200 SXM"),
+        (989.4, "NVIDIA H200", "bf16 peak of the H200 SXM"),
+        (494.7, "Mystery", "tf32 peak of the H100 SXM5"),
+        (125, "Tesla V100-SXM2-16GB", "fp16 peak of the V100 SXM2"),
+        (66.9, "NVIDIA H200", ""),
+        (82.6, "NVIDIA GeForce RTX 4090", ""),
+        (3.2, "AMD EPYC 9654", ""),
+    ],
+)
+def test_tensor_core_peaks_are_named(tflops, device, name):
+    assert tensor_peak_name(tflops, find_card(device)) == name

@@ -35,6 +35,22 @@ def test_sparse_peak_is_replaced_with_a_warning():
     assert "sparse" in figures.warning
 
 
+def test_sparse_tf32_peak_is_replaced_too():
+    figures = utilisation(WORK, 1000.0, "NVIDIA H100 80GB HBM3", "tf32", asked_tflops=989.4)
+    assert figures.peak_tflops == 494.7 and "sparse tf32" in figures.warning
+
+
+@pytest.mark.parametrize("tflops", [1979, 989.4, 494.7])
+def test_tensor_core_peak_for_fp32_products_warns(tflops):
+    figures = utilisation(WORK, 9000.0, "NVIDIA H200", "fp32", asked_tflops=tflops)
+    assert figures.peak_tflops == tflops and "ran in fp32" in figures.warning
+
+
+def test_the_cards_own_dense_peak_never_warns():
+    for dtype, tflops in (("fp32", 66.9), ("tf32", 494.7), ("bf16", 989.4), ("fp8", 1979)):
+        assert not utilisation(WORK, 9000.0, "NVIDIA H200", dtype, asked_tflops=tflops).warning
+
+
 def test_own_peak_is_taken():
     assert utilisation(WORK, 251.0, "Mystery", "bf16", asked_tflops=500).peak_tflops == 500
 

@@ -36,13 +36,13 @@ ATTENTIONS = {
     "void cudnn::fusion::compute_dot_do_o_specialized<true, 128>(float*, int)": "cudnn",
     "void cudnn::fusion::convert_dq_to_16bits<true>(float*, int)": "cudnn",
     "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<"
-    "cutlass::bfloat16_t, cutlass::arch::Sm80, true, 64, 128, 128, true, true>::Params)": "efficient",
+    "cutlass::bfloat16_t, cutlass::arch::Sm80, true, 64, 128, 128>::Params)": "efficient",
     "fmha_cutlassB_f32_aligned_64x64_k64_dropout_sm80(PyTorchMemEffAttention::Att...)": "efficient",
     f"void pytorch_flash::flash_bwd_convert_dq_kernel<{FLASH_TRAITS}>(pytorch_flash::Flas": "flash",
     f"void pytorch_flash::flash_fwd_splitkv_kernel<{FLASH_TRAITS}>": "flash",
     "void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 128, 4, true>>(Params)": "flash",
     "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<"
-    "flash::CollectiveMainloopFwdSm90<2, cutlass::bfloat16_t, float, cutlass::arch::Sm90>>>": "flash",
+    "flash::CollectiveMainloopFwdSm90<2, 128, cutlass::bfloat16_t, float>>>": "flash",
 }
 NEITHER = [
     "nvjet_tst_192x192_64x4_1x1_h_bz_coopB_TNN",

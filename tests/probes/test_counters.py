@@ -1,10 +1,12 @@
 """NVML is faked: the counters must say what it says, and nothing where it says nothing."""
 
+import itertools
 import types
 
 import pytest
 
-from steplab.probes.counters import GPM_METRICS, NvmlReader
+from steplab.probes import counters as counters_module
+from steplab.probes.counters import GPM_METRICS, CountersProbe, NvmlReader, window_note
 
 
 class NVMLError(Exception):
@@ -12,7 +14,7 @@ class NVMLError(Exception):
 
 
 def fake_nvml(gpm: bool, refuse: str = ""):
-    freed = []
+    freed, samples = [], itertools.count()
 
     def guarded(name, value):
         def call(*args):
@@ -27,6 +29,7 @@ def fake_nvml(gpm: bool, refuse: str = ""):
             self.metrics = [types.SimpleNamespace(value=0.0, nvmlReturn=0) for _ in range(8)]
 
     def metrics_get(query):
+        averaged.append((query.sample1, query.sample2))
         for index in range(query.numMetrics):
             query.metrics[index].value = {10: 61.5, 5: 38.0}[query.metrics[index].metricId]
         query.metrics[1].nvmlReturn = 3  # the second one is not supported
@@ -46,13 +49,16 @@ def fake_nvml(gpm: bool, refuse: str = ""):
         nvmlDeviceGetClockInfo=lambda handle, kind: {1: 1980, 2: 3201}[kind],
         nvmlDeviceGetTemperature=guarded("temperature", 55),
         nvmlGpmQueryDeviceSupport=lambda h: types.SimpleNamespace(isSupportedDevice=gpm),
-        nvmlGpmSampleAlloc=lambda: object(),
+        nvmlGpmSampleAlloc=lambda: next(samples),
         nvmlGpmSampleGet=lambda handle, sample: sample,
         nvmlGpmSampleFree=freed.append,
         nvmlGpmMetricsGet=metrics_get,
         c_nvmlGpmMetricsGet_t=Query,
     )
     return nvml, freed
+
+
+averaged: list[tuple[int, int]] = []  # the samples between which a metric was asked for
 
 
 def test_readings_with_gpm():
@@ -64,6 +70,25 @@ def test_readings_with_gpm():
     assert reading["hbm_util_pct"] == 61.5
     assert "tensor_util_pct" not in reading
     assert len(freed) == 1 and reader.source == "NVML with GPM"
+
+
+def test_the_first_gpm_reading_begins_with_the_window(monkeypatch):
+    """Sample 0 is taken when the reader opens, before the model is built and compiled."""
+    nvml, freed = fake_nvml(gpm=True)
+    monkeypatch.setattr(NvmlReader, "open", lambda: NvmlReader(nvml, "handle"))
+    monkeypatch.setattr(counters_module, "READINGS_PER_SECOND", 0.01)
+    averaged.clear()
+    probe, subject = CountersProbe(), types.SimpleNamespace(on_cuda=True)
+    probe.begin(subject)
+    probe.open_window(subject)
+    probe.close_window(subject)
+    assert averaged == [(1, 2)] and freed == [0, 1]
+    assert probe.result().hbm_util_pct.values == (61.5,)
+    assert "up to 1 s" in probe.result().note
+
+
+def test_a_window_of_a_second_needs_no_note():
+    assert window_note(1.0) == "" and "0.30 s" in window_note(0.3)
 
 
 def test_hbm_is_unknown_without_gpm_and_never_the_memory_controller():

@@ -1,6 +1,27 @@
-import torch
+import types
 
-from steplab.probes.ran import optimizer_impl, profiled_step
+import pytest
+import torch
+from torch._C._autograd import DeviceType
+
+from steplab.probes.ran import GRAPH_LAUNCH, optimizer_impl, profiled_step, read_events
+
+
+def traced(name, on_device=False, annotation=False):
+    device = DeviceType.CUDA if on_device else DeviceType.CPU
+    return types.SimpleNamespace(
+        name=lambda: name,
+        device_type=lambda: device,
+        duration_ns=lambda: 1000,
+        is_user_annotation=lambda: annotation,
+        dtypes=lambda: ["c10::BFloat16"],
+    )
+
+
+def adam(**choice):
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.ones(2, 2)
+    return torch.optim.AdamW([weight], **choice)
 
 
 def test_ops_and_dtypes_are_seen():
@@ -13,13 +34,64 @@ def test_ops_and_dtypes_are_seen():
 
     ran = profiled_step(run, on_cuda=False)
     assert ran.matmul_dtypes == {"float": 1, "c10::BFloat16": 1}
-    assert ran.kernel_launches is None and ran.step_ms > 0
+    assert ran.kernel_launches is None and ran.graph_launches is None
 
 
-def test_optimizer_choice_is_read_from_its_groups():
-    weight = torch.nn.Parameter(torch.ones(2, 2))
-    assert optimizer_impl(None) == ""
-    assert optimizer_impl(torch.optim.AdamW([weight])) == "forloop"
-    assert optimizer_impl(torch.optim.AdamW([weight], fused=True)) == "fused"
-    assert optimizer_impl(torch.optim.AdamW([weight], foreach=True)) == "foreach"
-    assert optimizer_impl(torch.optim.AdamW([weight], foreach=False)) == "forloop"
+def test_kernels_are_neither_copies_nor_annotations():
+    events = [
+        traced("aten::mm"),
+        traced("optimizer", annotation=True),
+        traced("optimizer", on_device=True, annotation=True),
+        traced("Memcpy HtoD (Pageable -> Device)", on_device=True),
+        traced("Memset (Device)", on_device=True),
+        traced("ampere_sgemm_128x64_nn", on_device=True),
+        traced("ampere_sgemm_128x64_nn", on_device=True),
+    ]
+    assert read_events(events, on_cuda=True).kernels == {"ampere_sgemm_128x64_nn": 2}
+
+
+@pytest.mark.skipif(torch.version.hip is not None, reason="ROCm names its calls otherwise")
+def test_launches_of_every_kind_are_counted_and_graphs_apart():
+    names = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel")
+    driver = ("cuLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync", "cudaStreamSynchronize")
+    events = [traced(name) for name in (*names, *driver, GRAPH_LAUNCH, GRAPH_LAUNCH)]
+    ran = read_events(events, on_cuda=True)
+    assert (ran.kernel_launches, ran.graph_launches) == (5 + 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("choice", "impl"),
+    [({"fused": True}, "fused"), ({"foreach": True}, "foreach"), ({"foreach": False}, "forloop")],
+)
+def test_the_trace_tells_the_update_also_beside_foreach_clipping(choice, impl):
+    optimizer = adam(**choice)
+
+    def run():
+        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0, foreach=True)
+        optimizer.step()
+
+    ran = profiled_step(run, on_cuda=False)
+    assert ran.optimizer_ops["aten::_foreach_norm"] == 1
+    assert ("aten::_fused_adamw_" in ran.optimizer_ops) == (impl == "fused")
+    assert optimizer_impl(optimizer, ran.optimizer_ops) == impl
+
+
+def test_the_trace_outweighs_the_groups():
+    optimizer = adam(foreach=False)
+    assert optimizer_impl(optimizer, {"aten::_fused_adam_": 1}) == "fused"
+    assert optimizer_impl(optimizer, {"aten::_foreach_lerp_": 1}) == "foreach"
+    assert optimizer_impl(optimizer, {"aten::_foreach_mul_": 1}) == "forloop"
+
+
+def test_without_a_traced_update_the_groups_tell():
+    assert optimizer_impl(None, {}) == ""
+    assert optimizer_impl(adam(), {}) == "forloop"
+    assert optimizer_impl(adam(fused=True), {}) == "fused"
+    assert optimizer_impl(adam(foreach=True), {}) == "foreach"
+    assert optimizer_impl(adam(foreach=False), {}) == "forloop"
+
+
+def test_fused_ops_of_the_model_are_not_the_optimizers():
+    q = torch.randn(1, 1, 4, 8)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    assert profiled_step(lambda: attention(q, q, q), on_cuda=False).optimizer_ops == {}

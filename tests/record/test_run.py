@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -40,9 +41,21 @@ def full_run() -> Run:
         memory=Memory(1, 2, 3, 4, "cuda allocator", {"forward": 2}),
         work=Work(512, 1e9, 1.1e9, 1.2e9, 5.0, "6 x N", 3, {"my::op": 1}),
         figures=Figures(0.4, 0.45, None, 989.4, "datasheet", "a warning"),
-        compilation=Compilation(1, 0, {"reason": 2}, (Recompile("f", "guard"),), 20.0, 0, 2, 4.0),
-        ran=Ran({"attention": ("flash",)}, {"aten::x": 4}, {"float": 87}, {"k": 1}, 10),
-        counters=Counters(sm_util_pct=Samples((99.0,), "%"), source="NVML"),
+        compilation=Compilation(
+            1, 0, {"reason": 2}, (Recompile("f", "guard"),), 20.0, 0, 2, 4.0, 1
+        ),
+        ran=Ran(
+            {"attention": ("flash",)},
+            {"aten::x": 4},
+            {"float": 87},
+            {"k": 1},
+            10,
+            "high",
+            "fused",
+            2,
+            {"aten::_fused_adamw_": 1},
+        ),
+        counters=Counters(sm_util_pct=Samples((99.0,), "%"), source="NVML", note="a short window"),
         parameters=123,
         losses=(3.0, float("inf")),
         notes=("noisy: yes",),
@@ -58,6 +71,15 @@ def test_every_field_survives_json():
 
 def test_tokens_per_second_uses_the_median():
     assert full_run().tokens_per_second == pytest.approx(512 / 2e-3)
+
+
+def test_conditions_name_the_device_that_was_used():
+    environment = full_run().environment
+    assert environment.conditions_on("cuda").startswith("NVIDIA H200 at 700 W")
+    assert environment.conditions_on("cpu").startswith("cpu, 2 threads")
+    assert environment.conditions == environment.conditions_on("cuda")
+    bare = replace(environment, accelerators=())
+    assert bare.conditions == bare.conditions_on("cpu")
 
 
 def test_newer_record_says_upgrade():

@@ -17,7 +17,17 @@ def test_spec_goes_through_json():
     assert decode(RunSpec, encode(spec)) == spec
 
 
-@pytest.mark.parametrize("changes", [{"batch": 0}, {"steps": 0}, {"warmup": -1}, {"clip": -1.0}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch": 0},
+        {"steps": 0},
+        {"warmup": -1},
+        {"clip": -1.0},
+        {"clip": float("nan")},
+        {"peak_tflops": 0.0},
+    ],
+)
 def test_impossible_numbers_are_refused(changes):
     with pytest.raises(UserError):
         RunSpec("gpt", **changes)

@@ -14,6 +14,7 @@ from steplab.record import Accelerator, Environment
 from steplab.spec import RunSpec
 from steplab.store import Store
 from steplab.studies.collectives import group
+from steplab.studies.collectives import rank as one_rank
 from steplab.studies.collectives.bandwidth import (
     algorithm_gbs,
     bus_factor,
@@ -22,7 +23,7 @@ from steplab.studies.collectives.bandwidth import (
     message_elements,
     slowest,
 )
-from steplab.studies.collectives.job import MAX_WORLD, OPS, Outcome
+from steplab.studies.collectives.job import MAX_WORLD, OPS, Cell, Job, Outcome
 from steplab.studies.collectives.message import (
     count_wrong,
     due_tiles,
@@ -30,7 +31,7 @@ from steplab.studies.collectives.message import (
     tile,
     write_tiles,
 )
-from steplab.studies.collectives.rank import Seen, _judged
+from steplab.studies.collectives.rank import Seen, Timing, _judged
 from steplab.studies.collectives.recording import to_run
 from steplab.studies.collectives.study import Grid, plan, refusal, sweep
 from steplab.studies.collectives.table import collectives_table
@@ -109,7 +110,7 @@ def test_not_a_number_is_a_wrong_value():
 
 
 def test_one_wrong_value_on_one_rank_fails_the_cell_and_hides_its_numbers():
-    seen = [Seen((1.0,), (1.0,), 1.0, wrong=0), Seen((1.0,), (1.0,), 1.0, wrong=3)]
+    seen = [Seen((Timing(1.0, 1.0),), 1.0, wrong=wrong) for wrong in (0, 3)]
     outcome = _judged(seen)
     assert (outcome.status, outcome.reason) == ("failed", "rank 1 received 3 wrong values")
     (spec,) = plan(Grid(("all-reduce",), (1.0,), (2,)))
@@ -143,6 +144,115 @@ def test_ranks_that_share_cores_are_named_below_the_table():
     assert to_run(two, outcome, LAPTOP).notes == ()
     table = collectives_table([to_run(three, outcome, LAPTOP)])
     assert "3 ranks shared 2 cores" in table.note and "not the algorithm" in table.note
+
+
+def test_the_conditions_are_those_of_the_device_that_was_used():
+    outcome = Outcome(rank_ms=((1.0,),), rank_host_ms=((1.0,),), window_ms=1.0)
+    for device, named, other in (("cpu", "a CPU, 1 threads", "a GPU"), ("cuda", "a GPU", "a CPU")):
+        (spec,) = plan(Grid(("all-reduce",), (1.0,), (1,), device=device))
+        note = collectives_table([to_run(spec, outcome, ONE_GPU)]).note
+        assert note.startswith(named) and other not in note
+
+
+# One rank
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A group of one rank, without a backend."""
+    monkeypatch.setattr(one_rank.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(one_rank.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(one_rank.dist, "all_gather_object", lambda everyone, mine: None)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: tried 8 bytes"), "oom"),
+        (MemoryError(), "oom"),
+        (RuntimeError("CUDA error: invalid device ordinal"), "failed"),
+        (TypeError("a bug"), "failed"),
+    ],
+)
+def test_only_a_lack_of_memory_is_called_oom(alone, monkeypatch, error, status):
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr(one_rank, "Message", refuse)
+    cell = Cell("all-reduce", 1.0)
+    job = Job(1, "gloo", "fp32", (cell,), runs=1, warmup=0, timeout_s=1)
+    outcome = one_rank._measure(job, cell, torch.device("cpu"))
+    assert outcome.status == status and str(error) in outcome.reason
+    assert outcome.reason.startswith("rank 0 ") and "all-reduce of 1 MiB" in outcome.reason
+
+
+class SimulatedGpu:
+    """A host that queues and a device that works the queue off; times in microseconds."""
+
+    def __init__(self, launch_us: float, operation_us: float) -> None:
+        self.host_us = self.free_us = 0.0
+        self.launch_us, self.operation_us = launch_us, operation_us
+        self.token = None
+
+    def queue(self, host_us: float, device_us: float) -> None:
+        """Spend `host_us` on the host, then give the device `device_us` of work."""
+        self.host_us += host_us
+        self.free_us = max(self.free_us, self.host_us) + device_us
+
+    def wait(self) -> None:
+        self.host_us = max(self.host_us, self.free_us)
+
+    def refill(self) -> None:
+        self.queue(10, 30)
+
+    def communicate(self) -> None:
+        self.queue(self.launch_us, self.operation_us)
+
+    def event(self, enable_timing: bool) -> "SimulatedEvent":
+        return SimulatedEvent(self)
+
+
+class SimulatedEvent:
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self.gpu = gpu
+
+    def record(self) -> None:
+        self.gpu.queue(1, 0)
+        self.at_us = self.gpu.free_us
+
+    def query(self) -> bool:
+        return self.at_us <= self.gpu.host_us
+
+    def elapsed_time(self, end: "SimulatedEvent") -> float:
+        return (end.at_us - self.at_us) / 1e3
+
+
+@pytest.mark.parametrize(("launch_us", "late"), [(5, False), (60, False), (5000, True)])
+def test_the_time_of_a_small_message_is_the_devices_not_the_hosts(monkeypatch, launch_us, late):
+    gpu = SimulatedGpu(launch_us, operation_us=8)
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", gpu.wait)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: gpu.queue(5, cycles / 2000))
+    monkeypatch.setattr(one_rank.dist, "barrier", gpu.wait)
+    monkeypatch.setattr(one_rank.dist, "all_reduce", lambda token: gpu.queue(40, 8))
+    seen = one_rank._time_queued(gpu)
+    assert seen.late is late
+    assert late or seen.ms == pytest.approx(8e-3)
+
+
+def test_runs_that_waited_for_the_host_are_told():
+    ranks = [
+        Seen(tuple(Timing(1.0, 1.0, late) for late in lates), 3.0, wrong=0)
+        for lates in ((False, True, False), (True, True, False))
+    ]
+    outcome = _judged(ranks)
+    assert outcome.late_runs == 2
+    (spec,) = plan(Grid(("all-reduce",), (1.0,), (2,), device="cuda"))
+    table = collectives_table([to_run(spec, outcome, ONE_GPU)])
+    assert "all-reduce of 1 MiB over 2 ranks: the host was late in 2 of 3 runs" in table.note
+    on_time = to_run(spec, _judged([Seen((Timing(1.0, 1.0),), 1.0, wrong=0)] * 2), ONE_GPU)
+    assert on_time.notes == ()
 
 
 # Groups of ranks
@@ -289,7 +399,7 @@ def test_no_measured_row_is_an_exit_code(tmp_path, capsys, monkeypatch):
         (["--op", "all-reduc"], "Did you mean 'all-reduce'?"),
         (["--dtype", "fp8"], "--dtype cannot be 'fp8'"),
         (["--worlds", "2"], "Did you mean '--world'?"),
-        (["--out", "table.xls"], "Use a suffix of .csv, .md, .json."),
+        (["--out", "table.xls"], "Use a suffix of .csv, .md, .json"),
         (["--mib", "0.000001"], "Use a larger --mib."),
         (["--mib", "nan"], "Use a larger --mib."),
         (["--world", "0"], f"Use 1 to {MAX_WORLD}."),

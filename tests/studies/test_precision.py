@@ -14,7 +14,7 @@ import torch
 
 from steplab.cli.main import main
 from steplab.errors import Unsupported
-from steplab.record import Table
+from steplab.record import Accelerator, Environment, Table
 from steplab.spec import RunSpec
 from steplab.store import Store
 from steplab.studies.precision import audit
@@ -173,6 +173,18 @@ def test_the_command_prints_writes_and_saves(
     dtypes = kept.tables["dtypes"]
     assert cells(dtypes, "gpt tiny", "cpu", "bf16", "blocks.*.attention.q")["count"] == 2
     assert cells(dtypes, "gpt tiny", "cpu", "bf16", "loss")["output"] == "float32"
+
+
+def test_the_conditions_are_those_of_the_device_that_was_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = Accelerator("a GPU", 2**30)
+    here = Environment("0", "3.11", "Linux", "a CPU", 8, None, threads=3, accelerators=(card,))
+    monkeypatch.setattr("steplab.probes.environment.capture", lambda: here)
+    words = ["bench", "precision", "--dtype", "bf16", "--device", "cpu", *SMALL]
+    assert main([*words, "--store", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "a CPU, 3 threads" in printed and "a GPU" not in printed
 
 
 def test_a_workload_that_runs_nowhere_is_a_failed_run(

@@ -37,6 +37,9 @@ def test_plain():
         ("precison=bf16", "Did you mean 'precision'"),
         ("precision=bf17", "Did you mean 'bf16'"),
         ("precision", "not technique=value"),
+        ("precision=bf16,precision=fp16", "twice"),
+        ("impl.attention=flash,impl.attention=math", "twice"),
+        ("compile=blocks,compile.backend=eager,compile.mode=max-autotune", "has no meaning"),
         ("precision=", "not technique=value"),
         ("compile.mod=default", "Did you mean 'mode'"),
         ("compile.fullgraph=yes", "true or false"),
@@ -49,6 +52,14 @@ def test_plain():
 def test_misspelt_words(text, words):
     with pytest.raises(UserError, match=words):
         parse_recipe(text)
+
+
+def test_a_file_in_any_order_has_a_label_that_reads_back(tmp_path):
+    path = tmp_path / "odd.toml"
+    path.write_text('[compile]\nmode = "max-autotune"\nscope = "whole"\n[precision]\n')
+    recipe = parse_recipe(str(path))
+    assert recipe.label == "compile=whole,compile.mode=max-autotune,precision=fp32"
+    assert parse_recipe(recipe.label) == recipe
 
 
 def test_files(tmp_path):

@@ -7,9 +7,10 @@ from torch import nn
 from steplab.engine.assemble import assemble, micro_batches
 from steplab.engine.trial import trial
 from steplab.errors import Unsupported
-from steplab.record import Ran
+from steplab.record import Compilation, Environment, Ran, Run
+from steplab.spec import RunSpec
 from steplab.techniques.compile import repeated_blocks
-from steplab.techniques.parse import technique
+from steplab.techniques.parse import parse_recipe, technique
 
 
 def loss_of(spec):
@@ -124,7 +125,76 @@ def test_blocks_are_found_in_any_model():
     ],
 )  # fmt: skip
 def test_what_ran_is_compared_with_what_was_asked(name, settings, ran):
-    assert "was asked for" in technique(name).deviation(settings, ran)
+    assert "was asked for" in technique(name).deviation(settings, seen(ran))
+
+
+def seen(ran=None, compilation=None, **spec) -> Run:
+    environment = Environment("0", "3.11", "Linux", "cpu", 2, None)
+    return Run("id", RunSpec("gpt", **spec), environment, ran=ran, compilation=compilation)
+
+
+def test_an_fp32_router_in_a_bf16_model_is_no_deviation():
+    ran = Ran(matmul_dtypes={"c10::BFloat16": 90, "float": 12})
+    assert technique("precision").deviation({"dtype": "bf16"}, seen(ran)) == ""
+    assert technique("precision").doubt({"dtype": "bf16"}, seen(ran)) == ""
+
+
+def test_replayed_graphs_are_judged_by_their_kernels():
+    kernels = {"void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Params)": 12}
+    flash, cudnn = {"attention": "flash"}, {"attention": "cudnn"}
+    impl = technique("impl")
+    assert impl.deviation(flash, seen(Ran({"attention": ("flash",)}, kernels=kernels))) == ""
+    wrong = seen(Ran({"attention": ("cudnn",)}, kernels=kernels))
+    assert "trace shows flash" in impl.deviation(cudnn, wrong)
+
+
+def test_without_evidence_there_is_a_doubt_and_no_verdict():
+    bare = seen(Ran({"attention": ("flash",)}))
+    assert technique("impl").deviation({"attention": "flash"}, bare) == ""
+    assert "unverified" in technique("impl").doubt({"attention": "flash"}, bare)
+    assert "unverified" in technique("precision").doubt({"dtype": "bf16"}, bare)
+
+
+def test_an_optimizer_without_an_update_is_noted():
+    doubt = technique("optimizer").doubt({"impl": "fused"}, seen(Ran(), mode="forward"))
+    assert "no effect" in doubt
+
+
+def test_compile_must_compile():
+    compile_ = technique("compile")
+    assert "nothing was compiled" in compile_.deviation({"scope": "blocks"}, seen(Ran()))
+    done = Compilation(1, 0)
+    assert compile_.deviation({"scope": "blocks"}, seen(Ran(), done)) == ""
+
+
+def test_cuda_graph_modes_must_replay_graphs():
+    settings = {"scope": "whole", "mode": "reduce-overhead"}
+    check = technique("compile").deviation
+    replayed, skipped = Compilation(1, 0), Compilation(1, 0, cudagraph_skips=3)
+    assert check(settings, seen(Ran(graph_launches=4), replayed, device="cuda")) == ""
+    assert "skipped 3" in check(settings, seen(Ran(graph_launches=4), skipped, device="cuda"))
+    assert "skipped" in check(settings, seen(Ran(graph_launches=0), replayed, device="cuda"))
+
+
+def test_cuda_graphs_are_refused_without_cuda(tiny_spec):
+    with pytest.raises(Unsupported, match="CUDA graphs"):
+        assemble(tiny_spec("compile=blocks,compile.mode=reduce-overhead"))
+
+
+def test_skipped_fp16_updates_are_not_timed(tmp_path):
+    """Gradients overflow at the first scales; the window must begin after they stopped."""
+    path = tmp_path / "hot.py"
+    path.write_text(
+        "import torch, steplab\n"
+        "def make():\n"
+        "    def batches(size):\n"
+        "        while True: yield torch.randn(size, 64)\n"
+        "    loss = lambda model, x: (30 * model(x).float()).square().mean()\n"
+        "    return steplab.Adopted(torch.nn.Linear(64, 64), batches, loss)\n"
+    )
+    fp16 = parse_recipe("precision=fp16")
+    run = trial(RunSpec(f"{path}:make", batch=4, warmup=0, steps=5, recipe=fp16))
+    assert run.status == "ok" and not any("skipped" in note for note in run.notes)
 
 
 def test_a_deviation_fails_the_run(tiny_spec, monkeypatch):
@@ -134,3 +204,4 @@ def test_a_deviation_fails_the_run(tiny_spec, monkeypatch):
     monkeypatch.setattr(op, "choose", lambda *args: "math")
     run = trial(tiny_spec("impl.attention=flash"))
     assert run.status == "failed" and "was asked for" in run.reason
+    assert run.ran.impls == {"attention": ("math",)}, "the evidence is kept"

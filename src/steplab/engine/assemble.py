@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from steplab.engine.step import Step
-from steplab.errors import UserError
+from steplab.errors import UserError, no_gpu
 from steplab.spec import RunSpec
 from steplab.techniques.parse import check_recipe, technique
 from steplab.techniques.technique import StepParts
@@ -73,8 +73,5 @@ def find_device(name: str) -> torch.device:
     if name == "cuda":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
-        raise UserError(
-            "The device cuda was asked for, but torch sees no GPU.",
-            "Use --device cpu, or install a CUDA build of torch and check the driver.",
-        )
+        raise no_gpu()
     raise UserError(f"There is no device {name!r}.", "Use cpu or cuda.")

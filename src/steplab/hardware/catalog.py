@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-TWO_BYTE_DTYPES = ("bf16", "fp16")
+TENSOR_DTYPES = ("bf16", "fp16", "tf32", "fp8")  # these have a 2:4-sparse mode; fp32 has none
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,44 @@ def find_card(device_name: str) -> Card | None:
     return None
 
 
-def sparse_peak_owner(tflops: float, dtype: str) -> Card | None:
-    """Return the card whose 2:4-sparse peak `tflops` is, unless it is some card's dense peak.
+def sparse_peak_owner(tflops: float, dtype: str, present: Card | None = None) -> Card | None:
+    """Return the card whose 2:4-sparse `dtype` peak `tflops` is, unless it is a dense peak.
 
-    The tolerance of 0.5 % covers rounding in datasheets (1979 for 1978.9).
+    The present card is asked before all others: 362 is the dense bf16 peak of an L40S, but on
+    an L40 it is the sparse one.
     """
-    if dtype not in TWO_BYTE_DTYPES:
+    if dtype not in TENSOR_DTYPES:
         return None
+    for cards in (_only(present), CARDS):
+        if any(_close(card.peak(dtype), tflops) for card in cards):
+            return None
+        for card in cards:
+            if card.sparse and _close(2 * (card.peak(dtype) or 0.0), tflops):
+                return card
+    return None
 
-    def close(a: float | None) -> bool:
-        return a is not None and abs(a - tflops) <= 0.005 * tflops
 
-    if any(close(card.peak(dtype)) for card in CARDS):
-        return None
-    sparse = (card for card in CARDS if card.sparse)
-    return next((card for card in sparse if close(2 * (card.peak(dtype) or 0.0))), None)
+def tensor_peak_name(tflops: float, present: Card | None = None) -> str:
+    """Name the tensor-core peak that `tflops` is, unless it is an fp32 peak; "" if it is none.
+
+    The present card is asked before all others.
+    """
+    for cards in (_only(present), CARDS):
+        if any(_close(card.peak("fp32"), tflops) for card in cards):
+            return ""
+        for card in cards:
+            for dtype in TENSOR_DTYPES:
+                if _close(card.peak(dtype), tflops):
+                    return f"{dtype} peak of the {card.name}"
+                if card.sparse and _close(2 * (card.peak(dtype) or 0.0), tflops):
+                    return f"sparse {dtype} peak of the {card.name}"
+    return ""
+
+
+def _only(card: Card | None) -> tuple[Card, ...]:
+    return (card,) if card else ()
+
+
+def _close(peak: float | None, tflops: float) -> bool:
+    """Whether both are one number; 0.5 % covers rounding in datasheets (1979 for 1978.9)."""
+    return peak is not None and abs(peak - tflops) <= 0.005 * tflops

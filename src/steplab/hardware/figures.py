@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steplab import units
-from steplab.hardware.catalog import find_card, sparse_peak_owner
+from steplab.hardware.catalog import Card, find_card, sparse_peak_owner, tensor_peak_name
 from steplab.record.work import Figures, Work
 
 
@@ -13,24 +13,31 @@ def choose_peak(
     """Return (dense TFLOP/s or None, where it comes from, warning).
 
     A peak given by the user wins, unless it is a card's sparse peak: then half of it, the dense
-    peak, is used and the warning says so.
+    peak, is used and the warning says so. A tensor-core peak given for fp32 is used as asked,
+    with a warning.
     """
-    if asked_tflops is not None:
-        owner = sparse_peak_owner(asked_tflops, dtype)
-        if owner is None:
-            return asked_tflops, "given by the user", ""
-        dense = owner.peak(dtype)
-        warning = (
-            f"{asked_tflops:g} TFLOP/s is the sparse {dtype} peak of the {owner.name}; "
-            f"the dense peak {dense:g} is used."
-        )
-        return dense, f"dense {dtype} peak of the {owner.name}, {owner.source}", warning
     card = find_card(device_name)
+    if asked_tflops is not None:
+        return _asked_peak(asked_tflops, dtype, card)
     if card is None:
         return None, f"{device_name} is not in the catalog", ""
     if card.peak(dtype) is None:
         return None, f"the {card.name} has no {dtype} matrix units", ""
     return card.peak(dtype), f"dense {dtype} peak of the {card.name}, {card.source}", ""
+
+
+def _asked_peak(tflops: float, dtype: str, present: Card | None) -> tuple[float | None, str, str]:
+    owner = sparse_peak_owner(tflops, dtype, present)
+    if owner is not None:
+        dense = owner.peak(dtype)
+        warning = (
+            f"{tflops:g} TFLOP/s is the sparse {dtype} peak of the {owner.name}; "
+            f"the dense peak {dense:g} is used."
+        )
+        return dense, f"dense {dtype} peak of the {owner.name}, {owner.source}", warning
+    other = tensor_peak_name(tflops, present) if dtype == "fp32" else ""
+    warning = f"{tflops:g} TFLOP/s is the {other}, but the products ran in fp32." if other else ""
+    return tflops, "given by the user", warning
 
 
 def utilisation(

@@ -6,10 +6,18 @@ from time import perf_counter
 
 import torch
 import torch._dynamo
-from torch._dynamo.utils import counters, get_compilation_metrics
+from torch._dynamo.utils import (
+    clear_compilation_metrics,
+    counters,
+    get_compilation_metrics,
+    set_compilation_metrics_limit,
+)
 
 from steplab.probes.probe import Probe, Subject
 from steplab.record import Compilation, Recompile
+
+# Dynamo keeps the last 64, fewer than a model of many layers that recompile; 1 kB each.
+KEPT_COMPILATIONS = 4096
 
 
 def graph_count() -> int:
@@ -27,7 +35,8 @@ class CompilationProbe(Probe):
         """Start from zero: counters and caches of earlier trials in this process are dropped."""
         torch._dynamo.reset()
         counters.clear()
-        self.known_metrics = len(get_compilation_metrics())
+        clear_compilation_metrics()
+        set_compilation_metrics_limit(KEPT_COMPILATIONS)
 
     def open_window(self, subject: Subject) -> None:
         """Note what was compiled before the clock started."""
@@ -39,15 +48,18 @@ class CompilationProbe(Probe):
         self.breaks = {_first_line(k): int(v) for k, v in counters["graph_break"].items()}
         self.hits = int(counters["inductor"]["fxgraph_cache_hit"])
         self.misses = int(counters["inductor"]["fxgraph_cache_miss"])
-        recent = get_compilation_metrics()[self.known_metrics :]
+        self.cudagraph_skips = int(counters["inductor"]["cudagraph_skips"])
         self.recompiles = tuple(
             Recompile(str(m.co_name), _first_line(str(m.recompile_reason)))
-            for m in recent
+            for m in get_compilation_metrics()
             if m.recompile_reason
         )
 
     def inspect(self, subject: Subject) -> None:
-        """Compile once more with the disk cache filled: what the next process will pay."""
+        """Time the first step again after a reset in the same process, disk cache filled.
+
+        A new process pays more: it also imports the compiler and loads the kernels.
+        """
         if not self.graphs:
             return
         torch._dynamo.reset()
@@ -70,6 +82,7 @@ class CompilationProbe(Probe):
             cache_hits=self.hits,
             cache_misses=self.misses,
             warm_seconds=self.warm_seconds,
+            cudagraph_skips=self.cudagraph_skips,
         )
 
 

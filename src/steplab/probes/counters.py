@@ -8,12 +8,15 @@ memory controller was busy at all, a different quantity.
 from __future__ import annotations
 
 import threading
+from time import perf_counter
 from typing import Any
 
+from steplab.probes.nvml import open_device
 from steplab.probes.probe import Probe, Subject
 from steplab.record import Counters, Samples
 
-READINGS_PER_SECOND = 10.0  # NVML itself averages over 1/6 s to 1 s
+READINGS_PER_SECOND = 10.0
+NVML_AVERAGES_S = 1.0  # utilisation and power are averages over 1/6 s to 1 s, by device
 
 # Fields of Counters -> names of GPM metrics in pynvml.
 GPM_METRICS = {
@@ -33,9 +36,11 @@ class CountersProbe(Probe):
         self.reader = NvmlReader.open() if subject.on_cuda else None
 
     def open_window(self, subject: Subject) -> None:
-        """Start the reading thread."""
+        """Forget what the device did so far, then start the reading thread."""
         if self.reader is None:
             return
+        self.reader.renew()
+        self.start = perf_counter()
         self.readings: list[dict[str, float]] = []
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._read, daemon=True)
@@ -48,6 +53,7 @@ class CountersProbe(Probe):
         self.stop.set()
         self.thread.join()
         self.readings.append(self.reader.read())
+        self.window_s = perf_counter() - self.start
 
     def result(self) -> Counters | None:
         """Return the readings by counter."""
@@ -58,12 +64,22 @@ class CountersProbe(Probe):
             name: Samples(tuple(r[name] for r in self.readings if name in r), UNITS.get(name, "%"))
             for name in names
         }
-        return Counters(**series, source=self.reader.source)
+        return Counters(**series, source=self.reader.source, note=window_note(self.window_s))
 
     def _read(self) -> None:
         assert self.reader is not None
         while not self.stop.wait(1 / READINGS_PER_SECOND):
             self.readings.append(self.reader.read())
+
+
+def window_note(window_s: float) -> str:
+    """Say that NVML's own averages reach back before a window that is shorter than they are."""
+    if window_s >= NVML_AVERAGES_S:
+        return ""
+    return (
+        f"the steps took {window_s:.2f} s; NVML averages utilisation and power over up to "
+        f"{NVML_AVERAGES_S:g} s, so these also show what ran before"
+    )
 
 
 class NvmlReader:
@@ -73,23 +89,21 @@ class NvmlReader:
         self.nvml = nvml
         self.handle = handle
         self.gpm_before = self._gpm_sample() if self._has_gpm() else None
-        self.source = "NVML with GPM" if self.gpm_before else "NVML; no GPM counters"
+        self.source = "NVML with GPM" if self.gpm_before is not None else "NVML; no GPM counters"
 
     @classmethod
     def open(cls) -> NvmlReader | None:
         """Return a reader for torch's current device, or None without NVML."""
         import torch
 
-        try:
-            import pynvml
-        except ImportError:
-            return None
-        try:
-            pynvml.nvmlInit()
-            uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        except pynvml.NVMLError:
-            return None
+        opened = open_device(torch.cuda.current_device())
+        return cls(*opened) if opened else None
+
+    def renew(self) -> None:
+        """Start the averages of the GPM counters now: the next reading covers what follows."""
+        if self.gpm_before is not None:
+            self.nvml.nvmlGpmSampleFree(self.gpm_before)
+            self.gpm_before = self._gpm_sample()
 
     def read(self) -> dict[str, float]:
         """Return the counters that answer now, by their names in `Counters`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import steplab
 from steplab.hardware.catalog import find_card
+from steplab.probes.nvml import open_device
 from steplab.record import Accelerator, Environment
 
 # Prefixes of variables that change how fast or how exactly a step runs.
@@ -37,8 +38,17 @@ def capture() -> Environment:
         threads=torch.get_num_threads(),
         accelerators=_accelerators(),
         git=_git(),
-        variables={k: v for k, v in sorted(os.environ.items()) if k.startswith(SPEED_VARIABLES)},
+        variables=_variables(),
     )
+
+
+def _variables() -> dict[str, str]:
+    """Return the settings that change speed; a value with a path in it is not kept."""
+    return {
+        name: "<path>" if "/" in value or "\\" in value else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(SPEED_VARIABLES)
+    }
 
 
 def _cores() -> int:
@@ -107,15 +117,13 @@ def _accelerators() -> tuple[Accelerator, ...]:
 
 def _nvml_facts(index: int) -> tuple[float | None, float | None, str]:
     """Return (power limit in W, its default, driver version); None where NVML does not tell."""
-    try:
-        import pynvml
-    except ImportError:
+    opened = open_device(index)
+    if opened is None:
         return None, None, ""
+    nvml, handle = opened
     try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        limit = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3
-        default = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3
-        return limit, default, str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
+        limit = nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3
+        default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3
+        return limit, default, str(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError:
         return None, None, ""

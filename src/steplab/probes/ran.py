@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,44 +17,79 @@ from steplab.record import Ran
 MATMULS = frozenset(
     f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")
 )
-GRAPH_LAUNCH = "cudaGraphLaunch"  # one launch, however many kernels the graph holds
-LAUNCHES = frozenset(
-    ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+# One launch, however many kernels the graph holds.
+GRAPH_LAUNCH = "hipGraphLaunch" if torch.version.hip else "cudaGraphLaunch"
+CUDA_LAUNCHES = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cudaLaunchCooperativeKernel",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
 )
+HIP_LAUNCHES = (
+    "hipLaunchKernel",
+    "hipLaunchCooperativeKernel",
+    "hipModuleLaunchKernel",
+    "hipExtModuleLaunchKernel",
+)
+LAUNCHES = frozenset(HIP_LAUNCHES if torch.version.hip else CUDA_LAUNCHES)
+COPIES = ("Memcpy", "Memset")  # how the names of device activities begin that are no kernels
+FUSED_UPDATES = frozenset(f"aten::_fused_{kind}_" for kind in ("adam", "adamw", "sgd", "adagrad"))
+# Foreach ops that only an update has; clipping has _foreach_norm and _foreach_mul_ too.
+FOREACH_UPDATES = frozenset(("aten::_foreach_addcdiv_", "aten::_foreach_lerp_"))
 KEPT_KERNELS = 200  # an eager step has some dozens of distinct kernels; a bound for odd models
 
 
 def profiled_step(run: Callable[[], Any], on_cuda: bool) -> Ran:
     """Profile one call of `run` and tell which ops, dtypes and kernels it consisted of."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
-    start = perf_counter()
     with profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
         run()
         if on_cuda:
             torch.cuda.synchronize()
-    step_ms = (perf_counter() - start) * 1e3
+    return read_events(profiler.profiler.kineto_results.events(), on_cuda)
+
+
+def read_events(events: Iterable[Any], on_cuda: bool) -> Ran:
+    """Count the Kineto events of one step by what they are."""
     attention: Counter[str] = Counter()
     dtypes: Counter[str] = Counter()
+    optimizer: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
-    launches = 0
-    for event in profiler.profiler.kineto_results.events():
+    launches = graphs = 0
+    for event in events:
         name = event.name()
         if name.startswith("aten::_scaled_dot_product_") and not name.endswith("backward"):
             attention[name] += 1
         elif name in MATMULS:
             dtypes[next(iter(event.dtypes()), "unknown")] += 1
-        elif name in LAUNCHES or name == GRAPH_LAUNCH:
+        elif name in FUSED_UPDATES or name.startswith("aten::_foreach_"):
+            optimizer[name] += 1
+        elif name in LAUNCHES:
             launches += 1
-        elif event.device_type() != DeviceType.CPU and event.duration_ns() > 0:
+        elif name == GRAPH_LAUNCH:
+            graphs += 1
+        elif is_kernel(event):
             kernels[name] += 1
     return Ran(
         attention_ops=dict(attention),
         matmul_dtypes=dict(dtypes),
         kernels=dict(kernels.most_common(KEPT_KERNELS)),
-        kernel_launches=launches if on_cuda else None,
+        kernel_launches=launches + graphs if on_cuda else None,
         matmul_precision=torch.get_float32_matmul_precision(),
-        step_ms=step_ms,
+        graph_launches=graphs if on_cuda else None,
+        optimizer_ops=dict(optimizer),
     )
+
+
+def is_kernel(event: Any) -> bool:
+    """Whether a Kineto event is a kernel: no copy, and no range of record_function.
+
+    Such ranges have a twin on the device's timeline. Kineto's activity type would tell all this,
+    but torch 2.11 does not show it.
+    """
+    on_device = event.device_type() != DeviceType.CPU and event.duration_ns() > 0
+    return on_device and not event.is_user_annotation() and not event.name().startswith(COPIES)
 
 
 class RanProbe(Probe):
@@ -69,17 +103,25 @@ class RanProbe(Probe):
             if hasattr(module, "op") and hasattr(module, "ran") and module.ran:
                 impls.setdefault(str(module.op), set()).add(str(module.ran))
         self.impls = {op: tuple(sorted(names)) for op, names in impls.items()}
-        self.optimizer = optimizer_impl(subject.step.optimizer)
+        self.optimizer = optimizer_impl(subject.step.optimizer, self.traced.optimizer_ops)
 
     def result(self) -> Ran:
         """Return the evidence."""
         return replace(self.traced, impls=self.impls, optimizer=self.optimizer)
 
 
-def optimizer_impl(optimizer: torch.optim.Optimizer | None) -> str:
-    """Return forloop, foreach or fused: what the optimizer's groups resolve to."""
+def optimizer_impl(optimizer: torch.optim.Optimizer | None, traced: Collection[str]) -> str:
+    """Return forloop, foreach or fused, by the `traced` ops of the update.
+
+    Where these do not tell (a compiled update, a mode without one, an SGD whose foreach ops
+    clipping has too), by what the optimizer's groups resolve to.
+    """
     if optimizer is None:
         return ""
+    if not FUSED_UPDATES.isdisjoint(traced):
+        return "fused"
+    if not FOREACH_UPDATES.isdisjoint(traced):
+        return "foreach"
     group = optimizer.param_groups[0]
     if group.get("fused"):
         return "fused"

@@ -25,7 +25,10 @@ class Compilation:
     first_seconds: float | None = None  # the first step, compilation included
     cache_hits: int = 0
     cache_misses: int = 0
-    warm_seconds: float | None = None  # first step again after a reset, with the disk cache filled
+    # The first step again after a reset in the same process, disk cache filled. A new process
+    # pays more: it also imports the compiler and loads the kernels.
+    warm_seconds: float | None = None
+    cudagraph_skips: int = 0  # graphs that Inductor was to replay by CUDA graph and could not
 
     @property
     def cold_seconds(self) -> float | None:

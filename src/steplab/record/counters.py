@@ -20,3 +20,4 @@ class Counters:
     mem_clock_mhz: Samples | None = None
     temperature_c: Samples | None = None
     source: str = ""
+    note: str = ""  # what a reader of the numbers must know

@@ -47,8 +47,12 @@ class Environment:
 
     @property
     def conditions(self) -> str:
-        """One line to print under a table."""
-        if self.accelerators:
+        """One line to print under a table: of the GPU where there is one, else of the CPU."""
+        return self.conditions_on("cuda" if self.accelerators else "cpu")
+
+    def conditions_on(self, device: str) -> str:
+        """One line to print under numbers that were measured on `device`, "cpu" or "cuda"."""
+        if device == "cuda" and self.accelerators:
             cap = self.accelerators[0].power_limit_w
             where = f"{self.device_name}{f' at {cap:.0f} W' if cap else ''}, CUDA {self.cuda}"
         else:

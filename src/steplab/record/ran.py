@@ -13,8 +13,10 @@ class Ran:
     impls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # op -> impl names
     attention_ops: Mapping[str, int] = field(default_factory=dict)  # aten op -> calls
     matmul_dtypes: Mapping[str, int] = field(default_factory=dict)  # dtype -> calls
-    kernels: Mapping[str, int] = field(default_factory=dict)  # device kernel -> launches
-    kernel_launches: int | None = None  # launches per step by the host; None on CPU
+    kernels: Mapping[str, int] = field(default_factory=dict)  # device kernel -> executions
+    kernel_launches: int | None = None  # by the host, a graph is one; None on CPU
     matmul_precision: str = "highest"  # torch.get_float32_matmul_precision() during the step
     optimizer: str = ""  # forloop, foreach or fused
-    step_ms: float | None = None  # duration of the profiled step itself
+    graph_launches: int | None = None  # those of kernel_launches that replay a graph; None on CPU
+    # aten::_fused_adamw_, aten::_foreach_* ... -> calls; gradient clipping has foreach ops too
+    optimizer_ops: Mapping[str, int] = field(default_factory=dict)

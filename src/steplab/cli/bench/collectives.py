@@ -11,7 +11,7 @@ from typing import Any, Literal
 from steplab import units
 from steplab.cli.command import Command
 from steplab.codec import read_word
-from steplab.errors import MeasurementError, Unsupported, UserError
+from steplab.errors import MeasurementError, Unsupported, UserError, no_gpu
 from steplab.record import Environment, Run
 from steplab.report.export import WRITERS, write_table
 from steplab.report.terminal import print_table
@@ -73,10 +73,7 @@ def _grid(args: argparse.Namespace, environment: Environment) -> Grid:
     if device == "auto":
         device = "cuda" if gpus > 1 else "cpu"
     if device == "cuda" and not gpus:
-        raise UserError(
-            "The device cuda was asked for, but torch sees no GPU.",
-            "Use --device cpu, or install a CUDA build of torch and check the driver.",
-        )
+        raise no_gpu()
     places = gpus if device == "cuda" else environment.cores
     worlds = getattr(args, "world", [2, 4] if places >= 4 else [2])
     return Grid(

@@ -13,7 +13,7 @@ from steplab.cli.command import Command
 from steplab.cli.flags import add_config_flags, given
 from steplab.codec import read_word
 from steplab.errors import MeasurementError, UserError
-from steplab.record import Environment, Run, Table, new_run_id
+from steplab.record import Run, Table, new_run_id
 from steplab.record.run import now
 from steplab.report.export import WRITERS, write_table
 from steplab.report.terminal import print_table
@@ -69,7 +69,7 @@ def _run(args: argparse.Namespace) -> int:
         reason = f"{spec.workload} ran under none of {', '.join(dtypes)}."
         store.save(replace(seen, status="failed", reason=reason))
         raise MeasurementError(reason, "The status column says why.")
-    print(f"{_hardware(spec, environment)}, torch {environment.torch}\nsaved {store.save(seen)}")
+    print(f"{environment.conditions_on(spec.device)}\nsaved {store.save(seen)}")
     return 0
 
 
@@ -106,11 +106,6 @@ def _spec(args: argparse.Namespace) -> RunSpec:
         recipe=parse_recipe(f"precision={args.dtype[0]}") if one else PLAIN,
         device=device,
     )
-
-
-def _hardware(spec: RunSpec, environment: Environment) -> str:
-    name = environment.device_name if spec.device == "cuda" else environment.cpu
-    return f"{spec.device} ({name})"
 
 
 _dtype = partial(read_word, Literal["bf16", "fp16"], where="--dtype")

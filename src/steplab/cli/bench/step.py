@@ -16,7 +16,7 @@ from steplab.compare.scaling import scaling_table
 from steplab.compare.steps import step_table
 from steplab.compare.versus import rounds_table, versus_table
 from steplab.engine.isolate import Isolation, alternate
-from steplab.errors import MeasurementError, UserError
+from steplab.errors import MeasurementError, UserError, no_gpu
 from steplab.record import Environment, Run, Table, new_run_id
 from steplab.record.run import now
 from steplab.report.export import check_suffixes, write_table
@@ -97,10 +97,7 @@ def _device(asked: str, environment: Environment) -> str:
     if asked == "auto":
         return "cuda" if environment.accelerators else "cpu"
     if asked == "cuda" and not environment.accelerators:
-        raise UserError(
-            "The device cuda was asked for, but torch sees no GPU.",
-            "Use --device cpu, or install a CUDA build of torch and check the driver.",
-        )
+        raise no_gpu()
     return asked
 
 

@@ -56,13 +56,13 @@ def _row(run: Run) -> tuple[Cell, ...]:
 
 
 def _conditions(run: Run) -> str:
-    environment = run.environment
-    if run.spec.device == "cuda":
-        return environment.conditions
+    environment, device = run.environment, run.spec.device
+    if device == "cuda":
+        return environment.conditions_on(device)
     # Where the variable is set, torch has read it here as the ranks do; else they have one.
     threads = environment.threads if "OMP_NUM_THREADS" in environment.variables else 1
-    ranks = replace(environment, accelerators=(), threads=threads)
-    return f"{ranks.conditions}; {environment.cores} cores, threads are per rank"
+    ranks = replace(environment, threads=threads)
+    return f"{ranks.conditions_on(device)}; {environment.cores} cores, threads are per rank"
 
 
 def _remarks(runs: Sequence[Run]) -> list[str]:

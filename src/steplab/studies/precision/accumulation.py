@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steplab.record import Column, Table
+from steplab.techniques.precision import TORCH_NAMES
 
 if TYPE_CHECKING:
     import torch
@@ -13,7 +14,7 @@ STEPS = 1000
 INCREMENT = 0.01
 EXACT = 10.0
 
-TORCH_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+SUMMED_NAMES = TORCH_NAMES | {"fp32": "float32", "fp64": "float64"}
 # (accumulator, increment, cast): `cast` widens the increment before the addition.
 CASES = (
     ("fp32", "fp32", False),
@@ -54,8 +55,8 @@ def accumulate(
     """Return the sum, and the first step (from 1) at which adding changed nothing, or None."""
     import torch
 
-    total = torch.zeros((), dtype=getattr(torch, TORCH_NAMES[accumulator]), device=device)
-    addend = torch.tensor(INCREMENT, dtype=getattr(torch, TORCH_NAMES[increment]), device=device)
+    total = torch.zeros((), dtype=getattr(torch, SUMMED_NAMES[accumulator]), device=device)
+    addend = torch.tensor(INCREMENT, dtype=getattr(torch, SUMMED_NAMES[increment]), device=device)
     if cast:
         addend = addend.to(total.dtype)
     totals = [total.clone()]
