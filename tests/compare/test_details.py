@@ -15,13 +15,19 @@ def test_phases_and_waits_are_told_and_unknown_columns_left_out():
 
 
 def test_limits():
+    """The device is the limit when its kernels fill the step, whatever the host's time says."""
     run = make_run()
-    waiting = replace(run.clock, data_wait=Samples((2.0,), "ms"))
-    assert cells(phase_table([replace(run, clock=waiting)]))[0]["limit"] == "data"
-    fast_host = replace(run.clock, source="cuda events", host=Samples((1.0,), "ms"))
-    assert cells(phase_table([replace(run, clock=fast_host)]))[0]["limit"] == "device"
-    slow_host = replace(fast_host, host=Samples((9.9,), "ms"))
-    assert cells(phase_table([replace(run, clock=slow_host)]))[0]["limit"] == "host"
+
+    def limit(busy, wait=0.0, source="cuda events"):
+        clock = replace(run.clock, source=source, data_wait=Samples((wait,), "ms"))
+        ran = replace(run.ran, device_busy_ms=busy)
+        return cells(phase_table([replace(run, clock=clock, ran=ran)]))[0]["limit"]
+
+    assert limit(9.5) == limit(9.5, wait=1.0) == "device"
+    assert limit(4.0) == "host" and limit(4.0, wait=2.0) == "data"
+    assert limit(None) == "unknown"
+    assert limit(None, source="perf_counter") == "cpu"
+    assert limit(None, wait=2.0, source="perf_counter") == "data"
 
 
 def test_figures_and_counters_stand_side_by_side():

@@ -4,12 +4,15 @@ import pytest
 import torch
 from torch._C._autograd import DeviceType
 
-from steplab.probes.ran import GRAPH_LAUNCH, optimizer_impl, profiled_step, read_events
+from steplab.probes.ran import GRAPH_LAUNCH, covered_ns, optimizer_impl, profiled_step, read_events
 
 
 def traced(name, on_device=False, annotation=False):
     device = DeviceType.CUDA if on_device else DeviceType.CPU
     return types.SimpleNamespace(
+        start_thread_id=lambda: 1,
+        start_ns=lambda: 0,
+        end_ns=lambda: 0,
         name=lambda: name,
         device_type=lambda: device,
         duration_ns=lambda: 1000,
@@ -95,3 +98,16 @@ def test_fused_ops_of_the_model_are_not_the_optimizers():
     q = torch.randn(1, 1, 4, 8)
     attention = torch.nn.functional.scaled_dot_product_attention
     assert profiled_step(lambda: attention(q, q, q), on_cuda=False).optimizer_ops == {}
+
+
+def test_busy_time_is_the_union_of_kernels():
+    """Kernels on two streams that overlap count once; gaps do not count."""
+    assert covered_ns([(0, 10), (5, 12), (20, 30), (21, 25)]) == 22
+    assert covered_ns([]) == 0
+
+
+def test_autocasts_wrapper_is_not_a_second_product():
+    x = torch.randn(2, 4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ran = profiled_step(lambda: torch.bmm(x, x), on_cuda=False)
+    assert ran.matmul_dtypes == {"c10::BFloat16": 1}

@@ -17,16 +17,21 @@ def phase_table(runs: Sequence[Run]) -> Table | None:
     if not timed:
         return None
     columns = [Column("data wait", "ms"), *(Column(name, "ms") for name in names)]
-    columns += [Column("host", "ms"), Column("kernel launches"), Column("limit")]
+    columns += [Column("host", "ms"), Column("device busy", "ms")]
+    columns += [Column("kernel launches"), Column("limit")]
     rows = []
     for run in timed:
         assert run.clock is not None
         phases = run.clock.phases
         spent: list[Cell] = [phases[n].median if n in phases else "" for n in names]
         launches = run.ran.kernel_launches if run.ran else None
-        tail = [run.clock.host.median, launches, _limit(run)]
+        busy = run.ran.device_busy_ms if run.ran else None
+        tail = [run.clock.host.median, busy, launches, _limit(run)]
         rows.append((*_labels(runs, run), run.clock.data_wait.median, *spent, *tail))
-    note = "device time of each phase; host: time Python needed to issue the step"
+    note = (
+        "device time of each phase; host: time Python needed to issue the step; device busy: "
+        "kernels of the profiled step"
+    )
     table = Table("where the time goes", _columns(runs, columns), tuple(rows), note)
     return without_unknown_columns(table)
 
@@ -101,12 +106,21 @@ def _labels(runs: Sequence[Run], run: Run) -> list[Cell]:
 
 
 def _limit(run: Run) -> str:
+    """What the step waits for: the device when it is busy nine tenths of the time, else the host.
+
+    The host's own time does not tell: with a full launch queue it waits for the device.
+    """
     assert run.clock is not None
-    if run.clock.data_wait.median > 0.05 * run.clock.step.median:
-        return "data"
+    step = run.clock.step.median
+    idle_long_enough = run.clock.data_wait.median > 0.05 * step
     if run.clock.source != "cuda events":
-        return "cpu"
-    return "host" if run.clock.host_bound else "device"
+        return "data" if idle_long_enough else "cpu"
+    busy = run.ran.device_busy_ms if run.ran else None
+    if busy is None:
+        return "unknown"
+    if busy >= 0.9 * step:
+        return "device"
+    return "data" if idle_long_enough else "host"
 
 
 def _median(samples: Samples | None) -> float | None:

@@ -67,13 +67,15 @@ def _note(runs: Sequence[Run]) -> str:
     """The conditions, the formula and the peak: under every table."""
     if not runs:
         return ""
-    lines = dict.fromkeys(run.environment.conditions for run in runs)
+    lines = dict.fromkeys(run.environment.conditions_on(run.spec.device) for run in runs)
     for run in runs:
         if run.figures and run.figures.mfu is not None:
             peak = f"{run.figures.peak_tflops:g} TFLOP/s, {run.figures.peak_source}"
             lines[f"MFU = model FLOPs / (time x {peak})"] = None
-        elif run.figures:
+        elif run.figures and run.figures.peak_tflops is None:
             lines[f"MFU unknown: {run.figures.peak_source}; --mfu-peak-tflops sets a peak"] = None
+        elif run.figures:
+            lines["MFU unknown: some heavy ops have no FLOP formula"] = None
     for run in runs:
         if run.work and run.work.formula:
             lines[f"FLOPs, {run.spec.mode}: {run.work.formula}"] = None

@@ -87,6 +87,8 @@ def _judged(run: Run, dtype: str) -> Run:
     device = run.environment.device_name if run.spec.device == "cuda" else run.environment.cpu
     figures = utilisation(run.work, run.clock.step.median, device, dtype, run.spec.peak_tflops)
     notes = [*run.notes, figures.warning] if figures.warning else [*run.notes]
+    if run.counters and run.counters.note:
+        notes.append(f"counters: {run.counters.note}")
     if abs(run.clock.agreement - 1) > CLOCK_TOLERANCE:
         notes.append(f"clocks differ: steps sum to {run.clock.agreement:.3f} of the wall time")
     if run.clock.step.spread > NOISY_SPREAD:

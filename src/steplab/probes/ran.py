@@ -12,11 +12,9 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from steplab.probes.probe import Probe, Subject
+from steplab.probes.products import TracedCall, innermost_products
 from steplab.record import Ran
 
-MATMULS = frozenset(
-    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")
-)
 # One launch, however many kernels the graph holds.
 GRAPH_LAUNCH = "hipGraphLaunch" if torch.version.hip else "cudaGraphLaunch"
 CUDA_LAUNCHES = (
@@ -52,17 +50,17 @@ def profiled_step(run: Callable[[], Any], on_cuda: bool) -> Ran:
 
 def read_events(events: Iterable[Any], on_cuda: bool) -> Ran:
     """Count the Kineto events of one step by what they are."""
+    events = list(events)
     attention: Counter[str] = Counter()
-    dtypes: Counter[str] = Counter()
+    dtypes = Counter(first_dtype(call) for call in innermost_products(events))
     optimizer: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
+    busy: list[tuple[int, int]] = []
     launches = graphs = 0
     for event in events:
         name = event.name()
         if name.startswith("aten::_scaled_dot_product_") and not name.endswith("backward"):
             attention[name] += 1
-        elif name in MATMULS:
-            dtypes[next(iter(event.dtypes()), "unknown")] += 1
         elif name in FUSED_UPDATES or name.startswith("aten::_foreach_"):
             optimizer[name] += 1
         elif name in LAUNCHES:
@@ -71,6 +69,7 @@ def read_events(events: Iterable[Any], on_cuda: bool) -> Ran:
             graphs += 1
         elif is_kernel(event):
             kernels[name] += 1
+            busy.append((event.start_ns(), event.end_ns()))
     return Ran(
         attention_ops=dict(attention),
         matmul_dtypes=dict(dtypes),
@@ -79,7 +78,22 @@ def read_events(events: Iterable[Any], on_cuda: bool) -> Ran:
         matmul_precision=torch.get_float32_matmul_precision(),
         graph_launches=graphs if on_cuda else None,
         optimizer_ops=dict(optimizer),
+        device_busy_ms=covered_ns(busy) / 1e6 if on_cuda else None,
     )
+
+
+def first_dtype(call: TracedCall) -> str:
+    """Return the C++ type of a call's first argument."""
+    return next(iter(call.dtypes()), "unknown")
+
+
+def covered_ns(intervals: Iterable[tuple[int, int]]) -> int:
+    """Return the length of the union of intervals: kernels on two streams may overlap."""
+    total = end = 0
+    for start, stop in sorted(intervals):
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total
 
 
 def is_kernel(event: Any) -> bool:

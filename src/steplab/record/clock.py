@@ -30,8 +30,3 @@ class Clock:
     def agreement(self) -> float:
         """Sum of the step samples over the wall time of the window; 1 when both clocks agree."""
         return sum(self.step.values) / self.window_ms if self.window_ms else float("nan")
-
-    @property
-    def host_bound(self) -> bool:
-        """True when issuing the step takes the host at least 95 % of the step's time."""
-        return self.source == "cuda events" and self.host.median >= 0.95 * self.step.median

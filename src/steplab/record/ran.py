@@ -20,3 +20,4 @@ class Ran:
     graph_launches: int | None = None  # those of kernel_launches that replay a graph; None on CPU
     # aten::_fused_adamw_, aten::_foreach_* ... -> calls; gradient clipping has foreach ops too
     optimizer_ops: Mapping[str, int] = field(default_factory=dict)
+    device_busy_ms: float | None = None  # time in which at least one kernel ran; None on CPU

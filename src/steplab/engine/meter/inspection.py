@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from steplab.engine.meter.products import judge_products
+from steplab.probes.products import judge_products
 from steplab.probes.ran import GRAPH_LAUNCH, LAUNCHES
 
 COUNTED = LAUNCHES | {GRAPH_LAUNCH}  # a replayed graph is one launch of the host

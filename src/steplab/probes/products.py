@@ -10,8 +10,10 @@ from typing import Protocol
 import torch
 
 from steplab import units
-from steplab.probes.ran import MATMULS
 
+MATMULS = frozenset(
+    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")
+)
 # An fp32 router in a bf16 model is under 1 % of its multiply-adds and changes no peak.
 ENOUGH = 0.95
 ADDING = frozenset(("aten::addmm", "aten::baddbmm"))  # their first tensor is only added
@@ -66,9 +68,8 @@ def judge_products(events: Iterable[TracedCall], device: torch.device) -> tuple[
 
 def shares_by_dtype(events: Iterable[TracedCall]) -> Mapping[str, float]:
     """Return the share of the multiply-adds by C++ type, largest first; empty where none ran."""
-    calls = [event for event in events if event.name() in MATMULS]
     work: Counter[str] = Counter()
-    for call in _innermost(calls):
+    for call in innermost_products(events):
         first = 1 if call.name() in ADDING else 0
         dtypes, shapes = call.dtypes()[first:], call.shapes()[first:]
         if dtypes and len(shapes) > 1:
@@ -77,12 +78,13 @@ def shares_by_dtype(events: Iterable[TracedCall]) -> Mapping[str, float]:
     return {name: part / total for name, part in work.most_common() if part}
 
 
-def _innermost(calls: Iterable[TracedCall]) -> list[TracedCall]:
-    """Leave out calls that only hand on to another one.
+def innermost_products(events: Iterable[TracedCall]) -> list[TracedCall]:
+    """Return the calls of matrix products, without those that only hand on to another one.
 
     Autocast shows an fp32 `aten::bmm` around the bf16 one that it calls, a grouped product
     without a kernel of its own shows one `aten::mm` per group.
     """
+    calls = [event for event in events if event.name() in MATMULS]
     ordered = sorted(calls, key=lambda call: (call.start_thread_id(), call.start_ns()))
     handed_on = {
         id(outer)

@@ -13,7 +13,7 @@ from torch import nn
 
 import steplab
 from steplab.engine.meter import meter as meter_module
-from steplab.engine.meter.products import judge_products, shares_by_dtype
+from steplab.probes.products import judge_products, shares_by_dtype
 from tests.engine.meter.fakes import tiny_model
 
 CPU = torch.device("cpu")
