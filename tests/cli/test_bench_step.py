@@ -41,7 +41,9 @@ def test_a_sweep_gives_rows_runs_and_files(tmp_path, capsys):
     assert statuses["impl.attention=cudnn"].startswith("unsupported: attention 'cudnn' needs")
     assert statuses["precision=tf32"].startswith("unsupported: tf32 needs")
     assert (tmp_path / "t.md").read_text().count("\n|") == 10
-    assert json.loads((tmp_path / "t.json").read_text())["title"].startswith("gpt")
+    assert json.loads((tmp_path / "t.json").read_text())["title"].startswith(
+        "one training step of gpt"
+    )
     assert (tmp_path / "t.scaling-with-context.csv").exists()
     runs = [run for _, run in Store(tmp_path / "store").all()]
     assert len(runs) == 8 and len({run.group for run in runs}) == 1

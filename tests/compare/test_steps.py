@@ -30,10 +30,12 @@ def cells(table):
 
 
 def test_rows_say_what_was_measured():
-    row = cells(step_table([make_run()]))[0]
+    table = step_table([make_run()], "gpt")
+    row = cells(table)[0]
     assert row["step median [ms]"] == 10.0 and row["tokens/s"] == 51_200
-    assert row["peak memory [GiB]"] == 1.0 and row["ran"] == "attention=flash"
-    assert row["MFU [%]"] is None
+    assert row["peak memory [GiB]"] == 1.0 and row["status"] == "ok"
+    assert table.title == "gpt: tiny, context 128, batch 4, full"
+    assert "ran: attention=flash" in table.note and "MFU [%]" not in row
 
 
 def test_failed_cells_stay_visible():
@@ -43,7 +45,7 @@ def test_failed_cells_stay_visible():
 
 def test_only_what_varies_within_a_size_is_an_axis():
     runs = [make_run(), make_run(context=256)]
-    assert [c.title for c in step_table(runs).columns][:3] == ["size", "context", "batch"]
+    assert [c.title for c in step_table(runs).columns][:2] == ["context", "step median [ms]"]
     assert numeric_axes(runs) == ["context"]
     assert numeric_axes([make_run(), make_run(batch=8)]) == ["batch"]
 

@@ -5,11 +5,57 @@ from __future__ import annotations
 import sys
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from steplab import units
 from steplab.record import Run
 from steplab.spec import RunSpec
+
+
+class StepProgress:
+    """Progress over training steps: a bar below the lines on a terminal, lines alone elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self.live = sys.stdout.isatty()
+        self.bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(30),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(file=sys.stdout, highlight=False),
+            transient=True,
+        )
+        self.task = self.bar.add_task("", total=total)
+
+    def say(self, line: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if self.live:
+            self.bar.console.print(line, markup=False, soft_wrap=True)
+        else:
+            print(line, flush=True)
+
+    def advance(self, step: int) -> None:
+        """Move the bar to `step`."""
+        if self.live:
+            self.bar.update(self.task, completed=step)
+
+    def __enter__(self) -> StepProgress:
+        if self.live:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.live:
+            self.bar.stop()
 
 
 class CellProgress:

@@ -62,9 +62,9 @@ def _run(args: argparse.Namespace) -> int:
             print(run_to_json(run))
     else:
         table = _table(chosen, store)
-        print_table(table)
         if args.out:
             write_table(table, args.out)
+        print_table(table)
     return 0
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
 
+from steplab.cli.progress import StepProgress
 from steplab.cli.train import STOPPED_BY_SIGNAL
 from steplab.engine.assemble import find_device
 from steplab.engine.signals import interruptible
@@ -27,8 +27,8 @@ def run_training(spec: TrainSpec, resume: Path | None) -> int:
     if not spec.settings.total_steps:
         return 0
     folder = Path(spec.settings.checkpoint_dir) if spec.settings.checkpoint_every else None
-    log = TrainingLog(say, folder, spec.settings.log_perf_metrics)
-    with interruptible() as stop:
+    with interruptible() as stop, StepProgress(spec.settings.total_steps) as progress:
+        log = TrainingLog(progress.say, folder, spec.settings.log_perf_metrics, progress.advance)
         outcome = train(spec, log, stop, resume)
     say(peak_memory_line(device, precision))
     for line in closing_lines(spec, outcome):
@@ -53,7 +53,6 @@ def closing_lines(spec: TrainSpec, outcome: Outcome) -> list[str]:
 def say(line: str) -> None:
     """Print one line at once, also into a file."""
     print(line, flush=True)
-    sys.stdout.flush()
 
 
 def _parameters(spec: TrainSpec) -> tuple[int, int]:

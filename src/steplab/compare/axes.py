@@ -7,34 +7,44 @@ from collections.abc import Sequence
 from steplab.record import Run
 from steplab.record.table import Cell
 
-LENGTHS = ("context", "seq_max_len")  # the length of a sequence is shown even where it is constant
+SPEC_AXES = ("size", "batch", "mode", "recipe", "accumulate", "warmup")
+LENGTHS = ("context", "seq_max_len")  # a condition of every number, even where it is constant
 
 
 def varying_axes(runs: Sequence[Run]) -> list[str]:
-    """Return what tells the Runs apart; size, batch, mode and recipe are always shown."""
-    config = dict.fromkeys(key for run in runs for key in run.spec.config)
-    shown = [key for key in config if key in LENGTHS or _distinct(runs, key) > 1]
-    # A size sets many fields at once; only those that vary within a size say something new.
+    """Return what tells the Runs apart; for a single one its mode and recipe.
+
+    A size sets many config fields at once: only those that vary within a size say something new.
+    """
     sizes = {run.spec.size for run in runs}
+    config = dict.fromkeys(key for run in runs for key in run.spec.config)
     own = [
         key
-        for key in shown
-        if key in LENGTHS
-        or any(_distinct([r for r in runs if r.spec.size == size], key) > 1 for size in sizes)
+        for key in config
+        if any(_distinct([r for r in runs if r.spec.size == size], key) > 1 for size in sizes)
     ]
-    axes = ["size"] if any(sizes) else []
-    axes += [*own, "batch", "mode", "recipe"]
-    for extra in ("accumulate", "warmup"):
-        if len({getattr(run.spec, extra) for run in runs}) > 1:
-            axes.append(extra)
-    return axes
+    axes = ["size", *own, *SPEC_AXES[1:]]
+    found = [axis for axis in axes if _distinct(runs, axis) > 1]
+    return found or ["mode", "recipe"]
+
+
+def constants(runs: Sequence[Run]) -> str:
+    """Return the main conditions that all Runs share, for a title: `tiny, context 128, batch 4`."""
+    words = []
+    lengths = [key for key in LENGTHS if all(key in run.spec.config for run in runs)]
+    for axis in ("size", *lengths, "batch", "mode", "recipe"):
+        if runs and _distinct(runs, axis) == 1:
+            value = axis_value(runs[0], axis)
+            name = "" if axis in ("size", "mode", "recipe") else f"{axis} "
+            words += [f"{name}{value}"] if value not in ("", "plain") else []
+    return ", ".join(words)
 
 
 def axis_value(run: Run, axis: str) -> Cell:
-    """Return a Run's value on an axis of `varying_axes`."""
+    """Return a Run's value on an axis."""
     if axis == "recipe":
         return run.spec.recipe.label
-    if axis in ("size", "batch", "mode", "accumulate", "warmup"):
+    if axis in SPEC_AXES:
         value: Cell = getattr(run.spec, axis)
         return value
     found: Cell = run.spec.config.get(axis)
@@ -47,10 +57,9 @@ def numeric_axes(runs: Sequence[Run]) -> list[str]:
         axis
         for axis in varying_axes(runs)
         if axis not in ("warmup", "size", "mode", "recipe")
-        and len({axis_value(run, axis) for run in runs}) > 1
         and all(isinstance(axis_value(run, axis), (int, float)) for run in runs)
     ]
 
 
-def _distinct(runs: Sequence[Run], key: str) -> int:
-    return len({str(run.spec.config.get(key)) for run in runs})
+def _distinct(runs: Sequence[Run], axis: str) -> int:
+    return len({str(axis_value(run, axis)) for run in runs})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from steplab.compare.axes import axis_value, varying_axes
+from steplab.compare.columns import without_unknown_columns
 from steplab.record import Column, Counters, Run, Samples, Table
 from steplab.record.table import Cell
 
@@ -84,13 +84,6 @@ def compilation_table(runs: Sequence[Run]) -> Table | None:
     )
     lines = dict.fromkeys([note, *reasons])
     return Table("compilation", _columns(runs, columns), tuple(rows), "\n".join(lines))
-
-
-def without_unknown_columns(table: Table) -> Table:
-    """Leave out the columns in which no row knows anything (a CPU has no SM clock)."""
-    kept = [i for i in range(len(table.columns)) if any(row[i] is not None for row in table.rows)]
-    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
 
 
 def _percent(fraction: float | None) -> float | None:

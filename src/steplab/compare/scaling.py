@@ -30,7 +30,7 @@ def scaling_table(runs: Sequence[Run], axis: str) -> Table | None:
     if not rows:
         return None
     columns = (
-        Column(", ".join(others)),
+        Column(", ".join(others) or "runs"),
         Column(axis),
         Column(f"{axis} ratio"),
         Column("time ratio"),
@@ -46,7 +46,7 @@ def _groups(runs: Sequence[Run], others: Sequence[str], axis: str) -> dict[str, 
     groups: dict[str, list[Run]] = {}
     for run in runs:
         if run.clock is not None:
-            label = ", ".join(str(axis_value(run, other)) for other in others)
+            label = ", ".join(str(axis_value(run, other)) for other in others) or "all"
             groups.setdefault(label, []).append(run)
     for group in groups.values():
         group.sort(key=lambda run: float(axis_value(run, axis) or 0))

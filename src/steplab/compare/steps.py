@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steplab.compare.axes import axis_value, varying_axes
+from steplab.compare.axes import axis_value, constants, varying_axes
+from steplab.compare.columns import without_unknown_columns
 from steplab.record import Column, Run, Table
 from steplab.record.table import Cell
 
 
 def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
-    """One row per Run: what varied, the time, what it means, how it ended."""
+    """One row per Run: what varied, the time, what it means, how it ended.
+
+    What all Runs share stands in the title, or below.
+    """
     axes = varying_axes(runs)
     columns = [Column(axis) for axis in axes]
     columns += [
@@ -22,20 +26,21 @@ def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
         Column("tokens/s"),
         Column("MFU", "%"),
         Column("peak memory", "GiB"),
-        Column("ran"),
-        Column("status"),
     ]
+    several = len({_ran(run) for run in runs}) > 1
+    columns += [*([Column("ran")] if several else []), Column("status")]
     rows = []
     for run in runs:
-        row: list[Cell] = [axis_value(run, axis) for axis in axes]
-        rows.append(tuple(row + _measured(run, "warmup" in axes)))
-    return Table(title, tuple(columns), tuple(rows), _note(runs))
+        labels: list[Cell] = [axis_value(run, axis) for axis in axes]
+        ran = [_ran(run)] if several else []
+        rows.append((*labels, *_measured(run, "warmup" in axes), *ran, _status(run)))
+    full_title = f"{title}: {constants(runs)}" if constants(runs) else title
+    return without_unknown_columns(Table(full_title, tuple(columns), tuple(rows), _note(runs)))
 
 
 def _measured(run: Run, with_cv: bool) -> list[Cell]:
     if run.clock is None:
-        unknown: list[Cell] = [None] * (8 if with_cv else 7)
-        return [*unknown, "", f"{run.status}: {run.reason}"]
+        return [None] * (8 if with_cv else 7)
     step = run.clock.step
     mfu = run.figures.mfu if run.figures else None
     return [
@@ -47,20 +52,20 @@ def _measured(run: Run, with_cv: bool) -> list[Cell]:
         round(run.tokens_per_second or 0),
         None if mfu is None else mfu * 100,
         run.memory.peak / 2**30 if run.memory else None,
-        _ran(run),
-        ", ".join([run.status, *_marks(run)]),
     ]
+
+
+def _status(run: Run) -> str:
+    """How it ended, with the reason, or with words that warn: the beginnings of its notes."""
+    if run.status != "ok":
+        return f"{run.status}: {run.reason}"
+    return ", ".join(["ok", *(note.split(":")[0] for note in run.notes)])
 
 
 def _ran(run: Run) -> str:
     """The implementations that executed, as in `attention=flash, experts=grouped`."""
     impls = run.ran.impls if run.ran else {}
     return ", ".join(f"{op}={'/'.join(names)}" for op, names in sorted(impls.items()))
-
-
-def _marks(run: Run) -> list[str]:
-    """Words that warn: the beginnings of the Run's notes, which stand in full under the table."""
-    return [note.split(":")[0] for note in run.notes]
 
 
 def _note(runs: Sequence[Run]) -> str:
@@ -76,6 +81,9 @@ def _note(runs: Sequence[Run]) -> str:
             lines[f"MFU unknown: {run.figures.peak_source}; --mfu-peak-tflops sets a peak"] = None
         elif run.figures:
             lines["MFU unknown: some heavy ops have no FLOP formula"] = None
+    shared = {_ran(run) for run in runs}
+    if len(shared) == 1 and shared != {""}:
+        lines[f"ran: {shared.pop()}"] = None
     for run in runs:
         if run.work and run.work.formula:
             lines[f"FLOPs, {run.spec.mode}: {run.work.formula}"] = None

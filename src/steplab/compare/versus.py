@@ -13,7 +13,7 @@ LEAST_ROUNDS = 3  # below that, drawing rounds tells nothing
 
 
 def versus_table(
-    first: RunSpec, a: Sequence[Samples], second: RunSpec, b: Sequence[Samples]
+    first: RunSpec, a: Sequence[Samples], second: RunSpec, b: Sequence[Samples], conditions: str
 ) -> Table:
     """Return medians and the ratio of the second to the first with its interval, by rounds."""
     interval = round_ratio([s.values for s in a], [s.values for s in b])
@@ -38,7 +38,7 @@ def versus_table(
     )
     note = (
         f"measured in turns by two live workers, {len(a)} rounds; bootstrap interval over rounds "
-        f"at {CONFIDENCE:.0%}"
+        f"at {CONFIDENCE:.0%}\n{conditions}"
     )
     return Table("one against the other", columns, rows, note)
 

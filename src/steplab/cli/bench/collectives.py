@@ -11,9 +11,9 @@ from typing import Any, Literal
 from steplab import units
 from steplab.cli.command import Command
 from steplab.codec import read_word
-from steplab.errors import MeasurementError, Unsupported, UserError, no_gpu
+from steplab.errors import MeasurementError, Unsupported, no_gpu
 from steplab.record import Environment, Run
-from steplab.report.export import WRITERS, write_table
+from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.studies.collectives.job import OPS, Dtype, Op
@@ -39,9 +39,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    for path in args.out:
-        if path.suffix not in WRITERS:
-            raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(WRITERS)}.")
+    check_suffixes(args.out)
     store = Store(args.store)
     store.check_writable()
     from steplab.probes.environment import capture
@@ -59,9 +57,9 @@ def _run(args: argparse.Namespace) -> int:
         print(f"{told}; the same command goes on from there.", file=sys.stderr)
         raise
     table = collectives_table(runs)
-    print_table(table)
     for path in args.out:
         write_table(table, path)
+    print_table(table)
     print(f"{total} Runs in {store.root}; list them with: steplab runs")
     _refuse_nothing(runs)
     return 0

@@ -12,10 +12,10 @@ from typing import Literal
 from steplab.cli.command import Command
 from steplab.cli.flags import add_config_flags, given
 from steplab.codec import read_word
-from steplab.errors import MeasurementError, UserError
+from steplab.errors import MeasurementError
 from steplab.record import Run, Table, new_run_id
 from steplab.record.run import now
-from steplab.report.export import WRITERS, write_table
+from steplab.report.export import WRITERS, check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.spec import PLAIN, RunSpec
 from steplab.store import DEFAULT_ROOT, Store
@@ -48,9 +48,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    for path in args.out:
-        if path.suffix not in WRITERS:
-            raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(WRITERS)}.")
+    check_suffixes(args.out)
     store = Store(args.store)
     spec, dtypes = _spec(args), list(dict.fromkeys(args.dtype))
     store.check_writable()
@@ -60,9 +58,9 @@ def _run(args: argparse.Namespace) -> int:
     environment, tables = capture(), {}
     for name, table in _studies(spec, dtypes):
         tables[name] = table
-        print_table(table)
         for path in args.out:
             write_table(table, path.with_name(f"{path.stem}.{name}{path.suffix}"))
+        print_table(table)
     notes = (f"dtypes studied: {', '.join(dtypes)}",)
     seen = Run(new_run_id(spec), spec, environment, created=now(), tables=tables, notes=notes)
     if not workload_was_audited(tables["dtypes"]):

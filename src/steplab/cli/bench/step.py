@@ -76,10 +76,10 @@ def _run(args: argparse.Namespace) -> int:
         if args.alternate:
             return _compare(args, specs, store, environment)
         runs = _measure(args, specs, grid, store, isolation, environment)
-    tables = _tables(runs, f"{name}: one training step")
+    tables = _tables(runs, f"one training step of {name}")
+    _write(args.out, tables)  # before printing: a reader that goes away must not cost the files
     for table in tables:
         print_table(table)
-    _write(args.out, tables)
     print(f"{len(runs)} Runs in {store.root}; list them with: steplab runs")
     if all(run.status != "ok" for run in runs):
         raise MeasurementError(f"No cell could be measured; the first: {runs[0].reason}.")
@@ -164,12 +164,15 @@ def _compare(
             args.timeout,
             lambda text: progress.stage(specs[0], text),
         )
-    table = versus_table(specs[0], first, specs[1], second)
-    print_table(table)
+    table = versus_table(
+        *(specs[0], first, specs[1], second), environment.conditions_on(specs[0].device)
+    )
     _write(args.out, [table])
     tables = {"versus": table, "rounds": rounds_table(first, second)}
     run = Run(new_run_id(specs[0]), specs[0], environment, created=now(), tables=tables)
-    print(f"saved {store.save(run)}")
+    saved = store.save(run)
+    print_table(table)
+    print(f"saved {saved}")
     return 0
 
 

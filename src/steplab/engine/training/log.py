@@ -57,11 +57,21 @@ class StepReport:
 
 
 class TrainingLog:
-    """Says lines through `say`, and writes metrics.jsonl and TensorBoard files in `folder`."""
+    """Says lines through `say`, and writes metrics.jsonl and TensorBoard files in `folder`.
 
-    def __init__(self, say: Callable[[str], None], folder: Path | None, perf: bool) -> None:
+    `advance` is told the number of every step that is over, for whoever draws progress.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        folder: Path | None,
+        perf: bool,
+        advance: Callable[[int], None] = lambda step: None,
+    ) -> None:
         self.say = say
         self.perf = perf
+        self.advance = advance
         self.sinks: list[Sink] = []
         if folder is not None:
             self.sinks = open_sinks(folder / "metrics.jsonl", _tensorboard_folder(folder))

@@ -125,6 +125,7 @@ class Session:
         with self.meter.step(tokens=self.tokens):
             self.since_report.append(self.step(batches))
         self.step_number, self.position = number, loader.position
+        self.log.advance(number)
         if number % self.settings.log_every == 0:
             self._report(rate)
         every = self.settings.validate_every
