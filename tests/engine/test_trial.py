@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from steplab.engine import trial as trial_module
+from steplab.engine.assemble import assemble, micro_batches
 from steplab.engine.trial import is_out_of_memory, trial
 from steplab.record import run_from_json, run_to_json
 
@@ -124,3 +125,28 @@ def test_gpu_compiled_blocks(tiny_spec):
     run = trial(tiny_spec("precision=bf16,compile=blocks", device="cuda", config={"width": 128}))
     assert run.status == "ok", run.reason
     assert run.compilation.graphs == 1 and run.compilation.graphs_in_window == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scope", ["blocks", "whole"])
+def test_gpu_cuda_graphs_are_replayed(tiny_spec, scope):
+    recipe = f"precision=bf16,compile={scope},compile.mode=reduce-overhead"
+    run = trial(tiny_spec(recipe, device="cuda", steps=5, config={"width": 128}))
+    assert run.status == "ok", run.reason
+    assert run.ran.graph_launches > 0 and run.compilation.cudagraph_skips == 0
+
+
+@pytest.mark.gpu
+def test_gpu_step_does_not_wait_for_the_host(tiny_spec):
+    """Forward, backward, clipping and a fused update under CUDA's sync debug mode."""
+    spec = tiny_spec("precision=bf16,optimizer=fused", device="cuda", config={"width": 128})
+    step = assemble(spec)
+    feed = micro_batches(step, spec)
+    for _ in range(3):
+        step(next(feed))
+    batch = next(feed)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

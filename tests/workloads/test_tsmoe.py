@@ -251,3 +251,36 @@ def test_several_mixture_layers_per_block():
 def test_bad_configs_are_refused(overrides, words):
     with pytest.raises(UserError, match=words):
         find_workload("tsmoe").resolve("flagship", overrides)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "recipe", ["", ",compile=blocks", ",compile=whole,compile.mode=reduce-overhead"]
+)
+def test_gpu_step_runs_without_host_syncs(recipe):
+    spec = spec_of(f"precision=bf16,optimizer=fused{recipe}", device="cuda")
+    step = assemble(spec)
+    feed = micro_batches(step, spec)
+    for _ in range(4):
+        step(next(feed))
+    batch = next(feed)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss = step(batch).loss
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.isfinite(loss)
+
+
+@pytest.mark.gpu
+def test_gpu_trains_as_the_cpu_does():
+    losses = {}
+    for device in ("cpu", "cuda"):
+        spec = spec_of(device=device)
+        step = assemble(spec)
+        if device == "cuda":  # the same weights: the generators of the devices differ
+            step.model.load_state_dict(weights)
+        weights = {name: value.cpu() for name, value in step.model.state_dict().items()}
+        feed = micro_batches(step, spec)
+        losses[device] = [step(next(feed)).loss.item() for _ in range(3)]
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-3)

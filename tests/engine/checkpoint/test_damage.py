@@ -3,6 +3,8 @@ import random
 import shutil
 
 import pytest
+
+pytest.importorskip("safetensors")
 import torch
 
 from steplab.engine.checkpoint import Progress, load_weights, newest, read_progress, restore, save

@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("safetensors")
 import torch
 
 from steplab.engine.checkpoint import Progress, find, newest, read_progress, restore, save

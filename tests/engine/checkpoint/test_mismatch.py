@@ -1,4 +1,6 @@
 import pytest
+
+pytest.importorskip("safetensors")
 import torch
 from torch import nn
 

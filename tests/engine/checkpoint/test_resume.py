@@ -2,6 +2,8 @@ import random
 
 import numpy as np
 import pytest
+
+pytest.importorskip("safetensors")
 import torch
 
 from steplab.codec import encode
