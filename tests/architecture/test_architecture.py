@@ -88,6 +88,7 @@ def test_no_technique_is_named_in_the_engine():
         ("steplab.techniques", "TECHNIQUE"),
         ("steplab.probes", "PROBE"),
         ("steplab.workloads", "WORKLOAD"),
+        ("steplab.explain.rules", "RULE"),
         ("steplab.cli", "COMMAND"),
         ("steplab.cli.bench", "COMMAND"),
     ],

@@ -1,0 +1,31 @@
+"""The samples lie too far apart to tell small differences.
+
+What it sees: the middle half of the samples spans more than 10 % of the median.
+Why it costs: a change smaller than the spread can neither be seen nor ruled out.
+Remedy: more steps, a quiet machine, or `--alternate`, which measures two recipes in turns.
+When it is wrong: a workload whose steps truly differ (ragged batches) spreads as well.
+"""
+
+from __future__ import annotations
+
+from steplab import units
+from steplab.record import Finding, Run
+
+LARGEST_SPREAD = 0.10
+
+
+def check(run: Run) -> Finding | None:
+    """Look at the spread of the step's samples."""
+    if run.clock is None or not run.clock.step.spread > LARGEST_SPREAD:
+        return None
+    step = run.clock.step
+    low, high = step.percentile(25), step.percentile(75)
+    return Finding(
+        rule="noisy_measurement",
+        claim=f"the middle half of the {len(step)} samples spans {units.percent(step.spread)}",
+        evidence=(f"{units.milliseconds(low)} to {units.milliseconds(high)}", *step.marks.values()),
+        remedy="measure more steps on a quiet machine, or compare with --alternate",
+    )
+
+
+RULE = check
