@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Self, TextIO
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -19,36 +21,16 @@ from steplab.record import Run
 from steplab.spec import RunSpec
 
 
-class StepProgress:
-    """Progress over training steps: a bar below the lines on a terminal, lines alone elsewhere."""
+class Live:
+    """A bar that is drawn only where somebody can see it move."""
 
-    def __init__(self, total: int) -> None:
-        self.live = sys.stdout.isatty()
-        self.bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(30),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=Console(file=sys.stdout, highlight=False),
-            transient=True,
-        )
-        self.task = self.bar.add_task("", total=total)
+    def __init__(self, stream: TextIO, total: int, *columns: ProgressColumn) -> None:
+        self.live = stream.isatty()
+        console = Console(file=stream, highlight=False)
+        self.bar = Progress(*columns, console=console, transient=True)
+        self.task = self.bar.add_task("starting", total=total)
 
-    def say(self, line: str) -> None:
-        """Print a line, above the bar where there is one."""
-        if self.live:
-            self.bar.console.print(line, markup=False, soft_wrap=True)
-        else:
-            print(line, flush=True)
-
-    def advance(self, step: int) -> None:
-        """Move the bar to `step`."""
-        if self.live:
-            self.bar.update(self.task, completed=step)
-
-    def __enter__(self) -> StepProgress:
+    def __enter__(self) -> Self:
         if self.live:
             self.bar.start()
         return self
@@ -57,23 +39,35 @@ class StepProgress:
         if self.live:
             self.bar.stop()
 
+    def say(self, line: str) -> None:
+        """Print a line, above the bar where there is one."""
+        self.bar.console.print(line, markup=False, soft_wrap=True)
 
-class CellProgress:
+
+class StepProgress(Live):
+    """Progress over training steps, on stdout below the lines of the log."""
+
+    def __init__(self, total: int) -> None:
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        super().__init__(
+            sys.stdout, total, TextColumn("step"), MofNCompleteColumn(), BarColumn(30), *times
+        )
+
+    def advance(self, step: int) -> None:
+        """Move the bar to `step`."""
+        if self.live:
+            self.bar.update(self.task, completed=step)
+
+
+class CellProgress(Live):
     """Progress over the cells of a study, on stderr so that stdout stays clean."""
 
     def __init__(self, cells: int) -> None:
-        self.live = sys.stderr.isatty()
+        what = TextColumn("{task.description}", markup=False)
+        columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), what)
+        super().__init__(sys.stderr, cells, *columns)
         self.cells = cells
         self.count = 0
-        self.bar = Progress(
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=Console(file=sys.stderr),
-            transient=True,
-        )
-        self.task = self.bar.add_task("starting", total=cells)
 
     def stage(self, spec: RunSpec, text: str) -> None:
         """Show what the current cell is doing."""
@@ -81,27 +75,13 @@ class CellProgress:
             self.bar.update(self.task, description=f"{_name(spec)}: {text}")
 
     def done(self, run: Run) -> None:
-        """Count a finished cell."""
+        """Count a finished cell; where nothing is drawn, say how it ended."""
         self.count += 1
         if self.live:
             self.bar.advance(self.task)
             return
         time = units.milliseconds(run.clock.step.median) if run.clock else run.reason
-        line = f"[{self.count}/{self.cells}] {_name(run.spec)}: {run.status}, {time}"
-        print(line, file=sys.stderr, flush=True)
-
-    def say(self, text: str) -> None:
-        """Print a line above the progress."""
-        self.bar.console.print(text, markup=False)
-
-    def __enter__(self) -> CellProgress:
-        if self.live:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self.live:
-            self.bar.stop()
+        self.say(f"[{self.count}/{self.cells}] {_name(run.spec)}: {run.status}, {time}")
 
 
 def _name(spec: RunSpec) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from steplab.hardware import op_costs
+from steplab.hardware.decoder import Decoder, decoder_work
 from steplab.record import Work
 from steplab.spec import Mode
 from steplab.workloads.tsmoe.config import TsmoeConfig
-
-PASSES = {"infer": 1, "forward": 1, "forward+backward": 3, "full": 3}
-DENSE_ATTENTION = ("reference", "math")
 
 
 def expert_parameters(config: TsmoeConfig, inner: int) -> int:
@@ -45,26 +43,10 @@ def matmul_parameters(config: TsmoeConfig) -> int:
 
 def work(config: TsmoeConfig, batch: int, mode: Mode, ran: Mapping[str, str]) -> Work:
     """FLOPs of one micro-batch of `batch` windows."""
-    tokens = batch * config.tokens
-    dense = 2.0 * matmul_parameters(config) * tokens * PASSES[mode]
-
-    def attend(causal: bool, recomputes: bool) -> float:
-        pairs = op_costs.attention_pairs(config.tokens, config.tokens, causal)
-        shape = (pairs, config.n_head, config.head_width, config.head_width)
-        total = op_costs.attention_forward(*shape)
-        if PASSES[mode] == 3:
-            total += op_costs.attention_backward(*shape, recomputes)
-        return total * batch * config.n_decoder_layers
-
-    all_pairs = ran.get("attention", "") in DENSE_ATTENTION
-    hardware: float | None = dense + attend(not all_pairs, not all_pairs)
+    shape = (config.tokens, config.n_decoder_layers, config.n_head, config.head_width)
+    decoder = Decoder(*shape, matmul_parameters(config))
+    found = decoder_work(decoder, batch, mode, ran.get("attention", ""))
     if ran.get("experts") == "capacity":
-        hardware = None  # its padded rows are executed too; how many depends on its rounding
-    return Work(
-        tokens=tokens,
-        model=dense + attend(True, False),
-        palm=dense + attend(False, False),
-        hardware=hardware,
-        formula=f"{2 * PASSES[mode]} x {matmul_parameters(config):,} active matmul parameters per "
-        "token + attention over visible pairs",
-    )
+        # Its padded rows are executed too; how many depends on its rounding.
+        return replace(found, hardware=None)
+    return found
