@@ -23,7 +23,12 @@ def test_flags_come_from_the_config(capsys):
         main(["bench", "step", "--help"])
     assert end.value.code == 0
     out = capsys.readouterr().out
-    assert "--ff-width" in out and "--fused-projections" in out and "[768]" in out
+    assert (
+        "workload" in out
+        and "--ff-width" in out
+        and "--fused-projections" in out
+        and "[768]" in out
+    )
     assert "default: ==SUPPRESS==" not in out
 
 
@@ -61,6 +66,7 @@ def test_env_is_worth_pasting(capsys):
         (["bench", "step", "--recipe", "precision=bf17"], "Did you mean 'bf16'"),
         (["bench", "step", "--recipe", "compile=blocks", "--alternate", "2"], "two cells"),
         (["bench", "step", "gtp"], "Did you mean 'gpt'"),
+        (["bench", "step", "--steps", "2", "mine.py:make"], "right after the command"),
         (["bench", "step", "--alternate", "-2"], "two cells"),
         (["bench", "step", "--out", "table.txt"], "Use a suffix"),
         (["bench", "step", "--mfu-peak-tflops", "0"], "more than 0 TFLOP/s"),

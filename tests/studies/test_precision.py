@@ -211,7 +211,7 @@ def test_a_workload_that_runs_nowhere_is_a_failed_run(
         (["--layers", "0"], "at least 1"),
         (["--out", "table.xls"], ".csv"),
         (["gtp"], "Did you mean 'gpt'?"),
-        (["--size", "tiny", "other"], "does not expect 'other'"),
+        (["--size", "tiny", "other"], "right after the command"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(

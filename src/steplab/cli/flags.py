@@ -4,10 +4,31 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal, get_args, get_origin
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Union, get_args, get_origin
 
 from steplab.codec import read_word, type_hints
+from steplab.errors import UserError
+from steplab.workloads.workload import Entry, find_workload
+
+
+def add_workload(parser: argparse.ArgumentParser, words: Sequence[str], default: str) -> Entry:
+    """Add the workload as the first word and return it: the flags that follow depend on it."""
+    name = words[0] if words and not words[0].startswith("-") else default
+    about = "a built-in workload or path/to/file.py:factory; stands before all flags"
+    parser.add_argument("workload", nargs="?", default=default, help=about)
+    parser.set_defaults(flags_of=name)
+    return find_workload(name)
+
+
+def workload_name(args: argparse.Namespace) -> str:
+    """Return the workload's name; one that came after flags was not asked for its own flags."""
+    if args.workload != args.flags_of:
+        raise UserError(
+            f"The workload {args.workload!r} comes after flags.", "Name it right after the command."
+        )
+    return str(args.workload)
 
 
 def add_config_flags(
@@ -51,4 +72,6 @@ def _reader(kind: Any, name: str) -> Callable[[str], Any]:
 def _metavar(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(arg for arg in get_args(kind) if arg is not type(None))
     return {int: "N", float: "X", bool: "true|false"}.get(kind, "TEXT")

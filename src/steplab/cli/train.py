@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_config_flags, given
+from steplab.cli.flags import add_config_flags, add_workload, given, workload_name
 from steplab.codec import decode
 from steplab.errors import UserError
 from steplab.spec import PLAIN, Recipe
@@ -26,11 +26,8 @@ FREE_SETTINGS = frozenset(
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    named = bool(words) and not words[0].startswith("-")
-    entry = find_workload(words[0] if named else DEFAULT_WORKLOAD)
+    entry = add_workload(parser, words, DEFAULT_WORKLOAD)
     add = parser.add_argument
-    if named:
-        add("workload", help="a workload that is trained on series")
     add("--size", default="", help=f"preset: {', '.join(entry.presets)}; empty: by the device")
     add("--device", default="auto", help="cpu, cuda, or auto")
     add("--recipe", default="plain", help="plain, technique=value,..., or a file")
@@ -52,7 +49,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _new_spec(args: argparse.Namespace) -> TrainSpec:
-    name = getattr(args, "workload", DEFAULT_WORKLOAD)
+    name = workload_name(args)
     entry = find_workload(name)
     settings = decode(TrainSettings, given(args, "train"), "flags")
     # Checked before torch is imported (2 s), so that a slip of the pen is told at once.

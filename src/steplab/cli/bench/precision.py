@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_config_flags, given
+from steplab.cli.flags import add_config_flags, add_workload, given, workload_name
 from steplab.codec import read_word
 from steplab.errors import MeasurementError
 from steplab.record import Run, Table, new_run_id
@@ -31,11 +31,8 @@ BATCH = 2  # dtypes do not depend on it; batch norm refuses a batch of 1
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    named = bool(words) and not words[0].startswith("-")
-    entry = find_workload(words[0] if named else DEFAULT_WORKLOAD)
+    entry = add_workload(parser, words, DEFAULT_WORKLOAD)
     add = parser.add_argument
-    if named:
-        add("workload", help="a built-in workload or path/to/file.py:factory")
     add("--dtype", nargs="+", type=_dtype, default=list(DTYPES), metavar="bf16|fp16",
         help="low precisions to study")  # fmt: skip
     sizes = ", ".join(entry.presets) or "this workload has none"
@@ -91,7 +88,7 @@ def _spec(args: argparse.Namespace) -> RunSpec:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     find_device(device)
-    name = getattr(args, "workload", DEFAULT_WORKLOAD)
+    name = workload_name(args)
     entry = find_workload(name)
     size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
     one = len(set(args.dtype)) == 1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_config_flags, given
+from steplab.cli.flags import add_config_flags, add_workload, given, workload_name
 from steplab.cli.progress import CellProgress
 from steplab.compare.axes import numeric_axes
 from steplab.compare.details import compilation_table, phase_table, utilisation_table
@@ -31,12 +31,10 @@ DEFAULT_WORKLOAD = "gpt"
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    named = bool(words) and not words[0].startswith("-")
-    name = words[0] if named else DEFAULT_WORKLOAD
+    entry = add_workload(parser, words, DEFAULT_WORKLOAD)
     add = parser.add_argument
-    if named:
-        add("workload", help="a built-in workload or path/to/file.py:factory")
-    add("--size", nargs="+", default=None, help="preset sizes of the workload")
+    sizes = ", ".join(entry.presets) or "this workload has none"
+    add("--size", nargs="+", default=[], help=f"presets ({sizes}); none: by the device")
     add("--batch", nargs="+", type=int, default=[4], help="sequences per micro-batch")
     add("--mode", nargs="+", default=list(MODES), help="how far the step goes")
     add("--recipe", nargs="+", default=["plain"], help="plain, technique=value,..., or a file")
@@ -52,11 +50,11 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--timeout", type=float, default=600.0, help="seconds a cell may take")
     add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
     add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md, .json or .svg")
-    add_config_flags(parser, find_workload(name).config, many=True)
+    add_config_flags(parser, entry.config, many=True)
 
 
 def _run(args: argparse.Namespace) -> int:
-    name = getattr(args, "workload", DEFAULT_WORKLOAD)
+    name = workload_name(args)
     entry = find_workload(name)
     # Planned once before a worker is started (2 s), so that a slip of the pen is told at once.
     check_suffixes(args.out)
