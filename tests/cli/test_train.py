@@ -66,6 +66,11 @@ def test_perf_metrics_line(tmp_path, capsys):
         (["--normalise", "sereis"], "Did you mean 'series'"),
         (["gpt", "--steps-per-epoch", "1"], "not trained on series"),
         (["--lr", "fast"], "--lr needs float"),
+        (["--lr", "1e38"], "must lie between"),
+        (["--lr", "nan"], "must lie between"),
+        (["--huber-delta", "0"], "more than 0"),
+        (["--rope-theta", "0"], "more than 0"),
+        (["--checkpoint-dir", "/proc/x"], "Cannot write to"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(words, said, capsys, tmp_path, monkeypatch):
@@ -81,6 +86,46 @@ def test_resuming_another_run_is_refused(tmp_path, capsys):
     for flag, value in (("--hidden-size", "32"), ("--lr", "0.5"), ("--seed", "1")):
         assert main(["train", "--resume", *folder, flag, value]) == 2
         assert "another run" in capsys.readouterr().err
+
+
+def test_a_folder_with_another_runs_checkpoints_is_refused(tmp_path, capsys):
+    folder = ["--checkpoint-dir", str(tmp_path / "c")]
+    assert main(["train", *TINY, *folder]) == 0
+    assert main(["train", *TINY, *folder]) == 2
+    assert "holds the checkpoints of another run" in capsys.readouterr().err
+
+
+def test_a_folder_can_be_resumed_by_name(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *TINY, "--checkpoint-dir", "a b"]) == 0
+    assert "--checkpoint-dir 'a b'" in capsys.readouterr().out
+    assert main(["train", "--resume", "a b", "--epochs", "2"]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a b"]
+    assert main(["train", "--resume", "a b"]) == 0
+    assert "already at step 8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--amp"], ["--compile"], ["--size", "flagship"], ["--recipe", "impl.experts=loop"]],
+)
+def test_what_makes_the_run_is_not_ignored_on_resume(words, tmp_path, capsys):
+    folder = ["--checkpoint-dir", str(tmp_path)]
+    assert main(["train", *TINY, *folder]) == 0
+    assert main(["train", "--resume", *folder, "--epochs", "2", *words]) == 2
+    assert "another run" in capsys.readouterr().err
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path):
+    from steplab.engine.checkpoint import only_writer
+    from steplab.errors import UserError
+
+    with (
+        only_writer(tmp_path),
+        pytest.raises(UserError, match="Another run"),
+        only_writer(tmp_path),
+    ):
+        pass
 
 
 def test_no_gpu_though_asked_for(capsys):

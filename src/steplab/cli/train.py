@@ -18,7 +18,6 @@ from steplab.techniques.parse import check_recipe, parse_recipe
 from steplab.workloads.workload import find_workload
 
 DEFAULT_WORKLOAD = "tsmoe"
-STOPPED_BY_SIGNAL = 130
 # What may differ when a run is resumed: the others make the run what it is.
 FREE_SETTINGS = frozenset(
     f.name for f in dataclasses.fields(TrainSettings) if f.metadata["help"].startswith("*")
@@ -89,10 +88,10 @@ def _device(asked: str) -> str:
 def _resumed(args: argparse.Namespace) -> Path | None:
     if args.resume is None:
         return None
-    if args.resume != "newest":
-        return Path(args.resume)
-    from steplab.engine.checkpoint import newest
+    from steplab.engine.checkpoint import find, newest
 
+    if args.resume != "newest":
+        return find(Path(args.resume))
     folder = Path(given(args, "train").get("checkpoint_dir", TrainSettings().checkpoint_dir))
     found = newest(folder)
     if found is None:
@@ -106,6 +105,9 @@ def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
 
     saved: TrainSpec = decode(TrainSpec, dict(read_progress(path).spec), f"{path}: spec")
     asked = given(args, "train")
+    for name, value, has in _asked_of_the_run(args, saved):
+        if value != has:
+            raise _changed(name, has, value)
     for name, value in given(args).items():
         if saved.config.get(name) != value:
             raise _changed(name, saved.config.get(name), value)
@@ -115,7 +117,20 @@ def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
     free = {name: value for name, value in asked.items() if name in FREE_SETTINGS}
     if "checkpoint_dir" not in free:
         free["checkpoint_dir"] = str(path.parent)
-    return dataclasses.replace(saved, settings=dataclasses.replace(saved.settings, **free))
+    device = saved.device if args.device == "auto" else _device(args.device)
+    settings = dataclasses.replace(saved.settings, **free)
+    return dataclasses.replace(saved, settings=settings, device=device)
+
+
+def _asked_of_the_run(args: argparse.Namespace, saved: TrainSpec) -> list[tuple[str, str, str]]:
+    """Return (flag, asked for, saved) for what was given beside settings and config."""
+    found = [("size", args.size, saved.size)] if args.size else []
+    if args.workload != DEFAULT_WORKLOAD:
+        found.append(("workload", args.workload, saved.workload))
+    if args.recipe != "plain" or args.amp is not None or args.compile:
+        recipe = _recipe(args, on_gpu=False)
+        found.append(("recipe", recipe.label, saved.recipe.label))
+    return found
 
 
 def _changed(name: str, saved: Any, asked: Any) -> UserError:

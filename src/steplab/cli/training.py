@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
+import signal
 from pathlib import Path
 
 import torch
 
 from steplab.cli.progress import StepProgress
-from steplab.cli.train import STOPPED_BY_SIGNAL
 from steplab.engine.assemble import find_device
+from steplab.engine.checkpoint import newest, only_writer
 from steplab.engine.signals import interruptible
 from steplab.engine.training import Outcome, train
 from steplab.engine.training.log import TrainingLog
 from steplab.engine.training.loop import describe_parameters, peak_memory_line
+from steplab.errors import UserError
 from steplab.spec.training import TrainSpec
 from steplab.workloads.workload import find_workload
 
@@ -27,19 +31,29 @@ def run_training(spec: TrainSpec, resume: Path | None) -> int:
     if not spec.settings.total_steps:
         return 0
     folder = Path(spec.settings.checkpoint_dir) if spec.settings.checkpoint_every else None
-    with interruptible() as stop, StepProgress(spec.settings.total_steps) as progress:
+    if folder and resume is None and newest(folder):
+        raise UserError(
+            f"{folder} holds the checkpoints of another run.",
+            "Go on with it by --resume, or choose another --checkpoint-dir.",
+        )
+    with contextlib.ExitStack() as stack:
+        if folder:
+            stack.enter_context(only_writer(folder))
+        stop = stack.enter_context(interruptible())
+        progress = stack.enter_context(StepProgress(spec.settings.total_steps))
         log = TrainingLog(progress.say, folder, spec.settings.log_perf_metrics, progress.advance)
         outcome = train(spec, log, stop, resume)
     say(peak_memory_line(device, precision))
     for line in closing_lines(spec, outcome):
         say(line)
-    return STOPPED_BY_SIGNAL if outcome.stopped else 0
+    # As shells report it: 128 and the number of the signal.
+    return 128 + signal.Signals[stop.signal] if outcome.stopped else 0
 
 
 def closing_lines(spec: TrainSpec, outcome: Outcome) -> list[str]:
     """Say where the run stands and how to go on."""
     total, folder = spec.settings.total_steps, spec.settings.checkpoint_dir
-    where = f" --checkpoint-dir {folder}" if folder != "checkpoints" else ""
+    where = f" --checkpoint-dir {shlex.quote(folder)}" if folder != "checkpoints" else ""
     lines = []
     if outcome.stopped:
         lines.append(f"stopped by a signal at step {outcome.step} of {total}")

@@ -59,9 +59,11 @@ class Step:
             self._update()
         else:
             self.model.zero_grad(set_to_none=True)
-        # Clones (one launch each) because a CUDA graph overwrites its outputs on replay.
+        # New tensors, also for one micro-batch: a CUDA graph overwrites its outputs on replay.
         loss = torch.stack([output.loss for output in outputs]).mean()
-        return StepOutput(loss, {k: v.clone() for k, v in outputs[-1].metrics.items()})
+        names = outputs[0].metrics
+        means = {n: torch.stack([out.metrics[n] for out in outputs]).mean(0) for n in names}
+        return StepOutput(loss, means)
 
     @torch.no_grad()
     def _infer(self, micro_batches: Sequence[Any]) -> StepOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,15 +12,19 @@ from steplab.spec.knob import knob
 from steplab.spec.recipe import Recipe
 from steplab.spec.spec import RunSpec
 
+LARGEST_RATE = 100.0  # AdamW moves every weight by about the rate: beyond this it is a slip
+
 
 @dataclass(frozen=True)
 class TrainSettings:
     """How to train. Those marked * may change when a run is resumed; the others make the run."""
 
-    dataset_path: str = knob("", "folder or file of series; empty: generated series")
-    val_path: str = knob("", "series for validation; empty: generated ones, or none with own data")
-    ood_path: str = knob("", "series of another kind, for out-of-distribution validation")
-    normalise: Literal["series", "max", "none"] = knob("series", "how series are scaled")
+    dataset_path: str = knob("", "* folder or file of series; empty: generated series")
+    val_path: str = knob("", "* series for validation; empty: generated ones, none with own data")
+    ood_path: str = knob("", "* series of another kind, for out-of-distribution validation")
+    normalise: Literal["series", "max", "none"] = knob(
+        "series", "scale by each whole series' mean and deviation, by its largest value, or not"
+    )
     seq_stride: int = knob(0, "points between windows; 0: the window's length")
     batch_size: int = knob(16, "windows per micro-batch")
     accumulate: int = knob(1, "micro-batches per step")
@@ -27,7 +32,7 @@ class TrainSettings:
     steps_per_epoch: int = knob(600, "* steps per epoch; 0 builds the model, says its size, ends")
     lr: float = knob(1e-3, "highest learning rate")
     min_lr: float = knob(5e-5, "learning rate at the end of the cosine")
-    warmup_steps: int = knob(0, "steps of linear warm-up; 0: a twentieth of the run")
+    warmup_steps: int = knob(-1, "steps of linear warm-up; -1: a twentieth of the run")
     clip: float = knob(1.0, "largest gradient norm; 0 for none")
     seed: int = knob(42, "of weights, data order and generated series")
     workers: int = knob(2, "* threads that read windows ahead")
@@ -45,12 +50,19 @@ class TrainSettings:
         for name in ("batch_size", "accumulate", "epochs", "log_every", "workers"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        counts = ("steps_per_epoch", "seq_stride", "warmup_steps", "validate_every")
+        if self.warmup_steps < -1:
+            raise UserError(f"warmup_steps must be -1 or more, not {self.warmup_steps}.")
+        counts = ("steps_per_epoch", "seq_stride", "validate_every")
         for name in (*counts, "validation_batches", "checkpoint_every", "keep_last"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must not be negative, but is {getattr(self, name)}.")
-        if not self.lr > 0 or not 0 <= self.min_lr <= self.lr:
-            raise UserError(f"lr {self.lr} must be positive and min_lr {self.min_lr} at most lr.")
+        if not 0 < self.lr <= LARGEST_RATE or not 0 <= self.min_lr <= self.lr:
+            raise UserError(
+                f"lr {self.lr} must lie between 0 and {LARGEST_RATE}, min_lr {self.min_lr} between "
+                "0 and lr."
+            )
+        if not 0 <= self.clip < math.inf:
+            raise UserError(f"clip must be 0 or a positive number, not {self.clip}.")
 
     @property
     def total_steps(self) -> int:

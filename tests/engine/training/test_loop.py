@@ -188,8 +188,107 @@ def test_a_signal_saves_and_exits(tmp_path):
                 break
         process.send_signal(signal.SIGTERM)
         out, error = process.communicate(timeout=60)
-    assert process.returncode == 130 and "stopped by a signal" in out and error == ""
+    assert process.returncode == 143 and "stopped by a signal" in out and error == ""
     assert newest(tmp_path) is not None and "next: steplab train --resume" in out
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    """The loss of the step before the update is still finite; the weights after it are not."""
+    spec = make_spec(tmp_path, checkpoint_every=5)
+    session = Session(spec, silent())
+    session.step_number = 5
+    session.save()
+    with torch.no_grad():
+        next(session.step.model.parameters())[0, 0] = float("inf")
+    session.step_number = 6
+    with pytest.raises(MeasurementError, match="step-00000005 is intact"):
+        session.save()
+    assert newest(tmp_path).name == "step-00000005"
+
+
+def test_other_data_is_refused_on_resume_and_moved_data_is_not(tmp_path):
+    source = np.random.default_rng(0)
+    path, moved = tmp_path / "x.npy", tmp_path / "moved.npy"
+    np.save(path, source.normal(size=(6, 200)).astype(np.float32))
+    spec = make_spec(tmp_path / "c", dataset_path=str(path), seq_stride=20)
+    train(spec, silent(), Stop())
+    saved = newest(tmp_path / "c")
+    path.rename(moved)
+    there = replace(spec, settings=replace(spec.settings, dataset_path=str(moved), epochs=2))
+    assert train(there, silent(), Stop(), saved).step == 40
+    np.save(moved, source.normal(size=(6, 200)).astype(np.float32))
+    with pytest.raises(UserError, match="holds other series"):
+        train(there, silent(), Stop(), saved)
+
+
+def test_validation_and_saving_are_no_data_wait(tmp_path, monkeypatch):
+    """Between two reports the loop sleeps 50 ms in validation; none of it may be a stall."""
+    monkeypatch.setattr(
+        "steplab.engine.training.loop.validate", lambda *a: (time.sleep(0.05), 1.0)[1]
+    )
+    spec = make_spec(tmp_path, validate_every=1, checkpoint_every=0, log_every=10)
+    reports = []
+    log = silent()
+    log.report = reports.append
+    train(spec, log, Stop())
+    assert len(reports) == 2
+    assert all(report.meter["train/data_wait_ms"] < 25 for report in reports)
+
+
+def test_parts_belong_to_the_loss_under_accumulation(tmp_path):
+    spec = make_spec(tmp_path, accumulate=4, checkpoint_every=0, log_every=5)
+    reports = []
+    log = silent()
+    log.report = reports.append
+    train(spec, log, Stop())
+    for report in reports:
+        whole = report.parts["pred"] + 0.02 * report.parts["aux"]
+        assert report.loss == pytest.approx(whole, rel=1e-5)
+
+
+def test_a_full_disk_in_the_middle_is_a_warning(tmp_path, monkeypatch):
+    original, calls = Session.save, []
+
+    def save(self):
+        calls.append(self.step_number)
+        if len(calls) == 1:
+            raise UserError("Cannot write: the disk is full.")
+        return original(self)
+
+    monkeypatch.setattr(Session, "save", save)
+    said = []
+    outcome = train(make_spec(tmp_path), TrainingLog(said.append, None, perf=False), Stop())
+    assert calls == [10, 20] and outcome.saved.name == "step-00000020"
+    assert any("no checkpoint of step 10" in line for line in said)
+
+
+def test_a_short_run_reports_its_loss_and_leaves_no_trace(tmp_path):
+    said = []
+    spec = make_spec(tmp_path, steps_per_epoch=3, log_every=50, profile=True, checkpoint_every=0)
+    train(spec, TrainingLog(said.append, None, perf=False), Stop())
+    assert any(line.startswith("step=3 loss=") for line in said)
+    assert any("no trace" in line for line in said)
+    assert not (tmp_path / "profiler" / "chrome_trace.json").exists()
+
+
+def test_validation_looks_at_many_series(tmp_path):
+    from steplab.data.synthetic import SyntheticSeries
+    from steplab.data.windows import Windows
+    from steplab.engine.training.validate import validate
+
+    seen = set()
+
+    class Watched(SyntheticSeries):
+        def read(self, index, start, stop):
+            seen.add(index)
+            return super().read(index, start, stop)
+
+    spec = make_spec(tmp_path, validation_batches=4)
+    session = Session(spec, silent())
+    windows = Windows(Watched(20, 2000, 1), 41, 40)
+    first = validate(session.step, windows, spec.settings)
+    assert len(seen) > 8
+    assert validate(session.step, windows, spec.settings) == first
 
 
 def test_a_finished_run_can_go_on(tmp_path):

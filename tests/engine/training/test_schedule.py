@@ -21,6 +21,11 @@ def test_warm_up_is_a_twentieth_by_default():
     assert learning_rate(settings, 10) == 1.0 and learning_rate(settings, 5) == 0.5
 
 
+def test_no_warm_up_at_all():
+    settings = TrainSettings(steps_per_epoch=10, lr=1.0, min_lr=0.0, warmup_steps=0)
+    assert learning_rate(settings, 1) > 0.9
+
+
 def test_rates_reach_floats_and_tensors():
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)

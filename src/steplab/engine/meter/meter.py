@@ -99,6 +99,17 @@ class Meter:
             raise UserError(f"due needs a number of steps above 0, not {every}.")
         return self._watch.count > 0 and self._watch.count % every == 0
 
+    def pause(self) -> None:
+        """Say that the loop does something else now (validates, saves): no data stall of the next.
+
+        The step that follows is counted from its own entry.
+        """
+        self._watch.pause()
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what must be said of the steps since the last line, each thing once in a life."""
+        return self._read().notes
+
     def line(self) -> str:
         """Return one line about the steps since the last line."""
         return self._read().line()

@@ -50,6 +50,7 @@ class Reading:
     host_ms: float | None
     tokens_per_s: float | None
     data_stall: float | None
+    wait_ms: float | None
     flops_per_s: float | None
     figures: Figures
     phase_ms: Mapping[str, float]  # over the steps that entered the phase
@@ -85,6 +86,7 @@ class Reading:
             "train/step_time_ms": self.step_ms,
             "train/host_time_ms": self.host_ms,
             "train/data_stall_pct": None if stall is None else stall * 100,
+            "train/data_wait_ms": self.wait_ms,
             "train/tflops": None if flops is None else flops / 1e12,
             "train/mfu": self.figures.mfu,
             "train/mfu_palm": self.figures.mfu_palm,
@@ -114,6 +116,7 @@ def read_window(
         host_ms=_median(samples.host_ms[first:]),
         tokens_per_s=tokens_per_s,
         data_stall=sum(samples.wait_ms[first:]) / wall_ms if wall_ms > 0 else None,
+        wait_ms=_median(samples.wait_ms[first:]),
         flops_per_s=yardstick.flops_per_s(tokens_per_s),
         figures=yardstick.figures(tokens_per_s),
         phase_ms={name: median(values) for name, values in entered.items() if values},

@@ -73,6 +73,10 @@ class StepWatch:
             self._inspection.abandon()
             self._inspection = None
 
+    def pause(self) -> None:
+        """The loop does something else now: the next step is counted from its own entry."""
+        self._last_end = None
+
     def phase(self, name: str) -> PhaseScope:
         """Return the scope of a phase of the present step."""
         if self._step is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +24,20 @@ class StepReport:
     def line(self, perf: bool) -> str:
         """`step=10 loss=... pred=... aux=... lr=... toks/s=...`, with `perf` the rates too."""
         words = [f"step={self.step}", f"loss={self.loss:.4f}"]
-        words += [f"{name}={value:.4f}" for name, value in self.parts.items()]
+        parts = {name: value for name, value in self.parts.items() if name != "dropped" or value}
+        words += [f"{name}={value:.4f}" for name, value in parts.items()]
         words += [f"lr={self.lr:.2e}", f"toks/s={self.meter.get('train/toks_per_sec', 0):,.0f}"]
         return " ".join(words + (self._rates() if perf else []))
 
     def timing(self) -> str:
-        """`timing data=... model=... step=... data%=...`: medians per step."""
+        """`timing data=... model=... step=... data%=...`: medians per step, each measured.
+
+        `model` is the sum of the phases: forward, backward, clip, optimizer.
+        """
         step = self.meter.get("train/step_time_ms", 0.0)
         share = self.meter.get("train/data_stall_pct", 0.0)
-        data = step * share / 100
-        model = step - data
+        data = self.meter.get("train/data_wait_ms", 0.0)
+        model = sum(ms for name, ms in self.meter.items() if name.startswith("train/phase_ms/"))
         return f"timing data={data:.2f}ms model={model:.2f}ms step={step:.2f}ms data%={share:.1f}"
 
     def metrics(self) -> dict[str, float]:
@@ -85,9 +90,10 @@ class TrainingLog:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write metrics; a sink that fails is told, and training goes on."""
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         for sink in self.sinks:
             try:
-                sink.write(step, metrics, {})
+                sink.write(step, finite, {})
             except OSError as error:
                 self.say(f"warning: {sink.path} was not written: {error.strerror or error}")
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import steplab
 from steplab.codec import decode, encode
+from steplab.data.fingerprint import fingerprint
 from steplab.data.loader import Loader
 from steplab.data.order import Position
 from steplab.engine import checkpoint
@@ -20,13 +22,12 @@ from steplab.engine.signals import Stop
 from steplab.engine.training.data import training_windows, validation_windows
 from steplab.engine.training.log import StepReport, TrainingLog
 from steplab.engine.training.schedule import learning_rate, set_learning_rate
-from steplab.engine.training.trace import LAST_STEP, StepTrace, traced
+from steplab.engine.training.trace import LAST_STEP, traced
 from steplab.engine.training.validate import validate
-from steplab.errors import MeasurementError, Unsupported
+from steplab.errors import MeasurementError, Unsupported, UserError
 from steplab.probes.counters import NvmlReader
 from steplab.record.run import now
 from steplab.spec.training import TrainSpec
-from steplab.workloads.workload import StepOutput
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Session:
         self.step_number = 0
         self.saved: Path | None = None
         self.metrics: dict[str, float] = {}
-        self.since_report: list[StepOutput] = []
+        self.since_report: list[dict[str, Tensor]] = []  # scalars of every step, on the device
         workload, batch = self.step.workload, self.settings.batch_size
         self.tokens = workload.tokens(batch) * self.settings.accumulate
         work = workload.work(batch, "full", {})
@@ -87,14 +88,28 @@ class Session:
         progress = checkpoint.restore(
             path, self.step.model, self.step.optimizer, self.step.parts.scaler
         )
+        saved = dict(progress.position)
+        data = fingerprint(self.windows.series)
+        if saved.pop("data", data) != data:
+            raise UserError(
+                f"{self.windows.series.name} holds other series than {path} was trained on.",
+                "Resume with the same data, or train anew in another --checkpoint-dir.",
+            )
         self.step_number = progress.step
-        self.position = decode(Position, dict(progress.position), "data position")
+        self.position = decode(Position, saved, "data position")
         self.metrics = dict(progress.metrics)
         self.saved = path
         self.log.say(f"resumed {path} at step {self.step_number}")
 
     def run(self, stop: Stop) -> Outcome:
         """Step until the end, or until a signal asks to stop."""
+        total = self.settings.total_steps
+        if self.step_number >= total:
+            self.log.say(f"nothing to do: already at step {self.step_number} of {total}")
+        if not self.held_out or not self.settings.validation_batches:
+            self.log.say("no validation: give --val-path")
+        if self.settings.log_perf_metrics:
+            self.log.say(f"flops {self.meter.formula}")
         trace_path = Path(self.settings.checkpoint_dir) / "profiler" / "chrome_trace.json"
         on_cuda = self.device.type == "cuda"
         with (
@@ -114,48 +129,65 @@ class Session:
                 trace.step()
                 if self.settings.profile and self.step_number - first == LAST_STEP:
                     self.log.say(f"trace of step {self.step_number} in {trace_path}")
-        return self._finish(stop, trace, self.step_number - first)
+        return self._finish(stop, self.step_number - first)
 
     def _one_step(self, loader: Loader) -> None:
         batches = [next(loader) for _ in range(self.settings.accumulate)]
         number = self.step_number + 1
-        rate = learning_rate(self.settings, number)
         assert self.step.optimizer is not None
-        set_learning_rate(self.step.optimizer, rate)
+        set_learning_rate(self.step.optimizer, learning_rate(self.settings, number))
         with self.meter.step(tokens=self.tokens):
-            self.since_report.append(self.step(batches))
+            output = self.step(batches)
+        scalars = {name: value for name, value in output.metrics.items() if value.ndim == 0}
+        self.since_report.append({"loss": output.loss, **scalars})
         self.step_number, self.position = number, loader.position
         self.log.advance(number)
-        if number % self.settings.log_every == 0:
-            self._report(rate)
-        every = self.settings.validate_every
-        last = number == self.settings.total_steps
-        if last or (every and number % every == 0):
-            self._validate()
-        every = self.settings.checkpoint_every
-        if every and (last or number % every == 0):
-            self.save()
+        self._between_steps(last=number == self.settings.total_steps)
 
-    def _report(self, rate: float) -> None:
+    def _between_steps(self, last: bool) -> None:
+        """Report, validate and save where it is time; none of it counts as data wait."""
+
+        def due(every: int) -> bool:
+            return last or (every > 0 and self.step_number % every == 0)
+
+        report, check = due(self.settings.log_every), due(self.settings.validate_every)
+        save = self.settings.checkpoint_every > 0 and due(self.settings.checkpoint_every)
+        if report:
+            self._report()
+        if check:
+            self._validate()
+        if save:
+            self._save_or_warn(last)
+        if report or check or save:
+            self.meter.pause()
+
+    def _report(self) -> None:
         """Read the losses since the last report: the only wait for the device in the loop."""
-        names = [n for n, v in self.since_report[0].metrics.items() if v.ndim == 0]
-        loss = float(torch.stack([out.loss for out in self.since_report]).mean())
-        parts = {
-            name: float(torch.stack([out.metrics[name] for out in self.since_report]).mean())
-            for name in names
+        if not self.since_report:
+            return
+        means = {
+            name: float(torch.stack([scalars[name] for scalars in self.since_report]).mean())
+            for name in self.since_report[0]
         }
         self.since_report = []
-        self._refuse_non_finite(loss)
+        self._refuse_non_finite(means["loss"], "loss")
+        self.metrics |= means
         counters = self.counters.read() if self.counters else {}
-        meter = self.meter.metrics()
-        self.metrics |= {"loss": loss, **parts}
-        self.log.report(StepReport(self.step_number, loss, parts, rate, meter, counters))
+        rate = learning_rate(self.settings, self.step_number)
+        meter, loss = self.meter.metrics(), means.pop("loss")
+        for note in self.meter.notes():
+            self.log.say(f"warning: {note}")
+        self.log.report(StepReport(self.step_number, loss, means, rate, meter, counters))
 
     def _validate(self) -> None:
+        if not self.settings.validation_batches:
+            return
         found = {
             name: validate(self.step, windows, self.settings)
             for name, windows in self.held_out.items()
         }
+        for name, value in found.items():
+            self._refuse_non_finite(value, f"{name} loss")
         if found:
             self.metrics |= found
             words = " ".join(f"{name}={value:.4f}" for name, value in found.items())
@@ -163,14 +195,24 @@ class Session:
             named = {f"{name}/pred": value for name, value in found.items()}
             self.log.write(self.step_number, named)
 
+    def _save_or_warn(self, last: bool) -> None:
+        """Save; a full disk in the middle of a run is told, and the next save tries again."""
+        try:
+            self.save()
+        except UserError as error:
+            if last:
+                raise
+            self.log.say(f"warning: no checkpoint of step {self.step_number}: {error}")
+
     def save(self) -> Path:
-        """Write a checkpoint, unless the losses since the last report are not finite."""
-        if self.since_report:
-            self._refuse_non_finite(float(self.since_report[-1].loss))
+        """Write a checkpoint, unless a weight is not finite: the last good one stays the newest."""
+        weights = [parameter.detach() for parameter in self.step.model.parameters()]
+        norms = torch.stack(torch._foreach_norm(weights))
+        self._refuse_non_finite(float(norms.sum()), "norm of the weights")
         assert self.step.optimizer is not None
         progress = checkpoint.Progress(
             step=self.step_number,
-            position=encode(self.position),
+            position={**encode(self.position), "data": fingerprint(self.windows.series)},
             spec=encode(self.spec),
             metrics=self.metrics,
             steplab=steplab.__version__,
@@ -187,22 +229,32 @@ class Session:
         )
         return self.saved
 
-    def _refuse_non_finite(self, loss: float) -> None:
-        if math.isfinite(loss):
+    def _refuse_non_finite(self, value: float, what: str) -> None:
+        if math.isfinite(value):
             return
         kept = f"{self.saved} is intact." if self.saved else "No checkpoint was written yet."
         raise MeasurementError(
-            f"The loss is {loss} at step {self.step_number}; training has diverged. {kept}",
+            f"The {what} is {value} at step {self.step_number}; training has diverged. {kept}",
             "Lower --lr, or look at the data.",
         )
 
-    def _finish(self, stop: Stop, trace: StepTrace, steps: int) -> Outcome:
+    def _finish(self, stop: Stop, steps: int) -> Outcome:
         if self.settings.profile and steps < LAST_STEP:
             self.log.say(f"no trace: step {LAST_STEP} would have been recorded")
+        for reason, count in self.windows.skipped.items():
+            if count:
+                self.log.say(f"{count:,} series were left out: {reason}")
         unfinished = self.step_number < self.settings.total_steps
-        if unfinished and self.settings.checkpoint_every:
+        if unfinished:
+            self._report()
+        if unfinished and self.settings.checkpoint_every and not self._is_saved():
             self.save()
         return Outcome(self.step_number, self.saved, stop.requested and unfinished, self.metrics)
+
+    def _is_saved(self) -> bool:
+        return (
+            self.saved is not None and checkpoint.read_progress(self.saved).step == self.step_number
+        )
 
 
 def describe_parameters(total: int, active: int) -> str:

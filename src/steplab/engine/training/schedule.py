@@ -14,7 +14,8 @@ WARMUP_SHARE = 0.05
 def learning_rate(settings: TrainSettings, step: int) -> float:
     """Return the rate for optimizer step `step`, counted from 1."""
     total = max(settings.total_steps, 1)
-    warmup = settings.warmup_steps or max(1, round(WARMUP_SHARE * total))
+    asked = settings.warmup_steps
+    warmup = max(1, round(WARMUP_SHARE * total)) if asked < 0 else asked
     if step <= warmup:
         return settings.lr * step / warmup
     progress = min(1.0, (step - warmup) / max(total - warmup, 1))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from steplab.store.atomic import disk_errors
+
 WAIT, WARMUP, ACTIVE = 10, 10, 1
 LAST_STEP = WAIT + WARMUP + ACTIVE
 
@@ -25,18 +27,25 @@ class StepTrace:
             self.profiler.step()
 
 
+def _export(profiler: profile, path: Path) -> None:
+    """Write the trace; a run that ended before the active step has none to write."""
+    if profiler.step_num >= LAST_STEP:
+        profiler.export_chrome_trace(str(path))
+
+
 @contextlib.contextmanager
 def traced(wanted: bool, on_cuda: bool, path: Path) -> Iterator[StepTrace]:
     """Record step LAST_STEP with Python stacks into `path`, if it is wanted."""
     if not wanted:
         yield StepTrace(None, path)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(path.parent, "--checkpoint-dir"):
+        path.parent.mkdir(parents=True, exist_ok=True)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
     with profile(
         activities=activities,
         schedule=schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1),
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+        on_trace_ready=lambda profiler: _export(profiler, path),
         with_stack=True,
         record_shapes=True,
         acc_events=True,

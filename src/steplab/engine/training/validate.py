@@ -12,18 +12,19 @@ from steplab.spec.training import TrainSettings
 
 @torch.no_grad()
 def validate(step: Step, windows: Windows, settings: TrainSettings) -> float:
-    """Return the mean prediction loss over the first batches, always the same ones.
+    """Return the mean prediction loss over some batches, always the same ones.
 
+    They are drawn from all series by a fixed seed: the first ones would be one series' windows.
     Runs eagerly: a compiled model would need a second set of graphs without gradients.
     """
     batch = min(settings.batch_size, len(windows))
-    count = max(1, min(settings.validation_batches, len(windows) // batch))
+    count = min(settings.validation_batches, len(windows) // batch)
     model, device = step.model, step.parts.device
     model.eval()
     losses = []
     try:
         with (
-            Loader(windows, batch, 0, device, shuffle=False) as loader,
+            Loader(windows, batch, 0, device) as loader,
             torch.compiler.set_stance("force_eager"),
             step.parts.forward_context(),
         ):

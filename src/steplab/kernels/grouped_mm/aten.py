@@ -13,6 +13,13 @@ def refuse(x_RK: Tensor, w_EKN: Tensor) -> str:
     """Return why it cannot run, or ""."""
     if x_RK.dtype not in DTYPES:
         return f"needs bf16, fp16 or fp32, not {x_RK.dtype}"
+    # Elsewhere torch's own op reads the offsets back and multiplies group by group, which is
+    # what `loop` says of itself.
+    on_cuda = x_RK.device.type == "cuda"
+    if on_cuda and x_RK.dtype != torch.bfloat16:
+        return f"needs bf16 on CUDA, not {x_RK.dtype}"
+    if on_cuda and torch.cuda.get_device_capability(x_RK.device) < (9, 0):
+        return "needs compute capability 9.0 or newer"
     # Inductor's shape check asks for bf16 whatever the device (torch 2.11 to 2.13).
     if torch.compiler.is_compiling() and x_RK.dtype != torch.bfloat16:
         return f"needs bf16 under torch.compile, not {x_RK.dtype}"

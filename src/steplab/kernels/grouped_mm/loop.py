@@ -27,7 +27,11 @@ def _groups(offsets_E: Tensor) -> list[tuple[int, int]]:
     return list(pairwise([0, *offsets_E.tolist()]))
 
 
-@torch.library.custom_op("steplab::grouped_mm", mutates_args=())
+# It reads the offsets on the host, which no CUDA graph can replay.
+UNSAFE = (torch.Tag.cudagraph_unsafe,)
+
+
+@torch.library.custom_op("steplab::grouped_mm", mutates_args=(), tags=UNSAFE)
 def _grouped_mm(x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
     parts = [x_RK[a:b] @ w_EKN[e] for e, (a, b) in enumerate(_groups(offsets_E))]
     return torch.cat(parts)
@@ -38,7 +42,7 @@ def _(x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
     return x_RK.new_empty(x_RK.shape[0], w_EKN.shape[-1])
 
 
-@torch.library.custom_op("steplab::grouped_mm_weight_gradient", mutates_args=())
+@torch.library.custom_op("steplab::grouped_mm_weight_gradient", mutates_args=(), tags=UNSAFE)
 def _weight_gradient(x_RK: Tensor, dout_RN: Tensor, offsets_E: Tensor) -> Tensor:
     return torch.stack([x_RK[a:b].T @ dout_RN[a:b] for a, b in _groups(offsets_E)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from steplab.errors import UserError
@@ -26,6 +27,8 @@ class GPTConfig:
         for name in ("width", "ff_width", "layers", "heads", "context", "vocab_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not 0 < self.rope_theta < math.inf:
+            raise UserError(f"rope_theta must be more than 0, not {self.rope_theta}.")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise UserError(
                 f"width {self.width} does not split into {self.heads} heads of even width.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,6 +43,11 @@ class TsmoeConfig:
                 "width.",
                 "Choose n_head so that hidden_size / n_head is an even number.",
             )
+        for name in ("huber_delta", "rope_theta"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"{name} must be more than 0, not {getattr(self, name)}.")
+        if not 0 <= self.aux_factor < math.inf:
+            raise UserError(f"aux_factor must not be negative, but is {self.aux_factor}.")
         if self.k > self.num_experts:
             raise UserError(f"k {self.k} is more than the {self.num_experts} experts.")
         if self.seq_max_len % self.patch_length:
