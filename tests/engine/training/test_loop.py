@@ -295,4 +295,6 @@ def test_a_finished_run_can_go_on(tmp_path):
     spec = make_spec(tmp_path)
     train(spec, silent(), Stop())
     longer = replace(spec, settings=replace(spec.settings, epochs=2))
-    assert train(longer, silent(), Stop(), newest(tmp_path)).step == 40
+    assert train(longer, silent(tmp_path), Stop(), newest(tmp_path)).step == 40
+    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["train/resumed_at"] == 20

@@ -100,6 +100,8 @@ class Session:
         self.metrics = dict(progress.metrics)
         self.saved = path
         self.log.say(f"resumed {path} at step {self.step_number}")
+        # Rows of later steps than this one, further up in the file, belong to the broken run.
+        self.log.write(self.step_number, {"train/resumed_at": float(self.step_number)})
 
     def run(self, stop: Stop) -> Outcome:
         """Step until the end, or until a signal asks to stop."""
