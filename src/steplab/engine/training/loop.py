@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -264,10 +263,10 @@ def describe_parameters(total: int, active: int) -> str:
     return f"params total={total / 1e6:.2f}M ({total:,}) active={active / 1e6:.2f}M ({active:,})"
 
 
-def peak_memory_line(session_device: torch.device, precision: str) -> str:
+def peak_memory_line(device: torch.device, precision: str) -> str:
     """`run model=NVIDIA H200 precision=bf16 peak_vram_gb=53.80`; on a CPU the device alone."""
-    if session_device.type != "cuda":
+    if device.type != "cuda":
         return f"run model=cpu precision={precision}"
-    name = torch.cuda.get_device_name(session_device)
-    peak: Any = torch.cuda.max_memory_allocated(session_device) / 2**30
+    name = torch.cuda.get_device_name(device)
+    peak = torch.cuda.max_memory_allocated(device) / 2**30
     return f"run model={name} precision={precision} peak_vram_gb={peak:.2f}"
