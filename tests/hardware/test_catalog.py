@@ -127,3 +127,13 @@ def test_the_present_card_comes_before_the_others():
 )
 def test_tensor_core_peaks_are_named(tflops, device, name):
     assert tensor_peak_name(tflops, find_card(device)) == name
+
+
+def test_cards_entered_from_memory_say_so_beside_their_figures():
+    from steplab.hardware.catalog import FROM_MEMORY
+    from steplab.hardware.figures import choose_peak
+
+    assert set(FROM_MEMORY) <= {card.name for card in CARDS}
+    assert "entered from memory" in choose_peak("NVIDIA L40", "bf16", None)[1]
+    assert "memory" not in choose_peak("NVIDIA H200", "bf16", None)[1]
+    assert "entered from memory" in choose_peak("NVIDIA H200", "tf32", None)[1]

@@ -57,7 +57,10 @@ def _accelerator(found: Accelerator) -> list[str]:
     if card is None:
         return [first, "peaks unknown: not in the catalog, so MFU needs --mfu-peak-tflops"]
     peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in card.tflops.items())
-    return [first, f"dense TFLOP/s: {peaks}; {card.bandwidth_gbs:g} GB/s ({card.source})"]
+    return [
+        first,
+        f"dense TFLOP/s: {peaks}; {card.bandwidth_gbs:g} GB/s ({card.provenance('bf16')})",
+    ]
 
 
 COMMAND = Command("say what this machine is", _flags, _run)

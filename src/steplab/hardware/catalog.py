@@ -4,6 +4,10 @@ Peaks are TFLOP/s with fp32 accumulation and without 2:4 sparsity; datasheets si
 the sparse number, twice as large, next to or instead of it. `fp32` is the rate of the ordinary
 (SIMT) units, which is what fp32 matrix products use while TF32 is off. GeForce cards run 16-bit
 products with fp32 accumulation at half the rate they are advertised with.
+
+`source` names the document a value belongs to; what was compared with it differs. The bf16 peak and
+the bandwidth were compared with a survey of datasheets for every card but those in FROM_MEMORY. All
+fp32, tf32 and fp8 peaks, and everything of the cards in FROM_MEMORY, were entered from memory.
 """
 
 from __future__ import annotations
@@ -13,6 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TENSOR_DTYPES = ("bf16", "fp16", "tf32", "fp8")  # these have a 2:4-sparse mode; fp32 has none
+
+FROM_MEMORY = (
+    *("V100 SXM2", "V100 PCIe", "T4", "RTX A6000", "L40", "RTX 6000 Ada"),
+    *("GH200 96GB", "H200 NVL", "A10G"),
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,11 @@ class Card:
     bandwidth_gbs: float  # device memory, GB/s (10**9 bytes)
     source: str
     sparse: bool = True  # has 2:4 sparsity, so that a doubled peak is in circulation
+
+    def provenance(self, dtype: str) -> str:
+        """The source as printed beside a figure; says when the peak was entered from memory."""
+        compared = self.name not in FROM_MEMORY and dtype in ("bf16", "fp16")
+        return self.source if compared else f"{self.source}, entered from memory"
 
     def peak(self, dtype: str) -> float | None:
         """Dense TFLOP/s for "fp32", "tf32", "bf16", "fp16" or "fp8"; None if it has none."""

@@ -23,7 +23,7 @@ def choose_peak(
         return None, f"{device_name} is not in the catalog", ""
     if card.peak(dtype) is None:
         return None, f"the {card.name} has no {dtype} matrix units", ""
-    return card.peak(dtype), f"dense {dtype} peak of the {card.name}, {card.source}", ""
+    return card.peak(dtype), f"dense {dtype} peak of the {card.name}, {card.provenance(dtype)}", ""
 
 
 def _asked_peak(tflops: float, dtype: str, present: Card | None) -> tuple[float | None, str, str]:
@@ -34,7 +34,7 @@ def _asked_peak(tflops: float, dtype: str, present: Card | None) -> tuple[float 
             f"{tflops:g} TFLOP/s is the sparse {dtype} peak of the {owner.name}; "
             f"the dense peak {dense:g} is used."
         )
-        return dense, f"dense {dtype} peak of the {owner.name}, {owner.source}", warning
+        return dense, f"dense {dtype} peak of the {owner.name}, {owner.provenance(dtype)}", warning
     other = tensor_peak_name(tflops, present) if dtype == "fp32" else ""
     warning = f"{tflops:g} TFLOP/s is the {other}, but the products ran in fp32." if other else ""
     return tflops, "given by the user", warning

@@ -156,7 +156,7 @@ def _initialise(module: nn.Module) -> None:
     if isinstance(module, Router):
         nn.init.normal_(module.weight, std=0.02)
     # By fan-in, which is one point: with 0.02 the gated product is 2e-4 x^2, which has lost the
-    # sign of x, and the model needs hundreds of steps to find it again.
+    # sign of x. After 300 steps of the tiny model (one seed): loss 0.304, with 0.02 still 0.472.
     if isinstance(module, Embedding):
         for linear in (module.value, module.gate):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
