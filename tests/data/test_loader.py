@@ -116,14 +116,19 @@ def test_a_fault_in_a_thread_arrives_as_a_sentence_and_ends_the_threads():
         next(loader)
 
 
-def test_a_file_cut_under_a_running_loader(tmp_path):
-    write_time300b(tmp_path / "set", [np.arange(5000.0)] * 8)
-    with Loader(Windows(open_series(tmp_path / "set"), 100, 100), 4, 0, "cpu") as loader:
-        next(loader)
-        with (tmp_path / "set" / "data-1-of-1.bin").open("r+b") as file:
-            file.truncate(100)
-        with pytest.raises(UserError, match="truncated while it was in use"):
-            take(loader, 20)
+def test_a_file_cut_before_the_threads_start(tmp_path):
+    """Opened whole, cut, then loaded. Cut while a thread reads, it may end the process: the size
+    is checked before each access, and no check can stand inside the access itself."""
+    write_time300b(tmp_path / "x", [np.arange(50_000, dtype=np.float32)])
+    windows = Windows(open_series(tmp_path), 10, 10, "none")
+    with (tmp_path / "x" / "data-1-of-1.bin").open("r+b") as file:
+        file.truncate(100)
+    with (
+        Loader(windows, 2, 0, "cpu", prefetch=1, workers=1) as loader,
+        pytest.raises(UserError, match="truncated while it was in use"),
+    ):
+        for _ in range(20):
+            next(loader)
 
 
 def test_threads_end_with_close_and_with_the_last_reference():
