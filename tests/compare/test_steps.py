@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from steplab.compare.axes import numeric_axes
@@ -60,6 +62,18 @@ def test_scaling_tells_the_fixed_cost_from_the_rate():
     assert rows[0]["fixed cost [ms]"] == pytest.approx(5)
     assert rows[0]["marginal rate [TFLOP/s]"] == pytest.approx(0.2)
     assert 0 < rows[0]["local exponent"] < rows[1]["local exponent"] < 1
+
+
+def test_steps_that_wait_for_the_host_have_no_rate():
+    """On a GPU that idles, a fit of time against FLOPs gave rates above the card's peak."""
+
+    def run(context, ms):
+        run = make_run(context, ms, flops=context * 1e7)
+        clock = replace(run.clock, source="cuda events", data_wait=Samples((0.0,), "ms"))
+        return replace(run, clock=clock, ran=Ran(device_busy_ms=2.0))
+
+    rows = cells(scaling_table([run(128, 10.0), run(256, 10.1), run(512, 10.2)], "context"))
+    assert {row["marginal rate [TFLOP/s]"] for row in rows} == {None}
 
 
 def test_failed_cells_do_not_enter_the_scaling():

@@ -26,7 +26,7 @@ def phase_table(runs: Sequence[Run]) -> Table | None:
         spent: list[Cell] = [phases[n].median if n in phases else "" for n in names]
         launches = run.ran.kernel_launches if run.ran else None
         busy = run.ran.device_busy_ms if run.ran else None
-        tail = [run.clock.host.median, busy, launches, _limit(run)]
+        tail = [run.clock.host.median, busy, launches, limit_of(run)]
         rows.append((*_labels(runs, run), run.clock.data_wait.median, *spent, *tail))
     note = (
         "device time of each phase; host: time Python needed to issue the step; device busy: "
@@ -98,7 +98,7 @@ def _labels(runs: Sequence[Run], run: Run) -> list[Cell]:
     return [axis_value(run, axis) for axis in varying_axes(runs)]
 
 
-def _limit(run: Run) -> str:
+def limit_of(run: Run) -> str:
     """What the step waits for: the device when it is busy nine tenths of the time, else the host.
 
     The host's own time does not tell: with a full launch queue it waits for the device.

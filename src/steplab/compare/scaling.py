@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from steplab.compare.axes import axis_value, varying_axes
+from steplab.compare.details import limit_of
 from steplab.compare.statistics import line_fit, local_exponent
 from steplab.record import Column, Run, Table
 from steplab.record.table import Cell
@@ -38,7 +39,10 @@ def scaling_table(runs: Sequence[Run], axis: str) -> Table | None:
         Column("fixed cost", "ms"),
         Column("marginal rate", "TFLOP/s"),
     )
-    note = "fixed cost and rate: least squares of time = fixed + model FLOPs / rate, from 3 points"
+    note = (
+        "fixed cost and rate: least squares of time = fixed + model FLOPs / rate, from 3 points;\n"
+        "unknown where a step waits for the host, whose time does not follow the FLOPs"
+    )
     return Table(f"scaling with {axis}", columns, tuple(rows), note)
 
 
@@ -55,6 +59,8 @@ def _groups(runs: Sequence[Run], others: Sequence[str], axis: str) -> dict[str, 
 
 def _fixed_cost(group: Sequence[Run]) -> tuple[float | None, float | None]:
     work = [run.work.model if run.work else None for run in group]
+    if any(limit_of(run) == "host" for run in group):
+        return None, None
     if len(group) < 3 or any(w is None for w in work) or len(set(work)) < 2:
         return None, None
     intercept, slope = line_fit([w or 0.0 for w in work], [_median(run) for run in group])

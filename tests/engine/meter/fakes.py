@@ -86,6 +86,7 @@ def install_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(meter, "read_memory", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     return FakeEvent.device

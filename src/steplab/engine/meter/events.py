@@ -29,10 +29,11 @@ class DeviceEvent(Protocol):
 
 
 class Moment(NamedTuple):
-    """One moment on the host's clock (seconds) and, on CUDA, in the device's queue."""
+    """One moment on the host's clock (seconds) and, on CUDA, in a stream of the device."""
 
     host_s: float
     event: DeviceEvent | None
+    stream: int = 0  # address of the stream
 
     @property
     def passed(self) -> bool:
@@ -51,13 +52,20 @@ class Moment(NamedTuple):
 
 
 class Marker:
-    """Notes moments on one device. CUDA events are taken from a pool and given back to it."""
+    """Notes moments on one device. CUDA events are taken from a pool and given back to it.
+
+    Streams are looked up by their address: making a Stream object for every event would cost as
+    much as recording it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_cuda = device.type == "cuda"
         self._new_event: Callable[..., DeviceEvent] = torch.cuda.Event
         self._free: list[DeviceEvent] = []
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        if self.on_cuda:
+            self._index = torch.cuda.current_device() if device.index is None else device.index
 
     def mark(self) -> Moment:
         """Note the present moment."""
@@ -66,8 +74,12 @@ class Marker:
             return Moment(host_s, None)
         event = self._free.pop() if self._free else self._new_event(enable_timing=True)
         # The model's device need not be the current one, whose stream is the default here.
-        event.record(torch.cuda.current_stream(self.device))
-        return Moment(host_s, event)
+        address = torch._C._cuda_getCurrentRawStream(self._index)
+        stream = self._streams.get(address)
+        if stream is None:
+            stream = self._streams[address] = torch.cuda.current_stream(self.device)
+        event.record(stream)
+        return Moment(host_s, event, address)
 
     def give_back(self, moment: Moment) -> None:
         """Let the moment's event be used again; nobody may read the moment afterwards."""
@@ -99,7 +111,8 @@ class MarkedStep:
     @property
     def passed(self) -> bool:
         """Whether all moments can be read; a phase may have ended on a stream of its own."""
-        return self.end.passed and all(end.passed for _, _, end in self.phases)
+        elsewhere = (end for _, _, end in self.phases if end.stream != self.end.stream)
+        return self.end.passed and all(end.passed for end in elsewhere)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -16,5 +16,7 @@ def refuse(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> str:
 def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:
     """Return attention through `aten::_scaled_dot_product_attention_math`."""
     op = torch.ops.aten._scaled_dot_product_attention_math
-    out_BHTD: Tensor = op(q_BHTD, k_BHSD, v_BHSD, is_causal=causal)[0]
+    # On CUDA, autocast would turn only some of its steps to fp32, and the backward then fails.
+    with torch.autocast(q_BHTD.device.type, enabled=False):
+        out_BHTD: Tensor = op(q_BHTD, k_BHSD, v_BHSD, is_causal=causal)[0]
     return out_BHTD

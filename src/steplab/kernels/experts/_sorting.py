@@ -9,23 +9,33 @@ import torch
 from torch import Tensor
 
 
-class Ranks(NamedTuple):
-    """Place of every assignment within its expert, and how many each expert has."""
+class Places(NamedTuple):
+    """The row of every assignment when experts follow one another, tokens in order within each."""
 
-    rank_TK: Tensor  # int64: 0 for the first assignment of an expert, in token order
-    counts_E: Tensor  # int64
+    row_TK: Tensor  # int64: row of token t's k-th copy
+    offsets_E: Tensor  # int64: end of each expert's rows
 
 
-def rank_assignments(experts_TK: Tensor, experts: int) -> Ranks:
-    """Rank assignments within their expert by a counting sort: one-hot and a running sum.
+def place_assignments(experts_TK: Tensor, experts: int) -> Places:
+    """Place assignments by a counting sort: one-hot, expert after expert, and one running sum.
 
-    For few experts this is less work than a radix sort, and it is stable.
+    Laid out flat and expert-major, the running sum at (e, r) counts all assignments of earlier
+    experts too, so it is the row itself; and a flat sum is one fast kernel. (Summed down the
+    columns of an (R, E) one-hot, one thread per column works alone: with R = 131,072 and 12 layers
+    an H200's step took 605 ms instead of 336.)
     """
     flat_R = experts_TK.flatten()
-    hot_RE = flat_R[:, None] == torch.arange(experts, device=flat_R.device)
-    running_RE = hot_RE.cumsum(0)
-    rank_R = running_RE.gather(1, flat_R[:, None]).squeeze(1) - 1
-    return Ranks(rank_R.view_as(experts_TK), running_RE[-1])
+    hot_ER = torch.arange(experts, device=flat_R.device)[:, None] == flat_R
+    running_ER = hot_ER.flatten().cumsum(0).view_as(hot_ER)
+    row_R = running_ER.gather(0, flat_R[None]).squeeze(0) - 1
+    return Places(row_R.view_as(experts_TK), running_ER[:, -1])
+
+
+def rank_assignments(experts_TK: Tensor, experts: int) -> Tensor:
+    """Return (T, K) int64: 0 for the first assignment of an expert, in token order."""
+    row_TK, offsets_E = place_assignments(experts_TK, experts)
+    before_E = torch.cat([offsets_E.new_zeros(1), offsets_E[:-1]])
+    return row_TK - before_E[experts_TK]
 
 
 class SortedRows(NamedTuple):
@@ -38,10 +48,7 @@ class SortedRows(NamedTuple):
 
 def sort_rows(experts_TK: Tensor, experts: int) -> SortedRows:
     """Give every assignment its row; experts one after another, tokens in order within each."""
-    ranks = rank_assignments(experts_TK, experts)
-    offsets_E = ranks.counts_E.cumsum(0)
-    starts_E = offsets_E - ranks.counts_E
-    row_TK = ranks.rank_TK + starts_E[experts_TK]
+    row_TK, offsets_E = place_assignments(experts_TK, experts)
     T, K = experts_TK.shape
     tokens_TK = torch.arange(T, device=row_TK.device)[:, None].expand(T, K)
     token_R = torch.empty_like(row_TK.flatten()).scatter_(0, row_TK.flatten(), tokens_TK.flatten())

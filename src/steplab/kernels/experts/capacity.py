@@ -23,7 +23,7 @@ def capacity(assignments: int, experts: int) -> int:
 def kept_assignments(experts_TK: Tensor, experts: int) -> Tensor:
     """Return (T, K) bool: the first C assignments of every expert, in token order."""
     limit = capacity(experts_TK.numel(), experts)
-    return rank_assignments(experts_TK, experts).rank_TK < limit
+    return rank_assignments(experts_TK, experts) < limit
 
 
 def experts(
@@ -37,7 +37,7 @@ def experts(
     T, K = experts_TK.shape
     E = experts.w_in_EFD.shape[0]
     C = capacity(T * K, E)
-    rank_TK, _ = rank_assignments(experts_TK, E)
+    rank_TK = rank_assignments(experts_TK, E)
     kept_TK = rank_TK < C
     # One slot beyond the last takes everything that is dropped; it reads and gives zero.
     slot_TK = torch.where(kept_TK, experts_TK * C + rank_TK, E * C)
