@@ -13,5 +13,7 @@ class Finding:
     claim: str
     evidence: tuple[str, ...]
     remedy: str
-    stake_ms: float | None = None  # milliseconds of the step at stake
+    stake_ms: float | None = None  # milliseconds of the step that the fault takes
     stake_bytes: int | None = None
+    why: str = ""  # why it costs, in one sentence
+    gain_ms: float | None = None  # milliseconds that the remedy is expected to give back

@@ -17,6 +17,7 @@ from steplab.record.counters import Counters
 from steplab.record.environment import Environment
 from steplab.record.finding import Finding
 from steplab.record.memory import Memory
+from steplab.record.profile import Profile
 from steplab.record.ran import Ran
 from steplab.record.table import Table
 from steplab.record.work import Figures, Work
@@ -45,6 +46,7 @@ class Run:
     compilation: Compilation | None = None
     ran: Ran | None = None
     counters: Counters | None = None
+    profile: Profile | None = None
     parameters: int | None = None
     losses: tuple[float, ...] = ()  # one per measured step
     notes: tuple[str, ...] = ()  # what a reader of the numbers must know

@@ -1,0 +1,228 @@
+"""What the work of a trace had to cost at least: FLOPs, bytes and the roofline's time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steplab.hardware.catalog import Card, find_card
+from steplab.trace.analysis import Floats
+from steplab.trace.categories import MATMUL, category_of
+from steplab.trace.events import KERNEL, Codes, Ints, Spans, Trace
+from steplab.trace.products import PRODUCTS, Cost
+from steplab.trace.shapes import Call, read_call
+from steplab.trace.traffic import TRAFFIC, tensor_lists, triton
+
+MATMUL_DTYPES = ("", "fp32", "tf32", "bf16", "fp16", "fp8")
+_PEAK_OF = {
+    "c10::BFloat16": ("bf16",),
+    "c10::Half": ("fp16",),
+    "c10::Float8_e4m3fn": ("fp8",),
+    "c10::Float8_e5m2": ("fp8",),
+    "float": ("fp32", "tf32"),  # the shapes do not tell whether products were rounded
+}
+# Above the nominal peak by more than a boosted clock can be, it is the model that is wrong.
+_TOLERATED = 1.1
+
+
+@dataclass(frozen=True)
+class Costs:
+    """One row per piece of work: of Trace.device, or of Trace.ops where there is no device."""
+
+    flops: Floats  # nan: no model
+    bytes: Floats  # least traffic, nan: no model
+    ideal: Floats  # ns; nan: no model, or the card's peak is unknown
+    matmul_dtype: NDArray[np.int8]  # index of MATMUL_DTYPES; 0: no matrix product, or unsure
+
+
+class _Price(NamedTuple):
+    """One distinct call; times by the roofline, nan where they are not known."""
+
+    flops: float
+    bytes: float
+    compute_ns: float
+    memory_ns: float
+    kind: int  # 0: no model, _TRAFFIC_ALONE or _PRODUCT
+    dtype: int  # index of MATMUL_DTYPES
+
+
+class _Prices(NamedTuple):
+    """The same as columns, one row per call."""
+
+    flops: Floats
+    bytes: Floats
+    compute_ns: Floats
+    memory_ns: Floats
+    kind: Floats
+    dtype: Floats
+
+
+_TRAFFIC_ALONE, _PRODUCT = 1, 2
+_UNPRICED = _Price(np.nan, np.nan, np.nan, np.nan, 0, 0)
+
+
+def card_of(trace: Trace, device_name: str = "") -> Card | None:
+    """Return the card a trace was recorded on, by `device_name` or by the trace's own word."""
+    return find_card(device_name or device_name_of(trace))
+
+
+def device_name_of(trace: Trace) -> str:
+    """Return the name of the trace's device; "" where the trace has none or does not say."""
+    devices = trace.properties.get("deviceProperties")
+    if not len(trace.device) or not isinstance(devices, list):
+        return ""
+    names = {d.get("id"): str(d.get("name", "")) for d in devices if isinstance(d, Mapping)}
+    if len(set(names.values())) == 1:  # the ids of a masked process need not be the events'
+        return next(iter(names.values()))
+    return names.get(int(np.bincount(np.maximum(trace.device.device, 0)).argmax()), "")
+
+
+def peak_sources(card: Card, dtypes: Iterable[str]) -> dict[str, str]:
+    """Return what each ideal was computed with: "memory", and the dtypes that multiplied."""
+    known = {dtype: card.peak(dtype) for dtype in dtypes}
+    return {
+        "memory": f"{card.bandwidth_gbs:g} GB/s, {card.name}, {card.source}",
+        **{
+            dtype: f"{peak:g} TFLOP/s dense, {card.name}, {card.provenance(dtype)}"
+            for dtype, peak in known.items()
+            if peak is not None
+        },
+    }
+
+
+def costs_of(trace: Trace, op_row: Ints, card: Card | None) -> Costs:
+    """Return the costs of every piece of work, by the call of the operator that launched it.
+
+    `op_row` has that operator's row in trace.ops, -1 for none. A call's cost is given once: over
+    its kernels it is spread by their durations, and a product that only hands on to another one
+    (aten::linear to aten::addmm) has none.
+    """
+    on_device = len(trace.device) > 0
+    rows = trace.device if on_device else trace.ops
+    is_work = trace.device.kind == KERNEL if on_device else np.ones(len(rows), bool)
+    work = np.flatnonzero(is_work & (op_row >= 0))
+    calls, call_of = np.unique(op_row[work], return_inverse=True)
+    duration = rows.duration[work].astype(np.float64)
+    spent = np.bincount(call_of, duration, len(calls)).astype(np.float64)
+    kernel = _longest(call_of, duration, rows.name[work], len(calls))
+    price = _prices(trace, calls, kernel, card)
+    ideal = _possible(price.compute_ns, price.memory_ns, spent)
+    equal = 1.0 / np.bincount(call_of, minlength=len(calls))[call_of]
+    share = np.divide(duration, spent[call_of], out=equal, where=spent[call_of] > 0)
+    columns = np.full((3, len(op_row)), np.nan)
+    columns[:, work] = np.stack([price.flops, price.bytes, ideal])[:, call_of] * share
+    dtype = np.zeros(len(op_row), np.int8)
+    dtype[work] = price.dtype.astype(np.int8)[call_of]
+    return Costs(columns[0], columns[1], columns[2], dtype)
+
+
+def cost_of_call(call: Call, kernel: str) -> Cost | None:
+    """Return the cost of a call whose longest kernel is `kernel`; None: no model."""
+    if call.name.startswith("triton_"):
+        return triton(call)
+    if any(call.lists):
+        return tensor_lists(call, kernel)
+    bare = call.name.rstrip("_")
+    model = PRODUCTS.get(bare)
+    if model is None and bare.startswith("aten::"):
+        model = TRAFFIC.get(bare.removeprefix("aten::"))
+    return model(call) if model else None
+
+
+def _longest(group: Ints, duration: Floats, name: Codes, groups: int) -> Ints:
+    """Return the name of the longest member of each group."""
+    longest = np.zeros(groups, np.int64)
+    order = np.argsort(duration, kind="stable")
+    longest[group[order]] = name[order]  # of repeated places numpy keeps the last
+    return longest
+
+
+def _prices(trace: Trace, calls: Ints, kernel: Ints, card: Card | None) -> _Prices:
+    """Return the prices of calls (rows of trace.ops), each distinct one computed once."""
+    key, first = _distinct(trace, calls, kernel)
+    priced = [_price(trace, calls[i], trace.text(kernel[i]), card) for i in first]
+    table = np.array(priced, np.float64).reshape(-1, len(_Price._fields))[key]
+    # On a device only calls with kernels of their own are asked for: their traffic is their own.
+    kinds = (_PRODUCT,) if len(trace.device) else (_PRODUCT, _TRAFFIC_ALONE)
+    for kind in kinds:
+        same = np.flatnonzero(table[:, _Price._fields.index("kind")] == kind)
+        table[same[_hands_on(trace.ops, calls[same])]] = _UNPRICED
+    return _Prices(*table.T)
+
+
+def _distinct(trace: Trace, calls: Ints, kernel: Ints) -> tuple[Ints, Ints]:
+    """Return each call's number among the distinct ones, and where each distinct one is first."""
+    ops = trace.ops
+    key = ops.name[calls].astype(np.int64)
+    for column in (ops.shapes[calls], ops.strides[calls], ops.dtypes[calls], ops.values[calls],
+                   kernel):  # fmt: skip
+        pair = key * (len(trace.texts) + 1) + column + 1
+        key = np.unique(pair, return_inverse=True)[1].ravel()
+    return key, np.unique(key, return_index=True)[1]
+
+
+def _hands_on(ops: Spans, calls: Ints) -> NDArray[np.bool_]:
+    """Whether another one of the calls lies within each of them."""
+    within = np.zeros(len(calls), bool)
+    order = np.lexsort((-ops.duration[calls], ops.start[calls], ops.thread[calls]))
+    outer, inner = calls[order[:-1]], calls[order[1:]]
+    same_thread = ops.thread[outer] == ops.thread[inner]
+    within[order[:-1]] = same_thread & (ops.start[inner] < ops.end[outer])
+    return within
+
+
+def _price(trace: Trace, row: int, kernel: str, card: Card | None) -> _Price:
+    ops = trace.ops
+    name, types = trace.text(ops.name[row]), trace.text(ops.dtypes[row])
+    texts = (trace.text(column[row]) for column in (ops.shapes, ops.strides, ops.values))
+    call = read_call(name, types, *texts)
+    cost = cost_of_call(call, kernel) if call else None
+    if cost is None:
+        return _UNPRICED
+    dtypes = _multiplied_as(cost, kernel, name, types)
+    sure = cost.is_matmul and len(dtypes) == 1
+    compute_ns, memory_ns = _roofline(cost, dtypes, card)
+    return _Price(
+        flops=cost.flops,
+        bytes=cost.bytes,
+        compute_ns=compute_ns,
+        memory_ns=memory_ns,
+        kind=_PRODUCT if cost.dtype else _TRAFFIC_ALONE,
+        dtype=MATMUL_DTYPES.index(dtypes[0]) if sure else 0,
+    )
+
+
+def _multiplied_as(cost: Cost, kernel: str, op: str, types: str) -> tuple[str, ...]:
+    """Return the dtype whose peak counts, several where that is not sure."""
+    if cost.is_matmul:
+        category = category_of(kernel, op, types)
+        word = category.removeprefix(MATMUL).removesuffix(" simt")
+        if category.startswith(MATMUL) and word in MATMUL_DTYPES:
+            return (word,)
+    return _PEAK_OF.get(cost.dtype, ())
+
+
+def _roofline(cost: Cost, dtypes: tuple[str, ...], card: Card | None) -> tuple[float, float]:
+    """Return the least ns of products and of memory traffic; nan where a peak is not known."""
+    if card is None:
+        return np.nan, np.nan
+    memory_ns = cost.bytes / card.bandwidth_gbs  # GB/s are bytes per ns
+    if not cost.flops:
+        return 0.0, memory_ns
+    times = [cost.flops / (peak * 1e3) for dtype in dtypes if (peak := card.peak(dtype))]
+    bounds = {max(time, memory_ns) for time in times}
+    return (times[0] if len(bounds) == 1 else np.nan), memory_ns  # one bound: whichever it was
+
+
+def _possible(compute_ns: Floats, memory_ns: Floats, spent: Floats) -> Floats:
+    """Return the roofline's ns; nan where products would have beaten the peak.
+
+    Traffic may beat the memory: what the last kernel wrote is read from the cache. Then nothing
+    was lost, and the ideal is the time spent.
+    """
+    ideal = np.minimum(np.maximum(compute_ns, memory_ns), spent)
+    return np.where(compute_ns > _TOLERATED * spent, np.nan, ideal)

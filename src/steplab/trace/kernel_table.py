@@ -1,0 +1,185 @@
+"""Tables of kernels and of their categories, whole or for one phase, range or module."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steplab.errors import UserError, did_you_mean
+from steplab.record.table import Cell, Column, Table
+from steplab.trace.analysis import Analysis, Floats, Work
+from steplab.trace.attribution import named_so
+from steplab.trace.events import Ints
+from steplab.trace.launches import launches_of
+from steplab.trace.nesting import nest
+from steplab.trace.phases import AUTOGRAD_NODE
+
+Mask = NDArray[np.bool_]
+NAME_WIDTH = 110
+
+_KERNEL_COLUMNS = (
+    Column("Time", "%", 3),
+    Column("Total", "ms"),
+    Column("Instances", digits=9),
+    Column("Per step"),
+    *(Column(name, "us") for name in ("Avg", "Med", "Min", "Max", "StdDev")),
+    Column("Name"),
+)
+_CATEGORY_COLUMNS = (
+    Column("category"),
+    Column("time", "%", 3),
+    Column("time per step", "ms"),
+    Column("launches per step"),
+)
+
+
+def kernel_table(
+    analysis: Analysis,
+    phase: str | None = None,
+    range_name: str | None = None,
+    module: str | None = None,
+    top: int | None = None,
+) -> Table:
+    """Return one row per kernel name, most time first, of the work launched inside steps.
+
+    `module` takes in what lies below it ("blocks.3" has "blocks.3.attention"). Beyond the `top`
+    longest the rest is one row.
+    """
+    mask, where = _chosen(analysis, phase, range_name, module)
+    work, steps = analysis.work, len(analysis.windows)
+    groups = _by_name(work, mask)
+    total = work.duration[mask].sum()
+    shown = groups if top is None else groups[:top]
+    rows = [
+        _statistics(work.duration[r] / 1e3, total, steps, readable(_text(work, work.name[r[0]])))
+        for r in shown
+    ]
+    rest = groups[len(shown) :]
+    if rest:
+        durations = work.duration[np.concatenate(rest)] / 1e3
+        rows.append(_statistics(durations, total, steps, f"({len(rest)} others)"))
+    what = "kernels" if analysis.budget.on_device else "operators"
+    note = "" if analysis.budget.on_device else "Times of operators are without their children."
+    return Table(f"{what}{where}, {_steps(steps)}", _KERNEL_COLUMNS, tuple(rows), note)
+
+
+def category_table(
+    analysis: Analysis,
+    phase: str | None = None,
+    range_name: str | None = None,
+    module: str | None = None,
+) -> Table:
+    """Return one row per category, most time first, and the sum of all."""
+    mask, where = _chosen(analysis, phase, range_name, module)
+    work, steps = analysis.work, len(analysis.windows)
+    spent = np.bincount(work.category[mask], work.duration[mask], len(work.labels))
+    launches = np.bincount(work.category[mask], minlength=len(work.labels))
+    total = float(spent.sum())
+    rows: list[tuple[Cell, ...]] = [
+        (work.labels[c], _percent(spent[c], total), spent[c] / 1e6 / steps, launches[c] / steps)
+        for c in np.argsort(-spent, kind="stable").tolist()
+        if launches[c]
+    ]
+    whole = _percent(total, total) if total else None
+    rows.append(("all", whole, total / 1e6 / steps, int(mask.sum()) / steps))
+    return Table(f"categories{where}, {_steps(steps)}", _CATEGORY_COLUMNS, tuple(rows))
+
+
+def phases_of(analysis: Analysis) -> tuple[str, ...]:
+    """Return the phases that have work inside steps, most time first."""
+    work = analysis.work
+    inside = work.step >= 0
+    spent = np.bincount(work.phase[inside], work.duration[inside], len(work.labels))
+    present = np.unique(work.phase[inside])
+    return tuple(work.labels[c] for c in present[np.argsort(-spent[present], kind="stable")])
+
+
+def readable(kernel: str) -> str:
+    """Return a kernel's name without what all C++ kernels share, at most NAME_WIDTH long."""
+    bare = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
+    bare = re.sub(r"\bat::native::|\bat::cuda::detail::", "", bare)
+    # The parameters repeat the template's arguments; "operator()()" and lambdas are no list.
+    bare = re.sub(r"(?<=>)\([^()]*\)$", "", bare)
+    return bare if len(bare) <= NAME_WIDTH else f"{bare[: NAME_WIDTH - 3]}..."
+
+
+def _chosen(
+    analysis: Analysis, phase: str | None, range_name: str | None, module: str | None
+) -> tuple[Mask, str]:
+    """Rows inside steps that fit, and words for the title."""
+    work = analysis.work
+    mask: Mask = work.step >= 0
+    where = ""
+    if phase is not None:
+        _check("phase", phase, phases_of(analysis))
+        mask = mask & (work.phase == work.labels.index(phase))
+        where += f" of phase {phase}"
+    if range_name is not None:
+        mask = mask & _in_range(analysis, range_name)
+        where += f" in range {range_name}"
+    if module is not None:
+        modules = {_text(work, code) for code in np.unique(work.module).tolist()}
+        below = {m for m in modules if m == module or m.startswith(f"{module}.")}
+        if not below:
+            _check("module", module, modules)
+        mask = mask & np.isin(work.module, [work.labels.index(m) for m in below])
+        where += f" of module {module}"
+    return mask, where
+
+
+def _in_range(analysis: Analysis, name: str) -> Mask:
+    """Work launched while a range was open on its thread, or on any one for autograd's threads."""
+    trace = analysis.trace
+    spans = named_so(trace, trace.ranges, name.__eq__)
+    if not spans.any():
+        _check("range", name, {trace.text(code) for code in np.unique(trace.ranges.name).tolist()})
+    thread, time = _launch_points(analysis)
+    nodes = named_so(trace, trace.ops, lambda op: op.startswith(AUTOGRAD_NODE))
+    engine = np.isin(thread, np.unique(trace.ops.thread[nodes]))
+    anywhere = nest(trace.ranges, spans, across_threads=True)
+    meanwhile = anywhere.innermost(np.zeros_like(thread), time) >= 0
+    return (nest(trace.ranges, spans).innermost(thread, time) >= 0) | (engine & meanwhile)
+
+
+def _launch_points(analysis: Analysis) -> tuple[Ints, Ints]:
+    if analysis.budget.on_device:
+        launches = launches_of(analysis.trace)
+        return launches.thread, launches.called
+    ops = analysis.trace.ops
+    return ops.thread.astype(np.int64), ops.start
+
+
+def _check(kind: str, name: str, known: set[str] | tuple[str, ...]) -> None:
+    if name not in known:
+        raise UserError(f"The trace has no {kind} {name!r}.", did_you_mean(name, known))
+
+
+def _by_name(work: Work, mask: Mask) -> list[Ints]:
+    """Rows of each name, the name with most time first."""
+    rows = np.flatnonzero(mask)
+    rows = rows[np.argsort(work.name[rows], kind="stable")]
+    borders = np.flatnonzero(np.diff(work.name[rows])) + 1
+    groups = np.split(rows, borders) if len(rows) else []
+    return sorted(groups, key=lambda group: -int(work.duration[group].sum()))
+
+
+def _statistics(us: Floats, total_ns: int, steps: int, name: str) -> tuple[Cell, ...]:
+    deviation = float(us.std(ddof=1)) if len(us) > 1 else 0.0
+    middle = (us.mean(), np.median(us), us.min(), us.max(), deviation)
+    share = _percent(us.sum() * 1e3, total_ns)
+    numbers = (share, float(us.sum()) / 1e3, len(us), len(us) / steps)
+    return (*numbers, *(float(value) for value in middle), name)
+
+
+def _percent(part: float, whole: float) -> float:
+    return float(100 * part / whole) if whole else 0.0
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _text(work: Work, code: int) -> str:
+    return work.labels[code]

@@ -1,0 +1,44 @@
+"""Lines of user code, from the profiler's names of Python calls."""
+
+from __future__ import annotations
+
+import re
+
+# Kineto cuts what sys.path holds off a file's name: "torch/nn/modules/linear.py(130): forward".
+# The number is the first line of the function.
+_CALL = re.compile(r"(?P<path>.+)\((?P<line>\d+)\): (?P<function>.+)")
+MODULE = "nn.Module: "  # how a module's call begins
+
+# Code that carries out what user code asked for. Of the standard library only what can stand
+# between user code and a tensor: a user's own profile.py or test.py must stay visible.
+_LIBRARIES = frozenset(
+    "torch triton numpy runpy threading contextlib functools typing logging multiprocessing "
+    "concurrent asyncio queue copy collections importlib abc enum dataclasses inspect weakref "
+    "warnings traceback random selectors unittest _pytest pluggy pytest hypothesis".split()
+)
+_INSTALLED = re.compile(r"(site|dist)-packages/|/lib/python3|torchinductor_")
+# Of steplab itself the model's code counts; the engine around it is the same for every model.
+_OWN = ("steplab/workloads/", "steplab/modules/", "steplab/kernels/", "steplab/data/")
+
+
+def user_line(call: str) -> str | None:
+    """Return "model.py:12 (forward)" for a call of user code; None for libraries and modules.
+
+    A relative path is kept, as it tells files of one name apart; of an absolute one the last
+    two parts are.
+    """
+    if call.startswith("<") and not call.startswith("<ipython"):
+        return None
+    parts = _CALL.fullmatch(call)
+    if parts is None or _is_library(parts["path"]):
+        return None
+    path = parts["path"]
+    short = "/".join(path.split("/")[-2:]) if path.startswith("/") else path
+    return f"{short}:{parts['line']} ({parts['function']})"
+
+
+def _is_library(path: str) -> bool:
+    first = path.split("/", 1)[0].removesuffix(".py")
+    if first == "steplab" or "/steplab/" in path:
+        return not any(folder in path for folder in _OWN)
+    return first in _LIBRARIES or _INSTALLED.search(path) is not None

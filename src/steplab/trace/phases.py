@@ -1,0 +1,55 @@
+"""Phases of a step by the names of ranges and, where nobody set ranges, of Python calls."""
+
+from __future__ import annotations
+
+import re
+
+from steplab.trace.lines import MODULE
+
+PHASES = ("forward", "backward", "clip", "optimizer", "data")
+
+# Spellings, letters only: FORWARD, forward_pass, fwd; what torch itself records; Lightning's.
+_SPELLINGS = {
+    **{phase: phase for phase in PHASES},
+    **dict.fromkeys(("fwd", "forwardpass"), "forward"),
+    **dict.fromkeys(("bwd", "backwardpass"), "backward"),
+    **dict.fromkeys(("clipgradnorm", "clipgrad", "gradclip"), "clip"),
+    **dict.fromkeys(("optimizerstep", "optim", "zerograd"), "optimizer"),
+    **dict.fromkeys(("dataloader", "dataloading", "dataload"), "data"),
+}
+_BEGINNINGS = {
+    "Optimizer.step#": "optimizer",
+    "Optimizer.zero_grad#": "optimizer",
+    "enumerate(DataLoader)#": "data",
+    "DistributedDataParallel.forward": "forward",
+    "FullyShardedDataParallel.forward": "forward",
+}
+# What torch marks inside a phase, and our modules: no phase of its own.
+_INNER = re.compile(r"ProfilerStep#|module:|##? |nccl:|gloo:|c10d::|FSDP::|Torch-Compiled|AOT|Pre")
+_CALLS = (
+    (re.compile(re.escape(MODULE)), "forward"),
+    (re.compile(r"torch/_tensor\.py\(\d+\): backward$"), "backward"),
+    (re.compile(r"torch/autograd/__init__\.py\(\d+\): (backward|grad)$"), "backward"),
+    (re.compile(r"torch/nn/utils/clip_grad\.py\("), "clip"),
+    (re.compile(r"torch/optim/"), "optimizer"),
+    (re.compile(r"torch/utils/data/dataloader\.py\("), "data"),
+)
+AUTOGRAD_NODE = "autograd::engine::evaluate_function"
+
+
+def phase_of_range(name: str) -> str | None:
+    """Return the phase that a range stands for; None if it is another range."""
+    for beginning, phase in _BEGINNINGS.items():
+        if name.startswith(beginning):
+            return phase
+    return _SPELLINGS.get(re.sub(r"[^a-z]", "", name.lower()))
+
+
+def phase_of_call(name: str) -> str | None:
+    """Return the phase that a Python call belongs to; None if it tells nothing."""
+    return next((phase for pattern, phase in _CALLS if pattern.match(name)), None)
+
+
+def may_be_phase(name: str) -> bool:
+    """Whether a range that is no known phase may stand for one of the user's own."""
+    return _INNER.match(name) is None and phase_of_range(name) is None
