@@ -1,0 +1,7 @@
+"""Self-contained HTML pages: no network, nothing to install, safe against hostile names."""
+
+from steplab.report.pages.compare import write_compare_page
+from steplab.report.pages.explain import write_explain_page
+from steplab.report.pages.profile import write_profile_page
+
+__all__ = ["write_compare_page", "write_explain_page", "write_profile_page"]
