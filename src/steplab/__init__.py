@@ -6,6 +6,8 @@ Public names are imported on first use, so that `import steplab` stays quick and
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
@@ -23,6 +25,8 @@ _HOMES = {
     "StepOutput": "steplab.workloads.workload",
     "Store": "steplab.store",
     "assemble": "steplab.engine.assemble",
+    "explain": "steplab.explain",
+    "profile": "steplab.engine.profiling.own_loop",
     "trial": "steplab.engine.trial",
 }
 
@@ -37,3 +41,23 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
+
+
+class _Package(ModuleType):
+    """Importing the folder `explain` would put it in the place of the function of that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOMES and isinstance(value, ModuleType):
+            value.__class__ = _CallableFolder
+        super().__setattr__(name, value)
+
+
+class _CallableFolder(ModuleType):
+    """A folder that can be called like its function: `steplab.explain(run)`."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        function = getattr(self, self.__name__.rpartition(".")[2])
+        return function(*args, **options)
+
+
+sys.modules[__name__].__class__ = _Package

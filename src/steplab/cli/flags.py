@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from steplab.codec import read_word, type_hints
-from steplab.errors import UserError
+from steplab.errors import UserError, no_gpu
+from steplab.record import Environment
 from steplab.workloads.workload import Entry, find_workload
 
 
@@ -75,3 +76,19 @@ def _metavar(kind: Any) -> str:
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(arg for arg in get_args(kind) if arg is not type(None))
     return {int: "N", float: "X", bool: "true|false"}.get(kind, "TEXT")
+
+
+def check_device(asked: str) -> None:
+    """Refuse what `--device` does not know, before anything is started."""
+    if asked not in ("auto", "cpu", "cuda"):
+        raise UserError(f"There is no device {asked!r}.", "Use cpu, cuda or auto.")
+
+
+def chosen_device(asked: str, environment: Environment) -> str:
+    """Return "cpu" or "cuda" for what `--device` asked for; `auto`: a GPU where there is one."""
+    check_device(asked)
+    if asked == "cuda" and not environment.accelerators:
+        raise no_gpu()
+    if asked == "auto":
+        return "cuda" if environment.accelerators else "cpu"
+    return asked

@@ -29,12 +29,22 @@ from steplab.techniques.parse import technique
 CLOCK_TOLERANCE = 0.03
 NOISY_SPREAD = 0.10
 
+Afterwards = Callable[[Subject, Run], Run]
 
-def trial(spec: RunSpec, progress: Callable[[str], None] = lambda text: None) -> Run:
-    """Measure `spec` in this process. UserErrors propagate; every other failure is a status."""
+
+def trial(
+    spec: RunSpec,
+    progress: Callable[[str], None] = lambda text: None,
+    afterwards: Afterwards = lambda subject, run: run,
+) -> Run:
+    """Measure `spec` in this process. UserErrors propagate; every other failure is a status.
+
+    `afterwards` may look further at the measured step and add to its Run; not called when the
+    step did not run as asked.
+    """
     blank = Run(new_run_id(spec), spec, capture(), created=now())
     try:
-        return _watched(blank, progress)
+        return _watched(blank, progress, afterwards)
     except UserError:
         raise
     except Unsupported as error:
@@ -47,7 +57,7 @@ def trial(spec: RunSpec, progress: Callable[[str], None] = lambda text: None) ->
         _clean_up()
 
 
-def _watched(blank: Run, progress: Callable[[str], None]) -> Run:
+def _watched(blank: Run, progress: Callable[[str], None], afterwards: Afterwards) -> Run:
     spec = blank.spec
     progress("building")
     probes: dict[str, Probe] = {
@@ -78,7 +88,8 @@ def _watched(blank: Run, progress: Callable[[str], None]) -> Run:
         losses=() if spec.mode == "infer" else tuple(float(loss) for loss in losses),
         **seen,
     )
-    return _verified(_judged(run, step.parts.matmul_dtype))
+    run = _verified(_judged(run, step.parts.matmul_dtype))
+    return afterwards(subject, run) if run.status == "ok" else run
 
 
 def _judged(run: Run, dtype: str) -> Run:

@@ -11,6 +11,7 @@ import os
 import queue
 import sys
 import threading
+from pathlib import Path
 from typing import Any, TextIO
 
 from steplab.codec import decode, encode
@@ -65,6 +66,14 @@ class Answers:
         from steplab.engine.trial import trial
 
         return encode(trial(_spec(request), self._progress))
+
+    def do_profile(self, request: dict[str, Any]) -> Any:
+        """Measure and record one spec; the traces are left in the folder that is named."""
+        from steplab.engine.profiling.plan import Plan
+        from steplab.engine.profiling.session import profile_spec
+
+        plan = decode(Plan, request["plan"], "plan")
+        return encode(profile_spec(_spec(request), plan, Path(request["folder"]), self._progress))
 
     def do_prepare(self, request: dict[str, Any]) -> Any:
         """Assemble a step and bring it to its steady state."""

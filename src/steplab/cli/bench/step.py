@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_config_flags, add_workload, given, workload_name
+from steplab.cli.flags import (
+    add_config_flags,
+    add_workload,
+    chosen_device,
+    given,
+    workload_name,
+)
 from steplab.cli.progress import CellProgress
 from steplab.compare.axes import numeric_axes
 from steplab.compare.details import compilation_table, phase_table, utilisation_table
@@ -16,7 +22,7 @@ from steplab.compare.scaling import scaling_table
 from steplab.compare.steps import step_table
 from steplab.compare.versus import rounds_table, versus_table
 from steplab.engine.isolate import Isolation, alternate
-from steplab.errors import MeasurementError, UserError, no_gpu
+from steplab.errors import MeasurementError, UserError
 from steplab.record import Environment, Run, Table, new_run_id
 from steplab.record.run import now
 from steplab.report.export import check_suffixes, write_table
@@ -70,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
     store.check_writable()
     with Isolation(args.timeout) as isolation:
         environment = isolation.environment()
-        specs, grid = _plan(args, entry, name, _device(args.device, environment))
+        specs, grid = _plan(args, entry, name, chosen_device(args.device, environment))
         if args.alternate:
             return _compare(args, specs, store, environment)
         runs = _measure(args, specs, grid, store, isolation, environment)
@@ -91,19 +97,9 @@ def _tables(runs: list[Run], title: str) -> list[Table]:
     return [step_table(runs, title), *(table for table in details if table is not None)]
 
 
-def _device(asked: str, environment: Environment) -> str:
-    if asked == "auto":
-        return "cuda" if environment.accelerators else "cpu"
-    if asked == "cuda" and not environment.accelerators:
-        raise no_gpu()
-    return asked
-
-
 def _plan(
     args: argparse.Namespace, entry: Entry, name: str, device: str
 ) -> tuple[list[RunSpec], Grid]:
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"There is no device {device!r}.", "Use cpu, cuda or auto.")
     default_size = entry.gpu_preset if device == "cuda" else entry.cpu_preset
     grid = Grid(
         sizes=args.size or [default_size],

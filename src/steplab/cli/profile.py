@@ -1,0 +1,205 @@
+"""`steplab profile [workload]`: record a step, and say where its time and memory went."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from steplab.cli.command import Command
+from steplab.cli.flags import (
+    add_config_flags,
+    add_workload,
+    check_device,
+    chosen_device,
+    given,
+    workload_name,
+)
+from steplab.cli.progress import CellProgress
+from steplab.engine.profiling.isolated import ProfilingWorker
+from steplab.engine.profiling.outcome import PAGE, read_traces, save_files, scratch
+from steplab.engine.profiling.plan import AVERAGES, DEFAULT_SCHEDULE, Plan
+from steplab.engine.profiling.summary import append_summary, check_summary
+from steplab.errors import MeasurementError, Unsupported, UserError
+from steplab.record import Run, Table
+from steplab.report.budget import print_budget
+from steplab.report.memory import print_memory
+from steplab.report.terminal import print_table
+from steplab.spec import RunSpec
+from steplab.store import DEFAULT_ROOT, Store
+from steplab.store.atomic import disk_errors
+from steplab.techniques.parse import parse_recipe
+from steplab.trace.analysis import UNATTRIBUTED, Analysis
+from steplab.trace.kernel_table import kernel_table, phases_of
+from steplab.workloads.workload import Entry, find_workload
+
+DEFAULT_WORKLOAD = "gpt"
+PHASES = ("data", "forward", "backward", "clip", "optimizer")
+SMALL_PHASE = 0.01  # of the work's time: below it a phase gets no table
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    entry = add_workload(parser, words, DEFAULT_WORKLOAD)
+    add = parser.add_argument
+    sizes = ", ".join(entry.presets) or "this workload has none"
+    add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
+    add("--batch", type=int, default=4, help="sequences per micro-batch")
+    add("--mode", default="full", help="how far the step goes")
+    add("--recipe", default="plain", help="plain, technique=value,..., or a file")
+    add("--warmup", type=int, default=5, help="untimed steps")
+    add("--steps", type=int, default=10, help="steps timed without the profiler")
+    add("--schedule", nargs=4, type=int, default=list(DEFAULT_SCHEDULE),
+        metavar=("WAIT", "WARMUP", "ACTIVE", "REPEAT"),
+        help="steps of a cycle left alone, seen and forgotten, recorded; and cycles")  # fmt: skip
+    add("--no-detail", action="store_true",
+        help="leave out the step recorded with stacks, shapes, modules and memory")  # fmt: skip
+    add("--range", default="", metavar="NAME",
+        help="show the kernels of this range or module instead of every phase's")  # fmt: skip
+    add("--top", type=int, default=5, metavar="N", help="kernels to show for each phase")
+    add("--accumulate", type=int, default=1, help="micro-batches per step")
+    add("--clip", type=float, default=1.0, help="largest gradient norm; 0 for none")
+    add("--seed", type=int, default=42, help="of weights and data")
+    add("--device", default="auto", help="cpu, cuda, or auto")
+    add("--mfu-peak-tflops", type=float, default=None, help="dense peak to use for MFU")
+    add("--timeout", type=float, default=600.0, help="seconds it may take")
+    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
+    add("--out", type=Path, default=None, metavar="DIR",
+        help="folder for summary.csv and a copy of the files; none: the store")  # fmt: skip
+    add_config_flags(parser, entry.config, many=False)
+
+
+def _run(args: argparse.Namespace) -> int:
+    name = workload_name(args)
+    entry = find_workload(name)
+    # Checked before a worker is started (2 s), so that a slip of the pen is told at once.
+    plan = Plan(tuple(args.schedule), not args.no_detail)
+    if not args.timeout > 0 or args.top < 1:
+        raise UserError("--timeout must be more than 0 seconds and --top at least 1.")
+    check_device(args.device)
+    _spec(args, entry, name, "cpu" if args.device == "auto" else args.device)
+    store = Store(args.store)
+    store.check_writable()
+    check_summary(args.out or store.root)
+    with scratch(store) as folder:
+        run = _recorded(args, entry, name, plan, folder)
+        if run.status != "ok":
+            store.save(run)
+            kind = Unsupported if run.status == "unsupported" else MeasurementError
+            raise kind(f"{run.status}: {run.reason.rstrip('.')}.")
+        try:
+            run, analysis = read_traces(run, folder)
+        finally:
+            # Whatever is wrong with reading the traces, they were recorded.
+            saved = save_files(store, run, folder)
+    if args.out:
+        saved = _copied(saved, args.out)
+    assert run.profile is not None
+    summary = append_summary(args.out or store.root, run, saved / run.profile.traces[0])
+    _show(args, run, analysis, saved, summary)
+    return 0
+
+
+def _recorded(args: argparse.Namespace, entry: Entry, name: str, plan: Plan, folder: Path) -> Run:
+    """Measure and record in a worker; whatever ends it is in the Run."""
+    with ProfilingWorker(args.timeout) as worker, CellProgress(1) as progress:
+        environment = worker.environment()
+        spec = _spec(args, entry, name, chosen_device(args.device, environment))
+        run = worker.profile(
+            spec, plan, folder, environment, lambda text: progress.stage(spec, text)
+        )
+        if run.status == "ok":
+            progress.done(run)
+    return replace(run, command=tuple(sys.argv))
+
+
+def _spec(args: argparse.Namespace, entry: Entry, name: str, device: str) -> RunSpec:
+    size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
+    return RunSpec(
+        workload=name,
+        config=entry.resolve(size, given(args)),
+        size=size,
+        batch=args.batch,
+        accumulate=args.accumulate,
+        mode=args.mode,
+        recipe=parse_recipe(args.recipe),
+        device=device,
+        clip=args.clip,
+        warmup=args.warmup,
+        steps=args.steps,
+        seed=args.seed,
+        peak_tflops=args.mfu_peak_tflops,
+        source=entry.source,
+    )
+
+
+def _copied(saved: Path, out: Path) -> Path:
+    with disk_errors(out, "--out"):
+        return Path(shutil.copytree(saved, out / saved.name))
+
+
+def _show(
+    args: argparse.Namespace, run: Run, analysis: Analysis, saved: Path, summary: Path
+) -> None:
+    """Print what was found: the budget first, the files last; then refuse an unknown --range."""
+    assert run.profile is not None and run.profile.budget is not None
+    print_budget(run.profile.budget)
+    refusal = None
+    try:
+        for table in _kernel_tables(analysis, args.range, args.top):
+            print_table(table)
+    except UserError as error:
+        refusal = error
+    if run.profile.memory is not None:
+        print_memory(run.profile.memory)
+    for note in run.notes:
+        print(f"note: {note}")
+    print(f"\n{run.environment.conditions_on(run.spec.device)}\nsaved {saved}")
+    for name, what in _files(run):
+        print(f"  {name:<18} {what}")
+    where = "" if args.store == DEFAULT_ROOT else f" --store {args.store}"
+    print(f"  {summary}: one line more\nwhat is in the way: steplab explain {run.id}{where}")
+    if refusal is not None:
+        raise refusal
+
+
+def _kernel_tables(analysis: Analysis, name: str, top: int) -> list[Table]:
+    """Return the kernels of every phase, or of the range or module that is asked for."""
+    if not name:
+        tables = [kernel_table(analysis, phase, top=top) for phase in _phases(analysis)]
+        return [*(replace(table, note="") for table in tables[:-1]), *tables[-1:]]
+    module = name.removeprefix("module:")
+    modules = {analysis.work.labels[code] for code in set(analysis.work.module.tolist())}
+    if any(one == module or one.startswith(f"{module}.") for one in modules):
+        return [kernel_table(analysis, module=module, top=top)]
+    return [kernel_table(analysis, range_name=name, top=top)]
+
+
+def _phases(analysis: Analysis) -> list[str]:
+    """Return the phases worth a table, in the order of a step."""
+    work = analysis.work
+    inside = work.step >= 0
+    least = SMALL_PHASE * work.duration[inside].sum()
+    worth = [
+        phase
+        for phase in phases_of(analysis)
+        if phase != UNATTRIBUTED
+        and work.duration[inside & (work.phase == work.labels.index(phase))].sum() >= least
+    ]
+    return sorted(worth, key=lambda phase: PHASES.index(phase) if phase in PHASES else len(PHASES))
+
+
+def _files(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the names of a Run's files and what they are for."""
+    assert run.profile is not None
+    yield PAGE, "budget, timeline, kernels and memory in one page for a browser"
+    for name in run.profile.traces:
+        yield name, "trace for https://ui.perfetto.dev"
+    if run.profile.detail:
+        yield run.profile.detail, "one step with stacks, shapes, modules and memory, likewise"
+    yield AVERAGES, "torch's own table of operators"
+
+
+COMMAND = Command("record a step: time budget, kernels per phase, memory, traces", _flags, _run)

@@ -1,0 +1,86 @@
+"""One spec measured like any trial, then recorded: times first, without a profiler around."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+from steplab.engine.loop import Progress, settle, warm_up
+from steplab.engine.profiling.graphs_off import cuda_graphs_off
+from steplab.engine.profiling.plan import Plan
+from steplab.engine.profiling.ranges import can_name_modules
+from steplab.engine.profiling.recorder import record_detail, record_lean
+from steplab.engine.trial import is_out_of_memory, trial
+from steplab.errors import SteplabError
+from steplab.probes.memory_timeline import record_memory
+from steplab.probes.probe import Subject
+from steplab.record import MemoryTimeline, Profile, Run
+from steplab.spec import RunSpec
+
+# Inductor warms a CUDA graph up in the first step after a reset and records it in the second.
+STEADY_STEPS = 3
+
+
+def profile_spec(spec: RunSpec, plan: Plan, folder: Path, progress: Progress) -> Run:
+    """Measure and record `spec` in this process; traces are written into `folder`.
+
+    UserErrors propagate; every other failure is the Run's status.
+    """
+
+    def afterwards(subject: Subject, run: Run) -> Run:
+        _steady(subject, progress)
+        return record(subject, run, plan, folder, progress)
+
+    return trial(spec, progress, afterwards)
+
+
+def record(subject: Subject, run: Run, plan: Plan, folder: Path, progress: Progress) -> Run:
+    """Add a profile to the Run of a step that has been measured and is in its steady state."""
+    notes = [*run.notes]
+    if not plan.warmup:
+        notes.append("schedule without warm-up: recorded steps hold the profiler's own start")
+    profile = Profile(plan.numbers, record_lean(subject, plan, folder, progress))
+    if plan.detail:
+        try:
+            profile = _detailed(subject, run, profile, folder, progress, notes)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            notes.append("no detail: the step with stacks, shapes and memory ran out of memory")
+    return replace(run, profile=profile, notes=tuple(notes))
+
+
+def _detailed(
+    subject: Subject, run: Run, profile: Profile, folder: Path, progress: Progress, notes: list[str]
+) -> Profile:
+    """Return the profile with a detailed step and its memory; add to `notes` what limits them."""
+    replays = run.ran is not None and bool(run.ran.graph_launches)
+    with cuda_graphs_off() if replays else contextlib.nullcontext():
+        if replays:
+            notes.append("detail and memory were recorded with CUDA graphs off")
+            _steady(subject, progress)
+        detail = record_detail(subject, folder, progress)
+        if not can_name_modules(subject.step.model):
+            notes.append("no module ranges: it is not known what is compiled; stacks tell")
+        memory = _memory(subject, progress, notes)
+    return replace(profile, detail=detail, memory=memory)
+
+
+def _memory(subject: Subject, progress: Progress, notes: list[str]) -> MemoryTimeline | None:
+    progress("following the memory")
+    try:
+        return record_memory(subject)
+    except SteplabError as error:
+        notes.append(f"no memory timeline: {error}")
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        notes.append("no memory timeline: following the step ran out of memory")
+    return None
+
+
+def _steady(subject: Subject, progress: Progress) -> None:
+    """Bring the step back to its steady state: whoever looked at it last may have reset it."""
+    settle(subject, subject.step.parts.settle_steps, progress)
+    warm_up(subject, STEADY_STEPS, progress)
