@@ -1,0 +1,174 @@
+"""`steplab compare A B`: is B faster, slower, or can nobody tell; and what moved."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from steplab import units
+from steplab.cli.command import Command
+from steplab.cli.progress import CellProgress
+from steplab.compare.opening import open_side
+from steplab.compare.runs import check_alike, compare_rounds, compare_stored
+from steplab.compare.sides import Side, check_side
+from steplab.compare.verdict import signed, slower_than
+from steplab.compare.versus import rounds_table
+from steplab.engine.isolate import Isolation, alternate
+from steplab.errors import UserError, no_gpu
+from steplab.record import Run, Table, new_run_id
+from steplab.record.comparison import Comparison
+from steplab.record.run import now
+from steplab.record.table import Cell
+from steplab.report.export import check_suffixes, write_table
+from steplab.report.pages import write_compare_page
+from steplab.report.terminal import console, print_table
+from steplab.spec import RunSpec
+from steplab.store import DEFAULT_ROOT, Store
+from steplab.trace.kernel_table import readable
+from steplab.workloads.workload import find_workload
+
+DEFAULT_ROUNDS = 8
+LONGEST_NAME = 70  # characters of a kernel's name on the terminal; files keep all of it
+FAILED = 1  # exit code of --fail-if-slower
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add = parser.add_argument
+    about = "a Run's id, part of it, `last`, or a trace file (.json, .json.gz)"
+    add("a", metavar="A", help=f"the baseline: {about}")
+    add("b", metavar="B", help=f"what is held against it: {about}")
+    add("--rerun", nargs="?", type=int, const=DEFAULT_ROUNDS, default=0, metavar="ROUNDS",
+        help=f"measure both again in turns, so many rounds ({DEFAULT_ROUNDS})")  # fmt: skip
+    add("--fail-if-slower", type=read_share, default=None, metavar="PERCENT",
+        help="exit code 1 when B surely takes so much more time, as in 3%%")  # fmt: skip
+    add("--timeout", type=float, default=600.0, help="seconds a round of --rerun may take")
+    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
+    add("--out", nargs="+", type=Path, default=[], help="also .csv, .md, .json, .svg or .html")
+
+
+def read_share(word: str) -> float:
+    """Read `3%` as 0.03. The sign is asked for: 0.03 might be meant as a fraction."""
+    try:
+        value = float(word.removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not word.endswith("%") or not 0 <= value < math.inf:
+        raise UserError(f"--fail-if-slower needs a percentage, not {word!r}.", "Write 3%.")
+    return value / 100
+
+
+def _run(args: argparse.Namespace) -> int:
+    check_suffixes([path for path in args.out if path.suffix != ".html"])
+    if args.rerun < 0 or not args.timeout > 0:
+        raise UserError("--rerun and --timeout must be more than 0.")
+    store = Store(args.store)
+    a, b = open_side(args.a, store), open_side(args.b, store)
+    if a.name == b.name and not args.rerun:
+        raise UserError("A and B are the same.", "To see the noise, measure it twice: --rerun")
+    if args.fail_if_slower is not None:
+        check_alike(a, b)
+    saved = None
+    if args.rerun:
+        comparison, saved = _rerun(args, a, b, store)
+    else:
+        comparison = compare_stored(a, b)
+    _write(args.out, comparison)
+    _print(comparison)
+    if saved is not None:
+        print(f"saved {saved}")
+    return _gate(args.fail_if_slower, comparison)
+
+
+def _rerun(args: argparse.Namespace, a: Side, b: Side, store: Store) -> tuple[Comparison, Path]:
+    """Measure both specs in turns on this machine; store the rounds as a Run, and say where."""
+    first, second = (_spec(side) for side in (a, b))
+    check_alike(a, b)
+    store.check_writable()
+    with Isolation(args.timeout) as isolation:
+        environment = isolation.environment()
+    if "cuda" in (first.device, second.device) and not environment.accelerators:
+        raise no_gpu()
+    with CellProgress(1) as progress:
+        one, other = alternate(
+            *(first, second, args.rerun, args.timeout),
+            lambda text: progress.stage(first, text),
+        )
+    conditions = environment.conditions_on(first.device)
+    comparison = compare_rounds(a, one, b, other, conditions)
+    tables = {**comparison.tables, "rounds": rounds_table(one, other)}
+    run = Run(new_run_id(first), first, environment, created=now(), tables=tables)
+    return comparison, store.save(run)
+
+
+def _spec(side: Side) -> RunSpec:
+    """Return what to measure again; a file that has changed since would be another workload."""
+    if side.run is None:
+        raise UserError(f"{side.name} is a trace: it cannot be measured again.", "Name a Run.")
+    check_side(side)
+    spec = side.run.spec
+    if find_workload(spec.workload).source != spec.source:
+        raise UserError(
+            f"{spec.workload} has changed since the Run {side.name}: it cannot be measured again.",
+            "Keep both versions in files of their own, and bench each.",
+        )
+    return spec
+
+
+def _write(paths: Sequence[Path], comparison: Comparison) -> None:
+    """Write the page, or the table of A and B and the others beside it, under their own names."""
+    for path in paths:
+        if path.suffix == ".html":
+            write_compare_page(comparison, path)
+            continue
+        for name, table in comparison.tables.items():
+            suffix = path.suffix if name == "sides" else f".{name}{path.suffix}"
+            write_table(table, path.with_suffix(suffix))
+
+
+def _print(comparison: Comparison) -> None:
+    """The verdict first, then what it rests on, then what differs and what moved."""
+    print(f"{comparison.headline}: {comparison.reason}")
+    if comparison.change is not None:
+        change = comparison.change
+        speed = f"speed-up {units.ratio(1 / (1 + change.value))}"
+        seen = f"least change that would be seen: {units.percent(change.detectable)}"
+        print(f"change in time {signed(change.value)}, {speed}; {seen}")
+    print(comparison.method)
+    for name, table in comparison.tables.items():
+        print_table(_shortened(table) if name == "kernels" else table)
+    console().print("\n".join(comparison.conditions), style="dim", markup=False)
+
+
+def _shortened(table: Table) -> Table:
+    """Cut the names of kernels, which can be a thousand characters long."""
+    rows = tuple(tuple(map(_short, row)) for row in table.rows)
+    return replace(table, rows=rows)
+
+
+def _short(cell: Cell) -> Cell:
+    if not isinstance(cell, str) or len(cell) <= LONGEST_NAME:
+        return cell
+    name = readable(cell)
+    if len(name) <= LONGEST_NAME:
+        return name
+    # The end often tells apart what begins alike.
+    tail = LONGEST_NAME // 3
+    return f"{name[: LONGEST_NAME - tail - 3]}...{name[-tail:]}"
+
+
+def _gate(limit: float | None, comparison: Comparison) -> int:
+    """Return 1 when B is slower than `limit` allows, the whole interval long."""
+    if limit is None or comparison.change is None:
+        return 0
+    if slower_than(comparison.change, limit):
+        print(f"failed: B is slower by more than {units.percent(limit)}, with certainty")
+        return FAILED
+    why = "the verdict is `cannot tell`" if comparison.verdict == "cannot tell" else "it is not"
+    print(f"passed: that B is slower by more than {units.percent(limit)} is not shown ({why})")
+    return 0
+
+
+COMMAND = Command("hold one Run or trace against another: faster, slower, what moved", _flags, _run)

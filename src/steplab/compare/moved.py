@@ -1,0 +1,144 @@
+"""What takes more or less time in B than in A: terms of the budget, kernels, modules, phases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from steplab.record import Clock, Column, Table
+from steplab.record.budget import Budget
+from steplab.record.table import Cell
+from steplab.trace.analysis import UNATTRIBUTED, Analysis, Codes
+
+MOST_ROWS = 15  # the rest is summed up in one row
+
+
+@dataclass(frozen=True)
+class Part:
+    """Time and launches of one kernel, module or term in a mean step."""
+
+    ms: float = 0.0
+    launches: float = 0.0
+
+
+Parts = Mapping[str, Part]
+
+
+def budget_table(a: Budget, b: Budget) -> Table:
+    """Return the budgets of the mean steps: all rows but the last sum to the last."""
+    pairs = _pairs(_budget_parts(a), _budget_parts(b))
+    rows: list[tuple[Cell, ...]] = [
+        (name, one.ms, other.ms, other.ms - one.ms) for name, one, other in pairs
+    ]
+    rows.append(("the whole step", *_sums(rows)))
+    note = "mean of the profiled steps; every instant of a step is counted once"
+    return Table("where the difference lies", _columns("part"), tuple(rows), note)
+
+
+def kernels_table(a: Analysis, b: Analysis, most: int = MOST_ROWS) -> Table | None:
+    """Return the kernels that moved, the largest difference first (operators without a GPU).
+
+    None where no kernel was launched in a step.
+    """
+    name = "kernels" if a.budget.on_device or b.budget.on_device else "operators"
+    first, second = (_work_parts(side, side.work.name, str) for side in (a, b))
+    if not first and not second:
+        return None
+    note = f"time of the {name} of a mean step, summed over streams and threads"
+    return _moved_table(f"{name} that moved", name[:-1], first, second, most, note)
+
+
+def modules_table(a: Analysis, b: Analysis, most: int = MOST_ROWS) -> Table | None:
+    """Return the modules that moved; layers that differ in their number only are one row.
+
+    None where the traces name no module.
+    """
+    first, second = (_work_parts(side, side.work.module, fold_numbers) for side in (a, b))
+    if not {*first, *second} - {UNATTRIBUTED}:
+        return None
+    note = "forward and backward together; layers are summed, * stands for their numbers"
+    return _moved_table("modules that moved", "module", first, second, most, note)
+
+
+def phases_table(a: Clock, b: Clock) -> Table | None:
+    """Return medians of the phases of steps without a profiler; None when none was timed."""
+    sides = [
+        {name: Part(samples.median) for name, samples in clock.phases.items() if samples.values}
+        for clock in (a, b)
+    ]
+    if not any(sides):
+        return None
+    rows = [(name, one.ms, other.ms, other.ms - one.ms) for name, one, other in _pairs(*sides)]
+    note = "medians of the stored steps without a profiler"
+    return Table("phases that moved", _columns("phase"), tuple(rows), note)
+
+
+def fold_numbers(module: str) -> str:
+    """Return `blocks.*.attention` for `blocks.3.attention`, and `Linear_*` for `Linear_0`."""
+    return re.sub(r"(?<![A-Za-z0-9])\d+(?=\.|$)", "*", module)
+
+
+def _columns(what: str) -> tuple[Column, ...]:
+    return (Column(what), Column("A", "ms"), Column("B", "ms"), Column("difference", "ms"))
+
+
+def _pairs(a: Parts, b: Parts) -> list[tuple[str, Part, Part]]:
+    """Names with their parts in A and in B, the largest difference first."""
+    pairs = [(name, a.get(name, Part()), b.get(name, Part())) for name in dict.fromkeys([*a, *b])]
+    return sorted(pairs, key=lambda pair: -abs(pair[2].ms - pair[1].ms))
+
+
+def _budget_parts(budget: Budget) -> dict[str, Part]:
+    """Mean milliseconds per category, per term other than `kernels`, and of the residual."""
+    count = len(budget.steps)
+    sums: dict[str, float] = {}
+    for step in budget.steps:
+        parts = [(f"{_kernels(budget)}: {c.name}", c.ms) for c in step.categories]
+        parts += [(term, ms) for term, ms in step.terms.items() if term != "kernels" and ms]
+        uncategorised = step.terms.get("kernels", 0.0) - sum(c.ms for c in step.categories)
+        parts += [(_kernels(budget), uncategorised)] if abs(uncategorised) > 1e-6 else []
+        for name, ms in [*parts, ("residual", step.residual_ms)]:
+            sums[name] = sums.get(name, 0.0) + ms
+    return {name: Part(ms / count) for name, ms in sums.items()}
+
+
+def _kernels(budget: Budget) -> str:
+    return "kernels" if budget.on_device else "operators"
+
+
+def _work_parts(analysis: Analysis, codes: Codes, name_of: Callable[[str], str]) -> dict[str, Part]:
+    """Sum the work of all steps by the label behind `codes`, then divide by the steps."""
+    work, steps = analysis.work, [window.number for window in analysis.windows]
+    inside = np.isin(work.step, steps)
+    size = len(work.labels)
+    nanoseconds = np.bincount(codes[inside], weights=work.duration[inside], minlength=size)
+    launches = np.bincount(codes[inside], minlength=size)
+    parts: dict[str, Part] = {}
+    for code in np.flatnonzero(launches):
+        name = name_of(work.labels[code])
+        before = parts.get(name, Part())
+        ms = before.ms + float(nanoseconds[code]) / 1e6 / len(steps)
+        parts[name] = Part(ms, before.launches + float(launches[code]) / len(steps))
+    return parts
+
+
+def _moved_table(title: str, what: str, a: Parts, b: Parts, most: int, note: str) -> Table:
+    pairs = _pairs(a, b)
+    rows: list[tuple[Cell, ...]] = [_moved_row(*pair) for pair in pairs[:most]]
+    if rest := [_moved_row(*pair) for pair in pairs[most:]]:
+        rows.append((f"{len(rest)} others", *_sums(rest)))
+    per_step = (Column("calls A", digits=3), Column("calls B", digits=3))
+    return Table(title, (*_columns(what), *per_step), tuple(rows), note)
+
+
+def _moved_row(name: str, one: Part, other: Part) -> tuple[Cell, ...]:
+    return (name, one.ms, other.ms, other.ms - one.ms, one.launches, other.launches)
+
+
+def _sums(rows: list[tuple[Cell, ...]]) -> tuple[Cell, ...]:
+    """Sum every column but the first; rounded to a femtosecond, so that 0 is 0."""
+    columns = list(zip(*rows, strict=True))[1:]
+    return tuple(round(sum(float(cell or 0) for cell in column), 12) for column in columns)

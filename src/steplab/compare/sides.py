@@ -1,0 +1,61 @@
+"""One side of a comparison: a stored Run, a trace, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from steplab.errors import UserError
+from steplab.record import Run, Samples
+from steplab.trace.analysis import Analysis
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is known of A or of B."""
+
+    name: str  # id of the Run, or name of the trace file
+    run: Run | None = None
+    analysis: Analysis | None = None
+
+    @property
+    def timed(self) -> Samples | None:
+        """Milliseconds of the steps that ran without a profiler."""
+        if self.run is None or self.run.clock is None or not self.run.clock.step.values:
+            return None
+        return self.run.clock.step
+
+    @property
+    def profiled(self) -> Samples | None:
+        """Milliseconds of the steps that a trace shows."""
+        steps = self.analysis.budget.steps if self.analysis else ()
+        return Samples(tuple(step.wall_ms for step in steps), "ms") if steps else None
+
+
+def check_side(side: Side) -> None:
+    """Refuse a Run that did not end well, or that timed no steps."""
+    if side.run is not None and side.run.status != "ok":
+        reason = side.run.reason or "no reason was kept"
+        raise UserError(
+            f"The Run {side.name} ended with the status {side.run.status}: {reason}",
+            "Only Runs that are ok can be compared.",
+        )
+    if side.timed is None and side.profiled is None:
+        raise UserError(
+            f"{side.name} holds no samples of steps.",
+            "Compare Runs of `bench step` or `profile`; `steplab runs` lists them.",
+        )
+
+
+def comparable_samples(sides: Sequence[Side]) -> tuple[Samples, Samples, str]:
+    """Return the steps of A and of B that were taken in the same way, and which those are."""
+    first, second = sides
+    if first.timed and second.timed:
+        return first.timed, second.timed, "Steps without a profiler"
+    if first.profiled and second.profiled:
+        return first.profiled, second.profiled, "Profiled steps"
+    only = next(side for side in sides if side.timed)
+    raise UserError(
+        f"{only.name} has timed steps, the other side only profiled ones: these are not alike.",
+        "Compare with a Run of `steplab profile`, which has both.",
+    )

@@ -1,0 +1,145 @@
+"""`steplab compare` as a user runs it."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("rich")
+
+from steplab.cli.compare import read_share
+from steplab.cli.main import main
+from steplab.errors import UserError
+from steplab.record import Samples
+from steplab.workloads.workload import find_workload
+from tests.compare.sides import noisy, run_of
+from tests.trace.traces import launched, op, range_, write_trace
+
+
+@pytest.fixture
+def compare(store, capsys):
+    """Store the Runs given by name, then run the command; returns code, stdout and stderr."""
+
+    def run(*words, **runs):
+        for name, stored in runs.items():
+            store.save(replace(stored, id=f"20250101-{name}"))
+        code = main(["compare", *words, "--store", str(store.root)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_a_faster_run(compare, tmp_path):
+    b = run_of(noisy(90, seed=2), recipe={"precision": {"dtype": "bf16"}})
+    out = [str(tmp_path / name) for name in ("c.csv", "c.md", "c.html")]
+    code, said, _ = compare("aaa", "bbb", "--out", *out, aaa=run_of(noisy(100)), bbb=b)
+    assert code == 0 and said.startswith("B is faster than A: B takes 9.9 % less time")
+    assert "least change that would be seen" in said and "different moments" in said
+    assert "precision.dtype" in said and "backward" in said and "A CPU" in said
+    rows = list(csv.DictReader((tmp_path / "c.csv").read_text().splitlines()))
+    assert rows[1]["Run or trace"] == "20250101-bbb"
+    assert "precision.dtype" in (tmp_path / "c.differences.csv").read_text()
+    assert (tmp_path / "c.phases.md").exists()
+    assert "B is faster than A" in (tmp_path / "c.html").read_text()
+
+
+def test_the_gate(compare):
+    a, slow = run_of(noisy(100)), run_of(noisy(110, seed=2))
+    code, said, _ = compare("aaa", "bbb", "--fail-if-slower", "3%", aaa=a, bbb=slow)
+    assert code == 1 and "failed: B is slower by more than 3.0 %" in said
+    code, said, _ = compare("aaa", "bbb", "--fail-if-slower", "12%")
+    assert code == 0 and "passed" in said
+    code, said, _ = compare("aaa", "ccc", "--fail-if-slower", "0%", ccc=run_of(noisy(100, seed=5)))
+    assert code == 0 and "the verdict is `cannot tell`" in said
+    few = run_of((200.0,) * 4)
+    code, said, _ = compare("aaa", "few", "--fail-if-slower", "3%", few=few)
+    assert code == 0 and "and there are 4" in said
+
+
+def test_other_work_is_told_apart_and_never_passes_the_gate(compare):
+    a, b = run_of(), run_of((40.0,) * 10, config={"context": 256})
+    code, said, _ = compare("aaa", "bbb", aaa=a, bbb=b)
+    assert code == 0 and said.startswith("A and B are not alike: they did different work: context")
+    assert "faster" not in said and "tokens/s" in said
+    code, _, complaint = compare("aaa", "bbb", "--fail-if-slower", "3%")
+    assert code == 2 and "context 128 and 256" in complaint
+
+
+def test_two_trace_files(compare, tmp_path):
+    def trace(name, length, kernel_name):
+        events = []
+        for step in range(7):
+            begin = step * 100_000
+            times = (begin + 100, begin + 500, begin + 1_000, length // 2, step + 1)
+            events += [range_(f"ProfilerStep#{step}", begin, length), op("aten::mm", begin, 900)]
+            events += launched(kernel_name, *times)
+        return str(write_trace(tmp_path / name, events))
+
+    name = "void at::native::elementwise" + "<x>" * 200 + "tail"
+    a, b = trace("a.json", 50_000, "volta_sgemm_128x32_nt"), trace("b.json.gz", 80_000, name)
+    code, said, _ = compare(a, b)
+    assert code == 0 and "B is slower than A: B takes 60.0 % more time" in said
+    assert "volta_sgemm_128x32_nt" in said and "x><x>" in said and "<x>" * 60 not in said
+    assert "the whole step" in said and "taken for true" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["aaa", "nowhere"], "no Run 'nowhere'"),
+        (["aaa", "aaa"], "are the same"),
+        (["aaa", "oom"], "status oom: CUDA out of memory"),
+        (["aaa", "empty"], "no samples"),
+        (["aaa", "bbb", "--out", "t.xls"], "suffix"),
+        (["aaa", "bbb", "--fail-if-slower", "0.03"], "needs a percentage, not '0.03'"),
+        (["aaa", "bbb", "--rerun", "-1"], "more than 0"),
+        (["aaa", "gone.json"], "no file gone.json"),
+        (["aaa"], "required"),
+    ],
+)
+def test_bad_requests_are_one_sentence(compare, words, complaint):
+    runs = {"aaa": run_of(), "bbb": run_of(), "empty": replace(run_of(), clock=None)}
+    runs["oom"] = replace(run_of(), status="oom", reason="CUDA out of memory")
+    code, _, said = compare(*words, **runs)
+    assert code == 2 and complaint in said and said.count("\n") == 1
+
+
+def test_shares():
+    assert read_share("3%") == 0.03 and read_share("0%") == 0
+    for word in ("3", "-1%", "nan%", "inf%", "x%", "%"):
+        with pytest.raises(UserError):
+            read_share(word)
+
+
+def test_a_changed_file_cannot_be_measured_again(compare, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def make():\n    pass\n")
+    name = f"{path}:make"
+    kept = run_of(workload=name, source=find_workload(name).source)
+    changed = run_of(workload=name, source="another")
+    code, _, said = compare("aaa", "bbb", "--rerun", "1", aaa=kept, bbb=changed)
+    assert code == 2 and "has changed since the Run 20250101-bbb" in said
+
+
+def test_a_trace_cannot_be_measured_again(compare, tmp_path):
+    path = str(write_trace(tmp_path / "t.json", [op("aten::mm", 0, 5_000)]))
+    code, _, said = compare("aaa", path, "--rerun", aaa=run_of())
+    assert code == 2 and "t.json is a trace" in said
+
+
+def test_rounds_decide_and_are_kept(compare, store, monkeypatch):
+    """Which spec is measured as which side, and that the verdict comes from the rounds."""
+
+    def alternate(first, second, rounds, timeout, progress):
+        assert first.recipe.label == "plain" and second.recipe.label == "optimizer=fused"
+        return tuple(
+            [Samples(noisy(middle, 5, seed=i), "ms") for i in range(rounds)] for middle in (50, 60)
+        )
+
+    monkeypatch.setattr("steplab.cli.compare.alternate", alternate)
+    runs = {"aaa": run_of(), "bbb": run_of((1.0,) * 9, recipe={"optimizer": {"impl": "fused"}})}
+    code, said, _ = compare("aaa", "bbb", "--rerun", "--fail-if-slower", "3%", **runs)
+    assert code == 1 and "B is slower than A" in said and "rounds: 8" in said
+    kept = store.load("last")
+    assert len(kept.tables["rounds"].rows) == 80 and "saved" in said
