@@ -1,6 +1,7 @@
 import gzip
 import io
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -229,3 +230,18 @@ def test_names_that_json_forbids_are_read_as_well_as_can_be(
     trace = read_trace(io.BytesIO(data), "t", piece)
     assert trace.text(trace.ops.name[1]) == read
     assert len(trace.ops) == 2
+
+
+def test_the_text_is_never_held_as_a_whole() -> None:
+    shapes = [[64, 64]] * 20
+    text = kineto(traces.op("aten::cat", at, 1, shapes=shapes) for at in range(10_000)).encode()
+    stream = io.BytesIO(text)
+    tracemalloc.start()
+    try:
+        trace = read_trace(stream, "t", piece=1 << 16)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(trace.ops) == 10_000
+    columns = 10_000 * 56  # bytes
+    assert peak < 4 * columns < len(text)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from steplab.errors import UserError
-from steplab.trace import refusals
-from steplab.trace.event_text import EventText
 from steplab.trace.events import Trace
-from steplab.trace.head import read_head, read_properties
-from steplab.trace.nanoseconds import LATEST
-from steplab.trace.pieces import read_ahead
-from steplab.trace.tables import Tables
+from steplab.trace.reading import refusals
+from steplab.trace.reading.event_text import EventText
+from steplab.trace.reading.head import read_head, read_properties
+from steplab.trace.reading.nanoseconds import LATEST
+from steplab.trace.reading.pieces import read_ahead
+from steplab.trace.reading.tables import Tables
 
 # Bytes of text. What is made of 16 MB no longer fits a cache: 20 % slower; 1 MB is no faster.
 PIECE = 4 << 20

@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 
 from msgspec import Raw
 
-from steplab.trace.decode import Begin, End, Place, Span
+from steplab.trace.reading.decode import Begin, End, Place, Span
 
 
 class OpenSpans:

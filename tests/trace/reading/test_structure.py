@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steplab.trace.structure import depth_after, elements
+from steplab.trace.reading.structure import depth_after, elements
 
 TEXTS = st.text(alphabet='ab"\\[]{},\n\u00e9', max_size=6)
 VALUES = st.recursive(

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from steplab.trace.decode import Place
 from steplab.trace.events import Codes
+from steplab.trace.reading.decode import Place
 
 NOT_RECORDED = -1
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.trace.arguments import CallArgs, DeviceArgs, MemoryArgs, OpArgs, decode_args
-from steplab.trace.decode import Instant, Place, Span
 from steplab.trace.events import COPY, FILL, KERNEL, Ints
-from steplab.trace.interning import JsonTexts, Texts, Threads
-from steplab.trace.nanoseconds import nanoseconds
+from steplab.trace.reading.arguments import CallArgs, DeviceArgs, MemoryArgs, OpArgs, decode_args
+from steplab.trace.reading.decode import Instant, Place, Span
+from steplab.trace.reading.interning import JsonTexts, Texts, Threads
+from steplab.trace.reading.nanoseconds import nanoseconds
 
 DEVICE_KINDS = {
     "kernel": KERNEL,

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from steplab.errors import UserError
-from steplab.trace.decode import Event, decode_events, mended
-from steplab.trace.refusals import malformed, mistake_at, truncated
-from steplab.trace.structure import elements
+from steplab.trace.reading.decode import Event, decode_events, mended
+from steplab.trace.reading.refusals import malformed, mistake_at, truncated
+from steplab.trace.reading.structure import elements
 
 BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
 # Where the border is searched, from the end: the longest events have some 10 KB of shapes.

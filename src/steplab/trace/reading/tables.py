@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from steplab.trace.columns import DEVICE_KINDS, ColumnMaker, Columns
-from steplab.trace.decode import Begin, End, Event, Instant, Span
 from steplab.trace.events import Calls, Device, MemoryEvents, Ops, Spans, Trace
-from steplab.trace.nanoseconds import NO_TIME
-from steplab.trace.pairs import OpenSpans
+from steplab.trace.reading.columns import DEVICE_KINDS, ColumnMaker, Columns
+from steplab.trace.reading.decode import Begin, End, Event, Instant, Span
+from steplab.trace.reading.nanoseconds import NO_TIME
+from steplab.trace.reading.pairs import OpenSpans
 
 UNREAD, EARLY_OPERATOR = "unread", "early operator"
 TABLE_OF = {

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import msgspec
 
 from steplab.errors import UserError
-from steplab.trace import refusals
-from steplab.trace.decode import mended
-from steplab.trace.structure import depth_after
+from steplab.trace.reading import refusals
+from steplab.trace.reading.decode import mended
+from steplab.trace.reading.structure import depth_after
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BEGINNING = re.compile(rb"(?:\xef\xbb\xbf)?\s*(\S)")

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw, Struct, field
 
-from steplab.trace.decode import Instant, Span
+from steplab.trace.reading.decode import Instant, Span
 
 NOT_RECORDED = Raw(b"")
 
