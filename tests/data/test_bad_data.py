@@ -122,7 +122,7 @@ def test_parts_without_meta_and_meta_without_parts(tmp_path):
         ("x.npy", "", "is empty"),
         ("x.npy", "1,2,3", r"is not a sound \.npy file"),
         ("x.npz", "1,2,3", r"is not a sound \.npz file"),
-        ("x.csv", "1,2,3", "is not a file of series that steplab can read"),
+        ("x.txt", "1,2,3", "is not a file of series that steplab can read"),
     ],
 )
 def test_wrong_text(tmp_path, name, text, message):

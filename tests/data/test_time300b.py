@@ -84,6 +84,7 @@ def test_the_writer_refuses_what_it_cannot_keep(tmp_path):
         write_time300b(tmp_path / "b", [])
     with pytest.raises(UserError, match="at least 1"):
         write_time300b(tmp_path / "c", [np.zeros(3)], 0)
-    with pytest.raises(UserError, match="not empty"):
-        write_time300b(tmp_path / "a", [np.zeros(3)])
-    assert not (tmp_path / "a" / "meta.json").exists()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(UserError, match="not an empty folder"):
+        write_time300b(tmp_path, [np.zeros(3)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from types import TracebackType
 from typing import NamedTuple
 
@@ -12,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steplab.data.mixture import MixedOrder, order_of
 from steplab.data.order import Order, Position
-from steplab.data.windows import Windows
+from steplab.data.windows import WindowSet
 from steplab.errors import UserError
 
 
@@ -22,6 +24,14 @@ class Batch(NamedTuple):
 
     values_BT: Tensor
     mask_BT: Tensor
+
+
+class PackedBatch(NamedTuple):
+    """A batch of packed windows: beside values and mask an int32 document id per point."""
+
+    values_BT: Tensor
+    mask_BT: Tensor
+    documents_BT: Tensor
 
 
 class Loader:
@@ -37,7 +47,7 @@ class Loader:
 
     def __init__(
         self,
-        windows: Windows,
+        windows: WindowSet,
         batch: int,
         seed: int,
         device: torch.device | str,
@@ -46,22 +56,22 @@ class Loader:
         workers: int = 2,
         shuffle: bool = True,
     ) -> None:
-        _check(len(windows), windows.series.name, batch, position, prefetch, workers)
+        self._order = order_of(windows, seed, position.epoch)
+        _check(len(self._order), windows.series.name, batch, position, prefetch, workers)
         self.position = position
         self._windows, self._batch, self._seed, self._shuffle = windows, batch, seed, shuffle
         self._device = torch.device(device)
         self._next = position  # of the batch to be asked for next
-        self._order = Order(len(windows), seed, position.epoch)
-        self._asked: deque[tuple[Position, Future[Batch]]] = deque()
+        self._asked: deque[tuple[Position, Future[Batch | PackedBatch]]] = deque()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="steplab-data")
         self._open = True
         for _ in range(prefetch):
             self._ask()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch | PackedBatch]:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch | PackedBatch:
         """Return the next batch, on the device. A failed read closes the loader."""
         if not self._open:
             raise UserError("This loader is closed and gives no more batches.")
@@ -73,7 +83,7 @@ class Loader:
             raise
         self._ask()
         pinned = self._device.type == "cuda"
-        on_device = Batch(*(tensor.to(self._device, non_blocking=pinned) for tensor in batch))
+        on_device = type(batch)(*(part.to(self._device, non_blocking=pinned) for part in batch))
         self.position = after
         return on_device
 
@@ -97,10 +107,10 @@ class Loader:
     def _ask(self) -> None:
         """Ask the threads for one more batch. They hold no reference to the loader itself."""
         epoch, index = self._next.epoch, self._next.index
-        if index + self._batch > len(self._windows):
+        if index + self._batch > len(self._order):
             epoch, index = epoch + 1, 0
         if epoch != self._order.epoch:
-            self._order = Order(len(self._windows), self._seed, epoch)
+            self._order = order_of(self._windows, self._seed, epoch)
         numbers = np.arange(index, index + self._batch)
         self._next = Position(epoch, index + self._batch)
         order = self._order if self._shuffle else None
@@ -109,24 +119,28 @@ class Loader:
 
 
 def _read_batch(
-    windows: Windows, order: Order | None, positions: np.ndarray, device: torch.device
-) -> Batch:
+    windows: WindowSet,
+    order: Order | MixedOrder | None,
+    positions: np.ndarray,
+    device: torch.device,
+) -> Batch | PackedBatch:
     """Read the windows at `positions` into memory that the device can copy from by itself."""
     numbers = positions if order is None else order[positions]
-    batch = _allocate((len(numbers), windows.length), device)
-    values, mask = batch.values_BT.numpy(), batch.mask_BT.numpy()
-    for row, number in enumerate(numbers.tolist()):
-        values[row], mask[row] = windows.read(number)
+    rows = [windows.read(number) for number in numbers.tolist()]
+    batch = _allocate((len(numbers), windows.length), device, documents=len(rows[0]) == 3)
+    for part, column in zip(batch, zip(*rows, strict=True), strict=True):
+        np.stack(column, out=part.numpy())
     return batch
 
 
-def _allocate(shape: tuple[int, int], device: torch.device) -> Batch:
+def _allocate(shape: tuple[int, int], device: torch.device, documents: bool) -> Batch | PackedBatch:
     """Return an empty batch in host memory, pinned for a CUDA device."""
-    if device.type != "cuda":
-        return Batch(torch.empty(shape, dtype=torch.float32), torch.empty(shape, dtype=torch.bool))
-    with torch.cuda.device(device):  # a thread begins on the first GPU, whatever ours is
-        values_BT = torch.empty(shape, dtype=torch.float32, pin_memory=True)
-        return Batch(values_BT, torch.empty(shape, dtype=torch.bool, pin_memory=True))
+    pinned = device.type == "cuda"
+    dtypes = (torch.float32, torch.bool, torch.int32) if documents else (torch.float32, torch.bool)
+    # A thread begins on the first GPU, whatever ours is.
+    with torch.cuda.device(device) if pinned else nullcontext():
+        parts = [torch.empty(shape, dtype=dtype, pin_memory=pinned) for dtype in dtypes]
+    return PackedBatch(*parts) if documents else Batch(*parts)
 
 
 def _check(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.data.arrays import open_npy, read_npz
+from steplab.data.frames import open_frame
 from steplab.data.joined import JoinedSeries
 from steplab.data.jsonl import read_json, read_jsonl
 from steplab.data.time300b import META, PART, Time300B
@@ -48,8 +49,11 @@ OPENERS: dict[str, Callable[[Path], SeriesSet]] = {
     ".json": read_json,
     ".npy": open_npy,
     ".npz": read_npz,
+    ".csv": open_frame,
+    ".parquet": open_frame,
 }
 PICKLES = (".pkl", ".pickle")
+CLEANING = "cleaning.json"  # the report that `steplab data clean` writes beside its series
 KNOWN = f"Known: a Time-300B folder ({META} and .bin files), {', '.join(OPENERS)}."
 
 
@@ -70,6 +74,14 @@ def open_series(path: Path | str) -> SeriesSet:
         return _open_file(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def notes(series: SeriesSet) -> list[str]:
+    """Return what a user should be told of a set and is no fault: columns left out, gaps."""
+    found = list(getattr(series, "notes", ()))
+    for member in getattr(series, "members", ()):
+        found += notes(member)
+    return found
 
 
 def _open_file(path: Path) -> SeriesSet:
@@ -125,7 +137,9 @@ def _wanted(folder: Path, files: list[str]) -> Iterator[Path]:
             "Copy or download the dataset again.",
         )
     for name in files:
-        if Path(name).suffix.lower() in (*OPENERS, *PICKLES) and not name.startswith("."):
+        if name.startswith(".") or name == CLEANING:
+            continue
+        if Path(name).suffix.lower() in (*OPENERS, *PICKLES):
             yield folder / name
 
 

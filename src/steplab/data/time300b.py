@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from steplab.data.mapped import MappedFile
 from steplab.data.points import check_range, to_float32
+from steplab.data.series_writer import PART_ELEMENTS, SeriesWriter
 from steplab.data.time300b_meta import META, PART, read_meta
 from steplab.errors import UserError
 
 __all__ = ["META", "PART", "Time300B", "write_time300b"]
-
-PART_ELEMENTS = 2**30  # 4.29 GB of float32, as the published set is cut
 
 
 class Time300B:
@@ -74,55 +72,15 @@ def _map_part(path: Path, dtype: np.dtype[Any], count: int) -> MappedFile:
 def write_time300b(
     folder: Path, series: Iterable[ArrayLike], max_elements_per_file: int = PART_ELEMENTS
 ) -> None:
-    """Write 1-D arrays as a Time-300B folder of float32, cut into files of a given size.
-
-    The files get their names, and the folder its meta.json, when all is written: an interrupted
-    write leaves a folder that does not open.
-    """
+    """Write 1-D arrays as a Time-300B folder of float32, cut into files of a given size."""
     if max_elements_per_file < 1:
         raise UserError(f"max_elements_per_file is {max_elements_per_file}; it must be at least 1.")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty.", "Give a new folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    lengths, counts = _write_parts(folder, series, max_elements_per_file)
-    if not lengths:
-        raise UserError(f"There is no series to write to {folder}.")
-    files = {}
-    for number, count in enumerate(counts, 1):
-        name = f"data-{number}-of-{len(counts)}.bin"
-        _unnamed(folder, number).rename(folder / name)
-        files[name] = count
-    offsets = np.cumsum([0, *lengths]).tolist()
-    scales = [{"offset": o, "length": n} for o, n in zip(offsets[:-1], lengths, strict=True)]
-    meta = {"num_sequences": len(lengths), "dtype": "float32", "files": files, "scales": scales}
-    (folder / META).write_text(json.dumps(meta), encoding="utf-8")
-
-
-def _write_parts(
-    folder: Path, series: Iterable[ArrayLike], most: int
-) -> tuple[list[int], list[int]]:
-    """Return (points of every series, elements of every file)."""
-    lengths: list[int] = []
-    counts = [0]
-    file: BinaryIO = _unnamed(folder, 1).open("wb")
-    try:
-        for item in series:
-            points = np.asarray(item, "<f4")
+    with SeriesWriter(folder, max_elements_per_file) as writer:
+        for number, item in enumerate(series):
+            points = np.asarray(item, np.float32)
             if points.ndim != 1:
-                raise UserError(f"Series {len(lengths)} has {points.ndim} dimensions, not 1.")
-            lengths.append(len(points))
-            while len(points):
-                if counts[-1] == most:
-                    file.close()
-                    counts.append(0)
-                    file = _unnamed(folder, len(counts)).open("wb")
-                piece, points = np.split(points, [most - counts[-1]])
-                file.write(piece.tobytes())
-                counts[-1] += len(piece)
-    finally:
-        file.close()
-    return lengths, counts
-
-
-def _unnamed(folder: Path, number: int) -> Path:
-    return folder / f"part-{number}.unfinished"
+                raise UserError(f"Series {number} has {points.ndim} dimensions, not 1.")
+            writer.append(points)
+            writer.end_series()
+    if not len(writer.lengths):
+        raise UserError(f"There is no series to write to {folder}.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,69 @@ Window = tuple[NDArray[np.float32], NDArray[np.bool_]]
 LEAST_POINTS = 2  # one to see, one to predict
 
 
+class WindowSet(Protocol):
+    """Numbered windows, as a Loader reads them."""
+
+    @property
+    def series(self) -> SeriesSet:
+        """Where the points come from."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Points per window."""
+        ...
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Series left out, by reason."""
+        ...
+
+    def __len__(self) -> int:
+        """How many windows there are."""
+        ...
+
+    def read(self, window: int) -> tuple[NDArray[Any], ...]:
+        """Return (values, mask), or (values, mask, documents), each of shape [length]."""
+        ...
+
+
+class Points:
+    """Normalised points of a set of series, and which of them are finite."""
+
+    def __init__(self, series: SeriesSet, normalise: Normalise) -> None:
+        self.series = series
+        self._normaliser = Normaliser(series, normalise)
+
+    @property
+    def unusable(self) -> int:
+        """How many of the series touched so far have fewer than two finite points."""
+        return self._normaliser.unusable
+
+    def read(self, series: int, start: int, stop: int) -> Window | None:
+        """Return (values, finite) of points [start, stop), 0 where a point is not finite.
+
+        None where fewer than 2 points are finite, here or in the whole series.
+        """
+        try:
+            if not self._normaliser.usable(series):
+                return None
+            points = self.series.read(series, start, stop)
+            finite = np.isfinite(points)
+            whole = bool(finite.all())
+            if not whole and finite.sum() < LEAST_FINITE:
+                return None
+            points = self._normaliser.apply(series, points)
+            return points if whole else np.where(finite, points, np.float32(0)), finite
+        except SteplabError:
+            raise
+        except Exception as error:  # whatever a reader raises is told with its place
+            raise UserError(
+                f"{self.series.name}: series {series} cannot be read from point {start}: "
+                f"{error or type(error).__name__}."
+            ) from error
+
+
 class Windows:
     """Windows of `length` points every `stride` points, `len(windows)` in all.
 
@@ -26,33 +90,22 @@ class Windows:
 
     Whether points are finite is known only when they are read, and a set can be larger than the
     memory. So a window with fewer than 2 finite points keeps its number, and `read` gives another
-    one in its place: it walks over all windows by a step of about 0.618 of their number, so that
-    a block of bad ones is replaced by many different good ones. The choice depends on the number
-    and the data alone.
+    one in its place (`substitutes`). The choice depends on the number and the data alone.
     """
 
     def __init__(
         self, series: SeriesSet, length: int, stride: int, normalise: Normalise = "series"
     ) -> None:
-        if length < LEAST_POINTS or stride < 1:
-            raise UserError(
-                f"Windows of {length} points every {stride} points are not possible.",
-                f"The length must be at least {LEAST_POINTS}, the stride at least 1.",
-            )
+        check_shape(length, stride)
         self.series, self.length, self.stride = series, length, stride
-        self._normaliser = Normaliser(series, normalise)
+        self._points = Points(series, normalise)
         lengths = series.lengths
-        counts = np.where(lengths >= length, 1 + (lengths - length) // stride, 1)
-        counts[lengths < LEAST_POINTS] = 0
+        counts = np.maximum(full_windows(lengths, length, stride), lengths >= LEAST_POINTS)
         self._too_short = int((counts == 0).sum())
         self._ends = np.cumsum(counts)
         self._count = int(self._ends[-1]) if len(counts) else 0
         if not self._count:
-            raise UserError(
-                f"{series.name} has no series with {LEAST_POINTS} points "
-                f"({self._too_short:,} series are shorter)."
-            )
-        self._step = _spread_step(self._count)
+            raise no_windows(series)
 
     def __len__(self) -> int:
         return self._count
@@ -60,10 +113,7 @@ class Windows:
     @property
     def skipped(self) -> dict[str, int]:
         """Series left out by reason; NaN series count from the moment they are first touched."""
-        return {
-            f"fewer than {LEAST_POINTS} points": self._too_short,
-            f"fewer than {LEAST_FINITE} finite points": self._normaliser.unusable,
-        }
+        return skipped(self._too_short, self._points)
 
     def locate(self, window: int) -> tuple[int, int]:
         """Return (series, start) of a window by its number."""
@@ -78,41 +128,34 @@ class Windows:
 
         The mask is False on padding and on NaN or Inf points; values are 0 there.
         """
-        series, start = self.locate(window)
-        for turn in range(1, self._count + 1):
-            found = self._read_from(series, start)
-            if found is not None:
-                return found
-            series, start = self.locate((window + turn * self._step) % self._count)
-        raise UserError(
-            f"{self.series.name} has no window with {LEAST_FINITE} finite points "
-            f"({self._count:,} windows were read)."
-        )
-
-    def _read_from(self, series: int, start: int) -> Window | None:
-        """Read one window, or None where fewer than 2 points are finite."""
-        try:
-            if not self._normaliser.usable(series):
-                return None
+        for number in substitutes(window, self._count):
+            series, start = self.locate(number)
             stop = min(start + self.length, int(self.series.lengths[series]))
-            points = self.series.read(series, start, stop)
-            finite = np.isfinite(points)
-            whole = bool(finite.all())
-            if not whole and finite.sum() < LEAST_FINITE:
-                return None
-            points = self._normaliser.apply(series, points)
-            values = np.zeros(self.length, np.float32)
-            values[: stop - start] = points if whole else np.where(finite, points, 0)
-            mask = np.zeros(self.length, np.bool_)
-            mask[: stop - start] = finite
-            return values, mask
-        except SteplabError:
-            raise
-        except Exception as error:  # whatever a reader raises is told with its place
-            raise UserError(
-                f"{self.series.name}: series {series} cannot be read from point {start}: "
-                f"{error or type(error).__name__}."
-            ) from error
+            found = self._points.read(series, start, stop)
+            if found is not None:
+                values = np.zeros(self.length, np.float32)
+                mask = np.zeros(self.length, np.bool_)
+                values[: stop - start], mask[: stop - start] = found
+                return values, mask
+        raise nothing_finite(self.series, self._count)
+
+
+def full_windows(lengths: NDArray[np.int64], length: int, stride: int) -> NDArray[np.int64]:
+    """Return how many whole windows fit into each series."""
+    return np.where(lengths >= length, 1 + (lengths - length) // stride, 0)
+
+
+def substitutes(window: int, count: int) -> Iterator[int]:
+    """Yield a window and then the others, to be read in its place, each once.
+
+    They are walked by a step of about 0.618 of their number, so that a block of bad ones is
+    replaced by many different good ones.
+    """
+    if not 0 <= window < count:
+        raise IndexError(f"window {window} of {count}")
+    yield window
+    step = _spread_step(count)
+    yield from ((window + turn * step) % count for turn in range(1, count))
 
 
 def _spread_step(count: int) -> int:
@@ -121,3 +164,36 @@ def _spread_step(count: int) -> int:
     while math.gcd(step, count) != 1:
         step += 1
     return step
+
+
+def check_shape(length: int, stride: int) -> None:
+    """Refuse windows without a target, and a stride that does not move."""
+    if length < LEAST_POINTS or stride < 1:
+        raise UserError(
+            f"Windows of {length} points every {stride} points are not possible.",
+            f"The length must be at least {LEAST_POINTS}, the stride at least 1.",
+        )
+
+
+def skipped(too_short: int, points: Points) -> dict[str, int]:
+    """Return the series left out by reason."""
+    return {
+        f"fewer than {LEAST_POINTS} points": too_short,
+        f"fewer than {LEAST_FINITE} finite points": points.unusable,
+    }
+
+
+def no_windows(series: SeriesSet) -> UserError:
+    """All series are too short."""
+    return UserError(
+        f"{series.name} has no series with {LEAST_POINTS} points "
+        f"({len(series):,} series are shorter)."
+    )
+
+
+def nothing_finite(series: SeriesSet, windows: int) -> UserError:
+    """All windows were tried in vain."""
+    return UserError(
+        f"{series.name} has no window with {LEAST_FINITE} finite points "
+        f"({windows:,} windows were read)."
+    )

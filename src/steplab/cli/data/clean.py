@@ -1,0 +1,90 @@
+"""`steplab data clean IN --out DIR`: cut out what is missing, flat or too short."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steplab.cli.command import Command
+from steplab.cli.data.points import PointProgress
+from steplab.codec import encode
+from steplab.errors import UserError
+from steplab.record import Column, Table
+from steplab.record.table import Cell
+from steplab.report.terminal import print_table
+from steplab.store.atomic import disk_errors, write_file
+
+if TYPE_CHECKING:
+    from steplab.data.clean import Rule, Tally
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add = parser.add_argument
+    add("path", type=Path, metavar="IN", help="folder or file of series")
+    add("--out", type=Path, required=True, help="new folder, in the Time-300B layout")
+    add("--flat-window", type=int, default=128, help="points that are judged together")
+    add("--flat-share", type=float, default=0.2,
+        help="share of zero first or second differences above which a window is dropped; "
+        "1: keep all")  # fmt: skip
+    add("--shortest", type=int, default=16, help="points of the shortest run that is kept")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from steplab.data.clean import Rule, clean
+    from steplab.data.pack_series import verify
+    from steplab.data.series import CLEANING, notes, open_series
+    from steplab.data.series_writer import SeriesWriter
+
+    rule = Rule(args.flat_window, args.flat_share, args.shortest)
+    series = open_series(args.path)
+    for note in notes(series):
+        print(f"note: {note}")
+    with disk_errors(args.out, "--out"):
+        with (
+            PointProgress(int(series.lengths.sum())) as progress,
+            SeriesWriter(args.out) as writer,
+        ):
+            tally = clean(series, rule, writer, progress.advance)
+        print_table(_table(str(args.path), tally))
+        if not tally.kept_series:
+            raise UserError(
+                f"Nothing is left of {args.path}, so {args.out} was not written.",
+                "See what was dropped above; --flat-share and --shortest decide.",
+            )
+        verify(writer)
+        report = _report(str(args.path), rule, tally)
+        write_file(args.out / CLEANING, report.encode())
+    print(f"{args.out}: written, read back and equal; the report is in {args.out / CLEANING}")
+    return 0
+
+
+def _report(source: str, rule: Rule, tally: Tally) -> str:
+    record = {"source": source, "rule": encode(rule), "tally": encode(tally)}
+    return json.dumps(record, indent=1) + "\n"
+
+
+def _table(source: str, tally: Tally) -> Table:
+    from steplab.data.clean import REASONS
+
+    rows: list[tuple[Cell, ...]] = [("read", tally.points, 100.0, tally.series)]
+    for reason in REASONS:
+        points = tally.dropped_points[reason]
+        row = (f"dropped: {reason}", points, _percent(points, tally), tally.dropped_from[reason])
+        rows.append(row)
+    rows.append(("kept", tally.kept_points, _percent(tally.kept_points, tally), tally.kept_series))
+    columns = (Column("what"), Column("points"), Column("share", "%"), Column("series"))
+    note = (
+        f"A dropped row counts the series that lost points so, `kept` the runs that were written; "
+        f"nothing is left of {tally.lost_series:,} series."
+    )
+    return Table(f"cleaning {source}", columns, tuple(rows), note)
+
+
+def _percent(points: int, tally: Tally) -> float:
+    return 100 * points / max(tally.points, 1)
+
+
+COMMAND = Command("cut out what is missing, flat or too short", _flags, _run)

@@ -1,0 +1,43 @@
+"""`steplab data download PARTITION --out DIR`: Time-300B from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from steplab import units
+from steplab.cli.command import Command
+from steplab.errors import UserError
+from steplab.record import Column, Table
+from steplab.report.terminal import print_table
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add = parser.add_argument
+    add("partition", nargs="?", default="", help="a domain or a dataset, as --list names them")
+    add("--out", type=Path, default=Path("time300b"), help="folder for the data")
+    add("--list", action="store_true", help="list the domains, or the datasets of a domain")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from steplab.data.hub import REPOSITORY, download, list_files, partitions
+    from steplab.data.series import open_series
+
+    if not args.partition and not args.list:
+        raise UserError("Which partition?", "List them with: steplab data download --list")
+    files = list_files()
+    if args.list:
+        found = partitions(files, args.partition)
+        rows = tuple((part.name, part.datasets, units.bytes_(part.size)) for part in found)
+        columns = (Column("partition"), Column("datasets"), Column("size"))
+        print_table(Table(f"{REPOSITORY} on the Hugging Face hub", columns, rows))
+        return 0
+    folder = download(files, args.partition, args.out)
+    series = open_series(folder)
+    print(f"{folder}: {len(series):,} series, {int(series.lengths.sum()):,} points")
+    print(f"next: steplab train --dataset-path {folder}")
+    return 0
+
+
+COMMAND = Command("bring Time-300B from the Hugging Face hub", _flags, _run)

