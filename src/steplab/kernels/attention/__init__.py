@@ -1,9 +1,14 @@
 """Scaled dot-product attention over (B, H, T, D) tensors.
 
-Every implementation file offers `attention(q, k, v, causal)` and `refuse(q, k, v, causal)`, which
-returns the reason why it cannot take these inputs, or "". The library kernels are called by their
-own aten op, not through `sdpa_kernel`: a backend chosen by that context is not part of Inductor's
-cache key, so a second compile of the same graph could take the first one's backend.
+Every implementation file offers `attention(q, k, v, causal)` and `refuse(q, k, v, causal,
+documents)`, which returns the reason why it cannot take these inputs, or "". Keys may have fewer
+heads than queries: neighbours share one. `documents_BS` is an id per key position, for sequences
+packed of several documents: a query sees its own only, and the last query stands at the last key.
+`attention` takes it as a fifth argument where `refuse` has no objection to it.
+
+The library kernels are called by their own aten op, not through `sdpa_kernel`: a backend chosen by
+that context is not part of Inductor's cache key, so a second compile of the same graph could take
+the first one's backend.
 """
 
 # B batch, H heads, T queries, S keys, D head width
@@ -11,7 +16,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.errors import Unsupported
+from steplab.errors import Unsupported, UserError
 from steplab.kernels.impl import AUTO, impls, load
 
 # Loaded once, so that torch.compile traces plain dictionary look-ups.
@@ -19,24 +24,46 @@ IMPLS = {name: load("attention", name) for name in impls("attention")}
 
 # Fastest first by earlier H200 timings, not repeated with this code (bf16, B16 H12 T4096 D64,
 # forward: cuDNN 0.96 ms, flash 1.58 ms, efficient 3.26 ms). cuDNN and flash take 16-bit inputs
-# only; flash also runs on CPU.
-PREFERENCE = ("cudnn", "flash", "efficient", "math")
+# only; flash also runs on CPU. triton_flash takes what they refuse (documents, shared heads).
+PREFERENCE = ("cudnn", "flash", "efficient", "triton_flash", "math")
 
 
-def choose(impl: str, q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> str:
+def choose(
+    impl: str,
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    v_BHSD: Tensor,
+    causal: bool,
+    documents_BS: Tensor | None = None,
+) -> str:
     """Return the implementation to run. `auto` takes the first that accepts the inputs."""
+    inputs = (q_BHTD, k_BHSD, v_BHSD, causal, documents_BS)
+    if documents_BS is not None and documents_BS.shape != (k_BHSD.shape[0], k_BHSD.shape[2]):
+        raise UserError(
+            f"documents has the shape {tuple(documents_BS.shape)}, but there are "
+            f"{k_BHSD.shape[0]} sequences of {k_BHSD.shape[2]} keys.",
+            "Give one document id per key.",
+        )
     if impl == AUTO:
         for name in PREFERENCE:
-            if not IMPLS[name].refuse(q_BHTD, k_BHSD, v_BHSD, causal):
+            if not IMPLS[name].refuse(*inputs):
                 return name
         return "reference"
-    reason = IMPLS[impl].refuse(q_BHTD, k_BHSD, v_BHSD, causal)
+    reason = IMPLS[impl].refuse(*inputs)
     if reason:
         raise Unsupported(f"attention {impl!r} {reason}.", "Use impl.attention=auto.")
     return impl
 
 
-def attention(impl: str, q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:
+def attention(
+    impl: str,
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    v_BHSD: Tensor,
+    causal: bool,
+    documents_BS: Tensor | None = None,
+) -> Tensor:
     """Return (B, H, T, D) by exactly the implementation named (not `auto`)."""
-    out_BHTD: Tensor = IMPLS[impl].attention(q_BHTD, k_BHSD, v_BHSD, causal)
+    documents = () if documents_BS is None else (documents_BS,)
+    out_BHTD: Tensor = IMPLS[impl].attention(q_BHTD, k_BHSD, v_BHSD, causal, *documents)
     return out_BHTD

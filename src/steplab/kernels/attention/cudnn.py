@@ -5,11 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from steplab.kernels.attention import _limits
+
 # Asked once, here: torch.compile cannot trace the question.
 HAS_CUDNN = torch.backends.cudnn.is_available()
 
 
-def refuse(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> str:
+def refuse(
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    v_BHSD: Tensor,
+    causal: bool,
+    documents_BS: Tensor | None = None,
+) -> str:
     """Return why it cannot run, or ""."""
     if q_BHTD.device.type != "cuda" or torch.version.cuda is None:
         return f"needs an NVIDIA GPU, not {q_BHTD.device.type}"
@@ -21,9 +29,7 @@ def refuse(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> str:
         return f"needs fp16 or bf16, not {q_BHTD.dtype}"
     if q_BHTD.shape[-1] % 8 or q_BHTD.shape[-1] > 128:
         return f"needs a head width that is a multiple of 8 up to 128, not {q_BHTD.shape[-1]}"
-    if causal and q_BHTD.shape[-2] != k_BHSD.shape[-2]:
-        return "needs as many queries as keys when causal"
-    return ""
+    return _limits.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
 
 
 def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from steplab.kernels.attention import _limits
 
-def refuse(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> str:
+
+def refuse(
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    v_BHSD: Tensor,
+    causal: bool,
+    documents_BS: Tensor | None = None,
+) -> str:
     """Return why it cannot run, or ""."""
     if q_BHTD.device.type != "cuda":
         return f"needs cuda, not {q_BHTD.device.type}"
     if q_BHTD.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"needs fp16, bf16 or fp32, not {q_BHTD.dtype}"
-    if causal and q_BHTD.shape[-2] != k_BHSD.shape[-2]:
-        return "needs as many queries as keys when causal"
     # 16-byte loads: 4 fp32 or 8 half elements.
     if q_BHTD.shape[-1] * q_BHTD.element_size() % 16:
         return f"needs head rows of a multiple of 16 bytes, not width {q_BHTD.shape[-1]}"
-    return ""
+    return _limits.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
 
 
 def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:

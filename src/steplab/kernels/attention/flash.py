@@ -5,13 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from steplab.kernels.attention import _limits
+
 HALF = (torch.float16, torch.bfloat16)
 
 
-def refuse(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> str:
+def refuse(
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    v_BHSD: Tensor,
+    causal: bool,
+    documents_BS: Tensor | None = None,
+) -> str:
     """Return why it cannot run, or ""."""
-    if causal and q_BHTD.shape[-2] != k_BHSD.shape[-2]:
-        return "needs as many queries as keys when causal"
+    reason = _limits.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
+    if reason:
+        return reason
     if q_BHTD.device.type == "cpu":
         return ""
     if q_BHTD.device.type != "cuda":

@@ -1,0 +1,170 @@
+"""Launches the Triton kernels: the forward, and the two of the backward."""
+
+# B batch, H query heads, G key heads, T queries, S keys, D head width
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from steplab.kernels.attention._flash_op import empty_lse, heads_inside
+from steplab.kernels.attention._triton_backward import attention_dkdv_kernel, attention_dq_kernel
+from steplab.kernels.attention._triton_config import Tiling, Tilings, tilings_for
+from steplab.kernels.attention._triton_forward import attention_forward_kernel
+
+INTERPRETED = triton.knobs.runtime.interpret
+LOG2_E = math.log2(math.e)
+
+
+def padded_width(width: int) -> int:
+    """Return the head width that a kernel computes with: a power of two, 16 or more."""
+    return max(16, triton.next_power_of_2(width))
+
+
+def tilings(q_BHTD: Tensor) -> Tilings:
+    """Return the tilings for these inputs on their device."""
+    width, itemsize = padded_width(q_BHTD.shape[-1]), q_BHTD.element_size()
+    if INTERPRETED:
+        return tilings_for(width, itemsize, None)
+    return tilings_for(width, itemsize, torch.cuda.get_device_capability(q_BHTD.device))
+
+
+def _describable(x: Tensor) -> bool:
+    """Whether the copy engine can read `x`: whole rows, and steps of 16 bytes between them."""
+    steps = [x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:-1])]
+    return x.stride(-1) == 1 and all(step > 0 and step % 16 == 0 for step in steps)
+
+
+def _sources(
+    tiling: Tiling, by_rows: Sequence[Tensor], by_columns: Sequence[Tensor]
+) -> tuple[bool, list[Any]]:
+    """Return whether tiles come by descriptors, and the descriptors or the tensors themselves.
+
+    (B, H, T, D) is read `rows` or `columns` of T at a time. So is (B, H, T): by pointers, Triton
+    3.6 lets every thread copy all of a line that it needs, 16 copies per step of the loop.
+    """
+    lengths = [(x, tiling.rows) for x in by_rows] + [(x, tiling.columns) for x in by_columns]
+    if not tiling.descriptors or not all(_describable(x) for x, _ in lengths):
+        return False, [x for x, _ in lengths]
+    blocks = [[1, 1, length, *map(padded_width, x.shape[3:])] for x, length in lengths]
+    pairs = zip(lengths, blocks, strict=True)
+    return True, [TensorDescriptor.from_tensor(x, block) for (x, _), block in pairs]
+
+
+def _options(
+    tiling: Tiling, descriptors: bool, q_BHTD: Tensor, k_BGSD: Tensor, mask: tuple[Any, ...]
+) -> dict[str, Any]:
+    """Return the constants of a kernel; `mask` is causal, first and past."""
+    tf32 = torch.get_float32_matmul_precision() != "highest"
+    return {
+        "SHARING": q_BHTD.shape[1] // k_BGSD.shape[1],
+        "WIDTH": q_BHTD.shape[-1],
+        "D": padded_width(q_BHTD.shape[-1]),
+        "ROWS": tiling.rows,
+        "COLUMNS": tiling.columns,
+        "CAUSAL": mask[0],
+        "DOCUMENTS": mask[1] is not None,
+        "DESCRIPTORS": descriptors,
+        "UPCAST": INTERPRETED,
+        "PRECISION": "tf32" if tf32 else "ieee",
+        "num_warps": tiling.warps,
+        "num_stages": tiling.stages,
+        **({"maxnreg": tiling.registers} if tiling.registers else {}),
+    }
+
+
+def forward_by(
+    tiling: Tiling, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *mask: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the output (B, H, T, D) and the log-sum-exp of the scores in bits (B, H, T)."""
+    B, H, T, D = q_BHTD.shape
+    out_BHTD, lse_BHT = heads_inside(q_BHTD), empty_lse(q_BHTD)
+    descriptors, (q, k, v) = _sources(tiling, [q_BHTD], [k_BGSD, v_BGSD])
+    attention_forward_kernel[(triton.cdiv(T, tiling.rows), H, B)](
+        *(q, k, v, out_BHTD, lse_BHT, *mask[1:]),
+        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD)),
+        *(T, k_BGSD.shape[2], LOG2_E / math.sqrt(D)),
+        **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
+    )
+    return out_BHTD, lse_BHT
+
+
+def dq_by(
+    tiling: Tiling,
+    dout_BHTD: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    out_BHTD: Tensor,
+    lse_BHT: Tensor,
+    *mask: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return dq and delta = sum(out d_out) (B, H, T)."""
+    B, H, T, D = q_BHTD.shape
+    dq_BHTD, delta_BHT = heads_inside(q_BHTD), torch.empty_like(lse_BHT)
+    descriptors, (q, d_out, k, v) = _sources(tiling, [q_BHTD, dout_BHTD], [k_BGSD, v_BGSD])
+    attention_dq_kernel[(triton.cdiv(T, tiling.rows), H, B)](
+        *(q, k, v, out_BHTD, d_out, lse_BHT, delta_BHT, dq_BHTD, *mask[1:]),
+        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, out_BHTD, dout_BHTD)),
+        *(T, k_BGSD.shape[2], LOG2_E / math.sqrt(D), 1 / math.sqrt(D)),
+        **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
+    )
+    return dq_BHTD, delta_BHT
+
+
+def dkdv_by(
+    tiling: Tiling,
+    dout_BHTD: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    lse_BHT: Tensor,
+    delta_BHT: Tensor,
+    *mask: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return dk and dv."""
+    B, G, S, D = k_BGSD.shape
+    dk_BGSD, dv_BGSD = heads_inside(k_BGSD), heads_inside(v_BGSD)
+    descriptors, (k, v, q, d_out, lse, delta) = _sources(
+        tiling, [k_BGSD, v_BGSD], [q_BHTD, dout_BHTD, lse_BHT, delta_BHT]
+    )
+    attention_dkdv_kernel[(triton.cdiv(S, tiling.rows), G, B)](
+        *(q, k, v, d_out, lse, delta, dk_BGSD, dv_BGSD, *mask[1:]),
+        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, dout_BHTD)),
+        *(q_BHTD.shape[2], S, LOG2_E / math.sqrt(D), 1 / math.sqrt(D)),
+        **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
+    )
+    return dk_BGSD, dv_BGSD
+
+
+def _device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be that of the inputs."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def forward(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *mask: Any) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp in bits; `mask` is causal, first and past."""
+    with _device_of(q_BHTD):
+        return forward_by(tilings(q_BHTD).forward, q_BHTD, k_BGSD, v_BGSD, *mask)
+
+
+def backward(
+    dout_BHTD: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    out_BHTD: Tensor,
+    lse_BHT: Tensor,
+    *mask: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq, dk and dv; `mask` is causal, first and past."""
+    chosen, inputs = tilings(q_BHTD), (dout_BHTD, q_BHTD, k_BGSD, v_BGSD)
+    with _device_of(q_BHTD):
+        dq_BHTD, delta_BHT = dq_by(chosen.dq, *inputs, out_BHTD, lse_BHT, *mask)
+        return dq_BHTD, *dkdv_by(chosen.dkdv, *inputs, lse_BHT, delta_BHT, *mask)
