@@ -25,6 +25,8 @@ def names(package: str, constant: str) -> list[str]:
     found = []
     for path in Path(spec.submodule_search_locations[0]).iterdir():
         source = path / "__init__.py" if path.is_dir() else path
+        if path.stem == "__init__":  # the shelf itself, which may lie on another one
+            continue
         if source.suffix == ".py" and source.is_file() and _assigns(source, constant):
             found.append(path.stem)
     return sorted(found)

@@ -34,6 +34,10 @@ LONGEST_FUNCTION = 60
         "steplab.cli.bench.step",
         "steplab.cli.bench.precision",
         "steplab.cli.bench.collectives",
+        "steplab.cli.data.info",
+        "steplab.cli.data.clean",
+        "steplab.cli.data.pack",
+        "steplab.cli.data.download",
         "steplab.cli.runs",
         "steplab.techniques.parse",
         "steplab.workloads.gpt",
@@ -91,6 +95,7 @@ def test_no_technique_is_named_in_the_engine():
         ("steplab.explain.rules", "RULE"),
         ("steplab.cli", "COMMAND"),
         ("steplab.cli.bench", "COMMAND"),
+        ("steplab.cli.data", "COMMAND"),
     ],
 )
 def test_every_member_of_every_shelf_loads(package, constant):

@@ -51,6 +51,8 @@ def _new_spec(args: argparse.Namespace) -> TrainSpec:
     name = workload_name(args)
     entry = find_workload(name)
     settings = decode(TrainSettings, given(args, "train"), "flags")
+    if settings.from_checkpoint:
+        return _tuned_spec(args, settings)
     # Checked before torch is imported (2 s), so that a slip of the pen is told at once.
     entry.resolve(args.size or entry.cpu_preset, given(args))
     recipe = _recipe(args, on_gpu=False)
@@ -58,6 +60,23 @@ def _new_spec(args: argparse.Namespace) -> TrainSpec:
     recipe = _recipe(args, device == "cuda")
     size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
     return TrainSpec(name, entry.resolve(size, given(args)), size, recipe, device, settings)
+
+
+def _tuned_spec(args: argparse.Namespace, settings: TrainSettings) -> TrainSpec:
+    """Return the spec of a new run on the model that `--from-checkpoint` names."""
+    from steplab.engine.checkpoint.origin import find_origin
+
+    origin = find_origin(Path(settings.from_checkpoint))
+    if args.workload not in (DEFAULT_WORKLOAD, origin.workload):
+        raise origin.conflict("workload", args.workload, origin.workload)
+    if args.size not in ("", origin.size):
+        raise origin.conflict("size", args.size, origin.size)
+    config = origin.config_with(given(args))
+    _recipe(args, on_gpu=False)
+    device = _device(args.device)
+    recipe = _recipe(args, device == "cuda")
+    settings = dataclasses.replace(settings, from_checkpoint=str(origin.path))
+    return TrainSpec(origin.workload, config, origin.size, recipe, device, settings)
 
 
 def _recipe(args: argparse.Namespace, on_gpu: bool) -> Recipe:

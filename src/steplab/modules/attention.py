@@ -1,6 +1,6 @@
 """The attention core: heads in, heads out, by the implementation that was asked for."""
 
-# B batch, H heads, T tokens, D head width
+# B batch, H heads, T queries, S keys, D head width
 from __future__ import annotations
 
 from torch import Tensor, nn
@@ -20,7 +20,13 @@ class Attention(nn.Module):
         self.impl = AUTO
         self.ran = ""
 
-    def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
-        """Return (B, H, T, D)."""
-        self.ran = attention_op.choose(self.impl, q_BHTD, k_BHTD, v_BHTD, self.causal)
-        return attention_op.attention(self.ran, q_BHTD, k_BHTD, v_BHTD, self.causal)
+    def forward(
+        self, q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, documents_BS: Tensor | None = None
+    ) -> Tensor:
+        """Return (B, H, T, D). The queries stand at the last T of the S keys.
+
+        With `documents_BS`, a query sees the keys of its own document only.
+        """
+        inputs = (q_BHTD, k_BHSD, v_BHSD, self.causal, documents_BS)
+        self.ran = attention_op.choose(self.impl, *inputs)
+        return attention_op.attention(self.ran, *inputs)

@@ -117,16 +117,23 @@ class MixtureOfExperts(nn.Module):
         self.shared = FeedForward(width, shared_inner, activation)
         self.shared_gate = nn.Linear(width, 1, bias=False)
 
-    def forward(self, x_BTD: Tensor) -> tuple[Tensor, Routing]:
-        """Return (output_BTD, what the router did)."""
+    def forward(self, x_BTD: Tensor, counted_BT: Tensor | None = None) -> tuple[Tensor, Routing]:
+        """Return (output_BTD, what the router did); load and importance of the counted tokens."""
         x_TD = x_BTD.flatten(0, -2)
         probabilities_TE, weights_TK, experts_TK = self.router(x_TD)
         routed_TD, dropped = self.experts(x_TD, weights_TK, experts_TK)
         shared_TD = self.shared(x_TD) * self.shared_gate(x_TD).sigmoid()
         experts = torch.arange(probabilities_TE.shape[-1], device=x_TD.device)
-        hits_E = (experts_TK[..., None] == experts).sum((0, 1))
-        load_E = hits_E.to(probabilities_TE.dtype) / experts_TK.numel()
-        routing = Routing(load_E, probabilities_TE.mean(0), dropped)
+        is_hit_TKE = experts_TK[..., None] == experts
+        if counted_BT is None:
+            load_E = is_hit_TKE.sum((0, 1)).to(probabilities_TE.dtype) / experts_TK.numel()
+            importance_E = probabilities_TE.mean(0)
+        else:
+            counted_T1 = counted_BT.reshape(-1, 1).to(probabilities_TE.dtype)
+            share_T1 = counted_T1 / counted_T1.sum().clamp_min(1)
+            load_E = (share_T1 * is_hit_TKE.sum(1)).sum(0) / experts_TK.shape[1]
+            importance_E = (share_T1 * probabilities_TE).sum(0)
+        routing = Routing(load_E, importance_E, dropped)
         return (routed_TD + shared_TD).view_as(x_BTD), routing
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+Angles = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2) or (B, 1, T, D / 2)
+
 
 class Rotary(nn.Module):
     """Rotates queries and keys by angles that grow with the position."""
@@ -15,15 +17,39 @@ class Rotary(nn.Module):
 
     def __init__(self, head_width: int, max_context: int, theta: float) -> None:
         super().__init__()
-        # fp64 on the host: at position 8191 an fp32 product is off by 5e-4 radians.
-        frequencies = theta ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
-        angles_TD = torch.outer(torch.arange(max_context, dtype=torch.float64), frequencies)
-        self.register_buffer("cos_TD", angles_TD.cos().float(), persistent=False)
-        self.register_buffer("sin_TD", angles_TD.sin().float(), persistent=False)
+        self.head_width, self.theta = head_width, theta
+        cos_TD, sin_TD = self._table(max_context)
+        self.register_buffer("cos_TD", cos_TD, persistent=False)
+        self.register_buffer("sin_TD", sin_TD, persistent=False)
 
-    def forward(self, x_BHTD: Tensor) -> Tensor:
-        """Return the rotated tensor in its own dtype; the rotation is computed in fp32."""
-        cos_TD, sin_TD = self.cos_TD[: x_BHTD.shape[-2]], self.sin_TD[: x_BHTD.shape[-2]]
+    def forward(self, x_BHTD: Tensor, angles: Angles | None = None) -> Tensor:
+        """Return the rotated tensor in its own dtype; the rotation is computed in fp32.
+
+        Without `angles` the tokens stand at positions 0 to T - 1.
+        """
+        if angles is None:
+            angles = self.cos_TD[: x_BHTD.shape[-2]], self.sin_TD[: x_BHTD.shape[-2]]
+        cos, sin = angles
         left, right = x_BHTD.chunk(2, dim=-1)
-        rotated = (left * cos_TD - right * sin_TD, right * cos_TD + left * sin_TD)
+        rotated = (left * cos - right * sin, right * cos + left * sin)
         return torch.cat(rotated, dim=-1).to(x_BHTD.dtype)
+
+    def angles(self, positions_BT: Tensor) -> Angles:
+        """Return the angles of tokens at these positions, for all layers at once."""
+        return self.cos_TD[positions_BT][:, None], self.sin_TD[positions_BT][:, None]
+
+    def reserve(self, positions: int) -> None:
+        """Let the table reach `positions`. Beyond the trained ones a model extrapolates."""
+        if positions <= len(self.cos_TD):
+            return
+        # A table made in inference mode could not be trained with afterwards.
+        with torch.inference_mode(False):
+            cos_TD, sin_TD = self._table(positions)
+            self.cos_TD, self.sin_TD = cos_TD.to(self.cos_TD), sin_TD.to(self.sin_TD)
+
+    def _table(self, positions: int) -> Angles:
+        # fp64 on the host: at position 8191 an fp32 product is off by 5e-4 radians.
+        exponents_D = torch.arange(0, self.head_width, 2, dtype=torch.float64) / self.head_width
+        frequencies_D = self.theta**-exponents_D
+        angles_TD = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies_D)
+        return angles_TD.cos().float(), angles_TD.sin().float()

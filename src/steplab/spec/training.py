@@ -19,13 +19,18 @@ LARGEST_RATE = 100.0  # AdamW moves every weight by about the rate: beyond this 
 class TrainSettings:
     """How to train. Those marked * may change when a run is resumed; the others make the run."""
 
-    dataset_path: str = knob("", "* folder or file of series; empty: generated series")
+    dataset_path: str = knob("", "* folder or file of series; empty: generated; a,b with --mix")
+    mix: str = knob("", "shares in which the sets a,b of --dataset-path are drawn: 0.7,0.3")
     val_path: str = knob("", "* series for validation; empty: generated ones, none with own data")
     ood_path: str = knob("", "* series of another kind, for out-of-distribution validation")
+    from_checkpoint: str = knob(
+        "", "take the weights and the model of a checkpoint or a Time-MoE folder; the rest is new"
+    )
     normalise: Literal["series", "max", "none"] = knob(
         "series", "scale by each whole series' mean and deviation, by its largest value, or not"
     )
     seq_stride: int = knob(0, "points between windows; 0: the window's length")
+    pack: bool = knob(False, "several short series and tails in one window, each by itself")
     batch_size: int = knob(16, "windows per micro-batch")
     accumulate: int = knob(1, "micro-batches per step")
     epochs: int = knob(1, "* epochs")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from steplab.data.filling import filling
+from steplab.data.mixture import MixedWindows, mixed_paths, parse_shares
+from steplab.data.packed_windows import PackedWindows
 from steplab.data.series import SeriesSet, open_series
 from steplab.data.synthetic import HELD_OUT_FAMILIES, SyntheticSeries
-from steplab.data.windows import Windows
+from steplab.data.windows import Windows, WindowSet
 from steplab.errors import UserError
 from steplab.spec.training import TrainSpec
 
@@ -28,11 +31,24 @@ def window_points(spec: TrainSpec) -> int:
     return length + 1
 
 
-def training_windows(spec: TrainSpec) -> Windows:
+def training_windows(spec: TrainSpec) -> WindowSet:
     """Return the windows to train on."""
     path = spec.settings.dataset_path
+    if spec.settings.mix:
+        parts = parse_shares(spec.settings.mix)
+        sets = [open_series(Path(each)) for each in mixed_paths(path, parts)]
+        return MixedWindows([_packed_or_not(series, spec) for series in sets], parts)
     series = open_series(Path(path)) if path else _generated(spec, TRAIN_SERIES, 0)
-    return _windows(series, spec)
+    return _packed_or_not(series, spec)
+
+
+def describe_filling(series: SeriesSet, spec: TrainSpec) -> str:
+    """`data windows=96 padding=1.2% unused=0.0% packed (without --pack: windows=...)`."""
+    shape = (window_points(spec), _stride(spec), _patch_length(spec))
+    plain, packed = (filling(series.lengths, *shape, packed) for packed in (False, True))
+    if spec.settings.pack:
+        return f"data {packed} packed (without --pack: {plain})"
+    return f"data {plain} (with --pack: {packed})"
 
 
 def validation_windows(spec: TrainSpec) -> dict[str, Windows]:
@@ -59,7 +75,20 @@ def _generated(spec: TrainSpec, count: int, seed: int, families: Any = None) -> 
     return SyntheticSeries(count, length, spec.settings.seed + seed, **options)
 
 
+def _packed_or_not(series: SeriesSet, spec: TrainSpec) -> WindowSet:
+    if not spec.settings.pack:
+        return _windows(series, spec)
+    shape = (window_points(spec), _stride(spec))
+    return PackedWindows(series, *shape, spec.settings.normalise, _patch_length(spec))
+
+
 def _windows(series: SeriesSet, spec: TrainSpec) -> Windows:
-    points = window_points(spec)
-    stride = spec.settings.seq_stride or points - 1
-    return Windows(series, points, stride, spec.settings.normalise)
+    return Windows(series, window_points(spec), _stride(spec), spec.settings.normalise)
+
+
+def _stride(spec: TrainSpec) -> int:
+    return spec.settings.seq_stride or window_points(spec) - 1
+
+
+def _patch_length(spec: TrainSpec) -> int:
+    return int(spec.config.get("patch_length", 1))

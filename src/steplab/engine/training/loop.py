@@ -14,11 +14,13 @@ from steplab.codec import decode, encode
 from steplab.data.fingerprint import fingerprint
 from steplab.data.loader import Loader
 from steplab.data.order import Position
+from steplab.data.series import notes
 from steplab.engine import checkpoint
 from steplab.engine.assemble import assemble
+from steplab.engine.checkpoint.origin import load_origin
 from steplab.engine.meter import Meter
 from steplab.engine.signals import Stop
-from steplab.engine.training.data import training_windows, validation_windows
+from steplab.engine.training.data import describe_filling, training_windows, validation_windows
 from steplab.engine.training.log import StepReport, TrainingLog
 from steplab.engine.training.schedule import learning_rate, set_learning_rate
 from steplab.engine.training.trace import LAST_STEP, traced
@@ -40,10 +42,12 @@ class Outcome:
 
 
 def train(spec: TrainSpec, log: TrainingLog, stop: Stop, resume: Path | None = None) -> Outcome:
-    """Train to the end of the spec, from scratch or from the checkpoint `resume`."""
+    """Train to the end of the spec, from its first weights or from the checkpoint `resume`."""
     session = Session(spec, log)
     if resume is not None:
         session.resume(resume)
+    elif spec.settings.from_checkpoint:
+        session.start_from(Path(spec.settings.from_checkpoint))
     try:
         return session.run(stop)
     except torch.OutOfMemoryError as error:
@@ -81,6 +85,11 @@ class Session:
         wanted = self.settings.log_perf_metrics and self.device.type == "cuda"
         self.counters = NvmlReader.open() if wanted else None
 
+    def start_from(self, path: Path) -> None:
+        """Take the weights at `path`, and nothing else: step 0 of a new run."""
+        load_origin(path, self.step.model, self.spec.config)
+        self.log.say(f"weights of {path}")
+
     def resume(self, path: Path) -> None:
         """Go back to a checkpoint: weights, optimizer, scaler, random numbers, data position."""
         assert self.step.optimizer is not None
@@ -107,8 +116,11 @@ class Session:
         total = self.settings.total_steps
         if self.step_number >= total:
             self.log.say(f"nothing to do: already at step {self.step_number} of {total}")
+        self.log.say(describe_filling(self.windows.series, self.spec))
         if not self.held_out or not self.settings.validation_batches:
             self.log.say("no validation: give --val-path")
+        for note in notes(self.windows.series):
+            self.log.say(f"note: {note}")
         if self.settings.log_perf_metrics:
             self.log.say(f"flops {self.meter.formula}")
         trace_path = Path(self.settings.checkpoint_dir) / "profiler" / "chrome_trace.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from steplab.errors import UserError
@@ -31,6 +32,7 @@ class TsmoeConfig:
     aux_factor: float = knob(0.02, "weight of the load-balancing loss")
     huber_delta: float = knob(2.0, "where the loss turns from quadratic to linear")
     rope_theta: float = knob(10_000.0, "base of the rotary frequencies")
+    quantiles: str = knob("", "levels predicted beside the point, as in 0.1,0.5,0.9; empty: none")
 
     def __post_init__(self) -> None:
         counts = ("hidden_size", "n_decoder_layers", "n_head", "num_experts", "k", "d_ff")
@@ -48,6 +50,7 @@ class TsmoeConfig:
                 raise UserError(f"{name} must be more than 0, not {getattr(self, name)}.")
         if not 0 <= self.aux_factor < math.inf:
             raise UserError(f"aux_factor must not be negative, but is {self.aux_factor}.")
+        _ = self.quantile_levels
         if self.k > self.num_experts:
             raise UserError(f"k {self.k} is more than the {self.num_experts} experts.")
         if self.seq_max_len % self.patch_length:
@@ -72,6 +75,26 @@ class TsmoeConfig:
         if not lengths or min(lengths) < 1:
             raise UserError(f"horizons {self.horizons!r} must be numbers, as in 1,8,32,64.")
         return lengths
+
+    @property
+    def quantile_levels(self) -> tuple[float, ...]:
+        """The levels of the quantiles as numbers, from low to high; () for a point model."""
+        try:
+            levels = tuple(float(word) for word in self.quantiles.split(",") if self.quantiles)
+        except ValueError:
+            levels = (math.nan,)
+        rising = all(low < high for low, high in pairwise((0.0, *levels, 1.0)))
+        if not rising:
+            raise UserError(
+                f"quantiles {self.quantiles!r} must be rising numbers between 0 and 1, as in "
+                "0.1,0.5,0.9."
+            )
+        return levels
+
+    @property
+    def outputs(self) -> int:
+        """Numbers predicted after every token: points of all horizons, and their quantiles."""
+        return sum(self.horizon_lengths) * (1 + len(self.quantile_levels))
 
     @property
     def activation(self) -> str:

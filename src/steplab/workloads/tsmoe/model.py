@@ -1,21 +1,22 @@
 """The network: gated embedding, decoder blocks with experts, one head per horizon."""
 
-# B batch, T points, N tokens, P points per token, D width, H points of all horizons, E experts
+# B batch, T points, N tokens, S tokens with the cached ones, D width, H points of all horizons,
+# Q quantiles, E experts
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from steplab.modules.attention import Attention
-from steplab.modules.experts import MixtureOfExperts, RoutedExperts, Router, Routing
+from steplab.errors import UserError
+from steplab.modules.documents import document_positions
+from steplab.modules.experts import RoutedExperts, Router, Routing
+from steplab.modules.kv_cache import KVCache
 from steplab.modules.rotary import Rotary
+from steplab.workloads.tsmoe.blocks import ALONE, EPS, Block, Embedding, Place
 from steplab.workloads.tsmoe.config import TsmoeConfig
-from steplab.workloads.tsmoe.loss import HorizonLoss, balance, balance_across_layers
-
-EPS = 1e-6
+from steplab.workloads.tsmoe.loss import HorizonLoss, QuantileLoss, balance, balance_across_layers
 
 
 class Forecast(NamedTuple):
@@ -25,77 +26,24 @@ class Forecast(NamedTuple):
     load_LE: Tensor
     importance_LE: Tensor
     dropped: Tensor
+    quantiles_BNHQ: Tensor | None = None  # of each predicted point, from low to high
+
+    def in_order(self) -> Forecast:
+        """Return it with crossing quantiles sorted."""
+        if self.quantiles_BNHQ is None:
+            return self
+        return self._replace(quantiles_BNHQ=self.quantiles_BNHQ.sort(-1).values)
 
 
 class TrainingLoss(NamedTuple):
-    """The loss that is minimised and the two it consists of."""
+    """The loss that is minimised and those it consists of."""
 
     total: Tensor
     prediction: Tensor
     balance: Tensor
     dropped: Tensor
     load_LE: Tensor
-
-
-class Embedding(nn.Module):
-    """silu(gate(x)) * value(x) of one point or patch."""
-
-    def __init__(self, patch_length: int, width: int) -> None:
-        super().__init__()
-        self.value = nn.Linear(patch_length, width, bias=False)
-        self.gate = nn.Linear(patch_length, width, bias=False)
-
-    def forward(self, patches_BNP: Tensor) -> Tensor:
-        """Map (B, N, P) to (B, N, D), never in autocast's dtype.
-
-        So the residual stream keeps the dtype of the norms' weights, without which torch has no
-        fused RMSNorm; and one point times one weight gains nothing from tensor cores.
-        """
-        with torch.autocast(patches_BNP.device.type, enabled=False):
-            return F.silu(self.gate(patches_BNP)) * self.value(patches_BNP)
-
-
-class SelfAttention(nn.Module):
-    """Causal attention with rotary positions; biased q, k, v in one product."""
-
-    def __init__(self, config: TsmoeConfig, rotary: Rotary) -> None:
-        super().__init__()
-        self.heads = config.n_head
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.rotary = rotary
-        self.attention = Attention(causal=True)
-        self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        """Map (B, N, D) to (B, N, D)."""
-        parts = self.qkv(x_BND).chunk(3, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        mixed = self.attention(self.rotary(q), self.rotary(k), v)
-        return self.out(mixed.transpose(1, 2).flatten(-2))
-
-
-class Block(nn.Module):
-    """Attention, then the mixture layers, each behind its norm and beside its residual."""
-
-    def __init__(self, config: TsmoeConfig, rotary: Rotary) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.attention_norm = nn.RMSNorm(width, eps=EPS)
-        self.attention = SelfAttention(config, rotary)
-        layers = range(config.num_expert_layers)
-        self.norms = nn.ModuleList(nn.RMSNorm(width, eps=EPS) for _ in layers)
-        shape = (config.d_expert, config.d_ff, config.num_experts, config.k, config.activation)
-        self.mixtures = nn.ModuleList(MixtureOfExperts(width, *shape) for _ in layers)
-
-    def forward(self, x_BND: Tensor) -> tuple[Tensor, list[Routing]]:
-        """Return (x_BND, the routing of each mixture layer)."""
-        x_BND = x_BND + self.attention(self.attention_norm(x_BND))
-        routings = []
-        for norm, mixture in zip(self.norms, self.mixtures, strict=True):
-            out_BND, routing = mixture(norm(x_BND))
-            x_BND = x_BND + out_BND
-            routings.append(routing)
-        return x_BND, routings
+    quantile: Tensor | None = None
 
 
 class Tsmoe(nn.Module):
@@ -104,43 +52,101 @@ class Tsmoe(nn.Module):
     def __init__(self, config: TsmoeConfig) -> None:
         super().__init__()
         self.config = config
-        rotary = Rotary(config.head_width, config.tokens, config.rope_theta)
+        self.rotary = Rotary(config.head_width, config.tokens, config.rope_theta)
         self.embedding = Embedding(config.patch_length, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_decoder_layers))
+        layers = range(config.n_decoder_layers)
+        self.blocks = nn.ModuleList(Block(config, self.rotary) for _ in layers)
         final = config.layout == "time-moe"
         self.norm = nn.RMSNorm(config.hidden_size, eps=EPS) if final else nn.Identity()
-        self.heads = nn.Linear(config.hidden_size, sum(config.horizon_lengths), bias=not final)
-        self.loss = HorizonLoss(config.horizon_lengths, config.patch_length, config.huber_delta)
+        horizons, levels = config.horizon_lengths, config.quantile_levels
+        self.heads = nn.Linear(config.hidden_size, sum(horizons), bias=not final)
+        self.loss = HorizonLoss(horizons, config.patch_length, config.huber_delta)
+        self.quantile_heads = self.quantile_loss = None
+        if levels:
+            numbers = sum(horizons) * len(levels)
+            self.quantile_heads = nn.Linear(config.hidden_size, numbers, bias=not final)
+            self.quantile_loss = QuantileLoss(horizons, config.patch_length, levels)
         self.apply(_initialise)
 
-    def forward(self, values_BT: Tensor, mask_BT: Tensor | None = None) -> Forecast | TrainingLoss:
+    def forward(
+        self,
+        values_BT: Tensor,
+        mask_BT: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+    ) -> Forecast | TrainingLoss:
         """Return predictions after every token; with `mask_BT`, the loss of predicting `values_BT`.
 
         For the loss, `values_BT` has one point more than the tokens cover: the last is only a
-        target.
+        target. `documents_BT` are ids, the same for all points of a token; each run of equal ids
+        is treated as if it stood alone in a row of its own. The balancing loss does not count
+        negative ids: they are padding.
         """
         if mask_BT is None:
-            return self._forecast(values_BT)
-        forecast = self._forecast(values_BT[:, :-1])
-        prediction = self.loss(forecast.outputs_BNH, values_BT, mask_BT)
+            return self._forecast(values_BT, self._place(documents_BT)).in_order()
+        inner_BT = None if documents_BT is None else documents_BT[:, :-1]
+        forecast = self._forecast(values_BT[:, :-1], self._place(inner_BT))
+        truth = (values_BT, mask_BT, documents_BT)
+        prediction = self.loss(forecast.outputs_BNH, *truth)
         if self.config.layout == "time-moe":
             even = balance_across_layers(forecast.load_LE, forecast.importance_LE, self.config.k)
         else:
             even = balance(forecast.load_LE, forecast.importance_LE)
         total = prediction + self.config.aux_factor * even
-        return TrainingLoss(total, prediction, even, forecast.dropped, forecast.load_LE)
+        quantile = None
+        if self.quantile_loss is not None:
+            quantile = self.quantile_loss(forecast.quantiles_BNHQ, *truth)
+            total = total + quantile
+        return TrainingLoss(total, prediction, even, forecast.dropped, forecast.load_LE, quantile)
 
-    def _forecast(self, values_BT: Tensor) -> Forecast:
+    @torch.no_grad()
+    def extend(
+        self, values_BT: Tensor, cache: KVCache, documents_BT: Tensor | None = None
+    ) -> Forecast:
+        """Return predictions after every token of `values_BT`, which follow those in `cache`.
+
+        The new tokens are added to `cache`. Pieces of any size give what the whole would have
+        given. `documents_BT` is as in `forward`; without it, each row goes on with the document
+        that it ended in. So rows are padded on the left, once, under an id of their own.
+        """
+        batch, points = values_BT.shape
+        patch = self.config.patch_length
+        if points % patch or not points:
+            raise UserError(f"{points} points do not make whole tokens of {patch} points.")
+        documents_BN = None if documents_BT is None else documents_BT[:, ::patch]
+        positions_BN, documents_BS = cache.arrive(batch, points // patch, documents_BN)
+        place = Place(self.rotary.angles(positions_BN), documents_BS)
+        forecast = self._forecast(values_BT, place, cache)
+        cache.advance(points // patch)
+        return forecast.in_order()
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Layers, heads and head width of a KVCache."""
+        return self.config.n_decoder_layers, self.config.n_head, self.config.head_width
+
+    def _place(self, documents_BT: Tensor | None) -> Place:
+        if documents_BT is None:
+            return ALONE
+        documents_BN = documents_BT[:, :: self.config.patch_length]
+        angles = self.rotary.angles(document_positions(documents_BN))
+        return Place(angles, documents_BN, documents_BN >= 0)
+
+    def _forecast(self, values_BT: Tensor, place: Place, cache: KVCache | None = None) -> Forecast:
         x_BND = self.embedding(values_BT.unflatten(1, (-1, self.config.patch_length)))
         routings: list[Routing] = []
-        for block in self.blocks:
-            x_BND, own = block(x_BND)
+        for index, block in enumerate(self.blocks):
+            x_BND, own = block(x_BND, place, None if cache is None else cache.layer(index))
             routings += own
-        outputs_BNH = self.heads(self.norm(x_BND))
+        x_BND = self.norm(x_BND)
+        outputs_BNH, quantiles_BNHQ = self.heads(x_BND), None
+        if self.quantile_heads is not None:
+            shape = (outputs_BNH.shape[-1], -1)
+            quantiles_BNHQ = self.quantile_heads(x_BND).unflatten(-1, shape)
         load_LE, importance_LE, dropped_L = (
             torch.stack(parts) for parts in zip(*routings, strict=True)
         )
-        return Forecast(outputs_BNH, load_LE, importance_LE, dropped_L.mean())
+        routing = (load_LE, importance_LE, dropped_L.mean())
+        return Forecast(outputs_BNH, *routing, quantiles_BNHQ)
 
 
 def _initialise(module: nn.Module) -> None:

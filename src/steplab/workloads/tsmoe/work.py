@@ -26,8 +26,8 @@ def parameters(config: TsmoeConfig) -> tuple[int, int]:
     mixture += width * config.num_experts + width + width  # router, shared gate, norm
     attention = width * 3 * width + 3 * width + width * width + width  # qkv, bias, out, norm
     block = attention + config.num_expert_layers * mixture
-    outputs = sum(config.horizon_lengths)
-    heads = outputs * width + (outputs if config.layout == "gelu" else width)  # bias or final norm
+    bias_or_norm = config.outputs if config.layout == "gelu" else width
+    heads = config.outputs * width + bias_or_norm
     total = config.n_decoder_layers * block + 2 * width * config.patch_length + heads
     return total, total - config.n_decoder_layers * config.num_expert_layers * idle * routed
 
@@ -36,8 +36,7 @@ def matmul_parameters(config: TsmoeConfig) -> int:
     """Active weights that enter matrix products: no norms, no biases."""
     width = config.hidden_size
     vectors = config.n_decoder_layers * (3 * width + width + config.num_expert_layers * width)
-    outputs = sum(config.horizon_lengths)
-    vectors += outputs if config.layout == "gelu" else width
+    vectors += config.outputs if config.layout == "gelu" else width
     return parameters(config)[1] - vectors
 
 

@@ -33,7 +33,7 @@ class TsmoeWorkload:
         return random_walks(batch, self.config.seq_max_len + 1, device, seed)
 
     def loss(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Prediction loss plus the weighed balancing loss; both are in the metrics, apart."""
+        """Prediction losses plus the weighed balancing loss; all are in the metrics, apart."""
         loss = model(*batch)
         metrics = {
             "pred": loss.prediction,
@@ -41,6 +41,8 @@ class TsmoeWorkload:
             "dropped": loss.dropped,
             "load_LE": loss.load_LE,
         }
+        if loss.quantile is not None:
+            metrics["quantile"] = loss.quantile
         return StepOutput(loss.total, metrics)
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
