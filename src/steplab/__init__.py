@@ -16,6 +16,7 @@ _HOMES = {
     "Adopted": "steplab.workloads.adopt",
     "Environment": "steplab.record",
     "Finding": "steplab.record",
+    "Forecaster": "steplab.engine.forecasting",
     "Meter": "steplab.engine.meter",
     "Recipe": "steplab.spec",
     "Run": "steplab.record",

@@ -42,11 +42,16 @@ def phase_ranges(subject: Subject) -> Iterator[None]:
         subject.step.watch = before
 
 
-def run_named(subject: Subject) -> None:
-    """Fetch a batch in the range `data` and run one step on it."""
-    with named_range("data", subject.on_cuda):
-        batch = next(subject.feed)
-    subject.step(batch)
+def run_named(subject: Subject, then: Callable[[], None]) -> None:
+    """Fetch a batch in the range `data`, run one step on it, then what belongs to it.
+
+    All of it lies in the range `step`: what the host does between phases is its own work too.
+    """
+    with named_range("step", subject.on_cuda):
+        with named_range("data", subject.on_cuda):
+            batch = next(subject.feed)
+        subject.step(batch)
+        then()
 
 
 @contextlib.contextmanager

@@ -49,8 +49,7 @@ def record_lean(subject: Subject, plan: Plan, folder: Path, progress: Progress) 
         ) as profiler,
     ):
         for _ in range(plan.steps):
-            run_named(subject)
-            pace.step_issued()
+            run_named(subject, then=pace.step_issued)
             profiler.step()
     write_averages(profiler, folder / AVERAGES, subject.on_cuda)
     return tuple(names)
@@ -74,8 +73,8 @@ def record_detail(subject: Subject, folder: Path, progress: Progress) -> str:
         ) as profiler,
     ):
         for _ in range(DETAIL_WARMUP + 1):
-            run_named(subject)
-            synchronise(subject)  # no kernel of one step may run in the range of the next
+            # No kernel of one step may run in the range of the next.
+            run_named(subject, then=lambda: synchronise(subject))
             profiler.step()
     return DETAIL
 

@@ -1,0 +1,131 @@
+"""`steplab forecast INPUT --horizon N`: forecast the series of a file with a trained model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steplab.cli.command import Command
+from steplab.data.shipped import shipped_or_own
+from steplab.errors import UserError
+from steplab.techniques.parse import parse_recipe
+
+if TYPE_CHECKING:
+    from steplab.engine.forecasting.forecaster import Forecaster
+    from steplab.engine.forecasting.prediction import Prediction
+    from steplab.engine.forecasting.sources import Histories
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add = parser.add_argument
+    about = ".csv or .parquet frame; .npy, .npz, .json or .jsonl arrays; a folder; shipped:NAME"
+    add("input", metavar="INPUT", type=Path, help=about)
+    add("--horizon", type=int, required=True, metavar="N", help="points to forecast")
+    about = "a checkpoint, a folder of them, a Time-MoE folder; default: steplab train's newest"
+    add("--checkpoint", type=Path, metavar="PATH", help=about)
+    add("--out", type=Path, metavar="FILE", help="write all forecasts: .csv, .parquet or .json")
+    add("--picture", type=Path, metavar="FILE", help="draw the first series: .html or .png")
+    add("--quantiles", type=_levels, metavar="LEVELS",
+        help="as in 0.1,0.5,0.9; default: all that the model has")  # fmt: skip
+    add("--id-column", metavar="NAME", help="column of a frame that names its series")
+    add("--timestamp-column", metavar="NAME", help="column of a frame with times or counts")
+    add("--target", metavar="NAME", help="column of a frame with values")
+    add("--freq", metavar="FREQ", help="pandas frequency, where times do not show their step")
+    add("--batch", type=int, default=256, metavar="N", help="series at a time")
+    add("--head", choices=("largest", "next-larger"), default="largest",
+        help="heads no longer than what remains, or the next longer one, cut")  # fmt: skip
+    add("--recipe", default="plain", help="plain, or precision=bf16, impl.attention=...")
+    add("--device", default="auto", help="cpu, cuda, or auto")
+
+
+def _run(args: argparse.Namespace) -> int:
+    recipe = parse_recipe(args.recipe)
+    _check(args)
+    from steplab.engine.forecasting.forecaster import Forecaster
+    from steplab.engine.forecasting.long_table import check_suffix, write_forecasts
+    from steplab.engine.forecasting.sources import read_histories
+    from steplab.engine.forecasting.views import picture_of
+    from steplab.report.forecast_panels import write_picture
+
+    if args.out:
+        check_suffix(args.out)
+    forecaster = Forecaster.load(args.checkpoint, args.device, recipe, tell=_note)
+    most = forecaster.passes(args.horizon, args.head)[0].context
+    names = (args.id_column, args.timestamp_column, args.target)
+    # One point more than is used, so that a cut can be told.
+    histories = read_histories(args.input, names, args.freq, most + 1)
+    for note in histories.notes:
+        _note(note)
+    prediction = _predict(forecaster, histories, args)
+    if args.out:
+        write_forecasts(args.out, histories, prediction, forecaster.name)
+    if args.picture:
+        write_picture(picture_of(forecaster, histories, prediction), args.picture)
+    _say(args, forecaster, histories, prediction)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Tell slips before torch is imported and a model is loaded."""
+    for name in ("horizon", "batch"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} must be at least 1, not {getattr(args, name)}.")
+    args.input = shipped_or_own(args.input)
+    if not args.input.exists():
+        raise UserError(f"{args.input} does not exist.", "Check the path.")
+    from steplab.report.forecast_panels import check_picture
+    from steplab.store.atomic import disk_errors
+
+    if args.picture:
+        check_picture(args.picture)
+    for flag, path in (("--out", args.out), ("--picture", args.picture)):
+        if path:
+            with disk_errors(path.parent, flag):
+                path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _predict(forecaster: Forecaster, histories: Histories, args: argparse.Namespace) -> Prediction:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    from steplab.cli.progress import Live
+
+    columns = (TextColumn("series"), MofNCompleteColumn(), BarColumn(30), TimeRemainingColumn())
+    with Live(sys.stderr, len(histories), *columns) as shown:
+        return forecaster.predict(
+            list(histories.values),
+            args.horizon,
+            quantiles=args.quantiles,
+            batch=args.batch,
+            head=args.head,
+            names=histories.ids,
+            progress=lambda count: shown.bar.advance(shown.task, count),
+        )
+
+
+def _say(
+    args: argparse.Namespace, forecaster: Forecaster, histories: Histories, prediction: Prediction
+) -> None:
+    from steplab.engine.forecasting.views import table_of
+    from steplab.report.terminal import print_table
+
+    print_table(table_of(forecaster, histories, prediction))
+    for what, path in (("forecasts", args.out), ("picture", args.picture)):
+        if path:
+            print(f"{what} in {path}")
+
+
+def _levels(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 0.1,0.5,0.9") from None
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+COMMAND = Command("forecast series with a trained model", _flags, _run)
