@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
-    add("path", type=Path, help="folder or file of series")
+    add("path", type=Path, help="folder or file of series, or shipped:NAME")
     add("--seq-max-len", type=int, default=TsmoeConfig.seq_max_len, help="points per window")
     add("--seq-stride", type=int, default=0, help="points between windows; 0: the window's length")
     add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md, .json or .svg")
@@ -32,6 +32,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 def _run(args: argparse.Namespace) -> int:
     from steplab.data.census import bytes_on_disk, take_census
     from steplab.data.series import notes, open_series
+    from steplab.data.shipped import shipped_or_own
     from steplab.data.windows import check_shape
 
     check_suffixes(args.out)
@@ -40,7 +41,7 @@ def _run(args: argparse.Namespace) -> int:
     series = open_series(args.path)
     with PointProgress(int(series.lengths.sum())) as progress:
         census = take_census(series, progress.advance)
-    rows = _rows(census, bytes_on_disk(args.path))
+    rows = _rows(census, bytes_on_disk(shipped_or_own(args.path)))
     rows += _training_rows(series, args.seq_max_len + 1, stride)
     columns = (Column("what"), Column("value"), Column("unit"))
     table = Table(str(args.path), columns, tuple(rows))
