@@ -112,7 +112,8 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path):
     """Ctrl-C after the first cell; the same command then measures the missing cells only."""
     store = tmp_path / "store"
     command = [sys.executable, "-m", "steplab", "bench", "step", *QUICK, "--store", str(store)]
-    command += ["--mode", "full", "--context", "8", "16", "24", "32"]
+    # Cells of some seconds, so that the signal comes before the last one ends.
+    command += ["--mode", "full", "--context", "8", "16", "24", "32", "--steps", "400"]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("rich")
 
 from steplab.cli.main import main
-from steplab.engine.profiling.outcome import analyse_run
 from steplab.record import Environment, Run
 from steplab.store import Store
+from steplab.trace.stored import analyse_run
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--ff-width", "16", "--context", "8"]
 QUICK = [*SMALL, "--vocab-size", "32", "--steps", "2", "--warmup", "1"]

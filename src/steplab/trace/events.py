@@ -94,7 +94,8 @@ class Trace:
     memory: MemoryEvents
     start: int  # ns, first event
     end: int  # ns, last end
-    properties: Mapping[str, object] = field(default_factory=dict)  # schemaVersion, deviceProperties
+    # schemaVersion, deviceProperties
+    properties: Mapping[str, object] = field(default_factory=dict)
     skipped: int = 0  # events of kinds that nothing here reads (flow arrows, metadata)
 
     def text(self, code: int) -> str:

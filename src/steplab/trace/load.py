@@ -6,6 +6,8 @@ Times are exact to the nanosecond, since 1970 where the file says what its own a
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,7 +38,13 @@ def load_trace(path: Path) -> Trace:
 
 def read_trace(stream: BinaryIO, name: str, piece: int = PIECE) -> Trace:
     """Read a trace in pieces of `piece` bytes; `name` is what messages call it."""
-    pieces = read_ahead(stream, piece, name)
+    # Closed here also after an error: left to the garbage collector, the reader's own thread may
+    # be the one that collects it, and a thread cannot wait for itself.
+    with contextlib.closing(read_ahead(stream, piece, name)) as pieces:
+        return _read(pieces, name)
+
+
+def _read(pieces: Iterator[bytes], name: str) -> Trace:
     head = read_head(pieces, name)
     text = EventText(head.after, pieces, len(head.before), name)
     tables = Tables()

@@ -47,7 +47,7 @@ def test_a_run_is_returned_and_stored(store):
 
 
 def test_the_phases_are_found(store):
-    from steplab.engine.profiling.outcome import analyse_run
+    from steplab.trace.stored import analyse_run
 
     run = steplab.profile(Loop().step, store=store.root)
     work = analyse_run(run, store.runs / run.id).work

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from steplab.engine.assemble import assemble, micro_batches
-from steplab.engine.profiling.outcome import analyse_run
 from steplab.engine.profiling.plan import Plan
 from steplab.engine.profiling.recorder import Pace, record_detail, record_lean
 from steplab.engine.profiling.session import profile_spec
 from steplab.probes.environment import capture
 from steplab.probes.probe import Subject
 from steplab.trace.kernel_table import phases_of
+from steplab.trace.stored import analyse_run
 from tests.engine.profiling.recorded import events, named, ranges
 
 
@@ -68,7 +68,8 @@ def test_a_lean_trace_has_phases_and_nothing_that_costs(subject, tmp_path):
     before = subject.step.watch
     (name,) = record_lean(subject, Plan((0, 1, 1, 1)), tmp_path, lambda text: None)
     seen = ranges(tmp_path / name)
-    assert [n for n in seen if "#" not in n] == ["data", "forward", "backward", "clip", "optimizer"]
+    own = [n for n in seen if "#" not in n]
+    assert own == ["step", "data", "forward", "backward", "clip", "optimizer"]
     assert subject.step.watch is before
     kinds = {event.get("cat") for event in events(tmp_path / name)}
     assert "cpu_op" in kinds and not {"python_function", "cpu_instant_event"} & kinds

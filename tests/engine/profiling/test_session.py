@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from steplab.engine.profiling import session
-from steplab.engine.profiling.outcome import analyse_run, with_budget
+from steplab.engine.profiling.outcome import with_budget
 from steplab.engine.profiling.plan import Plan
 from steplab.engine.profiling.session import profile_spec
 from steplab.errors import Unsupported
 from steplab.record import run_from_json, run_to_json
 from steplab.record.budget import TERMS
 from steplab.spec import RunSpec
+from steplab.trace.stored import analyse_run
 from steplab.workloads.workload import find_workload
 
 

@@ -13,10 +13,8 @@ from steplab.record import Run
 from steplab.report.pages import write_profile_page
 from steplab.store import Store
 from steplab.store.atomic import disk_errors
-from steplab.trace.analyse import analyse
 from steplab.trace.analysis import Analysis
-from steplab.trace.events import Trace
-from steplab.trace.load import load_trace
+from steplab.trace.stored import analyse_run, analyse_trace
 
 PAGE = "page.html"
 
@@ -36,16 +34,10 @@ def scratch(store: Store) -> Iterator[Path]:
 def read_traces(run: Run, folder: Path) -> tuple[Run, Analysis]:
     """Return the Run with its budget, and the analysis; write them as a page into `folder`."""
     analysis = analyse_run(run, folder)
+    assert analysis is not None, "the traces have just been written"
     run = with_budget(run, analysis, folder)
     write_profile_page(run, analysis, folder / PAGE)
     return run, analysis
-
-
-def analyse_run(run: Run, folder: Path) -> Analysis:
-    """Analyse the first trace of a profiled Run, whose files lie in `folder`."""
-    assert run.profile is not None
-    detail = load_trace(folder / run.profile.detail) if run.profile.detail else None
-    return _analysis(run, folder / run.profile.traces[0], detail)
 
 
 def with_budget(run: Run, analysis: Analysis, folder: Path) -> Run:
@@ -53,16 +45,9 @@ def with_budget(run: Run, analysis: Analysis, folder: Path) -> Run:
     assert run.profile is not None
     steps = [*analysis.budget.steps]
     for name in run.profile.traces[1:]:
-        steps += _analysis(run, folder / name, analysis.detail).budget.steps
+        steps += analyse_trace(run, folder / name, analysis.detail).budget.steps
     budget = replace(analysis.budget, steps=tuple(steps))
     return replace(run, profile=replace(run.profile, budget=budget))
-
-
-def _analysis(run: Run, path: Path, detail: Trace | None) -> Analysis:
-    device = run.environment.device_name if run.spec.device == "cuda" else ""
-    analysis = analyse(load_trace(path), detail, device)
-    unprofiled = run.clock.step.median if run.clock else None
-    return replace(analysis, budget=replace(analysis.budget, unprofiled_ms=unprofiled))
 
 
 def save_files(store: Store, run: Run, folder: Path) -> Path:

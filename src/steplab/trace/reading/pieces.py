@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import BinaryIO
@@ -16,7 +16,7 @@ GZIP_FORMAT = 31  # zlib's number for "32 KiB window, gzip header and checksum"
 COMPRESSED_BLOCK = 1 << 20
 
 
-def read_ahead(stream: BinaryIO, size: int, name: str) -> Iterator[bytes]:
+def read_ahead(stream: BinaryIO, size: int, name: str) -> Generator[bytes, None, None]:
     """Yield the text of `stream` in pieces of at most `size` bytes; the next one is under way."""
     with ThreadPoolExecutor(1) as reader:
         pieces = _pieces(stream, size, name)

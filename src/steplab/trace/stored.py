@@ -1,0 +1,33 @@
+"""The traces of a stored Run, analysed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from steplab.record import Run
+from steplab.trace.analyse import analyse
+from steplab.trace.analysis import Analysis
+from steplab.trace.events import Trace
+from steplab.trace.load import load_trace
+
+
+def analyse_run(run: Run, folder: Path) -> Analysis | None:
+    """Analyse the first trace of a profiled Run, whose files lie in `folder`.
+
+    None for a Run without a profile, or one that travelled without its traces.
+    """
+    profile = run.profile
+    if profile is None or not profile.traces or not (folder / profile.traces[0]).is_file():
+        return None
+    detail = folder / profile.detail if profile.detail else None
+    known = load_trace(detail) if detail and detail.is_file() else None
+    return analyse_trace(run, folder / profile.traces[0], known)
+
+
+def analyse_trace(run: Run, path: Path, detail: Trace | None) -> Analysis:
+    """Analyse one trace of `run`, with the device and the unprofiled time that the Run knows."""
+    device = run.environment.device_name if run.spec.device == "cuda" else ""
+    analysis = analyse(load_trace(path), detail, device)
+    unprofiled = run.clock.step.median if run.clock else None
+    return replace(analysis, budget=replace(analysis.budget, unprofiled_ms=unprofiled))
