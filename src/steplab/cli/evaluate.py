@@ -1,0 +1,165 @@
+"""`steplab evaluate`: how good a model's forecasts are, beside those of seasonal naive."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steplab.cli.command import Command
+from steplab.codec import encode
+from steplab.errors import UserError
+from steplab.techniques.parse import parse_recipe
+
+if TYPE_CHECKING:
+    from steplab.engine.forecasting import Forecaster
+    from steplab.studies.evaluation.sources import Source
+    from steplab.studies.evaluation.study import Outcome
+
+OUT_SUFFIXES = (".json", ".md", ".csv")
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add = parser.add_argument
+    add("--checkpoint", type=Path, metavar="PATH",
+        help="a checkpoint, a folder of them, a Time-MoE folder; default: the newest of "
+        "steplab train")  # fmt: skip
+    add("--data", type=Path, metavar="PATH",
+        help="a file or folder of series; default: generated ones, never trained on")  # fmt: skip
+    add("--horizon", type=int, default=64, metavar="N", help="points to forecast")
+    add("--windows", type=int, default=2, metavar="K", help="windows at the end of each series")
+    add("--context", type=int, metavar="N",
+        help="points of the past that the model sees; default: as many as it can use")  # fmt: skip
+    add("--period", type=int, metavar="P",
+        help="for seasonal naive and MASE; default: the true one of generated series, else by the "
+        "step of a frame, else 1")  # fmt: skip
+    add("--out", nargs="+", type=Path, default=[], metavar="FILE",
+        help="also write .json (everything), .md or .csv (the tables)")  # fmt: skip
+    add("--picture", type=Path, metavar="FILE", help="draw ratios and windows: .html or .png")
+    add("--batch", type=int, default=256, metavar="N", help="series at a time")
+    add("--recipe", default="plain", help="plain, or precision=bf16, impl.attention=...")
+    add("--device", default="auto", help="cpu, cuda, or auto")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from steplab.report.terminal import print_table
+    from steplab.studies.evaluation.tables import metrics_table, ratios_table, verdict
+
+    _check(args)
+    recipe = parse_recipe(args.recipe)
+    source = _source(args)
+    from steplab.engine.forecasting import Forecaster  # imports torch
+
+    forecaster = Forecaster.load(args.checkpoint, args.device, recipe, tell=_note)
+    outcome = _evaluate(args, forecaster, source)
+    found = outcome.evaluation
+    for path in args.out:
+        _write(outcome, path)
+    if args.picture:
+        _draw(outcome, args.picture)
+    for table in (metrics_table(found), ratios_table(found)):
+        print_table(table)
+    print(f"{verdict(found)}\n{found.conditions}")
+    for path in [*args.out, *filter(None, [args.picture])]:
+        print(f"written {path}")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Tell slips before torch is imported and a model is loaded."""
+    from steplab.cli.flags import check_device
+    from steplab.report.forecast_panels import check_picture
+    from steplab.studies.evaluation.sources import check_period
+    from steplab.studies.evaluation.windows import Plan
+
+    Plan(args.horizon, args.windows, 1 if args.context is None else args.context)
+    check_period(args.period)
+    check_device(args.device)
+    if args.batch < 1:
+        raise UserError(f"--batch must be at least 1, not {args.batch}.")
+    for path in args.out:
+        if path.suffix not in OUT_SUFFIXES:
+            raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(OUT_SUFFIXES)}.")
+    if args.picture:
+        check_picture(args.picture)
+
+
+def _source(args: argparse.Namespace) -> Source:
+    from steplab.studies.evaluation.sources import generated_source, source_at
+
+    source = source_at(args.data, args.period) if args.data else generated_source(args.period)
+    for note in source.notes:
+        _note(note)
+    return source
+
+
+def _evaluate(args: argparse.Namespace, forecaster: Forecaster, source: Source) -> Outcome:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    from steplab.cli.progress import Live
+    from steplab.probes.environment import capture
+    from steplab.studies.evaluation.study import evaluate
+    from steplab.studies.evaluation.windows import Plan
+
+    if not args.data:
+        from steplab.studies.evaluation.held_out import check_held_out
+
+        check_held_out(Path(forecaster.name))
+    most = forecaster.passes(args.horizon)[0].context
+    plan = Plan(args.horizon, args.windows, min(args.context or most, most))
+    if args.context and args.context > most:
+        _note(f"the model uses {most:,} points of the past, not {args.context:,}")
+    columns = (TextColumn("window"), MofNCompleteColumn(), BarColumn(30), TimeRemainingColumn())
+    with Live(sys.stderr, len(source.series) * args.windows, *columns) as shown:
+        outcome = evaluate(
+            lambda contexts, horizon: forecaster.predict(
+                contexts,
+                horizon,
+                batch=args.batch,
+                progress=lambda count: shown.bar.advance(shown.task, count),
+            ),
+            forecaster.name,
+            source,
+            plan,
+        )
+    device = next(forecaster.model.parameters()).device.type
+    conditions = capture().conditions_on(device)
+    return replace(outcome, evaluation=replace(outcome.evaluation, conditions=conditions))
+
+
+def _write(outcome: Outcome, path: Path) -> None:
+    from steplab.report.export import write_table
+    from steplab.store.atomic import disk_errors, write_file
+    from steplab.studies.evaluation.tables import metrics_table, ratios_table
+
+    found = outcome.evaluation
+    if path.suffix == ".json":
+        text = json.dumps({"steplab_evaluation": 1, **encode(found)}, indent=1, allow_nan=False)
+        with disk_errors(path.parent, "--out"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, f"{text}\n".encode())
+        return
+    write_table(metrics_table(found), path)
+    write_table(ratios_table(found), path.with_suffix(f".ratios{path.suffix}"))
+
+
+def _draw(outcome: Outcome, path: Path) -> None:
+    if path.suffix.lower() == ".png":
+        from steplab.studies.evaluation.figure import write_evaluation_figure
+
+        write_evaluation_figure(outcome, path)
+        return
+    from steplab.studies.evaluation.page import write_evaluation_page
+
+    write_evaluation_page(outcome, path)
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+COMMAND = Command("score a model's forecasts beside seasonal naive", _flags, _run)

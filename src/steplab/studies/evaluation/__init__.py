@@ -1,0 +1,1 @@
+"""How good forecasts are: rolling windows, metrics in GluonTS' conventions, seasonal naive."""
