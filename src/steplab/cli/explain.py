@@ -1,33 +1,98 @@
-"""`steplab explain [run]`: what is in the way, as far as a stored Run tells."""
+"""`steplab explain [run | trace]`: the time budget, then what is in the way, dearest first."""
 
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from steplab import units
 from steplab.cli.command import Command
-from steplab.explain import explain
+from steplab.explain import Case, case_of_run, case_of_trace, explain, is_note, share
+from steplab.record import Finding
+from steplab.report.budget import print_budget
+from steplab.report.pages import write_explain_page
 from steplab.store import DEFAULT_ROOT, Store
+
+TRACES = (".json", ".json.gz")
+WIDTH = 100
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    parser.add_argument("run", nargs="?", default="last", help="a Run's id, part of it, or `last`")
-    parser.add_argument("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
+    add = parser.add_argument
+    add("run", nargs="?", default="last", metavar="RUN",
+        help="a Run's id, part of it, `last`, or a trace file (.json, .json.gz)")  # fmt: skip
+    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
+    add("--page", type=Path, default=None, metavar="FILE", help="write it as a page (.html) too")
 
 
 def _run(args: argparse.Namespace) -> int:
-    run = Store(args.store).load(args.run)
-    print(f"{run.id}: {run.status}{f', {run.reason}' if run.reason else ''}")
-    findings = explain(run)
-    for finding in findings:
-        stake = f" [{units.milliseconds(finding.stake_ms)}]" if finding.stake_ms else ""
-        print(f"\n{finding.rule}{stake}: {finding.claim}")
-        print(f"  evidence: {'; '.join(finding.evidence)}\n  remedy:   {finding.remedy}")
-    if not findings:
-        print("no rule finds anything")
+    if args.run.endswith(TRACES):
+        case = case_of_trace(Path(args.run))
+        print(f"{args.run}: a trace on its own")
+    else:
+        store = Store(args.store)
+        case = case_of_run(store.load(args.run), store)
+        _print_run(case)
+    findings = explain(case)
+    if args.page:
+        write_explain_page(case.run, case.analysis, findings, args.page)
+    if case.analysis is not None and case.analysis.budget.steps:
+        print_budget(case.analysis.budget)
+    _print_findings(findings, case)
+    if args.page:
+        print(f"\nwritten {args.page}")
     return 0
 
 
-COMMAND = Command("say what is in the way, from a stored Run", _flags, _run)
+def _print_run(case: Case) -> None:
+    run = case.run
+    assert run is not None
+    print(f"{run.id}: {run.status}{f', {run.reason}' if run.reason else ''}")
+    if case.analysis is None and run.status == "ok":
+        print(f"no trace: `steplab profile {run.spec.workload}` records one and tells more")
+
+
+def _print_findings(findings: Sequence[Finding], case: Case) -> None:
+    large = [finding for finding in findings if not is_note(finding, case)]
+    for number, finding in enumerate(large, 1):
+        print(f"\n{number}. {finding.rule}{_stake(finding, case)}")
+        _print_part("", finding.claim)
+        for line in finding.evidence:
+            _print_part("seen", line)
+        _print_part("why", finding.why)
+        _print_part("remedy", finding.remedy)
+        _print_part("gain", _gain(finding, case))
+    notes = [finding for finding in findings if is_note(finding, case)]
+    if not large:
+        print("\nno rule finds anything that is worth 3 % of the step")
+    if notes:
+        print("\nnotes, each under 3 % or without effect on the step:")
+    for finding in notes:
+        print(f"  {finding.rule}: {finding.claim}; {finding.remedy}")
+
+
+def _print_part(name: str, text: str) -> None:
+    if text:
+        first = f"   {name + ':':<8}" if name else "   "
+        print(textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * 11))
+
+
+def _stake(finding: Finding, case: Case) -> str:
+    if finding.stake_ms is not None:
+        part = units.percent(finding.stake_ms / case.step_ms) if case.step_ms > 0 else "?"
+        return f" [{units.milliseconds(finding.stake_ms)}, {part} of the step]"
+    if finding.stake_bytes is not None:
+        part = units.percent(share(finding, case)) if case.capacity_bytes else "?"
+        return f" [{units.bytes_(finding.stake_bytes)}, {part} of the memory]"
+    return " [cost unknown]"
+
+
+def _gain(finding: Finding, case: Case) -> str:
+    if finding.gain_ms is None:
+        return ""
+    return f"{units.milliseconds(finding.gain_ms)} ({units.percent(share(finding, case))})"
+
+
+COMMAND = Command("say what is in the way, from a stored Run or a trace", _flags, _run)

@@ -65,7 +65,7 @@ def test_a_perfect_model_beats_it():
     evaluation = found(perfect, data)
     assert evaluation.overall.model.mase == 0 and evaluation.overall.geometric["MASE"] == 0
     assert evaluation.overall.won["MASE"] == 3
-    assert "The model beats seasonal naive" in verdict(evaluation)
+    assert "all: the model beats seasonal naive" in verdict(evaluation)
 
 
 def test_the_model_sees_its_context_and_no_more():
@@ -134,6 +134,15 @@ def test_summaries_of_two_kinds_and_of_all():
     means = [group.model.mase for group in evaluation.groups]
     assert everything.model.mase == pytest.approx(np.mean(means))
     assert (trained.windows, never.windows, everything.windows) == (8, 4, 12)
+    assert len(verdict(evaluation).splitlines()) == 3
+
+
+def test_the_two_ways_of_counting_can_disagree():
+    evaluation = found(lambda c, h: naive(c, h, factor=0.5))
+    one = evaluation.overall
+    shown = replace(one, geometric={**one.geometric, "MASE": 0.9})
+    assert one.ratio("MASE") > 1
+    assert "depends on how" in verdict(replace(evaluation, summaries=(shown,)))
 
 
 def test_geometric_means():

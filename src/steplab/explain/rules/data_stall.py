@@ -1,25 +1,24 @@
 """The step waits for its batch.
 
-What it sees: the host spends more than 5 % of the step's period fetching.
+What it sees: more than 5 % of the step goes into waiting for a batch.
 Why it costs: once the queue of launched work is empty, the device idles until the batch comes.
 Remedy: read ahead in threads or processes, pin memory, copy while the last step computes.
-When it is wrong: on CUDA a fetch can hide behind work still queued on the device.
+When it is wrong: on CUDA without a trace, where a fetch can hide behind work still queued.
 """
 
 from __future__ import annotations
 
 from steplab import units
-from steplab.record import Finding, Run
+from steplab.explain.case import Case
+from steplab.record import Finding
 
 SHARE = 0.05
 
 
-def check(run: Run) -> Finding | None:
+def check(case: Case) -> Finding | None:
     """Compare the data wait with the step."""
-    if run.clock is None or not run.clock.data_wait.values:
-        return None
-    wait, step = run.clock.data_wait.median, run.clock.step.median
-    if wait <= SHARE * step:
+    wait, step = _wait_ms(case), case.step_ms
+    if not wait > SHARE * step:
         return None
     return Finding(
         rule="data_stall",
@@ -27,7 +26,17 @@ def check(run: Run) -> Finding | None:
         evidence=(f"data wait is {units.percent(wait / step)} of {units.milliseconds(step)}",),
         remedy="prefetch batches in the background and pin their memory",
         stake_ms=wait,
+        why="nothing computes until the batch is there",
+        gain_ms=wait,
     )
+
+
+def _wait_ms(case: Case) -> float:
+    """On a GPU the idle time of the device while the host fetched; else the host's own wait."""
+    clock = case.run.clock if case.run else None
+    if case.on_device or clock is None or not clock.data_wait.values:
+        return case.term_ms("data wait")
+    return clock.data_wait.median
 
 
 RULE = check

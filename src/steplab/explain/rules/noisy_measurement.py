@@ -9,22 +9,27 @@ When it is wrong: a workload whose steps truly differ (ragged batches) spreads a
 from __future__ import annotations
 
 from steplab import units
-from steplab.record import Finding, Run
+from steplab.explain.case import Case
+from steplab.record import Finding
 
 LARGEST_SPREAD = 0.10
 
 
-def check(run: Run) -> Finding | None:
+def check(case: Case) -> Finding | None:
     """Look at the spread of the step's samples."""
-    if run.clock is None or not run.clock.step.spread > LARGEST_SPREAD:
+    if case.run is None or case.run.clock is None:
         return None
-    step = run.clock.step
+    step = case.run.clock.step
+    if not step.spread > LARGEST_SPREAD:
+        return None
     low, high = step.percentile(25), step.percentile(75)
     return Finding(
         rule="noisy_measurement",
         claim=f"the middle half of the {len(step)} samples spans {units.percent(step.spread)}",
         evidence=(f"{units.milliseconds(low)} to {units.milliseconds(high)}", *step.marks.values()),
         remedy="measure more steps on a quiet machine, or compare with --alternate",
+        stake_ms=0.0,
+        why="a change smaller than the spread can neither be seen nor ruled out",
     )
 
 

@@ -38,21 +38,25 @@ def ratios_table(found: Evaluation) -> Table:
 
 
 def verdict(found: Evaluation) -> str:
-    """Return one sentence: whether the model beats seasonal naive in MASE."""
-    one = found.overall
+    """Return a sentence per summary: whether the model beats seasonal naive in MASE."""
+    return "\n".join(_sentence(one) for one in found.summaries)
+
+
+def _sentence(one: Summary) -> str:
     plain, geometric = one.ratio("MASE"), one.geometric["MASE"]
     if math.isnan(plain):
-        return "MASE is undefined: seasonal naive makes no error on any of these series."
-    numbers = (
-        f"MASE {one.model.mase:.3f} against {one.naive.mase:.3f} over all windows (ratio "
-        f"{plain:.3f}), geometric mean of the groups' ratios {geometric:.3f}, better in "
-        f"{one.won['MASE']} of {one.groups} groups"
-    )
+        return f"{one.name}: MASE is undefined, because seasonal naive makes no error."
     if max(plain, geometric) < 1:
-        return f"The model beats seasonal naive: {numbers}."
-    if min(plain, geometric) >= 1:
-        return f"The model does not beat seasonal naive: {numbers}."
-    return f"It depends on how groups are weighed: {numbers}."
+        judged = "the model beats seasonal naive"
+    elif min(plain, geometric) >= 1:
+        judged = "the model does not beat seasonal naive"
+    else:
+        judged = "whether the model beats seasonal naive depends on how groups are weighed"
+    return (
+        f"{one.name}: {judged}: MASE {one.model.mase:.3f} against {one.naive.mase:.3f} over all "
+        f"windows (ratio {plain:.3f}), geometric mean of the groups' ratios {geometric:.3f}, "
+        f"better in {one.won['MASE']} of {one.groups} groups."
+    )
 
 
 def _pairs(one: Group | Summary) -> list[Cell]:

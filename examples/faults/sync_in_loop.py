@@ -1,0 +1,64 @@
+"""Synchronisation: steplab profile examples/faults/sync_in_loop.py:faulty
+
+Every layer reads a number back to log it, so the host waits for the device eight times a step.
+The clean twin keeps the numbers on the device.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+import steplab
+
+rule = "synchronisation"
+where = "cuda"
+
+
+class Logged(nn.Module):
+    """A stack of layers that keeps the mean size of its activations."""
+
+    def __init__(self, width: int, layers: int, read_back: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.read_back = read_back
+        self.sizes: list[float | Tensor] = []
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """Return (N, D)."""
+        self.sizes = []
+        for layer in self.layers:
+            x_ND = x_ND + torch.relu(layer(x_ND))
+            size = x_ND.detach().abs().mean()
+            self.sizes.append(size.item() if self.read_back else size)
+        return x_ND
+
+
+def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
+    """A fused update unless another is asked for: it is no part of this fault."""
+    return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
+
+
+def made(width: int, rows: int, layers: int, read_back: bool) -> steplab.Adopted:
+    """Batches lie on the device, so that nothing else waits."""
+
+    def batches(size: int) -> Iterator[Tensor]:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        batch = torch.randn(size * rows, width, device=device)
+        while True:
+            yield batch
+
+    def loss(model: nn.Module, x_ND: Tensor) -> Tensor:
+        return model(x_ND).abs().mean()
+
+    return steplab.Adopted(Logged(width, layers, read_back), batches, loss, rows, optimizer=adamw)
+
+
+def faulty(width: int = 1024, rows: int = 256, layers: int = 8) -> steplab.Adopted:
+    """Waits in every layer."""
+    return made(width, rows, layers, read_back=True)
+
+
+def clean(width: int = 1024, rows: int = 256, layers: int = 8) -> steplab.Adopted:
+    """Never waits."""
+    return made(width, rows, layers, read_back=False)

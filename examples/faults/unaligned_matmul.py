@@ -1,0 +1,45 @@
+"""Unaligned products: steplab profile examples/faults/unaligned_matmul.py:faulty
+
+A head of 50,257 words: its rows begin on odd addresses. The clean twin has 50,304.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+import steplab
+
+rule = "unaligned_matmul"
+where = "cuda"
+
+
+def made(width: int, rows: int, vocabulary: int) -> steplab.Adopted:
+    """A head alone, in bf16; batches lie on the device."""
+
+    def batches(size: int) -> Iterator[Tensor]:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        batch = torch.randn(size * rows, width, device=device, dtype=torch.bfloat16)
+        while True:
+            yield batch
+
+    def loss(model: nn.Module, x_ND: Tensor) -> Tensor:
+        return model(x_ND).mean()
+
+    def optimizer(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+
+    model = nn.Sequential(
+        nn.Linear(width, width, bias=False), nn.Linear(width, vocabulary, bias=False)
+    ).bfloat16()
+    return steplab.Adopted(model, batches, loss, rows, optimizer=optimizer)
+
+
+def faulty(width: int = 2048, rows: int = 4096, vocabulary: int = 50_257) -> steplab.Adopted:
+    """As many words as there are."""
+    return made(width, rows, vocabulary)
+
+
+def clean(width: int = 2048, rows: int = 4096, vocabulary: int = 50_304) -> steplab.Adopted:
+    """The next multiple of 64."""
+    return made(width, rows, vocabulary)

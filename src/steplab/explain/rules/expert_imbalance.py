@@ -1,0 +1,76 @@
+"""Some experts get far more tokens than others, and all are padded to the busiest.
+
+What it sees: a routing by top-k, and batched products over the experts with more rows than
+tokens were given out; or, without padding, products of single experts of very unequal size.
+Why it costs: rows of padding are multiplied like any other.
+Remedy: a balancing loss or bias on the router; dropless dispatch (`impl.experts=grouped`).
+When it is wrong: a capacity factor up to 1.5 that was chosen on purpose.
+"""
+
+from __future__ import annotations
+
+from steplab import units
+from steplab.explain.case import Case
+from steplab.explain.experts import Routing, places, rooms, routing
+from steplab.explain.products import numbered, products
+from steplab.explain.rows import Rows
+from steplab.record import Finding
+
+LARGEST_FACTOR = 1.5  # padded rows over assigned ones
+UNEQUAL = 3.0  # the busiest expert over the mean
+
+
+def check(case: Case) -> Finding | None:
+    """Compare padded rows with assigned ones, else the busiest expert with the mean."""
+    if case.rows is None:
+        return None
+    routed = routing(case.rows)
+    return (_padded(case.rows, routed) if routed else None) or _unequal(case.rows)
+
+
+def _padded(rows: Rows, routed: Routing) -> Finding | None:
+    capacity = max(rooms(rows, routed).values(), default=0)
+    padded = capacity * routed.experts
+    if padded < LARGEST_FACTOR * routed.assignments:
+        return None
+    # A weight's gradient sums over the rows of an expert: there they are k.
+    over = {
+        number
+        for number, one in products(rows).items()
+        if one.batch == routed.experts and capacity in (one.m, one.k)
+    }
+    mask = numbered(rows, over)
+    spent, wasted = rows.ms(mask), 1 - routed.assignments / padded
+    return Finding(
+        rule="expert_imbalance",
+        claim=f"{units.percent(wasted)} of the experts' rows are padding",
+        evidence=(
+            f"{routed.tokens:,} tokens x {routed.k} = {routed.assignments:,} rows are needed",
+            f"{routed.experts} experts x {capacity:,} = {padded:,} rows are multiplied",
+        ),
+        remedy="balance the router (loss or bias), or dispatch without padding",
+        stake_ms=spent,
+        why="all experts are padded to the busiest one, and padding is multiplied too",
+        gain_ms=spent * wasted,
+    )
+
+
+def _unequal(rows: Rows) -> Finding | None:
+    """On one device unequal experts cost no time of their own, so this stays a note."""
+    worst = max(places(rows), key=lambda place: max(place.sizes), default=None)
+    if worst is None:
+        return None
+    mean = sum(worst.sizes) / len(worst.sizes)
+    if max(worst.sizes) < UNEQUAL * mean:
+        return None
+    return Finding(
+        rule="expert_imbalance",
+        claim=f"the busiest expert gets {max(worst.sizes) / mean:.1f} times the mean",
+        evidence=(f"{worst.name}: {max(worst.sizes)} rows, {mean:.0f} on average",),
+        remedy="balance the router (loss or bias)",
+        stake_ms=0.0,
+        why="experts that get no tokens learn nothing",
+    )
+
+
+RULE = check

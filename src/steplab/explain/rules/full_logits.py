@@ -1,0 +1,68 @@
+"""The loss holds the logits of the whole batch at once.
+
+What it sees: a log-softmax over a vocabulary, and the tensors of its size that live together.
+Why it costs: logits, their log-softmax and their gradient are tokens x vocabulary each, often
+more than all activations of the model.
+Remedy: compute head and loss in chunks of tokens, whose logits are freed before the next chunk.
+When it is wrong: memory that nobody needs; small shares of the device are a note.
+"""
+
+from __future__ import annotations
+
+import math
+
+from steplab import units
+from steplab.explain.case import Case
+from steplab.explain.places import places
+from steplab.explain.rows import Rows
+from steplab.record import Finding
+from steplab.record.memory_timeline import MemoryTimeline
+from steplab.trace.shapes import Call, Tensor
+
+SMALLEST_VOCABULARY = 1000
+# Logits, log-softmax and gradient: what eager cross entropy holds at once.
+HELD_AT_ONCE = 3
+HEADS_OWN = ("weights", "gradients", "optimizer state")
+
+
+def check(case: Case) -> Finding | None:
+    """Find the largest log-softmax and the memory of tensors of its size."""
+    if case.rows is None:
+        return None
+    logits = _largest(case.rows)
+    if logits is None:
+        return None
+    held = _held(case.timeline, logits) if case.timeline else HELD_AT_ONCE * logits.bytes
+    if not held:
+        return None
+    tokens, vocabulary = math.prod(logits.dims[:-1]), logits.dims[-1]
+    mask = case.rows.called(lambda call: _logits(call) == logits)
+    return Finding(
+        rule="full_logits",
+        claim=f"logits of {tokens:,} tokens x {vocabulary:,} words hold {units.bytes_(held)}",
+        evidence=(f"one such tensor is {units.bytes_(logits.bytes)}", *places(case.rows, mask)),
+        remedy="compute the head and the loss in chunks of tokens, with checkpointing",
+        stake_bytes=held,
+        why="logits, log-softmax and gradient of every token live at once",
+    )
+
+
+def _largest(rows: Rows) -> Tensor | None:
+    """The largest tensor that goes into a log-softmax over a vocabulary."""
+    found = [tensor for call in rows.calls if (tensor := _logits(call)) is not None]
+    return max(found, key=lambda tensor: tensor.bytes, default=None)
+
+
+def _logits(call: Call) -> Tensor | None:
+    tensor = call.tensor(0) if call.name == "aten::_log_softmax" else None
+    return tensor if tensor and tensor.dims and tensor.dims[-1] >= SMALLEST_VOCABULARY else None
+
+
+def _held(timeline: MemoryTimeline, logits: Tensor) -> int:
+    """Bytes at the peak in blocks as large as the logits, in any dtype; 0 when none is there."""
+    sizes = {logits.numel * item for item in (2, 4)}
+    blocks = [a for a in timeline.at_peak if a.kind not in HEADS_OWN]
+    return sum(a.bytes for a in blocks if any(abs(a.bytes - size) <= 512 for size in sizes))
+
+
+RULE = check

@@ -1,0 +1,69 @@
+"""The device waits for the host to launch its next work.
+
+What it sees: the device idles more than 10 % of the step because nothing is launched.
+Why it costs: a launch takes the host some microseconds; kernels shorter than that run out.
+Remedy: CUDA graphs (`compile.mode=reduce-overhead`), fewer and larger kernels, larger batches.
+When it is wrong: a host that is busy with something else (logging, another process).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steplab import units
+from steplab.explain.case import Case
+from steplab.record import Finding
+
+SHARE = 0.10
+
+
+def check(case: Case) -> Finding | None:
+    """Compare the device's idle time for want of launches with the step."""
+    idle = _starved_ms(case) if case.on_device else _idle_ms(case)
+    if not idle > SHARE * case.step_ms:
+        return None
+    share = units.percent(idle / case.step_ms)
+    return Finding(
+        rule="launch_bound",
+        claim=f"the device idles {units.milliseconds(idle)}, {share} of the step, for launches",
+        evidence=_evidence(case),
+        remedy="compile=whole,compile.mode=reduce-overhead (CUDA graphs), or larger batches",
+        stake_ms=idle,
+        why="the host launches kernels more slowly than the device finishes them",
+        gain_ms=idle,
+    )
+
+
+def _starved_ms(case: Case) -> float:
+    """The budget's term, less the profiler's own cost and what synchronising caused."""
+    assert case.analysis is not None
+    steps, syncs = case.analysis.budget.steps, case.analysis.syncs
+    slowed = case.analysis.budget.typical.wall_ms - case.step_ms
+    after_syncs = float(syncs.idle[syncs.step >= 0].sum()) / 1e6 / max(len(steps), 1)
+    caused = max(0.0, after_syncs - case.term_ms("synchronisation"))
+    return case.term_ms("launch") - max(0.0, slowed) - caused
+
+
+def _idle_ms(case: Case) -> float:
+    """Without a trace: the step less the time in which kernels ran, less the wait for data."""
+    run = case.run
+    if run is None or run.clock is None or run.ran is None or run.ran.device_busy_ms is None:
+        return 0.0
+    return case.step_ms - run.ran.device_busy_ms - run.clock.data_wait.median
+
+
+def _evidence(case: Case) -> tuple[str, ...]:
+    lines = []
+    if case.rows is not None and case.on_device:
+        rows = case.rows
+        lengths = rows.work.duration[rows.inside]
+        middle = units.milliseconds(float(np.median(lengths)) / 1e6)
+        lines.append(f"{rows.count(rows.inside):.0f} kernels a step, half of them under {middle}")
+        places = rows.groups("module", rows.inside & (rows.work.duration < 10_000))
+        lines += [f"{g.label}: {g.count:.0f} kernels under 10 us" for g in places if g.count >= 8]
+    if case.run is not None and case.run.ran is not None and case.run.ran.kernel_launches:
+        lines.append(f"{case.run.ran.kernel_launches} launches by the host")
+    return tuple(lines)
+
+
+RULE = check

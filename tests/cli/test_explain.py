@@ -1,0 +1,79 @@
+"""`steplab explain` as a user runs it."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("rich")
+
+from steplab.cli.main import main
+from steplab.record import Samples
+from tests.compare.test_steps import make_run
+from tests.trace.traces import op, range_, write_trace
+
+
+def stalled(wait: float):
+    run = make_run(ms=10.0)
+    return replace(run, clock=replace(run.clock, data_wait=Samples((wait,), "ms")))
+
+
+def test_findings_of_the_last_run(store, capsys):
+    store.save(make_run(ms=3.0))
+    store.save(stalled(4.0))
+    assert main(["explain", "--store", str(store.root)]) == 0
+    out = capsys.readouterr().out
+    assert "1. data_stall [4.000 ms, 40.0 % of the step]" in out
+    assert "remedy: prefetch" in out and "gain:   4.000 ms (40.0 %)" in out
+    assert "steplab profile gpt" in out
+
+
+def test_a_named_run_without_faults(store, capsys):
+    clean = make_run()
+    store.save(clean)
+    store.save(stalled(4.0))
+    assert main(["explain", clean.id, "--store", str(store.root)]) == 0
+    out = capsys.readouterr().out
+    assert clean.id in out and "no rule finds anything" in out
+
+
+def test_notes_are_brief(store, capsys):
+    run = make_run()
+    noisy = replace(run.clock, step=Samples((8.0, 10.0, 14.0, 9.0, 13.0), "ms"))
+    store.save(replace(run, clock=noisy))
+    assert main(["explain", "--store", str(store.root)]) == 0
+    out = capsys.readouterr().out
+    assert "\n  noisy_measurement: " in out and "why:" not in out
+
+
+def test_a_foreign_trace_gets_its_budget_first_and_a_page(tmp_path, capsys):
+    shapes = {"shapes": [[8, 4], [8, 4]], "strides": [[4, 1], [1, 8]], "dtypes": ["float"] * 2}
+    events = [range_("ProfilerStep#1", 0, 1_000_000), op("aten::copy_", 0, 600_000, **shapes)]
+    events += [op("aten::mm", 600_000, 400_000)]
+    path = write_trace(tmp_path / "theirs.json", events)
+    page = tmp_path / "page.html"
+    assert main(["explain", str(path), "--page", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert out.index("Time budget: 1.000 ms") < out.index(
+        "1. copies [600.0 us, 60.0 % of the step]"
+    )
+    assert "copies" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nothing"], "There is no Run"),
+        (["nowhere.json"], "nowhere.json"),
+        (["--pgae", "x"], "--page"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(words, sentence, store, capsys):
+    store.save(make_run())
+    assert main(["explain", *words, "--store", str(store.root)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_failed_run_says_why(store, capsys):
+    store.save(make_run(status="oom"))
+    assert main(["explain", "--store", str(store.root)]) == 0
+    assert "oom, CUDA out of memory" in capsys.readouterr().out
