@@ -1,6 +1,7 @@
 """How large a tile each kernel takes, and with how many warps and pipeline stages.
 
-A fixed table: the same input always runs the same kernel. `.gpu/attention.py` measures others.
+A fixed table: the same input always runs the same kernel. `benchmarks/attention_tiles.py`
+measures others.
 """
 
 from __future__ import annotations
