@@ -73,6 +73,9 @@ def _memory(subject: Subject, progress: Progress, notes: list[str]) -> MemoryTim
         return record_memory(subject)
     except SteplabError as error:
         notes.append(f"no memory timeline: {error}")
+    except UnicodeDecodeError:
+        # A step that compiles while stacks are recorded frees code whose names are then garbage.
+        notes.append("no memory timeline: torch's profiler could not name freed code")
     except Exception as error:
         if not is_out_of_memory(error):
             raise

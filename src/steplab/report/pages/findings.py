@@ -19,7 +19,8 @@ def findings_html(findings: Sequence[Finding], step_ms: float | None) -> Html:
 
 
 def _card(finding: Finding, step_ms: float | None) -> Html:
-    small = step_ms and finding.stake_ms is not None and finding.stake_ms < NOTE_BELOW * step_ms
+    gain = finding.gain_ms if finding.gain_ms is not None else finding.stake_ms
+    small = step_ms and gain is not None and gain < NOTE_BELOW * step_ms
     stakes = _stakes(finding, step_ms)
     badge = element("span", stakes, class_="badge") if stakes else NOTHING
     title = element("h3", finding.claim, badge)
