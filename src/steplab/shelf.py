@@ -32,6 +32,15 @@ def names(package: str, constant: str) -> list[str]:
     return sorted(found)
 
 
+def source(package: str, name: str) -> str:
+    """Return the source text of a member, without importing it."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.submodule_search_locations, package
+    path = Path(spec.submodule_search_locations[0]) / name
+    file = path / "__init__.py" if path.is_dir() else path.with_name(f"{name}.py")
+    return file.read_text(encoding="utf-8")
+
+
 def load(package: str, name: str, constant: str) -> Any:
     """Return the member `name` of a shelf, or raise a UserError that names the nearest one."""
     known = names(package, constant)

@@ -2,7 +2,8 @@ import pytest
 
 pytest.importorskip("rich")
 
-from steplab.cli.main import main
+from steplab import shelf
+from steplab.cli.main import _SUMMARY, main
 
 
 def test_help_lists_the_commands(capsys):
@@ -102,3 +103,10 @@ def test_a_store_that_cannot_be_written(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert main(["bench", "step", "--store", str(tmp_path / "file")]) == 2
     assert "--store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["steplab.cli", "steplab.cli.bench", "steplab.cli.data"])
+def test_help_tells_summaries_without_importing_the_commands(package):
+    for name in shelf.names(package, "COMMAND"):
+        found = _SUMMARY.search(shelf.source(package, name))
+        assert found and found[1] == shelf.load(package, name, "COMMAND").summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from steplab.cli.command import Command, Group, Parser
 from steplab.errors import SteplabError, UserError, did_you_mean
 
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
+_SUMMARY = re.compile(r'^COMMAND\b[^(]*\(\s*"([^"]*)"', re.MULTILINE)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -60,6 +62,14 @@ def _print_help(program: str, package: str, commands: list[str]) -> None:
         print("Makes a PyTorch training step as fast as the hardware allows, and proves it.\n")
     width = max(map(len, commands)) + 2
     for name in commands:
-        command: Command | Group = shelf.load(package, name, "COMMAND")
-        print(f"  {name:<{width}}{command.summary}")
+        print(f"  {name:<{width}}{_summary(package, name)}")
     print(f"\n{program} COMMAND --help tells the flags of a command.")
+
+
+def _summary(package: str, name: str) -> str:
+    """Return what a command says of itself; importing them all would take a third of a second."""
+    found = _SUMMARY.search(shelf.source(package, name))
+    if found:
+        return found[1]
+    command: Command | Group = shelf.load(package, name, "COMMAND")
+    return command.summary

@@ -2,4 +2,4 @@
 
 from steplab.cli.command import Group
 
-COMMAND = Group("measure: a training step, precision, collectives", "steplab.cli.bench")
+COMMAND = Group("measure: a training step, precision, collectives, forecasts", "steplab.cli.bench")
