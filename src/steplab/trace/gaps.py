@@ -1,50 +1,18 @@
-"""Where the device had nothing to do: every idle gap, its cause, and how the host kept pace."""
+"""Where the device had nothing to do: every idle instant and its cause."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.record.budget import TERMS
 from steplab.trace.analysis import Syncs, Window, Work
-from steplab.trace.events import Codes, Ints, Spans, Trace
+from steplab.trace.events import Ints, Spans, Trace
 from steplab.trace.intervals import Intervals, union_of
 from steplab.trace.phases import phase_of_range
 
 IDLE_TERMS = ("data wait", "synchronisation", "launch", "dispatch")
-SHORT = 10_000  # ns; a gap of this length is a launch that came late, not a wait
-
-
-@dataclass(frozen=True)
-class Gaps:
-    """Idle gaps of the device, cut at the borders of steps; one row each, sorted by start."""
-
-    start: Ints  # ns
-    duration: Ints  # ns
-    step: Ints  # Window.number
-    cause: NDArray[np.int8]  # index of TERMS, the one with most of the gap; -1: no event tells
-    row: Ints  # of Work: what ended the gap, -1: nothing did
-    op: Codes  # Work.labels: what the host was busy with; for a synchronisation its own op
-    line: Codes  # Work.labels
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How the host fed the device in one step."""
-
-    number: int  # Window.number
-    launches: int  # host calls that started device work; a replayed CUDA graph is one
-    activities: int  # kernels, copies and fills that began
-    gaps: int
-    short_gaps: float  # share of the gaps under 10 us; nan without gaps
-    idle_ms: float
-    host_busy: float  # share of the step in operators or CUDA calls other than waiting ones
 
 
 def idle_terms(
@@ -68,47 +36,6 @@ def idle_terms(
     launch = (late | (unclear & host_events(trace))) - data - sync
     dispatch = union_of(until[known], end[known])
     return dict(zip(IDLE_TERMS, (data, sync, launch, dispatch), strict=True))
-
-
-def gaps_of(trace: Trace, windows: Sequence[Window], work: Work, syncs: Syncs) -> Gaps:
-    """Return the idle gaps within the windows; none where there is no device.
-
-    `work` holds the rows of trace.device.
-    """
-    if not len(trace.device):
-        none, codes = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        return Gaps(none, none, none, codes.astype(np.int8), none, codes, codes)
-    start, end, row = _bounds(windows, work)
-    parts = [_cut(start, end, row, window) for window in windows]
-    start, end, row, step = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    terms = idle_terms(trace, windows, work, syncs)
-    spent = np.stack([terms[name].within(start, end) for name in IDLE_TERMS])
-    first = TERMS.index(IDLE_TERMS[0])
-    cause = np.where(spent.max(axis=0) > 0, first + spent.argmax(axis=0), -1).astype(np.int8)
-    op, line = _who(work, syncs, end, row, cause)
-    return Gaps(start, end - start, step, cause, row, op, line)
-
-
-def pace_of(trace: Trace, windows: Sequence[Window], gaps: Gaps, syncs: Syncs) -> tuple[Pace, ...]:
-    """Return launches, gaps and the host's load of every window."""
-    launches = launch_calls(trace)
-    busy = operators(trace) | _cover(trace.calls)
-    busy = busy - union_of(syncs.start, syncs.start + syncs.duration)
-
-    def pace(window: Window) -> Pace:
-        of_step = gaps.duration[gaps.step == window.number]
-        wall = max(window.end - window.start, 1)
-        return Pace(
-            number=window.number,
-            launches=begun_in(launches, window),
-            activities=begun_in(trace.device.start, window),
-            gaps=len(of_step),
-            short_gaps=float(np.mean(of_step < SHORT)) if len(of_step) else float("nan"),
-            idle_ms=float(of_step.sum()) / 1e6,
-            host_busy=float(busy.within(window.start, window.end)) / wall,
-        )
-
-    return tuple(pace(window) for window in windows)
 
 
 def launch_calls(trace: Trace) -> Ints:
@@ -178,23 +105,3 @@ def _launch_times(trace: Trace, work: Work, start: Ints, row: Ints) -> Ints:
     before = np.maximum(row, 1) - 1
     same_call = (row > 0) & (correlation[row] == correlation[before]) & (launched >= 0)
     return np.where(same_call, start, launched)
-
-
-def _cut(start: Ints, end: Ints, row: Ints, window: Window) -> tuple[Ints, Ints, Ints, Ints]:
-    inside = (start < window.end) & (end > window.start)
-    low = np.maximum(start[inside], window.start)
-    high = np.minimum(end[inside], window.end)
-    return low, high, row[inside], np.full(len(low), window.number)
-
-
-def _who(
-    work: Work, syncs: Syncs, end: Ints, row: Ints, cause: NDArray[np.int8]
-) -> tuple[Codes, Codes]:
-    """Return op and line: of the work that was being launched, or of the last sync begun."""
-    labels = np.zeros((2, len(row)), np.int32)
-    ended = row >= 0
-    labels[:, ended] = work.op[row[ended]], work.line[row[ended]]
-    by_sync = cause == TERMS.index("synchronisation")
-    last = np.searchsorted(syncs.start, end[by_sync], "left") - 1
-    labels[:, by_sync] = syncs.op[last], syncs.line[last]
-    return labels[0], labels[1]

@@ -99,7 +99,8 @@ def _refuse_nothing(runs: Sequence[Run]) -> None:
     if statuses == {"unsupported"}:
         raise Unsupported(f"No collective can be measured here: {runs[0].reason}.")
     if "ok" not in statuses:
-        raise MeasurementError(f"No collective could be measured; the first: {runs[0].reason.rstrip('.')}.")
+        reason = runs[0].reason.rstrip(".")
+        raise MeasurementError(f"No collective could be measured; the first: {reason}.")
 
 
 def _one_of(kind: Any, flag: str) -> Callable[[str], Any]:

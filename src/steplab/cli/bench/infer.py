@@ -64,7 +64,8 @@ def _run(args: argparse.Namespace) -> int:
     print_table(table)
     print(f"{len(runs)} Runs in {store.root}; list them with: steplab runs")
     if all(run.status != "ok" for run in runs):
-        raise MeasurementError(f"No cell could be measured; the first: {runs[0].reason.rstrip('.')}.")
+        reason = runs[0].reason.rstrip(".")
+        raise MeasurementError(f"No cell could be measured; the first: {reason}.")
     return 0
 
 
