@@ -50,7 +50,8 @@ def _run(args: argparse.Namespace) -> int:
 def _new_spec(args: argparse.Namespace) -> TrainSpec:
     name = workload_name(args)
     entry = find_workload(name)
-    settings = decode(TrainSettings, given(args, "train"), "flags")
+    asked = given(args, "train")
+    settings = decode(TrainSettings, asked, "flags")
     if settings.from_checkpoint:
         return _tuned_spec(args, settings)
     # Checked before torch is imported (2 s), so that a slip of the pen is told at once.
@@ -59,6 +60,7 @@ def _new_spec(args: argparse.Namespace) -> TrainSpec:
     device = _device(args.device)
     recipe = _recipe(args, device == "cuda")
     size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
+    settings = decode(TrainSettings, {**entry.training.get(size, {}), **asked}, "flags")
     return TrainSpec(name, entry.resolve(size, given(args)), size, recipe, device, settings)
 
 

@@ -76,6 +76,8 @@ class Entry:
     presets: Mapping[str, Any] = field(default_factory=dict)
     cpu_preset: str = ""  # the size taken on a CPU when none is named
     gpu_preset: str = ""
+    # By size: settings of `train` that were found to suit it, in place of the general defaults.
+    training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: str = ""  # hash of the file it came from, for a user's own workload
 
     def resolve(self, size: str, overrides: Mapping[str, Any]) -> dict[str, Any]:

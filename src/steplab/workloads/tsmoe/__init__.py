@@ -1,6 +1,6 @@
 """A time-series mixture-of-experts decoder: one value (or patch) is one token."""
 
-from steplab.workloads.tsmoe.config import PRESETS, TsmoeConfig
+from steplab.workloads.tsmoe.config import PRESETS, TRAINING, TsmoeConfig
 from steplab.workloads.workload import Entry
 
 WORKLOAD = Entry(
@@ -11,4 +11,5 @@ WORKLOAD = Entry(
     opener="steplab.workloads.tsmoe.workload:TsmoeWorkload",
     cpu_preset="tiny",
     gpu_preset="small",
+    training=TRAINING,
 )
