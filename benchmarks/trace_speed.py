@@ -1,10 +1,11 @@
-"""How fast a trace is loaded, in how much memory: large files, beside HolisticTraceAnalysis.
+"""How fast a trace is loaded and explained, in how much memory, beside HolisticTraceAnalysis.
 
     PYTHONPATH=src python benchmarks/trace_speed.py [--megabytes N ...] [--repeats N]
         [--peer PYTHON] [--folder DIR] [--out FILE]
 
 Every load runs in a process of its own, which reports its time, without imports, and its peak
-memory (Linux only). `--peer` is a Python that has HolisticTraceAnalysis; by default, this one.
+memory (Linux only). "Explained" is all of `steplab explain FILE` but its printing: load, attribute,
+budget, every rule. `--peer` is a Python that has HolisticTraceAnalysis; by default, this one.
 """
 
 from __future__ import annotations
@@ -30,12 +31,17 @@ from steplab.record.table import Cell
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 
-STEPLAB, PEER = "steplab", "HolisticTraceAnalysis"
+STEPLAB, EXPLAINED, PEER = "steplab", "steplab, explained", "HolisticTraceAnalysis"
 IMPORTS = {
     STEPLAB: "from steplab.trace.load import load_trace",
+    EXPLAINED: "from steplab.explain import case_of_trace, explain",
     PEER: "from hta.trace_analysis import TraceAnalysis",
 }
-LOADS = {STEPLAB: "load_trace(path)", PEER: "TraceAnalysis(trace_files={0: str(path)})"}
+LOADS = {
+    STEPLAB: "load_trace(path)",
+    EXPLAINED: "explain(case_of_trace(path))",
+    PEER: "TraceAnalysis(trace_files={0: str(path)})",
+}
 # VmHWM, not getrusage: the latter starts with the memory of the process that started this one.
 CHILD = """
 import json, re, sys, time
@@ -101,10 +107,16 @@ def measure_all(args: argparse.Namespace, folder: Path) -> Table:
 
 
 def measure(path: Path, repeats: int, peer: str | None) -> list[tuple[Cell, ...]]:
-    """Load a file by steplab, and by its peer if there is one."""
-    own = [_load(sys.executable, STEPLAB, path) for _ in range(repeats)]
-    wall, cpu, peak = (median(run[key] for run in own) for key in ("wall", "cpu", "peak"))
-    rows: list[tuple[Cell, ...]] = [(STEPLAB, wall, cpu, peak / 2**30, 1.0)]
+    """Load and explain a file by steplab, and load it by the peer if there is one."""
+    taken = {
+        task: [_load(sys.executable, task, path) for _ in range(repeats)]
+        for task in (STEPLAB, EXPLAINED)
+    }
+    wall = median(run["wall"] for run in taken[STEPLAB])
+    rows: list[tuple[Cell, ...]] = []
+    for task, runs in taken.items():
+        took, cpu, peak = (median(run[key] for run in runs) for key in ("wall", "cpu", "peak"))
+        rows.append((task, took, cpu, peak / 2**30, took / wall))
     if peer:
         try:
             run = _load(peer, PEER, path)

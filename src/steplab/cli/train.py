@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from steplab.errors import UserError
 from steplab.spec import PLAIN, Recipe
 from steplab.spec.training import TrainSettings, TrainSpec
 from steplab.techniques.parse import check_recipe, parse_recipe
-from steplab.workloads.workload import find_workload
+from steplab.workloads.workload import Entry, find_workload
 
 DEFAULT_WORKLOAD = "tsmoe"
 # What may differ when a run is resumed: the others make the run what it is.
@@ -59,9 +59,16 @@ def _new_spec(args: argparse.Namespace) -> TrainSpec:
     recipe = _recipe(args, on_gpu=False)
     device = _device(args.device)
     recipe = _recipe(args, device == "cuda")
-    size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
+    size = args.size or _default_size(entry, device, given(args))
     settings = decode(TrainSettings, {**entry.training.get(size, {}), **asked}, "flags")
     return TrainSpec(name, entry.resolve(size, given(args)), size, recipe, device, settings)
+
+
+def _default_size(entry: Entry, device: str, model_flags: Mapping[str, Any]) -> str:
+    """Return the size when none is named; flags of the model change a plain preset."""
+    if device == "cuda":
+        return entry.gpu_preset
+    return entry.cpu_preset if model_flags else entry.starter or entry.cpu_preset
 
 
 def _tuned_spec(args: argparse.Namespace, settings: TrainSettings) -> TrainSpec:

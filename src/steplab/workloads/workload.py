@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from steplab import shelf
 from steplab.codec import decode, encode
@@ -76,8 +76,10 @@ class Entry:
     presets: Mapping[str, Any] = field(default_factory=dict)
     cpu_preset: str = ""  # the size taken on a CPU when none is named
     gpu_preset: str = ""
+    starter: str = ""  # the size that `train` takes on a CPU when nothing is said about the model
     # By size: settings of `train` that were found to suit it, in place of the general defaults.
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    data: Literal["series", "text"] = "series"  # what `train` feeds it
     source: str = ""  # hash of the file it came from, for a user's own workload
 
     def resolve(self, size: str, overrides: Mapping[str, Any]) -> dict[str, Any]:

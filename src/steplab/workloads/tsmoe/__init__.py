@@ -11,5 +11,6 @@ WORKLOAD = Entry(
     opener="steplab.workloads.tsmoe.workload:TsmoeWorkload",
     cpu_preset="tiny",
     gpu_preset="small",
+    starter="starter",
     training=TRAINING,
 )
