@@ -5,7 +5,8 @@
 An exhibit is right when its fault is named first, and nothing above a note is said of its clean
 twin. Predicted gains are those of the finding, measured ones the faulty median less the clean
 median (of memory: the peak of one step). Exhibits that need a GPU, or two, are rows without
-numbers where there is none. `--pack` keeps the Runs with their traces, for tests.
+numbers where there is none. `--pack` keeps the Runs with their traces, for tests. Twins whose Runs
+lie in the `--store` already are judged by those, so an interrupted visit goes on where it was.
 
 The rules were written with these exhibits in view: recall and precision here tell that nothing
 was lost, not how the rules fare on other people's code.
@@ -34,6 +35,7 @@ from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store
 from steplab.store.pack import pack_runs
+from steplab.techniques.parse import parse_recipe
 
 ROOT = Path(__file__).parents[1]
 EXHIBITS = Path("examples/faults")
@@ -111,7 +113,7 @@ def visit(args: argparse.Namespace, store: Store) -> Table:
         if args.where not in (None, exhibit.where):
             continue
         needed = exhibit.gpus if exhibit.where == "cuda" else 0
-        if needed > here:
+        if needed > here and not recorded(exhibit, args.steps, store):
             rows.append((exhibit.rule, *[""] * 7, f"not run: needs {needed} GPU"))
             continue
         print(f"{exhibit.path.stem} ...", file=sys.stderr, flush=True)
@@ -154,6 +156,8 @@ def exhibits(only: Sequence[str]) -> list[Exhibit]:
 def judged(exhibit: Exhibit, twin: str, steps: int, store: Store) -> Verdict:
     """Profile one twin, with each of its recipes in turn, and explain the last Run."""
     for recipe in exhibit.recipes.get(twin, ("plain",)):
+        if stored(exhibit, twin, recipe, steps, store):
+            continue
         words = ["profile", f"{exhibit.path}:{twin}", "--recipe", recipe, "--steps", str(steps)]
         words += ["--device", exhibit.where, "--store", str(store.root)]
         words += exhibit.flags.get(twin, ())
@@ -167,8 +171,30 @@ def judged(exhibit: Exhibit, twin: str, steps: int, store: Store) -> Verdict:
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]
             raise UserError(f"{twin}: {last[0]}")
-    case = case_of_run(store.load("last"), store)
+    run = stored(exhibit, twin, recipe, steps, store)
+    assert run is not None
+    case = case_of_run(run, store)
     return Verdict(case, explain(case))
+
+
+def recorded(exhibit: Exhibit, steps: int, store: Store) -> bool:
+    """Tell whether the store has both twins, with every recipe."""
+    return all(
+        stored(exhibit, twin, recipe, steps, store)
+        for twin in TWINS
+        for recipe in exhibit.recipes.get(twin, ("plain",))
+    )
+
+
+def stored(exhibit: Exhibit, twin: str, recipe: str, steps: int, store: Store) -> Run | None:
+    """Return the newest profile of this twin as it is asked for, if the store has one."""
+    asked = (f"{exhibit.path}:{twin}", parse_recipe(recipe), exhibit.where, steps)
+    for _, run in reversed(list(store.all())):
+        if isinstance(run, Run) and run.status == "ok" and run.profile is not None:
+            spec = run.spec
+            if (spec.workload, spec.recipe, spec.device, spec.steps) == asked:
+                return run
+    return None
 
 
 def row(exhibit: Exhibit, faulty: Verdict, clean: Verdict) -> tuple[Cell, ...]:

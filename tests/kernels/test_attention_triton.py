@@ -260,7 +260,9 @@ GPU_CASES = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("case", GPU_CASES, ids=str)
 def test_gpu_equals_the_definition(case, dtype):
-    check(NAME, replace(case, dtype=dtype), "cuda", tiny=case.queries == 1)
+    # In a short document the reference is as good as exact by chance.
+    tiny = case.queries == 1 or case.documents
+    check(NAME, replace(case, dtype=dtype), "cuda", tiny=tiny)
 
 
 @pytest.mark.gpu
