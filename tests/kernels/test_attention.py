@@ -37,6 +37,15 @@ def check_against_definition(impl, dtype, device, causal, shape):
         assert_as_good_as(*triple, name=f"{impl} {name}")
 
 
+def test_a_dense_mask_equals_the_definition_and_is_causal_only():
+    inputs = [torch.randn(2, 3, 17, 8) for _ in range(3)]
+    truth = outputs_and_gradients("reference", [t.double() for t in inputs], True)
+    for mine, exact in zip(outputs_and_gradients("dense_mask", inputs, True), truth, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-5)
+    with pytest.raises(Unsupported, match="is causal"):
+        op.choose("dense_mask", *inputs, False)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("impl", CPU_IMPLS)

@@ -1,0 +1,33 @@
+"""torch's choice when the causal mask is passed as a dense tensor: common, and slow.
+
+A mask that is a tensor rules out flash and cuDNN's causal path and computes the pairs that the mask
+forbids. It is here to be measured against: `is_causal` says the same for nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from steplab.kernels.attention import _limits
+
+
+def refuse(
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    v_BHSD: Tensor,
+    causal: bool,
+    documents_BS: Tensor | None = None,
+) -> str:
+    """Return why it cannot run, or ""."""
+    if not causal:
+        return "is causal: without a mask it would be torch's own choice"
+    return _limits.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
+
+
+def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:
+    """Return attention by `scaled_dot_product_attention(attn_mask=...)`."""
+    T = q_BHTD.shape[-2]
+    mask_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTD.device).tril()
+    return F.scaled_dot_product_attention(q_BHTD, k_BHSD, v_BHSD, attn_mask=mask_TT)
