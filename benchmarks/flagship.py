@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from steplab.cli.command import Parser
 from steplab.engine.trial import trial
@@ -30,14 +31,17 @@ from steplab.workloads.workload import find_workload
 HERE = Path(__file__).parent
 AUTOCAST = "precision=bf16,optimizer=fused"
 OURS = str(HERE.parent / "recipes" / "flagship.toml")
-LOOP = f"{AUTOCAST},impl.experts=loop"
-# name: workload, its settings, recipe. The slow ones are timed over fewer steps.
+# torch's own kernels around the experts and the attention that a cell names.
+TORCH = f"{AUTOCAST},impl.router=reference,impl.feed_forward=reference,impl.rms_norm=aten"
+TORCH += ",impl.rotary=reference"
+LOOP = f"{TORCH},impl.experts=loop"
+# name: workload, its settings, recipe
 CELLS: dict[str, tuple[str, dict[str, str], str]] = {
-    "loop, dense mask, eager": ("tsmoe", {}, f"{LOOP},impl.attention=dense_mask"),
-    "loop, flash, eager": ("tsmoe", {}, f"{LOOP},impl.attention=flash"),
+    "expert by expert, dense mask, eager": ("tsmoe", {}, f"{LOOP},impl.attention=dense_mask"),
+    "expert by expert, flash, eager": ("tsmoe", {}, f"{LOOP},impl.attention=flash"),
     "Hugging Face Qwen2-MoE, sdpa, eager": ("qwen2_moe", {}, AUTOCAST),
     "grouped_mm, cuDNN, compiled blocks": (
-        "tsmoe", {}, f"{AUTOCAST},compile=blocks,impl.experts=grouped",
+        "tsmoe", {}, f"{TORCH},compile=blocks,impl.experts=grouped",
     ),
     "ours": ("tsmoe", {}, OURS),
     "ours, experts balanced": ("routed", {"routing": "balanced"}, OURS),
@@ -58,7 +62,9 @@ def main() -> int:
     parser.add_argument("only", nargs="*", metavar="CELL", help="cells whose names begin so")
     parser.add_argument("--size", default="flagship", help="preset of tsmoe")
     parser.add_argument("--batch", type=int, default=16, help="sequences per step")
-    parser.add_argument("--steps", type=int, default=50, help="timed steps; eager peers: a third")
+    parser.add_argument(
+        "--steps", type=int, default=50, help="timed steps of ours; others: a fifth"
+    )
     parser.add_argument("--out", type=Path, nargs="*", default=[], help="write the table")
     try:
         args = parser.parse(sys.argv[1:])
@@ -90,13 +96,14 @@ def chosen(only: list[str]) -> list[str]:
 
 def spec_of(name: str, size: str, batch: int, steps: int) -> RunSpec:
     """Return what one cell measures."""
-    short, overrides, recipe = CELLS[name]
+    short, settings, recipe = CELLS[name]
+    overrides: dict[str, Any] = dict(settings)
     own = short == "tsmoe"
     workload = short if own else f"{HERE / 'flagship_peers.py'}:{short}"
     entry = find_workload(workload)
     if short == "routed":
-        overrides = {"size": size, **overrides}
-    steps = max(3, steps if recipe == OURS else steps // 3)
+        overrides = {"size": size, "batch": batch, **overrides}
+    steps = steps if name == "ours" else max(5, steps // 5)
     return RunSpec(
         workload, entry.resolve(size if own else "", overrides), size if own else "",
         batch=batch, recipe=parse_recipe(recipe), device="cuda", steps=steps, source=entry.source,
@@ -109,7 +116,7 @@ def tabulated(runs: dict[str, Run], size: str, batch: int) -> Table:
     assert flops is not None
     tokens = batch * PRESETS[size].tokens
     peer = runs.get(PEER)
-    base = peer.clock.step.median if peer and peer.clock else None
+    base = peer.clock.step.median if peer and peer.clock and peer.status == "ok" else None
     rows: list[tuple[Cell, ...]] = []
     for name, run in runs.items():
         if run.clock is None:

@@ -32,38 +32,35 @@ def assignments(routing: str, tokens: int, chosen: int, experts: int) -> Tensor:
     if routing not in ROUTINGS:
         raise UserError(f"There is no routing {routing!r}.", f"Use {', '.join(ROUTINGS)}.")
     if routing == "collapsed":
-        return torch.arange(chosen).expand(tokens, chosen)
+        return torch.arange(chosen).repeat(tokens, 1)
     weights = ROUTINGS[routing]
     shares_E = torch.tensor([float(weights[e % len(weights)]) for e in range(experts)])
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device=shares_E.device).manual_seed(0)
     return torch.multinomial(shares_E.expand(tokens, experts), chosen, generator=generator)
 
 
-def overrule(router: Router, routing: str) -> None:
+def overrule(router: Router, routing: str, tokens: int) -> None:
     """Let the router choose what `routing` says; weights stay its own probabilities."""
-    experts = router.weight.shape[0]
-    cache: dict[int, Tensor] = {}
+    # A buffer, so that a compiled block and a CUDA graph take it for what it is.
+    forced_TK = assignments(routing, tokens, router.chosen, router.weight.shape[0])
+    router.register_buffer("forced_TK", forced_TK, persistent=False)
 
     def replaced(module: nn.Module, inputs: Any, outputs: Any) -> Any:
-        probabilities_TE = outputs[0]
-        tokens = probabilities_TE.shape[0]
-        if tokens not in cache:
-            made_TK = assignments(routing, tokens, router.chosen, experts)
-            cache[tokens] = made_TK.to(probabilities_TE.device)
-        experts_TK = cache[tokens]
-        return (probabilities_TE, probabilities_TE.gather(1, experts_TK), experts_TK, *outputs[3:])
+        probabilities_TE, _, _, *rest = outputs
+        experts_TK: Tensor = module.forced_TK  # type: ignore[assignment]
+        return (probabilities_TE, probabilities_TE.gather(1, experts_TK), experts_TK, *rest)
 
     router.register_forward_hook(replaced)
 
 
-def routed(size: str = "flagship", routing: str = "skewed") -> steplab.Adopted:
-    """Our mixture with a given load of its experts."""
+def routed(size: str = "flagship", routing: str = "skewed", batch: int = 16) -> steplab.Adopted:
+    """Our mixture with a given load of its experts, for steps of `batch` windows."""
     entry = find_workload("tsmoe")
     workload = entry.open(entry.resolve(size, {}))
     model = workload.model()
     for module in list(model.modules()):
         if isinstance(module, Router):
-            overrule(module, routing)
+            overrule(module, routing, workload.tokens(batch))
     points = entry.presets[size].seq_max_len
     device = torch.get_default_device()
 
@@ -73,8 +70,14 @@ def routed(size: str = "flagship", routing: str = "skewed") -> steplab.Adopted:
     return steplab.Adopted(model, batches, workload.loss, points, optimizer=workload.optimizer)
 
 
-def qwen2_moe(width: int = 768, layers: int = 12, inner: int = 2048) -> steplab.Adopted:
-    """Qwen2-MoE: SwiGLU of inner width 2048 has the FLOPs of our two matrices of 3072."""
+def qwen2_moe(
+    width: int = 768, layers: int = 12, inner: int = 2048, experts: str = "eager"
+) -> steplab.Adopted:
+    """Qwen2-MoE: SwiGLU of inner width 2048 has the FLOPs of our two matrices of 3072.
+
+    `experts` is transformers' `experts_implementation`. Its own choice, `grouped_mm`, is slower
+    here: autocast does not know that op, so the experts multiply in fp32.
+    """
     try:
         from transformers import (  # type: ignore[import-not-found]
             Qwen2MoeConfig,
@@ -90,6 +93,7 @@ def qwen2_moe(width: int = 768, layers: int = 12, inner: int = 2048) -> steplab.
         num_attention_heads=12, num_key_value_heads=12, decoder_sparse_step=1,
         moe_intermediate_size=inner, shared_expert_intermediate_size=inner, num_experts=8,
         num_experts_per_tok=2, use_cache=False, attn_implementation="sdpa",
+        experts_implementation=experts,
     )  # fmt: skip
     model = Qwen2MoeForCausalLM(config)
 

@@ -150,7 +150,8 @@ def test_grouped_mm_equals_single_products(impl):
 def test_group_by_group_passes_opcheck():
     x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
     w = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
-    torch.library.opcheck(torch.ops.steplab.grouped_mm, (x, w, torch.tensor([2, 6])))
+    offsets = torch.tensor([2, 6], dtype=torch.int32)
+    torch.library.opcheck(torch.ops.steplab.grouped_mm_loop, (x, w, offsets))
 
 
 def test_grouped_mm_says_where_it_cannot_run():

@@ -1,5 +1,6 @@
 """Dynamo with its eager backend: what is compiled is known, and nothing is generated."""
 
+import contextlib
 import types
 
 import torch
@@ -10,7 +11,9 @@ from steplab.probes.compilation import CompilationProbe
 
 def watched(step, window=lambda: None):
     """Run `step` before the window and `window` in it, between the probe's hooks."""
-    subject = types.SimpleNamespace(on_cuda=False, run_step=step)
+    subject = types.SimpleNamespace(
+        on_cuda=False, run_step=step, settle_again=step, op_by_op=contextlib.nullcontext
+    )
     probe = CompilationProbe()
     probe.begin(subject)
     step()

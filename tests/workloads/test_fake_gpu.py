@@ -58,7 +58,9 @@ def test_auto_takes_the_fast_kernels_in_bf16(name, compiled, monkeypatch):
     ran = run_on_fake_gpu(name, torch.bfloat16, compiled, monkeypatch)
     assert ran["attention"] == "cudnn"
     if name == "tsmoe":
-        assert (ran["experts"], ran["grouped_mm"]) == ("grouped", "aten")
+        assert (ran["experts"], ran["grouped_mm"]) == ("fused", "aten")
+        assert (ran["router"], ran["feed_forward"]) == ("triton_router", "fused")
+        assert (ran["rms_norm"], ran["rotary"]) == ("triton_norm", "triton_rotary")
 
 
 @pytest.mark.parametrize("compiled", [False, True])

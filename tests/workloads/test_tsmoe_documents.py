@@ -144,15 +144,15 @@ def test_without_documents_the_mathematics_is_the_plain_one():
             part = block.attention
             q, k, v = (
                 p.unflatten(-1, (2, -1)).transpose(1, 2)
-                for p in part.qkv(block.attention_norm(x)).chunk(3, -1)
+                for p in part.qkv(block.attention_norm(x)[0]).chunk(3, -1)
             )
             q, k = model.rotary(q), model.rotary(k)
             impl = attention_op.choose("auto", q, k, v, True)
             mixed = attention_op.attention(impl, q, k, v, True)
             x = x + part.out(mixed.transpose(1, 2).flatten(-2))
             for norm, mixture in zip(block.norms, block.mixtures, strict=True):
-                x = x + mixture(norm(x))[0]
-        assert torch.equal(model(values).outputs_BNH, model.heads(model.norm(x)))
+                x = x + mixture(norm(x)[0])[0]
+        assert torch.equal(model(values).outputs_BNH, model.heads(x))
 
 
 def test_one_document_per_row_is_the_same_as_none():

@@ -10,6 +10,7 @@ from typing import Any
 from steplab.errors import UserError, did_you_mean
 
 AUTO = "auto"
+DEFINITION = "reference"  # written to be read; not meant to be quick
 
 
 def ops() -> list[str]:
@@ -33,3 +34,12 @@ def load(op: str, impl: str) -> Any:
     if impl not in known:
         raise UserError(f"{op} has no implementation {impl!r}.", did_you_mean(impl, [*known, AUTO]))
     return importlib.import_module(f"steplab.kernels.{op}.{impl}")
+
+
+def changes_result(op: str, impl: str) -> bool:
+    """Whether an implementation declares that it computes something else than the op's definition.
+
+    Its file then assigns CHANGES_RESULT; nothing is imported.
+    """
+    text = (Path(__file__).parent / op / f"{impl}.py").read_text(encoding="utf-8")
+    return any(line.startswith("CHANGES_RESULT =") for line in text.splitlines())

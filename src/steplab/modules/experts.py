@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from steplab.kernels import experts as experts_op
+from steplab.kernels import feed_forward as feed_forward_op
 from steplab.kernels import grouped_mm as grouped_mm_op
+from steplab.kernels import router as router_op
 from steplab.kernels.impl import AUTO
 
 
@@ -32,10 +33,14 @@ class GroupedMatmul(nn.Module):
         self.impl = AUTO
         self.ran = ""
 
+    def choose(self, x_RK: Tensor, w_EKN: Tensor) -> str:
+        """Return the implementation that multiplies these, and note that it ran."""
+        self.ran = grouped_mm_op.choose(self.impl, x_RK, w_EKN)
+        return self.ran
+
     def forward(self, x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
         """Return (R, N)."""
-        self.ran = grouped_mm_op.choose(self.impl, x_RK, w_EKN)
-        return grouped_mm_op.grouped_mm(self.ran, x_RK, w_EKN, offsets_E)
+        return grouped_mm_op.grouped_mm(self.choose(x_RK, w_EKN), x_RK, w_EKN, offsets_E)
 
 
 class RoutedExperts(nn.Module):
@@ -57,52 +62,62 @@ class RoutedExperts(nn.Module):
         self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return (output_TD, share of dropped assignments)."""
-        self.ran = experts_op.choose(self.impl)
         dtype = matmul_dtype(x_TD)
+        x_TD = x_TD.to(dtype)
         weights = experts_op.ExpertWeights(
             self.w_in_EFD.to(dtype), self.w_out_EDF.to(dtype), self.activation
         )
+        self.ran = experts_op.choose(self.impl, x_TD, weights)
         # torch's grouped product is not known to autocast, so the casts are ours.
         with torch.autocast(x_TD.device.type, enabled=False):
             return experts_op.experts(
-                self.ran, x_TD.to(dtype), weights_TK, experts_TK, weights, self.grouped_mm
+                self.ran, x_TD, weights_TK, experts_TK, weights, self.grouped_mm
             )
 
 
 class Router(nn.Module):
-    """Chooses K of E experts per token by softmax probability, in fp32 or better."""
+    """Chooses K of E experts per token by softmax probability, in fp32 or better.
+
+    The shared expert's gate reads the same tokens, so it is computed here too.
+    """
+
+    op = "router"
 
     def __init__(self, width: int, experts: int, chosen: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, width))
         self.chosen = chosen
+        self.impl = AUTO
+        self.ran = ""
 
-    def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (probabilities_TE, weights_TK, experts_TK); weights are not renormalised."""
-        dtype = torch.promote_types(x_TD.dtype, torch.float32)
+    def forward(self, x_TD: Tensor, gate_1D: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return (probabilities_TE, weights_TK, experts_TK, gate_T1); weights not renormalised."""
+        self.ran = router_op.choose(self.impl, x_TD, self.weight)
         with torch.autocast(x_TD.device.type, enabled=False):
-            logits_TE = F.linear(x_TD.to(dtype), self.weight.to(dtype))
-            probabilities_TE = logits_TE.softmax(-1)
-            weights_TK, experts_TK = probabilities_TE.topk(self.chosen, dim=-1)
-        return probabilities_TE, weights_TK, experts_TK
+            return router_op.router(self.ran, x_TD, self.weight, gate_1D, self.chosen)
 
 
 class FeedForward(nn.Module):
     """The shared expert: the same two-matrix network, for every token."""
+
+    op = "feed_forward"
 
     def __init__(self, width: int, inner: int, activation: str) -> None:
         super().__init__()
         self.activation = activation
         self.w_in = nn.Linear(width, 2 * inner if activation == "swiglu" else inner, bias=False)
         self.w_out = nn.Linear(inner, width, bias=False)
+        self.impl = AUTO
+        self.ran = ""
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        """Map (T, D) to (T, D)."""
-        z_TF = self.w_in(x_TD)
-        if self.activation == "gelu":
-            return self.w_out(F.gelu(z_TF))
-        gate_TF, up_TF = z_TF.chunk(2, dim=-1)
-        return self.w_out(F.silu(gate_TF) * up_TF)
+    def forward(self, x_TD: Tensor, weights_T1: Tensor | None = None) -> Tensor:
+        """Map (T, D) to (T, D), times a weight per token if given."""
+        dtype = matmul_dtype(x_TD)
+        inputs = (x_TD.to(dtype), self.w_in.weight.to(dtype), self.w_out.weight.to(dtype))
+        self.ran = feed_forward_op.choose(self.impl, *inputs)
+        # Not every implementation is known to autocast, so the casts are ours.
+        with torch.autocast(x_TD.device.type, enabled=False):
+            return feed_forward_op.feed_forward(self.ran, *inputs, self.activation, weights_T1)
 
 
 class MixtureOfExperts(nn.Module):
@@ -115,14 +130,15 @@ class MixtureOfExperts(nn.Module):
         self.router = Router(width, experts, chosen)
         self.experts = RoutedExperts(experts, width, inner, activation)
         self.shared = FeedForward(width, shared_inner, activation)
-        self.shared_gate = nn.Linear(width, 1, bias=False)
+        self.shared_gate = nn.Linear(width, 1, bias=False)  # the router multiplies by its weight
 
     def forward(self, x_BTD: Tensor, counted_BT: Tensor | None = None) -> tuple[Tensor, Routing]:
         """Return (output_BTD, what the router did); load and importance of the counted tokens."""
         x_TD = x_BTD.flatten(0, -2)
-        probabilities_TE, weights_TK, experts_TK = self.router(x_TD)
+        routed = self.router(x_TD, self.shared_gate.weight)
+        probabilities_TE, weights_TK, experts_TK, gate_T1 = routed
         routed_TD, dropped = self.experts(x_TD, weights_TK, experts_TK)
-        shared_TD = self.shared(x_TD) * self.shared_gate(x_TD).sigmoid()
+        shared_TD = self.shared(x_TD, gate_T1)
         experts = torch.arange(probabilities_TE.shape[-1], device=x_TD.device)
         is_hit_TKE = experts_TK[..., None] == experts
         if counted_BT is None:

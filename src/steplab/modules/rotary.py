@@ -6,6 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from steplab.kernels import rotary as rotary_op
+from steplab.kernels.impl import AUTO
+from steplab.kernels.rotary.reference import rotate
+
 Angles = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2) or (B, 1, T, D / 2)
 
 
@@ -27,12 +31,11 @@ class Rotary(nn.Module):
 
         Without `angles` the tokens stand at positions 0 to T - 1.
         """
-        if angles is None:
-            angles = self.cos_TD[: x_BHTD.shape[-2]], self.sin_TD[: x_BHTD.shape[-2]]
-        cos, sin = angles
-        left, right = x_BHTD.chunk(2, dim=-1)
-        rotated = (left * cos - right * sin, right * cos + left * sin)
-        return torch.cat(rotated, dim=-1).to(x_BHTD.dtype)
+        return rotate(x_BHTD, *(angles or self.first(x_BHTD.shape[-2])))
+
+    def first(self, tokens: int) -> Angles:
+        """Return the angles of the positions 0 to `tokens` - 1."""
+        return self.cos_TD[:tokens], self.sin_TD[:tokens]
 
     def angles(self, positions_BT: Tensor) -> Angles:
         """Return the angles of tokens at these positions, for all layers at once."""
@@ -53,3 +56,28 @@ class Rotary(nn.Module):
         frequencies_D = self.theta**-exponents_D
         angles_TD = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies_D)
         return angles_TD.cos().float(), angles_TD.sin().float()
+
+
+class RotaryHeads(nn.Module):
+    """Queries, keys and values out of their common product, by the implementation asked for."""
+
+    op = "rotary"
+
+    def __init__(self, rotary: Rotary, heads: int) -> None:
+        super().__init__()
+        self.table = rotary
+        self.heads = heads
+        self.impl = AUTO
+        self.ran = ""
+
+    def forward(
+        self, qkv_BTD: Tensor, angles: Angles | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Map (B, T, 3 H D) to q, k and v, (B, H, T, D) each; q and k are rotated.
+
+        Without `angles` the tokens stand at positions 0 to T - 1.
+        """
+        qkv_BT3HD = qkv_BTD.unflatten(-1, (3, self.heads, -1))
+        cos, sin = angles or self.table.first(qkv_BTD.shape[1])
+        self.ran = rotary_op.choose(self.impl, qkv_BT3HD, cos)
+        return rotary_op.rotary(self.ran, qkv_BT3HD, cos, sin)

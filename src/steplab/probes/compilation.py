@@ -64,10 +64,12 @@ class CompilationProbe(Probe):
             return
         torch._dynamo.reset()
         start = perf_counter()
-        subject.run_step()
+        with subject.op_by_op():
+            subject.run_step()
         if subject.on_cuda:
             torch.cuda.synchronize()
         self.warm_seconds = perf_counter() - start
+        subject.settle_again()
 
     def result(self) -> Compilation | None:
         """Return the record, or None for an eager step."""

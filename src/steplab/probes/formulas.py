@@ -75,6 +75,11 @@ def _grouped_mm(a: Any, b: Any, *args: Any, out_val: Any = None, **kwargs: Any) 
     return 2.0 * out_val.numel() * a.shape[-1] if b.ndim == 3 else 2.0 * a.numel() * b.shape[-1]
 
 
+def _grouped_mm_gradient(x: Any, dout: Any, *args: Any, **kwargs: Any) -> float:
+    """x^T dout of every group: (M, K) and (M, N)."""
+    return 2.0 * x.numel() * dout.shape[-1]
+
+
 def _product(a: Any, b: Any, *args: Any, **kwargs: Any) -> float:
     """(..., M, K) x (..., K, N), or with a vector (K) on the right: every element of a meets N."""
     return 2.0 * a.numel() * (b.shape[-1] if b.ndim > 1 else 1)
@@ -125,6 +130,68 @@ def _scan(x: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> float:
     return op_costs.scan(x.numel())
 
 
+def _fused_experts(x: Any, weights: Any, w_in: Any, w_out: Any, *args: Any, **kw: Any) -> float:
+    """Each of the T x K rows meets both matrices of one expert."""
+    return 2.0 * weights.numel() * (w_in[0].numel() + w_out[0].numel())
+
+
+def _fused_network(x: Any, w_in: Any, w_out: Any, *args: Any, **kwargs: Any) -> float:
+    return 2.0 * x.shape[0] * (w_in.numel() + w_out.numel())
+
+
+def _router(x: Any, weight: Any, gate: Any, *args: Any, **kwargs: Any) -> float:
+    return 2.0 * x.shape[0] * (weight.numel() + gate.numel())
+
+
+def _head(x: Any, weight: Any, *args: Any, **kwargs: Any) -> float:
+    return 2.0 * x.shape[0] * weight.numel()
+
+
+def _head_and_gradients(x: Any, weight: Any, *args: Any, **kwargs: Any) -> float:
+    """The logits, and a product for each of the gradients that the last two arguments ask for."""
+    return (1 + sum(args[-2:])) * _head(x, weight)
+
+
+def _head_again(d_losses: Any, *args: Any, **kwargs: Any) -> float:
+    return _head_and_gradients(*args)
+
+
+def _gradients_of(forward: Formula, skipped: int) -> Formula:
+    """Two products for each of the forward's, none of them recomputed; the arguments of the
+    forward follow `skipped` gradients."""
+
+    def formula(*args: Any, **kwargs: Any) -> float:
+        return 2 * forward(*args[skipped:], **kwargs)
+
+    return formula
+
+
+# By name: an op exists once the module that defines it is imported.
+OWN_OPS: dict[str, Formula] = {
+    "fused_experts": _fused_experts,
+    "fused_experts_backward": _gradients_of(_fused_experts, 1),
+    "fused_feed_forward": _fused_network,
+    "fused_feed_forward_backward": _gradients_of(_fused_network, 1),
+    "router": _router,
+    "router_backward": _gradients_of(_router, 3),
+    "grouped_mm_aten": _grouped_mm,
+    "grouped_mm_aten_weight_gradient": _grouped_mm_gradient,
+    "grouped_mm_loop": _grouped_mm,
+    "grouped_mm_loop_weight_gradient": _grouped_mm_gradient,
+    "place_assignments": lambda *args, **kwargs: 0.0,
+    "rms_norm": lambda *args, **kwargs: 0.0,
+    "add_rms_norm": lambda *args, **kwargs: 0.0,
+    "rms_norm_backward": lambda *args, **kwargs: 0.0,
+    "rotary": lambda *args, **kwargs: 0.0,
+    "rotary_backward": lambda *args, **kwargs: 0.0,
+    "chunked_cross_entropy_mean": _head_and_gradients,
+    "chunked_cross_entropy_tokens": _head,
+    "chunked_cross_entropy_tokens_backward": _head_again,
+    "triton_chunked_cross_entropy_mean": _head_and_gradients,
+    "triton_chunked_cross_entropy_tokens": _head,
+    "triton_chunked_cross_entropy_tokens_backward": _head_again,
+    "scaled": lambda *args, **kwargs: 0.0,
+}
 MATRIX_OPS: dict[Any, Formula] = {
     aten._grouped_mm: _grouped_mm,
     aten.mv: _product,
@@ -161,6 +228,9 @@ def matrix_formulas(visible: bool) -> dict[Any, Formula]:
     torch's own counter knows attention on CPU as 0, and counts every pair of a causal one.
     """
     found = dict(MATRIX_OPS)
+    for name, formula in OWN_OPS.items():
+        if hasattr(torch.ops.steplab, name):
+            found[getattr(torch.ops.steplab, name)] = formula
     for name in ATTENTION_OPS:
         for op, backward in ((name, False), (f"{name}_backward", True)):
             if hasattr(aten, op):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from steplab.record import Memory
 
 STATUS = Path("/proc/self/status")
 CLEAR_PEAK = Path("/proc/self/clear_refs")
+SHARED = (0, 0)  # how the allocator calls the pool of everything that no graph owns
 
 
 class MemoryProbe(Probe):
@@ -27,9 +29,15 @@ class MemoryProbe(Probe):
         self._forget_peak()
 
     def close_window(self, subject: Subject) -> None:
-        """Read the window's peak."""
+        """Read the window's peak.
+
+        A replayed graph allocates nothing: what its private pool holds is added.
+        """
         self.peak = self._peak()
         self.reserved = torch.cuda.max_memory_reserved() if self.on_cuda else None
+        if self.reserved is not None and self.peak is not None:
+            held = unused_in_private_pools(torch.cuda.memory_snapshot())
+            self.peak = min(self.peak + held, self.reserved)
 
     def inspect(self, subject: Subject) -> None:
         """Run one extra step and read the peak of every phase apart (CUDA only).
@@ -72,6 +80,15 @@ class MemoryProbe(Probe):
         # Writing 5 sets the high-water mark back to the present size (Linux 4.0 and newer).
         with contextlib.suppress(OSError):
             CLEAR_PEAK.write_text("5")
+
+
+def unused_in_private_pools(segments: Sequence[Mapping[str, Any]]) -> int:
+    """Return the bytes that graphs' pools hold and the allocator's counters call free.
+
+    Nobody else can have them: the next replay writes there.
+    """
+    private = [s for s in segments if tuple(s.get("segment_pool_id", SHARED)) != SHARED]
+    return sum(int(s["total_size"]) - int(s["allocated_size"]) for s in private)
 
 
 def status_bytes(key: str) -> int | None:

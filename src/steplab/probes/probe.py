@@ -22,6 +22,7 @@ class Watched(Protocol):
     optimizer: torch.optim.Optimizer | None
     workload: Any
     parts: Any
+    graph: Any  # what captures and replays the step; None where ops are launched one by one
 
     @property
     def model(self) -> nn.Module:
@@ -50,6 +51,25 @@ class Subject:
     def run_step(self) -> Any:
         """Run one more step, outside any window."""
         return self.step(next(self.feed))
+
+    def settle_again(self) -> None:
+        """Bring the step back to how it is measured: compiled, captured."""
+        for _ in range(self.step.parts.settle_steps):
+            self.run_step()
+
+    @contextlib.contextmanager
+    def op_by_op(self) -> Iterator[None]:
+        """Run the steps inside without replaying a graph, in which no op can be seen.
+
+        The graph is dropped, for its memory: steps that follow capture it anew.
+        """
+        kept, self.step.graph = self.step.graph, None
+        if kept is not None:
+            kept.forget()
+        try:
+            yield
+        finally:
+            self.step.graph = kept
 
 
 class Probe:

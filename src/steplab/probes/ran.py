@@ -11,6 +11,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from steplab.modules.one_pass_adamw import OnePassAdamW
 from steplab.probes.probe import Probe, Subject
 from steplab.probes.products import TracedCall, innermost_products
 from steplab.record import Ran
@@ -112,6 +113,8 @@ class RanProbe(Probe):
     def inspect(self, subject: Subject) -> None:
         """Profile one extra step."""
         self.traced = profiled_step(subject.run_step, subject.on_cuda)
+        if subject.step.graph is not None:
+            self._see_captured_ops(subject)
         impls: dict[str, set[str]] = {}
         for module in subject.step.model.modules():
             if hasattr(module, "op") and hasattr(module, "ran") and module.ran:
@@ -119,19 +122,33 @@ class RanProbe(Probe):
         self.impls = {op: tuple(sorted(names)) for op, names in impls.items()}
         self.optimizer = optimizer_impl(subject.step.optimizer, self.traced.optimizer_ops)
 
+    def _see_captured_ops(self, subject: Subject) -> None:
+        """A replay dispatches no op; a plain step has the ops that were captured."""
+        with subject.op_by_op():
+            ops = profiled_step(subject.run_step, subject.on_cuda)
+        subject.settle_again()
+        self.traced = replace(
+            self.traced,
+            attention_ops=ops.attention_ops,
+            matmul_dtypes=ops.matmul_dtypes,
+            optimizer_ops=ops.optimizer_ops,
+        )
+
     def result(self) -> Ran:
         """Return the evidence."""
         return replace(self.traced, impls=self.impls, optimizer=self.optimizer)
 
 
 def optimizer_impl(optimizer: torch.optim.Optimizer | None, traced: Collection[str]) -> str:
-    """Return forloop, foreach or fused, by the `traced` ops of the update.
+    """Return forloop, foreach, fused or one-pass (with its kernel), by the update's `traced` ops.
 
     Where these do not tell (a compiled update, a mode without one, an SGD whose foreach ops
     clipping has too), by what the optimizer's groups resolve to.
     """
     if optimizer is None:
         return ""
+    if isinstance(optimizer, OnePassAdamW):
+        return f"one-pass {optimizer.ran}".strip()
     if not FUSED_UPDATES.isdisjoint(traced):
         return "fused"
     if not FOREACH_UPDATES.isdisjoint(traced):

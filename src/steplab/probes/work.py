@@ -97,7 +97,7 @@ def count_work(subject: Subject) -> Work:
                     run = step.workload.predict if spec.mode == "infer" else step.workload.loss
                     run(step.model, batch)
             forward[visible] = counter
-        with Counter(visible=True) as whole:
+        with Counter(visible=True) as whole, subject.op_by_op():
             subject.run_step()
     uncovered = forward[True].uncovered | whole.uncovered
     return Work(

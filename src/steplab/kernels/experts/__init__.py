@@ -1,23 +1,35 @@
 """Routed experts: every token goes to K of E small networks, whose outputs are weighed and added.
 
 `loop` is the definition. `grouped` computes the same with static shapes: on one device K copies of
-T tokens are always T * K rows, and only the borders between experts move. `capacity` gives every
-expert the same number of rows and drops the assignments that find theirs full.
+T tokens are always T * K rows, and only the borders between experts move. `fused` does that in
+hand-written kernels and keeps half as much for the backward. `capacity` gives every expert the
+same number of rows and drops the assignments that find theirs full.
 
-Every implementation file offers `experts(...)`, as `experts` below.
+Every implementation file offers `experts(...)`, as `experts` below; `fused` also `refuse(...)`,
+which returns the reason why it cannot run, or "".
 """
 
 # T tokens, K chosen experts, E experts, D width, F inner width (2F for swiglu), R = T * K rows
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from steplab.errors import Unsupported
 from steplab.kernels.impl import AUTO, impls, load
 
-GroupedMatmul = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x_RK, w_EKN, offsets_E) -> (R, N)
+
+class GroupedMatmul(Protocol):
+    """The grouped product that implementations with sorted rows use."""
+
+    def choose(self, x_RK: Tensor, w_EKN: Tensor) -> str:
+        """Return the name of the implementation that will multiply these."""
+        ...
+
+    def __call__(self, x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
+        """Return (R, N)."""
+        ...
 
 
 class ExpertWeights(NamedTuple):
@@ -32,9 +44,16 @@ class ExpertWeights(NamedTuple):
 IMPLS = {name: load("experts", name) for name in impls("experts")}
 
 
-def choose(impl: str) -> str:
-    """Return the implementation to run; `auto` is the dropless one with static shapes."""
-    return "grouped" if impl == AUTO else impl
+def choose(impl: str, x_TD: Tensor, experts: ExpertWeights) -> str:
+    """Return the implementation to run; `auto` is a dropless one with static shapes."""
+    if impl not in (AUTO, "fused"):
+        return impl
+    reason = IMPLS["fused"].refuse(x_TD, experts)
+    if impl == AUTO:
+        return "grouped" if reason else "fused"
+    if reason:
+        raise Unsupported(f"experts {impl!r} {reason}.", "Use impl.experts=auto.")
+    return impl
 
 
 def experts(
@@ -47,8 +66,7 @@ def experts(
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, share of assignments that were dropped, a scalar).
 
-    `weights_TK` weighs the K experts whose indices are `experts_TK`; `matmul` is the grouped
-    product that implementations with sorted rows use.
+    `weights_TK` weighs the K experts whose indices are `experts_TK`.
     """
     out: tuple[Tensor, Tensor] = IMPLS[impl].experts(x_TD, weights_TK, experts_TK, experts, matmul)
     return out

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from steplab.kernels.activation.reference import activate
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul
-from steplab.kernels.experts._activation import activate
 from steplab.kernels.experts._sorting import rank_assignments
 
+CHANGES_RESULT = True  # tokens that find their expert full go without it
 FACTOR = 1.25  # rows per expert over those of a perfectly balanced routing
 
 
@@ -44,12 +46,41 @@ def experts(
     tokens_TK = torch.arange(T, device=x_TD.device)[:, None].expand(T, K)
     token_S = torch.full((E * C + 1,), T, device=x_TD.device)
     token_S = token_S.scatter(0, slot_TK.flatten(), tokens_TK.flatten())[:-1]
-    x_ECD = _with_zero_row(x_TD)[token_S].view(E, C, -1)
+    x_ECD = take(x_TD, token_S, slot_TK).view(E, C, -1)
     z_ECF = torch.bmm(x_ECD, experts.w_in_EFD.transpose(-2, -1))
     y_ECD = torch.bmm(activate(z_ECF, experts.activation), experts.w_out_EDF.transpose(-2, -1))
-    y_TKD = _with_zero_row(y_ECD.flatten(0, 1))[slot_TK]
+    # Every slot has one assignment, so the rows given back are summed over nothing but it.
+    number_TK = torch.arange(T * K, device=x_TD.device).view(T, K)
+    assignment_S1 = torch.full((E * C + 1,), T * K, device=x_TD.device)
+    assignment_S1 = assignment_S1.scatter(0, slot_TK.flatten(), number_TK.flatten())[:-1, None]
+    y_TKD = take(y_ECD.flatten(0, 1), slot_TK.flatten(), assignment_S1).view(T, K, -1)
     out_TD = (y_TKD * weights_TK[..., None]).sum(1).to(x_TD.dtype)
     return out_TD, 1 - kept_TK.to(weights_TK.dtype).mean()
+
+
+class Take(torch.autograd.Function):
+    """Rows by their number, where one beyond the last is zero; the gradient is taken likewise.
+
+    Left to autograd it would be an index_put that accumulates: a sort, or atomics.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows_ND: Tensor, number_M: Tensor, places_NJ: Tensor) -> Tensor:
+        """Return (M, D). `places_NJ` are the M places, M for none, that each row went to."""
+        ctx.save_for_backward(places_NJ)
+        return _with_zero_row(rows_ND)[number_M]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Add up what came back from each row's places."""
+        (places_NJ,) = ctx.saved_tensors
+        return _with_zero_row(gradients[0])[places_NJ].sum(1), None, None
+
+
+def take(rows_ND: Tensor, number_M: Tensor, places_NJ: Tensor) -> Tensor:
+    """Return (M, D)."""
+    out_MD: Tensor = Take.apply(rows_ND, number_M, places_NJ)
+    return out_MD
 
 
 def _with_zero_row(rows: Tensor) -> Tensor:

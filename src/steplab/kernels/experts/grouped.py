@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from steplab.kernels.activation.reference import activate
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul
-from steplab.kernels.experts._activation import activate
 from steplab.kernels.experts._permute import combine, gather
 from steplab.kernels.experts._sorting import sort_rows
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from steplab.kernels.activation.reference import activate
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul
-from steplab.kernels.experts._activation import activate
 
 
 def experts(

@@ -2,7 +2,7 @@
 
 `offsets_E` (int32) holds the end of each group; the last one is R. Two implementations: `aten`
 (torch's own op: one kernel, offsets stay on the device) and `loop` (group by group, for what
-torch's op cannot take).
+torch's op cannot take). Each file offers `product` and `weight_gradient`.
 """
 
 # R rows, E groups, K inner width, N outer width
@@ -12,9 +12,14 @@ import torch
 from torch import Tensor
 
 from steplab.errors import Unsupported
+from steplab.kernels.grouped_mm._op import make_op
 from steplab.kernels.impl import AUTO, impls, load
 
 IMPLS = {name: load("grouped_mm", name) for name in impls("grouped_mm")}
+OPS = {
+    name: make_op(name, impl.product, impl.weight_gradient, impl.TAGS)
+    for name, impl in IMPLS.items()
+}
 
 
 def choose(impl: str, x_RK: Tensor, w_EKN: Tensor) -> str:
@@ -29,5 +34,16 @@ def choose(impl: str, x_RK: Tensor, w_EKN: Tensor) -> str:
 
 def grouped_mm(impl: str, x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
     """Return (R, N) by exactly the implementation named (not `auto`)."""
-    out_RN: Tensor = IMPLS[impl].grouped_mm(x_RK, w_EKN, offsets_E.to(torch.int32))
+    return OPS[impl](x_RK, w_EKN, offsets_E.to(torch.int32))
+
+
+def product(impl: str, x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
+    """As `grouped_mm`, for layers that are one op themselves: autograd does not see it."""
+    out_RN: Tensor = IMPLS[impl].product(x_RK, w_EKN, offsets_E)
     return out_RN
+
+
+def weight_gradient(impl: str, x_RK: Tensor, dout_RN: Tensor, offsets_E: Tensor) -> Tensor:
+    """Return (E, K, N), x^T dout of each group, unseen by autograd as well."""
+    dw_EKN: Tensor = IMPLS[impl].weight_gradient(x_RK, dout_RN, offsets_E)
+    return dw_EKN

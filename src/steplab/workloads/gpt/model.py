@@ -7,8 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from steplab.modules.attention import Attention
+from steplab.modules.loss import LinearCrossEntropy
+from steplab.modules.rms_norm import RMSNorm
 from steplab.modules.rotary import Rotary
 from steplab.workloads.gpt.config import GPTConfig
+
+EPS = 1e-5
 
 
 class SelfAttention(nn.Module):
@@ -66,15 +70,16 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, rotary: Rotary) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.width, eps=1e-5)
+        self.attention_norm = RMSNorm(config.width, EPS)
         self.attention = SelfAttention(config, rotary)
-        self.feed_forward_norm = nn.RMSNorm(config.width, eps=1e-5)
+        self.feed_forward_norm = RMSNorm(config.width, EPS)
         self.feed_forward = FeedForward(config)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map (B, T, D) to (B, T, D)."""
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
-        return x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
+        normed_BTD, x_BTD = self.attention_norm(x_BTD)
+        normed_BTD, x_BTD = self.feed_forward_norm(x_BTD, self.attention(normed_BTD))
+        return x_BTD + self.feed_forward(normed_BTD)
 
 
 class GPT(nn.Module):
@@ -85,8 +90,9 @@ class GPT(nn.Module):
         rotary = Rotary(config.head_width, config.max_context, config.rope_theta)
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.width, eps=1e-5)
+        self.norm = RMSNorm(config.width, EPS)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.loss = LinearCrossEntropy()
         self.apply(_initialise)
         # Residual branches scaled by depth keep the stream's variance near one at the start.
         for block in self.blocks:
@@ -98,10 +104,12 @@ class GPT(nn.Module):
         x_BTD = self.embedding(tokens_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD)
-        logits_BTV = self.head(self.norm(x_BTD))
+        x_BTD, _ = self.norm(x_BTD)
         if targets_BT is None:
+            logits_BTV: Tensor = self.head(x_BTD)
             return logits_BTV
-        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+        loss: Tensor = self.loss(x_BTD, self.head.weight, targets_BT)
+        return loss
 
 
 def _initialise(module: nn.Module) -> None:

@@ -54,4 +54,6 @@ class GPTWorkload:
 
     def work(self, batch: int, mode: Mode, ran: Mapping[str, str]) -> Work:
         """FLOPs by formula."""
-        return work(self.config, batch, mode, ran.get("attention", ""))
+        return work(
+            self.config, batch, mode, ran.get("attention", ""), ran.get("cross_entropy", "")
+        )

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from steplab.modules.attention import Attention
 from steplab.modules.experts import MixtureOfExperts, Routing
 from steplab.modules.kv_cache import LayerCache
-from steplab.modules.rotary import Angles, Rotary
+from steplab.modules.rms_norm import RMSNorm
+from steplab.modules.rotary import Angles, Rotary, RotaryHeads
 from steplab.workloads.tsmoe.config import TsmoeConfig
 
 EPS = 1e-6
@@ -29,22 +30,31 @@ class Place(NamedTuple):
 ALONE = Place()
 
 
+class PointLinear(nn.Linear):
+    """A product in the dtype of its input, not of its weight: so points keep their digits."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Map (..., P) to (..., D)."""
+        return F.linear(points, self.weight.to(points.dtype))
+
+
 class Embedding(nn.Module):
     """silu(gate(x)) * value(x) of one point or patch."""
 
     def __init__(self, patch_length: int, width: int) -> None:
         super().__init__()
-        self.value = nn.Linear(patch_length, width, bias=False)
-        self.gate = nn.Linear(patch_length, width, bias=False)
+        self.value = PointLinear(patch_length, width, bias=False)
+        self.gate = PointLinear(patch_length, width, bias=False)
 
     def forward(self, patches_BNP: Tensor) -> Tensor:
-        """Map (B, N, P) to (B, N, D), never in autocast's dtype.
+        """Map (B, N, P) to (B, N, D), never in autocast's dtype, then rounded to the weights'.
 
         So the residual stream keeps the dtype of the norms' weights, without which torch has no
         fused RMSNorm; and one point times one weight gains nothing from tensor cores.
         """
         with torch.autocast(patches_BNP.device.type, enabled=False):
-            return F.silu(self.gate(patches_BNP)) * self.value(patches_BNP)
+            x_BND = F.silu(self.gate(patches_BNP)) * self.value(patches_BNP)
+            return x_BND.to(self.value.weight.dtype)
 
 
 class SelfAttention(nn.Module):
@@ -52,9 +62,8 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: TsmoeConfig, rotary: Rotary) -> None:
         super().__init__()
-        self.heads = config.n_head
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.rotary = rotary
+        self.rotary = RotaryHeads(rotary, config.n_head)
         self.attention = Attention(causal=True)
         self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
@@ -62,9 +71,7 @@ class SelfAttention(nn.Module):
         self, x_BND: Tensor, place: Place = ALONE, cache: LayerCache | None = None
     ) -> Tensor:
         """Map (B, N, D) to (B, N, D); the keys of `cache` are seen too, and the new ones added."""
-        parts = self.qkv(x_BND).chunk(3, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        q, k = self.rotary(q, place.angles), self.rotary(k, place.angles)
+        q, k, v = self.rotary(self.qkv(x_BND), place.angles)
         if cache is not None:
             k, v = cache.append(k, v)
         mixed = self.attention(q, k, v, place.documents_BS)
@@ -77,10 +84,10 @@ class Block(nn.Module):
     def __init__(self, config: TsmoeConfig, rotary: Rotary) -> None:
         super().__init__()
         width = config.hidden_size
-        self.attention_norm = nn.RMSNorm(width, eps=EPS)
+        self.attention_norm = RMSNorm(width, EPS)
         self.attention = SelfAttention(config, rotary)
         layers = range(config.num_expert_layers)
-        self.norms = nn.ModuleList(nn.RMSNorm(width, eps=EPS) for _ in layers)
+        self.norms = nn.ModuleList(RMSNorm(width, EPS) for _ in layers)
         shape = (config.d_expert, config.d_ff, config.num_experts, config.k, config.activation)
         self.mixtures = nn.ModuleList(MixtureOfExperts(width, *shape) for _ in layers)
 
@@ -88,10 +95,11 @@ class Block(nn.Module):
         self, x_BND: Tensor, place: Place = ALONE, cache: LayerCache | None = None
     ) -> tuple[Tensor, list[Routing]]:
         """Return (x_BND, the routing of each mixture layer)."""
-        x_BND = x_BND + self.attention(self.attention_norm(x_BND), place, cache)
+        normed_BND, x_BND = self.attention_norm(x_BND)
+        out_BND = self.attention(normed_BND, place, cache)
         routings = []
         for norm, mixture in zip(self.norms, self.mixtures, strict=True):
-            out_BND, routing = mixture(norm(x_BND), place.counted_BN)
-            x_BND = x_BND + out_BND
+            normed_BND, x_BND = norm(x_BND, out_BND)
+            out_BND, routing = mixture(normed_BND, place.counted_BN)
             routings.append(routing)
-        return x_BND, routings
+        return x_BND + out_BND, routings

@@ -13,6 +13,7 @@ from steplab.errors import UserError
 from steplab.modules.documents import document_positions
 from steplab.modules.experts import RoutedExperts, Router, Routing
 from steplab.modules.kv_cache import KVCache
+from steplab.modules.rms_norm import RMSNorm
 from steplab.modules.rotary import Rotary
 from steplab.workloads.tsmoe.blocks import ALONE, EPS, Block, Embedding, Place
 from steplab.workloads.tsmoe.config import TsmoeConfig
@@ -57,7 +58,7 @@ class Tsmoe(nn.Module):
         layers = range(config.n_decoder_layers)
         self.blocks = nn.ModuleList(Block(config, self.rotary) for _ in layers)
         final = config.layout == "time-moe"
-        self.norm = nn.RMSNorm(config.hidden_size, eps=EPS) if final else nn.Identity()
+        self.norm = RMSNorm(config.hidden_size, EPS) if final else None
         horizons, levels = config.horizon_lengths, config.quantile_levels
         self.heads = nn.Linear(config.hidden_size, sum(horizons), bias=not final)
         self.loss = HorizonLoss(horizons, config.patch_length, config.huber_delta)
@@ -137,7 +138,8 @@ class Tsmoe(nn.Module):
         for index, block in enumerate(self.blocks):
             x_BND, own = block(x_BND, place, None if cache is None else cache.layer(index))
             routings += own
-        x_BND = self.norm(x_BND)
+        if self.norm is not None:
+            x_BND, _ = self.norm(x_BND)
         outputs_BNH, quantiles_BNHQ = self.heads(x_BND), None
         if self.quantile_heads is not None:
             shape = (outputs_BNH.shape[-1], -1)

@@ -1,0 +1,120 @@
+"""Does the fast step learn what the plain one learns? Loss curves over the same data.
+
+    PYTHONPATH=src python benchmarks/loss_curve.py [--steps N] [--twins N] [--out FILE ...]
+
+The reference is the definition of every op under bf16 autocast: experts one by one, unfused
+attention, torch's optimizer. Its twins start from weights moved by half a rounding of bf16, which
+is what any other order of summation does to them at every step. The fast recipe starts from the
+unmoved weights. Its curve is right when it lies among the twins': at every step within their range,
+widened by that range, of losses averaged over a window of 10 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steplab.cli.command import Parser
+from steplab.engine.assemble import assemble, micro_batches
+from steplab.errors import SteplabError, UserError
+from steplab.probes.environment import capture
+from steplab.record import Column, Table
+from steplab.record.table import Cell
+from steplab.report.export import check_suffixes, write_table
+from steplab.report.terminal import print_table
+from steplab.spec import RunSpec
+from steplab.techniques.parse import parse_recipe
+from steplab.workloads.workload import find_workload
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+REFERENCE = "precision=bf16,impl.experts=loop,impl.attention=math"
+WINDOW = 10
+HALF_ROUNDING = 2.0**-9  # of bf16, relative
+# The large mixture, reduced so that the reference's 200 steps take seconds: a third of the layers,
+# half the width, a quarter of the context.
+SHAPE = {"hidden_size": 384, "n_head": 6, "n_decoder_layers": 4, "d_ff": 1536, "d_expert": 1536}
+Curve = NDArray[np.float64]
+
+
+def main() -> int:
+    """Train all, print the table, write it where asked; return the exit code."""
+    parser = Parser("loss_curve.py", "Loss curves of the fast recipe among the reference's twins.")
+    add = parser.add_argument
+    add("--recipe", default=str(RECIPES / "flagship.toml"), help="the recipe to judge")
+    add("--steps", type=int, default=200, help="training steps of each run")
+    add("--twins", type=int, default=4, help="perturbed runs of the reference")
+    add("--context", type=int, default=1024, help="points per window")
+    add("--batch", type=int, default=4, help="windows per step")
+    add("--device", default="cuda", help="cpu or cuda")
+    add("--out", type=Path, nargs="*", default=[], help="write the table")
+    try:
+        args = parser.parse(sys.argv[1:])
+        check_suffixes(args.out)
+        if args.steps < 2 * WINDOW or args.twins < 2:
+            raise UserError(f"--steps must be at least {2 * WINDOW} and --twins at least 2.")
+        table = judged(args)
+        print_table(table)
+        for path in args.out:
+            write_table(table, path)
+    except SteplabError as error:
+        print(f"loss_curve.py: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def judged(args: argparse.Namespace) -> Table:
+    """Return the curves at a few steps, and the verdict as the note."""
+    entry = find_workload("tsmoe")
+    config = entry.resolve("flagship", {**SHAPE, "seq_max_len": args.context})
+    spec = RunSpec(
+        "tsmoe", config, "flagship", batch=args.batch, device=args.device,
+        recipe=parse_recipe(REFERENCE), steps=args.steps,
+    )  # fmt: skip
+    twins_NS = np.stack([smooth(curve(spec, n)) for n in range(args.twins)])
+    fast_S = smooth(curve(replace(spec, recipe=parse_recipe(args.recipe)), 0))
+    low_S, high_S = twins_NS.min(0), twins_NS.max(0)
+    room_S = high_S - low_S
+    inside_S = (fast_S >= low_S - room_S) & (fast_S <= high_S + room_S)
+    shown = np.unique(np.linspace(0, len(fast_S) - 1, 9).astype(int))
+    rows: list[tuple[Cell, ...]] = [
+        (int(s) + WINDOW, *(float(c[s]) for c in (low_S, high_S, fast_S)), bool(inside_S[s]))
+        for s in shown
+    ]
+    note = (
+        f"{inside_S.sum()} of {len(inside_S)} steps within the widened range of {args.twins} runs "
+        f"({100 * inside_S.mean():.1f} %); means of {WINDOW} steps. {SHAPE}, batch {args.batch} x "
+        f"{args.context}.\n{capture().conditions_on(args.device)}"
+    )
+    names = ("step", "twins, lowest", "twins, highest", "fast", "within")
+    return Table("Loss of the fast recipe among the reference's twins",
+                 tuple(Column(name) for name in names), tuple(rows), note)  # fmt: skip
+
+
+def curve(spec: RunSpec, twin: int) -> Curve:
+    """Train from the seed's weights, moved at random for every twin but 0; return its losses."""
+    step = assemble(spec)
+    if twin:
+        generator = torch.Generator(device=step.parts.device).manual_seed(twin)
+        with torch.no_grad():
+            for weight in step.model.parameters():
+                noise = torch.empty_like(weight).uniform_(-1, 1, generator=generator)
+                weight.mul_(1 + HALF_ROUNDING * noise)
+    feed = micro_batches(step, spec)
+    losses = [step(next(feed)).loss for _ in range(spec.steps)]
+    print(f"{spec.recipe.label}, twin {twin}: {losses[-1]:.4f}", file=sys.stderr, flush=True)
+    return torch.stack(losses).double().cpu().numpy()
+
+
+def smooth(losses: Curve) -> Curve:
+    """Return means over WINDOW steps."""
+    return np.convolve(losses, np.full(WINDOW, 1 / WINDOW), "valid")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""The update op by op, in the order and with the roundings of torch.optim.AdamW."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from steplab.kernels.adamw import Rule, Weight
+
+
+def refuse(param: Tensor) -> str:
+    """The definition takes everything."""
+    return ""
+
+
+@torch.no_grad()
+def update(weight: Weight, rule: Rule, lr: Tensor, coefficient: Tensor | None) -> None:
+    """Update param, master and moments in place."""
+    exact = weight.param if weight.master is None else weight.master
+    grad = weight.grad.to(exact.dtype)
+    if coefficient is not None:
+        grad = grad * coefficient
+    # Scalars in fp64, as Python has them, then rounded once.
+    step = weight.step.double()
+    step_size = (lr / (1 - rule.beta1**step)).to(exact.dtype)
+    root = (1 - rule.beta2**step).sqrt().to(exact.dtype)
+    exact.mul_((1 - lr * rule.weight_decay).to(exact.dtype))
+    weight.exp_avg.lerp_(grad, 1 - rule.beta1)
+    weight.exp_avg_sq.mul_(rule.beta2).addcmul_(grad, grad, value=1 - rule.beta2)
+    spread = (weight.exp_avg_sq.sqrt() / root).add_(rule.eps)
+    exact.sub_(step_size * weight.exp_avg / spread)
+    if weight.master is not None:
+        weight.param.copy_(weight.master)

@@ -1,0 +1,143 @@
+"""Rows of logits into losses and gradients, in place. A program owns one row.
+
+The first pass reads the row and keeps a running maximum and sum for every lane; the second reads it
+again, from cache, and writes softmax - onehot over it. So memory sees one read and one write.
+"""
+
+# N columns of one step
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from steplab.kernels._triton import INTERPRETED, on_device_of
+from steplab.kernels.attention._triton_tile import narrow
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+# 8 elements per thread: 32 registers, so that two programs of 32 warps share a multiprocessor.
+# Their rows of 50,257 take 27 MB of an H200's 50 MB of cache: a second read need not go to memory.
+COLUMNS = 64 if INTERPRETED else 8192
+COLUMNS_PER_WARP = 256
+TILE = (8, 64) if INTERPRETED else (8, 256)  # rows and columns, where nothing is summed
+
+
+@triton.jit
+def row_gradient(z, column, top, log_sum, target, factor):
+    """Return (softmax - onehot) times a factor, for the logits at some columns."""
+    softmax = tl.exp2(((z - top) - log_sum) * LOG2_E)
+    return (softmax - tl.where(column == target, 1.0, 0.0)) * factor
+
+
+# fmt: off
+@triton.jit
+def loss_rows_kernel(
+    logits, targets, losses, norms, norm_stride, factor, stride, V, ignore,
+    GRADIENT: tl.constexpr, COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+):
+    """Fill loss and norm of a row and, if GRADIENT, write the gradients over its logits.
+
+    Columns beyond V, up to the stride, are padding: read and written, so that every access has the
+    full width. A target outside of 0 to V - 1 makes everything NaN.
+    """
+    row = tl.program_id(0)
+    start = logits + row.to(tl.int64) * stride
+    target = tl.load(targets + row)
+    inside = (target >= 0) & (target < V)
+    # Read before anything is overwritten: the reductions below are barriers between the warps.
+    own = tl.load(start + target, mask=inside, other=0.0).to(tl.float32)
+    top_N = tl.full([COLUMNS], -1e30, tl.float32)  # finite: inf - inf would be NaN
+    sum_N = tl.zeros([COLUMNS], tl.float32)
+    for first in tl.range(0, V, COLUMNS):
+        column_N = first + tl.arange(0, COLUMNS)
+        z_N = tl.load(start + column_N, mask=column_N < stride, other=0.0).to(tl.float32)
+        z_N = tl.where(column_N < V, z_N, float("-inf"))
+        # One exponential for both cases: either the maximum stays or the new value becomes it.
+        shrink_N = tl.exp2(-tl.abs(z_N - top_N) * LOG2_E)
+        sum_N = tl.where(z_N > top_N, sum_N * shrink_N + 1.0, sum_N + shrink_N)
+        top_N = tl.maximum(top_N, z_N)
+    top = tl.max(top_N, 0)
+    log_sum = tl.log2(tl.sum(sum_N * tl.exp2((top_N - top) * LOG2_E), 0)) * LN_2
+    top = tl.where(inside | (target == ignore), top, float("nan"))
+    tl.store(norms + row, top)
+    tl.store(norms + norm_stride + row, log_sum)
+    tl.store(losses + row, tl.where(target == ignore, 0.0, (top - own) + log_sum))
+    if GRADIENT:
+        scale = tl.where(target == ignore, 0.0, tl.load(factor))
+        for first in tl.range(0, V, COLUMNS):
+            column_N = first + tl.arange(0, COLUMNS)
+            here_N = start + column_N
+            z_N = tl.load(here_N, mask=column_N < stride, other=0.0).to(tl.float32)
+            z_N = row_gradient(z_N, column_N, top, log_sum, target, scale)
+            z_N = narrow(z_N, logits.dtype.element_ty, UPCAST)
+            tl.store(here_N, z_N, mask=column_N < stride)
+
+
+@triton.jit
+def gradient_tiles_kernel(
+    logits, targets, norms, norm_stride, d_losses, d_stride, stride, T, first, ignore,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+):
+    """Write (softmax - onehot) d_loss over logits of the words from `first` on.
+
+    Grid: tiles of rows, tiles of columns.
+    """
+    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column_1N = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    exists_R = row_R < T
+    target_R = tl.load(targets + row_R, mask=exists_R, other=0)
+    factor_R = tl.load(d_losses + row_R.to(tl.int64) * d_stride, mask=exists_R, other=0.0)
+    factor_R = tl.where(target_R == ignore, 0.0, factor_R.to(tl.float32))
+    top_R = tl.load(norms + row_R, mask=exists_R, other=0.0)
+    log_sum_R = tl.load(norms + norm_stride + row_R, mask=exists_R, other=0.0)
+    here_RN = logits + row_R.to(tl.int64)[:, None] * stride + column_1N
+    mask_RN = exists_R[:, None] & (column_1N < stride)
+    z_RN = tl.load(here_RN, mask=mask_RN, other=0.0).to(tl.float32)
+    z_RN = row_gradient(
+        z_RN, first + column_1N, top_R[:, None], log_sum_R[:, None], target_R[:, None],
+        factor_R[:, None],
+    )
+    tl.store(here_RN, narrow(z_RN, logits.dtype.element_ty, UPCAST), mask=mask_RN)
+# fmt: on
+
+
+def loss(
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    ignore: int,
+    losses_C: Tensor,
+    norms_2C: Tensor,
+    factor: Tensor | None,
+    most_columns: int = COLUMNS,
+) -> None:
+    """Launch over the rows of `logits_CV`, which must be a view of rows padded to 64 elements."""
+    C, V = logits_CV.shape
+    columns = min(most_columns, triton.next_power_of_2(V))
+    with on_device_of(logits_CV):
+        loss_rows_kernel[(C,)](
+            *(logits_CV, targets_C, losses_C, norms_2C, norms_2C.stride(0), factor),
+            *(logits_CV.stride(0), V, ignore),
+            **{"GRADIENT": factor is not None, "COLUMNS": columns, "UPCAST": INTERPRETED},
+            num_warps=max(1, columns // COLUMNS_PER_WARP),
+        )
+
+
+def gradient(
+    logits_TC: Tensor,
+    targets_T: Tensor,
+    ignore: int,
+    norms_2T: Tensor,
+    first: int,
+    d_losses_T: Tensor,
+) -> None:
+    """Launch over `logits_TC` of the words from `first` on, a view of rows padded likewise."""
+    T, C = logits_TC.shape
+    with on_device_of(logits_TC):
+        gradient_tiles_kernel[(triton.cdiv(T, TILE[0]), triton.cdiv(C, TILE[1]))](
+            *(logits_TC, targets_T, norms_2T, norms_2T.stride(0), d_losses_T, d_losses_T.stride(0)),
+            *(logits_TC.stride(0), T, first, ignore),
+            **{"ROWS": TILE[0], "COLUMNS": TILE[1], "UPCAST": INTERPRETED},
+            num_warps=8,
+        )

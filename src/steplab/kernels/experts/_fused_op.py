@@ -1,0 +1,102 @@
+"""The fused layer and its gradient, each one op: what is kept between them is what is named here.
+
+Of the wide rows only z, before the activation, is kept: h is recomputed in the pass that needs z
+anyway, tokens are gathered again, and y is not needed, since d(weight) = <d_out w_out, act(z)>.
+"""
+
+# T tokens, K chosen experts, E experts, D width, F inner width (2F in z for swiglu), R = T * K rows
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steplab.kernels import activation as activation_op
+from steplab.kernels.experts._rows import add_up, gather
+from steplab.kernels.grouped_mm import product, weight_gradient
+
+
+@torch.library.custom_op("steplab::fused_experts", mutates_args=())
+def fused_experts(
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    w_in_EFD: Tensor,
+    w_out_EDF: Tensor,
+    row_TK: Tensor,
+    source_R: Tensor,
+    offsets_E: Tensor,
+    activation: str,
+    matmul: str,
+) -> tuple[Tensor, Tensor]:
+    """Return (output_TD, z_RF); `matmul` names the grouped product."""
+    x_RD = gather(x_TD, source_R, row_TK.shape[1])
+    z_RF = product(matmul, x_RD, w_in_EFD.transpose(-2, -1), offsets_E)
+    del x_RD
+    # Weighed here and not after the second product: one factor in a pass that is there anyway.
+    weights = activation_op.Weights(weights_TK.flatten(), source_R)
+    h_RF = activation_op.forward(activation_op.choose(z_RF), z_RF, activation, weights)
+    y_RD = product(matmul, h_RF, w_out_EDF.transpose(-2, -1), offsets_E)
+    del h_RF
+    return add_up(y_RD, row_TK), z_RF
+
+
+@fused_experts.register_fake
+def _(
+    x_TD: Tensor, weights_TK: Tensor, w_in_EFD: Tensor, *rest: Any, **named: Any
+) -> tuple[Tensor, Tensor]:
+    z_RF = x_TD.new_empty(weights_TK.numel(), w_in_EFD.shape[1])
+    return x_TD.new_empty(x_TD.shape), z_RF
+
+
+@torch.library.custom_op("steplab::fused_experts_backward", mutates_args=())
+def fused_experts_backward(
+    dout_TD: Tensor,
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    w_in_EFD: Tensor,
+    w_out_EDF: Tensor,
+    row_TK: Tensor,
+    source_R: Tensor,
+    offsets_E: Tensor,
+    z_RF: Tensor,
+    activation: str,
+    matmul: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of x, the weights and both matrices."""
+    chosen = row_TK.shape[1]
+    dout_RD = gather(dout_TD, source_R, chosen)
+    dh_RF = product(matmul, dout_RD, w_out_EDF, offsets_E)
+    weights = activation_op.Weights(weights_TK.flatten(), source_R)
+    impl = activation_op.choose(z_RF)
+    dz_RF, h_RF, dweights_R = activation_op.backward(impl, z_RF, dh_RF, activation, weights)
+    assert dweights_R is not None
+    del dh_RF
+    dw_out_EDF = weight_gradient(matmul, dout_RD, h_RF, offsets_E)
+    del dout_RD, h_RF  # 1 GiB with 65,536 tokens of width 768, before the next products need it
+    x_RD = gather(x_TD, source_R, chosen)
+    dw_in_EFD = weight_gradient(matmul, dz_RF, x_RD, offsets_E)
+    del x_RD
+    dx_RD = product(matmul, dz_RF, w_in_EFD, offsets_E)
+    del dz_RF
+    dweights_TK = dweights_R.view_as(weights_TK).to(weights_TK.dtype)
+    return add_up(dx_RD, row_TK), dweights_TK, dw_in_EFD, dw_out_EDF
+
+
+@fused_experts_backward.register_fake
+def _(dout_TD: Tensor, *inputs: Any, **named: Any) -> tuple[Tensor, ...]:
+    return tuple(tensor.new_empty(tensor.shape) for tensor in inputs[:4])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.activation, ctx.matmul = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _differentiate(ctx: Any, dout_TD: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    kept = (*ctx.saved_tensors, ctx.activation, ctx.matmul)
+    return *fused_experts_backward(dout_TD, *kept), None, None, None, None, None
+
+
+fused_experts.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,39 @@
+"""A two-matrix network for every row: act(x w_in^T) w_out^T, times a weight per row if given.
+
+`reference` is the definition. `fused` keeps x and the rows before the activation, and nothing else.
+Every implementation file offers `feed_forward(...)` and `refuse(...)`, which returns the reason
+why it cannot run, or "".
+"""
+
+# T rows, D width, F inner width (2F in w_in for swiglu, the gate's rows first)
+from __future__ import annotations
+
+from torch import Tensor
+
+from steplab.errors import Unsupported
+from steplab.kernels.impl import AUTO, impls, load
+
+IMPLS = {name: load("feed_forward", name) for name in impls("feed_forward")}
+
+
+def choose(impl: str, x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:
+    """Return the implementation to run; `auto` is the fused one wherever it can run."""
+    reason = "" if impl == "reference" else IMPLS["fused"].refuse(x_TD, w_in_FD, w_out_DF)
+    if impl == AUTO:
+        return "reference" if reason else "fused"
+    if reason:
+        raise Unsupported(f"feed_forward {impl!r} {reason}.", "Use impl.feed_forward=auto.")
+    return impl
+
+
+def feed_forward(
+    impl: str,
+    x_TD: Tensor,
+    w_in_FD: Tensor,
+    w_out_DF: Tensor,
+    activation: str,
+    weights_T1: Tensor | None = None,
+) -> Tensor:
+    """Return (T, D) by exactly the implementation named (not `auto`)."""
+    out_TD: Tensor = IMPLS[impl].feed_forward(x_TD, w_in_FD, w_out_DF, activation, weights_T1)
+    return out_TD

@@ -1,0 +1,106 @@
+"""Two products by torch around one-pass activations; x and z are all that the backward gets.
+
+The weight of a row goes into the activation. So the output is not needed for its gradient, and no
+pass over the output is needed for the weight.
+"""
+
+# T rows, D width, F inner width (2F in z for swiglu)
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steplab.kernels import activation as activation_op
+from steplab.kernels._triton import refuse_device
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def refuse(x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:
+    """Return why it cannot run, or ""."""
+    reason = refuse_device(x_TD)
+    if reason:
+        return reason
+    if x_TD.dtype not in DTYPES:
+        return f"needs bf16 or fp16, not {x_TD.dtype}"
+    if x_TD.ndim != 2:
+        return f"needs rows of one matrix, not {x_TD.ndim} axes"
+    return ""
+
+
+def feed_forward(
+    x_TD: Tensor,
+    w_in_FD: Tensor,
+    w_out_DF: Tensor,
+    activation: str,
+    weights_T1: Tensor | None = None,
+) -> Tensor:
+    """Return (T, D)."""
+    out_TD: Tensor = fused_feed_forward(x_TD, w_in_FD, w_out_DF, weights_T1, activation)[0]
+    return out_TD
+
+
+@torch.library.custom_op("steplab::fused_feed_forward", mutates_args=())
+def fused_feed_forward(
+    x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, weights_T1: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor]:
+    """Return (output_TD, z_TF)."""
+    z_TF = x_TD @ w_in_FD.T
+    impl = activation_op.choose(z_TF)
+    h_TF = activation_op.forward(impl, z_TF, activation, _weights(weights_T1))
+    return h_TF @ w_out_DF.T, z_TF
+
+
+@fused_feed_forward.register_fake
+def _(
+    x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, weights_T1: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor]:
+    return x_TD.new_empty(x_TD.shape), x_TD.new_empty(x_TD.shape[0], w_in_FD.shape[0])
+
+
+@torch.library.custom_op("steplab::fused_feed_forward_backward", mutates_args=())
+def fused_feed_forward_backward(
+    dout_TD: Tensor,
+    x_TD: Tensor,
+    w_in_FD: Tensor,
+    w_out_DF: Tensor,
+    weights_T1: Tensor | None,
+    z_TF: Tensor,
+    activation: str,
+) -> list[Tensor]:
+    """Return the gradients of x, of both matrices and, where there are any, of the weights."""
+    dh_TF = dout_TD @ w_out_DF
+    impl, weights = activation_op.choose(z_TF), _weights(weights_T1)
+    dz_TF, h_TF, dweights_T = activation_op.backward(impl, z_TF, dh_TF, activation, weights)
+    del dh_TF
+    dw_out_DF = dout_TD.T @ h_TF
+    del h_TF
+    found = [dz_TF @ w_in_FD, dz_TF.T @ x_TD, dw_out_DF]
+    if weights_T1 is not None and dweights_T is not None:
+        found.append(dweights_T[:, None].to(weights_T1.dtype))
+    return found
+
+
+@fused_feed_forward_backward.register_fake
+def _(dout_TD: Tensor, *inputs: Any, **named: Any) -> list[Tensor]:
+    return [tensor.new_empty(tensor.shape) for tensor in inputs[:4] if tensor is not None]
+
+
+def _weights(weights_T1: Tensor | None) -> activation_op.Weights | None:
+    return None if weights_T1 is None else activation_op.Weights(weights_T1.flatten())
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.activation = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _differentiate(ctx: Any, dout_TD: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    found = fused_feed_forward_backward(dout_TD, *ctx.saved_tensors, ctx.activation)
+    return *found, *[None] * (5 - len(found))
+
+
+fused_feed_forward.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,50 @@
+"""A grouped product as an op of its own, so that torch.compile does not look inside.
+
+Inductor would: it asks for bf16 whatever the device, and its autotuner writes kernels for torch's
+op that do not compile (torch 2.11, max-autotune, inner width 64).
+"""
+
+# R rows, E groups, K inner width, N outer width
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def make_op(impl: str, product: Product, gradient: Product, tags: tuple[torch.Tag, ...]) -> Product:
+    """Return (x_RK, w_EKN, offsets_E) -> (R, N), differentiable, registered under `impl`."""
+
+    @torch.library.custom_op(f"steplab::grouped_mm_{impl}", mutates_args=(), tags=tags)
+    def grouped_mm(x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
+        return product(x_RK, w_EKN, offsets_E)
+
+    @grouped_mm.register_fake
+    def _(x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
+        return x_RK.new_empty(x_RK.shape[0], w_EKN.shape[-1])
+
+    name = f"steplab::grouped_mm_{impl}_weight_gradient"
+
+    @torch.library.custom_op(name, mutates_args=(), tags=tags)
+    def weight_gradient(x_RK: Tensor, dout_RN: Tensor, offsets_E: Tensor) -> Tensor:
+        return gradient(x_RK, dout_RN, offsets_E)
+
+    @weight_gradient.register_fake
+    def _(x_RK: Tensor, dout_RN: Tensor, offsets_E: Tensor) -> Tensor:
+        return x_RK.new_empty(offsets_E.shape[0], x_RK.shape[-1], dout_RN.shape[-1])
+
+    def keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def differentiate(ctx: Any, dout_RN: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_RK, w_EKN, offsets_E = ctx.saved_tensors
+        dout_RN = dout_RN.contiguous()  # a sum's gradient is one number expanded, stride 0
+        dx_RK = grouped_mm(dout_RN, w_EKN.transpose(-2, -1), offsets_E)
+        return dx_RK, weight_gradient(x_RK, dout_RN, offsets_E), None
+
+    grouped_mm.register_autograd(differentiate, setup_context=keep)
+    return grouped_mm

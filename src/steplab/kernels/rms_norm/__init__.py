@@ -1,0 +1,54 @@
+"""Root-mean-square norm of the rows of a residual stream, and the addition before it.
+
+Every implementation file offers `rms_norm(x, weight, eps, added, dtype)` and `refuse(x, weight,
+added)`, which returns the reason why it cannot take these inputs, or "".
+
+The stream is returned beside its norm. Whoever goes on with the returned one, and not with `x`,
+lets the backward kernel add both gradients of the stream in the same pass.
+"""
+
+# D width
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from steplab.errors import Unsupported
+from steplab.kernels.impl import AUTO, impls, load
+
+# Loaded once, so that torch.compile traces plain dictionary look-ups.
+IMPLS = {name: load("rms_norm", name) for name in impls("rms_norm")}
+
+# `aten` is torch's own op: fused on CUDA where stream and weight have one dtype.
+PREFERENCE = ("triton_norm", "aten")
+
+
+def choose(impl: str, x: Tensor, weight_D: Tensor, added: Tensor | None = None) -> str:
+    """Return the implementation to run. `auto` takes the first that accepts the inputs."""
+    if impl == AUTO:
+        for name in PREFERENCE:
+            if not IMPLS[name].refuse(x, weight_D, added):
+                return name
+        return "reference"
+    reason = IMPLS[impl].refuse(x, weight_D, added)
+    if reason:
+        raise Unsupported(f"rms_norm {impl!r} {reason}.", "Use impl.rms_norm=auto.")
+    return impl
+
+
+def rms_norm(
+    impl: str,
+    x: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    added: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (normed, stream), both (..., D), by exactly the implementation named (not `auto`).
+
+    The stream is x, or x + added in the wider of their dtypes. Its norm, stream /
+    sqrt(mean(stream^2) + eps) * weight, is computed in fp32 or better and rounded once, to `dtype`
+    (None: the stream's).
+    """
+    out: tuple[Tensor, Tensor] = IMPLS[impl].rms_norm(x, weight_D, eps, added, dtype)
+    return out

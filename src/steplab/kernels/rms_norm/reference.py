@@ -1,0 +1,27 @@
+"""The norm by its definition, in fp32 or better."""
+
+# D width
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def refuse(x: Tensor, weight_D: Tensor, added: Tensor | None = None) -> str:
+    """The definition takes everything."""
+    return ""
+
+
+def rms_norm(
+    x: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    added: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (normed, stream)."""
+    stream = x if added is None else x + added
+    wide = stream.to(torch.promote_types(stream.dtype, torch.float32))
+    scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    normed = wide * scale * weight_D.to(wide.dtype)
+    return normed.to(dtype or stream.dtype), stream

@@ -1,0 +1,39 @@
+"""Queries, keys and values out of their common product, the first two rotated by their position.
+
+The halves of a head are rotated against each other. Every implementation file offers
+`rotary(qkv_BT3HD, cos, sin)` and `refuse(qkv_BT3HD, cos)`, which returns the reason why it cannot
+take these inputs, or "".
+"""
+
+# B batch, T tokens, H heads, D head width
+from __future__ import annotations
+
+from torch import Tensor
+
+from steplab.errors import Unsupported
+from steplab.kernels.impl import AUTO, impls, load
+
+# Loaded once, so that torch.compile traces plain dictionary look-ups.
+IMPLS = {name: load("rotary", name) for name in impls("rotary")}
+
+QKV = tuple[Tensor, Tensor, Tensor]  # (B, H, T, D) each
+
+
+def choose(impl: str, qkv_BT3HD: Tensor, cos: Tensor) -> str:
+    """Return the implementation to run. `auto` takes the one-pass kernel wherever it can run."""
+    if impl == AUTO:
+        return "reference" if IMPLS["triton_rotary"].refuse(qkv_BT3HD, cos) else "triton_rotary"
+    reason = IMPLS[impl].refuse(qkv_BT3HD, cos)
+    if reason:
+        raise Unsupported(f"rotary {impl!r} {reason}.", "Use impl.rotary=auto.")
+    return impl
+
+
+def rotary(impl: str, qkv_BT3HD: Tensor, cos: Tensor, sin: Tensor) -> QKV:
+    """Return q, k and v, (B, H, T, D) each, by exactly the implementation named (not `auto`).
+
+    `cos` and `sin` are (T, D / 2), or (B, 1, T, D / 2) where each row has positions of its own. The
+    rotation is computed in fp32 or better and rounded once. The values are a view of the input.
+    """
+    out: QKV = IMPLS[impl].rotary(qkv_BT3HD, cos, sin)
+    return out

@@ -1,0 +1,36 @@
+"""The router: softmax of x w^T over E experts, of which the K most probable are chosen.
+
+The gate of the shared expert, sigmoid(x gate^T), comes with it: another row for the same x. All in
+fp32 or better, whatever x is in. The chosen probabilities are the weights, not renormalised.
+`reference` is the definition; `triton_router` is one kernel each way. Every implementation file
+offers `router(...)` and `refuse(...)`, which returns the reason why it cannot run, or "".
+"""
+
+# T tokens, D width, E experts, K chosen
+from __future__ import annotations
+
+from torch import Tensor
+
+from steplab.errors import Unsupported
+from steplab.kernels.impl import AUTO, impls, load
+
+IMPLS = {name: load("router", name) for name in impls("router")}
+
+
+def choose(impl: str, x_TD: Tensor, weight_ED: Tensor) -> str:
+    """Return the implementation to run; `auto` is the single kernel wherever it can run."""
+    reason = "" if impl == "reference" else IMPLS["triton_router"].refuse(x_TD, weight_ED)
+    if impl == AUTO:
+        return "reference" if reason else "triton_router"
+    if reason:
+        raise Unsupported(f"router {impl!r} {reason}.", "Use impl.router=auto.")
+    return impl
+
+
+def router(
+    impl: str, x_TD: Tensor, weight_ED: Tensor, gate_1D: Tensor, chosen: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (probabilities_TE, weights_TK, experts_TK, gate_T1); the likeliest expert first."""
+    found: tuple[Tensor, Tensor, Tensor, Tensor]
+    found = IMPLS[impl].router(x_TD, weight_ED, gate_1D, chosen)
+    return found

@@ -1,0 +1,279 @@
+"""The Triton loss: in Triton's interpreter on CPU, ahead of time for sm_90, and on a GPU.
+
+Triton decides at its import whether kernels are interpreted, so those tests (the class
+`Interpreted`, which pytest does not collect by itself) run in a child process.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from steplab.kernels import cross_entropy as op
+from steplab.kernels.cross_entropy._by_words import chunk_words
+from steplab.kernels.cross_entropy._chunked_head import chunk_rows
+from steplab.modules.loss import LinearCrossEntropy
+from tests.kernels.cross_entropy_cases import Case, check, in_small_chunks, make, results
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).parents[2]
+NAME = "triton_chunked"
+BF16 = torch.bfloat16
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="runs natively here")
+
+
+@needs_no_gpu
+def test_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command += ["-o", "python_classes=Interpreted", "-k", "Interpreted"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the padding of rows
+class Interpreted:
+    """Steps are 64 columns wide here, so that small vocabularies have several."""
+
+    @pytest.fixture(autouse=True)
+    def _several_chunks(self, monkeypatch):
+        in_small_chunks(monkeypatch)
+
+    @pytest.mark.parametrize("reduction", ["mean", "none"])
+    @pytest.mark.parametrize(
+        "case",
+        [
+            Case(tokens=20, vocabulary=150),
+            Case(tokens=70, vocabulary=129, ignored=0.3),
+            Case(tokens=1, vocabulary=64),
+            Case(tokens=9, vocabulary=3, ignored=0.2),
+            Case(tokens=70, vocabulary=131, ignored=0.2, dtype=BF16),
+            Case(tokens=70, vocabulary=66, dtype=BF16, weight_dtype=torch.float32),
+            Case(tokens=20, vocabulary=66, dtype=torch.float16),
+            Case(tokens=20, vocabulary=150, size=40.0),
+        ],
+        ids=str,
+    )
+    def test_it_equals_the_definition(self, case, reduction):
+        check(NAME, replace(case, reduction=reduction))
+        if reduction == "mean":
+            check("triton_lean", case)
+
+    def test_it_equals_the_chunks_of_torch(self):
+        """The same products and chunks: only the order of the sums within a row differs."""
+        for reduction in ("mean", "none"):
+            inputs = make(Case(tokens=20, vocabulary=150, ignored=0.2, reduction=reduction))
+            ours, torchs = (results(impl, *inputs, reduction) for impl in (NAME, "chunked"))
+            for one, other in zip(ours, torchs, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+    def test_where_all_is_ignored_the_mean_is_nan_and_the_gradients_are_zero(self):
+        x, weight, targets, _ = make(Case(tokens=9, ignored=1.1))
+        mean, *gradients = results(NAME, x, weight, targets, torch.tensor(1.0), "mean")
+        assert math.isnan(mean) and not any(bool(g.any()) for g in gradients)
+        losses, *gradients = results(NAME, x, weight, targets, torch.ones(9), "none")
+        assert not losses.any() and not any(bool(g.any()) for g in gradients)
+        mean, *gradients = results("triton_lean", x, weight, targets, torch.tensor(1.0), "mean")
+        assert math.isnan(mean) and not any(bool(g.any()) for g in gradients)
+
+    @pytest.mark.parametrize("target", [150, -1])
+    def test_a_target_outside_of_the_vocabulary_gives_nan(self, target):
+        """Memory beside the logits is not read; the other tokens keep their losses."""
+        x, weight, targets, _ = make(Case(tokens=9, vocabulary=150))
+        good = op.cross_entropy(NAME, x, weight, targets, "none")
+        targets[4] = target
+        others = torch.arange(9) != 4
+        losses, *gradients = results(NAME, x, weight, targets, torch.ones(9), "none")
+        assert torch.equal(losses[others], good[others]) and math.isnan(losses[4])
+        mean, *other_gradients = results(NAME, x, weight, targets, torch.tensor(1.0), "mean")
+        assert math.isnan(mean)
+        for dx, dw in (gradients, other_gradients):
+            assert bool(dx[4].isnan().all()) and not dx[others].isnan().any()
+            assert bool(dw.isnan().all())
+
+    def test_logits_may_be_huge(self):
+        x, weight, targets, d_loss = make(Case(tokens=20, vocabulary=150, size=2e4))
+        found = results(NAME, x, weight, targets, d_loss, "mean")
+        exact = results("reference", x.double(), weight.double(), targets, d_loss.double(), "mean")
+        for ours, truth in zip(found, exact, strict=True):
+            torch.testing.assert_close(ours.double(), truth, rtol=1e-3, atol=1e-3)
+
+    def test_strides_of_targets_and_of_the_gradient_are_respected(self):
+        x, weight, _, _ = make(Case(tokens=20))
+        targets = torch.randint(37, (20, 2))[:, 0]
+        d_loss = torch.tensor(0.7).expand(20)
+        strided = results(NAME, x, weight, targets, d_loss, "none")
+        plain = results(NAME, x, weight, targets.contiguous(), d_loss.contiguous(), "none")
+        assert all(torch.equal(a, b) for a, b in zip(strided, plain, strict=True))
+
+    @pytest.mark.parametrize("reduction", ["mean", "none"])
+    def test_compiled_it_is_one_graph_with_the_same_bits(self, reduction):
+        x, weight, targets, d_loss = make(Case(tokens=20, reduction=reduction))
+        eager = results(NAME, x, weight, targets, d_loss, reduction)
+        module = LinearCrossEntropy(reduction)
+        module.impl = NAME
+        leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+        loss = torch.compile(module, fullgraph=True, backend="aot_eager")(*leaves, targets)
+        compiled = [loss.detach(), *torch.autograd.grad(loss, leaves, d_loss)]
+        assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+
+    def test_the_ops_are_registered_as_torch_wants_them(self):
+        x, weight, targets, _ = make(Case(tokens=10))
+        leaves = [x.requires_grad_(), weight.requires_grad_()]
+        ops = torch.ops.steplab
+        known = (*leaves, targets, -100)
+        torch.library.opcheck(ops.triton_chunked_cross_entropy_mean, (*known, True, True))
+        torch.library.opcheck(ops.triton_chunked_cross_entropy_tokens, known)
+
+
+AHEAD_OF_TIME = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+class Hopper:
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+
+def launch_nothing(self, grid):
+    return lambda *args, **options: kernels.append(
+        self.run(*args, grid=grid, warmup=True, **options))
+
+kernels = []
+driver.set_active(Hopper())
+JITFunction.__getitem__ = launch_nothing
+from steplab.kernels.cross_entropy import _triton_rows as rows
+
+logits = torch.empty(8, 50304, dtype=torch.bfloat16)[:, :50257]
+targets, losses, norms = torch.zeros(8, dtype=torch.int64), torch.zeros(8), torch.zeros(2, 8)
+rows.loss(logits, targets, -100, losses, norms, losses[:1])
+rows.loss(logits, targets, -100, losses, norms, None)
+rows.gradient(logits[:, :1280], targets, -100, norms, 1280, losses)
+for kernel in kernels:
+    ptx = kernel.asm["ptx"]
+    assert "ld.global.v4.b32" in ptx, "16 bytes at once, though 50,257 is odd"
+    assert "st.global.v4.b32" in ptx or kernel is kernels[1]
+    assert "ld.local" not in ptx and len(kernel.asm["cubin"]) > 0
+print(len(kernels), "kernels")
+"""
+
+
+@needs_no_gpu
+def test_the_kernels_compile_for_hopper():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD_OF_TIME],
+        cwd=ROOT / "src",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.stdout.strip() == "3 kernels", done.stderr[-3000:]
+
+
+@pytest.fixture
+def many_chunks(monkeypatch):
+    in_small_chunks(monkeypatch, 128)
+
+
+GPU_CASES = [
+    Case(tokens=2000, width=256, vocabulary=5003, ignored=0.1),
+    Case(tokens=1537, width=128, vocabulary=50_257),
+    Case(tokens=700, width=64, vocabulary=1000, ignored=0.5),
+    Case(tokens=1, width=64, vocabulary=333),
+    Case(tokens=600, width=40, vocabulary=7),
+    Case(tokens=600, width=64, vocabulary=2048, size=40.0),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("impl", ["chunked", NAME, "triton_lean"])
+@pytest.mark.parametrize(
+    "dtypes", [(BF16, None), (BF16, torch.float32), (torch.float16, None), (torch.float32, None)]
+)
+@pytest.mark.parametrize("case", GPU_CASES, ids=str)
+def test_gpu_equals_the_definition(case, dtypes, impl, reduction, many_chunks):
+    dtype, weight_dtype = dtypes
+    check(impl, replace(case, dtype=dtype, weight_dtype=weight_dtype, reduction=reduction), "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gpu_compiles_to_one_graph_without_a_sync(reduction, many_chunks):
+    case = Case(tokens=1500, width=128, vocabulary=5003, dtype=BF16, reduction=reduction)
+    x, weight, targets, d_loss = make(case, "cuda")
+    eager = results(NAME, x, weight, targets, d_loss, reduction)
+    module = LinearCrossEntropy(reduction)
+    module.impl = NAME
+    run = torch.compile(module, fullgraph=True)
+    leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+    for watched in (False, True):  # the first call compiles, and may wait for it
+        torch.cuda.set_sync_debug_mode("error" if watched else "default")
+        try:
+            loss = run(*leaves, targets)
+            compiled = [loss.detach(), *torch.autograd.grad(loss, leaves, d_loss)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gpu_a_captured_graph_takes_new_inputs(reduction, many_chunks):
+    case = Case(tokens=1500, width=128, vocabulary=5003, dtype=BF16, reduction=reduction)
+    static = make(case, "cuda")
+    other = make(replace(case, seed=1, ignored=0.3), "cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        results(NAME, *static, reduction)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = results(NAME, *static, reduction)
+    for kept, new in zip(static, other, strict=True):
+        kept.copy_(new)
+    graph.replay()
+    for ours, plain in zip(captured, results(NAME, *other, reduction), strict=True):
+        assert torch.equal(ours, plain)
+
+
+def sizes_of_the_peak(impl, T, D, V):
+    """Bytes of what lives at the fullest moments, in bf16."""
+    if impl == NAME:
+        rows = chunk_rows(T, 2 * 50_304)
+        in_chunks = 4 * V * D + 2 * rows * 50_304 + 2 * T * D + 4 * rows * D
+        return max(in_chunks, 4 * V * D + 2 * V * D + 2 * T * D)
+    words = chunk_words(V, 2 * T)
+    return 2 * V * D + 4 * T * D + 2 * T * words + 4 * words * D
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", [NAME, "triton_lean"])
+def test_gpu_memory_is_one_chunk_and_the_gradients(impl):
+    T, D, V = 16_384, 768, 50_257
+    x = torch.randn(T, D, device="cuda", dtype=BF16, requires_grad=True)
+    weight = torch.randn(V, D, device="cuda", dtype=BF16, requires_grad=True)
+    targets = torch.randint(V, (T,), device="cuda")
+    assert op.choose("auto", x, weight, targets) == NAME
+    results(impl, x, weight, targets, torch.ones((), device="cuda"), "mean")  # cuBLAS's workspace
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    op.cross_entropy(impl, x, weight, targets).backward()
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak <= 1.02 * sizes_of_the_peak(impl, T, D, V)
+    logits = 2 * T * V
+    assert peak < (2 * logits if impl == NAME else logits + 2 * V * D + 2 * T * D) / 10

@@ -1,0 +1,216 @@
+"""The Triton kernels of the expert layers: in Triton's interpreter on CPU, and ahead of time.
+
+Triton decides at its import whether kernels are interpreted, so those tests (the class
+`Interpreted`, which pytest does not collect by itself) run in a child process.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steplab.kernels import activation as activation_op
+from steplab.kernels.experts._sorting import place_assignments
+from tests.kernels.expert_cases import (
+    Case,
+    assert_results,
+    double,
+    make,
+    one_expert,
+    results,
+)
+from tests.kernels.expert_checks import GELU_ERROR, check_activation
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).parents[2]
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="runs natively here")
+
+
+@needs_no_gpu
+def test_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command += ["-o", "python_classes=Interpreted", "-k", "Interpreted"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+
+
+class Interpreted:
+    """Small tiles here, so that short inputs have several."""
+
+    @pytest.mark.parametrize("weighed", [False, True])
+    @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+    @pytest.mark.parametrize(("rows", "inner"), [(3, 24), (2, 256), (1, 200)])
+    def test_activations_equal_the_definition(self, rows, inner, activation, weighed):
+        check_activation(rows, inner, activation, torch.bfloat16, weighed)
+
+    def test_gelu_is_exact_to_a_few_millionths_of_its_value(self):
+        z = torch.linspace(-12, 12, 4096)[None]
+        h = activation_op.forward("triton_rows", z, "gelu")
+        dz, _, _ = activation_op.backward("triton_rows", z, torch.ones_like(z), "gelu")
+        leaf = z.double().requires_grad_()
+        truth = 0.5 * leaf * torch.special.erfc(-leaf / 2**0.5)  # F.gelu's tail is 0 below -8.3
+        (slope,) = torch.autograd.grad(truth.sum(), leaf)
+        # fp32's own -z^2 / 2 is off by 72 units of 2^-24 at 12, and so is the exponential.
+        rounding = 72 * 2.0**-24
+        expected = truth.detach()
+        torch.testing.assert_close(h.double(), expected, rtol=GELU_ERROR + rounding, atol=1e-37)
+        torch.testing.assert_close(dz.double(), slope, rtol=0, atol=GELU_ERROR)
+
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of z^2
+    def test_far_away_nothing_overflows(self):
+        z = torch.tensor([[-3e38, -1e10, -200.0, 0.0, 200.0, 1e10, 3e38]])
+        for activation, wide in (("gelu", z), ("swiglu", torch.cat([z, torch.ones_like(z)], 1))):
+            dz, h, _ = activation_op.backward("triton_rows", wide, torch.ones_like(z), activation)
+            torch.testing.assert_close(h, torch.where(z > 0, z, 0.0), rtol=1e-6, atol=1e-30)
+            slope = torch.where(z == 0, 0.5, (z > 0).float())
+            torch.testing.assert_close(dz[:, : z.shape[1]], slope, rtol=GELU_ERROR, atol=1e-30)
+
+    @settings(max_examples=12, deadline=None, derandomize=True)
+    @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 9), st.integers(0, 99))
+    def test_any_assignments_are_placed_as_by_the_definition(self, tokens, chosen, experts, seed):
+        from steplab.kernels.experts._triton_launch import place
+
+        generator = torch.Generator().manual_seed(seed)
+        experts_TK = torch.randint(experts, (tokens, chosen), generator=generator)
+        row_TK, source_R, offsets_E = place(experts_TK, experts)
+        expected = place_assignments(experts_TK, experts)
+        assert torch.equal(row_TK.long(), expected.row_TK)
+        assert torch.equal(offsets_E.long(), expected.offsets_E)
+        assert torch.equal(source_R[row_TK.flatten()].long(), torch.arange(tokens * chosen))
+
+    @pytest.mark.parametrize("width", [24, 200, 256])
+    def test_rows_are_copied_and_added_up(self, width):
+        from steplab.kernels.experts import _triton_launch as launch
+
+        torch.manual_seed(0)
+        x = torch.randn(5, width, dtype=torch.bfloat16)
+        source = torch.randperm(15).int()
+        x_rows = launch.gather(x, source, 3)
+        assert torch.equal(x_rows, x[source // 3])
+        row = torch.randperm(15).int().view(5, 3)
+        first, second, third = (x_rows[row[:, k]].float() for k in range(3))
+        expected = (first + second + third).bfloat16()
+        # The interpreter of Triton 3.6 rounds an exact 0 to 1e-38.
+        torch.testing.assert_close(launch.add_up(x_rows, row), expected, rtol=0, atol=1e-37)
+
+    @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+    @pytest.mark.parametrize("routing", ["skewed", "one expert"])
+    def test_the_experts_equal_the_loop(self, routing, activation):
+        case = Case(routing, activation, tokens=11, dtype=torch.bfloat16)
+        inputs, experts_TK, d_out = make(case)
+        peer = results("loop", case, inputs, experts_TK, d_out)
+        exact, exact_d_out = double(inputs, d_out)
+        truth = results("loop", case, exact, experts_TK, exact_d_out)
+        assert_results(results("fused", case, inputs, experts_TK, d_out), peer, truth, str(case))
+
+    def test_the_network_equals_the_definition(self):
+        case = Case(tokens=9, dtype=torch.bfloat16)
+        inputs, _, d_out = make(case)
+        peer = one_expert("reference", case, inputs, d_out)
+        truth = one_expert("reference", case, *double(inputs, d_out))
+        names = ("out", "dx", "dw_in", "dw_out", "dweights")
+        actual = one_expert("fused", case, inputs, d_out)
+        assert_results(actual, peer, truth, str(case), names)
+
+
+AHEAD_OF_TIME = """
+import subprocess, tempfile
+from pathlib import Path
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+class Hopper:
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+
+def launch_nothing(self, grid):
+    return lambda *args, **options: kernels.append(
+        self.run(*args, grid=grid, warmup=True, **options))
+
+kernels = []
+driver.set_active(Hopper())
+JITFunction.__getitem__ = launch_nothing
+from steplab.kernels.activation import Weights, triton_rows
+from steplab.kernels.experts import _triton_launch as rows
+from steplab.kernels.router import _launch as router
+
+half, full, index = ((lambda *s, d=d: torch.empty(*s, dtype=d))
+                     for d in (torch.bfloat16, torch.float32, torch.int32))
+weights = Weights(full(64), index(64))
+for activation, wide, weights in (
+    ("gelu", 3072, None), ("gelu", 3072, weights), ("swiglu", 6144, weights)
+):
+    triton_rows.forward(half(64, wide), activation, weights)
+    triton_rows.backward(half(64, wide), half(64, 3072), activation, weights)
+rows.gather(half(32, 768), index(64), 2)
+rows.add_up(half(64, 768), index(32, 2))
+passes = len(kernels)
+rows.place(torch.zeros(32, 2, dtype=torch.int64), 8)
+for experts in (255, 8):
+    inputs = half(32, 768), full(experts, 768), full(1, 768)
+    p, w, e, g = router.forward(*inputs, 2)
+    router.backward(p, w, g, *inputs, p, e, g)
+for kernel in kernels[-2:]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(kernel.asm["cubin"])
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert " STACK:0 " in usage, usage  # no spilled registers
+for number, kernel in enumerate(kernels):
+    assert kernel.metadata.shared <= 227 * 1024, kernel.metadata
+    assert len(kernel.asm["cubin"]) > 0
+    # Passes over rows: 16 bytes at a time, and no division.
+    if number < passes:
+        ptx = kernel.asm["ptx"]
+        assert "ld.global.v4" in ptx and "st.global.v4" in ptx and "div." not in ptx, ptx
+print(passes, len(kernels), "kernels")
+"""
+
+
+@needs_no_gpu
+def test_the_kernels_compile_for_hopper():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD_OF_TIME],
+        cwd=ROOT / "src",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.stdout.strip() == "8 14 kernels", done.stderr[-3000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize(("rows", "inner"), [(333, 3072), (100, 200), (7, 24), (64, 1536)])
+def test_gpu_activations_equal_the_definition(rows, inner, activation, weighed):
+    check_activation(rows, inner, activation, torch.bfloat16, weighed, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("tokens", "chosen", "experts"), [(9999, 2, 8), (333, 8, 256), (1, 1, 3)])
+def test_gpu_assignments_are_placed_as_by_the_definition(tokens, chosen, experts):
+    from steplab.kernels.experts._rows import place
+
+    torch.manual_seed(0)
+    experts_TK = torch.randint(experts, (tokens, chosen), device="cuda")
+    row_TK, source_R, offsets_E = place(experts_TK, experts)
+    expected = place_assignments(experts_TK, experts)
+    assert torch.equal(row_TK.long(), expected.row_TK)
+    assert torch.equal(offsets_E.long(), expected.offsets_E)
+    assert torch.equal(source_R[row_TK.flatten()].cpu(), torch.arange(tokens * chosen).int())
