@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from steplab.engine.batch_search import BatchSearch, fastest_batch
 from steplab.engine.isolate import Isolation
 from steplab.record import Environment, Run
 from steplab.spec import Recipe, RunSpec, fingerprint
@@ -79,3 +80,26 @@ def sweep(
         run = replace(run, group=current.id, command=tuple(command))
         store.save(run)
         yield run
+
+
+def search_batches(
+    spec: RunSpec,
+    store: Store,
+    isolation: Isolation,
+    environment: Environment,
+    command: Sequence[str],
+    progress: Callable[[RunSpec, str], None],
+    done: Callable[[Run], None],
+) -> BatchSearch:
+    """Find the fastest batch for `spec`, from one sequence up; every Run is in the store."""
+
+    def measure(batch: int) -> Run:
+        cell = replace(spec, batch=batch)
+        key = f"{cell.workload}/{cell.size}"
+        run = isolation.trial(cell, environment, key, lambda text: progress(cell, text))
+        run = replace(run, command=tuple(command))
+        store.save(run)
+        done(run)
+        return run
+
+    return fastest_batch(measure)

@@ -2,4 +2,6 @@
 
 from steplab.cli.command import Group
 
-COMMAND = Group("measure: a training step, precision, collectives, forecasts", "steplab.cli.bench")
+COMMAND = Group(
+    "measure: a training step, one op, precision, collectives, forecasts", "steplab.cli.bench"
+)

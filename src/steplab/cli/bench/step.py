@@ -29,11 +29,12 @@ from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import console, print_table
 from steplab.spec import MODES, RunSpec
 from steplab.store import DEFAULT_ROOT, Store
-from steplab.studies.step import Grid, plan, sweep
+from steplab.studies.step import Grid, plan, search_batches, sweep
 from steplab.techniques.parse import parse_recipe
 from steplab.workloads.workload import Entry, find_workload
 
 DEFAULT_WORKLOAD = "gpt"
+AUTO = "auto"
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -41,7 +42,8 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     sizes = ", ".join(entry.presets) or "this workload has none"
     add("--size", nargs="+", default=[], help=f"presets ({sizes}); none: by the device")
-    add("--batch", nargs="+", type=int, default=[4], help="sequences per micro-batch")
+    add("--batch", nargs="+", type=_batch, default=[4],
+        help="sequences per micro-batch; auto: the fastest that fits")  # fmt: skip
     add("--mode", nargs="+", default=list(MODES), help="how far the step goes")
     add("--recipe", nargs="+", default=["plain"], help="plain, technique=value,..., or a file")
     add("--warmup", nargs="+", type=int, default=[5], help="untimed steps; several: a study")
@@ -79,7 +81,8 @@ def _run(args: argparse.Namespace) -> int:
         specs, grid = _plan(args, entry, name, chosen_device(args.device, environment))
         if args.alternate:
             return _compare(args, specs, store, environment)
-        runs = _measure(args, specs, grid, store, isolation, environment)
+        measure = _search if AUTO in args.batch else _measure
+        runs = measure(args, specs, grid, store, isolation, environment)
     tables = _tables(runs, f"one training step of {name}")
     _write(args.out, tables)  # before printing: a reader that goes away must not cost the files
     for table in tables:
@@ -102,10 +105,12 @@ def _plan(
     args: argparse.Namespace, entry: Entry, name: str, device: str
 ) -> tuple[list[RunSpec], Grid]:
     default_size = entry.gpu_preset if device == "cuda" else entry.cpu_preset
+    if AUTO in args.batch and (len(args.batch) > 1 or args.alternate):
+        raise UserError("--batch auto stands alone: it measures several batches by itself.")
     grid = Grid(
         sizes=args.size or [default_size],
         overrides=given(args),
-        batches=args.batch,
+        batches=[1] if AUTO in args.batch else args.batch,
         modes=args.mode,
         recipes=[parse_recipe(text) for text in args.recipe],
         warmups=args.warmup,
@@ -148,6 +153,27 @@ def _measure(
     return runs
 
 
+def _search(
+    args: argparse.Namespace,
+    specs: list[RunSpec],
+    grid: Grid,
+    store: Store,
+    isolation: Isolation,
+    environment: Environment,
+) -> list[Run]:
+    """Find the fastest batch of every cell; all that was measured stands in the table."""
+    runs: list[Run] = []
+    for spec in specs:
+        with CellProgress(1) as progress:
+            found = search_batches(
+                *(spec, store, isolation, environment, sys.argv, progress.stage, progress.done)
+            )
+        runs += found.runs
+        best = f"batch {found.best.spec.batch}" if found.best else "none"
+        print(f"fastest of {spec.mode}, {spec.recipe.label}: {best} ({found.reason})")
+    return runs
+
+
 def _compare(
     args: argparse.Namespace, specs: list[RunSpec], store: Store, environment: Environment
 ) -> int:
@@ -176,6 +202,12 @@ def _write(paths: Sequence[Path], tables: list[Table]) -> None:
         for index, table in enumerate(tables):
             suffix = f".{table.title.replace(' ', '-')}{path.suffix}" if index else path.suffix
             write_table(table, path.with_suffix(suffix))
+
+
+def _batch(word: str) -> int | str:
+    if word != AUTO and not word.isdigit():
+        raise argparse.ArgumentTypeError(f"a number or auto, not {word!r}")
+    return AUTO if word == AUTO else int(word)
 
 
 COMMAND = Command("time training steps: size x context x batch x mode x recipe", _flags, _run)

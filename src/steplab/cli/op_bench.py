@@ -1,0 +1,126 @@
+"""What the commands that measure one op share: flags, the sweep, the tables and the chart."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+from steplab import units
+from steplab.cli.flags import check_device, chosen_device
+from steplab.cli.progress import Live
+from steplab.codec import read_word
+from steplab.errors import MeasurementError, UserError
+from steplab.record import Run
+from steplab.report.export import check_suffixes, write_table
+from steplab.report.terminal import print_table
+from steplab.spec import RunSpec
+from steplab.store import DEFAULT_ROOT, Store
+from steplab.studies.ops.chart import chart_of, check_plot, write_chart
+from steplab.studies.ops.isolate import CellIsolation
+from steplab.studies.ops.op import Dtype, Objective, Op, shape_text, way_text
+from steplab.studies.ops.rows import seen
+from steplab.studies.ops.table import best_table, cell_table
+from steplab.studies.step import sweep
+
+Planner = Callable[[argparse.Namespace, RunSpec], list[RunSpec]]
+
+
+def add_op_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that every bench of an op has."""
+    add = parser.add_argument
+    dtype = partial(read_word, Dtype, where="--dtype")
+    add("--dtype", nargs="+", type=dtype, default=None, metavar="DTYPE",
+        help="fp32, tf32, bf16, fp16; none: bf16 on a GPU, fp32 on a CPU")  # fmt: skip
+    objective = partial(read_word, Objective, where="--objective")
+    add("--objective", type=objective, default="both", help="forward, backward, both or memory")
+    add("--repeats", type=int, default=30, help="samples per number, at most")
+    add("--seconds", type=float, default=1.0, help="no further repeats of a cell after so long")
+    add("--warmup", type=int, default=3, help="untimed repeats before them")
+    add("--seed", type=int, default=42, help="of the inputs")
+    add("--device", default="auto", help="cpu, cuda, or auto")
+    add("--timeout", type=float, default=120.0, help="seconds a cell may take")
+    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
+    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md, .json or .svg")
+    add("--plot", type=Path, default=None, metavar="FILE", help="draw a chart: .svg or .png")
+
+
+def run_bench(args: argparse.Namespace, op: Op, planner: Planner) -> int:
+    """Measure, show and write a study of an op; `planner` makes the cells for a device."""
+    check_suffixes(args.out)
+    check_device(args.device)
+    if args.plot:
+        check_plot(args.plot)
+    if not args.timeout > 0 or not args.seconds >= 0:
+        raise UserError("--timeout must be more than 0 seconds, --seconds not negative.")
+    _plan(args, op, planner, "cpu")  # a slip of the pen is told before a worker is started
+    store = Store(args.store)
+    store.check_writable()
+    with CellIsolation(args.timeout) as isolation:
+        environment = isolation.environment()
+        specs = _plan(args, op, planner, chosen_device(args.device, environment))
+        runs: list[Run] = []
+        with OpProgress(op, len(specs)) as progress:
+            show = (progress.stage, progress.say)
+            try:
+                for run in sweep(specs, store, isolation, environment, sys.argv, False, *show):
+                    runs.append(run)
+                    progress.done(run)
+            except KeyboardInterrupt:
+                told = f"{len(runs)} of {len(specs)} cells are in {store.root}"
+                progress.say(f"{told}; the same command goes on from there.")
+                raise
+    _show(args, op, runs)
+    print(f"{len(runs)} Runs in {store.root}; list them with: steplab runs")
+    if all(run.status != "ok" for run in runs):
+        raise MeasurementError(f"No cell could be measured; the first: {runs[0].reason}.")
+    return 0
+
+
+def _plan(args: argparse.Namespace, op: Op, planner: Planner, device: str) -> list[RunSpec]:
+    options = {"mode": "forward+backward", "device": device, "seed": args.seed}
+    return planner(args, RunSpec(op.name, steps=args.repeats, warmup=args.warmup, **options))
+
+
+def _show(args: argparse.Namespace, op: Op, runs: list[Run]) -> None:
+    best = best_table(op, runs, args.objective)
+    for path in args.out:
+        write_table(cell_table(op, runs, args.objective, whole=True), path)
+        write_table(best, path.with_suffix(f".best{path.suffix}"))
+    if args.plot:
+        write_chart(chart_of(op, runs, args.objective), args.plot)
+    print_table(cell_table(op, runs, args.objective, whole=False))
+    print_table(best)
+
+
+class OpProgress(Live):
+    """Progress over the cells of an op, on stderr so that stdout stays clean."""
+
+    def __init__(self, op: Op, cells: int) -> None:
+        what = TextColumn("{task.description}", markup=False)
+        columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), what)
+        super().__init__(sys.stderr, cells, *columns)
+        self.op, self.cells, self.count = op, cells, 0
+
+    def stage(self, spec: RunSpec, text: str) -> None:
+        """Show what the current cell is doing."""
+        if self.live:
+            self.bar.update(self.task, description=f"{self._name(spec)}: {text}")
+
+    def done(self, run: Run) -> None:
+        """Count a finished cell; where nothing is drawn, say how it ended."""
+        self.count += 1
+        if self.live:
+            self.bar.advance(self.task)
+            return
+        found = seen(run)
+        times = (found.forward_ms, found.backward_ms, found.both_ms)
+        shown = " / ".join(units.milliseconds(ms) for ms in times) if found.both_ms else run.reason
+        self.say(f"[{self.count}/{self.cells}] {self._name(run.spec)}: {found.status}, {shown}")
+
+    def _name(self, spec: RunSpec) -> str:
+        return f"{way_text(self.op, spec.config)}, {shape_text(self.op, spec.config)}"

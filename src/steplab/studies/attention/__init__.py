@@ -1,0 +1,1 @@
+"""How fast, how large and how exact attention is, by implementation and by tile."""

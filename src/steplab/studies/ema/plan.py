@@ -1,0 +1,83 @@
+"""Which cells of the ComplexEMA are measured. No torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steplab.spec import RunSpec
+from steplab.studies.ops.op import Op, check_impls, check_least
+
+# Multiply-adds per channel, mode and step of the recurrence: the complex step and its read-out;
+# then the reversed one with two sums. A Fourier path does others; all rows are counted alike.
+FORWARD, BACKWARD = 6, 14
+ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+
+
+def elements(config: Mapping[str, Any]) -> int:
+    """Return the elements of the input."""
+    return int(config["batch"] * config["context"] * config["width"])
+
+
+def _flops(config: Mapping[str, Any]) -> tuple[float, float]:
+    pairs = elements(config) * config["modes"]
+    return 2.0 * FORWARD * pairs, 2.0 * BACKWARD * pairs
+
+
+def bytes_moved(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the bytes of forward and backward with every large tensor touched once.
+
+    Forward: x and y. Backward: x, dy and dx. Parameters and states are small beside them.
+    """
+    one = elements(config) * ITEM_BYTES[config["dtype"]]
+    return 2 * one, 3 * one
+
+
+OP = Op(
+    name="ema",
+    shape=("batch", "context", "width", "modes", "dtype"),
+    ways=("impl",),
+    results=("out", "dx", "dalpha", "ddelta", "dtheta", "dgamma", "domega"),
+    flops=_flops,
+    flops_told=f"{FORWARD} multiply-adds forward and {BACKWARD} backward per element and mode, "
+    "those of the recurrence, for every row alike",
+    x_axis="context",
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values of every axis; the cells are all combinations."""
+
+    batches: Sequence[int]
+    contexts: Sequence[int]
+    widths: Sequence[int]
+    modes: Sequence[int]
+    dtypes: Sequence[str]
+    impls: Sequence[str]
+
+    def __post_init__(self) -> None:
+        axes = {"batch": self.batches, "context": self.contexts, "width": self.widths}
+        check_least({**axes, "modes": self.modes}, {})
+        check_impls("ema", self.impls)
+
+
+def plan(grid: Grid, template: RunSpec, seconds: float) -> list[RunSpec]:
+    """Return one spec per cell, shapes outermost; `template` has what is the same in all."""
+    axes = {
+        "dtype": grid.dtypes,
+        "modes": grid.modes,
+        "width": grid.widths,
+        "batch": grid.batches,
+        "context": grid.contexts,
+        "impl": tuple(dict.fromkeys(grid.impls)),
+    }
+    specs = []
+    for values in itertools.product(*axes.values()):
+        config: dict[str, Any] = {**dict(zip(axes, values, strict=True)), "seconds": seconds}
+        size = f"L{config['context']} N{config['modes']} {config['dtype']} {config['impl']}"
+        fields = {**vars(template), "config": config, "size": size, "batch": config["batch"]}
+        specs.append(RunSpec(**fields))
+    return specs

@@ -1,0 +1,1 @@
+"""How fast, how large and how exact the routed experts are, by implementation and routing."""

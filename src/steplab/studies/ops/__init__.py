@@ -1,0 +1,1 @@
+"""How fast, how large and how exact one op is: what the studies of single ops share."""

@@ -1,0 +1,73 @@
+"""Cells in a worker process: an illegal access or a hang costs one row. No torch on this side."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+
+from steplab.codec import decode, encode
+from steplab.engine.isolate import (
+    Isolation,
+    Progress,
+    Worker,
+    WorkerLost,
+    _import_path,
+    silent,
+)
+from steplab.errors import MeasurementError
+from steplab.record import Environment, Run, new_run_id
+from steplab.record.run import now
+from steplab.spec import RunSpec
+
+# A process goes on after these: nothing was run, or all of it ended well.
+HARMLESS = ("ok", "unsupported")
+
+
+class CellWorker(Worker):
+    """The engine's worker with another program inside."""
+
+    def __init__(self) -> None:
+        self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed by close()
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "steplab.studies.ops.worker"],
+            env={**os.environ, "PYTHONPATH": _import_path()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.process.stdout, selectors.EVENT_READ)
+        self.pending = b""
+
+
+class CellIsolation(Isolation):
+    """Keeps one worker for all cells until a cell fails: starting one costs seconds on a GPU."""
+
+    def trial(
+        self, spec: RunSpec, environment: Environment, key: str = "", progress: Progress = silent
+    ) -> Run:
+        """Measure one cell; a worker that is lost becomes the Run's status."""
+        run = Run(new_run_id(spec), spec, environment, created=now())
+        try:
+            request = {"do": "trial", "spec": encode(spec)}
+            answer = self._worker(key).ask(request, self.timeout, progress)
+            run = decode(Run, answer, "run")
+        except WorkerLost as lost:
+            run = replace(run, status=lost.status, reason=lost.reason)
+        except MeasurementError as error:
+            run = replace(run, status="failed", reason=str(error))
+        if run.status not in HARMLESS:
+            self._drop()
+        return run
+
+    def _worker(self, key: str) -> Worker:
+        if self.worker is None:
+            self.worker = CellWorker()
+        return self.worker

@@ -1,0 +1,1 @@
+"""Megalodon's profiling playbook: lengths x reductions, traces, tables and one summary."""
