@@ -25,8 +25,10 @@ _HOMES = {
     "Step": "steplab.engine.step",
     "StepOutput": "steplab.workloads.workload",
     "Store": "steplab.store",
+    "apply": "steplab.engine.apply",
     "assemble": "steplab.engine.assemble",
     "explain": "steplab.explain",
+    "graph": "steplab.engine.graphing.inference",
     "profile": "steplab.engine.profiling.own_loop",
     "trial": "steplab.engine.trial",
 }

@@ -74,7 +74,7 @@ def test_forward_keeps_a_graph_and_infer_does_not(tiny_spec):
     for mode in ("infer", "forward"):
         spec = tiny_spec(mode=mode)
         step = assemble(spec)
-        step.model.head.register_forward_hook(
+        step.model.norm.register_forward_hook(
             lambda m, i, out, mode=mode: grads.update({mode: out.requires_grad})
         )
         step(next(micro_batches(step, spec)))

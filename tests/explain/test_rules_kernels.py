@@ -155,6 +155,7 @@ def test_logits_of_the_whole_batch():
     loss = Did("aten::_log_softmax", 100, args=tensors([16_384, 100_000]), line="loss.py(4): loss")
     found = full_logits.RULE(gpu_case([loss, mm(64, 64, 64, 900)]))
     assert found.stake_bytes == 3 * 16_384 * 100_000 * 4
+    assert "impl.cross_entropy=triton_chunked" in found.remedy
     assert rules(gpu_case([loss, mm(64, 64, 64, 900)]))[0] == "full_logits"
     small = Did("aten::_log_softmax", 100, args=tensors([128, 1024]))
     case = gpu_case([small, mm(64, 64, 64, 900)])

@@ -6,56 +6,73 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._functorch.config
 
+from steplab.engine.graphing.step import graph_step, rates_on_device
+from steplab.engine.prefetch import Prefetched
 from steplab.engine.step import Step
 from steplab.errors import UserError, no_gpu
-from steplab.spec import RunSpec
+from steplab.modules.one_pass_adamw import keep_masters
+from steplab.spec import Mode, Recipe, RunSpec
 from steplab.techniques.parse import check_recipe, technique
 from steplab.techniques.technique import StepParts
 from steplab.workloads.workload import Workload, find_workload
 
 
 def assemble(spec: RunSpec, workload: Workload | None = None) -> Step:
-    """Return the Step that `spec` describes, on its device, ready for its first call.
-
-    Global torch settings that techniques touch are put back to torch's defaults first, so that
-    one assembly cannot leak into the next.
-    """
+    """Return the Step that `spec` describes, on its device, ready for its first call."""
     check_recipe(spec.recipe)
     device = find_device(spec.device)
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False  # torch's default lets convolutions use TF32
     torch.manual_seed(spec.seed)
     workload = workload or find_workload(spec.workload).open(spec.config)
     with torch.device(device):
         model = workload.model()
+    return put_together(workload, model, device, spec.recipe, spec.mode, spec.clip)
+
+
+def put_together(
+    workload: Workload,
+    model: torch.nn.Module,
+    device: torch.device,
+    recipe: Recipe,
+    mode: Mode,
+    clip: float,
+) -> Step:
+    """Apply a checked recipe to a model on its device and return the Step.
+
+    Global torch settings that techniques touch are put back to torch's defaults first, so that
+    one assembly cannot leak into the next.
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False  # torch's default lets convolutions use TF32
+    torch._functorch.config.activation_memory_budget = 1.0
     parts = StepParts(model, device, torch.amp.GradScaler(device.type, enabled=False))
-    chosen = [(technique(name), given) for name, given in spec.recipe.techniques.items()]
+    chosen = [(technique(name), given) for name, given in recipe.techniques.items()]
     for one, settings in sorted(chosen, key=lambda pair: pair[0].stage):
         one.apply(parts, settings)
     optimizer = None
-    if spec.mode == "full":
+    if mode == "full":
         optimizer = workload.optimizer(model, **parts.optimizer_options)
+        if parts.replace_optimizer is not None:
+            optimizer = parts.replace_optimizer(optimizer)
+        if parts.masters:
+            keep_masters(optimizer, parts.masters)
         if parts.wrap_optimizer_step is not None:
-            _wrap_step(optimizer, parts)
-    return Step(workload, parts, optimizer, spec.mode, spec.clip)
-
-
-def _wrap_step(optimizer: torch.optim.Optimizer, parts: StepParts) -> None:
-    """Replace the optimizer's step by the wrapped one.
-
-    Learning rates become tensors: as Python floats a schedule would change a guard, and so
-    recompile, at every step.
-    """
-    assert parts.wrap_optimizer_step is not None
-    for group in optimizer.param_groups:
-        group["lr"] = torch.tensor(group["lr"], device=parts.device)
-    optimizer.step = parts.wrap_optimizer_step(optimizer.step)  # type: ignore[method-assign]
+            # As Python floats a schedule would change a guard, and so recompile, at every step.
+            rates_on_device(optimizer, device)
+            optimizer.step = parts.wrap_optimizer_step(optimizer.step)  # type: ignore[method-assign]
+    step = Step(workload, parts, optimizer, mode, clip)
+    if parts.graph_warmup:
+        graph_step(step)
+    return step
 
 
 def micro_batches(step: Step, spec: RunSpec) -> Iterator[list[Any]]:
     """Yield what one call of the step takes: a list of `spec.accumulate` micro-batches."""
-    stream = iter(step.workload.batches(spec.batch, step.parts.device, spec.seed))
+    device, ahead = step.parts.device, step.parts.batches_ahead
+    stream = iter(step.workload.batches(spec.batch, device, spec.seed))
+    if ahead:
+        stream = Prefetched(stream, device, ahead)
     while True:
         try:
             batches = [next(stream) for _ in range(spec.accumulate)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from steplab.errors import UserError
+from steplab.modules.one_pass_adamw import OnePassAdamW
 from steplab.spec import Mode
 from steplab.techniques.technique import StepParts
 from steplab.workloads.workload import StepOutput, Workload
@@ -24,7 +25,8 @@ def unwatched(phase: str) -> contextlib.AbstractContextManager[Any]:
 class Step:
     """Forward, backward, clip, update; `mode` says how far it goes.
 
-    `watch(phase)` is entered around every phase: "forward", "backward", "clip", "optimizer".
+    `watch(phase)` is entered around every phase: "forward", "backward", "clip", "optimizer"; or
+    around the one phase "replay" where `graph` runs the step: inside, phases cannot be told apart.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Step:
         self.mode = mode
         self.clip = clip
         self.watch: Watch = unwatched
+        self.graph: Callable[[Sequence[Any]], StepOutput] | None = None
         parts.model.train(mode != "infer")
 
     @property
@@ -50,6 +53,17 @@ class Step:
 
     def __call__(self, micro_batches: Sequence[Any]) -> StepOutput:
         """Run one step over one or more micro-batches, whose gradients are averaged."""
+        if self.graph is None:
+            return self.run(micro_batches)
+        watch, self.watch = self.watch, unwatched
+        try:
+            with watch("replay"):
+                return self.graph(micro_batches)
+        finally:
+            self.watch = watch
+
+    def run(self, micro_batches: Sequence[Any]) -> StepOutput:
+        """Run one step op by op."""
         # Tells Inductor's CUDA graphs that the last step's outputs may be overwritten.
         torch.compiler.cudagraph_mark_step_begin()
         if self.mode == "infer":
@@ -92,8 +106,14 @@ class Step:
         if self.clip:
             with self.watch("clip"):
                 scaler.unscale_(self.optimizer)
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+                self._clip(self.model.parameters())
         with self.watch("optimizer"):
             scaler.step(self.optimizer)
             scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
+
+    def _clip(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        if isinstance(self.optimizer, OnePassAdamW):
+            self.optimizer.clip(parameters, self.clip)  # by the update, in the same pass
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, self.clip)

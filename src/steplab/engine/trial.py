@@ -14,7 +14,7 @@ import torch
 from steplab import shelf
 from steplab.engine.assemble import assemble, micro_batches
 from steplab.engine.loop import measure, settle, settle_scaler, warm_up
-from steplab.errors import MeasurementError, Unsupported, UserError
+from steplab.errors import SteplabError, Unsupported, UserError
 from steplab.hardware.figures import utilisation
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import CompilationProbe
@@ -30,6 +30,7 @@ CLOCK_TOLERANCE = 0.03
 NOISY_SPREAD = 0.10
 
 Afterwards = Callable[[Subject, Run], Run]
+Beforehand = Callable[[Subject], float | None]
 
 
 def trial(
@@ -44,20 +45,26 @@ def trial(
     """
     blank = Run(new_run_id(spec), spec, capture(), created=now())
     try:
-        return _watched(blank, progress, afterwards)
+        return watched(blank, progress, afterwards)
     except UserError:
         raise
-    except Unsupported as error:
-        return replace(blank, status="unsupported", reason=str(error))
-    except MeasurementError as error:
-        return replace(blank, status="failed", reason=str(error))
     except Exception as error:
-        return _failure(blank, error)
+        return failed(blank, error)
     finally:
-        _clean_up()
+        clean_up()
 
 
-def _watched(blank: Run, progress: Callable[[str], None], afterwards: Afterwards) -> Run:
+def watched(
+    blank: Run,
+    progress: Callable[[str], None],
+    afterwards: Afterwards,
+    beforehand: Beforehand = lambda subject: None,
+) -> Run:
+    """Assemble the spec of `blank`, watch it with all probes and fill in what they saw.
+
+    `beforehand` may run steps of the fresh assembly; it then returns the seconds of the first.
+    Whatever goes wrong is raised.
+    """
     spec = blank.spec
     progress("building")
     probes: dict[str, Probe] = {
@@ -70,7 +77,9 @@ def _watched(blank: Run, progress: Callable[[str], None], afterwards: Afterwards
     subject = Subject(step, micro_batches(step, spec), spec, blank.environment)
     for probe in probes.values():
         probe.begin(subject)
-    compilation.first_seconds = settle(subject, step.parts.settle_steps, progress)
+    first = beforehand(subject)
+    settled = settle(subject, step.parts.settle_steps, progress)
+    compilation.first_seconds = settled if first is None else first
     settle_scaler(subject)
     warm_up(subject, spec.warmup, progress)
     scale = step.parts.scaler.get_scale()
@@ -125,8 +134,12 @@ def _verified(run: Run) -> Run:
     return replace(run, notes=tuple(notes))
 
 
-def _failure(blank: Run, error: Exception) -> Run:
+def failed(blank: Run, error: Exception) -> Run:
     """Turn an exception into a status with one sentence."""
+    if isinstance(error, Unsupported):
+        return replace(blank, status="unsupported", reason=str(error))
+    if isinstance(error, SteplabError):
+        return replace(blank, status="failed", reason=str(error))
     if is_out_of_memory(error):
         return replace(blank, status="oom", reason=_first_sentence(error))
     frames = traceback.extract_tb(error.__traceback__)
@@ -146,7 +159,7 @@ def _first_sentence(error: BaseException) -> str:
     return text.split(". ")[0][:300] or type(error).__name__
 
 
-def _clean_up() -> None:
+def clean_up() -> None:
     """Free what the trial held, so that the next one in this process starts clean."""
     gc.collect()
     torch._dynamo.reset()

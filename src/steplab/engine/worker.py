@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from steplab.codec import decode, encode
+from steplab.engine.gate.answers import GateAnswers
 from steplab.errors import SteplabError
 from steplab.spec import RunSpec
 
@@ -36,7 +37,7 @@ def _read_requests(requests: queue.Queue[dict[str, Any]]) -> None:
     os._exit(0)
 
 
-class Answers:
+class Answers(GateAnswers):
     """Holds what lives between two requests: the step that a comparison measures in turns."""
 
     def __init__(self, channel: TextIO) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from steplab.codec import decode
 from steplab.errors import Unsupported, UserError
 from steplab.record import Run
-from steplab.spec.recipe import Setting
+from steplab.spec.recipe import Setting, Settings
+from steplab.techniques.situation import Offer, Situation
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ class CompileSettings:
 
 
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
+# Work that a compiler puts into one kernel with its neighbours, or does away with: on a CPU the
+# operators of no category are views, allocations and the like.
+FUSIBLE = (
+    *("elementwise", "normalisation", "softmax", "reduction", "copy", "memset", "embedding"),
+    "other",
+)
 
 
 class Compile(Technique):
@@ -38,6 +45,7 @@ class Compile(Technique):
     summary = "torch.compile of the whole model or of each repeated block"
     stage = Stage.COMPILE
     settings: ClassVar[type] = CompileSettings
+    slow_start = True
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
         """Modes belong to inductor."""
@@ -70,6 +78,23 @@ class Compile(Technique):
         # The first step compiles forward and backward; the second shows whether it was enough.
         parts.settle_steps = 2
 
+    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+        """Each scope; once one is in the recipe, the update too, tuned products and graphs."""
+        fused = {"term:launch": 1.0, "memory:activations": 1.0}
+        fused |= {f"kind:{kind}": 1.0 for kind in FUSIBLE}
+        if not own:
+            return [Offer({"scope": scope}, fused) for scope in ("blocks", "whole")]
+        found = []
+        if own["scope"] == "blocks":
+            found.append(Offer({**own, "scope": "whole"}, fused))
+        if now.run.spec.mode == "full" and not own.get("optimizer"):
+            found.append(Offer({**own, "optimizer": True}, {"phase:optimizer": 1.0}))
+        if now.on_cuda and own.get("mode", "default") == "default":
+            tuned = {**own, "mode": "max-autotune-no-cudagraphs"}
+            found.append(Offer(tuned, {"kind:matmul": 1.0}))
+            found.append(Offer({**own, "mode": "reduce-overhead"}, {"term:launch": 1.0}))
+        return found
+
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Something must have been compiled, and CUDA graphs replayed where the mode has them."""
         if run.compilation is None or not run.compilation.graphs:
@@ -83,8 +108,11 @@ class Compile(Technique):
         return ""
 
 
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the members of every ModuleList whose members are of one class, outermost first."""
+def repeated_blocks(model: nn.Module, instead: str = "Use compile=whole.") -> list[nn.Module]:
+    """Return the members of every ModuleList whose members are of one class, outermost first.
+
+    Without any, `instead` is suggested.
+    """
     from torch import nn
 
     found: list[nn.Module] = []
@@ -97,8 +125,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
             inside.update(m for child in module for m in child.modules())
     if not found:
         raise Unsupported(
-            "compile=blocks needs an nn.ModuleList of two or more modules of one class.",
-            "Use compile=whole.",
+            "This model has no nn.ModuleList of two or more modules of one class.", instead
         )
     return found
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from steplab.errors import Unsupported, UserError, did_you_mean
 from steplab.hardware.kernel_names import attention_backend
-from steplab.kernels.impl import AUTO, impls
+from steplab.kernels.impl import AUTO, DEFINITION, changes_result, impls
 from steplab.record import Run
-from steplab.spec.recipe import Setting
+from steplab.spec.recipe import Setting, Settings
+from steplab.techniques.situation import Offer, Situation
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 FUSED = ("flash", "efficient", "cudnn")
@@ -21,11 +22,13 @@ class Impl(Technique):
     stage = Stage.IMPLEMENTATION
     settings = None  # keyed by op, so not a dataclass
 
-    def read(self, words: Mapping[str, str], name: str) -> dict[str, Setting]:
+    def read(
+        self, words: Mapping[str, str], name: str, base: Mapping[str, Setting] | None = None
+    ) -> dict[str, Setting]:
         """Check each op and implementation by name."""
         if "" in words:
             raise UserError(f"{name} needs an op.", f"Example: {name}.attention=flash")
-        return self.complete(words, name)
+        return self.complete({**(base or {}), **words}, name)
 
     def complete(self, settings: Mapping[str, Setting], name: str) -> dict[str, Setting]:
         """Check the settings; there is no first field to fill in."""
@@ -52,6 +55,19 @@ class Impl(Technique):
                 )
             for module in modules:
                 module.impl = impl  # type: ignore[assignment]
+
+    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+        """For every op of the model the implementations that did not run.
+
+        Not the one of the baseline: what is set now has beaten it.
+        """
+        return [
+            Offer({**own, op: impl}, {f"op:{op}": 1.0})
+            for op, ran in now.impls.items()
+            for impl in impls(op)
+            if impl not in (ran, DEFINITION, now.first_impls.get(op))
+            and not changes_result(op, impl)
+        ]
 
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Compare with what the modules dispatched and with the attention seen in the trace."""

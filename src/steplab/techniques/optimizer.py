@@ -1,41 +1,68 @@
-"""Implementation of the optimizer's update: one kernel per tensor, per list, or for all."""
+"""Implementation of the optimizer's update: op by op, in one kernel, or in one pass of our own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
+from steplab.codec import type_hints
 from steplab.record import Run
-from steplab.spec.recipe import Setting
+from steplab.spec.recipe import Setting, Settings
+from steplab.techniques.situation import Offer, Situation
 from steplab.techniques.technique import Stage, StepParts, Technique
+
+ONE_PASS = "one-pass"
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """`forloop`: tensor by tensor. `foreach`: op by op over lists. `fused`: one kernel."""
+    """`forloop`: tensor by tensor. `foreach`: op by op over lists. `fused`: one kernel.
 
-    impl: Literal["forloop", "foreach", "fused"] = "fused"
+    `one-pass`: AdamW in one kernel per tensor that clips too, and keeps fp32 weights beside 16-bit
+    ones; on a CPU op by op.
+    """
+
+    impl: Literal["forloop", "foreach", "fused", "one-pass"] = "fused"
 
 
 class Optimizer(Technique):
     """Left out, torch chooses: foreach on CUDA, forloop on CPU."""
 
-    summary = "optimizer update as forloop, foreach or fused"
+    summary = "optimizer update as forloop, foreach, fused or one-pass"
     stage = Stage.OPTIMIZER
     settings: ClassVar[type] = OptimizerSettings
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
-        """Pass the choice to the workload's optimizer."""
+        """Pass the choice to the workload's optimizer, or put ours in its place."""
         asked = settings["impl"]
+        if asked == ONE_PASS:
+            from steplab.modules.one_pass_adamw import OnePassAdamW
+
+            parts.replace_optimizer = OnePassAdamW.instead_of
+            return
         parts.optimizer_options = (
             {"foreach": False, "fused": False} if asked == "forloop" else {str(asked): True}
         )
 
+    def clash(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
+        """The one pass has nothing left to compile."""
+        if settings["impl"] == ONE_PASS and recipe.get("compile", {}).get("optimizer"):
+            return "one-pass is a kernel already, so compile.optimizer has nothing to do"
+        return ""
+
+    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+        """What needs fewer passes than the update that ran; the fewest first."""
+        known = get_args(type_hints(self.settings)["impl"])
+        known = known if now.on_cuda else known[:-1]  # one-pass is a kernel on a GPU only
+        ran = now.run.ran.optimizer if now.run.ran else ""
+        fewer = known[known.index(ran) + 1 :] if ran in known else ()
+        return [Offer({"impl": impl}, {"phase:optimizer": 1.0}) for impl in reversed(fewer)]
+
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Compare with the update that the trace shows."""
         ran = run.ran.optimizer if run.ran else ""
-        if ran and ran != settings["impl"]:
+        if ran and ran.split()[0] != settings["impl"]:
             return f"optimizer {settings['impl']!r} was asked for, but {ran} ran"
         return ""
 

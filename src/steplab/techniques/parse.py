@@ -12,6 +12,9 @@ from steplab.errors import UserError
 from steplab.spec import PLAIN, Recipe
 from steplab.techniques.technique import Technique
 
+PRESETS = Path(__file__).parents[1] / "recipes"
+OFF = "off"
+
 
 def technique(name: str) -> Technique:
     """Return the technique of that name."""
@@ -19,28 +22,59 @@ def technique(name: str) -> Technique:
     return found
 
 
+def presets() -> list[str]:
+    """Return the names of the recipes that come with steplab."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
 def parse_recipe(text: str) -> Recipe:
-    """Read `plain`, `precision=bf16,compile=blocks,impl.attention=flash`, or a .toml/.json file."""
-    if text == "plain":
+    """Read `plain`, a preset's name, a .toml or .json file, or `precision=bf16,compile=blocks`.
+
+    Words may follow a name or a file and change it: `production-training,compile.mode=default`;
+    `compile=off` takes a technique out.
+    """
+    first, _, rest = text.partition(",")
+    base, left = (_named(first.strip()), rest) if "=" not in first else (None, text)
+    if base is None:
+        base, left = PLAIN, text
+    techniques = dict(base.techniques)
+    for name, given in _words(left, text).items():
+        found = technique(name)
+        if given == {"": OFF}:
+            if techniques.pop(name, None) is None:
+                raise UserError(f"There is no {name} to take out of {first.strip()!r}.")
+            continue
+        techniques[name] = found.read(given, name, techniques.get(name))
+    recipe = Recipe(techniques) if techniques else PLAIN
+    check_recipe(recipe)
+    return recipe
+
+
+def _named(word: str) -> Recipe | None:
+    """Return the recipe of a file or a preset; None for a word that names neither."""
+    if word == "plain":
         return PLAIN
-    if text.endswith((".toml", ".json")):
-        return read_recipe_file(Path(text))
+    if word.endswith((".toml", ".json")):
+        return read_recipe_file(Path(word))
+    return read_recipe_file(PRESETS / f"{word}.toml") if word in presets() else None
+
+
+def _words(text: str, whole: str) -> dict[str, dict[str, str]]:
+    """Return `{"compile": {"": "blocks", "mode": "default"}}` for the words of a recipe."""
     words: dict[str, dict[str, str]] = {}
-    for part in text.split(","):
+    for part in text.split(",") if text else []:
         left, equals, value = part.partition("=")
         name, _, key = left.strip().partition(".")
         if not equals or not name or not value:
             raise UserError(
-                f"{part!r} in the recipe {text!r} is not technique=value.",
-                "Example: precision=bf16,compile=blocks",
+                f"{part!r} in the recipe {whole!r} is not technique=value.",
+                f"Example: precision=bf16,compile=blocks. Presets: {', '.join(presets())}.",
             )
         own = words.setdefault(name, {})
         if key in own:
-            raise UserError(f"The recipe {text!r} sets {left.strip()} twice.", "Keep one.")
+            raise UserError(f"The recipe {whole!r} sets {left.strip()} twice.", "Keep one.")
         own[key] = value.strip()
-    recipe = Recipe({name: technique(name).read(given, name) for name, given in words.items()})
-    check_recipe(recipe)
-    return recipe
+    return words
 
 
 def read_recipe_file(path: Path) -> Recipe:
@@ -65,3 +99,9 @@ def check_recipe(recipe: Recipe) -> None:
         clash = next((other for other in found.conflicts if other in recipe.techniques), None)
         if clash:
             raise UserError(f"The techniques {name} and {clash} cannot be used together.")
+        missing = next((other for other in found.needs if other not in recipe.techniques), None)
+        if missing:
+            raise UserError(f"The technique {name} needs {missing}.", f"Add {missing}=...")
+        reason = found.clash(settings, recipe.techniques)
+        if reason:
+            raise UserError(f"{name}: {reason}.", f"Change it, or leave {name} out.")

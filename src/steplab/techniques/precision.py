@@ -1,4 +1,4 @@
-"""Precision of the matrix products: fp32, tf32, or autocast to bf16 or fp16."""
+"""Precision of the matrix products: fp32, tf32, autocast to bf16 or fp16, or weights in bf16."""
 
 from __future__ import annotations
 
@@ -9,34 +9,49 @@ from typing import ClassVar, Literal
 from steplab.errors import Unsupported
 from steplab.hardware.kernel_names import matmul_class
 from steplab.record import Run
-from steplab.spec.recipe import Setting
+from steplab.spec.recipe import Setting, Settings
+from steplab.techniques.situation import Offer, Relief, Situation
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
+NARROW = "bf16-weights"
+KEEPER = "one-pass"  # the optimizer that keeps fp32 weights beside 16-bit ones
+# Work that moves numbers more than it multiplies them: half the bytes, half the time.
+MOVING = ("elementwise", "normalisation", "softmax", "reduction", "copy", "embedding")
 # What the profiler calls the C++ types.
 TRACED_NAMES = {"bf16": "c10::BFloat16", "fp16": "c10::Half", "fp32": "float", "tf32": "float"}
 
 
 @dataclass(frozen=True)
 class PrecisionSettings:
-    """`fp32`: no TF32. `tf32`: fp32 storage, 10-bit products. `bf16`, `fp16`: autocast."""
+    """`fp32`: no TF32. `tf32`: fp32 storage, 10-bit products. `bf16`, `fp16`: autocast.
 
-    dtype: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    `bf16-weights`: bf16 throughout, without autocast; the optimizer keeps the weights in fp32 too.
+    The model must bring its inputs to the dtype of its weights; gradients add up in bf16.
+    """
+
+    dtype: Literal["fp32", "tf32", "bf16", "fp16", "bf16-weights"] = "fp32"
 
 
 class Precision(Technique):
-    """Weights stay fp32 throughout; fp16 adds a gradient scaler against underflow."""
+    """All but bf16-weights leave the weights in fp32; fp16 adds a scaler against underflow."""
 
-    summary = "fp32, tf32, bf16 autocast, or fp16 autocast with a gradient scaler"
+    summary = "fp32, tf32, bf16 autocast, fp16 autocast with a gradient scaler, or bf16 weights"
     stage = Stage.PRECISION
     settings: ClassVar[type] = PrecisionSettings
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
-        """Set the global matmul precision or the forward's autocast context."""
+        """Set the global matmul precision or the forward's autocast context, or round weights."""
         import torch
 
         dtype = str(settings["dtype"])
-        parts.matmul_dtype = dtype
+        parts.matmul_dtype = product_dtype(dtype)
+        if dtype == NARROW:
+            # Norms' weights and biases too: one of them in fp32 would widen the whole stream.
+            for parameter in parts.model.parameters():
+                if parameter.dtype == torch.float32:
+                    parts.masters[parameter] = parameter.detach()
+                    parameter.data = parameter.data.bfloat16()
         if dtype == "tf32":
             if parts.device.type != "cuda" or torch.cuda.get_device_capability() < (8, 0):
                 raise Unsupported(
@@ -52,9 +67,25 @@ class Precision(Technique):
         if dtype == "fp16":
             parts.scaler = torch.amp.GradScaler(parts.device.type)
 
+    def clash(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
+        """Of torch's optimizers none keeps fp32 weights; without an update none is needed."""
+        asked = recipe.get("optimizer", {}).get("impl", KEEPER)
+        if settings["dtype"] == NARROW and asked != KEEPER:
+            return f"{NARROW} needs optimizer={KEEPER}, which keeps the weights in fp32 too"
+        return ""
+
+    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+        """Fewer bits than now; bf16 rather than fp16, which needs a scaler."""
+        ladder = ("fp32", "tf32", "bf16") if now.on_cuda else ("fp32", "bf16")
+        if now.on_cuda and now.recipe.techniques.get("optimizer", {}).get("impl") == KEEPER:
+            ladder = (*ladder, NARROW)
+        present = str(own.get("dtype", "fp32"))
+        fewer = ladder[ladder.index(present) + 1 :] if present in ladder else ()
+        return [Offer({"dtype": dtype}, _relief(dtype, now)) for dtype in reversed(fewer)]
+
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Most matrix products must have run in the dtype, as the trace's ops or kernels show."""
-        asked, seen = str(settings["dtype"]), traced_dtypes(run)
+        asked, seen = product_dtype(str(settings["dtype"])), traced_dtypes(run)
         if seen and seen.get(asked, 0) <= 0.5 * sum(seen.values()):
             shown = ", ".join(f"{n} x {dtype}" for dtype, n in seen.items())
             return f"precision {asked} was asked for, but the matrix products ran as {shown}"
@@ -71,6 +102,23 @@ class Precision(Technique):
         return (
             f"unverified: no matrix product in the trace tells a dtype ({settings['dtype']} asked)"
         )
+
+
+def product_dtype(dtype: str) -> str:
+    """Return how a setting multiplies matrices: fp32, tf32, bf16 or fp16."""
+    return "bf16" if dtype == NARROW else dtype
+
+
+def _relief(setting: str, now: Situation) -> Relief:
+    """Products by the ratio of the peaks, where the card is known; 16 bits halve the bytes."""
+    dtype = product_dtype(setting)
+    before, after = (now.card.peak(d) if now.card else None for d in ("fp32", dtype))
+    share = 1 - before / after if before and after else 1.0
+    relief = {"kind:matmul fp32": share, "kind:matmul other": share}
+    if dtype in TORCH_NAMES:
+        relief |= {"kind:attention": share, "kind:matmul tf32": 0.5}
+        relief |= {f"kind:{kind}": 0.5 for kind in MOVING} | {"memory:activations": 0.5}
+    return relief
 
 
 def traced_dtypes(run: Run) -> dict[str, int]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from steplab.codec import decode, read_word, type_hints
 from steplab.errors import UserError, did_you_mean
 from steplab.record import Run
-from steplab.spec.recipe import Setting
+from steplab.spec.recipe import Setting, Settings
+from steplab.techniques.situation import Offer, Situation
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,10 @@ class Stage(IntEnum):
     IMPLEMENTATION = 1
     PRECISION = 2
     OPTIMIZER = 3
-    COMPILE = 4
+    MEMORY = 4
+    COMPILE = 5
+    GRAPH = 6
+    DATA = 7
 
 
 @dataclass
@@ -37,9 +41,14 @@ class StepParts:
     scaler: torch.amp.GradScaler  # disabled until fp16 asks for it
     forward_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     optimizer_options: dict[str, bool] = field(default_factory=dict)
+    replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] | None = None
     wrap_optimizer_step: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    # The fp32 weights of parameters that were made 16-bit; an optimizer has to keep them.
+    masters: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
     matmul_dtype: str = "fp32"  # fp32, tf32, bf16 or fp16: which peak MFU is measured against
-    settle_steps: int = 0  # steps that must run before warm-up can begin (compilation)
+    settle_steps: int = 0  # steps that must run before warm-up can begin (compilation, capture)
+    graph_warmup: int = 0  # plain steps before the whole step is captured; 0: it is not
+    batches_ahead: int = 0  # fetched while a step runs; 0: between two steps
 
 
 class Technique:
@@ -48,13 +57,20 @@ class Technique:
     summary: ClassVar[str]
     stage: ClassVar[Stage]
     settings: ClassVar[Any]  # a frozen dataclass; its first field is the one named in short form
-    conflicts: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()  # techniques that the recipe must have too
+    conflicts: ClassVar[tuple[str, ...]] = ()  # techniques that it must not have
+    slow_start: ClassVar[bool] = False  # its first step takes far longer than the others
 
-    def read(self, words: Mapping[str, str], name: str) -> dict[str, Setting]:
-        """Turn `{"": "blocks", "mode": "default"}` into typed settings, or raise a UserError."""
+    def read(
+        self, words: Mapping[str, str], name: str, base: Mapping[str, Setting] | None = None
+    ) -> dict[str, Setting]:
+        """Turn `{"": "blocks", "mode": "default"}` into typed settings, or raise a UserError.
+
+        What the words do not set is taken from `base`.
+        """
         fields = [f.name for f in dataclasses.fields(self.settings)]
         hints = type_hints(self.settings)
-        read: dict[str, Setting] = {}
+        read: dict[str, Setting] = dict(base or {})
         for key, word in words.items():
             if key and key not in fields:
                 raise UserError(f"{name} has no setting {key!r}.", did_you_mean(key, fields))
@@ -72,9 +88,27 @@ class Technique:
         """Raise a UserError when the settings, as data, are not valid."""
         decode(self.settings, dict(settings), name)
 
+    def clash(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
+        """Say which settings of other techniques of the recipe rule these out; "" when none do.
+
+        For what `needs` and `conflicts`, which know names only, cannot tell.
+        """
+        return ""
+
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
         """Change the parts, or raise Unsupported with the reason."""
         raise NotImplementedError
+
+    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+        """Return what is worth trying on the step as it is: whole settings, and what they relieve.
+
+        `own` is how the technique is set now; empty when the recipe has it not. By default it is
+        offered as it comes, and what it can gain is not known.
+        """
+        if own:
+            return []
+        first = dataclasses.fields(self.settings)[0].name
+        return [Offer({first: getattr(self.settings(), first)})]
 
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Say how what ran differs from what was asked for; "" when it does not."""

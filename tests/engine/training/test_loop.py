@@ -67,7 +67,15 @@ def assert_same_state(path_a, path_b, spec):
 
 
 @pytest.mark.parametrize(
-    "recipe", ["plain", "optimizer=fused", "precision=bf16", "precision=fp16,impl.experts=loop"]
+    "recipe",
+    [
+        "plain",
+        "optimizer=fused",
+        "precision=bf16",
+        "precision=fp16,impl.experts=loop",
+        "optimizer=one-pass",
+        "precision=bf16-weights,optimizer=one-pass",
+    ],
 )
 def test_20_steps_equal_10_and_resume_and_10(tmp_path, recipe):
     whole = make_spec(tmp_path / "whole", recipe, accumulate=2)

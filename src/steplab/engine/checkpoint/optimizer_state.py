@@ -13,6 +13,7 @@ from steplab.codec import encode
 from steplab.engine.checkpoint.document import Group, OptimizerRecord
 from steplab.engine.checkpoint.weights import some
 from steplab.errors import Unsupported, UserError
+from steplab.modules.one_pass_adamw import MASTER
 
 # How the update is computed, not what it computes: a resumed training keeps its own choice.
 IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
@@ -28,6 +29,8 @@ def capture(
     for parameter, state in optimizer.state.items():
         name = _name(parameter, names)
         for key, value in state.items():
+            if key == MASTER:
+                continue  # saved once, as the model's weights
             if isinstance(value, Tensor):
                 tensors[f"{key}/{name}"] = value
             else:
@@ -84,14 +87,16 @@ def apply(
     for path, tensor in tensors.items():
         key, _, name = path.partition("/")
         state.setdefault(name, {})[key] = tensor
+    masters = {p: own[MASTER] for p, own in optimizer.state.items() if MASTER in own}
     optimizer.state.clear()
+    optimizer.state.update({p: {MASTER: master} for p, master in masters.items()})
     for saved, group in zip(record.groups, optimizer.param_groups, strict=True):
         for key, value in saved.settings.items():
             group[key] = _restored(group.get(key), value)
         for parameter in group["params"]:
             own = state.get(_name(parameter, names), {})
             if own:
-                optimizer.state[parameter] = {
+                optimizer.state[parameter] |= {
                     key: _placed(value, key, parameter, group)
                     if isinstance(value, Tensor)
                     else value

@@ -34,17 +34,19 @@ def restore(
     """
     from steplab.engine.checkpoint import generators, optimizer_state, weights
     from steplab.engine.checkpoint.tensor_file import read_tensors
+    from steplab.modules.one_pass_adamw import full_weights
 
     path = find(path)
     document = read_intact(path)
     names, record = weights.parameter_names(model), document.optimizer
     tensors = {name: read_tensors(path / name) for name in (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE)}
     moments = tensors[OPTIMIZER_FILE]
-    weights.check_weights(model, tensors[MODEL_FILE], str(path / MODEL_FILE))
-    optimizer_state.check(optimizer, names, record, moments, str(path / OPTIMIZER_FILE))
-    _check_scaler(scaler, document, path)
-    weights.apply_weights(model, tensors[MODEL_FILE])
-    optimizer_state.apply(optimizer, names, record, moments)
+    with full_weights(optimizer):
+        weights.check_weights(model, tensors[MODEL_FILE], str(path / MODEL_FILE))
+        optimizer_state.check(optimizer, names, record, moments, str(path / OPTIMIZER_FILE))
+        _check_scaler(scaler, document, path)
+        weights.apply_weights(model, tensors[MODEL_FILE])
+        optimizer_state.apply(optimizer, names, record, moments)
     scaler.load_state_dict(dict(document.scaler))
     generators.set_torch_states(tensors[RNG_FILE])
     generators.set_python_state(document.python_random)

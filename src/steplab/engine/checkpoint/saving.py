@@ -47,6 +47,7 @@ def save(
     import torch
 
     from steplab.engine.checkpoint import generators, optimizer_state, weights
+    from steplab.modules.one_pass_adamw import full_weights
 
     if keep < 0:
         raise UserError(f"{keep} checkpoints cannot be kept.", "Use 0 to keep all of them.")
@@ -60,12 +61,12 @@ def save(
         generators.numpy_state(),
         files={},
     )
-    tensors = {
-        MODEL_FILE: weights.model_tensors(model),
-        OPTIMIZER_FILE: moments,
-        RNG_FILE: generators.torch_states(),
-    }
-    with disk_errors(folder, FOLDER_FLAG):
+    with full_weights(optimizer), disk_errors(folder, FOLDER_FLAG):
+        tensors = {
+            MODEL_FILE: weights.model_tensors(model),
+            OPTIMIZER_FILE: moments,
+            RNG_FILE: generators.torch_states(),
+        }
         _make(folder)
         sweep_drafts(folder)
         written = _write(folder, document, tensors)

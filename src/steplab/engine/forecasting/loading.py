@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from steplab.engine.assemble import find_device
 from steplab.engine.checkpoint import newest
@@ -61,7 +62,7 @@ def _device(name: str) -> torch.device:
     return find_device(name)
 
 
-def apply_recipe(recipe: Recipe, model: Tsmoe) -> Context:
+def apply_recipe(recipe: Recipe, model: nn.Module, purpose: str = "forecasts") -> Context:
     """Apply the techniques that change how a model predicts; refuse the others."""
     check_recipe(recipe)
     device = next(model.parameters()).device
@@ -69,7 +70,7 @@ def apply_recipe(recipe: Recipe, model: Tsmoe) -> Context:
     for name, settings in recipe.techniques.items():
         if technique(name).stage not in (Stage.IMPLEMENTATION, Stage.PRECISION):
             raise UserError(
-                f"A recipe for forecasts cannot have {name}: every number of cached points is "
+                f"A recipe for {purpose} cannot have {name}: every number of cached tokens is "
                 "another shape, and nothing is trained.",
                 "Use precision and impl, as in precision=bf16.",
             )

@@ -78,6 +78,7 @@ class OwnStep:
 
     optimizer: torch.optim.Optimizer | None = None
     workload: Any = None
+    graph: Any = None
 
     def __init__(self, step_fn: Callable[[], object], device: str) -> None:
         self.step_fn = step_fn

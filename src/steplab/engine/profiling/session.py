@@ -56,8 +56,10 @@ def _detailed(
 ) -> Profile:
     """Return the profile with a detailed step and its memory; add to `notes` what limits them."""
     replays = run.ran is not None and bool(run.ran.graph_launches)
-    with cuda_graphs_off() if replays else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
         if replays:
+            stack.enter_context(cuda_graphs_off())
+            stack.enter_context(subject.op_by_op())
             notes.append("detail and memory were recorded with CUDA graphs off")
             _steady(subject, progress)
         detail = record_detail(subject, folder, progress)

@@ -1,7 +1,8 @@
-"""Which series a run trains on and is validated on."""
+"""Which series or text a run trains on and is validated on."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ from steplab.data.mixture import MixedWindows, mixed_paths, parse_shares
 from steplab.data.packed_windows import PackedWindows
 from steplab.data.series import SeriesSet, open_series
 from steplab.data.synthetic import HELD_OUT_FAMILIES, SyntheticSeries
+from steplab.data.text import TextWindows
 from steplab.data.windows import Windows, WindowSet
+from steplab.engine.training.text_data import describe_text, training_text, validation_text
 from steplab.errors import UserError
 from steplab.spec.training import TrainSpec
+from steplab.workloads.workload import find_workload
 
 # Generated series: enough that a default run (4,800 windows) sees few of them twice.
 TRAIN_SERIES, HELD_OUT_SERIES = 4096, 256
@@ -33,6 +37,8 @@ def window_points(spec: TrainSpec) -> int:
 
 def training_windows(spec: TrainSpec) -> WindowSet:
     """Return the windows to train on."""
+    if find_workload(spec.workload).data == "text":
+        return training_text(spec)
     path = spec.settings.dataset_path
     if spec.settings.mix:
         parts = parse_shares(spec.settings.mix)
@@ -40,6 +46,13 @@ def training_windows(spec: TrainSpec) -> WindowSet:
         return MixedWindows([_packed_or_not(series, spec) for series in sets], parts)
     series = open_series(Path(path)) if path else _generated(spec, TRAIN_SERIES, 0)
     return _packed_or_not(series, spec)
+
+
+def describe_data(windows: WindowSet, spec: TrainSpec) -> str:
+    """Return one line on the windows to train on."""
+    if isinstance(windows, TextWindows):
+        return describe_text(windows)
+    return describe_filling(windows.series, spec)
 
 
 def describe_filling(series: SeriesSet, spec: TrainSpec) -> str:
@@ -51,11 +64,13 @@ def describe_filling(series: SeriesSet, spec: TrainSpec) -> str:
     return f"data {plain} (with --pack: {packed})"
 
 
-def validation_windows(spec: TrainSpec) -> dict[str, Windows]:
+def validation_windows(spec: TrainSpec) -> Mapping[str, WindowSet]:
     """Return held-out windows by name: `val`, and `ood` for series of another kind.
 
     Generated series stand in only when the training series are generated too.
     """
+    if find_workload(spec.workload).data == "text":
+        return validation_text(spec)
     chosen: dict[str, Any] = {}
     generated = not spec.settings.dataset_path
     if spec.settings.val_path:

@@ -20,15 +20,18 @@ from steplab.engine.assemble import assemble
 from steplab.engine.checkpoint.origin import load_origin
 from steplab.engine.meter import Meter
 from steplab.engine.signals import Stop
-from steplab.engine.training.data import describe_filling, training_windows, validation_windows
+from steplab.engine.training.data import describe_data, training_windows, validation_windows
 from steplab.engine.training.log import StepReport, TrainingLog
 from steplab.engine.training.schedule import learning_rate, set_learning_rate
 from steplab.engine.training.trace import LAST_STEP, traced
 from steplab.engine.training.validate import validate
 from steplab.errors import MeasurementError, Unsupported, UserError
+from steplab.modules.one_pass_adamw import full_weights
 from steplab.probes.counters import NvmlReader
 from steplab.record.run import now
 from steplab.spec.training import TrainSpec
+
+READ_AHEAD = 4  # batches, by the loader's threads, whatever the recipe
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class Session:
 
     def start_from(self, path: Path) -> None:
         """Take the weights at `path`, and nothing else: step 0 of a new run."""
-        load_origin(path, self.step.model, self.spec.config)
+        with full_weights(self.step.optimizer):
+            load_origin(path, self.step.model, self.spec.config)
         self.log.say(f"weights of {path}")
 
     def resume(self, path: Path) -> None:
@@ -116,7 +120,7 @@ class Session:
         total = self.settings.total_steps
         if self.step_number >= total:
             self.log.say(f"nothing to do: already at step {self.step_number} of {total}")
-        self.log.say(describe_filling(self.windows.series, self.spec))
+        self.log.say(describe_data(self.windows, self.spec))
         if not self.held_out or not self.settings.validation_batches:
             self.log.say("no validation: give --val-path")
         for note in notes(self.windows.series):
@@ -132,6 +136,7 @@ class Session:
                 self.settings.seed,
                 self.device,
                 position=self.position,
+                prefetch=max(READ_AHEAD, self.step.parts.batches_ahead),
                 workers=self.settings.workers,
             ) as loader,
             traced(self.settings.profile, on_cuda, trace_path) as trace,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from steplab.data.loader import Loader
-from steplab.data.windows import Windows
+from steplab.data.windows import WindowSet
 from steplab.engine.step import Step
 from steplab.spec.training import TrainSettings
 
 
 @torch.no_grad()
-def validate(step: Step, windows: Windows, settings: TrainSettings) -> float:
+def validate(step: Step, windows: WindowSet, settings: TrainSettings) -> float:
     """Return the mean prediction loss over some batches, always the same ones.
 
     They are drawn from all series by a fixed seed: the first ones would be one series' windows.

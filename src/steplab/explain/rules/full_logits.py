@@ -3,7 +3,8 @@
 What it sees: a log-softmax over a vocabulary, and the tensors of its size that live together.
 Why it costs: logits, their log-softmax and their gradient are tokens x vocabulary each, often
 more than all activations of the model.
-Remedy: compute head and loss in chunks of tokens, whose logits are freed before the next chunk.
+Remedy: compute head and loss in chunks of tokens, whose logits are freed before the next chunk:
+impl.cross_entropy, or LinearCrossEntropy in a model of one's own.
 When it is wrong: memory that nobody needs; small shares of the device are a note.
 """
 
@@ -23,6 +24,10 @@ SMALLEST_VOCABULARY = 1000
 # Logits, log-softmax and gradient: what eager cross entropy holds at once.
 HELD_AT_ONCE = 3
 HEADS_OWN = ("weights", "gradients", "optimizer state")
+REMEDY = (
+    "compute the head and the loss in chunks of tokens: impl.cross_entropy=triton_chunked (chunked "
+    "without a GPU), or in your own model steplab.modules.loss.LinearCrossEntropy"
+)
 
 
 def check(case: Case) -> Finding | None:
@@ -41,7 +46,7 @@ def check(case: Case) -> Finding | None:
         rule="full_logits",
         claim=f"logits of {tokens:,} tokens x {vocabulary:,} words hold {units.bytes_(held)}",
         evidence=(f"one such tensor is {units.bytes_(logits.bytes)}", *places(case.rows, mask)),
-        remedy="compute the head and the loss in chunks of tokens, with checkpointing",
+        remedy=REMEDY,
         stake_bytes=held,
         why="logits, log-softmax and gradient of every token live at once",
     )

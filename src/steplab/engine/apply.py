@@ -1,0 +1,59 @@
+"""`steplab.apply(recipe, model, loss)`: a recipe for people who have a loop of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steplab.engine.assemble import put_together
+from steplab.engine.step import Step
+from steplab.errors import UserError
+from steplab.spec import MODES, Mode, Recipe
+from steplab.techniques.parse import check_recipe, parse_recipe
+from steplab.workloads.adopt import Adopted, AdoptedWorkload
+from steplab.workloads.workload import StepOutput
+
+Loss = Callable[[nn.Module, Any], Tensor | StepOutput]
+
+
+def apply(
+    recipe: Recipe | str,
+    model: nn.Module,
+    loss: Loss,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    *,
+    clip: float = 0.0,
+    mode: Mode = "full",
+) -> Step:
+    """Apply a recipe to a model in place; return the step that runs it.
+
+        step = steplab.apply("precision=bf16,compile=blocks,optimizer=fused", model, loss)
+        for batch in loader:
+            output = step([batch])  # one or more micro-batches; loss and metrics on the device
+
+    `recipe` is a Recipe, a preset's name, words or a file, as for `--recipe`. `loss(model, batch)`
+    returns a scalar tensor, or a StepOutput with metrics. `optimizer(model, **implementation)`
+    makes the optimizer, and passes on `foreach=` or `fused=` where the recipe asks for it; without
+    one it is AdamW with torch's defaults. It stands in `step.optimizer`, for schedules. Batches
+    are yours: they come on the model's device. Gradients are clipped to the norm `clip`; 0 leaves
+    them alone. The precision of fp32 products, a global setting of torch, is set as the recipe
+    says.
+    """
+    chosen = parse_recipe(recipe) if isinstance(recipe, str) else recipe
+    check_recipe(chosen)
+    if mode not in MODES:
+        raise UserError(f"mode is {mode!r}.", f"Known: {', '.join(MODES)}.")
+    first = next(model.parameters(), None)
+    if first is None:
+        raise UserError("The model has no parameters, so its device cannot be told.")
+    adopted = Adopted(model, _no_batches, loss, optimizer=optimizer)
+    workload = AdoptedWorkload(lambda: adopted, {}, "the model given to apply")
+    workload.made = adopted
+    return put_together(workload, model, first.device, chosen, mode, clip)
+
+
+def _no_batches(size: int) -> Iterable[Any]:
+    raise UserError("This step has no batches of its own.", "Call it with yours: step([batch]).")

@@ -1,0 +1,1 @@
+"""The gate: numerics before speed. What cannot be verified has not passed."""

@@ -1,0 +1,61 @@
+"""What a worker process answers for the gate. Torch comes in with the first request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from steplab.codec import decode, encode
+from steplab.engine.gate.shapes import GateShape
+from steplab.record import Run
+from steplab.spec import RunSpec
+
+
+class GateAnswers:
+    """Requests to a candidate (open, turn, record) and to the scout (reference, look)."""
+
+    candidate: Any = None
+
+    def do_candidate(self, request: dict[str, Any]) -> Any:
+        """Assemble a recipe, hold it against the references, measure it and keep it alive."""
+        from steplab.engine.gate.candidate import Candidate
+
+        shapes = [decode(GateShape, shape, "shape") for shape in request["shapes"]]
+        spec: RunSpec = decode(RunSpec, request["spec"], "spec")
+        self.candidate = Candidate(spec, shapes, Path(request["references"]))
+        return encode(self.candidate.open(self._progress))
+
+    def do_turn(self, request: dict[str, Any]) -> Any:
+        """Time some steps of the candidate; milliseconds each."""
+        return encode(self.candidate.measure(request["steps"]))
+
+    def do_record(self, request: dict[str, Any]) -> Any:
+        """Profile the candidate; the traces are left in the folder that is named."""
+        from steplab.engine.profiling.plan import Plan
+
+        plan, run = decode(Plan, request["plan"], "plan"), decode(Run, request["run"], "run")
+        recorded = self.candidate.record(run, plan, Path(request["folder"]), self._progress)
+        return encode(recorded)
+
+    def do_reference(self, request: dict[str, Any]) -> Any:
+        """Write what the plain step computes at a shape and in a dtype; why not, or ""."""
+        from steplab.engine.gate.scout import make_reference
+
+        shape = decode(GateShape, request["shape"], "shape")
+        return make_reference(shape, request["dtype"], Path(request["references"]))
+
+    def do_dropout(self, request: dict[str, Any]) -> Any:
+        """Tell whether the model drops something at random."""
+        from steplab.engine.gate.scout import has_dropout
+
+        return has_dropout(decode(RunSpec, request["spec"], "spec"))
+
+    def do_look(self, request: dict[str, Any]) -> Any:
+        """Assemble a recipe and run one forward pass; tell the dtype that it declares."""
+        from steplab.engine.gate.scout import look_at
+
+        shape = decode(GateShape, request["shape"], "shape")
+        return look_at(decode(RunSpec, request["spec"], "spec"), shape)
+
+    def _progress(self, text: str) -> None:
+        raise NotImplementedError

@@ -1,0 +1,30 @@
+"""Evidence of the references on disk, where every candidate's process finds it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from steplab.engine.gate.evidence import Evidence
+from steplab.store.atomic import disk_errors
+
+
+def reference_path(folder: Path, shape: str, dtype: str) -> Path:
+    """Return the file of one reference."""
+    return folder / f"{shape}-{dtype}.pt"
+
+
+def save(evidence: Evidence, path: Path) -> None:
+    """Write evidence; a reader sees all of it or nothing."""
+    draft = path.with_suffix(".draft")
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(asdict(evidence), draft)
+        draft.replace(path)
+
+
+def load(path: Path) -> Evidence:
+    """Read evidence; nothing in the file is executed."""
+    return Evidence(**torch.load(path, weights_only=True))

@@ -1,0 +1,143 @@
+"""A candidate's evidence against the truth, measured by the peer's own distance from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from steplab.engine.gate.evidence import Evidence
+from steplab.engine.gate.rounding import unit_roundoff
+from steplab.engine.gate.shapes import PLAIN_DTYPE
+from steplab.engine.gate.sketch import SIZE, distance
+from steplab.record.ladder import Check
+
+# Another implementation of equal care may be twice as far off as the peer.
+FACTOR = 2.0
+# And one of a hundred tensors twice as unlucky as all together: in 25 seeds of two tiny models a
+# single one was up to 2.5 times as far off as its peer (a token that changes its expert).
+SINGLE = 4.0
+# A tensor that could vanish altogether within its budget cannot be judged. Such tensors (noise
+# whose true value is zero, for one) may hold this much of their group's norm.
+MOST_BLIND = 0.05
+WHOLE = "all together"
+TINY = 1e-300
+GROUPS = ("weights", "outputs", "loss", "gradients", "update")
+
+
+@dataclass(frozen=True)
+class Error:
+    """The relative error of one tensor, and the most it may have."""
+
+    name: str
+    value: float
+    budget: float
+    share: float  # of the group's norm
+
+    @property
+    def excess(self) -> float:
+        """Error over budget; above 1 is too much."""
+        if self.value <= self.budget:
+            return self.value / self.budget if self.budget else 0.0
+        return self.value / self.budget if self.budget else math.inf
+
+    @property
+    def blind(self) -> bool:
+        """Whether even its absence would pass."""
+        return self.budget >= 1
+
+
+def judge(candidate: Evidence, peer: Evidence, truth: Evidence, where: str) -> tuple[Check, ...]:
+    """Return one check per group of evidence; `where` names the shape they were taken at."""
+    if not _same(candidate.groups["batches"], truth.groups["batches"]):
+        detail = "unverified: other batches than the baseline's; seed what batches() draws"
+        return (Check(f"numerics {where}", False, detail),)
+    present = [group for group in GROUPS if group in truth.groups]
+    return tuple(_check(group, candidate, peer, truth, where) for group in present)
+
+
+def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _check(group: str, candidate: Evidence, peer: Evidence, truth: Evidence, where: str) -> Check:
+    name = f"{group} {where}"
+    found, true = candidate.groups.get(group, {}), truth.groups[group]
+    if found.keys() != true.keys():
+        odd = sorted(found.keys() ^ true.keys())
+        return Check(name, False, f"not the baseline's tensors: {', '.join(odd[:3])} differ")
+    errors = errors_of(group, candidate, peer, truth)
+    worst = max(errors, key=lambda error: error.excess)
+    said = f"{worst.name}: error {worst.value:.1e}, budget {worst.budget:.1e}"
+    wrong = sum(error.excess > 1 for error in errors)
+    if wrong:
+        return Check(name, False, f"{wrong} of {len(errors)} too far from fp64; worst {said}")
+    blind = [error for error in errors if error.blind]
+    if math.hypot(*(error.share for error in blind)) > MOST_BLIND:
+        detail = f"unverified: {blind[0].name} would pass whatever it held ({said})"
+        return Check(name, False, detail)
+    told = f", {len(blind)} of them too noisy to tell" if blind else ""
+    return Check(name, True, f"{len(errors)} compared{told}; nearest to its budget {said}")
+
+
+def errors_of(group: str, candidate: Evidence, peer: Evidence, truth: Evidence) -> list[Error]:
+    """Return the error of every tensor of a group, with its budget.
+
+    The budget is SINGLE times the peer's error, its own or that of the group as a whole where
+    this is larger (a small tensor may be near the truth by luck), and one rounding; of the group
+    as a whole FACTOR times. Sums in fp32 may be taken in another order, too: `_order`.
+    """
+    true, found, near = (side.groups[group] for side in (truth, candidate, peer))
+    rounding = 0.0 if group == "weights" else unit_roundoff(candidate.matmul_dtype)
+    whole = max(_together(norms := {n: float(t.norm()) for n, t in true.items()}), TINY)
+    off = {name: distance(near[name], true[name]) for name in true}
+    group_error = _together(off) / whole
+    order = _order(truth.terms) if candidate.matmul_dtype == PLAIN_DTYPE else 1.0
+    stored = {n: _storage(group, n, candidate, truth) for n in true}
+    turned = {n: _one_turned(group, candidate, true[n]) for n in true}
+    errors = []
+    for name, value in true.items():
+        # What lies below the rounding of its group is noise, and noise has no relative error.
+        norm = max(norms[name], rounding * whole, TINY)
+        single = FACTOR if turned[name] else SINGLE
+        extra = (stored[name] + turned[name]) / norm
+        budget = single * order * max(off[name] / norm, group_error) + rounding + extra
+        error = distance(found[name], value) / norm
+        errors.append(Error(name, error, budget, norms[name] / whole))
+    total = _together({n: distance(found[n], true[n]) for n in true}) / whole
+    budget = FACTOR * order * group_error + rounding + _together(stored) / whole
+    return [*errors, Error(WHOLE, total, budget, 1.0)]
+
+
+def _order(terms: int) -> float:
+    """How much farther off a sum of so many terms is one after another than in pairs.
+
+    Roundings add up like steps of a random walk: sqrt(n) of them against sqrt(log2 n). torch adds
+    in pairs, a compiled loop need not: 5.5 times the error for a bias over 128 tokens.
+    """
+    return math.sqrt(max(terms, 2) / math.log2(max(terms, 2)))
+
+
+def _together(norms: Mapping[str, float]) -> float:
+    return math.hypot(*norms.values())
+
+
+def _one_turned(group: str, candidate: Evidence, update: Tensor) -> float:
+    """Return the norm of the error when one number moves the other way.
+
+    Optimizers that scale every gradient to the same step let one that is nothing but rounding
+    decide by its sign. With rounded products a small tensor has such a number now and then.
+    """
+    if group != "update" or candidate.matmul_dtype == PLAIN_DTYPE or not update.numel():
+        return 0.0
+    return 2 * float(update.abs().max()) if update.numel() < SIZE else 0.0
+
+
+def _storage(group: str, name: str, candidate: Evidence, truth: Evidence) -> float:
+    """Return the norm of what rounding a parameter to the candidate's dtype may cost."""
+    if group not in ("weights", "update"):
+        return 0.0
+    return candidate.roundoff[name] * float(truth.groups["weights"][name].norm())

@@ -1,0 +1,115 @@
+"""The parent's side of the gate: candidates and the scout in worker processes. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from steplab.codec import decode, encode
+from steplab.engine.gate.opened import Opened
+from steplab.engine.gate.shapes import GateShape
+from steplab.engine.isolate import Progress, Worker, WorkerLost
+from steplab.engine.profiling.plan import Plan
+from steplab.errors import MeasurementError, SteplabError, Unsupported
+from steplab.record import Environment, Run, Samples, new_run_id
+from steplab.record.run import now
+from steplab.spec import RunSpec
+
+
+class RemoteCandidate:
+    """A candidate that lives in a worker of its own until it is closed."""
+
+    def __init__(self, spec: RunSpec, environment: Environment) -> None:
+        self.spec = spec
+        self.environment = environment
+        self.worker = Worker()
+
+    def open(
+        self, shapes: Sequence[GateShape], references: Path, timeout: float, progress: Progress
+    ) -> Opened:
+        """Let it pass the gate and be measured; a worker that is lost is the Run's status."""
+        request = {"do": "candidate", "spec": encode(self.spec), "shapes": encode(list(shapes))}
+        request["references"] = str(references.resolve())
+        blank = Run(new_run_id(self.spec), self.spec, self.environment, created=now())
+        try:
+            answer = self.worker.ask(request, timeout, progress)
+            opened: Opened = decode(Opened, answer, "candidate")
+        except WorkerLost as lost:
+            return Opened(replace(blank, status=lost.status, reason=lost.reason))
+        except SteplabError as error:
+            status: Any = "unsupported" if isinstance(error, Unsupported) else "failed"
+            return Opened(replace(blank, status=status, reason=str(error)))
+        return opened
+
+    def turn(self, steps: int, timeout: float) -> Samples:
+        """Time so many steps."""
+        samples: Samples = decode(Samples, self._ask({"do": "turn", "steps": steps}, timeout), "ms")
+        return samples
+
+    def record(self, run: Run, plan: Plan, folder: Path, timeout: float, progress: Progress) -> Run:
+        """Profile it, the traces into `folder`."""
+        request = {"do": "record", "run": encode(run), "plan": encode(plan)}
+        request["folder"] = str(folder.resolve())
+        recorded: Run = decode(Run, self._ask(request, timeout, progress), "run")
+        return recorded
+
+    def close(self) -> None:
+        """End its process."""
+        self.worker.close()
+
+    def _ask(self, request: dict[str, Any], timeout: float, progress: Any = None) -> Any:
+        try:
+            return self.worker.ask(request, timeout, progress or (lambda text: None))
+        except WorkerLost as lost:
+            raise MeasurementError(f"A worker was lost: {lost.reason}.") from None
+
+
+class Scout:
+    """Makes the references of the gate and looks at recipes; started anew when it is lost."""
+
+    def __init__(self) -> None:
+        self.references = Path()  # the folder of the references; set before any is asked for
+        self.worker = Worker()
+
+    def environment(self, timeout: float) -> Environment:
+        """Ask what this machine is."""
+        try:
+            answer = self.worker.ask({"do": "environment"}, timeout)
+        except WorkerLost as lost:
+            raise MeasurementError(f"The worker process does not start: {lost.reason}.") from None
+        found: Environment = decode(Environment, answer, "environment")
+        return found
+
+    def reference(self, shape: GateShape, dtype: str, timeout: float) -> str:
+        """Have one reference written; return why it cannot be had, or ""."""
+        request = {"do": "reference", "shape": encode(shape), "dtype": dtype}
+        request["references"] = str(self.references.resolve())
+        return str(self._ask(request, timeout))
+
+    def has_dropout(self, spec: RunSpec, timeout: float) -> bool:
+        """Whether the model drops something at random."""
+        return self._ask({"do": "dropout", "spec": encode(spec)}, timeout) is True
+
+    def look(self, spec: RunSpec, shape: GateShape, timeout: float) -> tuple[str, str]:
+        """Return (the dtype that a recipe declares, why it cannot run here or "")."""
+        request = {"do": "look", "spec": encode(spec), "shape": encode(shape)}
+        try:
+            answer = self._ask(request, timeout)
+        except SteplabError as error:
+            return "", str(error)
+        return (answer["dtype"], "") if isinstance(answer, dict) else ("", str(answer))
+
+    def close(self) -> None:
+        """End its process."""
+        self.worker.close()
+
+    def _ask(self, request: dict[str, Any], timeout: float) -> Any:
+        """Return the answer, or how the worker was lost; then the next question finds a new one."""
+        try:
+            return self.worker.ask(request, timeout)
+        except WorkerLost as lost:
+            self.worker.close()
+            self.worker = Worker()
+            return f"{lost.status}: {lost.reason}"

@@ -1,0 +1,62 @@
+"""The scout's side of the gate: makes the references, and looks at recipes before they are tried.
+
+It runs in a process of its own that is never measured, so what it leaves behind matters to nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steplab.engine.assemble import assemble, micro_batches
+from steplab.engine.gate.files import reference_path, save
+from steplab.engine.gate.shapes import GateShape
+from steplab.engine.gate.truth import dropouts, reference
+from steplab.engine.trial import clean_up, is_out_of_memory
+from steplab.spec import RunSpec
+
+
+def make_reference(shape: GateShape, dtype: str, folder: Path) -> str:
+    """Write one reference, unless it is there; return why it cannot be had, or ""."""
+    path = reference_path(folder, shape.name, dtype)
+    if path.exists():
+        return ""
+    try:
+        save(reference(shape.spec, dtype), path)
+        return ""
+    except Exception as error:
+        if is_out_of_memory(error):
+            return f"{dtype} does not fit"
+        return f"the model does not run in {dtype}: {' '.join(str(error).split())[:200]}"
+    finally:
+        clean_up()
+
+
+def has_dropout(spec: RunSpec) -> bool:
+    """Whether the model of `spec` drops something at random."""
+    try:
+        return bool(dropouts(assemble(spec).model))
+    finally:
+        clean_up()
+
+
+def look_at(spec: RunSpec, shape: GateShape) -> dict[str, Any]:
+    """Assemble a recipe at the gate's shape and run one forward pass eagerly.
+
+    What it cannot do here is raised in its own words, in a tenth of a second instead of a process
+    of its own. Returns the dtype that it declares for matrix products.
+    """
+    here = replace(shape.spec, recipe=spec.recipe)
+    try:
+        step = assemble(here)
+        batch = next(micro_batches(step, here))[0]
+        run = step.workload.predict if here.mode == "infer" else step.workload.loss
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, torch.no_grad(), step.parts.forward_context():
+            run(step.model, batch)
+        return {"dtype": step.parts.matmul_dtype}
+    finally:
+        clean_up()

@@ -1,0 +1,53 @@
+"""At which shapes numerics are compared: the step's own where fp64 fits, else smaller. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from steplab.spec import PLAIN, RunSpec
+from steplab.workloads.workload import find_workload
+
+TRUTH = "fp64"
+PLAIN_DTYPE = "fp32"  # of a step in which nothing is rounded that the plain one does not round
+
+
+@dataclass(frozen=True)
+class GateShape:
+    """A plain spec under which a candidate is held against fp64, and what to call it."""
+
+    name: str  # also names the files of its references
+    words: str  # for people; "" for the step's own shape
+    spec: RunSpec
+    apart: bool = False  # compared on a step that is not the measured one
+
+
+def shapes_to_try(spec: RunSpec) -> list[GateShape]:
+    """Return the shapes at which fp64 may fit, the step's own first.
+
+    The last resort is the size that the workload has for CPUs: another model of the same code.
+    """
+    plain = replace(spec, recipe=PLAIN)
+    shapes = [GateShape("own", "", plain)]
+    if spec.batch > 1 or spec.accumulate > 1:
+        single = replace(plain, batch=1, accumulate=1)
+        shapes.append(GateShape("single", "at batch 1", single))
+    entry = find_workload(spec.workload)
+    if entry.cpu_preset and entry.cpu_preset != spec.size:
+        config = entry.resolve(entry.cpu_preset, {})
+        small = replace(plain, size=entry.cpu_preset, config=config, accumulate=1)
+        small = replace(small, batch=min(spec.batch, 4))
+        words = f"at size {entry.cpu_preset}, batch {small.batch}"
+        shapes.append(GateShape("small", words, small))
+    return shapes
+
+
+def with_batch(shape: GateShape, batch: int) -> GateShape:
+    """Return the same shape with another batch size."""
+    words = f"at batch {batch}" if not shape.words else f"{shape.words}, then batch {batch}"
+    return GateShape(f"{shape.name}-{batch}", words, replace(shape.spec, batch=batch))
+
+
+def without_dropout(shape: GateShape) -> GateShape:
+    """Return the shape for a model with dropout, which is off while numerics are compared."""
+    words = f"{shape.words}, without dropout" if shape.words else "without dropout"
+    return replace(shape, words=words, apart=True)

@@ -1,0 +1,81 @@
+"""A trained model that goes on from a beginning.
+
+A workload that can do so has `generator(model, rows, tokens)`: it makes room for `tokens` tokens
+in each of `rows` rows and returns a function that takes new tokens (B, T), T being 1 or more, and
+returns the logits (B, V) after the last of them.
+"""
+
+# B batch, T tokens, V vocabulary
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steplab.engine.assemble import find_device
+from steplab.engine.checkpoint.origin import find_origin, load_origin
+from steplab.engine.forecasting.loading import Context, apply_recipe, default_checkpoint
+from steplab.engine.generating.sampling import sample
+from steplab.errors import UserError
+from steplab.spec import Recipe
+from steplab.workloads.workload import find_workload
+
+BYTES = 256
+Reader = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A model, ready to write."""
+
+    name: str  # the checkpoint it came from
+    model: nn.Module
+    generator: Callable[[nn.Module, int, int], Reader]
+    forward_context: Context  # autocast, where asked for
+
+    @torch.inference_mode()
+    def write(
+        self,
+        prompt: bytes,
+        length: int,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        seed: int = 0,
+        tell: Callable[[int], None] = lambda byte: None,
+    ) -> bytes:
+        """Return `length` bytes that follow the prompt, the same ones for one seed and device.
+
+        `tell` gets each byte as soon as it is there. A vocabulary may have more ids than there
+        are bytes; those are never chosen. Not a generator: the precision that is set here would
+        stay set, or be lost, wherever it is left for a while.
+        """
+        device = next(self.model.parameters()).device
+        random = torch.Generator(device).manual_seed(seed)
+        tokens_BT, found = torch.tensor([list(prompt)], device=device), bytearray()
+        with self.forward_context():
+            read = self.generator(self.model, 1, len(prompt) + length)
+            for _ in range(length):
+                logits_BV = read(tokens_BT)[:, :BYTES]
+                tokens_BT = sample(logits_BV, temperature, top_k, random)[:, None]
+                found.append(int(tokens_BT))
+                tell(found[-1])
+        return bytes(found)
+
+
+def load(path: Path | None, device: str, recipe: Recipe) -> Writer:
+    """Load the checkpoint `path`, the newest in that folder, or of the default folder."""
+    origin = find_origin(default_checkpoint() if path is None else path)
+    workload: Any = find_workload(origin.workload).open(origin.config)
+    if not hasattr(workload, "generator"):
+        raise UserError(f"{origin.path} is a model of {origin.workload}, which writes no text.")
+    model = workload.model()
+    load_origin(origin.path, model, origin.config)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = model.to(find_device(device)).eval()
+    context = apply_recipe(recipe, model, "generation")
+    return Writer(str(origin.path), model, workload.generator, context)

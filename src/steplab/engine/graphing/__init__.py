@@ -1,0 +1,1 @@
+"""Capture a call once as a CUDA graph, replay it ever after."""

@@ -1,0 +1,122 @@
+"""Run some steps of a spec under watch and list their hazards."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from steplab.engine.assemble import assemble, micro_batches
+from steplab.engine.graphing.cuda import sync_debug_mode
+from steplab.engine.lint.breaks import graph_breaks
+from steplab.engine.lint.hazard import VARIES, WAIT, Hazard
+from steplab.engine.lint.waits import KEEP, READ
+from steplab.engine.lint.watching import STEP_FILE, Sightings
+from steplab.engine.places import calling_line, place_of
+from steplab.engine.step import Step
+from steplab.errors import MeasurementError, SteplabError
+from steplab.spec import RunSpec
+
+SHOWN_LINES = 12  # that vary in size: what follows from one line is not a fault of its own
+GROWS = "the caching allocator splits and grows, compiled code is compiled again, no graph fits"
+PAD = "pad to a fixed size, or mask instead of selecting"
+
+
+def lint(spec: RunSpec, steps: int) -> list[Hazard]:
+    """Run `steps` steps, each on another batch, and return what was met, in that order."""
+    step = assemble(spec)
+    feed = micro_batches(step, spec)
+    try:
+        with _first_call(step.model) as call:
+            step(next(feed))  # unwatched: what is made once, lazily, is none of a step
+        seen, shapes = [], []
+        for _ in range(steps):
+            batch = next(feed)
+            shapes.append(_batch_shapes(batch))
+            seen.append(Sightings())
+            with seen[-1].watching():
+                step(batch)
+        hazards = [*_waits(seen), *_varying(seen, shapes)]
+        if step.parts.device.type == "cuda":
+            hazards += _silent_waits(step, next(feed), {h.line for h in hazards})
+        return hazards + (graph_breaks(step.model, *call) if call else [])
+    except SteplabError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split()).split(". ")[0][:200]
+        raise MeasurementError(
+            f"The step fails: {type(error).__name__}: {said} ({place_of(error)})."
+        ) from error
+
+
+def _waits(seen: Sequence[Sightings]) -> list[Hazard]:
+    total = sum((one.waits for one in seen), Counter())
+    return [
+        Hazard(wait.kind, line, wait.op, wait.why, wait.remedy, count / len(seen))
+        for (line, wait), count in total.items()
+    ]
+
+
+def _varying(seen: Sequence[Sightings], batches: Sequence[Any]) -> list[Hazard]:
+    """Return the lines whose results had other sizes in another step; the batch first of all."""
+    for place in batches[0]:
+        sizes = {batch.get(place) for batch in batches}
+        if len(sizes) > 1:
+            why = f"{_sizes(sizes)} in {len(batches)} steps: {GROWS}"
+            return [Hazard(VARIES, "batches()", f"batch{place}", why, PAD)]
+    found: dict[str, Hazard] = {}
+    for (line, op), first in seen[0].shapes.items():
+        others = [one.shapes.get((line, op), Counter()) for one in seen]
+        if line in found or all(other == first for other in others):
+            continue
+        sizes = {shape for other in others for shape in other}
+        found[line] = Hazard(VARIES, line, op, f"{_sizes(sizes)}: {GROWS}", PAD)
+    return list(found.values())[:SHOWN_LINES]
+
+
+def _sizes(sizes: set[Any]) -> str:
+    shown = [str(size) for size in sorted(sizes, key=str)[:3]]
+    return ", ".join(shown) + (" ..." if len(sizes) > 3 else "")
+
+
+def _batch_shapes(batch: Any) -> dict[str, tuple[int, ...]]:
+    leaves, _ = tree_flatten_with_path(batch)
+    return {keystr(path): tuple(leaf.shape) for path, leaf in leaves if isinstance(leaf, Tensor)}
+
+
+def _silent_waits(step: Step, batch: Any, known: set[str]) -> list[Hazard]:
+    """Let torch warn of waits in one more step; return those at lines that were not seen."""
+    lines: Counter[str] = Counter()
+
+    def note(message: Any, *place: Any, **more: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            lines[calling_line(STEP_FILE) or "torch's own code"] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        with sync_debug_mode("warn"):
+            step(batch)
+    unseen = {line: count for line, count in lines.items() if line not in known}
+    return [Hazard(WAIT, line, "a CUDA call", READ, KEEP, n) for line, n in unseen.items()]
+
+
+@contextlib.contextmanager
+def _first_call(model: torch.nn.Module) -> Iterator[list[Any]]:
+    """Yield a list that gets the arguments of the model's first call inside."""
+    call: list[Any] = []
+
+    def note(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        call.extend([args, kwargs] if not call else [])
+
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield call
+    finally:
+        hook.remove()

@@ -1,0 +1,59 @@
+"""Batches made by a thread, ahead of the step that takes them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+
+class Prefetched:
+    """Yields what `stream` yields, in its order; `ahead` batches are asked for beforehand.
+
+    On CUDA the thread works on a stream of its own: copies to the device wait for no kernel of
+    the step, and no kernel of the step waits for the next batch. One thread, so that the order
+    of the batches cannot change. It holds no reference to this object and ends with it.
+    """
+
+    def __init__(self, stream: Iterator[Any], device: torch.device, ahead: int) -> None:
+        self._stream = stream
+        self._device = device
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="steplab-prefetch")
+        self._asked: deque[Future[tuple[Any, Any]]] = deque()
+        for _ in range(ahead):
+            self._ask()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch; whatever its making raised is raised here."""
+        batch, done = self._asked.popleft().result()
+        self._ask()
+        if done is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(done)
+            for leaf in tree_leaves(batch):
+                if isinstance(leaf, Tensor) and leaf.is_cuda:
+                    # Its memory belongs to the thread's stream: not to be reused before we read.
+                    leaf.record_stream(current)
+        return batch
+
+    def _ask(self) -> None:
+        self._asked.append(self._thread.submit(_fetch, self._stream, self._side))
+
+
+def _fetch(stream: Iterator[Any], side: torch.cuda.Stream | None) -> tuple[Any, Any]:
+    """Return the next batch and, on CUDA, the event that says when it is on the device."""
+    if side is None:
+        return next(stream), None
+    # A thread begins on the first GPU, whatever ours is.
+    with torch.cuda.device(side.device), torch.cuda.stream(side):
+        batch = next(stream)
+        return batch, side.record_event()

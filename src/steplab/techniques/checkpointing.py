@@ -1,0 +1,114 @@
+"""Activations recomputed in the backward pass instead of kept: memory for time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from steplab.errors import UserError
+from steplab.spec.recipe import Setting, Settings
+from steplab.techniques.compile import repeated_blocks
+from steplab.techniques.situation import Offer, Situation
+from steplab.techniques.technique import Stage, StepParts, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TRAINING = ("forward+backward", "full")
+
+
+@dataclass(frozen=True)
+class CheckpointingSettings:
+    """`blocks`: every n-th repeated block. `budget`: the compiler chooses what to recompute."""
+
+    how: Literal["blocks", "budget"] = "blocks"
+    every: int = 1  # blocks 0, n, 2n, ... are recomputed
+    keep: float = 0.5  # for `budget`: share of the activations' bytes that may be kept
+    rng: bool = True  # the same dropout again; false lets a CUDA graph capture the step
+
+
+class Checkpointing(Technique):
+    """A block's inputs are kept and its forward pass is done again when its gradient is due."""
+
+    summary = "activations of every n-th block recomputed in backward, or up to a memory budget"
+    stage = Stage.MEMORY
+    settings: ClassVar[type] = CheckpointingSettings
+
+    def check(self, settings: Mapping[str, Setting], name: str) -> None:
+        """The numbers must mean something."""
+        super().check(settings, name)
+        if int(settings.get("every", 1)) < 1:
+            raise UserError(f"{name}.every must be at least 1, not {settings['every']}.")
+        if not 0 <= float(settings.get("keep", 0.5)) < 1:
+            raise UserError(f"{name}.keep must be at least 0 and below 1, not {settings['keep']}.")
+
+    def clash(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
+        """Only a compiler that sees the whole model can spend a budget for it."""
+        whole = recipe.get("compile", {}).get("scope") == "whole"
+        if settings.get("how") == "budget" and not whole:
+            return "a budget is spent by the compiler, over the whole model (compile=whole)"
+        return ""
+
+    def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
+        """Let every n-th block recompute, or give the compiler its budget."""
+        import torch._dynamo.config
+        import torch._functorch.config
+
+        if settings["how"] == "budget":
+            torch._functorch.config.activation_memory_budget = float(settings.get("keep", 0.5))
+            return
+        # Modules note which implementation ran. Recomputed, they would note the same again.
+        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+        every, rng = int(settings.get("every", 1)), bool(settings.get("rng", True))
+        blocks = repeated_blocks(parts.model, "Use checkpointing=budget,compile=whole.")
+        for index, block in enumerate(blocks):
+            recompute(block, index % every == 0, rng)
+
+    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+        """It costs time, so only memory is offered: a kept share of the activations."""
+        if now.objective != "memory" or now.run.spec.mode not in TRAINING:
+            return []
+        all_blocks = Offer({"how": "blocks"}, {"memory:activations": 1.0})
+        every_other = Offer({"how": "blocks", "every": 2}, {"memory:activations": 0.5})
+        whole = now.recipe.techniques.get("compile", {}).get("scope") == "whole"
+        budget = Offer({"how": "budget", "keep": 0.5}, {"memory:activations": 0.5})
+        found = [all_blocks, every_other, *([budget] if whole else [])]
+        return [offer for offer in found if offer.settings != own]
+
+
+def recompute(block: nn.Module, wanted: bool, rng: bool) -> None:
+    """Give `block` a forward pass that is done again in backward where `wanted`.
+
+    It gets a subclass of its own class, the same for all blocks: a function bound to each block
+    would be another one for the compiler, and cost a compilation per block. Names of parameters
+    stay as they are.
+    """
+    block.__class__ = _recomputing(type(block))
+    block.recomputes = wanted  # type: ignore[assignment]
+    block.keeps_rng = rng  # type: ignore[assignment]
+
+
+_SUBCLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def _recomputing(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the subclass of `kind`, made once."""
+    if kind in _SUBCLASSES:
+        return _SUBCLASSES[kind]
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    class Recomputing(kind):  # type: ignore[valid-type, misc]
+        def forward(self, *args: Any, **options: Any) -> Any:
+            if not self.recomputes or not torch.is_grad_enabled():
+                return super().forward(*args, **options)
+            kept = {"use_reentrant": False, "preserve_rng_state": self.keeps_rng}
+            return checkpoint(super().forward, *args, **kept, **options)
+
+    Recomputing.__name__ = Recomputing.__qualname__ = kind.__name__
+    _SUBCLASSES[kind] = Recomputing
+    return Recomputing
+
+
+TECHNIQUE = Checkpointing()

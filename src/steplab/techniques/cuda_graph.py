@@ -1,0 +1,74 @@
+"""The whole step as one CUDA graph: captured once, then replayed with a single launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from steplab.errors import Unsupported, UserError
+from steplab.record import Run
+from steplab.spec.recipe import Setting, Settings
+from steplab.techniques.compile import GRAPH_MODES
+from steplab.techniques.situation import Offer, Situation
+from steplab.techniques.technique import Stage, StepParts, Technique
+
+
+@dataclass(frozen=True)
+class CudaGraphSettings:
+    """`step`: everything from the forward pass to the update; for inference, the forward pass."""
+
+    scope: Literal["step"] = "step"
+    # The first creates the optimizer's state and compiles; the last must not wait for the device.
+    warmup: int = 3
+
+
+class CudaGraph(Technique):
+    """Needs static shapes and a step in which the host never waits for the device."""
+
+    summary = "the whole step captured once as a CUDA graph and replayed"
+    stage = Stage.GRAPH
+    settings: ClassVar[type] = CudaGraphSettings
+
+    def check(self, settings: Mapping[str, Setting], name: str) -> None:
+        """At least one step must show that the step can be captured."""
+        super().check(settings, name)
+        if int(settings.get("warmup", 3)) < 1:
+            raise UserError(f"{name}.warmup must be at least 1, not {settings['warmup']}.")
+
+    def clash(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
+        """Inductor's own graphs cannot be captured into another one."""
+        mode = recipe.get("compile", {}).get("mode")
+        if mode in GRAPH_MODES:
+            return f"compile.mode={mode} has CUDA graphs of its own, which cannot be captured"
+        recompute = recipe.get("checkpointing", {}) if "compile" not in recipe else {}
+        if recompute.get("how") == "blocks" and recompute.get("rng", True):
+            return (
+                "checkpointing reads the state of the random numbers, which a capture forbids "
+                "(checkpointing.rng=false where no dropout is recomputed)"
+            )
+        return ""
+
+    def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
+        """Ask for the capture; it is done after so many plain steps."""
+        if parts.device.type != "cuda":
+            raise Unsupported("cuda_graph needs a CUDA GPU.", "Add cuda_graph=off to the recipe.")
+        parts.graph_warmup = int(settings.get("warmup", 3))
+        # The plain steps, the one that captures, and a first pure replay.
+        parts.settle_steps = max(parts.settle_steps, parts.graph_warmup + 2)
+
+    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+        """One launch for all: the gaps in which the device waited for the host's launches."""
+        mode = now.recipe.techniques.get("compile", {}).get("mode")
+        if own or not now.on_cuda or mode in GRAPH_MODES:
+            return []
+        return [Offer({"scope": "step"}, {"term:launch": 1.0, "term:dispatch": 1.0})]
+
+    def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
+        """The profiled step must have been a replay."""
+        if run.ran is not None and not run.ran.graph_launches:
+            return "cuda_graph was asked for, but no graph was replayed"
+        return ""
+
+
+TECHNIQUE = CudaGraph()

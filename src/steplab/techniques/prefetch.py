@@ -1,0 +1,44 @@
+"""Batches fetched and copied to the device while the step before them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from steplab.errors import UserError
+from steplab.spec.recipe import Setting, Settings
+from steplab.techniques.situation import Offer, Situation
+from steplab.techniques.technique import Stage, StepParts, Technique
+
+
+@dataclass(frozen=True)
+class PrefetchSettings:
+    """How many micro-batches wait on the device; each costs its own memory."""
+
+    batches: int = 2
+
+
+class Prefetch(Technique):
+    """A thread of its own makes the batches; on CUDA it copies them on a stream of its own."""
+
+    summary = "batches fetched and copied to the device by a thread, ahead of the step"
+    stage = Stage.DATA
+    settings: ClassVar[type] = PrefetchSettings
+
+    def check(self, settings: Mapping[str, Setting], name: str) -> None:
+        """None ahead would be no technique."""
+        super().check(settings, name)
+        if int(settings.get("batches", 2)) < 1:
+            raise UserError(f"{name}.batches must be at least 1, not {settings['batches']}.")
+
+    def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
+        """Ask for it."""
+        parts.batches_ahead = int(settings["batches"])
+
+    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+        """The time in which the device waited for a batch."""
+        return [] if own else [Offer({"batches": 2}, {"term:data wait": 1.0})]
+
+
+TECHNIQUE = Prefetch()

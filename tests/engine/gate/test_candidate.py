@@ -1,0 +1,93 @@
+"""A candidate passes the gate, is measured and stays alive; a wrong one is stopped before."""
+
+import pytest
+
+from steplab.engine.gate.candidate import Candidate
+from steplab.engine.gate.scout import has_dropout, look_at, make_reference
+from steplab.engine.gate.shapes import shapes_to_try, with_batch, without_dropout
+from steplab.engine.profiling.plan import Plan
+from steplab.errors import Unsupported
+from tests.engine.gate.planted import plant, planted_spec, wrong_scaling
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def referenced(shape, folder, *dtypes):
+    for dtype in ("fp64", *dtypes):
+        assert make_reference(shape, dtype, folder) == ""
+    return shape
+
+
+def test_an_honest_candidate_is_measured_and_lives(tiny_spec, tmp_path):
+    spec = tiny_spec("optimizer=fused")
+    shape = referenced(shapes_to_try(spec)[0], tmp_path, "fp32")
+    candidate = Candidate(spec, [shape], tmp_path)
+    opened = candidate.open(silent)
+    assert opened.run.status == "ok", opened.run.reason
+    assert opened.run.clock is not None and len(opened.run.clock.step) == spec.steps
+    assert len(opened.checks) == 5 and all(check.passed for check in opened.checks)
+    assert [path[:8] for path in opened.ops["attention"]] == ["blocks.0", "blocks.1"]
+    assert len(candidate.measure(4)) == 4
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    run = candidate.record(opened.run, Plan((0, 1, 2, 1), detail=False), folder, silent)
+    assert run.profile is not None and (folder / run.profile.traces[0]).exists()
+
+
+def test_wrong_numerics_are_never_measured(tiny_spec, tmp_path, monkeypatch):
+    plant(monkeypatch, wrong_scaling)
+    spec = planted_spec(tiny_spec)
+    shape = referenced(shapes_to_try(spec)[0], tmp_path, "fp32")
+    opened = Candidate(spec, [shape], tmp_path).open(silent)
+    assert opened.run.clock is None and opened.run.status == "ok"
+    assert not all(check.passed for check in opened.checks)
+
+
+def test_every_shape_is_compared_and_named(tiny_spec, tmp_path):
+    spec = tiny_spec("precision=bf16", batch=4)
+    own, single = shapes_to_try(spec)
+    other = without_dropout(with_batch(own, 3))
+    for shape in (single, other):
+        referenced(shape, tmp_path, "bf16")
+    opened = Candidate(spec, [single, other], tmp_path).open(silent)
+    words = {check.name for check in opened.checks}
+    assert {"loss at batch 1", "loss at batch 3, without dropout"} <= words
+    assert all(check.passed for check in opened.checks)
+
+
+def test_a_failure_is_the_status_of_the_run(tiny_spec, tmp_path):
+    spec = tiny_spec("compile=blocks,compile.mode=reduce-overhead")
+    shape = referenced(shapes_to_try(spec)[0], tmp_path, "fp32")
+    opened = Candidate(spec, [shape], tmp_path).open(silent)
+    assert opened.run.status == "unsupported" and "CUDA" in opened.run.reason
+
+
+def test_the_scout_tells_the_dtype_or_the_reason(tiny_spec):
+    shape = shapes_to_try(tiny_spec())[0]
+    assert look_at(tiny_spec("precision=bf16"), shape) == {"dtype": "bf16"}
+    with pytest.raises(Unsupported, match="cuda"):
+        look_at(tiny_spec("impl.attention=efficient"), shape)
+    assert not has_dropout(tiny_spec())
+
+
+def test_a_truth_that_cannot_be_had_is_told(tmp_path):
+    from steplab.spec import RunSpec
+
+    path = tmp_path / "own.py"
+    path.write_text(
+        "import torch, steplab\n"
+        "from torch import nn\n"
+        "class Narrow(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x.to(torch.bfloat16).float())\n"
+        "def factory(width: int = 8):\n"
+        "    def batches(size):\n"
+        "        while True:\n"
+        "            yield torch.randn(size, width)\n"
+        "    loss = lambda m, x: m(x).square().mean()\n"
+        "    return steplab.Adopted(Narrow(width, 1), batches, loss)\n"
+    )
+    shape = shapes_to_try(RunSpec(f"{path}:factory", {"width": 8}))[0]
+    assert "does not run in fp64" in make_reference(shape, "fp64", tmp_path)

@@ -1,0 +1,45 @@
+"""The checks that a Run answers by itself."""
+
+from dataclasses import replace
+
+from steplab.engine.gate.checks import run_checks
+from steplab.record import Compilation, Memory, Recompile
+from tests.compare.sides import run_of
+
+
+def names_of_red(run, waits=(), allowed=(), limit=None):
+    return [check.name for check in run_checks(run, waits, allowed, limit) if not check.passed]
+
+
+def test_a_sound_run_is_green():
+    assert names_of_red(run_of()) == []
+
+
+def test_a_wait_that_the_baseline_has_not_is_red():
+    run = run_of(device="cuda")
+    assert names_of_red(run, ["a.py:1"], []) == ["no synchronisation"]
+    assert names_of_red(run, ["a.py:1"], ["a.py:1"]) == []
+    assert names_of_red(run, ["a.py:1", "a.py:1"], ["a.py:1"]) == ["no synchronisation"]
+    told = run_checks(run, ["a.py:1", "b.py:2"], ["a.py:1"], None)[0].detail
+    assert "b.py:2 x 1" in told and "a.py" not in told
+
+
+def test_graphs_compiled_while_the_clock_ran_are_red():
+    compiled = Compilation(3, 1, recompiles=(Recompile("forward", "size mismatch"),))
+    run = replace(run_of(), compilation=compiled)
+    assert names_of_red(run) == ["no new graphs after warm-up"]
+    assert "size mismatch" in run_checks(run, (), (), None)[1].detail
+    assert names_of_red(replace(run_of(), compilation=Compilation(3, 0))) == []
+
+
+def test_memory_beyond_the_limit_is_red():
+    run = replace(run_of(), memory=Memory(0, 2**30, 2**31, 2**33, "cuda allocator"))
+    assert names_of_red(run) == []
+    assert names_of_red(run, limit=2**30) == ["memory within the limit"]
+    assert names_of_red(replace(run, memory=None), limit=2**30) == ["memory within the limit"]
+
+
+def test_work_that_the_steps_do_not_show_is_red():
+    run = run_of()
+    late = replace(run, clock=replace(run.clock, window_ms=1.5 * run.clock.window_ms))
+    assert names_of_red(late) == ["clocks agree"]
