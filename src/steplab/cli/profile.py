@@ -18,6 +18,12 @@ from steplab.cli.flags import (
     given,
     workload_name,
 )
+from steplab.cli.playbook import (
+    add_playbook_flags,
+    asks_for_playbook,
+    has_playbook,
+    run_playbook,
+)
 from steplab.cli.progress import CellProgress
 from steplab.engine.profiling.isolated import ProfilingWorker
 from steplab.engine.profiling.outcome import PAGE, read_traces, save_files, scratch
@@ -68,11 +74,15 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
     add("--out", type=Path, default=None, metavar="DIR",
         help="folder for summary.csv and a copy of the files; none: the store")  # fmt: skip
+    if has_playbook(entry.name):
+        add_playbook_flags(parser)
     add_config_flags(parser, entry.config, many=False)
 
 
 def _run(args: argparse.Namespace) -> int:
     name = workload_name(args)
+    if asks_for_playbook(args):
+        return run_playbook(args)
     entry = find_workload(name)
     # Checked before a worker is started (2 s), so that a slip of the pen is told at once.
     plan = Plan(tuple(args.schedule), not args.no_detail)

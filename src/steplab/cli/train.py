@@ -169,4 +169,4 @@ def _changed(name: str, saved: Any, asked: Any) -> UserError:
     )
 
 
-COMMAND = Command("train a time-series model; checkpoints, resumes exactly", _flags, _run)
+COMMAND = Command("train a model on series or text; checkpoints, resumes exactly", _flags, _run)

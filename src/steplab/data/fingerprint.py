@@ -6,12 +6,12 @@ import zlib
 
 import numpy as np
 
-from steplab.data.series import SeriesSet
+from steplab.data.series import Source
 
 SERIES, POINTS = 16, 64  # sampled: 16 reads, however large the set is
 
 
-def fingerprint(series: SeriesSet) -> str:
+def fingerprint(series: Source) -> str:
     """Return a short text that differs when the number, lengths or sampled points differ."""
     check = zlib.crc32(np.ascontiguousarray(series.lengths).tobytes())
     for index in np.linspace(0, len(series) - 1, min(SERIES, len(series))).astype(int).tolist():

@@ -34,6 +34,16 @@ class PackedBatch(NamedTuple):
     documents_BT: Tensor
 
 
+class TextBatch(NamedTuple):
+    """A batch of text: tokens and those that follow, both int64 [batch, window length]."""
+
+    tokens_BT: Tensor
+    targets_BT: Tensor
+
+
+AnyBatch = Batch | PackedBatch | TextBatch
+
+
 class Loader:
     """Yields batches for ever, epoch after epoch, each epoch in a new order.
 
@@ -62,16 +72,16 @@ class Loader:
         self._windows, self._batch, self._seed, self._shuffle = windows, batch, seed, shuffle
         self._device = torch.device(device)
         self._next = position  # of the batch to be asked for next
-        self._asked: deque[tuple[Position, Future[Batch | PackedBatch]]] = deque()
+        self._asked: deque[tuple[Position, Future[AnyBatch]]] = deque()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="steplab-data")
         self._open = True
         for _ in range(prefetch):
             self._ask()
 
-    def __iter__(self) -> Iterator[Batch | PackedBatch]:
+    def __iter__(self) -> Iterator[AnyBatch]:
         return self
 
-    def __next__(self) -> Batch | PackedBatch:
+    def __next__(self) -> AnyBatch:
         """Return the next batch, on the device. A failed read closes the loader."""
         if not self._open:
             raise UserError("This loader is closed and gives no more batches.")
@@ -123,24 +133,28 @@ def _read_batch(
     order: Order | MixedOrder | None,
     positions: np.ndarray,
     device: torch.device,
-) -> Batch | PackedBatch:
+) -> AnyBatch:
     """Read the windows at `positions` into memory that the device can copy from by itself."""
     numbers = positions if order is None else order[positions]
     rows = [windows.read(number) for number in numbers.tolist()]
-    batch = _allocate((len(numbers), windows.length), device, documents=len(rows[0]) == 3)
+    batch = _allocate((len(numbers), windows.length), device, rows[0])
     for part, column in zip(batch, zip(*rows, strict=True), strict=True):
         np.stack(column, out=part.numpy())
     return batch
 
 
-def _allocate(shape: tuple[int, int], device: torch.device, documents: bool) -> Batch | PackedBatch:
-    """Return an empty batch in host memory, pinned for a CUDA device."""
+def _allocate(
+    shape: tuple[int, int], device: torch.device, row: tuple[np.ndarray, ...]
+) -> AnyBatch:
+    """Return an empty batch of such rows in host memory, pinned for a CUDA device."""
     pinned = device.type == "cuda"
-    dtypes = (torch.float32, torch.bool, torch.int32) if documents else (torch.float32, torch.bool)
+    dtypes = [torch.from_numpy(np.empty(0, part.dtype)).dtype for part in row]
     # A thread begins on the first GPU, whatever ours is.
     with torch.cuda.device(device) if pinned else nullcontext():
         parts = [torch.empty(shape, dtype=dtype, pin_memory=pinned) for dtype in dtypes]
-    return PackedBatch(*parts) if documents else Batch(*parts)
+    if dtypes[0] == torch.int64:
+        return TextBatch(*parts)
+    return PackedBatch(*parts) if len(parts) == 3 else Batch(*parts)
 
 
 def _check(

@@ -6,7 +6,7 @@ import difflib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,12 @@ from steplab.data.time300b import META, PART, Time300B
 from steplab.errors import UserError
 
 
-class SeriesSet(Protocol):
-    """Many series of one channel each, read by windows."""
+class Source(Protocol):
+    """Something that windows are cut from: series of points, or files of bytes."""
 
     @property
     def name(self) -> str:
-        """What messages call this set: its path, if it has one."""
+        """What messages call it: its path, if it has one."""
         ...
 
     @property
@@ -37,11 +37,19 @@ class SeriesSet(Protocol):
         """How many series there are."""
         ...
 
-    def read(self, index: int, start: int, stop: int) -> NDArray[np.float32]:
-        """Return points [start, stop) of series `index`, shape [stop - start], in its own units.
+    def read(self, index: int, start: int, stop: int) -> NDArray[Any]:
+        """Return points [start, stop) of series `index`, shape [stop - start].
 
         Must not read the rest of the series where the format allows it.
         """
+        ...
+
+
+class SeriesSet(Source, Protocol):
+    """Many series of one channel each, read by windows."""
+
+    def read(self, index: int, start: int, stop: int) -> NDArray[np.float32]:
+        """Return points [start, stop) of series `index`, in its own units."""
         ...
 
 
@@ -77,7 +85,7 @@ def open_series(path: Path | str) -> SeriesSet:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def notes(series: SeriesSet) -> list[str]:
+def notes(series: Source) -> list[str]:
     """Return what a user should be told of a set and is no fault: columns left out, gaps."""
     found = list(getattr(series, "notes", ()))
     for member in getattr(series, "members", ()):

@@ -13,7 +13,7 @@ from steplab.data.normalise import LEAST_FINITE, Normalise, Normaliser
 from steplab.errors import SteplabError, UserError
 
 if TYPE_CHECKING:
-    from steplab.data.series import SeriesSet
+    from steplab.data.series import SeriesSet, Source
 
 Window = tuple[NDArray[np.float32], NDArray[np.bool_]]
 LEAST_POINTS = 2  # one to see, one to predict
@@ -23,7 +23,7 @@ class WindowSet(Protocol):
     """Numbered windows, as a Loader reads them."""
 
     @property
-    def series(self) -> SeriesSet:
+    def series(self) -> Source:
         """Where the points come from."""
         ...
 

@@ -1,0 +1,230 @@
+"""Parts of HYDRA's step by themselves: layouts, data, first calls. Called by hydra_notes.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from steplab.data.loader import Loader
+from steplab.data.text import TextWindows, python_sources
+from steplab.engine.assemble import assemble
+from steplab.engine.step import Step
+from steplab.record import Column, Table
+from steplab.record.table import Cell
+from steplab.spec import RunSpec
+from steplab.workloads.hydra.config import PRESETS
+from steplab.workloads.hydra.convolution import convolutions
+
+INSIDE, REPEATS = 20, 20  # calls per timing, timings
+
+
+def layouts(device: str) -> list[Table]:
+    """Convolutions on sliced and contiguous channels, and five forms of the value shift."""
+    config = PRESETS["100m"]
+    shape = (4, 1024, config.latent + 2 * config.kv_width)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    if device == "cpu":
+        shape = (1, 64, shape[-1])
+    torch.manual_seed(0)
+    z = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+    ours = convolutions(config).to(device, dtype)
+    for weight in ours.parameters():
+        torch.nn.init.normal_(weight, std=0.02)
+    qk = config.latent + config.kv_width
+    heads = config.heads + config.kv_heads
+    weights = [torch.randn(qk, config.head_width, 3), torch.randn(qk, qk, 3)]
+    first, second = (0.02 * w.to(device, dtype) for w in weights)
+
+    def channels_first(x: Tensor) -> Tensor:
+        y = F.conv1d(F.pad(x.mT.contiguous(), (2, 0)), first, groups=heads)
+        return F.conv1d(F.pad(y, (2, 0)), second).mT.contiguous()
+
+    forms: dict[str, Callable[[Tensor], Tensor]] = {
+        "ours, slice of the projection": lambda t: ours(t[..., :qk]),
+        "ours, slice made contiguous first": lambda t: ours(t[..., :qk].contiguous()),
+        "conv1d, slice of the projection": lambda t: channels_first(t[..., :qk]),
+        "conv1d, slice made contiguous first": lambda t: channels_first(t[..., :qk].contiguous()),
+    }
+    half = config.kv_width // 2
+    parts = (qk, half, half)
+    shifts = {name: partial(_shift_of, form, parts) for name, form in SHIFTS.items()}
+    return [_compare("Query and key convolutions", forms, z), _compare("Value shift", shifts, z)]
+
+
+def _shift_of(
+    form: Callable[[Tensor, Tensor], Tensor], parts: tuple[int, ...], z: Tensor
+) -> Tensor:
+    _, now, late = z.split(parts, -1)
+    return form(now, late)
+
+
+def _empty_assign(now: Tensor, late: Tensor) -> Tensor:
+    out = now.new_empty(*now.shape[:2], now.shape[2] + late.shape[2])
+    out[..., : now.shape[2]] = now
+    out[:, 0, now.shape[2] :] = 0
+    out[:, 1:, now.shape[2] :] = late[:, :-1]
+    return out
+
+
+def _zeros_assign(now: Tensor, late: Tensor) -> Tensor:
+    out = now.new_zeros(*now.shape[:2], now.shape[2] + late.shape[2])
+    out[..., : now.shape[2]] = now
+    out[:, 1:, now.shape[2] :] = late[:, :-1]
+    return out
+
+
+def _cat(now: Tensor, late: Tensor) -> Tensor:
+    before = torch.cat([torch.zeros_like(late[:, :1]), late[:, :-1]], 1)
+    return torch.cat([now, before], -1)
+
+
+def _pad_cat(now: Tensor, late: Tensor) -> Tensor:
+    return torch.cat([now, F.pad(late, (0, 0, 1, 0))[:, :-1]], -1)
+
+
+def _roll_mask(now: Tensor, late: Tensor) -> Tensor:
+    kept = (torch.arange(late.shape[1], device=late.device) > 0)[:, None]
+    return torch.cat([now, late.roll(1, 1) * kept], -1)
+
+
+SHIFTS = {
+    "empty and three writes": _empty_assign,
+    "zeros and two writes": _zeros_assign,
+    "cat of cat": _cat,
+    "cat of pad (ours)": _pad_cat,
+    "roll and mask": _roll_mask,
+}
+
+
+def _compare(title: str, forms: Mapping[str, Callable[[Tensor], Tensor]], z: Tensor) -> Table:
+    """Time every form forward, and forward with backward to its input."""
+    rows: list[tuple[Cell, ...]] = []
+    truth = next(iter(forms.values()))(z)
+    gradient = torch.randn_like(truth)
+    for name, form in forms.items():
+        backward = partial(_with_backward, form, z, gradient)
+        try:
+            with torch.no_grad():
+                forward = _microseconds(partial(form, z), z.device)
+            both = _microseconds(backward, z.device)
+            rows.append((name, forward, both, "ok"))
+        except Exception as error:
+            rows.append((name, None, None, f"{type(error).__name__}: {error}"[:80]))
+    columns = (Column("form"), Column("forward", "us"), Column("with backward", "us"))
+    note = f"{tuple(z.shape)} {z.dtype}, median of {REPEATS} timings of {INSIDE} calls; on a GPU "
+    note += "the calls are one CUDA graph, so the host does not count"
+    return Table(title, (*columns, Column("status")), tuple(rows), note)
+
+
+def _with_backward(form: Callable[[Tensor], Tensor], z: Tensor, gradient: Tensor) -> None:
+    torch.autograd.grad(form(z), z, gradient)
+
+
+def _microseconds(call: Callable[[], Any], device: torch.device) -> float:
+    if device.type != "cuda":
+        started = time.perf_counter()
+        for _ in range(INSIDE):
+            call()
+        return (time.perf_counter() - started) / INSIDE * 1e6
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(INSIDE):
+            call()
+    found = []
+    for _ in range(REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(end) / INSIDE * 1e3)
+    return sorted(found)[len(found) // 2]
+
+
+def data(spec: RunSpec) -> list[Table]:
+    """One step fed by the same batch, by random tokens, and by bytes of files."""
+    step = assemble(spec)
+    context, device = int(spec.config["context"]), step.parts.device
+    files = TextWindows(python_sources(held_out=False), context, context)
+    rows: list[tuple[Cell, ...]] = []
+    with Loader(files, spec.batch, 0, device) as loader:
+        random = step.workload.batches(spec.batch, device, 0)
+        same = next(random)
+        for name, source in (
+            ("one batch again and again", iter(lambda: same, None)),
+            ("random tokens", random),
+            ("bytes of Python's sources", loader),
+        ):
+            ms, wait = _fed(step, source, device, spec.steps)
+            rows.append((name, ms, wait, 1e3 * spec.batch * context / ms))
+    columns = (Column("data"), Column("step", "ms"), Column("fetch", "ms"), Column("tokens/s"))
+    title = f"Synthetic and real tokens: {spec.size}, batch {spec.batch}, {context} tokens"
+    return [Table(title, columns, tuple(rows))]
+
+
+def _fed(
+    step: Step, source: Iterator[Any], device: torch.device, steps: int
+) -> tuple[float, float]:
+    """Return ms per step over all steps, and the median ms that fetching took on the host."""
+    waits = []
+    for _ in range(5):
+        step([next(source)])
+    _synchronise(device)
+    started = time.perf_counter()
+    for _ in range(steps):
+        asked = time.perf_counter()
+        batch = next(source)
+        waits.append(time.perf_counter() - asked)
+        step([batch])
+    _synchronise(device)
+    return (time.perf_counter() - started) / steps * 1e3, sorted(waits)[steps // 2] * 1e3
+
+
+def first_calls(spec: RunSpec) -> list[Table]:
+    """Attention of every block in its first, second and later calls, waiting after each."""
+    step = assemble(spec)
+    device = step.parts.device
+    batch = next(step.workload.batches(spec.batch, device, 0))
+    times: list[list[float]] = []
+    began: list[float] = []
+
+    def before(*_: Any) -> None:
+        _synchronise(device)
+        began.append(time.perf_counter())
+
+    for block in step.model.blocks:  # type: ignore[union-attr]
+        times.append([])
+
+        def after(*_: Any, kept: list[float] = times[-1]) -> None:
+            _synchronise(device)
+            kept.append((time.perf_counter() - began.pop()) * 1e3)
+
+        block.attention.register_forward_pre_hook(before)
+        block.attention.register_forward_hook(after)
+    for _ in range(6):
+        with torch.no_grad(), step.parts.forward_context():
+            step.workload.loss(step.model, batch)
+    rows = tuple((i, t[0], t[1], sorted(t[2:])[len(t) // 2 - 1]) for i, t in enumerate(times))
+    columns = (
+        Column("block"),
+        Column("first", "ms"),
+        Column("second", "ms"),
+        Column("later", "ms"),
+    )
+    return [Table("Attention's first calls in a process, forward", columns, rows)]
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,197 @@
+"""What Megalodon costs on one GPU: training steps, EMA paths, memory over length, streaming.
+
+    PYTHONPATH=src python benchmarks/megalodon_notes.py [seconds]
+
+About 140 seconds. Every row that fails has its reason. mega200m at B4 L4096 is measured eagerly
+with every path of the moving averages and compiled with the scan; sums of split bf16 products on
+and off; peak memory over the length with its exponent; then one token at a time, eagerly and
+replayed from a CUDA graph, with the memory after 100,000 tokens.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+STREAMED = 100_000
+GIB = 2**30
+
+
+def step_of(size: str, recipe: str, batch: int, length: int) -> tuple[Any, Any]:
+    """Return a training step and its batches."""
+    from steplab.engine.assemble import assemble, micro_batches
+    from steplab.spec import RunSpec
+    from steplab.techniques.parse import parse_recipe
+    from steplab.workloads.workload import find_workload
+
+    config = find_workload("megalodon").resolve(size, {"context": length})
+    spec = RunSpec(
+        "megalodon", config, size, batch=batch, recipe=parse_recipe(recipe), device="cuda"
+    )
+    step = assemble(spec)
+    return step, micro_batches(step, spec)
+
+
+def step_ms(step: Any, batches: Any, warm: int = 3, timed: int = 8) -> float:
+    """Return the median ms of a step, by device events."""
+    import torch
+
+    for _ in range(warm + step.parts.settle_steps):
+        step(next(batches))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(timed + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step(next(batches))
+        event.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events))
+
+
+def trained(size: str, recipe: str, batch: int, length: int) -> tuple[float, float, str]:
+    """Return ms per step, peak GiB, and the paths that ran."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    step, batches = step_of(size, recipe, batch, length)
+    torch.cuda.reset_peak_memory_stats()
+    ms = step_ms(step, batches)
+    ran = {getattr(m, "op", ""): m.ran for m in step.model.modules() if getattr(m, "ran", "")}
+    paths = " ".join(f"{op}={impl}" for op, impl in sorted(ran.items()))
+    return ms, torch.cuda.max_memory_allocated() / GIB, paths
+
+
+def row(name: str, run: Callable[[], str], deadline: float) -> None:
+    """Print one row, whatever happens."""
+    import torch
+
+    if time.monotonic() > deadline:
+        print(f"{name:44} no time left")
+        return
+    try:
+        print(f"{name:44} {run()}", flush=True)
+    except Exception as problem:
+        print(f"{name:44} {type(problem).__name__}: {' '.join(str(problem).split())[:160]}")
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def training_row(size: str, recipe: str, batch: int, length: int) -> str:
+    """Return the figures of one training step, MFU by the workload's own formula."""
+    from steplab.workloads.workload import find_workload
+
+    ms, peak, paths = trained(size, recipe, batch, length)
+    entry = find_workload("megalodon")
+    work = entry.open(entry.resolve(size, {"context": length})).work(batch, "full", {})
+    assert work is not None and work.model is not None
+    mfu = work.model / ms / 1e9 / 989.5  # the H200's dense bf16 peak, TFLOP/s
+    speed = f"{ms:8.2f} ms {batch * length / ms * 1e3:10,.0f} tokens/s  MFU {mfu:.1%}"
+    return f"{speed}  peak {peak:6.2f} GiB  {paths}"
+
+
+def reductions_row(length: int) -> str:
+    """Return the playbook model's step with sums of split bf16 products on and off, in turns."""
+    from steplab.workloads.megalodon.precision import configure_precision
+
+    step, batches = step_of("playbook", "precision=bf16", 2, length)
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for on in (True, False) * 3:
+        with configure_precision(allow_bf16_reduced_precision_reduction=on):
+            found[on].append(step_ms(step, batches, timed=6))
+    on_ms, off_ms = (statistics.median(found[on]) for on in (True, False))
+    return f"on {on_ms:.3f} ms, off {off_ms:.3f} ms, off / on {off_ms / on_ms:.3f}"
+
+
+def memory_row(ema: str, lengths: tuple[int, ...]) -> str:
+    """Return peak memory over the length beyond the weights, and the exponent between the ends."""
+    peaks = [trained("playbook", f"precision=bf16,impl.ema={ema}", 2, n)[1] for n in lengths]
+    exponent = math.log(peaks[-1] / peaks[0]) / math.log(lengths[-1] / lengths[0])
+    told = ", ".join(f"{n}: {peak:.3f}" for n, peak in zip(lengths, peaks, strict=True))
+    return f"{told} GiB; exponent {exponent:.2f}"
+
+
+def token_ms(stream: Any, token: Any, count: int) -> float:
+    """Return the mean ms of a token."""
+    import torch
+
+    for _ in range(4):
+        stream(token)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        stream(token)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / count * 1e3
+
+
+def streaming(deadline: float) -> None:
+    """Print one token at a time: eager, replayed, and the memory after many."""
+    import torch
+
+    from steplab.workloads.megalodon.config import PRESETS
+    from steplab.workloads.megalodon.model import Megalodon
+    from steplab.workloads.megalodon.stream import Stream
+
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = Megalodon(PRESETS["mega200m"]).to(torch.bfloat16).eval()
+        token = torch.zeros(1, 1, dtype=torch.int64)
+    found: dict[str, float] = {}
+
+    def measured(name: str, graphs: bool, count: int) -> str:
+        found[name] = token_ms(Stream(model, 1, graphs), token, count)
+        ratio = found["eager"] / found[name]
+        return f"{found[name]:.3f} ms a token, {ratio:.2f} times eager"
+
+    def many() -> str:
+        stream = Stream(model, 1)
+        for _ in range(10):
+            stream(token)
+        torch.cuda.synchronize()
+        before, start = torch.cuda.memory_allocated(), time.perf_counter()
+        while stream.tokens < STREAMED and time.monotonic() < deadline:
+            stream(token)
+        torch.cuda.synchronize()
+        grown = torch.cuda.memory_allocated() - before
+        rate = (stream.tokens - 10) / (time.perf_counter() - start)
+        size = stream.cache.nbytes / 2**20
+        return f"{stream.tokens:,} tokens, {rate:,.0f}/s, cache {size:.1f} MiB, grew {grown} bytes"
+
+    with torch.inference_mode():
+        row("stream mega200m bf16 batch 1, eager", lambda: measured("eager", False, 40), deadline)
+        row("the same, CUDA graph", lambda: measured("graph", True, 400), deadline)
+        row("the same, for long", many, deadline)
+
+
+def main() -> None:
+    """Print all rows."""
+    import torch
+
+    begin = time.monotonic()
+    deadline = begin + (float(sys.argv[1]) if len(sys.argv) > 1 else 140.0)
+    print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    for recipe in (
+        "precision=bf16,impl.ema=scan",
+        "precision=bf16,impl.ema=fft_table",
+        "precision=bf16,impl.ema=fft",
+        "precision=bf16,impl.ema=scan,compile=blocks,optimizer=fused",
+    ):
+        name = f"mega200m B4 L4096 {recipe.removeprefix('precision=')}"
+        row(name, lambda r=recipe: training_row("mega200m", r, 4, 4096), deadline)
+    streaming(min(deadline, time.monotonic() + 45))
+    for length in (512, 2048):
+        row(f"playbook L{length} bf16 sums", lambda n=length: reductions_row(n), deadline)
+    for ema in ("scan", "fft"):
+        row(f"playbook memory, {ema}", lambda e=ema: memory_row(e, (512, 2048, 8192)), deadline)
+    print(f"{time.monotonic() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The playbook of `steplab profile megalodon --seq-lens ...`: its flags and its table.
+
+Any of its flags turns the playbook on; what else `profile` knows is then refused, not ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from steplab.cli.flags import chosen_device, given
+from steplab.engine.profiling.plan import Plan
+from steplab.errors import Unsupported, UserError
+from steplab.record import Column, Table
+from steplab.report.terminal import print_table
+from steplab.studies.playbook.plan import DEFAULT_PRESET, WORKLOAD, Playbook, cells
+from steplab.studies.playbook.summary import SUMMARY, append_line, check_summary
+
+PREFIX = "playbook"  # of its flags in the namespace
+DEFAULT_LENGTH = 2048
+# Flags of `profile` that the playbook has no use for, with their defaults.
+FOREIGN = {"size": "", "batch": 4, "mode": "full", "recipe": "plain", "accumulate": 1, "range": ""}
+SHOWN = {
+    "seq_len": Column("length"),
+    "bf16_reduction": Column("bf16 reduction"),
+    "ema": Column("ema"),
+    "ms_per_step": Column("step", "ms"),
+    "forward_ms": Column("forward", "ms"),
+    "backward_ms": Column("backward", "ms"),
+    "optimizer_ms": Column("optimizer", "ms"),
+    "tokens_per_s": Column("tokens/s"),
+    "peak_mem_gb": Column("peak", "GiB"),
+    "status": Column("status"),
+}
+
+
+def has_playbook(workload: str) -> bool:
+    """Whether `profile` of this workload knows the playbook."""
+    return workload == WORKLOAD
+
+
+def add_playbook_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags; one that is not given leaves no trace."""
+    group = parser.add_argument_group("playbook: any of these turns it on")
+
+    def add(name: str, about: str, **options: Any) -> None:
+        dest = f"{PREFIX}_{name}"
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, dest=dest, default=argparse.SUPPRESS, help=about, **options)
+
+    yes = {"action": "store_true"}
+    add("seq_lens", f"lengths [{DEFAULT_LENGTH}]", nargs="+", type=int, metavar="N")
+    add("preset", f"size of the model [{DEFAULT_PRESET}]", metavar="SIZE")
+    add("batch_size", "sequences per batch [2]", type=int, metavar="N")
+    add("dtype", "fp32 or bf16 [fp32]")
+    add("bf16_sweep", "sums of split bf16 products in bf16: on and off", **yes)
+    add("ema", "path of the moving averages: fft, scan, sequential or auto [auto]")
+    add("train_use_cache", "compute the states after each sequence too", **yes)
+    add("forward_only", "inference instead of training", **yes)
+
+
+def asks_for_playbook(args: argparse.Namespace) -> bool:
+    """Whether any of the playbook's flags was given."""
+    return bool(given(args, PREFIX))
+
+
+def run_playbook(args: argparse.Namespace) -> int:
+    """Profile every cell; a failed one is a line with a status, and the exit code says so."""
+    for name, default in FOREIGN.items():
+        if getattr(args, name) != default:
+            raise UserError(
+                f"The playbook does not know --{name}.",
+                "It has --preset, --batch-size, --dtype, --ema and --forward-only.",
+            )
+    _book(args, "cpu")  # a slip of the pen is told before torch is imported
+    from steplab.probes.environment import capture
+    from steplab.studies.playbook.cell import run_cell
+
+    book = _book(args, chosen_device(args.device, capture()))
+    if book.bf16_sweep and book.device == "cpu":
+        raise Unsupported("--bf16-sweep sets cuBLAS, which a CPU does not use.", "Leave it out.")
+    check_summary(book.out)
+    lines: list[dict[str, Any]] = []
+    for cell in cells(book):
+        print(f"{cell.folder} ...", flush=True)
+        lines.append(run_cell(cell, book))
+        append_line(book.out, lines[-1])
+    rows = tuple(tuple(line.get(name) for name in SHOWN) for line in lines)
+    print_table(Table(f"megalodon {book.preset}, {book.dtype}", tuple(SHOWN.values()), rows))
+    print(f"{book.out / SUMMARY}: {len(lines)} lines more")
+    return 0 if all(line["status"] == "ok" for line in lines) else 4
+
+
+def _book(args: argparse.Namespace, device: str) -> Playbook:
+    """Return what was asked for; the cells are made once, so that a bad config is told."""
+    asked = {"seq_lens": [DEFAULT_LENGTH], **given(args, PREFIX)}
+    renamed = {"batch_size": "batch", "train_use_cache": "use_cache"}
+    book = Playbook(
+        schedule=Plan(tuple(args.schedule), detail=False),
+        out=args.out or Path("profile"),
+        config=given(args),
+        device=device,
+        seed=args.seed,
+        **{renamed.get(name, name): value for name, value in asked.items()},
+    )
+    cells(book)
+    return book

@@ -1,0 +1,145 @@
+"""`steplab tune [workload]`: climb the ladder, prove every rung, write the winning recipe."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from steplab.cli.command import Command
+from steplab.cli.flags import (
+    add_config_flags,
+    add_workload,
+    check_device,
+    chosen_device,
+    given,
+    workload_name,
+)
+from steplab.cli.ladder_view import LadderView
+from steplab.engine.gate.remote import Scout
+from steplab.errors import UserError
+from steplab.record.ladder import Ladder
+from steplab.report.terminal import console, print_table
+from steplab.spec import RunSpec
+from steplab.store import DEFAULT_ROOT, Store
+from steplab.techniques.parse import parse_recipe
+from steplab.tune.impact import impact_table, reasons_table, total_line, untried_table
+from steplab.tune.outcome import Files, write_outcome
+from steplab.tune.search import Wish, tune
+from steplab.workloads.workload import Entry, find_workload
+
+DEFAULT_WORKLOAD = "tsmoe"
+BATCH = {"cpu": 8, "cuda": 16}
+MINUTES = {"cpu": 2.5, "cuda": 8.0}
+# Untimed and timed steps of a candidate before its turns, which are what decides.
+WARMUP, STEPS = 3, 6
+START_SECONDS = 120.0  # the worker imports torch
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    entry = add_workload(parser, words, DEFAULT_WORKLOAD)
+    add = parser.add_argument
+    sizes = ", ".join(entry.presets) or "this workload has none"
+    add("--objective", default="time", choices=("time", "memory"), help="what is to be less")
+    by_device = "by default {cpu:g} on a CPU, {cuda:g} on a GPU"
+    add("--budget", type=float, default=None, metavar="MINUTES",
+        help=f"minutes it may take; {by_device.format(**MINUTES)}")  # fmt: skip
+    add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
+    add("--batch", type=int, default=None,
+        help=f"sequences per micro-batch; {by_device.format(**BATCH)}")  # fmt: skip
+    add("--also-batch", type=int, default=None, metavar="N",
+        help="another batch size at which the numerics must hold")  # fmt: skip
+    add("--memory-limit", type=float, default=None, metavar="GIB",
+        help="most memory that a step may take; none: what the device has")  # fmt: skip
+    add("--mode", default="full", help="how far the step goes")
+    add("--recipe", default="plain", help="what to begin with: plain, technique=value,..., a file")
+    add("--accumulate", type=int, default=1, help="micro-batches per step")
+    add("--clip", type=float, default=1.0, help="largest gradient norm; 0 for none")
+    add("--seed", type=int, default=42, help="of weights and data")
+    add("--device", default="auto", help="cpu, cuda, or auto")
+    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs and ladders")
+    add("--out", type=Path, default=None, metavar="DIR",
+        help="folder for recipe.toml and report.html; none: in the store")  # fmt: skip
+    add_config_flags(parser, entry.config, many=False)
+
+
+def _run(args: argparse.Namespace) -> int:
+    name = workload_name(args)
+    entry = find_workload(name)
+    # Checked before a worker is started (2 s), so that a slip of the pen is told at once.
+    check_device(args.device)
+    _check_numbers(args)
+    _spec(args, entry, name, "cpu" if args.device == "auto" else args.device)
+    store = Store(args.store)
+    store.check_writable()
+    ladder, files = _search(args, entry, name, store)
+    _show(ladder, files)
+    return 0
+
+
+def _search(
+    args: argparse.Namespace, entry: Entry, name: str, store: Store
+) -> tuple[Ladder, Files]:
+    scout = Scout()
+    try:
+        with LadderView(args.objective == "time") as view:
+            environment = scout.environment(START_SECONDS)
+            device = chosen_device(args.device, environment)
+            spec = _spec(args, entry, name, device)
+            limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
+            minutes = args.budget or MINUTES[device]
+            wish = Wish(args.objective, minutes, limit, args.also_batch)
+            ladder, folder = tune(spec, wish, store, scout, environment, view)
+            view.stage("writing the report")
+            return ladder, write_outcome(ladder, store, args.out or folder.path)
+    except KeyboardInterrupt:
+        console(sys.stderr).print("interrupted. The same command goes on from there.")
+        raise
+    finally:
+        scout.close()
+
+
+def _spec(args: argparse.Namespace, entry: Entry, name: str, device: str) -> RunSpec:
+    size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
+    return RunSpec(
+        workload=name,
+        config=entry.resolve(size, given(args)),
+        size=size,
+        batch=BATCH[device] if args.batch is None else args.batch,
+        accumulate=args.accumulate,
+        mode=args.mode,
+        recipe=parse_recipe(args.recipe),
+        device=device,
+        clip=args.clip,
+        warmup=WARMUP,
+        steps=STEPS,
+        seed=args.seed,
+        source=entry.source,
+    )
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    for flag in ("budget", "memory_limit", "also_batch"):
+        value = getattr(args, flag)
+        if value is not None and not value > 0:
+            raise UserError(f"--{flag.replace('_', '-')} must be more than 0, not {value}.")
+
+
+def _show(ladder: Ladder, files: Files) -> None:
+    """Print what each rung gained, why, the winner, and where the files are."""
+    print_table(impact_table(ladder))
+    for table in (reasons_table(ladder, all_rungs=False), untried_table(ladder)):
+        if table.rows:
+            print_table(table)
+    print(f"\n{total_line(ladder)}")
+    print(f"stopped: {ladder.stopped}")
+    if ladder.left:
+        print(f"left for another call of the same command: {', '.join(ladder.left)}")
+    print(f"report  {files.report}")
+    if files.recipe is not None:
+        print(f"recipe  {files.recipe}")
+        print(f"  steplab bench step {ladder.spec.workload} --mode full --recipe {files.recipe}")
+
+
+COMMAND = Command("try techniques one by one, prove each, keep what wins", _flags, _run)

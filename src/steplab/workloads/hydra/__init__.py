@@ -1,0 +1,16 @@
+"""A recurrent hybrid: compressed convolutional attention, then a feed-forward that is repeated."""
+
+from steplab.workloads.hydra.config import PRESETS, TRAINING, HydraConfig
+from steplab.workloads.workload import Entry
+
+WORKLOAD = Entry(
+    name="hydra",
+    summary="compressed convolutional attention, repeated feed-forward, routed tokens and depths",
+    config=HydraConfig,
+    presets=PRESETS,
+    opener="steplab.workloads.hydra.workload:HydraWorkload",
+    cpu_preset="tiny",
+    gpu_preset="100m",
+    training=TRAINING,
+    data="text",
+)

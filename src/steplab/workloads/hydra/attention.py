@@ -1,0 +1,101 @@
+"""CCGQA: attention in a compressed space, its queries and keys convolved and coupled.
+
+The rotation pairs channel j with j + E/2, not with its neighbour: another order of the channels
+within each head, which every learned weight around it follows.
+"""
+
+# B batch, S tokens, D width, H query heads, G key heads, E head width, C channels of q and k
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from steplab.modules.attention import Attention
+from steplab.modules.experts import matmul_dtype
+from steplab.modules.kv_cache import LayerCache
+from steplab.modules.rotary import Angles, Rotary
+from steplab.workloads.hydra.config import HydraConfig
+from steplab.workloads.hydra.convolution import REACH, convolutions, shifted
+
+TINY = 1e-12  # keeps the norm of a zero vector from dividing by zero
+
+
+class Before(NamedTuple):
+    """What attention keeps of the tokens before the new ones."""
+
+    keys_values: LayerCache
+    latent_BRZ: Tensor  # projections of the last REACH tokens, oldest first, updated in place
+    angles: Angles
+
+
+class CCGQA(nn.Module):
+    """Causal attention over a quarter of the width, by HYDRA's code or by the paper."""
+
+    def __init__(self, config: HydraConfig, rotary: Rotary) -> None:
+        super().__init__()
+        self.config = config
+        self.as_paper = config.attention == "paper"
+        latent, kv = config.latent, config.kv_width
+        # The part of v that comes from the token before: half of the channels, or of the heads.
+        late = config.kv_heads // 2 * config.head_width if self.as_paper else kv // 2
+        self.parts = (latent + kv, kv - late, late)
+        self.qkv = nn.Linear(config.width, latent + 2 * kv, bias=False)
+        self.convolutions = convolutions(config)
+        self.temperature = nn.Parameter(torch.empty(config.kv_heads if self.as_paper else 1))
+        self.rotary = rotary
+        self.attention = Attention(causal=True)
+        self.out = nn.Linear(latent, config.width, bias=False)
+
+    def forward(self, x_BSD: Tensor, before: Before | None = None) -> Tensor:
+        """Map (B, S, D) to (B, S, D); with `before`, the tokens follow those seen there."""
+        z_BSZ = self.qkv(x_BSD)
+        if before is not None:
+            z_BSZ = torch.cat([before.latent_BRZ, z_BSZ], 1)
+            before.latent_BRZ.copy_(z_BSZ[:, -REACH:])
+        qk_BSC, now, late = z_BSZ.split(self.parts, -1)
+        v_BSF = torch.cat([now, shifted(late, 1)[0]], -1)
+        q_BSHE, k_BSGE = self._couple(qk_BSC, self.convolutions(qk_BSC))
+        q, k, v = (
+            t.transpose(1, 2)
+            for t in (q_BSHE, k_BSGE, v_BSF.unflatten(-1, (-1, self.config.head_width)))
+        )
+        dtype = matmul_dtype(x_BSD)
+        if before is not None:
+            q, k, v = (t[:, :, REACH:] for t in (q, k, v))
+        angles = None if before is None else before.angles
+        q, k, v = (t.to(dtype) for t in (self.rotary(q, angles), self.rotary(k, angles), v))
+        if before is not None:
+            k, v = before.keys_values.append(k, v)
+        return self.out(self.attention(q, k, v).transpose(1, 2).flatten(-2))
+
+    def _couple(self, before_BSC: Tensor, after_BSC: Tensor) -> tuple[Tensor, Tensor]:
+        """Add means of the queries and keys before the convolutions to each other; fix lengths.
+
+        In fp32 or better. Scores end between -1 and 1 in HYDRA and between -sqrt(E) and sqrt(E)
+        in the paper, times the learned temperature.
+        """
+        heads, groups = self.config.heads, self.config.kv_heads
+        wide = torch.promote_types(before_BSC.dtype, torch.float32)
+        both = (
+            t.to(wide).unflatten(-1, (heads + groups, -1)).split([heads, groups], 2)
+            for t in (before_BSC, after_BSC)
+        )
+        (q0_BSHE, k0_BSGE), (q_BSHE, k_BSGE) = both
+        root = self.config.head_width**0.5
+        if self.as_paper:
+            grouped = q0_BSHE.unflatten(2, (groups, -1))
+            mean_BSGME = 0.5 * (grouped + k0_BSGE[:, :, :, None])
+            q_BSHE = q_BSHE + mean_BSGME.flatten(2, 3)
+            k_BSGE = k_BSGE + mean_BSGME.mean(3)
+            scale = self.temperature.exp()[:, None] * root
+            return unit(q_BSHE) * root, unit(k_BSGE) * scale
+        q_BSHE = q_BSHE + 0.5 * k0_BSGE.mean(2, keepdim=True)
+        k_BSGE = k_BSGE + 0.5 * q0_BSHE.mean(2, keepdim=True)
+        return unit(q_BSHE), unit(k_BSGE) * self.temperature
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return the vectors of the last dimension with length 1."""
+    return x * (x.square().sum(-1, keepdim=True) + TINY).rsqrt()

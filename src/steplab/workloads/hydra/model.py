@@ -1,0 +1,137 @@
+"""The network: embedding, blocks of attention and repeated feed-forward, tied head."""
+
+# B batch, S tokens, D width, V vocabulary, N blocks, R passes
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from steplab.modules.kv_cache import KVCache
+from steplab.modules.loss import LinearCrossEntropy
+from steplab.modules.rotary import Rotary
+from steplab.workloads.hydra.attention import CCGQA, Before
+from steplab.workloads.hydra.config import HydraConfig
+from steplab.workloads.hydra.convolution import REACH
+from steplab.workloads.hydra.initial import initialise
+from steplab.workloads.hydra.losses import RouterLosses
+from steplab.workloads.hydra.recursion import EPS, Recursion, Routed
+from steplab.workloads.hydra.thresholds import RunningThresholds, Thresholds
+
+ATTENTION_SCALE = 0.5
+
+
+class Stream(NamedTuple):
+    """What the model keeps of the tokens it has seen."""
+
+    cache: KVCache
+    latents_NBRZ: Tensor  # projections of each block's last tokens, zeros before the first
+
+    @classmethod
+    def empty(cls, model: Hydra, batch: int, capacity: int) -> Stream:
+        """Return a stream for `batch` rows of up to `capacity` tokens, in attention's dtype."""
+        cache = KVCache.empty(model, batch, capacity)
+        channels = model.config.latent + 2 * model.config.kv_width
+        shape = (model.config.blocks, batch, REACH, channels)
+        return cls(cache, cache.keys_LBHSD.new_zeros(shape))
+
+
+class HydraLoss(NamedTuple):
+    """The loss that is minimised and those it consists of."""
+
+    total: Tensor
+    prediction: Tensor
+    routers: dict[str, Tensor]
+
+
+class Block(nn.Module):
+    """Attention once, the feed-forward several times, and a norm over the whole stream."""
+
+    def __init__(self, config: HydraConfig, rotary: Rotary, index: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.width, eps=EPS)
+        self.attention = CCGQA(config, rotary)
+        self.recursion = Recursion(config, index)
+        self.norm = nn.RMSNorm(config.width, eps=EPS)
+
+    def forward(
+        self,
+        x_BSD: Tensor,
+        thresholds: Thresholds | None = None,
+        before: Before | None = None,
+    ) -> tuple[Tensor, Routed]:
+        """Return (x_BSD, what the routers did)."""
+        mixed_BSD = self.attention(self.attention_norm(x_BSD), before)
+        x_BSD, routed = self.recursion(x_BSD + ATTENTION_SCALE * mixed_BSD, thresholds)
+        return self.norm(x_BSD), routed
+
+
+class Hydra(nn.Module):
+    """The whole model; with targets it returns the training loss."""
+
+    def __init__(self, config: HydraConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.rotary = Rotary(config.head_width, config.max_context, config.rope_theta)
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(Block(config, self.rotary, i) for i in range(config.blocks))
+        self.norm = nn.RMSNorm(config.width, eps=EPS)
+        # The loss of each token is for the depth routers; the mean alone is a quarter cheaper.
+        self.loss = LinearCrossEntropy("mean" if config.mor == "fixed" else "none")
+        self.thresholds = RunningThresholds(config)
+        self.router_losses = RouterLosses(config)
+        self.compares_with_thresholds = "threshold" in (config.mod, config.mor)
+        initialise(self, config)
+
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor | HydraLoss:
+        """Return logits (B, S, V), or the losses when targets are given."""
+        y_BSD, routed = self._trunk(tokens_BS)
+        if targets_BS is None:
+            return F.linear(y_BSD, self.embedding.weight)
+        loss = self.loss(y_BSD, self.embedding.weight, targets_BS)
+        routers = self.router_losses(routed, loss)
+        if self.training:
+            self.thresholds.follow(routed)
+        prediction = loss.mean()
+        total = prediction + sum(part for name, part in routers.items() if name != "passes")
+        return HydraLoss(total, prediction, routers)
+
+    @torch.no_grad()
+    def extend(self, tokens_BS: Tensor, stream: Stream) -> Tensor:
+        """Return logits (B, V) after the last of new tokens, which follow those in `stream`.
+
+        Pieces of any size give what the whole would have given, where routing is causal.
+        """
+        batch, length = tokens_BS.shape
+        positions_BS, _ = stream.cache.arrive(batch, length, None)
+        angles = self.rotary.angles(positions_BS)
+        parts = zip(range(len(self.blocks)), stream.latents_NBRZ, strict=True)
+        seen = [Before(stream.cache.layer(i), latent, angles) for i, latent in parts]
+        y_BSD, _ = self._trunk(tokens_BS, seen)
+        stream.cache.advance(length)
+        return F.linear(y_BSD[:, -1], self.embedding.weight)
+
+    def become_causal(self) -> None:
+        """Let tokens be routed by their own scores alone, as generation needs it."""
+        for module in self.modules():
+            if getattr(module, "form", None) in ("top-k", "capacity"):
+                module.form = "threshold"  # type: ignore[assignment]
+                self.compares_with_thresholds = True
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Layers, heads and head width of a KVCache."""
+        return self.config.blocks, self.config.kv_heads, self.config.head_width
+
+    def _trunk(
+        self, tokens_BS: Tensor, before: list[Before] | None = None
+    ) -> tuple[Tensor, list[Routed]]:
+        x_BSD = self.embedding(tokens_BS) * self.config.width**0.5
+        routed = []
+        for index, block in enumerate(self.blocks):
+            thresholds = self.thresholds.of(index) if self.compares_with_thresholds else None
+            x_BSD, own = block(x_BSD, thresholds, before[index] if before else None)
+            routed.append(own)
+        return self.norm(x_BSD), routed

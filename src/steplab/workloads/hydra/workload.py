@@ -1,0 +1,70 @@
+"""HYDRA as a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from steplab.data.tokens import random_tokens
+from steplab.record import Work
+from steplab.spec import Mode
+from steplab.workloads.hydra.config import HydraConfig
+from steplab.workloads.hydra.model import Hydra, Stream
+from steplab.workloads.hydra.work import work
+from steplab.workloads.workload import StepOutput
+
+Batch = tuple[Tensor, Tensor]
+
+
+class HydraWorkload:
+    """See `Workload` for what each method promises."""
+
+    def __init__(self, config: HydraConfig) -> None:
+        self.config = config
+
+    def model(self) -> nn.Module:
+        """Build the network."""
+        return Hydra(self.config)
+
+    def batches(self, batch: int, device: torch.device, seed: int) -> Iterator[Batch]:
+        """Yield (tokens_BS, targets_BS)."""
+        return random_tokens(batch, self.config.context, self.config.vocab_size, device, seed)
+
+    def loss(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Cross-entropy plus the routers' losses; all are in the metrics, weighed as they count."""
+        loss = model(*batch)
+        return StepOutput(loss.total, {"pred": loss.prediction, **loss.routers})
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Logits (B, S, V)."""
+        logits_BSV: Tensor = model(batch[0])
+        return logits_BSV
+
+    def generator(self, model: nn.Module, rows: int, tokens: int) -> Callable[[Tensor], Tensor]:
+        """Return a function from new tokens (B, T) to the logits (B, V) after the last.
+
+        Routing is by thresholds then: a token must not be compared with ones that follow.
+        """
+        assert isinstance(model, Hydra)
+        model.become_causal()
+        stream = Stream.empty(model, rows, tokens)
+        return lambda tokens_BT: model.extend(tokens_BT, stream)
+
+    def optimizer(self, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
+        """AdamW with weight decay on matrices, the embedding excepted."""
+        embedding = model.get_parameter("embedding.weight")
+        kept = [p for p in model.parameters() if p.ndim >= 2 and p is not embedding]
+        free = [embedding, *(p for p in model.parameters() if p.ndim < 2)]
+        groups = [{"params": kept}, {"params": free, "weight_decay": 0.0}]
+        options = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
+        return torch.optim.AdamW(groups, **options, **implementation)  # type: ignore[arg-type]
+
+    def tokens(self, batch: int) -> int:
+        """Tokens in one micro-batch."""
+        return batch * self.config.context
+
+    def work(self, batch: int, mode: Mode, ran: Mapping[str, str]) -> Work | None:
+        """FLOPs by formula."""
+        return work(self.config, batch, mode, ran)

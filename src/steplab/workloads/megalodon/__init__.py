@@ -1,0 +1,16 @@
+"""Megalodon: chunked attention fed by complex moving averages that never forget all at once."""
+
+from steplab.workloads.megalodon.config import PRESETS, TRAINING, MegalodonConfig
+from steplab.workloads.workload import Entry
+
+WORKLOAD = Entry(
+    name="megalodon",
+    summary="complex moving averages, chunked gated attention, timestep norms, two-hop residual",
+    config=MegalodonConfig,
+    presets=PRESETS,
+    opener="steplab.workloads.megalodon.workload:MegalodonWorkload",
+    cpu_preset="tiny",
+    gpu_preset="mega200m",
+    training=TRAINING,
+    data="text",
+)

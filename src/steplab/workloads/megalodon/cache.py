@@ -1,0 +1,124 @@
+"""What a stream of tokens leaves behind: a fixed size, however long it is.
+
+Keys and values stand in as many slots as a chunk has tokens; a new chunk overwrites the old one.
+All tensors are updated in place and positions are read on the device, so that a CUDA graph of one
+token's step can be replayed for ever.
+"""
+
+# B batch, T new tokens, H heads, K width of a head's keys, V of its values, C tokens of a chunk,
+# D width, N modes
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from steplab.errors import UserError
+from steplab.modules.rotary import Angles, Rotary
+from steplab.workloads.megalodon.config import MegalodonConfig
+from steplab.workloads.megalodon.norms import Statistics
+
+
+class Position:
+    """How many tokens a stream has seen: known to the host and, in a tensor, to the device."""
+
+    def __init__(self, chunk: int, device: torch.device) -> None:
+        self.chunk = chunk
+        self.tokens = 0
+        self.tokens_1 = torch.zeros(1, dtype=torch.int64, device=device)
+        self.slot_C = torch.arange(chunk, device=device)
+
+    def advance(self, tokens: int) -> None:
+        """Count new tokens as seen, on the device; the host counts by itself."""
+        self.tokens_1 += tokens
+
+
+class LayerCache:
+    """One block's share."""
+
+    def __init__(
+        self, config: MegalodonConfig, batch: int, like: Tensor, kv_like: Tensor, position: Position
+    ) -> None:
+        self.position = position
+        slots = (batch, config.heads, config.chunk)
+        self.keys_BHCK = kv_like.new_zeros(*slots, config.head_width)
+        self.values_BHCV = kv_like.new_zeros(*slots, config.value_head_width)
+        self.statistics = Statistics.fresh(batch, config.norm_groups, like)
+        wide = self.statistics.mean_BG
+        self.averages_B2ND = wide.new_zeros(batch, 2, config.modes, config.width)
+
+    def angles(self, rotary: Rotary, tokens: int) -> Angles:
+        """Return the angles of new tokens, by their place in their chunk."""
+        if tokens == 1:
+            slot_1 = self.position.tokens_1 % self.position.chunk
+            return rotary.cos_TD[slot_1], rotary.sin_TD[slot_1]
+        start, chunk = self.position.tokens, self.position.chunk
+        place_T = torch.arange(start, start + tokens, device=rotary.cos_TD.device) % chunk
+        return rotary.cos_TD[place_T], rotary.sin_TD[place_T]
+
+    def attend(
+        self, attention: Callable[..., Tensor], q_BHTK: Tensor, k_BHTK: Tensor, v_BHTV: Tensor
+    ) -> Tensor:
+        """Store new keys and values; return what their queries see of their own chunks."""
+        T = q_BHTK.shape[2]
+        if T == 1:
+            return self._attend_one(q_BHTK, k_BHTK, v_BHTV)
+        chunk, out, done = self.position.chunk, [], 0
+        while done < T:
+            slot = (self.position.tokens + done) % chunk
+            new = slice(done, min(done + chunk - slot, T))
+            filled = slice(0, slot + new.stop - new.start)
+            self.keys_BHCK[:, :, slot : filled.stop] = k_BHTK[:, :, new]
+            self.values_BHCV[:, :, slot : filled.stop] = v_BHTV[:, :, new]
+            keys, values = self.keys_BHCK[:, :, filled], self.values_BHCV[:, :, filled]
+            out.append(attention(q_BHTK[:, :, new], keys, values))
+            done = new.stop
+        return torch.cat(out, 2)
+
+    def _attend_one(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1V: Tensor) -> Tensor:
+        """One token: all slots are looked at, and those not yet written in this chunk hidden."""
+        slot_1 = self.position.tokens_1 % self.position.chunk
+        self.keys_BHCK.index_copy_(2, slot_1, k_BH1K.to(self.keys_BHCK.dtype))
+        self.values_BHCV.index_copy_(2, slot_1, v_BH1V.to(self.values_BHCV.dtype))
+        scores_BH1C = q_BH1K @ self.keys_BHCK.mT / q_BH1K.shape[-1] ** 0.5
+        hidden_C = self.position.slot_C > slot_1
+        wide = torch.promote_types(scores_BH1C.dtype, torch.float32)
+        weights_BH1C = scores_BH1C.to(wide).masked_fill(hidden_C, -torch.inf).softmax(-1)
+        return weights_BH1C.to(v_BH1V.dtype) @ self.values_BHCV
+
+    def update(self, statistics: Statistics, averages_B2ND: Tensor) -> None:
+        """Take over what the newest tokens left."""
+        for own, new in zip(self.statistics, statistics, strict=True):
+            own.copy_(new)
+        self.averages_B2ND.copy_(averages_B2ND)
+
+
+class Cache:
+    """Everything that a stream of `batch` rows needs to go on; all rows have seen as many tokens.
+
+    `like` tells device and the dtype of statistics, `kv_like` the dtype of keys and values.
+    """
+
+    def __init__(self, config: MegalodonConfig, batch: int, like: Tensor, kv_like: Tensor) -> None:
+        if batch < 1:
+            raise UserError(f"A stream has at least 1 row, not {batch}.")
+        self.batch = batch
+        self.position = Position(config.chunk, like.device)
+        shape = (config, batch, like, kv_like, self.position)
+        self.layers = [LayerCache(*shape) for _ in range(config.layers)]
+        self.statistics = Statistics.fresh(batch, config.norm_groups, like)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors, always in the same order."""
+        found = [self.position.tokens_1, *self.statistics]
+        for layer in self.layers:
+            own = (layer.keys_BHCK, layer.values_BHCV, layer.averages_B2ND)
+            found += [*own, *layer.statistics]
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(x.nbytes for x in self.tensors)

@@ -1,0 +1,104 @@
+"""Streaming equals one call, in a cache that does not grow."""
+
+import pytest
+import torch
+
+from steplab.errors import UserError
+from steplab.workloads.megalodon.model import Megalodon
+from steplab.workloads.megalodon.stream import Stream
+from steplab.workloads.workload import find_workload
+from tests.workloads.megalodon.test_model import SMALL, tokens
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Megalodon(SMALL).double().eval()
+
+
+@pytest.mark.parametrize("pieces", [(64,), (5, 11, 21, 1, 26), (1,) * 64, (16, 16, 31, 1), (63, 1)])
+def test_pieces_equal_one_call(model, pieces):
+    """Chunks have 16 tokens: pieces end at, before and behind their edges."""
+    one = tokens(2, 64)
+    whole = model(one)
+    stream, at = Stream(model, 2), 0
+    for size in pieces:
+        logits = stream(one[:, at : at + size])
+        at += size
+        torch.testing.assert_close(logits, whole[:, at - 1], rtol=1e-11, atol=1e-11)
+    assert stream.tokens == at == int(stream.cache.position.tokens_1)
+
+
+def test_fp32_is_within_rounding():
+    torch.manual_seed(0)
+    model = Megalodon(SMALL)
+    one = tokens(1, 64)
+    whole, stream = model(one), Stream(model, 1)
+    found = torch.stack([stream(one[:, t : t + 1]) for t in range(64)], 1)
+    assert float((found - whole).detach().abs().max()) <= 1e-5
+
+
+def test_the_cache_has_one_size_and_no_gradients(model):
+    stream = Stream(model, 1)
+    addresses, size = [x.data_ptr() for x in stream.cache.tensors], stream.cache.nbytes
+    for length in (1, 40, 1, 200):
+        stream(tokens(1, length))
+    assert stream.cache.nbytes == size
+    assert [x.data_ptr() for x in stream.cache.tensors] == addresses
+    assert not any(x.requires_grad for x in stream.cache.tensors)
+    keys = 2 * 2 * 16 * (4 + 8) * 8  # layers, heads, slots, widths, bytes
+    states = 2 * 2 * 3 * 16 * 8
+    statistics = 3 * (8 + 2 * 4 * 8) + 8  # two blocks, the last norm, the position
+    assert size == keys + states + statistics
+
+
+def test_wrong_pieces_are_refused(model):
+    stream = Stream(model, 2)
+    with pytest.raises(UserError, match="2 rows"):
+        stream(tokens(3, 4))
+    with pytest.raises(UserError, match="at least one token"):
+        stream(tokens(2, 0))
+    with pytest.raises(UserError, match="at least 1 row"):
+        Stream(model, 0)
+
+
+def test_the_workload_offers_a_generator():
+    entry = find_workload("megalodon")
+    workload = entry.open(entry.resolve("tiny", {"chunk": 8}))
+    model = workload.model().eval()
+    one = torch.randint(256, (1, 12))
+    with torch.inference_mode():
+        read = workload.generator(model, 1, 12)
+        read(one[:, :9])
+        found = torch.stack([read(one[:, t : t + 1]) for t in range(9, 12)], 1)
+        torch.testing.assert_close(found, model(one)[:, 9:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_gpu_graph_equals_eager():
+    torch.manual_seed(0)
+    model = Megalodon(SMALL).cuda().eval()
+    one = tokens(1, 60).cuda()
+    graphed, plain = Stream(model, 1), Stream(model, 1, graphs=False)
+    with torch.inference_mode():
+        for piece in (one[:, :10], *one[:, 10:].split(1, 1)):
+            torch.testing.assert_close(graphed(piece), plain(piece), rtol=1e-5, atol=1e-5)
+    assert graphed.graph is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gpu_streaming_equals_one_call(precision):
+    torch.manual_seed(0)
+    model = Megalodon(SMALL).cuda().eval()
+    one = tokens(1, 60).cuda()
+    with (
+        torch.inference_mode(),
+        torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        whole, stream = model(one), Stream(model, 1)
+        assert model.blocks[0].attention.averages.ran == "scan"
+        stream(one[:, :20])
+        for t in range(20, 60):
+            limit = 1e-4 if precision == "fp32" else 5e-2
+            assert float((stream(one[:, t : t + 1]) - whole[:, t]).abs().max()) <= limit

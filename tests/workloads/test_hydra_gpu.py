@@ -1,0 +1,97 @@
+"""HYDRA on a GPU: no waiting, captured as a CUDA graph, and as exact as its precision."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from steplab.engine.assemble import assemble, micro_batches
+from steplab.errors import Unsupported
+from steplab.spec import RunSpec
+from steplab.techniques.parse import parse_recipe
+from steplab.testing.tolerance import relative_error
+from steplab.workloads.hydra.config import PRESETS
+from tests.workloads.hydra_models import SMALL, make, tokens
+
+pytestmark = pytest.mark.gpu
+
+STATIC = [("top-k", "fixed"), ("soft", "soft"), ("top-k", "masked"), ("top-k", "capacity")]
+BASE = "precision=bf16,optimizer=fused"
+
+
+def spec_of(recipe, mod, mor, **changes):
+    config = replace(PRESETS["tiny"], mod=mod, mor=mor, attention="hydra", **changes).__dict__
+    return RunSpec("hydra", config, "tiny", batch=4, recipe=parse_recipe(recipe), device="cuda")
+
+
+def losses(spec, steps=12):
+    step = assemble(spec)
+    feed = micro_batches(step, spec)
+    return torch.stack([step(next(feed)).loss for _ in range(steps)]).double()
+
+
+@pytest.mark.parametrize(("mod", "mor"), STATIC)
+def test_replays_go_on_as_steps_do(mod, mor):
+    """The first steps are the same ones; later ones differ by the order of atomic sums alone."""
+    eager = losses(spec_of(BASE, mod, mor))
+    graphed = losses(spec_of(f"{BASE},cuda_graph=step", mod, mor))
+    torch.testing.assert_close(graphed, eager, rtol=2e-3, atol=0)
+
+
+def test_what_varies_in_size_cannot_be_captured():
+    with pytest.raises(Unsupported):
+        losses(spec_of(f"{BASE},cuda_graph=step", "dense", "packed"))
+
+
+@pytest.mark.parametrize(("mod", "mor"), STATIC)
+def test_a_step_never_waits_for_the_device(mod, mor):
+    spec = spec_of(BASE, mod, mor)
+    step = assemble(spec)
+    feed = micro_batches(step, spec)
+    batches = [next(feed) for _ in range(4)]
+    for batch in batches[:3]:
+        step(batch)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(batches[3])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("attention", ["hydra", "paper"])
+def test_bf16_is_as_near_to_fp64_as_on_a_cpu(attention):
+    """Losses and all gradients; the CPU's error, doubled, is the budget."""
+
+    def gradients(device, dtype, autocast):
+        model = make(dtype, attention=attention, mod="soft", mor="soft").to(device)
+        inputs = tokens().to(device), tokens(seed=2).to(device)
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            loss = model(*inputs)
+        loss.total.backward()
+        found = {name: p.grad for name, p in model.named_parameters()}
+        return {"loss": loss.total.detach(), **found}
+
+    truth = gradients("cpu", torch.float64, False)
+    peer = gradients("cpu", torch.float32, True)
+    found = gradients("cuda", torch.float32, True)
+    for name, expected in truth.items():
+        budget = 2 * relative_error(peer[name], expected) + 2**-8
+        error = relative_error(found[name].cpu(), expected)
+        assert error <= budget, f"{name}: error {error:.2e} exceeds the budget {budget:.2e}"
+
+
+def test_compiled_blocks_go_on_as_eager_ones():
+    eager = losses(spec_of(BASE, "top-k", "fixed"), 6)
+    compiled = losses(spec_of(f"{BASE},compile=blocks", "top-k", "fixed"), 6)
+    torch.testing.assert_close(compiled, eager, rtol=2e-3, atol=0)
+
+
+def test_shared_key_heads_run_in_triton():
+    model = make(torch.float32).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        model(tokens().cuda())
+    assert {m.ran for m in model.modules() if getattr(m, "op", "") == "attention"} == {
+        "triton_flash"
+    }
+    assert SMALL.heads != SMALL.kv_heads
