@@ -172,7 +172,7 @@ def test_forward_and_backward_of_a_module_are_found_by_its_path(tiny_gpt):
     work = found.work
     module, phase = np.array(texts(found, "module")), np.array(texts(found, "phase"))
     is_product = np.array(texts(found, "category")) == "matmul fp32 simt"
-    for path in ("blocks.0.attention.q", "blocks.1.feed_forward.down", "head"):
+    for path in ("blocks.0.attention.q", "blocks.1.feed_forward.down", "loss"):
         here = (module == path) & is_product & (work.step == 2)
         assert sorted(phase[here]) == ["backward", "backward", "forward"]
     line = np.array(texts(found, "line"))

@@ -19,9 +19,13 @@ LARGEST_RATE = 100.0  # AdamW moves every weight by about the rate: beyond this 
 class TrainSettings:
     """How to train. Those marked * may change when a run is resumed; the others make the run."""
 
-    dataset_path: str = knob("", "* folder or file of series; empty: generated; a,b with --mix")
+    dataset_path: str = knob(
+        "", "* file or folder of series or text; empty: generated or Python's own; a,b with --mix"
+    )
     mix: str = knob("", "shares in which the sets a,b of --dataset-path are drawn: 0.7,0.3")
-    val_path: str = knob("", "* series for validation; empty: generated ones, none with own data")
+    val_path: str = knob(
+        "", "* for validation; empty: generated or Python's own, none with own data"
+    )
     ood_path: str = knob("", "* series of another kind, for out-of-distribution validation")
     from_checkpoint: str = knob(
         "", "take the weights and the model of a checkpoint or a Time-MoE folder; the rest is new"

@@ -1,0 +1,105 @@
+"""Ceilings: the most that an offer can gain, by the time budget of the step. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from steplab import units
+from steplab.record import Run
+from steplab.record.budget import StepBudget
+from steplab.techniques.situation import Objective, Relief
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """`value` in ms (or bytes, of the peak), its share of the whole, and what it is made of."""
+
+    value: float
+    share: float
+    parts: str
+
+
+def serves(relief: Relief, objective: Objective) -> bool:
+    """Whether an offer is one for the objective; one that names nothing may serve any."""
+    return not relief or bool(_wanted(relief, objective))
+
+
+def ceiling(
+    relief: Relief, run: Run, known: Mapping[str, float], objective: Objective
+) -> Ceiling | None:
+    """Return the most that `relief` can give back; None where some part is not known.
+
+    `known` has ms of parts ("op:attention", "phase:optimizer") that the Run itself does not tell.
+    """
+    wanted = _wanted(relief, objective)
+    sizes = {part: _size(part, run, known) for part in wanted}
+    if not wanted or any(size is None for size in sizes.values()):
+        return None
+    gains = {part: (sizes[part] or 0.0) * share for part, share in wanted.items()}
+    whole = step_ms(run) if objective == "time" else _peak_bytes(run)
+    total = min(sum(gains.values()), whole)
+    show = units.milliseconds if objective == "time" else units.bytes_
+    return Ceiling(total, total / whole if whole else 0.0, _parts(gains, show))
+
+
+def _wanted(relief: Relief, objective: Objective) -> Relief:
+    in_bytes = objective == "memory"
+    return {p: share for p, share in relief.items() if p.startswith("memory:") == in_bytes}
+
+
+def step_ms(run: Run) -> float:
+    """Return the median of a Run's timed steps."""
+    assert run.clock is not None
+    return run.clock.step.median
+
+
+def _size(part: str, run: Run, known: Mapping[str, float]) -> float | None:
+    """Return the ms (or bytes) that one part of the step takes; None: unknown."""
+    scheme, _, name = part.partition(":")
+    if scheme == "phase":
+        phase = run.clock.phases.get(name) if run.clock else None
+        return phase.median if phase else known.get(part)
+    if scheme == "op":
+        return known.get(part)
+    if scheme == "memory":
+        timeline = run.profile.memory if run.profile else None
+        return float(timeline.peak_by_kind.get(name, 0)) if timeline else None
+    budget = run.profile.budget if run.profile else None
+    if budget is None or not budget.steps:
+        return None
+    typical = budget.typical
+    if scheme == "kind":
+        spent = sum(c.ms for c in typical.categories if c.name.startswith(name))
+        return spent * (1.0 if budget.on_device else _scale(typical, run))
+    return _term(name, typical, run, budget.on_device)
+
+
+def _term(name: str, typical: StepBudget, run: Run, on_device: bool) -> float:
+    """Return a term of the budget without what the profiler added.
+
+    On a GPU the profiler slows the host, so what it adds is in the wait for launches; on a CPU it
+    slows everything alike.
+    """
+    spent = typical.terms.get(name, 0.0)
+    if not on_device:
+        return spent * _scale(typical, run)
+    added = max(0.0, typical.wall_ms - step_ms(run)) if name == "launch" else 0.0
+    return max(0.0, spent - added)
+
+
+def _scale(typical: StepBudget, run: Run) -> float:
+    return min(1.0, step_ms(run) / typical.wall_ms) if typical.wall_ms else 1.0
+
+
+def _peak_bytes(run: Run) -> float:
+    timeline = run.profile.memory if run.profile else None
+    return float(timeline.peak_bytes) if timeline else 0.0
+
+
+def _parts(gains: Mapping[str, float], show: Callable[[float], str]) -> str:
+    """Name the two largest parts, and how many more there are."""
+    largest = sorted((part for part in gains if gains[part] > 0), key=lambda part: -gains[part])
+    named = [f"{part.partition(':')[2]} {show(gains[part])}" for part in largest[:2]]
+    more = [f"{len(largest) - 2} more"] if len(largest) > 2 else []
+    return ", ".join(named + more)

@@ -1,0 +1,75 @@
+"""The best recipe so far, alive in its worker, with its profiled Run. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from steplab.engine.gate.opened import Opened
+from steplab.engine.gate.remote import RemoteCandidate
+from steplab.engine.isolate import Progress
+from steplab.engine.profiling.outcome import read_traces, save_files, scratch
+from steplab.engine.profiling.plan import Plan
+from steplab.errors import SteplabError
+from steplab.record import Run
+from steplab.store import Store
+from steplab.tune.op_times import op_times
+
+SCHEDULE = (0, 1, 3, 1)  # one step for the profiler's own start, three for the budget
+
+
+@dataclass(frozen=True)
+class Champion:
+    """`run` has a time budget, unless the profiler failed."""
+
+    candidate: RemoteCandidate
+    run: Run
+    waits: tuple[str, ...]
+    known_ms: Mapping[str, float]  # by op and by phase
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes at the peak."""
+        return self.run.memory.peak if self.run.memory else None
+
+
+def crowned(
+    candidate: RemoteCandidate,
+    opened: Opened,
+    store: Store,
+    timeout: float,
+    progress: Progress,
+    detail: bool,
+) -> Champion:
+    """Profile a candidate that has won, store its Run with the traces, and return it.
+
+    `detail`: with a step that tells modules, shapes and memory, which takes as long again. A
+    profiler that fails costs the ceilings, not the ladder.
+    """
+    with scratch(store) as folder:
+        try:
+            run, op_ms = _profiled(candidate, opened, folder, timeout, progress, detail)
+            save_files(store, run, folder)
+        except SteplabError as error:
+            run, op_ms = opened.run, {}
+            run = replace(run, notes=(*run.notes, f"no profile: {error}"))
+            store.save(run)
+    clock = run.clock
+    assert clock is not None
+    phases = {f"phase:{name}": samples.median for name, samples in clock.phases.items()}
+    return Champion(candidate, run, opened.waits, {**phases, **op_ms})
+
+
+def _profiled(
+    candidate: RemoteCandidate,
+    opened: Opened,
+    folder: Path,
+    timeout: float,
+    progress: Progress,
+    detail: bool,
+) -> tuple[Run, dict[str, float]]:
+    run = candidate.record(opened.run, Plan(SCHEDULE, detail), folder, timeout, progress)
+    progress("reading the traces")
+    run, analysis = read_traces(run, folder)
+    return run, op_times(run, analysis, opened.ops)

@@ -1,0 +1,46 @@
+"""The time that a search may take, and what its next step is expected to take. No torch."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from steplab.tune.offers import PLAIN_SECONDS, SLOW_SECONDS
+
+LEAST_TIMEOUT = 60.0  # seconds: on a busy machine even a plain candidate may take so long
+
+
+class SearchClock:
+    """Counts from its making. `seconds` is the budget."""
+
+    def __init__(self, seconds: float, spent_before: float = 0.0) -> None:
+        self.begun = monotonic()
+        self.seconds = seconds
+        self.spent_before = spent_before
+        self.longest: dict[bool, float] = {}
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of this call."""
+        return monotonic() - self.begun
+
+    @property
+    def total(self) -> float:
+        """Seconds of this call and of those that were interrupted."""
+        return self.spent_before + self.elapsed
+
+    @property
+    def left(self) -> float:
+        """Seconds until the budget is spent; below 0 it is."""
+        return self.seconds - self.elapsed
+
+    def expected(self, slow: bool) -> float:
+        """Return the seconds that a candidate will take: the longest one so far of its kind."""
+        return self.longest.get(slow, SLOW_SECONDS if slow else PLAIN_SECONDS)
+
+    def note(self, slow: bool, seconds: float) -> None:
+        """Remember what a candidate took."""
+        self.longest[slow] = max(self.longest.get(slow, 0.0), seconds)
+
+    def timeout(self, slow: bool) -> float:
+        """Return how long a single answer may take: what is left, and some grace."""
+        return max(LEAST_TIMEOUT, self.left + self.expected(slow))

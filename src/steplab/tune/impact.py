@@ -1,0 +1,127 @@
+"""The ladder as tables: what each rung gained, and what is to be done about the others."""
+
+from __future__ import annotations
+
+from steplab.record import Column, Table
+from steplab.record.comparison import Change
+from steplab.record.ladder import Ladder, Rung
+from steplab.record.table import Cell
+
+GIB = 2**30
+
+
+def impact_table(ladder: Ladder) -> Table:
+    """One row per rung in the order they were tried; over a red gate no speed-up is shown."""
+    unit = "ms" if ladder.objective == "time" else "GiB"
+    columns = (
+        Column("rung"),
+        Column("outcome"),
+        Column("gate"),
+        Column("speed-up"),
+        Column("interval"),
+        Column("step", "ms"),
+        Column("peak memory", "GiB", 3),
+        Column("ceiling", unit, 3),
+        Column("gained", unit, 3),
+        Column("cold compile", "s", 3),
+        Column("warm", "s", 3),
+    )
+    rows = tuple(_row(rung, ladder.objective) for rung in ladder.rungs)
+    return Table("performance impact", columns, rows, _note(ladder))
+
+
+def total_line(ladder: Ladder) -> str:
+    """The winner against the baseline, in one sentence."""
+    if ladder.total is None or ladder.before is None or ladder.after is None:
+        return "no recipe beats the baseline; it stays as it is"
+    change = ladder.total
+    ms = f"{ladder.before.median:.4g} ms to {ladder.after.median:.4g} ms a step"
+    told = f"{speed_up(change)}x ({interval(change)}), {ms}"
+    if ladder.objective == "time" and change.high >= 0:
+        told = f"cannot be told from the baseline any more: {told}"
+    return f"{ladder.winner.label}: {told}"
+
+
+def speed_up(change: Change) -> str:
+    """The change in time as a factor of speed."""
+    return f"{1 / (1 + change.value):.2f}"
+
+
+def interval(change: Change) -> str:
+    """The interval of the factor, from the slow end to the fast one."""
+    return f"{1 / (1 + change.high):.2f} to {1 / (1 + change.low):.2f}"
+
+
+def _row(rung: Rung, objective: str) -> tuple[Cell, ...]:
+    shown = rung.gain if rung.green else None
+    after = rung.after.median if shown and rung.after else None
+    return (
+        rung.label,
+        rung.outcome,
+        "green" if rung.green else "red" if rung.checks else "not reached",
+        f"{speed_up(shown)}x" if shown else "-",
+        interval(shown) if shown else "-",
+        _text(after),
+        _text(None if rung.memory is None else rung.memory / GIB, 3),
+        _text(_scaled(rung.ceiling, objective), 3),
+        _text(_gained(rung, objective), 3),
+        _text(rung.cold_seconds, 3),
+        _text(rung.warm_seconds, 3),
+    )
+
+
+def _scaled(value: float | None, objective: str) -> float | None:
+    return value / GIB if value is not None and objective == "memory" else value
+
+
+def _gained(rung: Rung, objective: str) -> float | None:
+    """Milliseconds, or GiB, that the step is better off; nothing over a red gate."""
+    if not rung.green or rung.before is None or rung.after is None or rung.gain is None:
+        return None
+    if objective == "time":
+        return -rung.gain.value * rung.before.median
+    if rung.memory is None or rung.memory_before is None:
+        return None
+    return (rung.memory_before - rung.memory) / GIB
+
+
+def _text(value: float | None, digits: int = 4) -> Cell:
+    return "-" if value is None else float(f"{value:.{digits}g}")
+
+
+def _note(ladder: Ladder) -> str:
+    lines = [
+        "speed-up over the recipe below, measured in turns by two live workers, with its interval "
+        "at 95 %; ceiling: the most it could gain by the time budget; cold: first step with empty "
+        "compile caches",
+        f"numerics against fp64 {'; '.join(ladder.gate_shapes)}",
+        ladder.environment.conditions_on(ladder.spec.device),
+    ]
+    return "\n".join(lines)
+
+
+def reasons_table(ladder: Ladder, all_rungs: bool = True) -> Table:
+    """Why each rung ended as it did, with its remedy; or only of those that went wrong."""
+    shown = [rung for rung in ladder.rungs if all_rungs or rung.outcome in ("failed", "red gate")]
+    rows = tuple((rung.label, rung.reason, rung.remedy or "-") for rung in shown)
+    return Table("why", (Column("rung"), Column("reason"), Column("remedy")), rows)
+
+
+def untried_table(ladder: Ladder) -> Table:
+    """Offers that were left alone."""
+    tried = {rung.label for rung in ladder.rungs}
+    rows = tuple((u.label, u.reason) for u in ladder.untried if u.label not in tried)
+    return Table("not tried", (Column("offer"), Column("reason")), rows)
+
+
+def gate_table(ladder: Ladder) -> Table:
+    """Every check of every rung."""
+    named = [("baseline", ladder.baseline_checks), *((r.label, r.checks) for r in ladder.rungs)]
+    rows = tuple(
+        (label, check.name.strip(), "passed" if check.passed else "RED", check.detail)
+        for label, checks in named
+        for check in checks
+    )
+    return Table(
+        "gate", (Column("rung"), Column("check"), Column("result"), Column("detail")), rows
+    )

@@ -1,0 +1,59 @@
+"""Tune: from a spec to a finished ladder with its recipe. No torch in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from steplab.engine.gate.remote import Scout
+from steplab.record import Environment
+from steplab.record.ladder import Ladder
+from steplab.spec import RunSpec
+from steplab.store import Store
+from steplab.techniques.situation import Objective
+from steplab.tune.climb import Climb
+from steplab.tune.clock import SearchClock
+from steplab.tune.offers import impls_of
+from steplab.tune.start import find_shapes, start
+from steplab.tune.state import LadderFolder, open_ladder
+from steplab.tune.trying import Rules
+from steplab.tune.view import View
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a search is for, and what it may cost."""
+
+    objective: Objective = "time"
+    minutes: float = 8.0  # of this call; an interrupted search that goes on has them anew
+    memory_limit: int | None = None  # bytes; None: what the device has
+    also_batch: int | None = None  # another batch size at which numerics must hold
+
+
+def tune(
+    spec: RunSpec, wish: Wish, store: Store, scout: Scout, environment: Environment, view: View
+) -> tuple[Ladder, LadderFolder]:
+    """Climb the ladder of `spec` and return it, finished, with its folder.
+
+    A ladder of the same step that was interrupted on this machine is continued.
+    """
+    folder, ladder = open_ladder(store, spec, environment, wish.objective, wish.also_batch)
+    if ladder.rungs:
+        view.say(f"going on with the ladder begun {ladder.created}: {len(ladder.rungs)} rungs")
+        for rung in ladder.rungs:
+            view.rung(rung)
+    clock = SearchClock(wish.minutes * 60, ladder.seconds)
+    scout.references = folder.references
+    timeout = clock.timeout(slow=False)
+    shapes = find_shapes(scout, spec, wish.also_batch, folder, timeout, view)
+    rules = Rules(wish.objective, wish.memory_limit, shapes, folder.references)
+    baseline, checks = start(spec, environment, scout, rules, store, ladder.id, timeout, view)
+    ladder = replace(
+        ladder,
+        baseline_run=baseline.run.id,
+        baseline_checks=checks,
+        gate_shapes=tuple(shape.words or "at the step's own shape" for shape in shapes),
+        known_ms=baseline.known_ms,
+        first_impls=impls_of(baseline.run),
+    )
+    folder.save(ladder)
+    return Climb(ladder, folder, store, scout, rules, clock, view).run(baseline), folder

@@ -1,0 +1,108 @@
+"""The foot of the ladder: where fp64 fits, and the baseline measured and profiled. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from steplab.engine.gate.checks import run_checks
+from steplab.engine.gate.opened import Opened
+from steplab.engine.gate.remote import RemoteCandidate, Scout
+from steplab.engine.gate.shapes import TRUTH, GateShape, shapes_to_try, with_batch, without_dropout
+from steplab.engine.isolate import Progress
+from steplab.errors import MeasurementError, Unsupported
+from steplab.record import Environment
+from steplab.record.ladder import Check
+from steplab.spec import RunSpec
+from steplab.store import Store
+from steplab.tune.champion import Champion, crowned
+from steplab.tune.state import LadderFolder
+from steplab.tune.trying import Rules
+from steplab.tune.view import View
+
+
+def find_shapes(
+    scout: Scout,
+    spec: RunSpec,
+    also_batch: int | None,
+    folder: LadderFolder,
+    timeout: float,
+    view: View,
+) -> tuple[GateShape, ...]:
+    """Return the shapes at which numerics are compared, with the truth of each in the folder."""
+    shapes = folder.load_shapes()
+    if not shapes:
+        shape = _first_that_fits(scout, spec, timeout, view)
+        shapes = [shape, with_batch(shape, also_batch)] if also_batch else [shape]
+        if scout.has_dropout(shape.spec, timeout):
+            shapes = [without_dropout(one) for one in shapes]
+    for shape in shapes:
+        problem = scout.reference(shape, TRUTH, timeout)
+        if problem:
+            raise MeasurementError(f"No speed-up could be verified {shape.words}: {problem}.")
+    folder.save_shapes(shapes)
+    return tuple(shapes)
+
+
+def _first_that_fits(scout: Scout, spec: RunSpec, timeout: float, view: View) -> GateShape:
+    problems = []
+    for shape in shapes_to_try(spec):
+        where = shape.words or "at the step's own shape"
+        view.stage(f"the truth in fp64, {where}")
+        problem = scout.reference(shape, TRUTH, timeout)
+        if not problem:
+            return shape
+        problems.append(f"{where}: {problem}")
+    raise MeasurementError(
+        f"No speed-up could be verified, for want of a truth in fp64 ({'; '.join(problems)}).",
+        "Let the model run in fp64, or choose a smaller --batch.",
+    )
+
+
+def start(
+    spec: RunSpec,
+    environment: Environment,
+    scout: Scout,
+    rules: Rules,
+    store: Store,
+    group: str,
+    timeout: float,
+    view: View,
+) -> tuple[Champion, tuple[Check, ...]]:
+    """Measure and profile the baseline; return it alive, with its own way through the gate."""
+    dtype, problem = scout.look(spec, rules.shapes[0], timeout)
+    for shape in rules.shapes if not problem else ():
+        problem = problem or scout.reference(shape, dtype, timeout)
+    if problem:
+        raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")
+    candidate = RemoteCandidate(spec, environment)
+
+    def stage(text: str) -> None:
+        view.stage(f"baseline: {text}")
+
+    try:
+        opened = opened_or_raise(candidate, rules, timeout, stage)
+        opened = replace(opened, run=replace(opened.run, group=group))
+        checks = (*opened.checks, *run_checks(opened.run, opened.waits, opened.waits, None))
+        return crowned(candidate, opened, store, timeout, stage, detail=True), checks
+    except BaseException:
+        candidate.close()
+        raise
+
+
+def opened_or_raise(
+    candidate: RemoteCandidate, rules: Rules, timeout: float, progress: Progress
+) -> Opened:
+    """Open a candidate without which the search cannot go on; the caller closes it."""
+    opened = candidate.open(rules.shapes, rules.references, timeout, progress)
+    run = opened.run
+    if run.status != "ok":
+        kind = Unsupported if run.status == "unsupported" else MeasurementError
+        label = run.spec.recipe.label
+        raise kind(f"The recipe {label} cannot be measured: {run.status}, {run.reason}")
+    wrong = next((check for check in opened.checks if not check.passed), None)
+    if wrong is not None:
+        raise MeasurementError(
+            f"No speed-up could be verified: the gate is red for {run.spec.recipe.label} itself "
+            f"({wrong.name}: {wrong.detail})."
+        )
+    return opened

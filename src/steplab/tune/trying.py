@@ -1,0 +1,188 @@
+"""One recipe on top of the champion: through the gate, then in turns. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from steplab import units
+from steplab.engine.gate.checks import run_checks
+from steplab.engine.gate.opened import Opened
+from steplab.engine.gate.remote import RemoteCandidate
+from steplab.engine.gate.shapes import GateShape
+from steplab.errors import SteplabError
+from steplab.record.ladder import Rung
+from steplab.techniques.situation import Objective
+from steplab.tune.ceilings import step_ms
+from steplab.tune.champion import Champion
+from steplab.tune.remedies import remedy_for_checks, remedy_for_run, remedy_for_turns
+from steplab.tune.turns import Turns, take_turns
+from steplab.tune.view import View
+
+# Peaks differ by less than this from one process to the next without any reason.
+LEAST_MEMORY_GAIN = 0.02
+# A gain below this is not worth a setting more.
+LEAST_GAIN = 0.01
+# What a technique may cost at most to be taken out.
+MOST_LOSS = 0.02
+# Two processes of the very same step on a CPU differ by up to 5 % for as long as they live, which
+# no number of turns shows. A gain below this is measured once more, by two new processes.
+SURE_GAIN = 0.08
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a search is asked for."""
+
+    objective: Objective = "time"
+    memory_limit: int | None = None  # bytes; None: what the device has
+    shapes: tuple[GateShape, ...] = ()
+    references: Path = Path()
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A rung with its candidate: alive where the rung may be climbed, else None."""
+
+    rung: Rung
+    candidate: RemoteCandidate | None
+    opened: Opened
+    lost: bool = False  # a worker was lost in the turns: nobody knows the champion's state
+
+
+def try_recipe(
+    blank: Rung,
+    champion: Champion,
+    allowed_waits: Sequence[str],
+    rules: Rules,
+    timeout: float,
+    view: View,
+) -> Tried:
+    """Open `blank.recipe` beside the champion and judge it; `blank` has what is known before.
+
+    The candidate's process ends here unless it wins.
+    """
+    spec = replace(champion.run.spec, recipe=blank.recipe)
+    candidate = RemoteCandidate(spec, champion.run.environment)
+    tried = None
+    try:
+        opened = candidate.open(rules.shapes, rules.references, timeout, view.stage)
+        rung = _gated(_with_run(blank, opened, champion), opened, allowed_waits, rules)
+        if rung.outcome == "kept":
+            tried = _raced(rung, candidate, opened, champion, rules, timeout, view)
+        else:
+            tried = Tried(rung, None, opened)
+    finally:
+        if tried is None or tried.candidate is None:
+            candidate.close()
+    return tried
+
+
+def _raced(
+    rung: Rung,
+    candidate: RemoteCandidate,
+    opened: Opened,
+    champion: Champion,
+    rules: Rules,
+    timeout: float,
+    view: View,
+) -> Tried:
+    """Measure in turns with the champion."""
+    try:
+        both = (champion.candidate, candidate)
+        turns = take_turns(*both, step_ms(champion.run), timeout, view.stage)
+    except SteplabError as error:
+        failed = replace(rung, outcome="failed", reason=str(error), remedy=remedy_for_turns())
+        return Tried(failed, None, opened, lost=True)
+    rung = _verdict(rung, turns, rules.objective)
+    if _needs_confirmation(rung, candidate.spec.device):
+        rung = _confirmed(rung, champion, rules, timeout, view)
+    won = rung.outcome in ("kept", "removed")
+    return Tried(rung, candidate if won else None, opened)
+
+
+def _needs_confirmation(rung: Rung, device: str) -> bool:
+    small = rung.gain is not None and rung.gain.value > -SURE_GAIN
+    return device == "cpu" and rung.outcome == "kept" and bool(rung.change) and small
+
+
+def _confirmed(rung: Rung, champion: Champion, rules: Rules, timeout: float, view: View) -> Rung:
+    """Measure a small gain once more, by two new processes; what does not come back is no gain."""
+    view.stage("a small gain: once more with new processes")
+    environment, spec = champion.run.environment, champion.run.spec
+    pair = [RemoteCandidate(replace(spec, recipe=r), environment) for r in (rung.below, rung.recipe)]
+    try:
+        for one in pair:
+            one.open((), rules.references, timeout, view.stage)
+        turns = take_turns(pair[0], pair[1], step_ms(champion.run), timeout, view.stage)
+    except SteplabError as error:
+        return replace(rung, outcome="no gain", reason=f"not confirmed: {error}")
+    finally:
+        for one in pair:
+            one.close()
+    again = _verdict(rung, turns, rules.objective)
+    if again.outcome == "kept":
+        return replace(rung, reason=f"{rung.reason}; confirmed by new processes")
+    return replace(again, reason=f"not confirmed by new processes: {_said(turns)}")
+
+
+def _with_run(rung: Rung, opened: Opened, champion: Champion) -> Rung:
+    run, compiled = opened.run, opened.run.compilation
+    return replace(
+        rung,
+        checks=opened.checks,
+        memory_before=champion.memory,
+        memory=run.memory.peak if run.memory else None,
+        cold_seconds=compiled.cold_seconds if compiled else None,
+        warm_seconds=compiled.warm_seconds if compiled else None,
+        run=run.id,
+    )
+
+
+def _gated(rung: Rung, opened: Opened, allowed: Sequence[str], rules: Rules) -> Rung:
+    """Return the rung as failed, as red, or as kept: the gate is green and speed may decide."""
+    run = opened.run
+    if run.status != "ok":
+        reason = f"{run.status}: {run.reason}"
+        return replace(rung, outcome="failed", reason=reason, remedy=remedy_for_run(run))
+    if run.clock is not None:
+        own = run_checks(run, opened.waits, allowed, rules.memory_limit)
+        rung = replace(rung, checks=(*opened.checks, *own))
+    if not rung.green:
+        wrong = next((check for check in rung.checks if not check.passed), None)
+        reason = f"{wrong.name}: {wrong.detail}" if wrong else "nothing was verified"
+        remedy = remedy_for_checks(rung.checks)
+        return replace(rung, outcome="red gate", reason=reason, remedy=remedy)
+    return replace(rung, outcome="kept")
+
+
+def _verdict(rung: Rung, turns: Turns, objective: Objective) -> Rung:
+    rung = replace(rung, before=turns.before, after=turns.after, gain=turns.change)
+    if objective == "memory":
+        return _memory_verdict(rung)
+    if not rung.change:  # a technique less: it goes where that surely costs nothing
+        gone = turns.change.high < MOST_LOSS
+        return replace(rung, outcome="removed" if gone else "needed", reason=_said(turns))
+    won = turns.verdict == "faster" and turns.change.value <= -LEAST_GAIN
+    return replace(rung, outcome="kept" if won else "no gain", reason=_said(turns))
+
+
+def _memory_verdict(rung: Rung) -> Rung:
+    if rung.memory is None or not rung.memory_before:
+        return replace(rung, outcome="no gain", reason="the peak is unknown on this system")
+    share = 1 - rung.memory / rung.memory_before
+    said = f"{units.bytes_(rung.memory_before)} to {units.bytes_(rung.memory)} at the peak"
+    if not rung.change:
+        gone = share > -LEAST_MEMORY_GAIN
+        return replace(rung, outcome="removed" if gone else "needed", reason=said)
+    return replace(rung, outcome="kept" if share >= LEAST_MEMORY_GAIN else "no gain", reason=said)
+
+
+def _said(turns: Turns) -> str:
+    """The verdict in a few words: time per step, and the interval."""
+    change = turns.change
+    span = f"{change.low * 100:+.1f} to {change.high * 100:+.1f} %"
+    if turns.verdict == "cannot tell":
+        return f"cannot tell: {span} time per step"
+    return f"{turns.verdict}: {change.value * 100:+.1f} % time per step ({span})"

@@ -1,0 +1,160 @@
+"""Searches without processes: a pretended step whose time depends on its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+from steplab import shelf as real_shelf
+from steplab.engine.gate.opened import Opened
+from steplab.errors import MeasurementError
+from steplab.record import Memory, Run, Samples
+from steplab.record.budget import Budget, Category, StepBudget
+from steplab.record.ladder import Check
+from steplab.record.profile import Profile
+from steplab.spec import RunSpec
+from steplab.techniques.situation import Offer
+from steplab.techniques.technique import Stage, Technique
+from steplab.tune.champion import Champion
+from tests.compare.sides import ENVIRONMENT, run_of
+
+BASE_MS = 100.0
+
+
+@dataclass
+class World:
+    """What every pretended technique does to a step: a factor of its time, or a failure."""
+
+    factors: dict[str, float] = field(default_factory=dict)
+    red: set[str] = field(default_factory=set)
+    broken: dict[str, str] = field(default_factory=dict)  # technique -> status
+    refused: set[str] = field(default_factory=set)
+    lost_in_turns: set[str] = field(default_factory=set)
+    together: dict[frozenset[str], float] = field(default_factory=dict)  # extra factors
+    opened: list[str] = field(default_factory=list)
+    alive: int = 0
+
+    def ms(self, names: frozenset[str]) -> float:
+        ms = BASE_MS
+        for name in names:
+            ms *= self.factors.get(name, 1.0)
+        for both, factor in self.together.items():
+            ms *= factor if both <= names else 1.0
+        return ms
+
+
+@dataclass(frozen=True)
+class Settings:
+    on: bool = True
+
+
+class Pretended(Technique):
+    """Offers itself with a relief."""
+
+    summary = "for tests"
+    stage = Stage.IMPLEMENTATION
+    settings: ClassVar[type] = Settings
+
+    def __init__(self, relief: Mapping[str, float], slow: bool = False) -> None:
+        self.relief = relief
+        self.slow_start = slow  # type: ignore[misc]
+
+    def offers(self, now, own):
+        return [] if own else [Offer({"on": True}, self.relief)]
+
+
+def use_shelf(monkeypatch, shelf: Mapping[str, Technique]) -> None:
+    """Put these techniques, and no others, on the shelf."""
+    all_names = real_shelf.names
+
+    def names(package: str, constant: str) -> list[str]:
+        return list(shelf) if constant == "TECHNIQUE" else all_names(package, constant)
+
+    monkeypatch.setattr(real_shelf, "names", names)
+    for module in ("steplab.tune.offers", "steplab.techniques.parse"):
+        monkeypatch.setattr(f"{module}.technique", lambda name: shelf[name])
+
+
+def pretended_run(spec: RunSpec, ms: float) -> Run:
+    """Return a profiled Run: half of it matrix products, a third waiting for launches."""
+    run = run_of((ms,) * 8, recipe=spec.recipe.techniques)
+    terms = {"kernels": ms * 2 / 3, "launch": ms / 3}
+    categories = (Category("matmul fp32 simt", ms / 2, 10), Category("elementwise", ms / 6, 10))
+    budget = Budget((StepBudget(0, ms, terms, categories),), on_device=False)
+    memory = Memory(0, int(ms * 2**20), None, None, "process resident set")
+    return replace(
+        run, spec=spec, id=f"run-{spec.recipe.label}", memory=memory,
+        profile=Profile((0, 1, 1, 1), ("trace.json",), budget=budget),
+    )  # fmt: skip
+
+
+def candidates_of(world: World):
+    """Return the class that stands in for RemoteCandidate."""
+
+    class Candidate:
+        def __init__(self, spec, environment):
+            self.spec = spec
+            self.names = frozenset(spec.recipe.techniques)
+            self.turns = 0
+            world.alive += 1
+
+        def open(self, shapes, references, timeout, progress):
+            world.opened.append(self.spec.recipe.label)
+            run = replace(pretended_run(self.spec, world.ms(self.names)), profile=None)
+            broken = self.names & set(world.broken)
+            if broken:
+                status = world.broken[min(broken)]
+                return Opened(replace(run, status=status, reason="it broke", clock=None))
+            if self.names & world.red:
+                return Opened(replace(run, clock=None), (Check("gradients", False, "wrong"),))
+            return Opened(run, (Check("gradients", True, "right"),))
+
+        def turn(self, steps, timeout):
+            if self.names & world.lost_in_turns:
+                raise MeasurementError("A worker was lost: gone.")
+            self.turns += 1
+            ms = world.ms(self.names)
+            return Samples(tuple(ms * (1 + 0.001 * (i + self.turns % 2)) for i in range(3)), "ms")
+
+        def close(self):
+            world.alive -= 1
+
+    return Candidate
+
+
+class FakeScout:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.references = Path()
+
+    def reference(self, shape, dtype, timeout):
+        return ""
+
+    def has_dropout(self, spec, timeout):
+        return False
+
+    def look(self, spec, shape, timeout):
+        refused = set(spec.recipe.techniques) & self.world.refused
+        return ("", "needs something else") if refused else ("fp32", "")
+
+
+def use_world(monkeypatch, world: World, saved: list[str]) -> FakeScout:
+    """Let a search live in `world`; ids of stored champions go into `saved`."""
+    candidate = candidates_of(world)
+    for module in ("trying", "climb", "start"):
+        monkeypatch.setattr(f"steplab.tune.{module}.RemoteCandidate", candidate)
+
+    def crowned(candidate, opened, store, timeout, progress):
+        run = pretended_run(candidate.spec, world.ms(candidate.names))
+        saved.append(run.spec.recipe.label)
+        return Champion(candidate, run, (), {})
+
+    for module in ("climb", "start"):
+        monkeypatch.setattr(f"steplab.tune.{module}.crowned", crowned)
+    monkeypatch.setattr("steplab.store.Store.save", lambda self, run, files=None: Path())
+    return FakeScout(world)
+
+
+__all__ = ["ENVIRONMENT", "World"]

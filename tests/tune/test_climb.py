@@ -1,0 +1,173 @@
+"""The search over a pretended step: what it tries, keeps, takes out, and goes on from."""
+
+import pytest
+
+from steplab.record.ladder import Ladder
+from steplab.spec import RunSpec
+from steplab.tune.search import Wish, tune
+from steplab.tune.view import Blind
+from tests.tune.ladders import ENVIRONMENT, Pretended, World, use_shelf, use_world
+
+SPEC = RunSpec("gpt", {"context": 128, "width": 64}, "tiny")
+MATMUL, LAUNCH, SMALL = {"kind:matmul": 1.0}, {"term:launch": 1.0}, {"kind:elementwise": 0.01}
+
+
+class Interrupted(Blind):
+    """Presses Ctrl-C after so many rungs."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def rung(self, rung) -> None:
+        self.after -= 1
+        if self.after == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def climb(monkeypatch, store):
+    """Return a function that climbs in a world; every process it started must have ended."""
+
+    def run(world, shelf, view=None, **wish) -> Ladder:
+        use_shelf(monkeypatch, shelf)
+        scout = use_world(monkeypatch, world, [])
+        try:
+            return tune(SPEC, Wish(**wish), store, scout, ENVIRONMENT, view or Blind())[0]
+        finally:
+            assert world.alive == 0
+
+    return run
+
+
+def outcomes(ladder):
+    return {rung.label: rung.outcome for rung in ladder.rungs}
+
+
+def test_what_wins_is_kept_and_what_loses_is_not(climb):
+    world = World({"quick": 0.5, "slower": 1.3, "same": 1.0})
+    shelf = {name: Pretended(MATMUL) for name in ("quick", "slower", "same")}
+    ladder = climb(world, shelf)
+    assert outcomes(ladder) == {
+        "quick=true": "kept",
+        "slower=true": "no gain",
+        "same=true": "no gain",
+    }
+    assert ladder.winner.label == "quick=true" and ladder.finished
+    assert ladder.total is not None and ladder.total.value == pytest.approx(-0.5, abs=0.01)
+
+
+def test_the_highest_ceiling_is_tried_first_and_a_low_one_never(climb):
+    shelf = {"a": Pretended(LAUNCH), "b": Pretended(MATMUL), "c": Pretended(SMALL)}
+    ladder = climb(World(), shelf)
+    assert [rung.label for rung in ladder.rungs] == ["b=true", "a=true"]
+    assert [offer.label for offer in ladder.untried] == ["c=true"]
+    assert "0.2 %" in ladder.untried[0].reason
+    assert (
+        ladder.rungs[0].ceiling == pytest.approx(50) and "matmul" in ladder.rungs[0].ceiling_parts
+    )
+
+
+def test_a_technique_of_which_nobody_knows_the_ceiling_is_tried_too(climb):
+    ladder = climb(World({"new": 0.8}), {"new": Pretended({}), "old": Pretended(MATMUL)})
+    assert [rung.label for rung in ladder.rungs] == ["old=true", "new=true"]
+    assert ladder.winner.label == "new=true"
+
+
+def test_over_a_red_gate_there_is_no_speed_up(climb):
+    ladder = climb(World({"wrong": 0.1}, red={"wrong"}), {"wrong": Pretended(MATMUL)})
+    (rung,) = ladder.rungs
+    assert rung.outcome == "red gate" and rung.gain is None and rung.after is None
+    assert "wrong" in rung.reason and rung.remedy
+    assert ladder.winner.label == "plain" and ladder.total is None
+
+
+@pytest.mark.parametrize("status", ["oom", "crashed", "failed", "timeout"])
+def test_a_rung_that_breaks_is_a_row_and_the_ladder_goes_on(climb, status):
+    world = World({"good": 0.5}, broken={"bad": status})
+    ladder = climb(world, {"bad": Pretended(MATMUL), "good": Pretended(LAUNCH)})
+    assert outcomes(ladder) == {"bad=true": "failed", "good=true": "kept"}
+    assert status in ladder.rungs[0].reason and ladder.rungs[0].remedy
+
+
+def test_a_worker_lost_in_the_turns_costs_its_rung_only(climb):
+    world = World({"good": 0.5}, lost_in_turns={"bad"})
+    ladder = climb(world, {"bad": Pretended(MATMUL), "good": Pretended(LAUNCH)})
+    assert outcomes(ladder) == {"bad=true": "failed", "good=true": "kept"}
+
+
+def test_what_cannot_run_here_is_told_and_looked_at_again_on_another_recipe(climb):
+    world = World({"good": 0.5}, refused={"never"})
+    ladder = climb(world, {"never": Pretended(MATMUL), "good": Pretended(LAUNCH)})
+    assert outcomes(ladder) == {"good=true": "kept"}
+    (offer,) = ladder.untried
+    assert offer.reason == "needs something else" and offer.refused_on == "good=true"
+
+
+def test_a_rung_that_stopped_paying_is_taken_out(climb):
+    world = World({"first": 0.9, "second": 0.5}, together={frozenset(("first", "second")): 1.2})
+    ladder = climb(world, {"first": Pretended(MATMUL), "second": Pretended(LAUNCH)})
+    assert outcomes(ladder) == {
+        "first=true": "kept",
+        "second=true": "kept",
+        "without first": "removed",
+    }
+    assert ladder.winner.label == "second=true"
+
+
+def test_a_rung_that_still_pays_stays(climb):
+    world = World({"first": 0.9, "second": 0.5})
+    ladder = climb(world, {"first": Pretended(MATMUL), "second": Pretended(LAUNCH)})
+    assert outcomes(ladder)["without first"] == "needed"
+    assert ladder.winner.label == "first=true,second=true"
+
+
+def test_what_lost_is_tried_again_when_its_share_has_grown(climb, monkeypatch):
+    """Half of the step is products at first; once nothing waits, all of it is."""
+    from steplab.tune import ceilings
+
+    world = World({"late": 1.1, "graph": 0.3}, together={frozenset(("late", "graph")): 0.5})
+    shares = {"plain": 0.3, "graph=true": 0.9}
+    known = ceilings._size
+
+    def size(part, run, more):
+        if part == "kind:matmul":
+            return shares.get(run.spec.recipe.label, 0.0) * ceilings.step_ms(run)
+        return known(part, run, more)
+
+    monkeypatch.setattr(ceilings, "_size", size)
+    shelf = {"late": Pretended(MATMUL), "graph": Pretended({"term:launch": 0.7})}
+    ladder = climb(world, shelf)
+    tried = [(rung.label, rung.outcome) for rung in ladder.rungs if rung.change]
+    assert tried == [("late=true", "no gain"), ("graph=true", "kept"), ("late=true", "kept")]
+
+
+def test_the_budget_ends_the_search_and_the_next_call_goes_on(climb):
+    world = World({"a": 0.5})
+    shelf = {"a": Pretended(MATMUL), "slow": Pretended(LAUNCH, slow=True)}
+    first = climb(world, shelf, minutes=0.5)
+    assert [rung.label for rung in first.rungs] == ["a=true"]
+    assert first.left == ("slow=true",) and not first.finished and "spent" in first.stopped
+    second = climb(world, shelf, minutes=8)
+    assert second.id == first.id and second.finished
+    assert [rung.label for rung in second.rungs][:2] == ["a=true", "slow=true"]
+
+
+def test_an_interrupted_search_goes_on_where_it_was(climb):
+    world = World({"a": 0.5, "b": 0.8})
+    shelf = {"a": Pretended(MATMUL), "b": Pretended(LAUNCH)}
+    with pytest.raises(KeyboardInterrupt):
+        climb(world, shelf, Interrupted(after=1))
+    world.opened.clear()
+    ladder = climb(world, shelf)
+    assert world.opened[:3] == ["plain", "a=true", "a=true,b=true"]  # the winner is opened again
+    assert ladder.winner.label == "a=true,b=true" and ladder.finished
+    again = climb(world, shelf)
+    assert again.id != ladder.id
+
+
+def test_memory_may_be_the_objective(climb):
+    world = World({"lean": 0.7, "quick": 0.5})
+    shelf = {"lean": Pretended({}), "quick": Pretended(MATMUL)}
+    ladder = climb(world, shelf, objective="memory")
+    assert outcomes(ladder) == {"lean=true": "kept"}
+    assert "at the peak" in ladder.rungs[0].reason
