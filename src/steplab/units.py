@@ -32,6 +32,11 @@ def count(number: float | None) -> str:
     return UNKNOWN if number is None else f"{number:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a number of things with a noun whose plural ends in s: 1 Run, 2 Runs."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def flops(number: float | None) -> str:
     """Format a number of floating-point operations."""
     if number is None:

@@ -75,7 +75,7 @@ def test_forward_keeps_a_graph_and_infer_does_not(tiny_spec):
         spec = tiny_spec(mode=mode)
         step = assemble(spec)
         step.model.norm.register_forward_hook(
-            lambda m, i, out, mode=mode: grads.update({mode: out.requires_grad})
+            lambda m, i, out, mode=mode: grads.update({mode: out[0].requires_grad})
         )
         step(next(micro_batches(step, spec)))
     assert grads == {"infer": False, "forward": True}

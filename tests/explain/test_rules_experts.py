@@ -114,3 +114,33 @@ def test_grouped_products_that_a_cpu_must_loop_over_are_left_alone():
     assert small_expert_matmuls.RULE(Case(ran, loop.analysis)) is None
     eager = replace(ran, ran=Ran(impls={"experts": ("loop",)}))
     assert small_expert_matmuls.RULE(Case(eager, loop.analysis)) is not None
+
+
+def reporting(**metrics):
+    return Case(replace(make_run(ms=1.0), metrics=metrics))
+
+
+def test_unequal_experts_that_the_step_reported():
+    """No trace shows them: grouped and fused products have the rows of all experts in one."""
+    case = reporting(load_LE=((0.25, 0.25, 0.25, 0.25), (0.9, 0.1, 0.0, 0.0)))
+    found = expert_imbalance.RULE(case)
+    assert "3.6 times the mean" in found.claim and found.stake_ms == 0
+    assert found.evidence == ("layer 1: 90.0 % of the assignments to one of 4 experts, none to 2",)
+    assert expert_imbalance.RULE(reporting(load_LE=((0.7, 0.1, 0.1, 0.1),))) is None
+    assert expert_imbalance.RULE(reporting(load_LE=0.5, aux=1.0)) is None
+
+
+def test_padding_counts_before_what_the_step_reported():
+    run = reporting(load_LE=((0.25,) * 4,)).run
+    assert expert_imbalance.RULE(cpu_case([routed(), *padded(400)], run)).stake_ms > 0
+    sizes = [10, 11, 12, 13, 400, 12, 11, 10]
+    assert expert_imbalance.RULE(cpu_case([routed(), DENSE, *looped(sizes)], run)) is None
+
+
+def test_drops_that_the_step_reported():
+    found = dropped_tokens.RULE(reporting(dropped=0.25))
+    assert found.claim == "25.0 % of the assignments are dropped" and found.stake_ms == 0
+    assert dropped_tokens.RULE(reporting(dropped=0.0)) is None
+    assert dropped_tokens.RULE(reporting(aux=1.0)) is None
+    told = replace(reporting(dropped=0.0).run)
+    assert dropped_tokens.RULE(cpu_case([routed(), *padded(64)], told)) is None

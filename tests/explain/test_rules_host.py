@@ -14,6 +14,7 @@ from steplab.explain.rules import (
     unfused_optimizer,
 )
 from steplab.record import Ran, Samples
+from steplab.spec import Recipe
 from tests.compare.test_steps import make_run
 from tests.explain.steps import Did, cpu_case, gpu_case, mm, rules
 from tests.trace.traces import call, kernel, op, range_
@@ -137,3 +138,16 @@ def test_an_unfused_update_in_a_foreign_trace():
     assert "forloop" in loop.claim and "aten::addcdiv_ x 5" in loop.evidence[1]
     assert unfused_optimizer.RULE(gpu_case([rest, *adam("aten::_fused_adamw_", 5)])) is None
     assert unfused_optimizer.RULE(gpu_case([rest])) is None
+
+
+def test_updates_with_no_pass_to_save_are_left_alone():
+    """Plain SGD is one operation, and a compiled update is fused already."""
+    rest = mm(64, 64, 64, 200)
+    run = replace(make_run(ms=0.3), ran=Ran(optimizer="foreach"))
+    for name in ("aten::_foreach_add_", "triton_for_fused_0", "aten::add_"):
+        assert unfused_optimizer.RULE(gpu_case([rest, *adam(name, 5)], run)) is None
+    slow = replace(run, clock=replace(run.clock, phases={"optimizer": Samples((0.2,), "ms")}))
+    assert unfused_optimizer.RULE(Case(slow)).gain_ms == pytest.approx(0.13)
+    recipe = Recipe({"compile": {"scope": "whole", "optimizer": True}})
+    compiled = replace(slow, spec=replace(slow.spec, recipe=recipe))
+    assert unfused_optimizer.RULE(Case(compiled)) is None

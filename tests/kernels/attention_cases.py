@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import torch
 
 from steplab.kernels import attention as op
+from tests.kernels.case import Named
 from tests.kernels.mismatch import assert_results
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Named):
     """One shape: `key_heads` and `keys` are those of the queries unless given."""
 
     batch: int = 1
@@ -22,11 +23,6 @@ class Case:
     documents: bool = False
     dtype: torch.dtype = torch.float32
     seed: int = 0
-
-    def __str__(self):
-        default = Case()
-        changed = [f for f in self.__dict__ if getattr(self, f) != getattr(default, f)]
-        return ",".join(f"{f}={getattr(self, f)}".replace("torch.", "") for f in changed) or "plain"
 
 
 def make(case: Case, device="cpu"):

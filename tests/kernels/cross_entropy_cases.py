@@ -8,13 +8,14 @@ import torch
 from steplab.kernels import cross_entropy as op
 from steplab.kernels.cross_entropy import _by_words, _chunked_head
 from steplab.kernels.cross_entropy._products import wide
+from tests.kernels.case import Named
 
 NAMES = ("loss", "dx", "dw")
 TILE = 16  # rows
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Named):
     """One shape; the weight has the dtype of the inputs unless given."""
 
     tokens: int = 45
@@ -26,11 +27,6 @@ class Case:
     weight_dtype: torch.dtype | None = None
     size: float = 1.0  # of the logits
     seed: int = 0
-
-    def __str__(self):
-        default = Case()
-        changed = [f for f in self.__dict__ if getattr(self, f) != getattr(default, f)]
-        return ",".join(f"{f}={getattr(self, f)}".replace("torch.", "") for f in changed) or "plain"
 
 
 def in_small_chunks(monkeypatch, rows=8):

@@ -6,12 +6,13 @@ import torch
 
 from steplab.kernels import ema as op
 from steplab.kernels.ema import Parameters
+from tests.kernels.case import Named
 
 EPS = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Named):
     """One shape. `memory` is added to the logits of alpha and delta: -4 remembers 3000 steps."""
 
     batch: int = 1
@@ -23,11 +24,6 @@ class Case:
     memory: float = 0.0
     dtype: torch.dtype = torch.float32
     seed: int = 0
-
-    def __str__(self):
-        default = Case()
-        changed = [f for f in self.__dict__ if getattr(self, f) != getattr(default, f)]
-        return ",".join(f"{f}={getattr(self, f)}".replace("torch.", "") for f in changed) or "plain"
 
 
 @dataclass(frozen=True)

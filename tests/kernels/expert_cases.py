@@ -7,6 +7,7 @@ import torch
 from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
 from steplab.kernels import grouped_mm as grouped_mm_op
+from tests.kernels.case import Named
 
 NAMES = ("out", "dx", "dweights", "dw_in", "dw_out")
 ROUTINGS = ("balanced", "skewed", "one expert", "last only")
@@ -23,7 +24,7 @@ class Products:
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Named):
     """One shape; `routing` says how the tokens spread."""
 
     routing: str = "skewed"
@@ -34,11 +35,6 @@ class Case:
     width: int = 16
     inner: int = 24
     dtype: torch.dtype = torch.float64
-
-    def __str__(self):
-        default = Case()
-        changed = [f for f in self.__dict__ if getattr(self, f) != getattr(default, f)]
-        return ",".join(f"{f}={getattr(self, f)}".replace("torch.", "") for f in changed) or "plain"
 
 
 def route(case: Case, generator=None):

@@ -7,13 +7,14 @@ import torch
 from steplab.kernels import rms_norm as norm_op
 from steplab.kernels import rotary as rotary_op
 from steplab.testing.tolerance import assert_as_good_as
+from tests.kernels.case import Named
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class NormCase:
+class NormCase(Named):
     """One shape and its dtypes; `added` is the dtype of what is added, `out` that of the norm."""
 
     shape: tuple[int, ...] = (3, 5)
@@ -23,10 +24,6 @@ class NormCase:
     added: torch.dtype | None = None
     out: torch.dtype | None = None
     passed: bool = True  # whether the stream is used after the norm, and so has a gradient
-
-    def __str__(self):
-        changed = [f for f in self.__dict__ if getattr(self, f) != getattr(NormCase(), f)]
-        return ",".join(f"{f}={getattr(self, f)}".replace("torch.", "") for f in changed) or "plain"
 
 
 def norm_inputs(case, device="cpu"):
@@ -95,6 +92,17 @@ def check_rotary(impl, *shape, device="cpu"):
     wide = (t.double() for t in (qkv, cos, sin))
     truth = rotary_results("reference", *wide, [g.double() for g in gradients])
     compare(actual, peer, truth, f"{impl} {shape}")
+
+
+def check_shared_angles(device="cpu"):
+    """Compare angles (1, 1, T, D / 2), as a cache gives them, with the same as (T, D / 2)."""
+    qkv, cos, sin, gradients = rotary_inputs(3, 5, 2, 8, FP32, False, device)
+    angles = cos[None, None], sin[None, None]
+    assert rotary_op.choose("auto", qkv, angles[0]) == "triton_rotary"
+    shared = rotary_results("triton_rotary", qkv, *angles, gradients)
+    plain = rotary_results("reference", qkv, cos, sin, gradients)
+    for name, value in plain.items():
+        torch.testing.assert_close(shared[name], value, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def compare(actual, peer, truth, label):

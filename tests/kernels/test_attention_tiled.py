@@ -157,6 +157,12 @@ def test_what_it_cannot_do_is_refused_with_the_reason(case, reason):
         op.choose("tiled", q, k, v, case.causal, ids)
 
 
+def test_keys_of_another_batch_are_refused():
+    q, k = torch.randn(2, 1, 4, 8), torch.randn(1, 1, 4, 8)
+    with pytest.raises(Unsupported, match="as many rows of keys as of queries"):
+        op.choose("tiled", q, k, k, True)
+
+
 def test_mixed_dtypes_and_shared_heads_are_refused():
     q, k, v, _, _ = make(Case(heads=4, key_heads=2))
     with pytest.raises(Unsupported, match="one dtype"):

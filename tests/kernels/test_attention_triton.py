@@ -1,14 +1,6 @@
-"""The Triton attention: in Triton's interpreter on CPU, ahead of time for sm_90, and on a GPU.
+"""The Triton attention: in Triton's interpreter on CPU, ahead of time for sm_90, and on a GPU."""
 
-Triton decides at its import whether kernels are interpreted, so those tests (the class
-`Interpreted`, which pytest does not collect by itself) run in a child process.
-"""
-
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,23 +12,15 @@ from steplab.kernels import attention as op
 from steplab.kernels.attention._documents import document_bounds
 from tests.kernels.attention_cases import Case, alone, check, make, results
 from tests.kernels.mismatch import assert_results
+from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
-ROOT = Path(__file__).parents[2]
 NAME = "triton_flash"
-needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="runs natively here")
 
 
 @needs_no_gpu
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-o", "python_classes=Interpreted", "-k", "Interpreted"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    run_interpreted(__file__)
 
 
 class Interpreted:
@@ -62,7 +46,7 @@ class Interpreted:
     def test_it_equals_the_definition(self, case):
         check(NAME, case, tiny=case.queries == 1)
 
-    @settings(max_examples=8, deadline=None, derandomize=True)
+    @settings(max_examples=5, deadline=None, derandomize=True)
     @given(
         st.sampled_from([(1, 1), (2, 1)]),
         st.integers(1, 36),
@@ -170,25 +154,7 @@ class Interpreted:
         torch.library.opcheck(kernel, (*leaves, True, None, None))
 
 
-AHEAD_OF_TIME = """
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
-
-class Hopper:
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device: 0)
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-
-def launch_nothing(self, grid):
-    return lambda *args, **options: kernels.append(
-        self.run(*args, grid=grid, warmup=True, **options))
-
-kernels = []
-driver.set_active(Hopper())
-JITFunction.__getitem__ = launch_nothing
-torch.cuda.get_device_capability = lambda device=None: (9, 0)
+LAUNCHES = """
 from steplab.kernels.attention import _triton_launch as launch
 
 q, k, out, d_out = (
@@ -207,16 +173,7 @@ print(len(kernels), "kernels")
 @needs_no_gpu
 def test_the_kernels_compile_for_hopper():
     """Documents and shared heads; tensor cores and the copy engine are used."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", AHEAD_OF_TIME],
-        cwd=ROOT / "src",
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.stdout.strip() == "3 kernels", done.stderr[-3000:]
+    assert compile_for_hopper(LAUNCHES) == "3 kernels"
 
 
 @needs_no_gpu

@@ -1,15 +1,7 @@
-"""The Triton loss: in Triton's interpreter on CPU, ahead of time for sm_90, and on a GPU.
-
-Triton decides at its import whether kernels are interpreted, so those tests (the class
-`Interpreted`, which pytest does not collect by itself) run in a child process.
-"""
+"""The Triton loss: in Triton's interpreter on CPU, ahead of time for sm_90, and on a GPU."""
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,24 +11,16 @@ from steplab.kernels.cross_entropy._by_words import chunk_words
 from steplab.kernels.cross_entropy._chunked_head import chunk_rows
 from steplab.modules.loss import LinearCrossEntropy
 from tests.kernels.cross_entropy_cases import Case, check, in_small_chunks, make, results
+from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
-ROOT = Path(__file__).parents[2]
 NAME = "triton_chunked"
 BF16 = torch.bfloat16
-needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="runs natively here")
 
 
 @needs_no_gpu
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-o", "python_classes=Interpreted", "-k", "Interpreted"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    run_interpreted(__file__)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the padding of rows
@@ -64,8 +48,10 @@ class Interpreted:
     )
     def test_it_equals_the_definition(self, case, reduction):
         check(NAME, replace(case, reduction=reduction))
-        if reduction == "mean":
-            check("triton_lean", case)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, BF16])
+    def test_the_lean_mean_equals_the_definition(self, dtype):
+        check("triton_lean", Case(tokens=70, vocabulary=66, ignored=0.2, dtype=dtype))
 
     def test_it_equals_the_chunks_of_torch(self):
         """The same products and chunks: only the order of the sums within a row differs."""
@@ -134,24 +120,7 @@ class Interpreted:
         torch.library.opcheck(ops.triton_chunked_cross_entropy_tokens, known)
 
 
-AHEAD_OF_TIME = """
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
-
-class Hopper:
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device: 0)
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-
-def launch_nothing(self, grid):
-    return lambda *args, **options: kernels.append(
-        self.run(*args, grid=grid, warmup=True, **options))
-
-kernels = []
-driver.set_active(Hopper())
-JITFunction.__getitem__ = launch_nothing
+LAUNCHES = """
 from steplab.kernels.cross_entropy import _triton_rows as rows
 
 logits = torch.empty(8, 50304, dtype=torch.bfloat16)[:, :50257]
@@ -170,16 +139,7 @@ print(len(kernels), "kernels")
 
 @needs_no_gpu
 def test_the_kernels_compile_for_hopper():
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", AHEAD_OF_TIME],
-        cwd=ROOT / "src",
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.stdout.strip() == "3 kernels", done.stderr[-3000:]
+    assert compile_for_hopper(LAUNCHES) == "3 kernels"
 
 
 @pytest.fixture

@@ -1,13 +1,4 @@
-"""The Triton kernels of the expert layers: in Triton's interpreter on CPU, and ahead of time.
-
-Triton decides at its import whether kernels are interpreted, so those tests (the class
-`Interpreted`, which pytest does not collect by itself) run in a child process.
-"""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""The Triton kernels of the expert layers: in Triton's interpreter on CPU, and ahead of time."""
 
 import pytest
 import torch
@@ -25,22 +16,14 @@ from tests.kernels.expert_cases import (
     results,
 )
 from tests.kernels.expert_checks import GELU_ERROR, check_activation
+from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
-ROOT = Path(__file__).parents[2]
-needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="runs natively here")
 
 
 @needs_no_gpu
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-o", "python_classes=Interpreted", "-k", "Interpreted"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    run_interpreted(__file__)
 
 
 class Interpreted:
@@ -112,6 +95,12 @@ class Interpreted:
         truth = results("loop", case, exact, experts_TK, exact_d_out)
         assert_results(results("fused", case, inputs, experts_TK, d_out), peer, truth, str(case))
 
+    def test_without_a_token_every_expert_is_empty(self):
+        from steplab.kernels.experts._triton_launch import place
+
+        row_TK, source_R, offsets_E = place(torch.empty(0, 2, dtype=torch.int64), 5)
+        assert row_TK.shape == (0, 2) and not source_R.numel() and not offsets_E.any()
+
     def test_the_network_equals_the_definition(self):
         case = Case(tokens=9, dtype=torch.bfloat16)
         inputs, _, d_out = make(case)
@@ -122,29 +111,13 @@ class Interpreted:
         assert_results(actual, peer, truth, str(case), names)
 
 
-AHEAD_OF_TIME = """
+LAUNCHES = """
 import subprocess, tempfile
 from pathlib import Path
-import torch
 from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
-
-class Hopper:
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device: 0)
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-
-def launch_nothing(self, grid):
-    return lambda *args, **options: kernels.append(
-        self.run(*args, grid=grid, warmup=True, **options))
-
-kernels = []
-driver.set_active(Hopper())
-JITFunction.__getitem__ = launch_nothing
 from steplab.kernels.activation import Weights, triton_rows
 from steplab.kernels.experts import _triton_launch as rows
+from steplab.kernels.grouped_mm import _segments as segments
 from steplab.kernels.router import _launch as router
 
 half, full, index = ((lambda *s, d=d: torch.empty(*s, dtype=d))
@@ -162,8 +135,10 @@ rows.place(torch.zeros(32, 2, dtype=torch.int64), 8)
 for experts in (255, 8):
     inputs = half(32, 768), full(experts, 768), full(1, 768)
     p, w, e, g = router.forward(*inputs, 2)
-    router.backward(p, w, g, *inputs, p, e, g)
-for kernel in kernels[-2:]:
+    router.backward((p, w, g), inputs, (p, e, g))
+ends, group = segments.find_segments(index(255), 4096)
+segments.add_segments(half(len(ends), 768, 64), group, 255)
+for kernel in kernels[-4:]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(kernel.asm["cubin"])
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
@@ -182,16 +157,7 @@ print(passes, len(kernels), "kernels")
 
 @needs_no_gpu
 def test_the_kernels_compile_for_hopper():
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", AHEAD_OF_TIME],
-        cwd=ROOT / "src",
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.stdout.strip() == "8 14 kernels", done.stderr[-3000:]
+    assert compile_for_hopper(LAUNCHES) == "8 16 kernels"
 
 
 @pytest.mark.gpu

@@ -22,6 +22,7 @@ from tests.kernels.expert_cases import (
     one_expert,
     results,
 )
+from tests.kernels.without_gpu import needs_no_gpu
 
 FEED_FORWARD = ("out", "dx", "dw_in", "dw_out", "dweights")
 
@@ -134,7 +135,7 @@ def test_the_ops_are_registered_as_torch_wants_them():
     torch.library.opcheck(torch.ops.steplab.fused_feed_forward, (leaves[0], *one, None, "gelu"))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="runs natively here")
+@needs_no_gpu
 def test_without_a_gpu_they_are_refused_and_auto_goes_on():
     (x, _, w_in, w_out), _, _ = make(Case(dtype=torch.bfloat16))
     bundle = experts_op.ExpertWeights(w_in, w_out, "gelu")

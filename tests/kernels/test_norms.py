@@ -78,8 +78,16 @@ def test_inputs_that_triton_cannot_take_have_reasons():
     weight = torch.ones(8)
     assert "float64" in triton_norm.refuse(torch.ones(2, 8).double(), weight)
     assert "at most" in triton_norm.refuse(torch.ones(1, 20_000), torch.ones(20_000))
+    # A broadcast is the reference's: the kernel would read beyond the end.
+    assert "as wide" in triton_norm.refuse(torch.ones(2, 8), torch.ones(1))
+    assert "of their shape" in triton_norm.refuse(torch.ones(2, 8), weight, torch.ones(8))
     from steplab.kernels.rotary import triton_rotary
 
+    qkv = torch.zeros(3, 2, 3, 1, 4)
+    for shape in ((1, 2), (2, 4), (2, 1, 2, 2), (3, 1, 1, 2)):
+        assert "needs angles of" in triton_rotary.refuse(qkv, torch.zeros(shape))
+    many = torch.zeros(1, 2, 3, 1, 4).expand(65_536, -1, -1, -1, -1)
+    assert "a batch of at most 65535" in triton_rotary.refuse(many, torch.zeros(2, 2))
     assert "head width" in triton_rotary.refuse(torch.zeros(1, 1, 3, 1, 1024), torch.zeros(1, 512))
     assert "angles" in triton_rotary.refuse(torch.zeros(1, 1, 3, 1, 4), torch.zeros(1, 2).double())
 

@@ -1,13 +1,4 @@
-"""The Triton kernels of norm, rotation and update: interpreted, compiled for sm_90, and on a GPU.
-
-Triton decides at its import whether kernels are interpreted, so those tests (the class
-`Interpreted`, which pytest does not collect by itself) run in a child process.
-"""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Norm, rotation and update in Triton: interpreted, compiled for sm_90, and on a GPU."""
 
 import pytest
 import torch
@@ -23,16 +14,16 @@ from tests.kernels.norm_cases import (
     NormCase,
     check_norm,
     check_rotary,
+    check_shared_angles,
     norm_inputs,
     norm_results,
     rotary_inputs,
     rotary_results,
 )
 from tests.kernels.update_cases import check_update
+from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
-ROOT = Path(__file__).parents[2]
-needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="runs natively here")
 NARROW = NormCase(stream=BF16, weight=BF16, added=BF16)
 NORM_CASES = [
     NormCase(),
@@ -48,14 +39,7 @@ NORM_CASES = [
 
 @needs_no_gpu
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-o", "python_classes=Interpreted", "-k", "Interpreted"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    run_interpreted(__file__)
 
 
 def compiled(run, *inputs):
@@ -81,6 +65,14 @@ class Interpreted:
         assert normed.shape == stream.shape == (0, 5, 24)
         (dweight,) = torch.autograd.grad(normed.sum(), [weight])
         assert not dweight.any()
+
+    def test_a_weight_may_have_any_stride(self):
+        case = NormCase()
+        x, weight, added, gradients = norm_inputs(case)
+        strided = torch.stack([weight, -weight], 1)[:, 0]
+        found = norm_results("triton_norm", case, x, strided, added, gradients)
+        expected = norm_results("triton_norm", case, x, weight, added, gradients)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
 
     def test_only_the_stream_may_be_used(self):
         x, weight, added, gradients = norm_inputs(NARROW)
@@ -133,6 +125,9 @@ class Interpreted:
     def test_the_rotation_equals_its_definition(self, shape):
         check_rotary("triton_rotary", *shape)
 
+    def test_one_row_of_angles_serves_the_whole_batch(self):
+        check_shared_angles()
+
     def test_a_compiled_rotation_is_one_graph_with_the_same_bits(self):
         from steplab.kernels import rotary as op
 
@@ -152,24 +147,7 @@ class Interpreted:
         check_update("triton_update", param, grad, size, clipped)
 
 
-AHEAD_OF_TIME = """
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
-
-class Hopper:
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device: 0)
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-
-def launch_nothing(self, grid):
-    return lambda *args, **options: kernels.append(
-        self.run(*args, grid=grid, warmup=True, **options))
-
-kernels = []
-driver.set_active(Hopper())
-JITFunction.__getitem__ = launch_nothing
+LAUNCHES = """
 from steplab.kernels.adamw import Rule, Weight
 from steplab.kernels.adamw import _triton_launch as update
 from steplab.kernels.rms_norm import _triton_launch as norm
@@ -198,16 +176,7 @@ print(len(kernels), "kernels")
 
 @needs_no_gpu
 def test_the_kernels_compile_for_hopper():
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", AHEAD_OF_TIME],
-        cwd=ROOT / "src",
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.stdout.strip() == "6 kernels", done.stderr[-3000:]
+    assert compile_for_hopper(LAUNCHES) == "6 kernels"
 
 
 GPU_NORMS = [
@@ -242,6 +211,11 @@ def test_gpu_norm_repeats_its_bits():
 @pytest.mark.parametrize("own_positions", [False, True])
 def test_gpu_rotation_equals_its_definition(shape, dtype, own_positions):
     check_rotary("triton_rotary", *shape, dtype, own_positions, device="cuda")
+
+
+@pytest.mark.gpu
+def test_gpu_one_row_of_angles_serves_the_whole_batch():
+    check_shared_angles("cuda")
 
 
 @pytest.mark.gpu

@@ -1,14 +1,6 @@
-"""The router and the shared expert's gate in Triton: in Triton's interpreter on CPU, and on a GPU.
+"""Router and gate of the shared expert in Triton: in its interpreter on CPU, and on a GPU."""
 
-Triton decides at its import whether kernels are interpreted, so those tests (the class
-`Interpreted`, which pytest does not collect by itself) run in a child process.
-"""
-
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,22 +9,14 @@ from torch.utils.checkpoint import checkpoint
 from steplab.errors import Unsupported
 from steplab.kernels import router as router_op
 from tests.kernels.expert_checks import check_router, routed
+from tests.kernels.without_gpu import needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
-ROOT = Path(__file__).parents[2]
-needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="runs natively here")
 
 
 @needs_no_gpu
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-o", "python_classes=Interpreted", "-k", "Interpreted"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    run_interpreted(__file__)
 
 
 def router_leaves():

@@ -1,15 +1,12 @@
 """Weight gradients in segments, through Triton's interpreter, against group by group in fp64."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from steplab.kernels.grouped_mm import weight_gradient
+from steplab.kernels.grouped_mm import grouped_mm, weight_gradient
 from steplab.kernels.grouped_mm._segments import PIECES, add_segments, find_segments
 from steplab.testing.tolerance import assert_as_good_as
+from tests.kernels.without_gpu import needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
 ROUTINGS = {
@@ -27,13 +24,9 @@ def by_group(x, dout, offsets):
     return torch.stack([x[a:b].T @ dout[a:b] for a, b in zip(starts, offsets, strict=True)])
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="runs natively here")
+@needs_no_gpu
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-o", "python_classes=Interpreted", "-k", "Interpreted"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
+    run_interpreted(__file__)
 
 
 class Interpreted:
@@ -47,6 +40,20 @@ class Interpreted:
             assert (number == -1) == (start == end) and end - start <= 3
             owner += [number] * (end - start)
         assert owner == [sum(offset <= row for offset in offsets) for row in range(40)]
+
+    def test_many_experts_are_found_by_several_programs(self):
+        offsets = torch.arange(1, 256).int()  # a row each
+        ends, group = find_segments(offsets, 255)
+        taken = group >= 0
+        assert torch.equal(ends[taken], offsets) and torch.equal(group[taken] + 1, offsets)
+        assert torch.equal(ends, ends.sort().values)
+
+    def test_offsets_may_have_any_stride(self):
+        offsets = torch.tensor([[8, 0], [16, 0]], dtype=torch.int32)[:, 0]
+        x, w = torch.randn(16, 8), torch.randn(2, 8, 8).requires_grad_()
+        grouped_mm("aten", x, w, offsets).sum().backward()
+        expected = by_group(x, torch.ones(16, 8), offsets.tolist())
+        torch.testing.assert_close(w.grad, expected)
 
     @pytest.mark.parametrize("offsets", ROUTINGS.values(), ids=ROUTINGS)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -3,6 +3,7 @@
 import contextlib
 import types
 
+import pytest
 import torch
 from torch._dynamo.utils import get_compilation_metrics
 
@@ -61,3 +62,96 @@ def test_skipped_cuda_graphs_are_counted():
 
     found = watched(run)
     assert found.cudagraph_skips == 1 and found.warm_seconds > 0
+
+
+@torch._dynamo.disable
+def not_to_be_compiled(x):
+    return x + 1
+
+
+def branching(x):
+    x = x.sin()
+    if x.mean() > 1e3:
+        x = x * 2
+    return x.cos()
+
+
+def reading(x):
+    return x.cos() * int(x.sum().item())
+
+
+def printing(x):
+    x = x + 1
+    print(end="")
+    return x.cos()
+
+
+def selecting(x):
+    return x[x > 0].sum() + 1
+
+
+def leaving(x):
+    return not_to_be_compiled(x.sin()).cos()
+
+
+def asked(x):
+    x = x + 1
+    torch._dynamo.graph_break()
+    return x.cos()
+
+
+BREAKS = {
+    branching: ("Data-dependent branching", 2),
+    reading: ("Tensor.item()", 1),
+    printing: ("builtin", 2),
+    selecting: ("Dynamic shape", 1),
+    leaving: ("torch.compiler.disable", 1),
+    asked: ("graph_break()", 2),
+}
+
+
+@pytest.mark.parametrize("function", BREAKS, ids=lambda function: function.__name__)
+def test_every_kind_of_break_is_seen_with_its_line(function):
+    step = torch.compile(function, backend="eager")
+    (said, count), *more = watched(lambda: step(torch.ones(4))).breaks.items()
+    word, below = BREAKS[function]
+    line = function.__code__.co_firstlineno + below
+    assert word in said and f"test_compilation.py:{line} ({function.__name__})" in said
+    assert count == 1 and not more
+
+
+def test_a_branch_in_every_layer_is_counted_in_every_layer():
+    layers = [torch.nn.Linear(4, 4) for _ in range(3)]
+
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            x = layers[0](x)
+            x = x * 2 if x.mean() > 1e3 else x
+            x = layers[1](x)
+            x = x * 2 if x.mean() > 1e3 else x
+            return layers[2](x)
+
+    step = torch.compile(Net(), backend="eager")
+    found = watched(lambda: step(torch.ones(2, 4)))
+    assert sum(found.breaks.values()) == 2 and found.graphs == 3
+    assert all(said.startswith("Data-dependent branching, ") for said in found.breaks)
+
+
+def test_a_function_that_is_given_up_is_a_break_too():
+    """In a loop no graph can be cut, so all of it runs uncompiled."""
+
+    def looping(x):
+        for _ in range(3):
+            x = x + 1
+            print(end="")
+        return x
+
+    step = torch.compile(looping, backend="eager")
+    found = watched(lambda: step(torch.ones(4)))
+    assert found.graphs == 0 and sum(found.breaks.values()) == 1
+    assert "looping left uncompiled: " in next(iter(found.breaks))
+
+
+def test_a_whole_graph_has_no_breaks():
+    step = compiled()
+    assert watched(lambda: step(torch.ones(2))).breaks == {}

@@ -92,9 +92,11 @@ def full_run() -> Run:
                 "cuda allocator",
                 ("a note",),
             ),
+            123,
         ),
         parameters=123,
         losses=(3.0, float("inf")),
+        metrics={"aux": 1.0, "worst": float("inf"), "loads": (1.0, 2.0), "load_LE": ((0.5, 0.5),)},
         notes=("noisy: yes",),
         findings=(Finding("rule", "claim", ("evidence",), "remedy", 1.5, None),),
         tables={"t": Table("t", (Column("a", "ms"),), ((1.0,), (None,), ("x",)))},
@@ -104,6 +106,12 @@ def full_run() -> Run:
 def test_every_field_survives_json():
     run = full_run()
     assert run_from_json(run_to_json(run)) == run
+
+
+def test_a_record_without_metrics_loads():
+    document = json.loads(run_to_json(full_run()))
+    del document["run"]["metrics"]
+    assert run_from_json(json.dumps(document)).metrics == {}
 
 
 def test_tokens_per_second_uses_the_median():

@@ -46,6 +46,18 @@ def test_unknown_and_ambiguous_names(store):
         store.load("zzz")
 
 
+def test_an_unknown_name_is_answered_by_the_three_nearest(store):
+    runs = [make_run() for _ in range(6)]
+    for run in runs:
+        store.save(run)
+    wanted = runs[3].id
+    with pytest.raises(UserError) as raised:
+        store.load(wanted[:-1] + "z")
+    said = str(raised.value)
+    assert wanted in said and sum(run.id in said for run in runs) == 3
+    assert said.count(". ") == 0 and said.endswith(".")
+
+
 def test_a_run_is_never_overwritten(store):
     run = make_run()
     store.save(run)

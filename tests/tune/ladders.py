@@ -146,7 +146,7 @@ def use_world(monkeypatch, world: World, saved: list[str]) -> FakeScout:
     for module in ("trying", "climb", "start"):
         monkeypatch.setattr(f"steplab.tune.{module}.RemoteCandidate", candidate)
 
-    def crowned(candidate, opened, store, timeout, progress):
+    def crowned(candidate, opened, store, timeout, progress, detail):
         run = pretended_run(candidate.spec, world.ms(candidate.names))
         saved.append(run.spec.recipe.label)
         return Champion(candidate, run, (), {})

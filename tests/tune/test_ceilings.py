@@ -47,6 +47,17 @@ def test_phases_come_from_the_clock_and_ops_from_what_is_known():
     assert ceiling({"op:experts": 1.0}, run, {}, "time") is None
 
 
+def test_nobody_beats_the_roofline():
+    """Of 4 ms in products 3 have a model, and its ideal is 1 ms."""
+    run = profiled()
+    assert ceiling({"lost:matmul": 1.0}, run, {}, "time") is None
+    step = run.profile.budget.typical
+    known = (Category("matmul bf16", 4.0, 8, ideal_ms=1.0, modelled_ms=3.0), *step.categories[1:])
+    budget = Budget((replace(step, categories=known),), on_device=True)
+    run = replace(run, profile=replace(run.profile, budget=budget))
+    assert ceiling({"lost:matmul": 1.0}, run, {}, "time").value == pytest.approx(2.0)
+
+
 def test_no_more_than_the_whole_step_can_be_gained():
     run = replace(profiled(), clock=replace(profiled().clock, step=Samples((3.0,) * 6, "ms")))
     assert ceiling({"kind:matmul": 1.0}, run, {}, "time").share == 1.0

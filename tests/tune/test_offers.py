@@ -49,6 +49,13 @@ def test_a_change_keeps_the_other_settings():
     assert found["impl.attention=math"].recipe.label == "impl.experts=loop,impl.attention=math"
 
 
+def test_what_the_baseline_ran_is_not_offered_again():
+    run = replace(run_of(recipe={"impl": {"experts": "loop"}}), ran=Ran({"experts": ("loop",)}))
+    keys = [p.key for p in proposals(run, "time", {}, {"experts": "grouped"})]
+    assert "impl.experts=grouped" not in keys
+    assert "impl.experts=grouped" in [p.key for p in proposals(run, "time", {})]
+
+
 def test_the_update_is_never_made_slower():
     assert "optimizer=foreach" not in offered(ran=replace(RAN, optimizer="fused"))
     assert "optimizer=foreach" in offered()

@@ -62,7 +62,7 @@ def test_a_change_is_named_as_the_recipe_would_have_it():
 def test_the_impact_table_shows_no_speed_up_over_a_red_gate():
     table = impact_table(ladder())
     shown = [dict(zip([c.name for c in table.columns], row, strict=True)) for row in table.rows]
-    assert shown[0]["speed-up"] == "2.00x" and shown[0]["interval"] == "1.92 to 2.08"
+    assert shown[0]["speed-up"] == "2.00x (1.92 to 2.08)" and "warm" not in shown[0]
     assert shown[0]["gained"] == 5.0 and shown[0]["ceiling"] == 6.0
     assert shown[1]["gate"] == "red" and shown[1]["speed-up"] == shown[1]["gained"] == "-"
     assert shown[2]["gate"] == "not reached"
@@ -78,6 +78,8 @@ def test_the_other_tables_and_the_last_line():
     assert ("optimizer=fused", "gradients", "RED", "w.weight: far off") in gate_table(ladder()).rows
     assert "2.00x (1.92 to 2.08), 10 ms to 5 ms" in total_line(ladder())
     assert "stays" in total_line(replace(ladder(), total=None))
+    unsure = Change(-0.05, -0.2, 0.1, 0.95, 0.2)
+    assert "cannot be told" in total_line(replace(ladder(), total=unsure))
 
 
 def test_the_recipe_is_a_file_that_reads_back(tmp_path):
@@ -101,7 +103,7 @@ def test_the_page_has_all_its_parts_and_is_deaf_to_names(tmp_path):
     assert [key for key in page.ids() if key in keys] == [k for k in keys if k in page.ids()]
     assert {"ladder", "impact", "recipe", "headroom", "gate", "untried"} <= set(page.ids())
     text = page.text()
-    assert "2.00x faster" in text and "precision=bf16" in text and "Not tried" in text
+    assert "2.00x the speed" in text and "precision=bf16" in text and "Not tried" in text
     assert "10.00x" not in text, "the red rung's gain"
     assert EVIL not in path.read_text(encoding="utf-8")
 

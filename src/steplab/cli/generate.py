@@ -9,14 +9,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from steplab import units
 from steplab.cli.command import Command
 from steplab.errors import UserError
 from steplab.techniques.parse import parse_recipe
 
+PROMPT = "def "  # a model of Python's sources goes on from it
+
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
-    add("--prompt", default="def ", metavar="TEXT", help="how the text begins")
+    add("--prompt", metavar="TEXT", help=f"how the text begins; none: {PROMPT!r}")
     add("--prompt-file", type=Path, metavar="FILE", help="the same from a UTF-8 file")
     about = "a checkpoint or a folder of them; default: steplab train's newest"
     add("--checkpoint", type=Path, metavar="PATH", help=about)
@@ -36,37 +39,57 @@ def _run(args: argparse.Namespace) -> int:
 
     writer = load(args.checkpoint, args.device, recipe)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    _show(prompt.decode())
-    started = time.perf_counter()
-    sampling = (args.temperature, args.top_k, args.seed)
-    writer.write(
-        prompt, args.length, *sampling, tell=lambda byte: _show(decoder.decode(bytes([byte])))
-    )
-    seconds = time.perf_counter() - started
+    times = [time.perf_counter()]
+
+    def tell(byte: int) -> None:
+        times.append(time.perf_counter())
+        beginning = prompt.decode(errors="replace") if len(times) == 2 else ""
+        _show(beginning + decoder.decode(bytes([byte])))
+
+    writer.write(prompt, args.length, args.temperature, args.top_k, args.seed, tell)
     _show(decoder.decode(b"", final=True) + "\n")
-    rate = args.length / seconds
-    print(f"{args.length:,} bytes by {writer.name}, {rate:,.0f} bytes/s", file=sys.stderr)
+    print(f"{args.length:,} bytes by {writer.name}{_speed(times)}", file=sys.stderr)
     return 0
 
 
+def _speed(times: Sequence[float]) -> str:
+    """Reading the prompt is told apart from writing: `, the first after 0.12 s, then 250 bytes/s`.
+
+    `times` are seconds: of the start, then of every byte.
+    """
+    first = f", the first after {units.milliseconds((times[1] - times[0]) * 1e3)}"
+    if len(times) == 2:
+        return first
+    return f"{first}, then {(len(times) - 2) / (times[-1] - times[1]):,.0f} bytes/s"
+
+
 def _prompt(args: argparse.Namespace) -> bytes:
-    if args.prompt_file is None:
-        prompt = args.prompt.encode()
+    file = args.prompt_file
+    if file is None:
+        prompt = (PROMPT if args.prompt is None else args.prompt).encode(errors="surrogateescape")
+    elif args.prompt is not None:
+        raise UserError("--prompt and --prompt-file both say how the text begins.", "Use one.")
+    elif not file.exists():
+        raise UserError(f"There is no file {file}.")
     else:
-        try:
-            prompt = args.prompt_file.read_text(encoding="utf-8").encode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{args.prompt_file} cannot be read as UTF-8 ({error}).") from None
+        prompt = _read(file)
     if not prompt:
         raise UserError("The prompt is empty.", "Give at least one character by --prompt.")
     return bytes(prompt)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_text(encoding="utf-8").encode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as UTF-8 ({error}).") from None
 
 
 def _check(args: argparse.Namespace) -> None:
     if args.length < 1:
         raise UserError(f"--length must be at least 1, not {args.length}.")
     if not 0 <= args.temperature < float("inf"):
-        raise UserError(f"--temperature must be 0 or more, not {args.temperature}.")
+        raise UserError(f"--temperature must be a number of 0 or more, not {args.temperature}.")
     if args.top_k < 0:
         raise UserError(f"--top-k must be 0 or more, not {args.top_k}.")
 

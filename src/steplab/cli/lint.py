@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from steplab import units
 from steplab.cli.command import Command
 from steplab.cli.flags import add_config_flags, add_workload, check_device, given, workload_name
 from steplab.errors import UserError
@@ -50,7 +51,7 @@ def _run(args: argparse.Namespace) -> int:
 
     hazards = lint(spec, args.steps)
     note = ON_CPU if spec.device == "cpu" else ""
-    title = f"{len(hazards)} hazards in a step of {spec.workload}"
+    title = f"{units.counted(len(hazards), 'hazard')} in a step of {spec.workload}"
     table = hazard_table(hazards, title, note)
     for path in args.out:
         write_table(table, path)

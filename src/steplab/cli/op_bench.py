@@ -75,7 +75,7 @@ def run_bench(args: argparse.Namespace, op: Op, planner: Planner) -> int:
                 progress.say(f"{told}; the same command goes on from there.")
                 raise
     _show(args, op, runs)
-    print(f"{len(runs)} Runs in {store.root}; list them with: steplab runs")
+    print(f"{units.counted(len(runs), 'Run')} in {store.root}; list them with: steplab runs")
     if all(run.status != "ok" for run in runs):
         raise MeasurementError(f"No cell could be measured; the first: {runs[0].reason}.")
     return 0

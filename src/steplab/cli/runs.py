@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from steplab import units
 from steplab.cli.command import Command
 from steplab.codec import read_word
 from steplab.errors import UserError
@@ -117,7 +118,7 @@ def _table(chosen: list[tuple[str, Run | UserError]], store: Store) -> Table:
                 *(spec.device, time, round(speed) if speed else "", run.status),
             )
         )
-    return Table(f"{len(rows)} Runs in {store.root}", tuple(columns), tuple(rows))
+    return Table(f"{units.counted(len(rows), 'Run')} in {store.root}", tuple(columns), tuple(rows))
 
 
 COMMAND = Command("list, filter, delete, pack and unpack stored Runs", _flags, _run)

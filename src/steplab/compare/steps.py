@@ -94,8 +94,8 @@ def _note(runs: Sequence[Run]) -> str:
             missing = ", ".join(f"{op} x {n}" for op, n in run.work.uncovered_calls.items())
             covered = run.work.covered_calls
             share = covered / max(covered + sum(run.work.uncovered_calls.values()), 1)
-            lines[f"FLOP formulas cover {share:.0%} of the heavy calls; none for: "
-                  f"{missing or 'no op'}"] = None  # fmt: skip
+            lacking = f"; none for: {missing}" if missing else ""
+            lines[f"FLOP formulas cover {share:.0%} of the heavy calls{lacking}"] = None
     for number, run in enumerate(runs, 1):
         lines |= {f"row {number}, {note}": None for note in run.notes if "noisy" not in note}
     return "\n".join(lines)

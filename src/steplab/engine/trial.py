@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from steplab import shelf
 from steplab.engine.assemble import assemble, micro_batches
 from steplab.engine.loop import measure, settle, settle_scaler, warm_up
+from steplab.engine.places import place_of
 from steplab.errors import SteplabError, Unsupported, UserError
 from steplab.hardware.figures import utilisation
 from steplab.probes.clock import ClockProbe
@@ -142,9 +142,7 @@ def failed(blank: Run, error: Exception) -> Run:
         return replace(blank, status="failed", reason=str(error))
     if is_out_of_memory(error):
         return replace(blank, status="oom", reason=_first_sentence(error))
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-    reason = f"{type(error).__name__}: {_first_sentence(error)}{where}"
+    reason = f"{type(error).__name__}: {_first_sentence(error)} ({place_of(error)})"
     return replace(blank, status="failed", reason=reason)
 
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
-
-from steplab.kernels._triton import INTERPRETED
-
 
 class Tile(NamedTuple):
     """Rows and (at most) columns that a program works on at a time, and its warps."""
@@ -24,8 +20,3 @@ def column_block(width: int, most: int) -> int:
     """
     dividing = min(width & -width, most)
     return dividing if dividing >= 128 else min(1 << max(width - 1, 0).bit_length(), most)
-
-
-def by_triton(x: Tensor) -> bool:
-    """Whether a part that exists in Triton and in torch takes Triton's here."""
-    return x.is_cuda or INTERPRETED

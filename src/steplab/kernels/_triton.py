@@ -13,8 +13,10 @@ from torch import Tensor
 # Asked once, here: torch.compile cannot trace the questions. Triton itself is imported at the
 # first launch, because a process that never comes there need not wait for it.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# As Triton reads it.
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MOST_BATCH = 65_535  # CUDA's limit of the second and third axis of a grid
 
 
 def refuse_device(x: Tensor) -> str:
@@ -27,6 +29,17 @@ def refuse_device(x: Tensor) -> str:
     if on_nvidia and torch.cuda.get_device_capability(x.device) < (8, 0):
         return "needs compute capability 8.0 or newer"
     return ""
+
+
+def refuse_batch(x: Tensor) -> str:
+    """Return why kernels with a program for every row of the batch, `x.shape[0]`, cannot run."""
+    B = x.shape[0]
+    return f"needs a batch of at most {MOST_BATCH}, not {B}" if B > MOST_BATCH else ""
+
+
+def by_triton(x: Tensor) -> bool:
+    """Whether a part that exists in Triton and in torch takes Triton's here."""
+    return HAS_TRITON and (x.is_cuda or INTERPRETED)
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steplab.errors import UserError, did_you_mean
+from steplab.errors import Unsupported, UserError, did_you_mean
 
 AUTO = "auto"
 DEFINITION = "reference"  # written to be read; not meant to be quick
@@ -34,6 +35,27 @@ def load(op: str, impl: str) -> Any:
     if impl not in known:
         raise UserError(f"{op} has no implementation {impl!r}.", did_you_mean(impl, [*known, AUTO]))
     return importlib.import_module(f"steplab.kernels.{op}.{impl}")
+
+
+def select(
+    op: str, loaded: Mapping[str, Any], preference: Sequence[str], impl: str, *inputs: Any
+) -> str:
+    """Return the implementation to run: the one asked for, or else say why it cannot.
+
+    `auto` takes the first of the preference that does not refuse the inputs; the last one of it
+    takes everything.
+    """
+    if impl == AUTO:
+        for name in preference[:-1]:
+            if not loaded[name].refuse(*inputs):
+                return name
+        return preference[-1]
+    if impl not in loaded:
+        raise UserError(f"{op} has no implementation {impl!r}.", did_you_mean(impl, loaded))
+    reason = loaded[impl].refuse(*inputs)
+    if reason:
+        raise Unsupported(f"{op} {impl!r} {reason}.", f"Use impl.{op}=auto.")
+    return impl
 
 
 def changes_result(op: str, impl: str) -> bool:

@@ -13,6 +13,7 @@ from steplab.kernels import feed_forward as feed_forward_op
 from steplab.kernels import grouped_mm as grouped_mm_op
 from steplab.kernels import router as router_op
 from steplab.kernels.impl import AUTO
+from steplab.modules.autocast import matmul_dtype, without_autocast
 
 
 class Routing(NamedTuple):
@@ -69,7 +70,7 @@ class RoutedExperts(nn.Module):
         )
         self.ran = experts_op.choose(self.impl, x_TD, weights)
         # torch's grouped product is not known to autocast, so the casts are ours.
-        with torch.autocast(x_TD.device.type, enabled=False):
+        with without_autocast(x_TD):
             return experts_op.experts(
                 self.ran, x_TD, weights_TK, experts_TK, weights, self.grouped_mm
             )
@@ -93,7 +94,7 @@ class Router(nn.Module):
     def forward(self, x_TD: Tensor, gate_1D: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return (probabilities_TE, weights_TK, experts_TK, gate_T1); weights not renormalised."""
         self.ran = router_op.choose(self.impl, x_TD, self.weight)
-        with torch.autocast(x_TD.device.type, enabled=False):
+        with without_autocast(x_TD):
             return router_op.router(self.ran, x_TD, self.weight, gate_1D, self.chosen)
 
 
@@ -116,7 +117,7 @@ class FeedForward(nn.Module):
         inputs = (x_TD.to(dtype), self.w_in.weight.to(dtype), self.w_out.weight.to(dtype))
         self.ran = feed_forward_op.choose(self.impl, *inputs)
         # Not every implementation is known to autocast, so the casts are ours.
-        with torch.autocast(x_TD.device.type, enabled=False):
+        with without_autocast(x_TD):
             return feed_forward_op.feed_forward(self.ran, *inputs, self.activation, weights_T1)
 
 
@@ -151,9 +152,3 @@ class MixtureOfExperts(nn.Module):
             importance_E = (share_T1 * probabilities_TE).sum(0)
         routing = Routing(load_E, importance_E, dropped)
         return (routed_TD + shared_TD).view_as(x_BTD), routing
-
-
-def matmul_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype a matrix product of `x` runs in: autocast's where it is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

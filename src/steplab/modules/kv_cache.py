@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from steplab.errors import UserError
+from steplab.modules.autocast import matmul_dtype
 from steplab.modules.documents import document_positions
-from steplab.modules.experts import matmul_dtype
 from steplab.modules.rotary import Rotary
 
 

@@ -3,14 +3,12 @@
 # T tokens (of the whole batch), D width, V vocabulary
 from __future__ import annotations
 
-from contextlib import nullcontext
-
-import torch
 from torch import Tensor, nn
 
 from steplab.kernels import cross_entropy as cross_entropy_op
 from steplab.kernels.cross_entropy import IGNORE, Reduction
 from steplab.kernels.impl import AUTO
+from steplab.modules.autocast import matmul_dtype, without_autocast
 
 
 class LinearCrossEntropy(nn.Module):
@@ -34,14 +32,10 @@ class LinearCrossEntropy(nn.Module):
 
         There may be any number of leading axes. Under autocast the products run in its dtype.
         """
-        kind = x_BTD.device.type
-        autocasts = kind != "meta" and torch.is_autocast_enabled(kind)
-        x_TD, targets_T = x_BTD.flatten(0, -2), targets_BT.flatten()
-        if autocasts and x_TD.dtype != torch.float64:
-            x_TD = x_TD.to(torch.get_autocast_dtype(kind))
+        x_TD, targets_T = x_BTD.flatten(0, -2).to(matmul_dtype(x_BTD)), targets_BT.flatten()
         self.ran = cross_entropy_op.choose(self.impl, x_TD, weight_VD, targets_T)
         # The weight is cast inside the op, so that a gradient summed in fp32 stays in fp32.
-        with torch.autocast(kind, enabled=False) if autocasts else nullcontext():
+        with without_autocast(x_TD):
             loss = cross_entropy_op.cross_entropy(
                 self.ran, x_TD, weight_VD, targets_T, self.reduction, self.ignore
             )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from steplab.kernels import rms_norm as rms_norm_op
 from steplab.kernels.impl import AUTO
-from steplab.modules.experts import matmul_dtype
+from steplab.modules.autocast import matmul_dtype
 
 
 class RMSNorm(nn.Module):

@@ -13,6 +13,7 @@ from torch._dynamo.utils import (
     set_compilation_metrics_limit,
 )
 
+from steplab.probes.graph_breaks import first_line, graph_breaks
 from steplab.probes.probe import Probe, Subject
 from steplab.record import Compilation, Recompile
 
@@ -26,7 +27,7 @@ def graph_count() -> int:
 
 
 class CompilationProbe(Probe):
-    """Silent when nothing was compiled, whoever called torch.compile."""
+    """Silent when nothing was given to torch.compile, whoever would have called it."""
 
     first_seconds: float | None = None
     warm_seconds: float | None = None
@@ -45,12 +46,12 @@ class CompilationProbe(Probe):
     def close_window(self, subject: Subject) -> None:
         """Read everything before other probes run further steps."""
         self.graphs = graph_count()
-        self.breaks = {_first_line(k): int(v) for k, v in counters["graph_break"].items()}
+        self.breaks = graph_breaks()
         self.hits = int(counters["inductor"]["fxgraph_cache_hit"])
         self.misses = int(counters["inductor"]["fxgraph_cache_miss"])
         self.cudagraph_skips = int(counters["inductor"]["cudagraph_skips"])
         self.recompiles = tuple(
-            Recompile(str(m.co_name), _first_line(str(m.recompile_reason)))
+            Recompile(str(m.co_name), first_line(str(m.recompile_reason)))
             for m in get_compilation_metrics()
             if m.recompile_reason
         )
@@ -73,7 +74,7 @@ class CompilationProbe(Probe):
 
     def result(self) -> Compilation | None:
         """Return the record, or None for an eager step."""
-        if not self.graphs:
+        if not self.graphs and not self.breaks:
             return None
         return Compilation(
             graphs=self.graphs,
@@ -86,10 +87,6 @@ class CompilationProbe(Probe):
             warm_seconds=self.warm_seconds,
             cudagraph_skips=self.cudagraph_skips,
         )
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else ""
 
 
 PROBE = CompilationProbe

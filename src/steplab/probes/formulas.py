@@ -139,6 +139,24 @@ def _fused_network(x: Any, w_in: Any, w_out: Any, *args: Any, **kwargs: Any) -> 
     return 2.0 * x.shape[0] * (w_in.numel() + w_out.numel())
 
 
+def _needed(rows: float, w_in: float, w_out: float, needs: Any) -> float:
+    """dh always; a product for each of dx, dw_in and dw_out that is needed."""
+    need_dx, need_dw_in, need_dw_out = needs
+    return 2.0 * rows * ((need_dx + need_dw_in) * w_in + (1 + need_dw_out) * w_out)
+
+
+def _fused_experts_backward(
+    dout: Any, x: Any, weights: Any, w_in: Any, w_out: Any, *args: Any, **kwargs: Any
+) -> float:
+    return _needed(weights.numel(), w_in[0].numel(), w_out[0].numel(), args[-3:])
+
+
+def _fused_network_backward(
+    dout: Any, x: Any, w_in: Any, w_out: Any, *args: Any, **kwargs: Any
+) -> float:
+    return _needed(x.shape[0], w_in.numel(), w_out.numel(), args[-3:])
+
+
 def _router(x: Any, weight: Any, gate: Any, *args: Any, **kwargs: Any) -> float:
     return 2.0 * x.shape[0] * (weight.numel() + gate.numel())
 
@@ -169,9 +187,9 @@ def _gradients_of(forward: Formula, skipped: int) -> Formula:
 # By name: an op exists once the module that defines it is imported.
 OWN_OPS: dict[str, Formula] = {
     "fused_experts": _fused_experts,
-    "fused_experts_backward": _gradients_of(_fused_experts, 1),
+    "fused_experts_backward": _fused_experts_backward,
     "fused_feed_forward": _fused_network,
-    "fused_feed_forward_backward": _gradients_of(_fused_network, 1),
+    "fused_feed_forward_backward": _fused_network_backward,
     "router": _router,
     "router_backward": _gradients_of(_router, 3),
     "grouped_mm_aten": _grouped_mm,

@@ -21,3 +21,4 @@ class Profile:
     detail: str | None = None  # artifact name of the detailed step
     budget: Budget | None = None
     memory: MemoryTimeline | None = None
+    updated_weights: int | None = None  # by each step; None: unknown, or none is updated

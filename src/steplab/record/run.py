@@ -24,6 +24,7 @@ from steplab.record.work import Figures, Work
 from steplab.spec import RunSpec
 
 RECORD_VERSION = 1
+Metric = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 Status = Literal["ok", "oom", "unsupported", "timeout", "crashed", "failed"]
 
 
@@ -49,6 +50,10 @@ class Run:
     profile: Profile | None = None
     parameters: int | None = None
     losses: tuple[float, ...] = ()  # one per measured step
+    # What the workload says of one step beside its loss: numbers, vectors and matrices by name.
+    # Two names are understood: `load_LE` has the share of the assignments that each expert of a
+    # layer got, `dropped` the share of them that no expert took.
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what a reader of the numbers must know
     findings: tuple[Finding, ...] = ()
     tables: Mapping[str, Table] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import secrets
 import shutil
 import time
@@ -9,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from steplab.errors import UserError, did_you_mean
+from steplab.errors import UserError
 from steplab.record import Run, run_from_json, run_to_json
 from steplab.store.atomic import disk_errors, sync_folder, write_file
 
 DEFAULT_ROOT = Path("steplab-runs")
 RUN_FILE = "run.json"
+NEAREST = 3  # ids that are named where one is not found
 # A draft this old belongs to a process that was killed: no write takes a day.
 STALE_SECONDS = 24 * 3600
 
@@ -83,7 +85,9 @@ class Store:
             return found[0]
         if found:
             raise UserError(f"{name!r} fits {len(found)} Runs.", f"The newest is {found[-1]}.")
-        raise UserError(f"There is no Run {name!r} in {self.root}.", did_you_mean(name, ids[-20:]))
+        nearest = difflib.get_close_matches(name, ids, n=NEAREST, cutoff=0.0)
+        listed = ", ".join(nearest)
+        raise UserError(f"There is no Run {name!r} in {self.root}; the nearest: {listed}.")
 
     def all(self) -> Iterator[tuple[str, Run | UserError]]:
         """Yield (id, Run), oldest first; a Run that cannot be read is yielded as its error."""

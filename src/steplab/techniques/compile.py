@@ -91,7 +91,7 @@ class Compile(Technique):
             found.append(Offer({**own, "optimizer": True}, {"phase:optimizer": 1.0}))
         if now.on_cuda and own.get("mode", "default") == "default":
             tuned = {**own, "mode": "max-autotune-no-cudagraphs"}
-            found.append(Offer(tuned, {"kind:matmul": 1.0}))
+            found.append(Offer(tuned, {"lost:matmul": 1.0}))
             found.append(Offer({**own, "mode": "reduce-overhead"}, {"term:launch": 1.0}))
         return found
 

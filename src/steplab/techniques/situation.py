@@ -16,6 +16,7 @@ Objective = Literal["time", "memory"]
 # Parts of a step that a technique may name, each with the largest share of it that could go:
 #   "term:launch"          a term of the time budget (steplab.record.budget.TERMS)
 #   "kind:matmul"          categories of work whose names begin so (steplab.trace.categories)
+#   "lost:matmul"          of these, the time beyond the roofline
 #   "phase:optimizer"      a phase of the step, as the clock saw it
 #   "op:attention"         the modules that declare an op, forward and backward
 #   "memory:activations"   bytes at the peak (steplab.record.memory_timeline.KINDS)

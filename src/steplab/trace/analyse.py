@@ -15,15 +15,19 @@ from steplab.trace.costs import card_of
 from steplab.trace.events import Trace
 from steplab.trace.labels import Labels
 from steplab.trace.syncs import syncs_of
+from steplab.trace.updates import with_updates
 from steplab.trace.windows import windows_of
 from steplab.trace.work import work_of
 
 
-def analyse(trace: Trace, detail: Trace | None = None, device_name: str = "") -> Analysis:
+def analyse(
+    trace: Trace, detail: Trace | None = None, device_name: str = "", weights: int | None = None
+) -> Analysis:
     """Attribute the work of `trace` to steps, phases, modules and lines, and budget its time.
 
     `detail` is a trace of one more step with stacks and shapes, whose last step lends what
-    `trace` lacks. `device_name` overrides what the trace says of its device.
+    `trace` lacks. `device_name` overrides what the trace says of its device; `weights` are those
+    that a step updates, where that is known.
     """
     labels = Labels()
     card = card_of(trace, device_name)
@@ -36,7 +40,7 @@ def analyse(trace: Trace, detail: Trace | None = None, device_name: str = "") ->
         work, share = borrow_work(work, lent, there[-1].number)
         syncs = borrow_syncs(syncs, lent_syncs, there[-1].number)
         notes = (f"{units.percent(share)} of the time matched work of the detailed step",)
-    work = replace(work, labels=labels.texts())
+    work = with_updates(replace(work, labels=labels.texts()), weights, card)
     budget = budget_of(trace, windows, work, syncs, device_name)
     budget = replace(budget, notes=(*budget.notes, *notes))
     return Analysis(trace, detail, windows, work, syncs, budget)

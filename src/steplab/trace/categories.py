@@ -38,6 +38,9 @@ _KERNELS = tuple(
     (re.compile(pattern), category)
     for pattern, category in (
         (r"LpNormFunctor|lpnorm_cleanup|foreach_norm", "reduction"),
+        (r"^(add_segments|ema_[a-z]+)_kernel$", "reduction"),
+        (r"^(loss_rows|gradient_tiles)_kernel$", "softmax"),
+        (r"^find_segments_kernel$", "sort and index"),
         (r"multi_tensor_apply|[Ff]used_?[Aa]dam|FusedSgd|FusedAdagrad|adamw?_kernel", "optimizer"),
         (
             r"([Ll]ayer|[Rr]ms|RMS|[Gg]roup|[Bb]atch|instance)_?[Nn]orm|\bbn_[fb]w_"

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from steplab.hardware.catalog import Card, find_card
 from steplab.trace.analysis import Floats
+from steplab.trace.attribution import named_so
 from steplab.trace.categories import MATMUL, category_of
 from steplab.trace.events import KERNEL, Codes, Ints, Spans, Trace
+from steplab.trace.own_kernels import has_many_kernels, own_cost, own_op
 from steplab.trace.products import PRODUCTS, Cost
 from steplab.trace.shapes import Call, read_call
 from steplab.trace.traffic import TRAFFIC, tensor_lists, triton
@@ -98,14 +100,14 @@ def costs_of(trace: Trace, op_row: Ints, card: Card | None) -> Costs:
     """Return the costs of every piece of work, by the call of the operator that launched it.
 
     `op_row` has that operator's row in trace.ops, -1 for none. A call's cost is given once: over
-    its kernels it is spread by their durations, and a product that only hands on to another one
-    (aten::linear to aten::addmm) has none.
+    its kernels (of one name, where each has a cost of its own) it is spread by their durations,
+    and a product that only hands on to another one (aten::linear to aten::addmm) has none.
     """
     on_device = len(trace.device) > 0
     rows = trace.device if on_device else trace.ops
     is_work = trace.device.kind == KERNEL if on_device else np.ones(len(rows), bool)
     work = np.flatnonzero(is_work & (op_row >= 0))
-    calls, call_of = np.unique(op_row[work], return_inverse=True)
+    calls, call_of = _calls(trace, op_row[work], rows.name[work])
     duration = rows.duration[work].astype(np.float64)
     spent = np.bincount(call_of, duration, len(calls)).astype(np.float64)
     kernel = _longest(call_of, duration, rows.name[work], len(calls))
@@ -120,8 +122,19 @@ def costs_of(trace: Trace, op_row: Ints, card: Card | None) -> Costs:
     return Costs(columns[0], columns[1], columns[2], dtype)
 
 
+def _calls(trace: Trace, op_row: Ints, kernel: Codes) -> tuple[Ints, Ints]:
+    """Return the rows of the calls that are priced, and which of them each kernel belongs to."""
+    many = named_so(trace, trace.ops, has_many_kernels)
+    apart = np.where(many[op_row], kernel.astype(np.int64) + 1, 0)
+    key = op_row.astype(np.int64) * (len(trace.texts) + 1) + apart
+    _, first, call_of = np.unique(key, return_index=True, return_inverse=True)
+    return op_row[first], call_of.ravel()
+
+
 def cost_of_call(call: Call, kernel: str) -> Cost | None:
     """Return the cost of a call whose longest kernel is `kernel`; None: no model."""
+    if own_op(call.name):
+        return own_cost(call, kernel)
     if call.name.startswith("triton_"):
         return triton(call)
     if any(call.lists):

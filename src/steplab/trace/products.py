@@ -118,11 +118,12 @@ def _convolution_backward(call: Call) -> Cost | None:
     return Cost(flops, moved, x.dtype, is_matmul=True)
 
 
-def _attention(query: int, causal: int, heads_first: bool = True) -> Model:
+def attention(query: int, causal: int, heads_first: bool = True, documents: int = -1) -> Model:
     """Return the model of fused attention; a gradient op has its query behind `grad_out`.
 
     `causal` is the position of a bool, or of a mask type whose 0 means none. Ragged batches
-    (three dimensions) do not tell their lengths and have no model.
+    (three dimensions, or a tensor at the position `documents`) do not tell their lengths and
+    have no model.
     """
     backward = query == 1
 
@@ -130,6 +131,8 @@ def _attention(query: int, causal: int, heads_first: bool = True) -> Model:
         q, k, v = (call.tensor(query + i) for i in range(3))
         mask = call.truth(causal) if call.integer(causal) is None else call.integer(causal) != 0
         if not (q and k and v) or len(q.dims) != 4 or mask is None:
+            return None
+        if documents >= 0 and call.tensor(documents):
             return None
         B, H, T, D = q.dims if heads_first else (q.dims[0], q.dims[2], q.dims[1], q.dims[3])
         S, d_v = k.dims[2 if heads_first else 1], v.dims[3]
@@ -157,18 +160,18 @@ PRODUCTS: dict[str, Model] = {
     "aten::miopen_convolution": _convolution(4, 3, 5),
     "aten::_conv_depthwise2d": _convolution(4, 5, 6),
     "aten::convolution_backward": _convolution_backward,
-    f"{_SDPA}_flash_attention": _attention(0, 4),
-    f"{_SDPA}_flash_attention_for_cpu": _attention(0, 4),
-    f"{_SDPA}_efficient_attention": _attention(0, 6),
-    f"{_SDPA}_cudnn_attention": _attention(0, 6),
-    "aten::_flash_attention_forward": _attention(0, 8, heads_first=False),
-    "aten::_efficient_attention_forward": _attention(0, 9, heads_first=False),
-    "aten::_cudnn_attention_forward": _attention(0, 10),
-    f"{_SDPA}_flash_attention_backward": _attention(1, 11),
-    f"{_SDPA}_flash_attention_for_cpu_backward": _attention(1, 7),
-    f"{_SDPA}_efficient_attention_backward": _attention(1, 11),
-    f"{_SDPA}_cudnn_attention_backward": _attention(1, 14),
-    "aten::_flash_attention_backward": _attention(1, 11, heads_first=False),
-    "aten::_efficient_attention_backward": _attention(1, 14, heads_first=False),
-    "aten::_cudnn_attention_backward": _attention(1, 14),
+    f"{_SDPA}_flash_attention": attention(0, 4),
+    f"{_SDPA}_flash_attention_for_cpu": attention(0, 4),
+    f"{_SDPA}_efficient_attention": attention(0, 6),
+    f"{_SDPA}_cudnn_attention": attention(0, 6),
+    "aten::_flash_attention_forward": attention(0, 8, heads_first=False),
+    "aten::_efficient_attention_forward": attention(0, 9, heads_first=False),
+    "aten::_cudnn_attention_forward": attention(0, 10),
+    f"{_SDPA}_flash_attention_backward": attention(1, 11),
+    f"{_SDPA}_flash_attention_for_cpu_backward": attention(1, 7),
+    f"{_SDPA}_efficient_attention_backward": attention(1, 11),
+    f"{_SDPA}_cudnn_attention_backward": attention(1, 14),
+    "aten::_flash_attention_backward": attention(1, 11, heads_first=False),
+    "aten::_efficient_attention_backward": attention(1, 14, heads_first=False),
+    "aten::_cudnn_attention_backward": attention(1, 14),
 }

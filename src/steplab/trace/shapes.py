@@ -124,6 +124,11 @@ def _sizes(dims: Sequence[Sequence[int]]) -> tuple[Dims, ...]:
     return tuple(tuple(sizes) for sizes in dims)
 
 
+def total_bytes(*tensors: Tensor | None) -> int:
+    """Return the bytes of all tensors that are there."""
+    return sum(tensor.bytes for tensor in tensors if tensor)
+
+
 def broadcast(*shapes: Dims) -> Dims:
     """Return the size that sizes stretch to together."""
     rank = max((len(shape) for shape in shapes), default=0)

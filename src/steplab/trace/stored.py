@@ -28,6 +28,7 @@ def analyse_run(run: Run, folder: Path) -> Analysis | None:
 def analyse_trace(run: Run, path: Path, detail: Trace | None) -> Analysis:
     """Analyse one trace of `run`, with the device and the unprofiled time that the Run knows."""
     device = run.environment.device_name if run.spec.device == "cuda" else ""
-    analysis = analyse(load_trace(path), detail, device)
+    weights = run.profile.updated_weights if run.profile else None
+    analysis = analyse(load_trace(path), detail, device, weights)
     unprofiled = run.clock.step.median if run.clock else None
     return replace(analysis, budget=replace(analysis.budget, unprofiled_ms=unprofiled))

@@ -69,6 +69,10 @@ def _size(part: str, run: Run, known: Mapping[str, float]) -> float | None:
     if budget is None or not budget.steps:
         return None
     typical = budget.typical
+    if scheme == "lost":
+        lost = [c.lost_ms for c in typical.categories if c.name.startswith(name)]
+        known_ones = [ms for ms in lost if ms is not None]
+        return max(0.0, sum(known_ones)) if known_ones else None
     if scheme == "kind":
         spent = sum(c.ms for c in typical.categories if c.name.startswith(name))
         return spent * (1.0 if budget.on_device else _scale(typical, run))

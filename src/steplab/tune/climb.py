@@ -6,8 +6,9 @@ from dataclasses import replace
 from time import monotonic
 
 from steplab import units
+from steplab.engine.gate.opened import Opened
 from steplab.engine.gate.remote import RemoteCandidate, Scout
-from steplab.record import Run
+from steplab.record import Run, new_run_id
 from steplab.record.ladder import Ladder, Rung, Untried
 from steplab.spec import Recipe
 from steplab.store import Store
@@ -135,12 +136,9 @@ class Climb:
     def _crown(self, tried: Tried) -> None:
         """Let the candidate take the champion's place."""
         assert tried.candidate is not None
-        run = self._stored(tried.opened.run, tried.rung)
-        opened = replace(tried.opened, run=run)
-        slow = is_slow(run.spec.recipe)
-        new = crowned(
-            tried.candidate, opened, self.store, self.clock.timeout(slow), self.view.stage
-        )
+        run, start = self._stored(tried.opened.run, tried.rung), monotonic()
+        new = self._profiled(tried.candidate, replace(tried.opened, run=run))
+        self.clock.note(is_slow(run.spec.recipe), tried.rung.seconds + monotonic() - start)
         if self.champion.candidate is not self.baseline.candidate:
             self.champion.candidate.close()
         self.champion, self.winning = new, None
@@ -174,7 +172,16 @@ class Climb:
             longest = step_ms(self.baseline.run)
             turns = take_turns(*both, longest, self.clock.timeout(False), self.view.stage)
             ladder = replace(ladder, before=turns.before, after=turns.after, total=turns.change)
+            if self.clock.left > 0:
+                self.view.stage("the winner in detail")
+                ladder = replace(ladder, winner_run=self._in_detail().run.id)
         self._save(ladder)
+
+    def _in_detail(self) -> Champion:
+        """Profile the winner once more, for the report, as a Run of its own."""
+        spec = self.champion.run.spec
+        run = replace(self.champion.run, id=new_run_id(spec), profile=None)
+        return self._profiled(self.champion.candidate, Opened(run), detail=True)
 
     def _reopened(self, recipe: Recipe) -> Champion:
         """Start a recipe that has passed the gate before."""
@@ -184,10 +191,19 @@ class Climb:
         try:
             opened = opened_or_raise(candidate, self.rules, timeout, self.view.stage)
             opened = replace(opened, run=replace(opened.run, group=self.ladder.id))
-            return crowned(candidate, opened, self.store, timeout, self.view.stage)
+            return self._profiled(candidate, opened)
         except BaseException:
             candidate.close()
             raise
+
+    def _profiled(
+        self, candidate: RemoteCandidate, opened: Opened, detail: bool | None = None
+    ) -> Champion:
+        """Profile and store a candidate; in detail where memory is wanted: only that tells it."""
+        if detail is None:
+            detail = self.rules.objective == "memory"
+        timeout = self.clock.timeout(is_slow(candidate.spec.recipe))
+        return crowned(candidate, opened, self.store, timeout, self.view.stage, detail)
 
     def _stored(self, run: Run, rung: Rung) -> Run:
         """The Run as it goes into the store; one that the gate stopped has failed."""

@@ -11,14 +11,16 @@ GIB = 2**30
 
 
 def impact_table(ladder: Ladder) -> Table:
-    """One row per rung in the order they were tried; over a red gate no speed-up is shown."""
+    """One row per rung in the order they were tried; over a red gate no speed-up is shown.
+
+    Columns that nothing can be said in are left out.
+    """
     unit = "ms" if ladder.objective == "time" else "GiB"
     columns = (
         Column("rung"),
         Column("outcome"),
         Column("gate"),
         Column("speed-up"),
-        Column("interval"),
         Column("step", "ms"),
         Column("peak memory", "GiB", 3),
         Column("ceiling", unit, 3),
@@ -26,8 +28,10 @@ def impact_table(ladder: Ladder) -> Table:
         Column("cold compile", "s", 3),
         Column("warm", "s", 3),
     )
-    rows = tuple(_row(rung, ladder.objective) for rung in ladder.rungs)
-    return Table("performance impact", columns, rows, _note(ladder))
+    rows = [_row(rung, ladder.objective) for rung in ladder.rungs]
+    told = [i for i in range(len(columns)) if i < 2 or any(row[i] != "-" for row in rows)]
+    shown = tuple(tuple(row[i] for i in told) for row in rows)
+    return Table("performance impact", tuple(columns[i] for i in told), shown, _note(ladder))
 
 
 def total_line(ladder: Ladder) -> str:
@@ -59,8 +63,7 @@ def _row(rung: Rung, objective: str) -> tuple[Cell, ...]:
         rung.label,
         rung.outcome,
         "green" if rung.green else "red" if rung.checks else "not reached",
-        f"{speed_up(shown)}x" if shown else "-",
-        interval(shown) if shown else "-",
+        f"{speed_up(shown)}x ({interval(shown)})" if shown else "-",
         _text(after),
         _text(None if rung.memory is None else rung.memory / GIB, 3),
         _text(_scaled(rung.ceiling, objective), 3),
@@ -118,7 +121,7 @@ def gate_table(ladder: Ladder) -> Table:
     """Every check of every rung."""
     named = [("baseline", ladder.baseline_checks), *((r.label, r.checks) for r in ladder.rungs)]
     rows = tuple(
-        (label, check.name.strip(), "passed" if check.passed else "RED", check.detail)
+        (label, check.name, "passed" if check.passed else "RED", check.detail)
         for label, checks in named
         for check in checks
     )

@@ -12,7 +12,7 @@ from steplab.store import Store
 from steplab.techniques.situation import Objective
 from steplab.tune.climb import Climb
 from steplab.tune.clock import SearchClock
-from steplab.tune.offers import impls_of
+from steplab.tune.offers import impls_of, is_slow
 from steplab.tune.start import find_shapes, start
 from steplab.tune.state import LadderFolder, open_ladder
 from steplab.tune.trying import Rules
@@ -42,6 +42,8 @@ def tune(
         for rung in ladder.rungs:
             view.rung(rung)
     clock = SearchClock(wish.minutes * 60, ladder.seconds)
+    for rung in ladder.rungs:
+        clock.note(is_slow(rung.recipe), rung.seconds)
     scout.references = folder.references
     timeout = clock.timeout(slow=False)
     shapes = find_shapes(scout, spec, wish.also_batch, folder, timeout, view)

@@ -111,7 +111,9 @@ def _confirmed(rung: Rung, champion: Champion, rules: Rules, timeout: float, vie
     """Measure a small gain once more, by two new processes; what does not come back is no gain."""
     view.stage("a small gain: once more with new processes")
     environment, spec = champion.run.environment, champion.run.spec
-    pair = [RemoteCandidate(replace(spec, recipe=r), environment) for r in (rung.below, rung.recipe)]
+    pair = [
+        RemoteCandidate(replace(spec, recipe=r), environment) for r in (rung.below, rung.recipe)
+    ]
     try:
         for one in pair:
             one.open((), rules.references, timeout, view.stage)
@@ -144,7 +146,7 @@ def _gated(rung: Rung, opened: Opened, allowed: Sequence[str], rules: Rules) -> 
     """Return the rung as failed, as red, or as kept: the gate is green and speed may decide."""
     run = opened.run
     if run.status != "ok":
-        reason = f"{run.status}: {run.reason}"
+        reason = run.reason if run.status == "failed" else f"{run.status}: {run.reason}"
         return replace(rung, outcome="failed", reason=reason, remedy=remedy_for_run(run))
     if run.clock is not None:
         own = run_checks(run, opened.waits, allowed, rules.memory_limit)

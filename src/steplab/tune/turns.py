@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 
 from steplab.compare.statistics import round_ratio
 from steplab.compare.verdict import change_of, verdict_on
@@ -14,7 +15,8 @@ from steplab.record.comparison import Change, Verdict
 ROUNDS = 6  # the fewest that allow an interval
 MORE_ROUNDS = 6  # where the first do not tell
 ROUND_SECONDS = 0.3  # of each side; a step that takes longer is a round of LEAST_STEPS
-LEAST_STEPS, MOST_STEPS = 3, 50
+LEAST_STEPS, MOST_STEPS = 2, 50
+MOST_SECONDS = 30.0  # after which no more rounds than ROUNDS are taken
 
 
 @dataclass(frozen=True)
@@ -35,20 +37,30 @@ def take_turns(
     timeout: float,
     progress: Callable[[str], None],
 ) -> Turns:
-    """Measure in turns; the order flips from round to round. `step_ms` says how long a step is."""
-    steps = round(ROUND_SECONDS * 1e3 / max(step_ms, 1e-3))
-    steps = max(LEAST_STEPS, min(steps, MOST_STEPS))
+    """Measure in turns; the order flips from round to round.
+
+    `step_ms` is how long a step has taken so far; how long it takes now decides on the number of
+    steps in a round.
+    """
+    begun = monotonic()
     pairs: list[tuple[Samples, Samples]] = []
     for rounds in (ROUNDS, MORE_ROUNDS):
         for _ in range(rounds):
             progress(f"in turns, round {len(pairs) + 1}")
             sides = (first, second) if len(pairs) % 2 == 0 else (second, first)
-            seen = {side: side.turn(steps, timeout) for side in sides}
+            seen = {side: side.turn(_steps(step_ms), timeout) for side in sides}
+            step_ms = max(samples.median for samples in seen.values())
             pairs.append((seen[first], seen[second]))
         turns = _told(pairs)
-        if turns.verdict != "cannot tell":
+        if turns.verdict != "cannot tell" or monotonic() - begun > MOST_SECONDS:
             break
     return turns
+
+
+def _steps(step_ms: float) -> int:
+    """Return the steps of one side of a round."""
+    steps = round(ROUND_SECONDS * 1e3 / max(step_ms, 1e-3))
+    return max(LEAST_STEPS, min(steps, MOST_STEPS))
 
 
 def _told(pairs: list[tuple[Samples, Samples]]) -> Turns:

@@ -130,7 +130,7 @@ def _find_factory(path: Path, name: str) -> Callable[..., Any]:
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{path} does not import: {type(error).__name__}: {error}.") from error
     finally:
         sys.path.pop(0)

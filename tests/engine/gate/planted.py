@@ -11,6 +11,7 @@ from torch import nn
 
 from steplab.engine.gate.evidence import gather
 from steplab.engine.gate.judge import judge
+from steplab.engine.gate.shapes import references_of
 from steplab.engine.gate.truth import fresh, reference
 from steplab.spec import Recipe
 from steplab.techniques.technique import Stage, StepParts, Technique
@@ -55,9 +56,9 @@ def verdicts(spec) -> dict[str, tuple[bool, str]]:
     """Hold the recipe of `spec` against the truth; group -> (passed, detail)."""
     truth = reference(spec, "fp64")
     evidence = gather(fresh(spec), spec)
-    peer = reference(spec, evidence.matmul_dtype)
-    found = judge(evidence, peer, truth, "")
-    return {check.name.strip(): (check.passed, check.detail) for check in found}
+    peers = [reference(spec, name) for name in references_of(evidence.matmul_dtype)]
+    found = judge(evidence, peers, truth, "")
+    return {check.name: (check.passed, check.detail) for check in found}
 
 
 def planted_spec(make, **changes):

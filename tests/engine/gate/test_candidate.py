@@ -3,7 +3,7 @@
 import pytest
 
 from steplab.engine.gate.candidate import Candidate
-from steplab.engine.gate.scout import has_dropout, look_at, make_reference
+from steplab.engine.gate.scout import has_dropout, look_at, make_references
 from steplab.engine.gate.shapes import shapes_to_try, with_batch, without_dropout
 from steplab.engine.profiling.plan import Plan
 from steplab.errors import Unsupported
@@ -16,7 +16,7 @@ def silent(text: str) -> None:
 
 def referenced(shape, folder, *dtypes):
     for dtype in ("fp64", *dtypes):
-        assert make_reference(shape, dtype, folder) == ""
+        assert make_references(shape, dtype, folder) == ""
     return shape
 
 
@@ -34,6 +34,17 @@ def test_an_honest_candidate_is_measured_and_lives(tiny_spec, tmp_path):
     folder.mkdir()
     run = candidate.record(opened.run, Plan((0, 1, 2, 1), detail=False), folder, silent)
     assert run.profile is not None and (folder / run.profile.traces[0]).exists()
+
+
+@pytest.mark.parametrize("mode", ["infer", "forward", "forward+backward"])
+def test_other_modes_compare_what_they_compute(tiny_spec, tmp_path, mode):
+    spec = tiny_spec("precision=bf16", mode=mode)
+    shape = referenced(shapes_to_try(spec)[0], tmp_path, "bf16")
+    opened = Candidate(spec, [shape], tmp_path).open(silent)
+    assert opened.run.status == "ok" and opened.run.clock is not None, opened.run.reason
+    compared = {check.name for check in opened.checks}
+    assert {"weights", "outputs"} <= compared and "update" not in compared
+    assert ("loss" in compared) is (mode != "infer")
 
 
 def test_wrong_numerics_are_never_measured(tiny_spec, tmp_path, monkeypatch):
@@ -90,4 +101,4 @@ def test_a_truth_that_cannot_be_had_is_told(tmp_path):
         "    return steplab.Adopted(Narrow(width, 1), batches, loss)\n"
     )
     shape = shapes_to_try(RunSpec(f"{path}:factory", {"width": 8}))[0]
-    assert "does not run in fp64" in make_reference(shape, "fp64", tmp_path)
+    assert "does not run in fp64" in make_references(shape, "fp64", tmp_path)

@@ -7,7 +7,7 @@ import torch
 
 from steplab.engine.gate.candidate import Candidate
 from steplab.engine.gate.checks import run_checks
-from steplab.engine.gate.scout import make_reference
+from steplab.engine.gate.scout import make_references
 from steplab.engine.gate.shapes import shapes_to_try
 from steplab.spec import RunSpec
 from steplab.techniques.parse import parse_recipe
@@ -36,7 +36,7 @@ def tsmoe(recipe) -> RunSpec:
 def opened(spec, folder):
     shape = shapes_to_try(spec)[0]
     for dtype in ("fp64", "fp32", "tf32", "bf16"):
-        assert make_reference(shape, dtype, folder) == ""
+        assert make_references(shape, dtype, folder) == ""
     return Candidate(spec, [shape], folder).open(lambda text: None)
 
 

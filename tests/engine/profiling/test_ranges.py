@@ -11,6 +11,7 @@ from steplab.engine.profiling.ranges import (
     can_name_modules,
     module_ranges,
     named_range,
+    nearest_path,
     outside_compiled,
 )
 from steplab.probes.compilation import graph_count
@@ -70,6 +71,43 @@ def test_every_module_is_named_once_and_numerics_stay(tiny_spec):
     assert set(called) <= set(seen) and "module:GPT" in seen
     once = [name for name in called if "rotary" not in name]
     assert all(seen.count(name) == 1 for name in once)
+
+
+class Sharing(nn.Module):
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def forward(self, x):
+        return self.shared(x)
+
+
+def test_a_shared_module_is_named_by_its_caller():
+    """Three blocks own one module, which the model owns too and calls at the end."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turn = nn.Sequential(nn.Identity())
+            self.blocks = nn.ModuleList(Sharing(self.turn) for _ in range(3))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return self.turn(x)
+
+    model = Model()
+    with module_ranges(model):
+        seen = ranges_of(lambda: model(torch.ones(1)))
+    blocks = [f"module:blocks.{i}{part}" for i in range(3) for part in ("", ".shared", ".shared.0")]
+    assert seen == ["module:Model", *blocks, "module:turn", "module:turn.0"]
+
+
+def test_the_nearest_path_shares_whole_names():
+    paths = ["rotary", "blocks.1.rotary", "blocks.11.rotary"]
+    assert nearest_path(paths, "blocks.11.attention") == "blocks.11.rotary"
+    assert nearest_path(paths, "blocks.1.attention") == "blocks.1.rotary"
+    assert nearest_path(paths, "head") == nearest_path(paths, "") == "rotary"
 
 
 def test_ranges_end_where_forward_is_left_by_an_exception():

@@ -36,7 +36,7 @@ def test_a_profiled_run_has_everything(recorded):
     assert run.status == "ok", run.reason
     assert len(run.clock.step) == 3 and run.work.tokens and run.ran
     profile = run.profile
-    assert profile.schedule == (0, 1, 2, 2)
+    assert profile.schedule == (0, 1, 2, 2) and profile.updated_weights == run.parameters
     assert profile.traces == ("trace_1.json.gz", "trace_2.json.gz")
     assert profile.memory.peak_bytes > 0 and "forward" in profile.memory.phases_ms
     files = {"trace_1.json.gz", "trace_2.json.gz", "detail.json.gz", "key_averages.txt"}

@@ -60,7 +60,7 @@ def _run(args: argparse.Namespace) -> int:
     for path in args.out:
         write_table(table, path)
     print_table(table)
-    print(f"{total} Runs in {store.root}; list them with: steplab runs")
+    print(f"{units.counted(total, 'Run')} in {store.root}; list them with: steplab runs")
     _refuse_nothing(runs)
     return 0
 

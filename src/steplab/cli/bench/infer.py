@@ -62,7 +62,7 @@ def _run(args: argparse.Namespace) -> int:
     for path in args.out:
         write_table(table, path)
     print_table(table)
-    print(f"{len(runs)} Runs in {store.root}; list them with: steplab runs")
+    print(f"{units.counted(len(runs), 'Run')} in {store.root}; list them with: steplab runs")
     if all(run.status != "ok" for run in runs):
         reason = runs[0].reason.rstrip(".")
         raise MeasurementError(f"No cell could be measured; the first: {reason}.")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from steplab import units
 from steplab.cli.command import Command
 from steplab.cli.flags import (
     add_config_flags,
@@ -87,7 +88,7 @@ def _run(args: argparse.Namespace) -> int:
     _write(args.out, tables)  # before printing: a reader that goes away must not cost the files
     for table in tables:
         print_table(table)
-    print(f"{len(runs)} Runs in {store.root}; list them with: steplab runs")
+    print(f"{units.counted(len(runs), 'Run')} in {store.root}; list them with: steplab runs")
     if all(run.status != "ok" for run in runs):
         reason = runs[0].reason.rstrip(".")
         raise MeasurementError(f"No cell could be measured; the first: {reason}.")

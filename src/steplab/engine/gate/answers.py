@@ -39,10 +39,10 @@ class GateAnswers:
 
     def do_reference(self, request: dict[str, Any]) -> Any:
         """Write what the plain step computes at a shape and in a dtype; why not, or ""."""
-        from steplab.engine.gate.scout import make_reference
+        from steplab.engine.gate.scout import make_references
 
         shape = decode(GateShape, request["shape"], "shape")
-        return make_reference(shape, request["dtype"], Path(request["references"]))
+        return make_references(shape, request["dtype"], Path(request["references"]))
 
     def do_dropout(self, request: dict[str, Any]) -> Any:
         """Tell whether the model drops something at random."""

@@ -12,7 +12,7 @@ from steplab.engine.gate.evidence import Evidence, gather
 from steplab.engine.gate.files import load, reference_path
 from steplab.engine.gate.judge import judge
 from steplab.engine.gate.opened import Opened
-from steplab.engine.gate.shapes import TRUTH, GateShape
+from steplab.engine.gate.shapes import TRUTH, GateShape, references_of
 from steplab.engine.gate.syncs import waiting_lines
 from steplab.engine.gate.truth import fresh
 from steplab.engine.loop import Progress, measure, settle, warm_up
@@ -105,11 +105,9 @@ class Candidate:
 
     def _judge(self, evidence: Evidence, shape: GateShape) -> None:
         """Add checks; stop at wrong numerics."""
-        truth, peer = (
-            load(reference_path(self.references, shape.name, dtype))
-            for dtype in (TRUTH, evidence.matmul_dtype)
-        )
-        self.checks += judge(evidence, peer, truth, shape.words)
+        names = (TRUTH, *references_of(evidence.matmul_dtype))
+        truth, *peers = (load(reference_path(self.references, shape.name, n)) for n in names)
+        self.checks += judge(evidence, peers, truth, shape.words)
         if not all(check.passed for check in self.checks):
             raise RedGate
 

@@ -61,8 +61,11 @@ def gather(step: Step, spec: RunSpec, doubled: bool = False) -> Evidence:
 
 def _run(step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]) -> Evidence:
     weights = groups["weights"] = _parameters(step.model)
+    start = perf_counter()
     groups["outputs"] = _predictions(step, batches[0][0])
-    seconds = _train(step, batches, groups) if step.mode != "infer" else 0.0
+    seconds = perf_counter() - start
+    if step.mode != "infer":
+        seconds = _train(step, batches, groups)
     if step.mode == "full":
         moved = _parameters(step.model)
         groups["update"] = {name: moved[name] - weights[name] for name in weights}

@@ -11,9 +11,9 @@ from steplab.engine.gate.evidence import Evidence
 from steplab.store.atomic import disk_errors
 
 
-def reference_path(folder: Path, shape: str, dtype: str) -> Path:
-    """Return the file of one reference."""
-    return folder / f"{shape}-{dtype}.pt"
+def reference_path(folder: Path, shape: str, name: str) -> Path:
+    """Return the file of one reference: the shape's name, and one of `references_of`."""
+    return folder / f"{shape}-{name}.pt"
 
 
 def save(evidence: Evidence, path: Path) -> None:

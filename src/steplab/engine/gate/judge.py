@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,26 +50,30 @@ class Error:
         return self.budget >= 1
 
 
-def judge(candidate: Evidence, peer: Evidence, truth: Evidence, where: str) -> tuple[Check, ...]:
+def judge(
+    candidate: Evidence, peers: Sequence[Evidence], truth: Evidence, where: str
+) -> tuple[Check, ...]:
     """Return one check per group of evidence; `where` names the shape they were taken at."""
     if not _same(candidate.groups["batches"], truth.groups["batches"]):
         detail = "unverified: other batches than the baseline's; seed what batches() draws"
-        return (Check(f"numerics {where}", False, detail),)
+        return (Check(f"numerics {where}".strip(), False, detail),)
     present = [group for group in GROUPS if group in truth.groups]
-    return tuple(_check(group, candidate, peer, truth, where) for group in present)
+    return tuple(_check(group, candidate, peers, truth, where) for group in present)
 
 
 def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def _check(group: str, candidate: Evidence, peer: Evidence, truth: Evidence, where: str) -> Check:
-    name = f"{group} {where}"
+def _check(
+    group: str, candidate: Evidence, peers: Sequence[Evidence], truth: Evidence, where: str
+) -> Check:
+    name = f"{group} {where}".strip()
     found, true = candidate.groups.get(group, {}), truth.groups[group]
     if found.keys() != true.keys():
         odd = sorted(found.keys() ^ true.keys())
         return Check(name, False, f"not the baseline's tensors: {', '.join(odd[:3])} differ")
-    errors = errors_of(group, candidate, peer, truth)
+    errors = errors_of(group, candidate, peers, truth)
     worst = max(errors, key=lambda error: error.excess)
     said = f"{worst.name}: error {worst.value:.1e}, budget {worst.budget:.1e}"
     wrong = sum(error.excess > 1 for error in errors)
@@ -83,18 +87,22 @@ def _check(group: str, candidate: Evidence, peer: Evidence, truth: Evidence, whe
     return Check(name, True, f"{len(errors)} compared{told}; nearest to its budget {said}")
 
 
-def errors_of(group: str, candidate: Evidence, peer: Evidence, truth: Evidence) -> list[Error]:
+def errors_of(
+    group: str, candidate: Evidence, peers: Sequence[Evidence], truth: Evidence
+) -> list[Error]:
     """Return the error of every tensor of a group, with its budget.
 
-    The budget is SINGLE times the peer's error, its own or that of the group as a whole where
-    this is larger (a small tensor may be near the truth by luck), and one rounding; of the group
-    as a whole FACTOR times. Sums in fp32 may be taken in another order, too: `_order`.
+    The budget is SINGLE times the error of the peer (of two, the worse one): the tensor's own, or
+    that of the group as a whole where this is larger, since a small tensor may be near the truth
+    by luck. One rounding is added. The group as a whole has FACTOR times the peer's error. Sums in
+    fp32 may be taken in another order, too: `_order`.
     """
-    true, found, near = (side.groups[group] for side in (truth, candidate, peer))
+    true, found = truth.groups[group], candidate.groups[group]
     rounding = 0.0 if group == "weights" else unit_roundoff(candidate.matmul_dtype)
     whole = max(_together(norms := {n: float(t.norm()) for n, t in true.items()}), TINY)
-    off = {name: distance(near[name], true[name]) for name in true}
-    group_error = _together(off) / whole
+    distances = [{n: distance(peer.groups[group][n], true[n]) for n in true} for peer in peers]
+    off = {name: max(one[name] for one in distances) for name in true}
+    group_error = max(map(_together, distances)) / whole
     order = _order(truth.terms) if candidate.matmul_dtype == PLAIN_DTYPE else 1.0
     stored = {n: _storage(group, n, candidate, truth) for n in true}
     turned = {n: _one_turned(group, candidate, true[n]) for n in true}

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from steplab.trace.op_categories import PRODUCTS
 
 BITS = {"tf32": 11, "bf16": 8, "fp16": 11}  # of the significand, the hidden one included
+TORCHS = ("aten::", "prim")
+OWN_OPS = 2  # what an op of somebody's own does inside nobody sees: it may be a product
 # Ops that hold products, by a word in their names, and the least dimensions of their factors: the
 # sums of exponentials that attention hands to its backward are no factors.
 HOLDING = {"attention": 4, "rnn": 2, "lstm": 2, "gru": 2}
@@ -39,6 +42,8 @@ class RoundedProducts(TorchDispatchMode):
     `dtype` may show.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, dtype: str) -> None:
         super().__init__()
         self.bits = BITS[dtype]
@@ -48,8 +53,10 @@ class RoundedProducts(TorchDispatchMode):
     ) -> Any:
         """Run the op, with rounded inputs and outputs where it multiplies matrices."""
         kwargs = dict(kwargs or {})
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
         least = least_factor(f"{func.namespace}::{func._overloadpacket.__name__}")
-        if least is None:
+        if least is None or func._schema.is_mutable:  # a rounded copy would take the change
             return func(*args, **kwargs)
 
         def rounding(leaf: Any) -> Any:
@@ -63,4 +70,5 @@ def least_factor(op: str) -> int | None:
     """Return from how many dimensions on an op's tensors are factors; None: it has no product."""
     if op in PRODUCTS or op == "aten::convolution":
         return 1
-    return next((least for word, least in HOLDING.items() if word in op), None)
+    held = next((least for word, least in HOLDING.items() if word in op), None)
+    return held if held or op.startswith(TORCHS) else OWN_OPS

@@ -13,14 +13,19 @@ import torch
 
 from steplab.engine.assemble import assemble, micro_batches
 from steplab.engine.gate.files import reference_path, save
-from steplab.engine.gate.shapes import GateShape
+from steplab.engine.gate.shapes import GateShape, references_of
 from steplab.engine.gate.truth import dropouts, reference
 from steplab.engine.trial import clean_up, is_out_of_memory
 from steplab.spec import RunSpec
 
 
-def make_reference(shape: GateShape, dtype: str, folder: Path) -> str:
-    """Write one reference, unless it is there; return why it cannot be had, or ""."""
+def make_references(shape: GateShape, dtype: str, folder: Path) -> str:
+    """Write what candidates of `dtype` are held against; return why it cannot be had, or ""."""
+    problems = (_make(shape, name, folder) for name in references_of(dtype))
+    return next(filter(None, problems), "")
+
+
+def _make(shape: GateShape, dtype: str, folder: Path) -> str:
     path = reference_path(folder, shape.name, dtype)
     if path.exists():
         return ""

@@ -9,6 +9,7 @@ from steplab.workloads.workload import find_workload
 
 TRUTH = "fp64"
 PLAIN_DTYPE = "fp32"  # of a step in which nothing is rounded that the plain one does not round
+ROUNDED, AUTOCAST = "rounded", "autocast"  # the two peers of any other dtype
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,10 @@ def without_dropout(shape: GateShape) -> GateShape:
     """Return the shape for a model with dropout, which is off while numerics are compared."""
     words = f"{shape.words}, without dropout" if shape.words else "without dropout"
     return replace(shape, words=words, apart=True)
+
+
+def references_of(dtype: str) -> tuple[str, ...]:
+    """Return the names of the references for candidates that declare `dtype`, or of the truth."""
+    if dtype in (TRUTH, PLAIN_DTYPE):
+        return (dtype,)
+    return f"{dtype}-{ROUNDED}", f"{dtype}-{AUTOCAST}"

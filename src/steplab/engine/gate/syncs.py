@@ -18,8 +18,9 @@ def waiting_lines(subject: Subject) -> list[str]:
     """Run one step and return `file.py:12` for every wait in it; nothing without a GPU."""
     if not subject.on_cuda:
         return []
+    batch = next(subject.feed)  # what fetching it waits for is no matter of the step
     with _reported() as seen:
-        subject.run_step()
+        subject.step(batch)
     told = [w for w in seen if WORDS in str(w.message)]
     return [f"{Path(w.filename).name}:{w.lineno}" for w in told]
 

@@ -5,29 +5,47 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from steplab.engine.assemble import assemble
 from steplab.engine.gate.evidence import Evidence, gather
 from steplab.engine.gate.rounding import RoundedProducts
-from steplab.engine.gate.shapes import PLAIN_DTYPE, TRUTH
+from steplab.engine.gate.shapes import AUTOCAST, ROUNDED, TRUTH
 from steplab.engine.step import Step
 from steplab.spec import PLAIN, RunSpec
 
 
-def reference(spec: RunSpec, dtype: str) -> Evidence:
-    """Return what the plain step of `spec` computes: in fp64, as it is, or with rounded products.
+def reference(spec: RunSpec, name: str) -> Evidence:
+    """Return what the plain step of `spec` computes, by one of the names of `references_of`.
 
-    `dtype` is "fp64" for the truth, else the precision that a candidate declares: "fp32" is the
-    plain step itself; for the others its products are rounded so, and everything else is exact.
+    "fp64" is the truth and "fp32" the plain step as it is. "bf16-rounded" is the truth with every
+    matrix product rounded so: what the precision leaves no choice about. "bf16-autocast" is what
+    torch makes of the plain step in that precision: between products it rounds, too.
     """
     step = fresh(replace(spec, recipe=PLAIN))
-    if dtype == PLAIN_DTYPE:
-        return gather(step, spec)
-    step.model.double()
-    rounding = contextlib.nullcontext() if dtype == TRUTH else RoundedProducts(dtype)
-    with rounding:
-        return gather(step, spec, doubled=True)
+    dtype, _, how = name.partition("-")
+    if how == AUTOCAST:
+        _lower(step, dtype)
+    if name == TRUTH or how == ROUNDED:
+        step.model.double()
+        rounding = RoundedProducts(dtype) if how else contextlib.nullcontext()
+        with rounding:
+            return gather(step, spec, doubled=True)
+    return gather(step, spec)
+
+
+def _lower(step: Step, dtype: str) -> None:
+    """Let torch itself run the step in tf32, bf16 or fp16."""
+    kind = step.parts.device.type
+    if dtype == "tf32":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+        return
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    step.parts.forward_context = lambda: torch.autocast(kind, dtype=half)
+    if half is torch.float16:
+        step.parts.scaler = torch.amp.GradScaler(kind)
 
 
 def fresh(spec: RunSpec) -> Step:

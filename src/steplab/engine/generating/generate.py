@@ -25,6 +25,9 @@ from steplab.spec import Recipe
 from steplab.workloads.workload import find_workload
 
 BYTES = 256
+# Tokens of a prompt that are read at once. Attention that holds its scores holds this many rows of
+# them: 20,000 tokens at once took 15 GB.
+PIECE = 512
 Reader = Callable[[Tensor], Tensor]
 
 
@@ -55,9 +58,12 @@ class Writer:
         """
         device = next(self.model.parameters()).device
         random = torch.Generator(device).manual_seed(seed)
-        tokens_BT, found = torch.tensor([list(prompt)], device=device), bytearray()
+        prompt_BT, found = torch.tensor([list(prompt)], device=device), bytearray()
+        *pieces, tokens_BT = prompt_BT.split(PIECE, 1)
         with self.forward_context():
             read = self.generator(self.model, 1, len(prompt) + length)
+            for piece_BT in pieces:
+                read(piece_BT)
             for _ in range(length):
                 logits_BV = read(tokens_BT)[:, :BYTES]
                 tokens_BT = sample(logits_BV, temperature, top_k, random)[:, None]

@@ -30,9 +30,9 @@ PAD = "pad to a fixed size, or mask instead of selecting"
 
 def lint(spec: RunSpec, steps: int) -> list[Hazard]:
     """Run `steps` steps, each on another batch, and return what was met, in that order."""
-    step = assemble(spec)
-    feed = micro_batches(step, spec)
     try:
+        step = assemble(spec)
+        feed = micro_batches(step, spec)
         with _first_call(step.model) as call:
             step(next(feed))  # unwatched: what is made once, lazily, is none of a step
         seen, shapes = [], []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -58,37 +59,66 @@ def run_named(subject: Subject, then: Callable[[], None]) -> None:
 def module_ranges(model: nn.Module) -> Iterator[None]:
     """Name the forward of every module `module:<path>`; the model itself by its class.
 
-    Forward hooks enter and leave the ranges and change nothing that flows through. A compiled
-    module gets one range around the compiled call and none inside: a hook in there would be
-    traced, so the module would be compiled anew and no longer be the one that was measured.
+    Forward hooks enter and leave the ranges and change nothing that flows through. A module that
+    several others share is named by its path through the one that calls it. A compiled module
+    gets one range around the compiled call and none inside: a hook in there would be traced, so
+    the module would be compiled anew and no longer be the one that was measured.
     """
-    open_ranges: list[record_function] = []
-
-    def enter(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any) -> None:
-            entered = record_function(name)
-            entered.__enter__()
-            open_ranges.append(entered)
-
-        return hook
-
-    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-        open_ranges.pop().__exit__(None, None, None)
-
+    running = _Running(type(model).__name__)
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in outside_compiled(model):
+        paths.setdefault(module, []).append(path)
     undo: list[Callable[[], None]] = []
     try:
-        for path, module in outside_compiled(model):
-            name = f"{MODULE}{path or type(model).__name__}"
+        for module, known in paths.items():
             if module._compiled_call_impl is not None:
-                undo.append(_wrap_compiled_call(module, name))
+                undo.append(_wrap_compiled_call(module, known, running))
             else:
-                undo.append(module.register_forward_pre_hook(enter(name)).remove)
+                undo.append(module.register_forward_pre_hook(running.entering(known)).remove)
                 # always_call: recomputation under checkpointing leaves a forward by exception.
-                undo.append(module.register_forward_hook(leave, always_call=True).remove)
+                undo.append(module.register_forward_hook(running.leave, always_call=True).remove)
         yield
     finally:
         for remove in undo:
             remove()
+
+
+class _Running:
+    """The modules whose forward is going on, outermost first, each in its range."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._open: list[tuple[str, record_function]] = []
+
+    def range_of(self, known: Sequence[str]) -> tuple[str, record_function]:
+        """Return that of the paths `known` which the module was called by, and its range."""
+        path = nearest_path(known, self._open[-1][0] if self._open else "")
+        return path, record_function(f"{MODULE}{path or self._model_name}")
+
+    def entering(self, known: Sequence[str]) -> Callable[..., None]:
+        """Return the hook that opens the range of a module with these paths."""
+
+        def hook(module: nn.Module, inputs: Any) -> None:
+            path, entered = self.range_of(known)
+            entered.__enter__()
+            self._open.append((path, entered))
+
+        return hook
+
+    def leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Close the range that was opened last."""
+        self._open.pop()[1].__exit__(None, None, None)
+
+
+def nearest_path(known: Sequence[str], caller: str) -> str:
+    """Return the path that shares most with the caller's; of equals the first."""
+    within = caller.split(".")
+
+    def shared(path: str) -> int:
+        pairs = zip(path.split("."), within, strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    return max(known, key=shared)
 
 
 def outside_compiled(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -120,12 +150,14 @@ def can_name_modules(model: nn.Module) -> bool:
     return not graph_count() or any(is_compiled(module) for module in model.modules())
 
 
-def _wrap_compiled_call(module: nn.Module, name: str) -> Callable[[], None]:
+def _wrap_compiled_call(
+    module: nn.Module, known: Sequence[str], running: _Running
+) -> Callable[[], None]:
     compiled = module._compiled_call_impl
     assert compiled is not None
 
     def ranged(*args: Any, **kwargs: Any) -> Any:
-        with record_function(name):
+        with running.range_of(known)[1]:
             return compiled(*args, **kwargs)
 
     def put_back() -> None:

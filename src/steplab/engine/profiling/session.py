@@ -40,7 +40,8 @@ def record(subject: Subject, run: Run, plan: Plan, folder: Path, progress: Progr
     notes = [*run.notes]
     if not plan.warmup:
         notes.append("schedule without warm-up: recorded steps hold the profiler's own start")
-    profile = Profile(plan.numbers, record_lean(subject, plan, folder, progress))
+    traces = record_lean(subject, plan, folder, progress)
+    profile = Profile(plan.numbers, traces, updated_weights=updated_weights(subject))
     if plan.detail:
         try:
             profile = _detailed(subject, run, profile, folder, progress, notes)
@@ -49,6 +50,15 @@ def record(subject: Subject, run: Run, plan: Plan, folder: Path, progress: Progr
                 raise
             notes.append("no detail: the step with stacks, shapes and memory ran out of memory")
     return replace(run, profile=profile, notes=tuple(notes))
+
+
+def updated_weights(subject: Subject) -> int | None:
+    """Return the number of weights that a step updates; None where nobody knows the optimizer."""
+    optimizer = subject.step.optimizer
+    if optimizer is None or subject.spec.mode != "full":
+        return None
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    return sum(p.numel() for p in params if p.requires_grad)
 
 
 def _detailed(

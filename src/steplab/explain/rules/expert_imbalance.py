@@ -1,7 +1,8 @@
 """Some experts get far more tokens than others, and all are padded to the busiest.
 
 What it sees: a routing by top-k, and batched products over the experts with more rows than
-tokens were given out; or, without padding, products of single experts of very unequal size.
+tokens were given out; or, without padding, very unequal shares of the experts, as the step
+reported them (`load_LE`) or as the sizes of their products show.
 Why it costs: rows of padding are multiplied like any other.
 Remedy: a balancing loss or bias on the router; dropless dispatch (`impl.experts=grouped`).
 When it is wrong: a capacity factor up to 1.5 that was chosen on purpose.
@@ -9,10 +10,13 @@ When it is wrong: a capacity factor up to 1.5 that was chosen on purpose.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from steplab import units
 from steplab.explain.case import Case
 from steplab.explain.experts import Routing, places, rooms, routing
 from steplab.explain.products import numbered, products
+from steplab.explain.reported import loads
 from steplab.explain.rows import Rows
 from steplab.record import Finding
 
@@ -22,10 +26,11 @@ UNEQUAL = 3.0  # the busiest expert over the mean
 
 def check(case: Case) -> Finding | None:
     """Compare padded rows with assigned ones, else the busiest expert with the mean."""
-    if case.rows is None:
-        return None
-    routed = routing(case.rows)
-    return (_padded(case.rows, routed) if routed else None) or _unequal(case.rows)
+    routed = routing(case.rows) if case.rows is not None else None
+    padded = _padded(case.rows, routed) if case.rows is not None and routed else None
+    if padded is not None or loads(case):
+        return padded or _unequal_loads(loads(case))
+    return _unequal_products(case.rows) if case.rows is not None else None
 
 
 def _padded(rows: Rows, routed: Routing) -> Finding | None:
@@ -55,18 +60,34 @@ def _padded(rows: Rows, routed: Routing) -> Finding | None:
     )
 
 
-def _unequal(rows: Rows) -> Finding | None:
-    """On one device unequal experts cost no time of their own, so this stays a note."""
+def _unequal_loads(loads_LE: Sequence[Sequence[float]]) -> Finding | None:
+    """Judge the shares that the step reported; the layer with the busiest expert counts."""
+    busiest = [max(load_E) * len(load_E) / sum(load_E) for load_E in loads_LE]
+    times, layer = max(zip(busiest, range(len(loads_LE)), strict=True))
+    idle = sum(not share for share in loads_LE[layer])
+    seen = f"layer {layer}: {units.percent(max(loads_LE[layer]))} of the assignments to one"
+    seen += f" of {len(loads_LE[layer])} experts"
+    return _unequal(times, f"{seen}, none to {idle}" if idle else seen)
+
+
+def _unequal_products(rows: Rows) -> Finding | None:
+    """Judge the sizes of the products of single experts."""
     worst = max(places(rows), key=lambda place: max(place.sizes), default=None)
     if worst is None:
         return None
     mean = sum(worst.sizes) / len(worst.sizes)
-    if max(worst.sizes) < UNEQUAL * mean:
+    seen = f"{worst.name}: {max(worst.sizes)} rows, {mean:.0f} on average"
+    return _unequal(max(worst.sizes) / mean, seen)
+
+
+def _unequal(times: float, seen: str) -> Finding | None:
+    """On one device unequal experts cost no time of their own, so this stays a note."""
+    if times < UNEQUAL:
         return None
     return Finding(
         rule="expert_imbalance",
-        claim=f"the busiest expert gets {max(worst.sizes) / mean:.1f} times the mean",
-        evidence=(f"{worst.name}: {max(worst.sizes)} rows, {mean:.0f} on average",),
+        claim=f"the busiest expert gets {times:.1f} times the mean",
+        evidence=(seen,),
         remedy="balance the router (loss or bias)",
         stake_ms=0.0,
         why="experts that get no tokens learn nothing",

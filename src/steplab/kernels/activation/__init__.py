@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from steplab.kernels._tiles import by_triton
+from steplab.kernels._triton import by_triton
 from steplab.kernels.impl import impls, load
 
 

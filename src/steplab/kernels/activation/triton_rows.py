@@ -30,7 +30,7 @@ def backward(
 
 def forward_by(tile: Tile, z: Tensor, activation: str, weights: Weights | None) -> Tensor:
     """As `forward`, by the tile given."""
-    from steplab.kernels.activation._kernels import activation_forward_kernel
+    from steplab.kernels.activation._triton_kernels import activation_forward_kernel
 
     gated = activation == "swiglu"
     R, F = z.shape[0], z.shape[1] // 2 if gated else z.shape[1]
@@ -50,7 +50,7 @@ def backward_by(
     tile: Tile, z: Tensor, dh_RF: Tensor, activation: str, weights: Weights | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """As `backward`, by the tile given."""
-    from steplab.kernels.activation._kernels import activation_backward_kernel
+    from steplab.kernels.activation._triton_kernels import activation_backward_kernel
 
     (R, F), dz, dvalues_R = dh_RF.shape, torch.empty_like(z), None
     if weights is not None:

@@ -16,16 +16,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.errors import Unsupported, UserError
-from steplab.kernels.impl import AUTO, impls, load
+from steplab.errors import UserError
+from steplab.kernels.impl import impls, load, select
 
 # Loaded once, so that torch.compile traces plain dictionary look-ups.
 IMPLS = {name: load("attention", name) for name in impls("attention")}
 
-# Fastest first by earlier H200 timings, not repeated with this code (bf16, B16 H12 T4096 D64,
-# forward: cuDNN 0.96 ms, flash 1.58 ms, efficient 3.26 ms). cuDNN and flash take 16-bit inputs
-# only; flash also runs on CPU. triton_flash takes what they refuse (documents, shared heads).
-PREFERENCE = ("cudnn", "flash", "efficient", "triton_flash", "math")
+# Forward and backward on an H200, bf16, B16 H12 T4096 causal (benchmarks/attention_h200.md): with
+# D64 triton_flash 3.47 ms, cuDNN 3.57, flash 5.56; with D128 6.35, 5.65, 9.70. So cuDNN: never far
+# behind, and its host needs a third of the time. cuDNN and flash take 16-bit inputs only; flash
+# also runs on CPU. triton_flash takes what they refuse (documents, shared heads).
+PREFERENCE = ("cudnn", "flash", "efficient", "triton_flash", "math", "reference")
 
 
 def choose(
@@ -44,15 +45,7 @@ def choose(
             f"{k_BHSD.shape[0]} sequences of {k_BHSD.shape[2]} keys.",
             "Give one document id per key.",
         )
-    if impl == AUTO:
-        for name in PREFERENCE:
-            if not IMPLS[name].refuse(*inputs):
-                return name
-        return "reference"
-    reason = IMPLS[impl].refuse(*inputs)
-    if reason:
-        raise Unsupported(f"attention {impl!r} {reason}.", "Use impl.attention=auto.")
-    return impl
+    return select("attention", IMPLS, PREFERENCE, impl, *inputs)
 
 
 def attention(

@@ -20,6 +20,8 @@ def flash_inputs(
     q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, documents_BS: Tensor | None
 ) -> str:
     """Object to whatever the tiled algorithm of this package does not take."""
+    if q_BHTD.shape[0] != k_BHSD.shape[0]:
+        return "needs as many rows of keys as of queries"
     if not q_BHTD.dtype == k_BHSD.dtype == v_BHSD.dtype:
         return f"needs one dtype, not {q_BHTD.dtype}, {k_BHSD.dtype} and {v_BHSD.dtype}"
     if k_BHSD.shape != v_BHSD.shape or q_BHTD.shape[-1] != k_BHSD.shape[-1]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,12 +12,12 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from steplab.kernels._triton import INTERPRETED, on_device_of
 from steplab.kernels.attention._flash_op import empty_lse, heads_inside
 from steplab.kernels.attention._triton_backward import attention_dkdv_kernel, attention_dq_kernel
 from steplab.kernels.attention._triton_config import Tiling, Tilings, tilings_for
 from steplab.kernels.attention._triton_forward import attention_forward_kernel
 
-INTERPRETED = triton.knobs.runtime.interpret
 LOG2_E = math.log2(math.e)
 
 
@@ -143,14 +142,9 @@ def dkdv_by(
     return dk_BGSD, dv_BGSD
 
 
-def _device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be that of the inputs."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
-
-
 def forward(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *mask: Any) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp in bits; `mask` is causal, first and past."""
-    with _device_of(q_BHTD):
+    with on_device_of(q_BHTD):
         return forward_by(tilings(q_BHTD).forward, q_BHTD, k_BGSD, v_BGSD, *mask)
 
 
@@ -165,6 +159,6 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv; `mask` is causal, first and past."""
     chosen, inputs = tilings(q_BHTD), (dout_BHTD, q_BHTD, k_BGSD, v_BGSD)
-    with _device_of(q_BHTD):
+    with on_device_of(q_BHTD):
         dq_BHTD, delta_BHT = dq_by(chosen.dq, *inputs, out_BHTD, lse_BHT, *mask)
         return dq_BHTD, *dkdv_by(chosen.dkdv, *inputs, lse_BHT, delta_BHT, *mask)

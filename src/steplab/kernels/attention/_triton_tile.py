@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from steplab.kernels._triton_rounding import narrow
+
 
 # fmt: off
 @triton.jit
@@ -130,18 +132,6 @@ def load_line(
         else:
             line_C = tl.load(pointers_C)
     return line_C
-
-
-@triton.jit
-def narrow(x, dtype: tl.constexpr, UPCAST: tl.constexpr):
-    """Return fp32 `x` rounded to `dtype`, to nearest even.
-
-    UPCAST: Triton's interpreter cuts to bf16 instead of rounding, so the bits are rounded first.
-    """
-    if UPCAST and dtype == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        x = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
-    return x.to(dtype)
 
 
 @triton.jit

@@ -22,8 +22,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from steplab.errors import Unsupported, UserError
-from steplab.kernels.impl import AUTO, impls, load
+from steplab.errors import UserError
+from steplab.kernels.impl import AUTO, impls, load, select
 
 Reduction = Literal["mean", "none"]
 IGNORE = -100  # torch's own default
@@ -31,6 +31,7 @@ IGNORE = -100  # torch's own default
 # Loaded once, so that torch.compile traces plain dictionary look-ups.
 IMPLS = {name: load("cross_entropy", name) for name in impls("cross_entropy")}
 
+PREFERENCE = ("triton_chunked", "chunked")  # where the logits are large
 # Smaller logits cost a GPU little memory, and would make few chunks: whole they launch less.
 LARGE_LOGITS = 256 * 2**20
 
@@ -45,11 +46,7 @@ def choose(impl: str, x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> str
         large = x_TD.shape[0] * weight_VD.shape[0] * x_TD.element_size() > LARGE_LOGITS
         if not large or x_TD.device.type != "cuda":
             return "reference"
-        return "chunked" if IMPLS["triton_chunked"].refuse(x_TD, weight_VD) else "triton_chunked"
-    reason = IMPLS[impl].refuse(x_TD, weight_VD)
-    if reason:
-        raise Unsupported(f"cross_entropy {impl!r} {reason}.", "Use impl.cross_entropy=auto.")
-    return impl
+    return select("cross_entropy", IMPLS, PREFERENCE, impl, x_TD, weight_VD)
 
 
 def cross_entropy(

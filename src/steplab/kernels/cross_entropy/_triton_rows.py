@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steplab.kernels._triton import INTERPRETED, on_device_of
-from steplab.kernels.attention._triton_tile import narrow
+from steplab.kernels._triton_rounding import narrow
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)

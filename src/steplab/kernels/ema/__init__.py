@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.errors import Unsupported, UserError
+from steplab.errors import UserError
 from steplab.kernels.ema._parameters import Parameters
-from steplab.kernels.impl import AUTO, impls, load
+from steplab.kernels.impl import AUTO, impls, load, select
 
 # Loaded once, so that torch.compile traces plain dictionary look-ups.
 IMPLS = {name: load("ema", name) for name in impls("ema")}
@@ -33,14 +33,9 @@ def choose(
             f"The state has the shape {tuple(state_B2ND.shape)}, not {(B, 2, N, D)}.",
             "Take the state that the same model returned for the same batch.",
         )
-    if impl == AUTO:
-        if not IMPLS["scan"].refuse(x_BLD, parameters):
-            return "scan"
+    if impl == AUTO and IMPLS["scan"].refuse(x_BLD, parameters):
         return "sequential" if x_BLD.shape[1] <= SHORT else "fft"
-    reason = IMPLS[impl].refuse(x_BLD, parameters)
-    if reason:
-        raise Unsupported(f"ema {impl!r} {reason}.", "Use impl.ema=auto.")
-    return impl
+    return select("ema", IMPLS, ("scan",), impl, x_BLD, parameters)
 
 
 def ema(
@@ -51,7 +46,7 @@ def ema(
     wants_last: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Return (y_BLD, last state or None) by exactly the implementation named (not `auto`)."""
-    if x_BLD.shape[1] == 0:
+    if x_BLD.shape[1] == 0:  # no step to take, whoever was to take it
         impl = "sequential"
     found: tuple[Tensor, Tensor | None] = IMPLS[impl].ema(x_BLD, parameters, state_B2ND, wants_last)
     return found

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from steplab.kernels._triton import INTERPRETED, on_device_of
 from steplab.kernels.ema._scan_backward import ema_gradients_kernel
 from steplab.kernels.ema._scan_config import Cut, cut_for
 from steplab.kernels.ema._scan_forward import (
@@ -20,7 +20,6 @@ from steplab.kernels.ema._scan_forward import (
 )
 from steplab.kernels.ema._scan_tables import ema_chain_kernel, ema_tables_kernel
 
-INTERPRETED = triton.knobs.runtime.interpret
 TABLE_LANES = 32
 CARRY_LANES = 128
 
@@ -30,11 +29,6 @@ class Kept(NamedTuple):
 
     tables_K2ND: Tensor
     entering_BC2ND: Tensor  # the state before each chunk
-
-
-def _on(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be that of the inputs."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def _chunks(cut: Cut, length: int) -> tuple[int, int, int]:
@@ -217,7 +211,7 @@ def forward(
     wants_last: bool,
 ) -> tuple[Tensor, Tensor, Kept]:
     """Return outputs, last state and what the backward needs, by the cut of the table."""
-    with _on(x_BLD):
+    with on_device_of(x_BLD):
         return forward_by(cut_of(parameters), x_BLD, parameters, state_B2ND, wants_last)
 
 
@@ -259,6 +253,6 @@ def backward(
     has_start: bool,
 ) -> tuple[Tensor, ...]:
     """Return all gradients, by the cut of the table."""
-    with _on(x_BLD):
+    with on_device_of(x_BLD):
         inputs = (dy_BLD, dlast_B2ND, x_BLD, parameters, kept, has_start)
         return backward_by(cut_of(parameters), *inputs)

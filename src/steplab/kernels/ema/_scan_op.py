@@ -39,18 +39,10 @@ def ema_scan(
 
 
 @ema_scan.register_fake
-def _(
-    x: Tensor,
-    alpha: Tensor,
-    delta: Tensor,
-    theta: Tensor,
-    gamma: Tensor,
-    omega: Tensor,
-    state: Tensor | None,
-    wants_last: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(x: Tensor, alpha: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from steplab.kernels.ema import _scan_launch
 
+    wants_last = rest[-1]
     (B, L, D), N = x.shape, alpha.shape[1]
     rows, chunks = _scan_launch.kept_sizes(N, L)
     empty = alpha.new_empty
@@ -91,23 +83,11 @@ def ema_scan_backward(
 
 
 @ema_scan_backward.register_fake
-def _(
-    dy: Tensor | None,
-    dlast: Tensor | None,
-    x: Tensor,
-    alpha: Tensor,
-    delta: Tensor,
-    theta: Tensor,
-    gamma: Tensor,
-    omega: Tensor,
-    tables: Tensor,
-    entering: Tensor,
-    has_start: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    alike = [p.new_empty(p.shape) for p in (x, alpha, delta, theta, gamma, omega)]
+def _(dy: Tensor | None, dlast: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
+    x, alpha, *_, tables, _, has_start = inputs
     B, (D, N) = x.shape[0], alpha.shape
     state = tables.new_empty(B if has_start else 0, 2, N, D)
-    return alike[0], alike[1], alike[2], alike[3], alike[4], alike[5], state
+    return *(p.new_empty(p.shape) for p in inputs[:6]), state
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

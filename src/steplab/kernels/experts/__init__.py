@@ -5,8 +5,8 @@ T tokens are always T * K rows, and only the borders between experts move. `fuse
 hand-written kernels and keeps half as much for the backward. `capacity` gives every expert the
 same number of rows and drops the assignments that find theirs full.
 
-Every implementation file offers `experts(...)`, as `experts` below; `fused` also `refuse(...)`,
-which returns the reason why it cannot run, or "".
+Every implementation file offers `experts(...)`, as `experts` below, and `refuse(x, experts)`, which
+returns the reason why it cannot run, or "".
 """
 
 # T tokens, K chosen experts, E experts, D width, F inner width (2F for swiglu), R = T * K rows
@@ -16,8 +16,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from steplab.errors import Unsupported
-from steplab.kernels.impl import AUTO, impls, load
+from steplab.kernels.impl import impls, load, select
 
 
 class GroupedMatmul(Protocol):
@@ -42,18 +41,12 @@ class ExpertWeights(NamedTuple):
 
 # After the types above, which the implementations import.
 IMPLS = {name: load("experts", name) for name in impls("experts")}
+PREFERENCE = ("fused", "grouped")
 
 
 def choose(impl: str, x_TD: Tensor, experts: ExpertWeights) -> str:
     """Return the implementation to run; `auto` is a dropless one with static shapes."""
-    if impl not in (AUTO, "fused"):
-        return impl
-    reason = IMPLS["fused"].refuse(x_TD, experts)
-    if impl == AUTO:
-        return "grouped" if reason else "fused"
-    if reason:
-        raise Unsupported(f"experts {impl!r} {reason}.", "Use impl.experts=auto.")
-    return impl
+    return select("experts", IMPLS, PREFERENCE, impl, x_TD, experts)
 
 
 def experts(

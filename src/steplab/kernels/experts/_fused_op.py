@@ -62,8 +62,11 @@ def fused_experts_backward(
     z_RF: Tensor,
     activation: str,
     matmul: str,
+    need_dx: bool,
+    need_dw_in: bool,
+    need_dw_out: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, the weights and both matrices."""
+    """Return the gradients of x, the weights and both matrices; empty where not needed."""
     chosen = row_TK.shape[1]
     dout_RD = gather(dout_TD, source_R, chosen)
     dh_RF = product(matmul, dout_RD, w_out_EDF, offsets_E)
@@ -72,20 +75,27 @@ def fused_experts_backward(
     dz_RF, h_RF, dweights_R = activation_op.backward(impl, z_RF, dh_RF, activation, weights)
     assert dweights_R is not None
     del dh_RF
-    dw_out_EDF = weight_gradient(matmul, dout_RD, h_RF, offsets_E)
+    dw_out_EDF, dw_in_EFD, dx_TD = (t.new_empty(0) for t in (w_out_EDF, w_in_EFD, x_TD))
+    if need_dw_out:
+        dw_out_EDF = weight_gradient(matmul, dout_RD, h_RF, offsets_E)
     del dout_RD, h_RF  # 1 GiB with 65,536 tokens of width 768, before the next products need it
-    x_RD = gather(x_TD, source_R, chosen)
-    dw_in_EFD = weight_gradient(matmul, dz_RF, x_RD, offsets_E)
-    del x_RD
-    dx_RD = product(matmul, dz_RF, w_in_EFD, offsets_E)
-    del dz_RF
+    if need_dw_in:
+        x_RD = gather(x_TD, source_R, chosen)
+        dw_in_EFD = weight_gradient(matmul, dz_RF, x_RD, offsets_E)
+        del x_RD
+    if need_dx:
+        dx_RD = product(matmul, dz_RF, w_in_EFD, offsets_E)
+        del dz_RF
+        dx_TD = add_up(dx_RD, row_TK)
     dweights_TK = dweights_R.view_as(weights_TK).to(weights_TK.dtype)
-    return add_up(dx_RD, row_TK), dweights_TK, dw_in_EFD, dw_out_EDF
+    return dx_TD, dweights_TK, dw_in_EFD, dw_out_EDF
 
 
 @fused_experts_backward.register_fake
-def _(dout_TD: Tensor, *inputs: Any, **named: Any) -> tuple[Tensor, ...]:
-    return tuple(tensor.new_empty(tensor.shape) for tensor in inputs[:4])
+def _(dout_TD: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    need_dx, *need_matrices = inputs[-3:]
+    pairs = zip(inputs[:4], (need_dx, True, *need_matrices), strict=True)
+    return tuple(tensor.new_empty(tensor.shape if need else 0) for tensor, need in pairs)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -96,7 +106,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, dout_TD: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     kept = (*ctx.saved_tensors, ctx.activation, ctx.matmul)
-    return *fused_experts_backward(dout_TD, *kept), None, None, None, None, None
+    need_dx, _, *need_matrices = needs = ctx.needs_input_grad[:4]
+    found = fused_experts_backward(dout_TD, *kept, need_dx, *need_matrices)
+    gradients = (g if need else None for g, need in zip(found, needs, strict=True))
+    return *gradients, None, None, None, None, None
 
 
 fused_experts.register_autograd(_differentiate, setup_context=_keep)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels._tiles import by_triton
+from steplab.kernels._triton import by_triton
 from steplab.kernels.experts._sorting import place_assignments
 
 

@@ -53,7 +53,7 @@ def place(experts_TK: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     R = experts_TK.numel()
     padded = triton.next_power_of_2(experts)
     block = FEWEST if INTERPRETED else max(HITS // padded, FEWEST)
-    blocks = triton.cdiv(R, block)
+    blocks = max(1, triton.cdiv(R, block))  # one writes the offsets, also where nobody came
     counts_EB = torch.empty(experts, blocks, dtype=torch.int32, device=experts_TK.device)
     row_TK = torch.empty_like(experts_TK, dtype=torch.int32)
     source_R, offsets_E = row_TK.new_empty(R), row_TK.new_empty(experts)

@@ -28,6 +28,11 @@ def kept_assignments(experts_TK: Tensor, experts: int) -> Tensor:
     return rank_assignments(experts_TK, experts) < limit
 
 
+def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
+    """Return why it cannot run, or ""."""
+    return "" if x_TD.shape[0] else "needs at least one token"
+
+
 def experts(
     x_TD: Tensor,
     weights_TK: Tensor,

@@ -10,6 +10,11 @@ from steplab.kernels.experts._permute import combine, gather
 from steplab.kernels.experts._sorting import sort_rows
 
 
+def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
+    """Return why it cannot run, or "": the grouped product takes what it is given."""
+    return ""
+
+
 def experts(
     x_TD: Tensor,
     weights_TK: Tensor,

@@ -10,6 +10,11 @@ from steplab.kernels.activation.reference import activate
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul
 
 
+def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
+    """The definition takes everything."""
+    return ""
+
+
 def experts(
     x_TD: Tensor,
     weights_TK: Tensor,

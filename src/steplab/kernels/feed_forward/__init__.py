@@ -10,20 +10,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.errors import Unsupported
-from steplab.kernels.impl import AUTO, impls, load
+from steplab.kernels.impl import impls, load, select
 
 IMPLS = {name: load("feed_forward", name) for name in impls("feed_forward")}
+PREFERENCE = ("fused", "reference")
 
 
 def choose(impl: str, x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:
     """Return the implementation to run; `auto` is the fused one wherever it can run."""
-    reason = "" if impl == "reference" else IMPLS["fused"].refuse(x_TD, w_in_FD, w_out_DF)
-    if impl == AUTO:
-        return "reference" if reason else "fused"
-    if reason:
-        raise Unsupported(f"feed_forward {impl!r} {reason}.", "Use impl.feed_forward=auto.")
-    return impl
+    return select("feed_forward", IMPLS, PREFERENCE, impl, x_TD, w_in_FD, w_out_DF)
 
 
 def feed_forward(

@@ -15,7 +15,7 @@ from torch import Tensor
 from steplab.kernels import activation as activation_op
 from steplab.kernels._triton import refuse_device
 
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16, torch.float16)  # its gelu is exact to 18 bits, too few for fp32
 
 
 def refuse(x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:
@@ -69,23 +69,33 @@ def fused_feed_forward_backward(
     weights_T1: Tensor | None,
     z_TF: Tensor,
     activation: str,
+    need_dx: bool,
+    need_dw_in: bool,
+    need_dw_out: bool,
 ) -> list[Tensor]:
-    """Return the gradients of x, of both matrices and, where there are any, of the weights."""
+    """Return the gradients of x, of both matrices and, where there are any, of the weights.
+
+    Those of x and the matrices are empty where not needed.
+    """
     dh_TF = dout_TD @ w_out_DF
     impl, weights = activation_op.choose(z_TF), _weights(weights_T1)
     dz_TF, h_TF, dweights_T = activation_op.backward(impl, z_TF, dh_TF, activation, weights)
     del dh_TF
-    dw_out_DF = dout_TD.T @ h_TF
+    dw_out_DF = dout_TD.T @ h_TF if need_dw_out else w_out_DF.new_empty(0)
     del h_TF
-    found = [dz_TF @ w_in_FD, dz_TF.T @ x_TD, dw_out_DF]
+    dx_TD = dz_TF @ w_in_FD if need_dx else x_TD.new_empty(0)
+    dw_in_FD = dz_TF.T @ x_TD if need_dw_in else w_in_FD.new_empty(0)
+    found = [dx_TD, dw_in_FD, dw_out_DF]
     if weights_T1 is not None and dweights_T is not None:
         found.append(dweights_T[:, None].to(weights_T1.dtype))
     return found
 
 
 @fused_feed_forward_backward.register_fake
-def _(dout_TD: Tensor, *inputs: Any, **named: Any) -> list[Tensor]:
-    return [tensor.new_empty(tensor.shape) for tensor in inputs[:4] if tensor is not None]
+def _(dout_TD: Tensor, *inputs: Any) -> list[Tensor]:
+    needs = (*inputs[-3:], inputs[3] is not None)
+    found = zip(inputs[:4], needs, strict=True)
+    return [t.new_empty(t.shape if need else 0) for t, need in found if t is not None]
 
 
 def _weights(weights_T1: Tensor | None) -> activation_op.Weights | None:
@@ -99,8 +109,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, dout_TD: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    found = fused_feed_forward_backward(dout_TD, *ctx.saved_tensors, ctx.activation)
-    return *found, *[None] * (5 - len(found))
+    needs = ctx.needs_input_grad[:4]
+    found = fused_feed_forward_backward(dout_TD, *ctx.saved_tensors, ctx.activation, *needs[:3])
+    gradients = [g if need else None for g, need in zip(found, needs, strict=False)]
+    return *gradients, *[None] * (5 - len(gradients))
 
 
 fused_feed_forward.register_autograd(_differentiate, setup_context=_keep)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.errors import Unsupported
 from steplab.kernels.grouped_mm._op import make_op
-from steplab.kernels.impl import AUTO, impls, load
+from steplab.kernels.impl import impls, load, select
 
 IMPLS = {name: load("grouped_mm", name) for name in impls("grouped_mm")}
+PREFERENCE = ("aten", "loop")
 OPS = {
     name: make_op(name, impl.product, impl.weight_gradient, impl.TAGS)
     for name, impl in IMPLS.items()
@@ -24,17 +24,12 @@ OPS = {
 
 def choose(impl: str, x_RK: Tensor, w_EKN: Tensor) -> str:
     """Return the implementation to run; `auto` takes torch's op wherever it can run."""
-    if impl == AUTO:
-        return "loop" if IMPLS["aten"].refuse(x_RK, w_EKN) else "aten"
-    reason = IMPLS[impl].refuse(x_RK, w_EKN)
-    if reason:
-        raise Unsupported(f"grouped_mm {impl!r} {reason}.", "Use impl.grouped_mm=auto.")
-    return impl
+    return select("grouped_mm", IMPLS, PREFERENCE, impl, x_RK, w_EKN)
 
 
 def grouped_mm(impl: str, x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
     """Return (R, N) by exactly the implementation named (not `auto`)."""
-    return OPS[impl](x_RK, w_EKN, offsets_E.to(torch.int32))
+    return OPS[impl](x_RK, w_EKN, offsets_E.to(torch.int32).contiguous())
 
 
 def product(impl: str, x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:

@@ -40,11 +40,12 @@ def make_op(impl: str, product: Product, gradient: Product, tags: tuple[torch.Ta
     def keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
-    def differentiate(ctx: Any, dout_RN: Tensor) -> tuple[Tensor, Tensor, None]:
+    def differentiate(ctx: Any, dout_RN: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x_RK, w_EKN, offsets_E = ctx.saved_tensors
+        need_dx, need_dw, _ = ctx.needs_input_grad
         dout_RN = dout_RN.contiguous()  # a sum's gradient is one number expanded, stride 0
-        dx_RK = grouped_mm(dout_RN, w_EKN.transpose(-2, -1), offsets_E)
-        return dx_RK, weight_gradient(x_RK, dout_RN, offsets_E), None
+        dx_RK = grouped_mm(dout_RN, w_EKN.transpose(-2, -1), offsets_E) if need_dx else None
+        return dx_RK, weight_gradient(x_RK, dout_RN, offsets_E) if need_dw else None, None
 
     grouped_mm.register_autograd(differentiate, setup_context=keep)
     return grouped_mm

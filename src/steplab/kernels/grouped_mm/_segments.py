@@ -14,6 +14,7 @@ from torch import Tensor
 from steplab.kernels._triton import INTERPRETED, on_device_of
 
 PIECES = 16
+FOUND = 32  # segments that a program finds: against all of 255 experts in 128 registers
 BLOCK = 64 if INTERPRETED else 2048
 WARPS = 8
 
@@ -31,9 +32,10 @@ def find_segments(offsets_E: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     count = groups + PIECES
     ends_S, group_S = offsets_E.new_empty(count), offsets_E.new_empty(count)
     with on_device_of(offsets_E):
-        find_segments_kernel[(1,)](
+        find_segments_kernel[(triton.cdiv(count, FOUND),)](
             *(offsets_E, ends_S, group_S, rows, triton.cdiv(rows, PIECES), groups, PIECES),
             S=triton.next_power_of_2(count),
+            R=FOUND,
         )
     return ends_S, group_S
 

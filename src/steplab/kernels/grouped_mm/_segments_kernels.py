@@ -1,37 +1,48 @@
 """Finds the segments of rows, and adds their parts up."""
 
-# S segments padded to a power of two
+# S segments padded to a power of two, R of them that a program places
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from steplab.kernels.attention._triton_tile import narrow
+from steplab.kernels._triton_rounding import narrow
 
 
 # fmt: off
 @triton.jit
+def _end(offsets, s, rows, mark, GROUPS: tl.constexpr):
+    """Return where a segment ends: at the offset of a group, or, after those, at a mark."""
+    offset = tl.load(offsets + s, mask=s < GROUPS, other=0)
+    return tl.where(s < GROUPS, offset, tl.minimum((s - GROUPS + 1) * mark, rows))
+
+
+@triton.jit
 def find_segments_kernel(
     offsets, ends, group, rows, mark, GROUPS: tl.constexpr, PIECES: tl.constexpr, S: tl.constexpr,
+    R: tl.constexpr,
 ):
-    """Sort the offsets and the multiples of `mark` by counting for each those before it."""
-    s_S = tl.arange(0, S)
-    offset_S = tl.load(offsets + s_S, mask=s_S < GROUPS, other=0)
-    end_S = tl.where(s_S < GROUPS, offset_S, tl.minimum((s_S - GROUPS + 1) * mark, rows))
+    """Sort the offsets and the multiples of `mark` by counting for each those before it.
+
+    Grid: blocks of R segments.
+    """
+    s_S, s_R = tl.arange(0, S), tl.program_id(0) * R + tl.arange(0, R)
+    end_S = _end(offsets, s_S, rows, mark, GROUPS)
+    end_R = _end(offsets, s_R, rows, mark, GROUPS)
     known_S = s_S < GROUPS + PIECES
-    end_S = tl.where(known_S, end_S, rows)
-    earlier = (end_S[None, :] < end_S[:, None]) & known_S[None, :]
-    tied = (end_S[None, :] == end_S[:, None]) & (s_S[None, :] < s_S[:, None]) & known_S[None, :]
-    rank_S = tl.sum((earlier | tied).to(tl.int32), 1)
+    earlier = (end_S[None, :] < end_R[:, None]) & known_S[None, :]
+    tied = (end_S[None, :] == end_R[:, None]) & (s_S[None, :] < s_R[:, None]) & known_S[None, :]
+    rank_R = tl.sum((earlier | tied).to(tl.int32), 1)
     # Where this segment starts: at the largest end that is smaller, or at the same one if tied.
-    start_S = tl.max(tl.where(earlier | tied, end_S[None, :], 0), 1)
+    start_R = tl.max(tl.where(earlier | tied, end_S[None, :], 0), 1)
     # A group that ends at or before the start is behind it.
     is_group_S = s_S < GROUPS
-    behind = is_group_S[None, :] & (end_S[None, :] <= start_S[:, None])
-    group_S = tl.where(start_S < end_S, tl.sum(behind.to(tl.int32), 1), -1)
-    tl.store(ends + rank_S, end_S, mask=known_S)
-    tl.store(group + rank_S, group_S, mask=known_S)
+    behind = is_group_S[None, :] & (end_S[None, :] <= start_R[:, None])
+    group_R = tl.where(start_R < end_R, tl.sum(behind.to(tl.int32), 1), -1)
+    known_R = s_R < GROUPS + PIECES
+    tl.store(ends + rank_R, end_R, mask=known_R)
+    tl.store(group + rank_R, group_R, mask=known_R)
 
 
 @triton.jit

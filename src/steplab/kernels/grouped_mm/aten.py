@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from steplab.kernels._tiles import by_triton
+from steplab.kernels._triton import by_triton
 from steplab.kernels.grouped_mm._segments import add_segments, find_segments
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -13,27 +13,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.errors import Unsupported
-from steplab.kernels.impl import AUTO, impls, load
+from steplab.kernels.impl import impls, load, select
 
 # Loaded once, so that torch.compile traces plain dictionary look-ups.
 IMPLS = {name: load("rms_norm", name) for name in impls("rms_norm")}
 
 # `aten` is torch's own op: fused on CUDA where stream and weight have one dtype.
-PREFERENCE = ("triton_norm", "aten")
+PREFERENCE = ("triton_norm", "aten", "reference")
 
 
 def choose(impl: str, x: Tensor, weight_D: Tensor, added: Tensor | None = None) -> str:
     """Return the implementation to run. `auto` takes the first that accepts the inputs."""
-    if impl == AUTO:
-        for name in PREFERENCE:
-            if not IMPLS[name].refuse(x, weight_D, added):
-                return name
-        return "reference"
-    reason = IMPLS[impl].refuse(x, weight_D, added)
-    if reason:
-        raise Unsupported(f"rms_norm {impl!r} {reason}.", "Use impl.rms_norm=auto.")
-    return impl
+    return select("rms_norm", IMPLS, PREFERENCE, impl, x, weight_D, added)
 
 
 def rms_norm(

@@ -63,7 +63,7 @@ def forward(
     if rows:
         with on_device_of(x):
             rms_norm_forward_kernel[(triton.cdiv(rows, tiling.rows),)](
-                *(x, added, weight_D, normed, stream, rstd, rows, eps),
+                *(x, added, weight_D.contiguous(), normed, stream, rstd, rows, eps),
                 WIDTH=width,
                 D=padded_width(width),
                 ROWS=tiling.rows,
@@ -91,7 +91,7 @@ def backward(
     dx, partial_PD = torch.empty_like(stream), rstd.new_empty(programs, width)
     with on_device_of(stream):
         rms_norm_backward_kernel[(programs,)](
-            *(d_normed, d_stream, stream, weight_D, rstd, dx, partial_PD, rows),
+            *(d_normed, d_stream, stream, weight_D.contiguous(), rstd, dx, partial_PD, rows),
             WIDTH=width,
             D=padded_width(width),
             ROWS=tiling.rows,

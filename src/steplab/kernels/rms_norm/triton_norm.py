@@ -21,6 +21,8 @@ def refuse(x: Tensor, weight_D: Tensor, added: Tensor | None = None) -> str:
     for tensor in (x, weight_D, *(() if added is None else (added,))):
         if tensor.dtype not in DTYPES:
             return f"needs fp16, bf16 or fp32, not {tensor.dtype}"
+    if weight_D.shape != x.shape[-1:] or (added is not None and added.shape != x.shape):
+        return "needs a weight as wide as the rows, and an addition of their shape"
     if x.shape[-1] > WIDEST:
         return f"needs rows of at most {WIDEST} numbers, not {x.shape[-1]}"
     return refuse_device(x)

@@ -10,30 +10,26 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.errors import Unsupported
-from steplab.kernels.impl import AUTO, impls, load
+from steplab.kernels.impl import impls, load, select
 
 # Loaded once, so that torch.compile traces plain dictionary look-ups.
 IMPLS = {name: load("rotary", name) for name in impls("rotary")}
+PREFERENCE = ("triton_rotary", "reference")
 
 QKV = tuple[Tensor, Tensor, Tensor]  # (B, H, T, D) each
 
 
 def choose(impl: str, qkv_BT3HD: Tensor, cos: Tensor) -> str:
     """Return the implementation to run. `auto` takes the one-pass kernel wherever it can run."""
-    if impl == AUTO:
-        return "reference" if IMPLS["triton_rotary"].refuse(qkv_BT3HD, cos) else "triton_rotary"
-    reason = IMPLS[impl].refuse(qkv_BT3HD, cos)
-    if reason:
-        raise Unsupported(f"rotary {impl!r} {reason}.", "Use impl.rotary=auto.")
-    return impl
+    return select("rotary", IMPLS, PREFERENCE, impl, qkv_BT3HD, cos)
 
 
 def rotary(impl: str, qkv_BT3HD: Tensor, cos: Tensor, sin: Tensor) -> QKV:
     """Return q, k and v, (B, H, T, D) each, by exactly the implementation named (not `auto`).
 
-    `cos` and `sin` are (T, D / 2), or (B, 1, T, D / 2) where each row has positions of its own. The
-    rotation is computed in fp32 or better and rounded once. The values are a view of the input.
+    `cos` and `sin` are (T, D / 2), or (B, 1, T, D / 2) where each row has positions of its own, or
+    (1, 1, T, D / 2). The rotation is computed in fp32 or better and rounded once. The values are a
+    view of the input.
     """
     out: QKV = IMPLS[impl].rotary(qkv_BT3HD, cos, sin)
     return out

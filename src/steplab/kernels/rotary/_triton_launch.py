@@ -40,7 +40,7 @@ def rotate(
         rotary_kernel[(triton.cdiv(T * H, rows), B)](
             *(source_BTHD, target_BTHD, cos, sin),
             *(source_BTHD.stride()[:3], target_BTHD.stride()[:3]),
-            *(T * D // 2 if cos.ndim > 2 else 0, T),
+            *(T * D // 2 if cos.ndim > 2 and cos.shape[0] > 1 else 0, T),
             H=H,
             HALF=D // 2,
             E=padded,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steplab.kernels._triton import DTYPES, refuse_device
+from steplab.kernels._triton import DTYPES, refuse_batch, refuse_device
 
 WIDEST = 512  # of a head
 
@@ -21,9 +21,12 @@ def refuse(qkv_BT3HD: Tensor, cos: Tensor) -> str:
     """Return why it cannot run, or ""."""
     if qkv_BT3HD.dtype not in DTYPES or cos.dtype != torch.float32:
         return f"needs fp16, bf16 or fp32 and fp32 angles, not {qkv_BT3HD.dtype} and {cos.dtype}"
-    if qkv_BT3HD.shape[-1] > WIDEST:
-        return f"needs a head width of at most {WIDEST}, not {qkv_BT3HD.shape[-1]}"
-    return refuse_device(qkv_BT3HD)
+    B, T, _, _, D = qkv_BT3HD.shape
+    if D > WIDEST:
+        return f"needs a head width of at most {WIDEST}, not {D}"
+    if D % 2 or tuple(cos.shape) not in ((T, D // 2), (1, 1, T, D // 2), (B, 1, T, D // 2)):
+        return "needs angles of (T, D / 2), (B, 1, T, D / 2) or (1, 1, T, D / 2), and an even D"
+    return refuse_batch(qkv_BT3HD) or refuse_device(qkv_BT3HD)
 
 
 def rotary(qkv_BT3HD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,20 +11,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.errors import Unsupported
-from steplab.kernels.impl import AUTO, impls, load
+from steplab.kernels.impl import impls, load, select
 
 IMPLS = {name: load("router", name) for name in impls("router")}
+PREFERENCE = ("triton_router", "reference")
 
 
 def choose(impl: str, x_TD: Tensor, weight_ED: Tensor) -> str:
     """Return the implementation to run; `auto` is the single kernel wherever it can run."""
-    reason = "" if impl == "reference" else IMPLS["triton_router"].refuse(x_TD, weight_ED)
-    if impl == AUTO:
-        return "reference" if reason else "triton_router"
-    if reason:
-        raise Unsupported(f"router {impl!r} {reason}.", "Use impl.router=auto.")
-    return impl
+    return select("router", IMPLS, PREFERENCE, impl, x_TD, weight_ED)
 
 
 def router(

@@ -10,7 +10,10 @@ import triton
 from torch import Tensor
 
 from steplab.kernels._triton import INTERPRETED, on_device_of
-from steplab.kernels.router._kernels import router_softmax_backward_kernel, router_softmax_kernel
+from steplab.kernels.router._triton_kernels import (
+    router_softmax_backward_kernel,
+    router_softmax_kernel,
+)
 
 
 class Tiling(NamedTuple):
@@ -40,20 +43,16 @@ def forward(
 
 
 def backward(
-    dprobabilities_TE: Tensor,
-    dweights_TK: Tensor,
-    dgate_T1: Tensor,
-    x_TD: Tensor,
-    weight_ED: Tensor,
-    gate_1D: Tensor,
-    probabilities_TE: Tensor,
-    experts_TK: Tensor,
-    gate_T1: Tensor,
+    gradients: tuple[Tensor, Tensor, Tensor],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    outputs: tuple[Tensor, Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Return dx and, in fp32, the gradient of the weight's rows followed by the gate's."""
-    gradients = (dprobabilities_TE, dweights_TK, dgate_T1)
-    inputs = (x_TD, weight_ED, gate_1D, probabilities_TE, experts_TK, gate_T1)
-    return backward_by(tilings(weight_ED)[1], *gradients, *inputs)
+    """Return dx and, in fp32, the gradient of the weight's rows followed by the gate's.
+
+    Of probabilities, weights and gate the gradients; x, weight and gate; and, of what the forward
+    gave, probabilities, experts and gate.
+    """
+    return backward_by(tilings(inputs[1])[1], *gradients, *inputs, *outputs)
 
 
 def tilings(weight_ED: Tensor) -> tuple[Tiling, Tiling]:

@@ -61,8 +61,8 @@ def router_backward(
     from steplab.kernels.router import _launch
 
     gradients = dprobabilities_TE.contiguous(), dweights_TK.contiguous(), dgate_T1.contiguous()
-    inputs = (x_TD.contiguous(), *_rows(weight_ED, gate_1D), probabilities_TE, experts_TK, gate_T1)
-    return _launch.backward(*gradients, *inputs)
+    inputs = (x_TD.contiguous(), *_rows(weight_ED, gate_1D))
+    return _launch.backward(gradients, inputs, (probabilities_TE, experts_TK, gate_T1))
 
 
 @router_backward.register_fake

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from steplab.modules.attention import Attention
-from steplab.modules.experts import matmul_dtype
+from steplab.modules.autocast import matmul_dtype
 from steplab.modules.kv_cache import LayerCache
 from steplab.modules.rotary import Angles, Rotary
 from steplab.workloads.hydra.config import HydraConfig

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from steplab.kernels import feed_forward as feed_forward_op
 from steplab.kernels.impl import AUTO
-from steplab.modules.experts import matmul_dtype
+from steplab.modules.autocast import matmul_dtype
 
 Matrices = tuple[Tensor, Tensor]  # (2F, D) with the gate's rows first, and (D, F)
 

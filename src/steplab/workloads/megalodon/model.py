@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from steplab.errors import Unsupported, UserError
 from steplab.kernels.cross_entropy import IGNORE
-from steplab.modules.experts import matmul_dtype
+from steplab.modules.autocast import matmul_dtype
 from steplab.modules.loss import LinearCrossEntropy
 from steplab.modules.rotary import Rotary
 from steplab.workloads.megalodon.attention import Carry, GatedAttention

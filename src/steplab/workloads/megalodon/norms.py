@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from steplab.modules.experts import matmul_dtype
+from steplab.modules.autocast import matmul_dtype
 
 
 class Precise(nn.Module):

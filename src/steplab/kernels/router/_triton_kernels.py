@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from steplab.kernels.attention._triton_tile import narrow
+from steplab.kernels._triton_rounding import narrow
 
 
 # fmt: off

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from steplab.kernels.attention._triton_tile import narrow
+from steplab.kernels._triton_rounding import narrow
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 DENSITY_AT_0 = tl.constexpr(0.3989422804014327)

@@ -1,0 +1,133 @@
+"""Least work of steplab's own kernels, by the arguments of the op that launches them.
+
+Products inside these ops are operators of their own (aten::mm, aten::_grouped_mm) and counted
+there. An op that launches several kernels has a model for each, for all its launches of one call.
+"""
+
+# B batch, T tokens, E experts, H heads, L steps of time, D width, V vocabulary
+from __future__ import annotations
+
+import functools
+import re
+
+from steplab.hardware import op_costs
+from steplab.trace.own_experts import EXPERT_KERNELS, NUMBER
+from steplab.trace.products import Cost, Model, attention
+from steplab.trace.shapes import Call, total_bytes
+
+# Autograd's frame around an op's forward has the op's arguments, and is where kernels start.
+_OP = re.compile(r"(?:steplab::|GeneratedBackwardFor_steplab_)(?P<name>\w+?)(?:_default)?")
+_HALF_CODES = (5, 15)  # torch.float16 and torch.bfloat16 as recorded scalars
+
+
+def own_op(name: str) -> str:
+    """Return "rotary" of "steplab::rotary"; "" for an operator of somebody else's."""
+    found = _OP.fullmatch(name)
+    return found["name"] if found else ""
+
+
+def has_many_kernels(name: str) -> bool:
+    """Whether the kernels of an operator have models of their own."""
+    return own_op(name) in EXPERT_KERNELS
+
+
+def own_cost(call: Call, kernel: str) -> Cost | None:
+    """Return what `call` costs; of an op with several kernels, what those of this name do."""
+    name = own_op(call.name)
+    model = EXPERT_KERNELS[name].get(kernel) if name in EXPERT_KERNELS else _SINGLE.get(name)
+    return model(call) if model else None
+
+
+def _router(call: Call) -> Cost | None:
+    """One product with the weight and the gate; probabilities, choices and gates out."""
+    x_TD, weight_ED, chosen = call.tensor(0), call.tensor(1), call.integer(3)
+    if not (x_TD and weight_ED and chosen):
+        return None
+    (T, D), E = x_TD.dims, weight_ED.dims[0]
+    out = T * (NUMBER * (E + chosen + 1) + 8 * chosen)
+    flops = op_costs.matmul(T, E + 1, D)
+    return Cost(flops, total_bytes(x_TD, weight_ED, call.tensor(2)) + out, x_TD.dtype)
+
+
+def _router_backward(call: Call) -> Cost | None:
+    x_TD, weight_ED = call.tensor(3), call.tensor(4)
+    if not (x_TD and weight_ED):
+        return None
+    (T, D), E = x_TD.dims, weight_ED.dims[0]
+    moved = total_bytes(*call.tensors) + x_TD.bytes + NUMBER * (E + 1) * D
+    return Cost(2 * op_costs.matmul(T, E + 1, D), moved, x_TD.dtype)
+
+
+def _norm(call: Call, adds: bool) -> Cost | None:
+    """The stream in; the normed rows, one number each and, where it adds, the new stream out."""
+    x, added = call.tensor(0), call.tensor(1) if adds else None
+    weight_D = call.tensor(2 if adds else 1)
+    if not (x and weight_D) or (adds and not added):
+        return None
+    stream = max(x.item, added.item) if added else x.item
+    normed = 2 if call.integer(4 if adds else 3) in _HALF_CODES else stream
+    written = x.numel * (normed + (stream if added else 0)) + NUMBER * x.numel // x.dims[-1]
+    return Cost(0.0, total_bytes(x, added, weight_D) + written)
+
+
+def _norm_backward(call: Call) -> Cost | None:
+    stream, weight_D = call.tensor(2), call.tensor(3)
+    if not (stream and weight_D):
+        return None
+    return Cost(0.0, total_bytes(*call.tensors) + stream.bytes + weight_D.bytes)
+
+
+def _rotary(call: Call) -> Cost | None:
+    """Two thirds of the product, q and k, in and out."""
+    qkv = call.tensor(0)
+    return (
+        Cost(0.0, 4 * qkv.bytes // 3 + total_bytes(call.tensor(1), call.tensor(2))) if qkv else None
+    )
+
+
+def _rotary_backward(call: Call) -> Cost | None:
+    gradients = [call.tensor(i) for i in range(3)]
+    if not all(gradients):
+        return None
+    return Cost(0.0, 2 * total_bytes(*gradients) + total_bytes(call.tensor(3), call.tensor(4)))
+
+
+def _logits(call: Call, x: int, times: int) -> Cost | None:
+    """Logits of all tokens, `times` through memory; x, weight and targets stand side by side."""
+    x_TD, weight_VD, targets_T = (call.tensor(x + i) for i in range(3))
+    if not (x_TD and weight_VD and targets_T):
+        return None
+    moved = times * x_TD.dims[0] * weight_VD.dims[0] * x_TD.item
+    return Cost(0.0, moved + targets_T.bytes)
+
+
+def _mean_loss(call: Call) -> Cost | None:
+    """The gradient is written over the logits, if anybody wants one."""
+    needed = call.truth(4) is not False or call.truth(5) is not False
+    return _logits(call, 0, 2 if needed else 1)
+
+
+def _average(call: Call, x: int, times: int) -> Cost | None:
+    """A moving average: x in and y out; its gradient: x and dy in, dx out."""
+    x_BLD = call.tensor(x)
+    return Cost(0.0, float(times * x_BLD.bytes)) if x_BLD else None
+
+
+_part = functools.partial
+_LOSS = "triton_chunked_cross_entropy"
+_SINGLE: dict[str, Model] = {
+    "router": _router,
+    "router_backward": _router_backward,
+    "rms_norm": _part(_norm, adds=False),
+    "add_rms_norm": _part(_norm, adds=True),
+    "rms_norm_backward": _norm_backward,
+    "rotary": _rotary,
+    "rotary_backward": _rotary_backward,
+    f"{_LOSS}_mean": _mean_loss,
+    f"{_LOSS}_tokens": _part(_logits, x=0, times=1),
+    f"{_LOSS}_tokens_backward": _part(_logits, x=1, times=2),
+    "triton_flash_attention": attention(0, 3, documents=4),
+    "triton_flash_attention_backward": attention(1, 6, documents=7),
+    "ema_scan": _part(_average, x=0, times=2),
+    "ema_scan_backward": _part(_average, x=2, times=3),
+}
