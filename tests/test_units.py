@@ -22,3 +22,8 @@ from steplab import units
 )
 def test_text(function, value, text):
     assert function(value) == text
+
+
+def test_one_is_not_plural():
+    assert units.counted(1, "Run") == "1 Run"
+    assert units.counted(0, "Run") == "0 Runs" and units.counted(1200, "Run") == "1,200 Runs"

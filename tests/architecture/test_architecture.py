@@ -37,6 +37,8 @@ LONGEST_FUNCTION = 60
         "steplab.cli.bench.attention",
         "steplab.cli.bench.experts",
         "steplab.cli.bench.loss",
+        "steplab.cli.tune",
+        "steplab.tune.search",
         "steplab.cli.data.info",
         "steplab.cli.data.clean",
         "steplab.cli.data.pack",

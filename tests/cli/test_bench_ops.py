@@ -68,7 +68,7 @@ def test_experts(at_home, tmp_path, capsys):
         ("attention --out x.txt", "Use a suffix"),
         ("attention --device tpu", "no device 'tpu'"),
         ("attention --timeout 0", "--timeout must be more than 0"),
-        ("attention --repeats 0", "steps must be at least 1"),
+        ("attention --repeats 0", "--repeats must be at least 1"),
         ("attention --contxt 5", "Did you mean '--context'"),
         ("experts --routing even", "--routing"),
         ("experts --top-k 9", "cannot choose 9 of 8"),

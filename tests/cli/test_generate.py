@@ -40,6 +40,11 @@ def test_train_then_resume_then_generate(tmp_path, capsys):
     assert main(["generate", *words, "--prompt", "h\u00e9"]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("h\u00e9") and "20 bytes by" in shown.err
+    assert "the first after" in shown.err and "bytes/s" in shown.err
+    assert main(["generate", *words, "--recipe", "impl.attention=cudnn"]) == 3
+    assert capsys.readouterr().out == ""  # nothing half-written before the refusal
+    assert main(["train", "megalodon", "--resume", *folder]) == 2
+    assert "is a run of hydra, not of megalodon" in capsys.readouterr().err
 
 
 def test_no_steps_tell_the_size(capsys):
@@ -55,7 +60,10 @@ def test_no_steps_tell_the_size(capsys):
         (["--length", "0"], "at least 1"),
         (["--temperature", "-1"], "0 or more"),
         (["--checkpoint", "/nowhere"], "/nowhere"),
-        (["--prompt-file", "/nowhere"], "cannot be read"),
+        (["--prompt-file", "/nowhere"], "no file /nowhere"),
+        (["--prompt-file", "/"], "cannot be read"),
+        (["--prompt-file", __file__, "--prompt", "x"], "Use one"),
+        (["--temperature", "nan"], "0 or more"),
     ],
 )
 def test_slips_are_told(words, told, capsys):

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("rich")
@@ -110,3 +114,10 @@ def test_help_tells_summaries_without_importing_the_commands(package):
     for name in shelf.names(package, "COMMAND"):
         found = _SUMMARY.search(shelf.source(package, name))
         assert found and found[1] == shelf.load(package, name, "COMMAND").summary
+
+
+def test_a_terminal_of_another_encoding_is_no_error():
+    code = "from steplab.cli.main import main; main(['--version']); print(chr(0x65e5))"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert done.returncode == 0 and rb"\u65e5" in done.stdout

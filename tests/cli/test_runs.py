@@ -30,7 +30,7 @@ def test_list_and_filter(store, filled, capsys):
     assert runs_command(store, "--group", "g1") == 0
     assert filled[2].id in capsys.readouterr().out
     assert runs_command(store, "--newest", "1") == 0
-    assert "1 Runs" in capsys.readouterr().out
+    assert "1 Run" in capsys.readouterr().out
 
 
 def test_json_is_the_whole_record(store, filled, capsys):
@@ -67,7 +67,7 @@ def test_a_filter_never_selects_what_cannot_be_read(store, filled, capsys):
 
 def test_groups_by_their_beginning(store, filled, capsys):
     assert runs_command(store, "--group", "g") == 0
-    assert "1 Runs" in capsys.readouterr().out
+    assert "1 Run" in capsys.readouterr().out
 
 
 def test_an_empty_store_is_no_error(store, capsys):

@@ -64,7 +64,7 @@ def test_perf_metrics_line(tmp_path, capsys):
         (["--compile", "--recipe", "compile=blocks"], "contradict"),
         (["--amp", "--recipe", "precision=fp16"], "contradict"),
         (["--normalise", "sereis"], "Did you mean 'series'"),
-        (["gpt", "--steps-per-epoch", "1"], "not trained on series"),
+        (["gpt", "--steps-per-epoch", "1"], "what can be trained: hydra, megalodon, tsmoe"),
         (["--lr", "fast"], "--lr needs float"),
         (["--lr", "1e38"], "must lie between"),
         (["--lr", "nan"], "must lie between"),

@@ -79,3 +79,23 @@ def test_refusals(recipe, model, options, error, words):
         pytest.skip("this machine has a GPU")
     with pytest.raises(error, match=words):
         steplab.apply(recipe, model, squares, **options)
+
+
+@pytest.mark.parametrize("batch", [torch.ones(4, 8), (torch.ones(4, 8),), []])
+def test_a_bare_batch_is_not_taken_apart(batch):
+    model = nn.Linear(8, 1)
+    step = steplab.apply("plain", model, lambda m, x: m(x).mean())
+    before = model.weight.detach().clone()
+    with pytest.raises(UserError, match="list of micro-batches"):
+        step(batch)
+    assert torch.equal(before, model.weight)
+
+
+def test_what_is_passed_by_mistake_is_named():
+    model, loss = nn.Linear(8, 1), lambda m, x: m(x).mean()
+    with pytest.raises(UserError, match="recipe is of type dict"):
+        steplab.apply({"precision": "bf16"}, model, loss)
+    with pytest.raises(UserError, match=r"not an nn\.Module"):
+        steplab.apply("plain", loss, loss)
+    with pytest.raises(UserError, match="made by a function"):
+        steplab.apply("plain", model, loss, torch.optim.SGD(model.parameters(), 0.1))

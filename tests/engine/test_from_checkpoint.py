@@ -128,7 +128,7 @@ def test_flags_against_the_weights_are_refused(source, words, said, base, tmp_pa
 
 def test_bad_origins_are_one_sentence(base, tmp_path, capsys):
     assert main(["train", "gpt", "--from-checkpoint", str(base / "checkpoints")]) == 2
-    assert "--workload gpt contradicts" in capsys.readouterr().err
+    assert "is a model of tsmoe, not of gpt" in capsys.readouterr().err
     for source, said in (
         (tmp_path / "nowhere", "no checkpoint"),
         (tmp_path, "no checkpoint in"),

@@ -5,8 +5,9 @@ import torch
 
 from steplab.engine import trial as trial_module
 from steplab.engine.assemble import assemble, micro_batches
-from steplab.engine.trial import is_out_of_memory, trial
+from steplab.engine.trial import is_out_of_memory, memory_sentence, trial
 from steplab.record import run_from_json, run_to_json
+from steplab.spec import RunSpec
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +151,27 @@ def test_gpu_step_does_not_wait_for_the_host(tiny_spec):
         step(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_host_memory_is_told_in_units():
+    said = (
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 2147483648 bytes. Error code 12 (Cannot allocate memory)"
+    )
+    assert is_out_of_memory(RuntimeError(said))
+    assert memory_sentence(RuntimeError(said)) == "no host memory for another 2.00 GiB"
+
+
+def test_a_failure_names_the_line_of_the_model(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "import torch, steplab\n"
+        "def make():\n"
+        "    def batches(size):\n"
+        "        while True: yield torch.randn(size, 5)\n"
+        "    def loss(model, x):\n"
+        "        return model(x).mean()\n"
+        "    return steplab.Adopted(torch.nn.Linear(4, 1), batches, loss)\n"
+    )
+    run = trial(RunSpec(f"{path}:make", batch=2, steps=1, warmup=0))
+    assert run.status == "failed" and "own.py:6 (loss)" in run.reason

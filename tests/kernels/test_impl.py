@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from steplab.errors import Unsupported, UserError
-from steplab.kernels.impl import select
+from steplab.kernels.impl import select, worth_trying
 
 
 def implementation(most):
@@ -33,3 +33,9 @@ def test_an_unknown_name_is_an_error_with_a_suggestion():
     with pytest.raises(UserError, match="counting has no implementation 'medum'") as error:
         select("counting", IMPLS, PREFERENCE, "medum", 1)
     assert "medium" in error.value.suggestion
+
+
+def test_what_is_there_to_be_measured_against_is_not_tried():
+    assert not worth_trying("attention", "dense_mask")
+    assert not worth_trying("experts", "capacity")
+    assert worth_trying("experts", "loop")

@@ -148,7 +148,7 @@ def test_ranks_that_share_cores_are_named_below_the_table():
 
 def test_the_conditions_are_those_of_the_device_that_was_used():
     outcome = Outcome(rank_ms=((1.0,),), rank_host_ms=((1.0,),), window_ms=1.0)
-    for device, named, other in (("cpu", "a CPU, 1 threads", "a GPU"), ("cuda", "a GPU", "a CPU")):
+    for device, named, other in (("cpu", "a CPU, 1 thread", "a GPU"), ("cuda", "a GPU", "a CPU")):
         (spec,) = plan(Grid(("all-reduce",), (1.0,), (1,), device=device))
         note = collectives_table([to_run(spec, outcome, ONE_GPU)]).note
         assert note.startswith(named) and other not in note

@@ -105,3 +105,10 @@ def test_batches_reach_the_device(file):
     workload.model()
     batch = next(workload.batches(2, torch.device("meta"), 0))
     assert batch["x"].device.type == "meta"
+
+
+def test_a_file_that_ends_the_program_is_told(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(UserError, match="does not import: SystemExit: 3"):
+        find_workload(f"{path}:make")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from steplab import units
 from steplab.cli.command import Command
-from steplab.errors import UserError
+from steplab.errors import Unsupported, UserError
 from steplab.techniques.parse import parse_recipe
 
 PROMPT = "def "  # a model of Python's sources goes on from it
@@ -36,6 +36,7 @@ def _run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     _check(args)
     from steplab.engine.generating import load  # imports torch
+    from steplab.engine.trial import is_out_of_memory, memory_sentence
 
     writer = load(args.checkpoint, args.device, recipe)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -46,9 +47,15 @@ def _run(args: argparse.Namespace) -> int:
         beginning = prompt.decode(errors="replace") if len(times) == 2 else ""
         _show(beginning + decoder.decode(bytes([byte])))
 
-    writer.write(prompt, args.length, args.temperature, args.top_k, args.seed, tell)
+    try:
+        writer.write(prompt, args.length, args.temperature, args.top_k, args.seed, tell)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        why = f"Out of memory: {memory_sentence(error)}."
+        raise Unsupported(why, "Use a shorter prompt or a smaller --length.") from None
     _show(decoder.decode(b"", final=True) + "\n")
-    print(f"{args.length:,} bytes by {writer.name}{_speed(times)}", file=sys.stderr)
+    print(f"{units.counted(args.length, 'byte')} by {writer.name}{_speed(times)}", file=sys.stderr)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -18,6 +19,8 @@ _SUMMARY = re.compile(r'^COMMAND\b[^(]*\(\s*"([^"]*)"', re.MULTILINE)
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     words = list(sys.argv[1:] if words is None else words)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may have another encoding than UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler: two lines a step otherwise
     try:
         return dispatch("steplab", "steplab.cli", words)

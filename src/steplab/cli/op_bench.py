@@ -55,6 +55,8 @@ def run_bench(args: argparse.Namespace, op: Op, planner: Planner) -> int:
     check_device(args.device)
     if args.plot:
         check_plot(args.plot)
+    if args.repeats < 1:
+        raise UserError(f"--repeats must be at least 1, not {args.repeats}.")
     if not args.timeout > 0 or not args.seconds >= 0:
         raise UserError("--timeout must be more than 0 seconds, --seconds not negative.")
     _plan(args, op, planner, "cpu")  # a slip of the pen is told before a worker is started

@@ -6,9 +6,11 @@ Any of its flags turns the playbook on; what else `profile` knows is then refuse
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
+from steplab import units
 from steplab.cli.flags import chosen_device, given
 from steplab.engine.profiling.plan import Plan
 from steplab.errors import Unsupported, UserError
@@ -26,6 +28,7 @@ SHOWN = {
     "bf16_reduction": Column("bf16 reduction"),
     "ema": Column("ema"),
     "ms_per_step": Column("step", "ms"),
+    "median_ms": Column("median", "ms"),
     "forward_ms": Column("forward", "ms"),
     "backward_ms": Column("backward", "ms"),
     "optimizer_ms": Column("optimizer", "ms"),
@@ -33,6 +36,8 @@ SHOWN = {
     "peak_mem_gb": Column("peak", "GiB"),
     "status": Column("status"),
 }
+
+NOTE = "step and its phases: means of the timed steps; tokens/s: by the median"
 
 
 def has_playbook(workload: str) -> bool:
@@ -74,6 +79,8 @@ def run_playbook(args: argparse.Namespace) -> int:
                 "It has --preset, --batch-size, --dtype, --ema and --forward-only.",
             )
     _book(args, "cpu")  # a slip of the pen is told before torch is imported
+    # The profiler of memory warns on a CPU of every block that is older than itself.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from steplab.probes.environment import capture
     from steplab.studies.playbook.cell import run_cell
 
@@ -86,10 +93,16 @@ def run_playbook(args: argparse.Namespace) -> int:
         print(f"{cell.folder} ...", flush=True)
         lines.append(run_cell(cell, book))
         append_line(book.out, lines[-1])
-    rows = tuple(tuple(line.get(name) for name in SHOWN) for line in lines)
-    print_table(Table(f"megalodon {book.preset}, {book.dtype}", tuple(SHOWN.values()), rows))
-    print(f"{book.out / SUMMARY}: {len(lines)} lines more")
+    print_table(_table(f"megalodon {book.preset}, {book.dtype}", lines))
+    print(f"{book.out / SUMMARY}: {units.counted(len(lines), 'line')} more")
     return 0 if all(line["status"] == "ok" for line in lines) else 4
+
+
+def _table(title: str, lines: list[dict[str, Any]]) -> Table:
+    """Leave out what no line has: phases of inference, the peak on a CPU."""
+    shown = [name for name in SHOWN if any(line.get(name) is not None for line in lines)]
+    rows = tuple(tuple(line.get(name) for name in shown) for line in lines)
+    return Table(title, tuple(SHOWN[name] for name in shown), rows, NOTE)
 
 
 def _book(args: argparse.Namespace, device: str) -> Playbook:

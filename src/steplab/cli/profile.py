@@ -54,7 +54,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
     add("--batch", type=int, default=4, help="sequences per micro-batch")
     add("--mode", default="full", help="how far the step goes")
-    add("--recipe", default="plain", help="plain, technique=value,..., or a file")
+    add("--recipe", default="plain", help="plain, technique=value,..., a preset or a file")
     add("--warmup", type=int, default=5, help="untimed steps")
     add("--steps", type=int, default=10, help="steps timed without the profiler")
     add("--schedule", nargs=4, type=int, default=list(DEFAULT_SCHEDULE),

@@ -24,7 +24,7 @@ from steplab.spec import RunSpec
 class Live:
     """A bar that is drawn only where somebody can see it move."""
 
-    def __init__(self, stream: TextIO, total: int, *columns: ProgressColumn) -> None:
+    def __init__(self, stream: TextIO, total: int | None, *columns: ProgressColumn) -> None:
         self.live = stream.isatty()
         console = Console(file=stream, highlight=False)
         self.bar = Progress(*columns, console=console, transient=True)
@@ -60,9 +60,12 @@ class StepProgress(Live):
 
 
 class CellProgress(Live):
-    """Progress over the cells of a study, on stderr so that stdout stays clean."""
+    """Progress over the cells of a study, on stderr so that stdout stays clean.
 
-    def __init__(self, cells: int) -> None:
+    `cells` is None for a search: it does not know how many it will measure.
+    """
+
+    def __init__(self, cells: int | None) -> None:
         what = TextColumn("{task.description}", markup=False)
         columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), what)
         super().__init__(sys.stderr, cells, *columns)
@@ -81,7 +84,8 @@ class CellProgress(Live):
             self.bar.advance(self.task)
             return
         time = units.milliseconds(run.clock.step.median) if run.clock else run.reason
-        self.say(f"[{self.count}/{self.cells}] {_name(run.spec)}: {run.status}, {time}")
+        number = f"{self.count}" if self.cells is None else f"{self.count}/{self.cells}"
+        self.say(f"[{number}] {_name(run.spec)}: {run.status}, {time}")
 
 
 def _name(spec: RunSpec) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from steplab import shelf
 from steplab.cli.command import Command
 from steplab.cli.flags import add_config_flags, add_workload, given, workload_name
 from steplab.codec import decode
@@ -29,7 +30,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     add("--size", default="", help=f"preset: {', '.join(entry.presets)}; empty: by the device")
     add("--device", default="auto", help="cpu, cuda, or auto")
-    add("--recipe", default="plain", help="plain, technique=value,..., or a file")
+    add("--recipe", default="plain", help="plain, technique=value,..., a preset or a file")
     boolean = argparse.BooleanOptionalAction
     add("--amp", action=boolean, default=None, help="bf16 autocast; default: on with a GPU")
     add("--compile", action="store_true", help="the same as --recipe compile=whole")
@@ -54,6 +55,8 @@ def _new_spec(args: argparse.Namespace) -> TrainSpec:
     settings = decode(TrainSettings, asked, "flags")
     if settings.from_checkpoint:
         return _tuned_spec(args, settings)
+    if entry.data is None and settings.total_steps:
+        raise _no_data(name)
     # Checked before torch is imported (2 s), so that a slip of the pen is told at once.
     entry.resolve(args.size or entry.cpu_preset, given(args))
     recipe = _recipe(args, on_gpu=False)
@@ -62,6 +65,14 @@ def _new_spec(args: argparse.Namespace) -> TrainSpec:
     size = args.size or _default_size(entry, device, given(args))
     settings = decode(TrainSettings, {**entry.training.get(size, {}), **asked}, "flags")
     return TrainSpec(name, entry.resolve(size, given(args)), size, recipe, device, settings)
+
+
+def _no_data(workload: str) -> UserError:
+    trained = [n for n in shelf.names("steplab.workloads", "WORKLOAD") if find_workload(n).data]
+    return UserError(
+        f"There is no data to train {workload} on; what can be trained: {', '.join(trained)}.",
+        "In a loop of your own, steplab.apply gives it the same step.",
+    )
 
 
 def _default_size(entry: Entry, device: str, model_flags: Mapping[str, Any]) -> str:
@@ -77,7 +88,10 @@ def _tuned_spec(args: argparse.Namespace, settings: TrainSettings) -> TrainSpec:
 
     origin = find_origin(Path(settings.from_checkpoint))
     if args.workload not in (DEFAULT_WORKLOAD, origin.workload):
-        raise origin.conflict("workload", args.workload, origin.workload)
+        raise UserError(
+            f"{origin.path} is a model of {origin.workload}, not of {args.workload}.",
+            f"Leave {args.workload} out: the checkpoint knows what it is.",
+        )
     if args.size not in ("", origin.size):
         raise origin.conflict("size", args.size, origin.size)
     config = origin.config_with(given(args))
@@ -133,6 +147,11 @@ def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
 
     saved: TrainSpec = decode(TrainSpec, dict(read_progress(path).spec), f"{path}: spec")
     asked = given(args, "train")
+    if args.workload not in (DEFAULT_WORKLOAD, saved.workload):
+        raise UserError(
+            f"{path} is a run of {saved.workload}, not of {args.workload}.",
+            f"Leave {args.workload} out: the checkpoint knows what it is.",
+        )
     for name, value, has in _asked_of_the_run(args, saved):
         if value != has:
             raise _changed(name, has, value)
@@ -153,8 +172,6 @@ def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
 def _asked_of_the_run(args: argparse.Namespace, saved: TrainSpec) -> list[tuple[str, str, str]]:
     """Return (flag, asked for, saved) for what was given beside settings and config."""
     found = [("size", args.size, saved.size)] if args.size else []
-    if args.workload != DEFAULT_WORKLOAD:
-        found.append(("workload", args.workload, saved.workload))
     if args.recipe != "plain" or args.amp is not None or args.compile:
         recipe = _recipe(args, on_gpu=False)
         found.append(("recipe", recipe.label, saved.recipe.label))

@@ -42,6 +42,7 @@ def apply(
     them alone. The precision of fp32 products, a global setting of torch, is set as the recipe
     says.
     """
+    _check_kinds(recipe, model, optimizer)
     chosen = parse_recipe(recipe) if isinstance(recipe, str) else recipe
     check_recipe(chosen)
     if mode not in MODES:
@@ -53,6 +54,22 @@ def apply(
     workload = AdoptedWorkload(lambda: adopted, {}, "the model given to apply")
     workload.made = adopted
     return put_together(workload, model, first.device, chosen, mode, clip)
+
+
+def _check_kinds(recipe: Any, model: Any, optimizer: Any) -> None:
+    """Refuse what is easily passed by mistake, before its attributes are missed further down."""
+    if not isinstance(recipe, (str, Recipe)):
+        raise UserError(
+            f"The recipe is of type {type(recipe).__name__}.",
+            'Give words, as in "precision=bf16", a preset\'s name, a file or a steplab Recipe.',
+        )
+    if not isinstance(model, nn.Module):
+        raise UserError(f"The model is of type {type(model).__name__}, not an nn.Module.")
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            "The optimizer is made by a function, so that the recipe can ask for fused=True.",
+            "As in: lambda model, **how: torch.optim.AdamW(model.parameters(), **how)",
+        )
 
 
 def _no_batches(size: int) -> Iterable[Any]:

@@ -51,8 +51,9 @@ class Step:
         """The model that is trained."""
         return self.parts.model
 
-    def __call__(self, micro_batches: Sequence[Any]) -> StepOutput:
+    def __call__(self, micro_batches: list[Any]) -> StepOutput:
         """Run one step over one or more micro-batches, whose gradients are averaged."""
+        _check_list(micro_batches)
         if self.graph is None:
             return self.run(micro_batches)
         watch, self.watch = self.watch, unwatched
@@ -117,3 +118,13 @@ class Step:
             self.optimizer.clip(parameters, self.clip)  # by the update, in the same pass
         else:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip)
+
+
+def _check_list(micro_batches: Any) -> None:
+    """Refuse a bare batch: a tensor would be taken apart, and each row trained on by itself."""
+    if isinstance(micro_batches, list) and micro_batches:
+        return
+    found = "an empty one" if isinstance(micro_batches, list) else type(micro_batches).__name__
+    raise UserError(
+        f"A step takes a list of micro-batches, not {found}.", "Call it as step([batch])."
+    )

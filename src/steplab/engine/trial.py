@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from steplab import shelf
+from steplab import shelf, units
 from steplab.engine.assemble import assemble, micro_batches
 from steplab.engine.loop import measure, settle, settle_scaler, warm_up
 from steplab.engine.places import place_of
@@ -141,7 +142,7 @@ def failed(blank: Run, error: Exception) -> Run:
     if isinstance(error, SteplabError):
         return replace(blank, status="failed", reason=str(error))
     if is_out_of_memory(error):
-        return replace(blank, status="oom", reason=_first_sentence(error))
+        return replace(blank, status="oom", reason=memory_sentence(error))
     reason = f"{type(error).__name__}: {_first_sentence(error)} ({place_of(error)})"
     return replace(blank, status="failed", reason=reason)
 
@@ -150,6 +151,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether the device or the host had no memory left."""
     no_host_memory = "can't allocate memory" in str(error) or isinstance(error, MemoryError)
     return isinstance(error, torch.OutOfMemoryError) or no_host_memory
+
+
+def memory_sentence(error: BaseException) -> str:
+    """Say how much was asked for in vain; torch begins with a line of its own source on a CPU."""
+    asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+    if asked:
+        return f"no host memory for another {units.bytes_(int(asked[1]))}"
+    return _first_sentence(error)
 
 
 def _first_sentence(error: BaseException) -> str:

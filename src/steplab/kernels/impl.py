@@ -58,10 +58,11 @@ def select(
     return impl
 
 
-def changes_result(op: str, impl: str) -> bool:
-    """Whether an implementation declares that it computes something else than the op's definition.
+def worth_trying(op: str, impl: str) -> bool:
+    """Whether a search for speed should try an implementation.
 
-    Its file then assigns CHANGES_RESULT; nothing is imported.
+    A file that assigns UNTRIED, with the reason, computes something else than the definition or is
+    there to be measured against. Nothing is imported.
     """
     text = (Path(__file__).parent / op / f"{impl}.py").read_text(encoding="utf-8")
-    return any(line.startswith("CHANGES_RESULT =") for line in text.splitlines())
+    return not any(line.startswith("UNTRIED =") for line in text.splitlines())

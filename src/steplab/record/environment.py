@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from steplab.units import counted
+
 
 @dataclass(frozen=True)
 class Accelerator:
@@ -56,5 +58,5 @@ class Environment:
             cap = self.accelerators[0].power_limit_w
             where = f"{self.device_name}{f' at {cap:.0f} W' if cap else ''}, CUDA {self.cuda}"
         else:
-            where = f"{self.cpu}, {self.threads or self.cores} threads"
+            where = f"{self.cpu}, {counted(self.threads or self.cores, 'thread')}"
         return f"{where}, torch {self.torch}, Python {self.python}, steplab {self.steplab}"

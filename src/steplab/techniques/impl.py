@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from steplab.errors import Unsupported, UserError, did_you_mean
 from steplab.hardware.kernel_names import attention_backend
-from steplab.kernels.impl import AUTO, DEFINITION, changes_result, impls
+from steplab.kernels.impl import AUTO, DEFINITION, impls, worth_trying
 from steplab.record import Run
 from steplab.spec.recipe import Setting, Settings
 from steplab.techniques.situation import Offer, Situation
@@ -65,8 +65,7 @@ class Impl(Technique):
             Offer({**own, op: impl}, {f"op:{op}": 1.0})
             for op, ran in now.impls.items()
             for impl in impls(op)
-            if impl not in (ran, DEFINITION, now.first_impls.get(op))
-            and not changes_result(op, impl)
+            if impl not in (ran, DEFINITION, now.first_impls.get(op)) and worth_trying(op, impl)
         ]
 
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:

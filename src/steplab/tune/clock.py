@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from time import monotonic
 
 from steplab.tune.offers import PLAIN_SECONDS, SLOW_SECONDS
@@ -16,7 +17,7 @@ class SearchClock:
         self.begun = monotonic()
         self.seconds = seconds
         self.spent_before = spent_before
-        self.longest: dict[bool, float] = {}
+        self.taken: dict[bool, list[float]] = {True: [], False: []}  # by whether it compiles
 
     @property
     def elapsed(self) -> float:
@@ -34,12 +35,13 @@ class SearchClock:
         return self.seconds - self.elapsed
 
     def expected(self, slow: bool) -> float:
-        """Return the seconds that a candidate will take: the longest one so far of its kind."""
-        return self.longest.get(slow, SLOW_SECONDS if slow else PLAIN_SECONDS)
+        """Return the seconds that a candidate will take: the median of its kind so far."""
+        usual = SLOW_SECONDS if slow else PLAIN_SECONDS
+        return statistics.median(self.taken[slow] or [usual])
 
     def note(self, slow: bool, seconds: float) -> None:
         """Remember what a candidate took."""
-        self.longest[slow] = max(self.longest.get(slow, 0.0), seconds)
+        self.taken[slow].append(seconds)
 
     def timeout(self, slow: bool) -> float:
         """Return how long a single answer may take: what is left, and some grace."""

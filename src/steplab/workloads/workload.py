@@ -79,7 +79,7 @@ class Entry:
     starter: str = ""  # the size that `train` takes on a CPU when nothing is said about the model
     # By size: settings of `train` that were found to suit it, in place of the general defaults.
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    data: Literal["series", "text"] = "series"  # what `train` feeds it
+    data: Literal["series", "text"] | None = None  # what `train` feeds it; None: cannot be trained
     source: str = ""  # hash of the file it came from, for a user's own workload
 
     def resolve(self, size: str, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,3 +72,11 @@ def test_sampling_follows_the_probabilities():
     cold = sample(logits, 0.05, 0, generator)
     assert (cold == 0).float().mean() > 0.99
     assert not sample(logits, 0.0, 0, generator).any()
+
+
+def test_a_long_prompt_in_pieces_is_the_prompt(checkpoint, monkeypatch):
+    writer = load(checkpoint, "cpu", PLAIN)
+    prompt = (SENTENCE * 4).encode()
+    whole = writer.write(prompt, 12)
+    monkeypatch.setattr("steplab.engine.generating.generate.PIECE", 7)
+    assert writer.write(prompt, 12) == whole

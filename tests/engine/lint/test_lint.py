@@ -5,7 +5,7 @@ import pytest
 from steplab.cli.main import main
 from steplab.engine.lint.hazard import BRANCH, BREAK, VARIES, WAIT, Hazard, hazard_table
 from steplab.engine.lint.lint import lint
-from steplab.errors import MeasurementError
+from steplab.errors import MeasurementError, UserError
 from steplab.spec import RunSpec
 from steplab.techniques.parse import parse_recipe
 from steplab.workloads.workload import find_workload
@@ -156,3 +156,23 @@ def test_waits_inside_of_cudas_operators(tmp_path):
     path.write_text(FILE.format(line="x = x + torch.tensor(1.0, device=x.device)"))
     found = lint(RunSpec(f"{path}:make", batch=4, device="cuda"), steps=2)
     assert WAIT in kinds_at_the_line(found), found
+
+
+def test_breaks_with_nothing_between_them_are_all_told(tmp_path):
+    line = "x = x[x[:, 0] > -9]; torch._dynamo.graph_break(); print(x.shape[0])"
+    reasons = [h.op for h in hazards(tmp_path, line) if h.kind == BREAK]
+    assert len(reasons) == 3 and "graph_break()" in reasons[1]
+
+
+def test_a_factory_that_fails_is_told_with_its_line(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("def make():\n    raise ValueError('no weights here')\n")
+    with pytest.raises(MeasurementError, match=r"no weights here \(.*own.py:2 \(make\)\)"):
+        lint(RunSpec(f"{path}:make"), steps=2)
+
+
+@pytest.mark.parametrize("preset", ["production-training", "production-inference"])
+def test_what_hides_the_operators_is_refused(preset):
+    spec = RunSpec("gpt", find_workload("gpt").resolve("tiny", {}), recipe=parse_recipe(preset))
+    with pytest.raises(UserError, match="Add compile=off"):
+        lint(spec, steps=2)

@@ -47,7 +47,7 @@ def test_the_tree_and_its_names(tmp_path, capsys):
     assert float(line["ms_per_step"]) == pytest.approx(
         float((folder / "reports" / "ms_per_step.txt").read_text()), rel=1e-3
     )
-    assert "1 lines more" in capsys.readouterr().out
+    assert "1 line more" in capsys.readouterr().out
 
 
 def test_lines_are_added_and_inference_has_its_own_folder(tmp_path):

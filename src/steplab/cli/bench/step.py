@@ -46,7 +46,8 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--batch", nargs="+", type=_batch, default=[4],
         help="sequences per micro-batch; auto: the fastest that fits")  # fmt: skip
     add("--mode", nargs="+", default=list(MODES), help="how far the step goes")
-    add("--recipe", nargs="+", default=["plain"], help="plain, technique=value,..., or a file")
+    add("--recipe", nargs="+", default=["plain"],
+        help="plain, technique=value,..., a preset or a file")  # fmt: skip
     add("--warmup", nargs="+", type=int, default=[5], help="untimed steps; several: a study")
     add("--steps", type=int, default=10, help="timed steps")
     add("--accumulate", type=int, default=1, help="micro-batches per step")
@@ -165,7 +166,7 @@ def _search(
     """Find the fastest batch of every cell; all that was measured stands in the table."""
     runs: list[Run] = []
     for spec in specs:
-        with CellProgress(1) as progress:
+        with CellProgress(None) as progress:
             found = search_batches(
                 *(spec, store, isolation, environment, sys.argv, progress.stage, progress.done)
             )

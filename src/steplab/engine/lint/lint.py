@@ -20,16 +20,18 @@ from steplab.engine.lint.waits import KEEP, READ
 from steplab.engine.lint.watching import STEP_FILE, Sightings
 from steplab.engine.places import calling_line, place_of
 from steplab.engine.step import Step
-from steplab.errors import MeasurementError, SteplabError
+from steplab.errors import MeasurementError, SteplabError, UserError
 from steplab.spec import RunSpec
 
 SHOWN_LINES = 12  # that vary in size: what follows from one line is not a fault of its own
+HIDING = ("compile", "cuda_graph")  # techniques under which torch dispatches no operators
 GROWS = "the caching allocator splits and grows, compiled code is compiled again, no graph fits"
 PAD = "pad to a fixed size, or mask instead of selecting"
 
 
 def lint(spec: RunSpec, steps: int) -> list[Hazard]:
     """Run `steps` steps, each on another batch, and return what was met, in that order."""
+    _refuse_what_hides_operators(spec)
     try:
         step = assemble(spec)
         feed = micro_batches(step, spec)
@@ -53,6 +55,15 @@ def lint(spec: RunSpec, steps: int) -> list[Hazard]:
         raise MeasurementError(
             f"The step fails: {type(error).__name__}: {said} ({place_of(error)})."
         ) from error
+
+
+def _refuse_what_hides_operators(spec: RunSpec) -> None:
+    hiding = [name for name in HIDING if name in spec.recipe.techniques]
+    if hiding:
+        raise UserError(
+            f"lint watches a step operator by operator, which {' and '.join(hiding)} would hide.",
+            f"Add {','.join(f'{name}=off' for name in hiding)} to the recipe.",
+        )
 
 
 def _waits(seen: Sequence[Sightings]) -> list[Hazard]:

@@ -14,7 +14,6 @@ from steplab.data.synthetic import HELD_OUT_FAMILIES, SyntheticSeries
 from steplab.data.text import TextWindows
 from steplab.data.windows import Windows, WindowSet
 from steplab.engine.training.text_data import describe_text, training_text, validation_text
-from steplab.errors import UserError
 from steplab.spec.training import TrainSpec
 from steplab.workloads.workload import find_workload
 
@@ -27,12 +26,7 @@ VALIDATION_SEED, OOD_SEED = 1_000_003, 2_000_003
 
 def window_points(spec: TrainSpec) -> int:
     """Return the points per window: one more than the tokens cover, for the last target."""
-    length = spec.config.get("seq_max_len")
-    if not isinstance(length, int):
-        raise UserError(
-            f"The workload {spec.workload} is not trained on series.", "Train tsmoe instead."
-        )
-    return length + 1
+    return int(spec.config["seq_max_len"]) + 1
 
 
 def training_windows(spec: TrainSpec) -> WindowSet:

@@ -25,6 +25,7 @@ from steplab.engine.training.log import StepReport, TrainingLog
 from steplab.engine.training.schedule import learning_rate, set_learning_rate
 from steplab.engine.training.trace import LAST_STEP, traced
 from steplab.engine.training.validate import validate
+from steplab.engine.trial import is_out_of_memory, memory_sentence
 from steplab.errors import MeasurementError, Unsupported, UserError
 from steplab.modules.one_pass_adamw import full_weights
 from steplab.probes.counters import NvmlReader
@@ -46,18 +47,28 @@ class Outcome:
 
 def train(spec: TrainSpec, log: TrainingLog, stop: Stop, resume: Path | None = None) -> Outcome:
     """Train to the end of the spec, from its first weights or from the checkpoint `resume`."""
-    session = Session(spec, log)
-    if resume is not None:
-        session.resume(resume)
-    elif spec.settings.from_checkpoint:
-        session.start_from(Path(spec.settings.from_checkpoint))
+    session = None
     try:
+        session = Session(spec, log)
+        if resume is not None:
+            session.resume(resume)
+        elif spec.settings.from_checkpoint:
+            session.start_from(Path(spec.settings.from_checkpoint))
         return session.run(stop)
-    except torch.OutOfMemoryError as error:
-        raise Unsupported(
-            f"Out of memory in step {session.step_number + 1}: {str(error).split('. ')[0]}.",
-            "Use a smaller --batch-size with --accumulate, or --recipe precision=bf16.",
-        ) from None
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _out_of_memory(error, session) from None
+
+
+def _out_of_memory(error: BaseException, session: Session | None) -> Unsupported:
+    why = memory_sentence(error)
+    if session is None:
+        return Unsupported(f"The model does not fit: {why}.", "Choose a smaller --size.")
+    return Unsupported(
+        f"Out of memory in step {session.step_number + 1}: {why}.",
+        "Use a smaller --batch-size with --accumulate, or --recipe precision=bf16.",
+    )
 
 
 class Session:

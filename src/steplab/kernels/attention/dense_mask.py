@@ -12,6 +12,8 @@ from torch import Tensor
 
 from steplab.kernels.attention import _limits
 
+UNTRIED = "it is here to be measured against"
+
 
 def refuse(
     q_BHTD: Tensor,

@@ -13,6 +13,8 @@ from steplab.errors import Unsupported
 from steplab.kernels.ema._parameters import Parameters, coefficients
 from steplab.kernels.ema.fft import causal_convolution
 
+UNTRIED = "it is here to be measured against"
+
 
 def refuse(x_BLD: Tensor, parameters: Parameters) -> str:
     """Return why it cannot run, or ""."""

@@ -44,12 +44,12 @@ def verdict(op: Op, runs: Sequence[Run], objective: Objective) -> tuple[Cell, ..
     """Return the best, its number, the next, next / best, and whether that is more than noise."""
     order = ranked(runs, objective)
     if not order:
-        return "none", None, "", None, "no row is right"
+        return "none", "", "", "", "no row is right"
     value = seen(order[0]).value(objective)
     number = value / MIB if value is not None and objective == "memory" else value
     name = way_text(op, order[0].spec.config)
     if len(order) == 1:
-        return name, number, "", None, "no other row is right"
+        return name, number, "", "", "no other row is right"
     other = seen(order[1]).value(objective)
     ratio = other / value if value and other is not None else None
     return name, number, way_text(op, order[1].spec.config), ratio, _surety(order, objective)

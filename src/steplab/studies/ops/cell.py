@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from steplab.engine.assemble import find_device
-from steplab.engine.trial import is_out_of_memory
+from steplab.engine.trial import is_out_of_memory, memory_sentence
 from steplab.errors import Unsupported, UserError
 from steplab.probes.environment import capture
 from steplab.record import Run, Status, new_run_id
@@ -101,7 +101,7 @@ def _failed(run: Run, error: Exception, where: str = "") -> Run:
     text = " ".join(str(error).split()).split(". ")[0][:300]
     status: Status = "failed"
     if is_out_of_memory(error):
-        status = "oom"
+        status, text = "oom", memory_sentence(error)
     elif isinstance(error, Unsupported) or _is_too_large(error):
         status = "unsupported"
     else:

@@ -62,7 +62,9 @@ def _reasons(op: Op, runs: Sequence[Run], axes: Sequence[str]) -> list[str]:
 
 def _effort(all_seen: Sequence[Seen], first: Run) -> str:
     counts = {found.repeats for found in all_seen if found.repeats}
-    told = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts, default=0)}"
+    if not counts:
+        return "nothing was timed"
+    told = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
     return f"{told} samples per number after {first.spec.warmup} untimed"
 
 

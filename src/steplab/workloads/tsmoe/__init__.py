@@ -13,4 +13,5 @@ WORKLOAD = Entry(
     gpu_preset="small",
     starter="starter",
     training=TRAINING,
+    data="series",
 )
