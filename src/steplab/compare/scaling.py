@@ -40,8 +40,8 @@ def scaling_table(runs: Sequence[Run], axis: str) -> Table | None:
         Column("marginal rate", "TFLOP/s"),
     )
     note = (
-        "fixed cost and rate: least squares of time = fixed + model FLOPs / rate, 3 or more points;\n"
-        "unknown where a step waits for the host, whose time does not follow the FLOPs"
+        "fixed cost and rate: least squares of time = fixed + model FLOPs / rate, 3 points at\n"
+        "least; unknown where a step waits for the host, whose time does not follow the FLOPs"
     )
     return Table(f"scaling with {axis}", columns, tuple(rows), note)
 
