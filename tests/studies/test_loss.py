@@ -66,6 +66,16 @@ def test_a_right_implementation_is_within_its_budget(dtypes, reduction):
         assert all(0 <= d.of_budget <= 1 for d in deviations)
 
 
+@pytest.mark.parametrize("width", [8, 64])
+def test_the_definition_is_right_whatever_the_pieces_of_the_check(width, monkeypatch):
+    """A word that one token makes up: the sum over the other tokens rounds at its size."""
+    monkeypatch.setattr("steplab.studies.loss.case.MOST_LOGITS", {"cpu": 16 * 9001})
+    sizes = {"tokens": [512], "widths": [width], "vocabularies": [9001]}
+    for spec in cells(**sizes):
+        deviations, _ = LossCase(spec.config, 1, torch.device("cpu")).check()
+        assert max(d.of_budget for d in deviations) <= 1
+
+
 def test_more_than_can_be_checked_in_time_is_checked_with_fewer_tokens(monkeypatch):
     monkeypatch.setattr("steplab.studies.loss.case.MOST_FLOPS", {"cpu": 10 * 3 * 2.0 * 16 * 203})
     (spec,) = cells(impls=["chunked"])

@@ -195,3 +195,18 @@ def test_ranges_that_are_phases(name, phase):
 )
 def test_lines_of_user_code(call, line):
     assert user_line(call) == line
+
+
+@pytest.mark.parametrize(
+    ("path", "seen"),
+    [
+        ("/home/me/steplab/my_model.py", True),
+        ("/home/me/steplab/examples/own_model.py", True),
+        ("/home/me/steplab/src/steplab/engine/step.py", False),
+        ("/venv/lib/python3.11/site-packages/steplab/workloads/gpt/model.py", True),
+        ("/venv/lib/python3.11/site-packages/steplab/units.py", False),
+        ("steplab/probes/clock.py", False),
+    ],
+)
+def test_a_folder_called_steplab_is_not_the_package(path, seen):
+    assert (user_line(f"{path}(12): forward") is not None) == seen

@@ -79,7 +79,9 @@ def run_bench(args: argparse.Namespace, op: Op, planner: Planner) -> int:
     _show(args, op, runs)
     print(f"{units.counted(len(runs), 'Run')} in {store.root}; list them with: steplab runs")
     if all(run.status != "ok" for run in runs):
-        raise MeasurementError(f"No cell could be measured; the first: {runs[0].reason}.")
+        measured = any(seen(run).both_ms for run in runs)
+        ended = "No cell is right" if measured else "No cell could be measured"
+        raise MeasurementError(f"{ended}; the first: {runs[0].reason.rstrip('.')}.")
     return 0
 
 

@@ -17,8 +17,13 @@ _LIBRARIES = frozenset(
     "warnings traceback random selectors unittest _pytest pluggy pytest hypothesis".split()
 )
 _INSTALLED = re.compile(r"(site|dist)-packages/|/lib/python3|torchinductor_")
-# Of steplab itself the model's code counts; the engine around it is the same for every model.
-_OWN = ("steplab/workloads/", "steplab/modules/", "steplab/kernels/", "steplab/data/")
+# Of steplab itself the model's code counts; the engine around it is the same for every model. Named
+# one by one: a folder of the user's, or a clone, may be called steplab too.
+_ENGINE = re.compile(
+    r"(^|/)steplab/((cli|studies|tune|engine|techniques|probes|testing|explain|compare|report|trace"
+    r"|store|hardware|record|spec)/|(__init__|__main__|codec|shelf|units|errors)\.py)"
+)
+_MODELS = re.compile(r"(^|/)steplab/(workloads|modules|kernels|data)/")
 
 
 def user_line(call: str) -> str | None:
@@ -39,6 +44,8 @@ def user_line(call: str) -> str | None:
 
 def _is_library(path: str) -> bool:
     first = path.split("/", 1)[0].removesuffix(".py")
-    if first == "steplab" or "/steplab/" in path:
-        return not any(folder in path for folder in _OWN)
+    if _ENGINE.search(path):
+        return True
+    if _MODELS.search(path):
+        return False
     return first in _LIBRARIES or _INSTALLED.search(path) is not None

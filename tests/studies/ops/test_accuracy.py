@@ -69,6 +69,20 @@ def test_slack_is_a_share_of_the_truth(truth):
     assert deviation(truth * 1.01, truth, truth, slack=0.02).of_budget == pytest.approx(0.5)
 
 
+def test_a_long_sum_has_slack_in_its_own_tile_only():
+    truth = torch.cat([torch.full((16, 4), 100.0), torch.full((16, 4), 1.0)]).double()
+
+    def share(actual):
+        comparison = Comparison("out", sum_slack=0.02)
+        comparison.add(actual, truth, truth)
+        return comparison.result().worst_tile
+
+    assert share(truth * 1.01) == pytest.approx(0.5)
+    truth_of_small = truth.clone()
+    truth_of_small[16:] += 1.0  # small beside the first tile, wrong by all of its own
+    assert share(truth_of_small) > 1
+
+
 def test_zero_of_zero_is_right():
     nothing = torch.zeros(100, 4)
     assert deviation(nothing, nothing, nothing.double()).of_budget == 0

@@ -3,8 +3,8 @@
 The budget is derived from a peer, the definition in the same dtype: as a whole twice the peer's own
 error and one rounding; in every tile of 16 rows four times the larger of the peer's error there and
 on average, and one rounding, so that a single wrong row cannot hide among millions of right ones.
-An op may add slack, a share of the truth: what its algorithm must cost and the peer's does not; or
-slack for tiles alone, where the peer sums in another order and may be better at single rows.
+An op may add slack, a share of the truth: what its algorithm must cost and the peer's does not. Of
+a tile that is a share of its own truth or of the mean tile's; for long sums, of its own only.
 """
 
 # R rows, D the last axis
@@ -45,7 +45,7 @@ class Comparison:
 
     name: str
     slack: float = 0.0
-    tile_slack: float = 0.0
+    sum_slack: float = 0.0
     truth: list[Tensor] = field(default_factory=list)  # norms of tiles, as the next three
     ours: list[Tensor] = field(default_factory=list)
     theirs: list[Tensor] = field(default_factory=list)
@@ -71,9 +71,9 @@ class Comparison:
         truth, ours, theirs, rounding = (torch.cat(norms) for norms in lists)
         slack = self.slack + (FEW_ROUNDINGS * self.unit if self.values < FEW else 0.0)
         allowed = 4 * _at_least_mean(theirs) + rounding + slack * _at_least_mean(truth)
-        allowed += self.tile_slack * truth
+        allowed += self.sum_slack * truth
         size = max(float(truth.norm()), 1e-300)
-        budget = float(2 * theirs.norm() + rounding.norm()) / size + slack
+        budget = float(2 * theirs.norm() + rounding.norm()) / size + slack + self.sum_slack
         worst = float((ours / allowed.clamp_min(1e-300)).max())  # 0 of 0 is right
         return Deviation(self.name, float(ours.norm()) / size, max(budget, 1e-300), worst)
 
