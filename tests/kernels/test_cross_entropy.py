@@ -242,7 +242,7 @@ def test_shapes_that_do_not_fit_are_refused():
 
 def test_without_a_gpu_the_triton_one_is_refused():
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a GPU")
     x, weight, targets, _ = make(Case())
     with pytest.raises(Unsupported, match="needs an NVIDIA GPU"):
         op.choose("triton_chunked", x, weight, targets)
