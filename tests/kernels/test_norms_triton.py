@@ -250,4 +250,5 @@ def test_gpu_norm_and_rotation_compile_to_one_graph():
         outs.append([out, *torch.autograd.grad(out.float().square().sum(), [x])])
     assert (block.norm.ran, block.heads.ran) == ("triton_norm", "triton_rotary")
     for a, b in zip(*outs, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+        # The compiler leaves out roundings between ops: as a whole a few of 2^-9 each.
+        assert (a.float() - b.float()).norm() <= 2**-7 * b.float().norm()
