@@ -89,4 +89,5 @@ def flash_op(name: str, forward: Forward, backward: Backward) -> Callable[..., T
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, ctx.causal, first, past = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros in the size of what is kept
     ctx.save_for_backward(q, k, v, *output, first, past)

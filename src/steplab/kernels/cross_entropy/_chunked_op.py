@@ -106,6 +106,7 @@ def _mean_op(name: str, rows: RowMath) -> Loss:
 def _keep_mean(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.needs = inputs[-2:]
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros in the size of what is kept
     ctx.save_for_backward(*output[1:])
 
 
@@ -180,4 +181,5 @@ def _token_op(name: str, rows: RowMath) -> Loss:
 def _keep_tokens(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
     x, weight, targets, ctx.ignore = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros in the size of what is kept
     ctx.save_for_backward(x, weight, targets, output[1])

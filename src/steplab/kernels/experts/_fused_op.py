@@ -101,6 +101,7 @@ def _(dout_TD: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.activation, ctx.matmul = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros in the size of what is kept
     ctx.save_for_backward(*tensors, output[1])
 
 

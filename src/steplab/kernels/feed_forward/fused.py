@@ -105,6 +105,7 @@ def _weights(weights_T1: Tensor | None) -> activation_op.Weights | None:
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.activation = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros in the size of what is kept
     ctx.save_for_backward(*tensors, output[1])
 
 
