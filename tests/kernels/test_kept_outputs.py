@@ -38,3 +38,23 @@ def test_nothing_is_filled_with_zeros_for_what_is_kept(op):
     with Zeros() as zeros:
         out.backward()
     assert zeros.shapes == []
+
+
+@pytest.mark.parametrize("op", [lambda: loss("mean"), lambda: loss("none"), mixed])
+def test_a_gradient_that_nobody_sent_is_none(op):
+    out = op()
+    (dout,) = torch.autograd.grad(Silent.apply(out), out, allow_unused=True)
+    assert dout is None
+    Silent.apply(op()).backward()  # and none is passed on
+
+
+class Silent(torch.autograd.Function):
+    """Sends no gradient back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, d_out):
+        return None

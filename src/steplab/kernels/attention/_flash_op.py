@@ -59,7 +59,9 @@ def flash_op(name: str, forward: Forward, backward: Backward) -> Callable[..., T
     ) -> tuple[Tensor, Tensor, Tensor]:
         return backward(d_out, q, k, v, out, lse, causal, first, past)
 
-    def differentiate(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def differentiate(ctx: Any, d_out: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if d_out is None:
+            return (None,) * 6
         q, k, v, out, lse, first, past = ctx.saved_tensors
         gradients = gradient_op(d_out, q, k, v, out, lse, ctx.causal, first, past)
         return *gradients, None, None, None

@@ -110,7 +110,9 @@ def _keep_mean(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     ctx.save_for_backward(*output[1:])
 
 
-def _differentiate_mean(ctx: Any, d_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _differentiate_mean(ctx: Any, d_loss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if d_loss is None:
+        return (None,) * 6
     late, *kept = ctx.saved_tensors
     pairs = zip(kept, ctx.needs, strict=True)
     dx, dw = (scaled(gradient, d_loss * late) if need else None for gradient, need in pairs)
@@ -153,7 +155,9 @@ def _token_op(name: str, rows: RowMath) -> Loss:
 
         return gradients(gradient, x, weight, need_dx, need_dw)
 
-    def differentiate(ctx: Any, d_losses: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    def differentiate(ctx: Any, d_losses: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        if d_losses is None:
+            return (None,) * 4
         x, weight, targets, norms = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
         both = gradient_op(d_losses, x, weight, targets, norms, ctx.ignore, *needs)

@@ -105,7 +105,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(*tensors, output[1])
 
 
-def _differentiate(ctx: Any, dout_TD: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, dout_TD: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if dout_TD is None:
+        return (None,) * 9
     kept = (*ctx.saved_tensors, ctx.activation, ctx.matmul)
     need_dx, _, *need_matrices = needs = ctx.needs_input_grad[:4]
     found = fused_experts_backward(dout_TD, *kept, need_dx, *need_matrices)

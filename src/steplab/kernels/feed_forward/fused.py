@@ -109,7 +109,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(*tensors, output[1])
 
 
-def _differentiate(ctx: Any, dout_TD: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, dout_TD: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if dout_TD is None:
+        return (None,) * 5
     needs = ctx.needs_input_grad[:4]
     found = fused_feed_forward_backward(dout_TD, *ctx.saved_tensors, ctx.activation, *needs[:3])
     gradients = [g if need else None for g, need in zip(found, needs, strict=False)]
