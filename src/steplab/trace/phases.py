@@ -26,6 +26,8 @@ _BEGINNINGS = {
 }
 # What torch marks inside a phase, and our modules: no phase of its own.
 _INNER = re.compile(r"ProfilerStep#|module:|##? |nccl:|gloo:|c10d::|FSDP::|Torch-Compiled|AOT|Pre")
+# What holds all phases, as around a replayed graph: the phases inside are to be found elsewhere.
+_AROUND = {"step", "trainstep", "trainingstep", "replay"}
 _CALLS = (
     (re.compile(re.escape(MODULE)), "forward"),
     (re.compile(r"torch/_tensor\.py\(\d+\): backward$"), "backward"),
@@ -42,7 +44,7 @@ def phase_of_range(name: str) -> str | None:
     for beginning, phase in _BEGINNINGS.items():
         if name.startswith(beginning):
             return phase
-    return _SPELLINGS.get(re.sub(r"[^a-z]", "", name.lower()))
+    return _SPELLINGS.get(_letters(name))
 
 
 def phase_of_call(name: str) -> str | None:
@@ -52,4 +54,9 @@ def phase_of_call(name: str) -> str | None:
 
 def may_be_phase(name: str) -> bool:
     """Whether a range that is no known phase may stand for one of the user's own."""
-    return _INNER.match(name) is None and phase_of_range(name) is None
+    known = phase_of_range(name) is not None or _letters(name) in _AROUND
+    return not known and _INNER.match(name) is None
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z]", "", name.lower())
