@@ -56,7 +56,9 @@ class Exhibit:
     rule: str
     where: str  # "cpu" or "cuda"
     gpus: int = 1
-    view: str = "median"  # of the samples, by which the twins are compared
+    # By what the twins are compared: of the samples, or for a finding in bytes of the timeline.
+    view: str = "median"
+    memory: str = "peak_bytes"
     recipes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each twin, in order
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -201,7 +203,7 @@ def row(exhibit: Exhibit, faulty: Verdict, clean: Verdict) -> tuple[Cell, ...]:
     """One line of the table."""
     finding = faulty.of(exhibit.rule)
     first = bool(faulty.findings) and faulty.findings[0].rule == exhibit.rule
-    predicted, measured = gains(finding, faulty.case, clean.case, exhibit.view)
+    predicted, measured = gains(finding, faulty.case, clean.case, exhibit)
     return (
         exhibit.rule,
         first,
@@ -215,15 +217,14 @@ def row(exhibit: Exhibit, faulty: Verdict, clean: Verdict) -> tuple[Cell, ...]:
     )
 
 
-def gains(finding: Finding | None, faulty: Case, clean: Case, view: str) -> tuple[str, str]:
+def gains(finding: Finding | None, faulty: Case, clean: Case, exhibit: Exhibit) -> tuple[str, str]:
     """What the finding promises and what the clean twin gives, in ms or in bytes."""
     if finding is not None and finding.stake_bytes is not None:
-        both = (faulty.timeline, clean.timeline)
-        saved = both[0].peak_bytes - both[1].peak_bytes if both[0] and both[1] else None
-        return units.bytes_(finding.stake_bytes), units.bytes_(saved)
+        held = [getattr(case.timeline, exhibit.memory) for case in (faulty, clean)]
+        return units.bytes_(finding.stake_bytes), units.bytes_(held[0] - held[1])
     expected = None if finding is None else finding.gain_ms
     clocks = [case.run.clock for case in (faulty, clean) if case.run and case.run.clock]
-    before, after = (getattr(clock.step, view) for clock in clocks)
+    before, after = (getattr(clock.step, exhibit.view) for clock in clocks)
     return units.milliseconds(expected), units.milliseconds(before - after)
 
 

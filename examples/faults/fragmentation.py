@@ -1,7 +1,8 @@
 """Fragmentation: steplab profile examples/faults/fragmentation.py:faulty
 
-A memory of past steps grows by one entry a step, in a new tensor each time: every old one leaves a
-hole that the next, larger one does not fit. The clean twin reserves the whole memory once.
+A layer looks at its outputs in a buffer of exactly the size of this step's share of them, and the
+shares grow: every buffer that is given back is too small for the next one. The clean twin has one
+buffer of the largest size and uses a part of it.
 """
 
 from collections.abc import Iterator
@@ -13,27 +14,30 @@ import steplab
 
 rule = "fragmentation"
 where = "cuda"
+memory = "reserved_bytes"
 
-MOST_STEPS = 128
+SHARES = 40  # sizes, one after the other
 
 
-class Remembering(nn.Module):
-    """A layer that keeps its outputs of all steps."""
+class Watched(nn.Module):
+    """A layer that keeps the mean size of a growing share of its outputs."""
 
-    def __init__(self, width: int, rows: int, reserved: bool) -> None:
+    def __init__(self, width: int, rows: int, kept: bool) -> None:
         super().__init__()
         self.mix = nn.Linear(width, width)
-        self.step, self.reserved = 0, reserved
-        shape = (MOST_STEPS if reserved else 0, rows, width)
-        self.register_buffer("past_SND", torch.zeros(shape), persistent=False)
+        self.step = 0
+        buffer_ND = torch.empty((rows if kept else 0, width))
+        self.register_buffer("buffer_ND", buffer_ND, persistent=False)
+        self.size = torch.zeros(())
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return (N, D)."""
         out_ND = self.mix(x_ND)
-        if self.reserved:
-            self.past_SND[self.step % MOST_STEPS] = out_ND.detach()
-        else:
-            self.past_SND = torch.cat([self.past_SND, out_ND.detach()[None]])
+        share = len(out_ND) * (1 + self.step % SHARES) // SHARES
+        part_ND = out_ND.detach()[:share]
+        own = len(self.buffer_ND) == 0
+        buffer_ND = torch.empty_like(part_ND) if own else self.buffer_ND[:share]
+        self.size = torch.abs(part_ND, out=buffer_ND).mean()
         self.step += 1
         return out_ND
 
@@ -43,28 +47,27 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, rows: int, reserved: bool) -> steplab.Adopted:
+def made(width: int, rows: int, kept: bool) -> steplab.Adopted:
     """Batches lie on the device."""
 
     def batches(size: int) -> Iterator[Tensor]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        batch = torch.randn(size * rows, width, device=device)
+        batch = torch.randn(size * rows, width, device=device, dtype=torch.bfloat16)
         while True:
             yield batch
 
     def loss(model: nn.Module, x_ND: Tensor) -> Tensor:
         return model(x_ND).abs().mean()
 
-    return steplab.Adopted(
-        Remembering(width, 4 * rows, reserved), batches, loss, rows, optimizer=adamw
-    )
+    model = Watched(width, 4 * rows, kept).to(torch.bfloat16)
+    return steplab.Adopted(model, batches, loss, rows, optimizer=adamw)
 
 
-def faulty(width: int = 1024, rows: int = 4096) -> steplab.Adopted:
-    """Grows by 64 MiB a step."""
-    return made(width, rows, reserved=False)
+def faulty(width: int = 4096, rows: int = 16384) -> steplab.Adopted:
+    """A buffer of a new size every step, 512 MiB in the end."""
+    return made(width, rows, kept=False)
 
 
-def clean(width: int = 1024, rows: int = 4096) -> steplab.Adopted:
-    """Has its full size from the start."""
-    return made(width, rows, reserved=True)
+def clean(width: int = 4096, rows: int = 16384) -> steplab.Adopted:
+    """One buffer of 512 MiB."""
+    return made(width, rows, kept=True)

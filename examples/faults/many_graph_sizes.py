@@ -43,7 +43,7 @@ def made(width: int, layers: int, padded: bool) -> steplab.Adopted:
 
     def batches(size: int) -> Iterator[Tensor]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        batch = torch.randn(size, LONGEST, width, device=device)
+        batch = torch.randn(size, LONGEST, width, device=device, dtype=torch.bfloat16)
         for number in count():
             yield batch if padded else batch[:, : SHORTEST + number // 2 % (LONGEST - SHORTEST)]
 
@@ -51,16 +51,16 @@ def made(width: int, layers: int, padded: bool) -> steplab.Adopted:
         return model(x_BTD).abs().mean()
 
     layered = (nn.Linear(width, width) for _ in range(layers))
-    model = Stack(*(part for layer in layered for part in (layer, nn.GELU())))
+    model = Stack(*(part for layer in layered for part in (layer, nn.GELU()))).to(torch.bfloat16)
     model.compile(mode="reduce-overhead", dynamic=not padded)
     return steplab.Adopted(model, batches, loss, LONGEST, optimizer=adamw)
 
 
-def faulty(width: int = 512, layers: int = 8) -> steplab.Adopted:
+def faulty(width: int = 4096, layers: int = 16) -> steplab.Adopted:
     """One capture per length, at every second step."""
     return made(width, layers, padded=False)
 
 
-def clean(width: int = 512, layers: int = 8) -> steplab.Adopted:
+def clean(width: int = 4096, layers: int = 16) -> steplab.Adopted:
     """One capture."""
     return made(width, layers, padded=True)

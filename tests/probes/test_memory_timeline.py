@@ -368,7 +368,10 @@ def test_the_allocators_history_is_read():
     segments = [
         {"device": 0, **place},
         {"device": 1, **place},
-        {"device": 0, **place, "address": 9000, "segment_pool_id": (0, 1), "blocks": []},
+        {
+            **{"device": 0, "address": 9000, "total_size": 2048, "segment_pool_id": (0, 1)},
+            "blocks": [{**block, "address": 9000 + block["address"]} for block in blocks],
+        },
     ]
     inside = f"{torch.__path__[0]}/nn/functional.py"
     history = [
@@ -380,7 +383,7 @@ def test_the_allocators_history_is_read():
     ]
     recording = Recording("cuda allocator")
     read_snapshots(recording, segments, history, device=0)
-    assert recording.held == {0: 400}
+    assert recording.held == {0: 400, 9000: 400}
     assert recording.changes == [
         Change(5000, 512, 100, "model.py:7 (forward)"),
         Change(5000, 4096, 200),  # never before the one that it follows
@@ -388,7 +391,8 @@ def test_the_allocators_history_is_read():
     ]
     assert recording.segments is not None
     assert recording.segments[-1] == SegmentChange(1, 4096, 2048)
-    assert sum(one.bytes for one in recording.segments) == 3 * 2048
+    # Of a graph's own pool what is taken: nobody else can have the rest.
+    assert sum(one.bytes for one in recording.segments) == 2 * 2048 + 512
     assert "CUDA graphs hold 2.00 KiB" in recording.notes[0]
 
 

@@ -80,7 +80,8 @@ def test_a_replayed_graph_borrows_what_was_seen_before_its_capture():
     names = ["gemm", "softmax_warp_forward", "gemm"]
     replay = [kernel(name, 900 + 60 * i, 50, 5, graph=1) for i, name in enumerate(names)]
     launch = call("cudaGraphLaunch", 100, 300, 5, MAIN)
-    found = analyse(trace_of([range_("ProfilerStep#3", 0, 700), launch, *replay]), detailed(names))
+    around = [range_("ProfilerStep#3", 0, 700), range_("step", 1, 690), range_("replay", 90, 400)]
+    found = analyse(trace_of([*around, launch, *replay]), detailed(names))
     text = np.array(found.work.labels)
     assert text[found.work.module].tolist() == ["m0", "m1", "m2"]
     assert text[found.work.phase].tolist() == ["forward"] * 3

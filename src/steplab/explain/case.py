@@ -57,6 +57,20 @@ class Case:
         return statistics.median([step.terms.get(term, 0.0) for step in steps] or [0.0])
 
     @cached_property
+    def starved_ms(self) -> float:
+        """Idle time of a device for want of launches, a step.
+
+        The budget's term, less the profiler's own cost and what synchronising caused.
+        """
+        if self.analysis is None:
+            return 0.0
+        steps, syncs = self.analysis.budget.steps, self.analysis.syncs
+        slowed = self.analysis.budget.typical.wall_ms - self.step_ms
+        after_syncs = float(syncs.idle[syncs.step >= 0].sum()) / 1e6 / max(len(steps), 1)
+        caused = max(0.0, after_syncs - self.term_ms("synchronisation"))
+        return self.term_ms("launch") - max(0.0, slowed) - caused
+
+    @cached_property
     def card(self) -> Card | None:
         """The GPU that did the work, when the catalog knows it."""
         if self.run is not None and self.run.spec.device == "cuda":

@@ -26,8 +26,8 @@ _BEGINNINGS = {
 }
 # What torch marks inside a phase, and our modules: no phase of its own.
 _INNER = re.compile(r"ProfilerStep#|module:|##? |nccl:|gloo:|c10d::|FSDP::|Torch-Compiled|AOT|Pre")
-# What holds all phases, as around a replayed graph: the phases inside are to be found elsewhere.
-_AROUND = {"step", "trainstep", "trainingstep", "replay"}
+# Our own ranges around all phases: what a replayed graph does in there, the detailed step tells.
+_AROUND = {"step", "replay"}
 _CALLS = (
     (re.compile(re.escape(MODULE)), "forward"),
     (re.compile(r"torch/_tensor\.py\(\d+\): backward$"), "backward"),

@@ -3,7 +3,8 @@
 What it sees: the device idles more than 10 % of the step because nothing is launched.
 Why it costs: a launch takes the host some microseconds; kernels shorter than that run out.
 Remedy: CUDA graphs (`compile.mode=reduce-overhead`), fewer and larger kernels, larger batches.
-When it is wrong: a host that is busy with something else (logging, another process).
+When it is wrong: a host that is busy with something else (logging, another process). While graphs
+are still being captured, launches are many_graph_sizes' matter.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from steplab import units
+from steplab.explain.captures import captures
 from steplab.explain.case import Case
 from steplab.record import Finding
 
@@ -19,8 +21,8 @@ SHARE = 0.10
 
 def check(case: Case) -> Finding | None:
     """Compare the device's idle time for want of launches with the step."""
-    idle = _starved_ms(case) if case.on_device else _idle_ms(case)
-    if not idle > SHARE * case.step_ms:
+    idle = case.starved_ms if case.on_device else _idle_ms(case)
+    if not idle > SHARE * case.step_ms or captures(case):
         return None
     share = units.percent(idle / case.step_ms)
     return Finding(
@@ -32,16 +34,6 @@ def check(case: Case) -> Finding | None:
         why="the host launches kernels more slowly than the device finishes them",
         gain_ms=idle,
     )
-
-
-def _starved_ms(case: Case) -> float:
-    """The budget's term, less the profiler's own cost and what synchronising caused."""
-    assert case.analysis is not None
-    steps, syncs = case.analysis.budget.steps, case.analysis.syncs
-    slowed = case.analysis.budget.typical.wall_ms - case.step_ms
-    after_syncs = float(syncs.idle[syncs.step >= 0].sum()) / 1e6 / max(len(steps), 1)
-    caused = max(0.0, after_syncs - case.term_ms("synchronisation"))
-    return case.term_ms("launch") - max(0.0, slowed) - caused
 
 
 def _idle_ms(case: Case) -> float:

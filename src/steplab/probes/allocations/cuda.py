@@ -64,9 +64,18 @@ def read_snapshots(
         for block in blocks
         if block["state"] == "active_allocated"
     }
+    private = [one for one in ours if tuple(one["segment_pool_id"]) != SHARED_POOL]
     recording.segments = [
         SegmentChange(-1, one["address"], one["total_size"], bool(one.get("is_expandable")))
         for one in ours
+        if one not in private
+    ]
+    # What is free in a graph's own pool is free for its replays only: it is not there to be had.
+    recording.segments += [
+        SegmentChange(-1, block["address"], block["size"])
+        for one in private
+        for block in one["blocks"]
+        if block["state"] == "active_allocated"
     ]
     latest = 0
     for entry in history:
@@ -80,7 +89,6 @@ def read_snapshots(
             line = innermost_line(entry.get("frames", ()))
             change = Change(latest, entry["addr"], SIGNS[action] * size, line)
             recording.changes.append(change)
-    private = [one for one in ours if tuple(one["segment_pool_id"]) != SHARED_POOL]
     if private:
         size = bytes_(sum(one["total_size"] for one in private))
         recording.notes = (
