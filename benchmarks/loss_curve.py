@@ -5,8 +5,9 @@
 The reference is the definition of every op under bf16 autocast: experts one by one, unfused
 attention, torch's optimizer. Its twins start from weights moved by half a rounding of bf16, which
 is what any other order of summation does to them at every step. The fast recipe starts from the
-unmoved weights. Its curve is right when it lies among the twins': at every step within their range,
-widened by that range, of losses averaged over a window of 10 steps.
+unmoved weights. Its curve is right when it lies among the twins' as a twin lies among the others:
+counted are the steps at which a loss, averaged over a window of 10, is within the range of the
+others, widened by that range on both sides.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> int:
     add = parser.add_argument
     add("--recipe", default=str(RECIPES / "flagship.toml"), help="the recipe to judge")
     add("--steps", type=int, default=200, help="training steps of each run")
-    add("--twins", type=int, default=4, help="perturbed runs of the reference")
+    add("--twins", type=int, default=6, help="perturbed runs of the reference")
     add("--context", type=int, default=1024, help="points per window")
     add("--batch", type=int, default=4, help="windows per step")
     add("--device", default="cuda", help="cpu or cuda")
@@ -58,8 +59,8 @@ def main() -> int:
     try:
         args = parser.parse(sys.argv[1:])
         check_suffixes(args.out)
-        if args.steps < 2 * WINDOW or args.twins < 2:
-            raise UserError(f"--steps must be at least {2 * WINDOW} and --twins at least 2.")
+        if args.steps < 2 * WINDOW or args.twins < 3:
+            raise UserError(f"--steps must be at least {2 * WINDOW} and --twins at least 3.")
         table = judged(args)
         print_table(table)
         for path in args.out:
@@ -82,8 +83,10 @@ def judged(args: argparse.Namespace) -> Table:
     *twins, fast_S = curves([*((spec, n) for n in range(args.twins)), (fast, 0)])
     twins_NS = np.stack(twins)
     low_S, high_S = twins_NS.min(0), twins_NS.max(0)
-    room_S = high_S - low_S
-    inside_S = (fast_S >= low_S - room_S) & (fast_S <= high_S + room_S)
+    inside_S = within(fast_S, twins_NS)
+    alone = [
+        100 * within(twin_S, np.delete(twins_NS, n, 0)).mean() for n, twin_S in enumerate(twins_NS)
+    ]
     shown = np.unique(np.linspace(0, len(fast_S) - 1, 9).astype(int))
     rows: list[tuple[Cell, ...]] = [
         (int(s) + WINDOW, *(float(c[s]) for c in (low_S, high_S, fast_S)), bool(inside_S[s]))
@@ -91,12 +94,21 @@ def judged(args: argparse.Namespace) -> Table:
     ]
     note = (
         f"{inside_S.sum()} of {len(inside_S)} steps within the widened range of {args.twins} runs "
-        f"({100 * inside_S.mean():.1f} %); means of {WINDOW} steps. {SHAPE}, batch {args.batch} x "
+        f"({100 * inside_S.mean():.1f} %); of a twin among the others {min(alone):.1f} to "
+        f"{max(alone):.1f} %; means of {WINDOW} steps. {SHAPE}, batch {args.batch} x "
         f"{args.context}.\n{capture().conditions_on(args.device)}"
     )
     names = ("step", "twins, lowest", "twins, highest", "fast", "within")
     return Table("Loss of the fast recipe among the reference's twins",
                  tuple(Column(name) for name in names), tuple(rows), note)  # fmt: skip
+
+
+def within(curve_S: Curve, others_NS: Curve) -> NDArray[np.bool_]:
+    """Tell for every step whether the curve lies in the widened range of the others."""
+    low_S, high_S = others_NS.min(0), others_NS.max(0)
+    room_S = high_S - low_S
+    inside_S: NDArray[np.bool_] = (curve_S >= low_S - room_S) & (curve_S <= high_S + room_S)
+    return inside_S
 
 
 def curves(jobs: list[tuple[RunSpec, int]]) -> list[Curve]:
