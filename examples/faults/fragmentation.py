@@ -1,8 +1,8 @@
 """Fragmentation: steplab profile examples/faults/fragmentation.py:faulty
 
-A layer looks at its outputs in a buffer of exactly the size of this step's share of them, and the
-shares grow: every buffer that is given back is too small for the next one. The clean twin has one
-buffer of the largest size and uses a part of it.
+A layer looks at its outputs at more temperatures every step, in a buffer of exactly that size:
+each one that is given back is too small for the next. The clean twin has one buffer of the largest
+size and uses a part of it.
 """
 
 from collections.abc import Iterator
@@ -16,28 +16,29 @@ rule = "fragmentation"
 where = "cuda"
 memory = "reserved_bytes"
 
-SHARES = 40  # sizes, one after the other
+MOST = 40  # temperatures
 
 
 class Watched(nn.Module):
-    """A layer that keeps the mean size of a growing share of its outputs."""
+    """A layer that keeps the mean size of its outputs at a growing number of temperatures."""
 
     def __init__(self, width: int, rows: int, kept: bool) -> None:
         super().__init__()
         self.mix = nn.Linear(width, width)
-        self.step = 0
-        buffer_ND = torch.empty((rows if kept else 0, width))
-        self.register_buffer("buffer_ND", buffer_ND, persistent=False)
+        self.step, self.kept = 0, kept
+        self.register_buffer("colder_K11", torch.linspace(0.1, 1, MOST)[:, None, None])
+        self.register_buffer("buffer_KND", torch.empty((MOST if kept else 0, rows, width)))
         self.size = torch.zeros(())
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return (N, D)."""
         out_ND = self.mix(x_ND)
-        share = len(out_ND) * (1 + self.step % SHARES) // SHARES
-        part_ND = out_ND.detach()[:share]
-        own = len(self.buffer_ND) == 0
-        buffer_ND = torch.empty_like(part_ND) if own else self.buffer_ND[:share]
-        self.size = torch.abs(part_ND, out=buffer_ND).mean()
+        colder_K11 = self.colder_K11[: 1 + self.step % MOST]
+        if not self.kept:
+            self.buffer_KND = x_ND.new_empty(len(colder_K11), *out_ND.shape)
+        scaled_KND = self.buffer_KND[: len(colder_K11)]
+        torch.mul(colder_K11, out_ND.detach(), out=scaled_KND)
+        self.size = scaled_KND[-1].mean()
         self.step += 1
         return out_ND
 
@@ -63,11 +64,11 @@ def made(width: int, rows: int, kept: bool) -> steplab.Adopted:
     return steplab.Adopted(model, batches, loss, rows, optimizer=adamw)
 
 
-def faulty(width: int = 4096, rows: int = 16384) -> steplab.Adopted:
-    """A buffer of a new size every step, 512 MiB in the end."""
+def faulty(width: int = 4096, rows: int = 2048) -> steplab.Adopted:
+    """A buffer of a new size every step, 64 MiB to 2.5 GiB: a larger one never fits an old one."""
     return made(width, rows, kept=False)
 
 
-def clean(width: int = 4096, rows: int = 16384) -> steplab.Adopted:
-    """One buffer of 512 MiB."""
+def clean(width: int = 4096, rows: int = 2048) -> steplab.Adopted:
+    """One buffer of 2.5 GiB."""
     return made(width, rows, kept=True)

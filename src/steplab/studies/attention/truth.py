@@ -21,7 +21,7 @@ MOST_FLOPS = {"cuda": 6e12, "cpu": 1e10}  # of fp64 products: about a second
 MOST_SCORES = {"cuda": 2**26, "cpu": 2**22}  # held at once
 PRODUCTS = 6  # two forward, four backward
 # Hopper's tensor cores cut fp32 factors to tf32 where cuBLAS, behind the peer, rounds them. A cut
-# factor is 2^-11 too small on average, and a gradient of q or k is two products deep: 4 factors.
+# factor is 2^-11 too small on average, and every result is two products deep: 4 factors.
 CUT_TO_TF32 = 4 * 2.0**-11
 
 
@@ -59,9 +59,9 @@ def check(
     chosen = torch.linspace(0, N - 1, heads, device=device).round().long()
     at_once = max(1, MOST_SCORES[device.type] // (T * T))
     slack = recompute_slack(flat_in["q"], flat_in["k"])
-    if flat_in["q"].dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-        slack += CUT_TO_TF32
-    comparisons = {name: Comparison(name, 0.0 if name == "out" else slack) for name in actual}
+    tf32 = torch.get_float32_matmul_precision() != "highest"
+    cut = CUT_TO_TF32 if tf32 and flat_in["q"].dtype == torch.float32 else 0.0
+    comparisons = {name: Comparison(name, cut if name == "out" else cut + slack) for name in actual}
     for index_N in chosen.split(at_once):
         some = {name: x[index_N] for name, x in flat_in.items()}
         peer = gradients(some, causal, flat_in["q"].dtype)
