@@ -18,10 +18,11 @@ from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store
 
+RESIDUAL = Column("worst residual", "%")
 COLUMNS = (
     *(Column("device"), Column("torch"), Column("workload"), Column("recipe")),
     *(Column("steps"), Column("step", "ms"), Column("kernels", "%"), Column("launch", "%")),
-    *(Column("worst residual", "%"), Column("profiled / unprofiled")),
+    *(RESIDUAL, Column("profiled / unprofiled")),
 )
 
 
@@ -33,10 +34,12 @@ def main() -> int:
     try:
         args = parser.parse(sys.argv[1:])
         check_suffixes(args.out)
-        rows = [row(run) for path in args.stores for run in profiled(Store(path))]
+        rows = sorted((row(run) for path in args.stores for run in profiled(Store(path))), key=str)
         if not rows:
             raise UserError("No profiled Run was found.", "Record one: steplab profile")
-        table = Table("Residual of the time budget", COLUMNS, tuple(sorted(rows, key=str)))
+        worst = max(float(str(cells[COLUMNS.index(RESIDUAL)])) for cells in rows)
+        note = f"{len(rows)} Runs; the worst residual of a step is {worst:.2f} %."
+        table = Table("Residual of the time budget", COLUMNS, tuple(rows), note)
         print_table(table)
         for path in args.out:
             write_table(table, path)
@@ -66,7 +69,7 @@ def row(run: Run) -> tuple[Cell, ...]:
     where = (run.environment.device_name, run.environment.torch)
     return (
         *(*where, name, spec.recipe.label, len(budget.steps), typical.wall_ms, *shares),
-        *(100 * worst, budget.profiled_ratio),
+        *(round(100 * worst, 4), budget.profiled_ratio),
     )
 
 
