@@ -3,11 +3,11 @@
     KINETO_LOG_LEVEL=6 PYTHONPATH=src python benchmarks/hydra_notes.py [SECTION ...] [--out FOLDER]
 
 Sections, the most important first: steps (recipes on 100m, and the largest kernels of the best),
-scales (every token and half of them on three sizes), routing (the forms on one model), parts
-(layouts of the convolutions and the value shift), profile (time, memory, operators and copies of
-the model as it was profiled), data (synthetic and real tokens), first (first calls). Every row is
-printed when it is measured; one that fails has its reason; after --seconds no new one begins. With
---device cpu everything is tiny, as a rehearsal.
+scales (every token and half of them on three sizes), routing (the forms on one model), compiled
+(that alone), parts (convolutions, value shift and attention by themselves), profile (time, memory,
+operators and copies of the model as it was profiled), data (synthetic and real tokens), first
+(first calls). Every row is printed when it is measured; one that fails has its reason; after
+--seconds no new one begins. With --device cpu everything is tiny, as a rehearsal.
 """
 
 from __future__ import annotations
@@ -90,9 +90,16 @@ def steps(desk: Desk) -> None:
         look = kernels(desk, f"Kernels of the best step, batch {batch}", f"kernels_b{batch}")
         spec = spec_of(desk, "100m", BEST, batch)
         sheet.row(f"B{batch} {BEST}", partial(timed, spec, desk.steps, batch == 4, look))
-    for recipe in (EAGER, GRAPH, COMPILED):
+    for recipe in (EAGER, GRAPH):
         spec = spec_of(desk, "100m", recipe)
         sheet.row(f"B4 {recipe}", partial(timed, spec, desk.steps, True))
+
+
+def compiled(desk: Desk) -> None:
+    """What compilation gives by itself; apart, for it takes long."""
+    sheet = desk.sheet("compiled", "Compiled blocks without a graph, 100m", STEP)
+    spec = spec_of(desk, "100m", COMPILED)
+    sheet.row(f"B4 {COMPILED}", partial(timed, spec, desk.steps))
 
 
 def scales(desk: Desk) -> None:
@@ -193,6 +200,7 @@ SECTIONS: dict[str, Callable[[Desk], None]] = {
     "steps": steps,
     "scales": scales,
     "routing": routing,
+    "compiled": compiled,
     "parts": hydra_parts.layouts,
     "profile": profile,
     "data": lambda desk: hydra_parts.data(desk, spec_of(desk, "100m", EAGER, 16, context=512)),

@@ -16,17 +16,18 @@ from steplab.data.loader import Loader
 from steplab.data.text import TextWindows, python_sources
 from steplab.engine.assemble import assemble
 from steplab.engine.step import Step
+from steplab.kernels.attention import attention
 from steplab.record import Column
 from steplab.record.table import Cell
 from steplab.spec import RunSpec
-from steplab.workloads.hydra.config import PRESETS
+from steplab.workloads.hydra.config import PRESETS, HydraConfig
 from steplab.workloads.hydra.convolution import convolutions
 
 INSIDE, REPEATS = 20, 20  # calls per timing, timings
 
 
 def layouts(desk: Desk) -> None:
-    """Convolutions on sliced and contiguous channels, and five forms of the value shift."""
+    """Convolutions on sliced and contiguous channels, forms of the value shift, attention."""
     config, device = PRESETS["100m"], desk.device
     shape = (4, 1024, config.latent + 2 * config.kv_width)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -57,6 +58,23 @@ def layouts(desk: Desk) -> None:
     shifts = {name: partial(_shift_of, form, parts) for name, form in SHIFTS.items()}
     _compare(desk, "Query and key convolutions", forms, z)
     _compare(desk, "Value shift", shifts, z)
+    kernels = {"triton_flash, shared keys": partial(_attend, config, "triton_flash", 1)}
+    for name in ("cudnn", "flash", "efficient"):
+        repeated = config.heads // config.kv_heads
+        kernels[f"{name}, keys repeated"] = partial(_attend, config, name, repeated)
+    if device == "cuda":
+        _compare(desk, "Attention of one block", kernels, z)
+
+
+def _attend(config: HydraConfig, impl: str, repeated: int, z: Tensor) -> Tensor:
+    kv = config.kv_width
+    heads = (
+        t.unflatten(-1, (-1, config.head_width)) for t in z.split((z.shape[2] - 2 * kv, kv, kv), -1)
+    )
+    q, k, v = (t.transpose(1, 2) for t in heads)
+    if repeated > 1:
+        k, v = (t.repeat_interleave(repeated, 1) for t in (k, v))
+    return attention(impl, q, k, v, True)
 
 
 def _shift_of(
