@@ -9,24 +9,26 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from hydra_cells import Desk
 from torch import Tensor
 
 from steplab.data.loader import Loader
 from steplab.data.text import TextWindows, python_sources
 from steplab.engine.assemble import assemble
 from steplab.engine.step import Step
-from steplab.record import Column, Table
+from steplab.kernels.attention import attention
+from steplab.record import Column
 from steplab.record.table import Cell
 from steplab.spec import RunSpec
-from steplab.workloads.hydra.config import PRESETS
+from steplab.workloads.hydra.config import PRESETS, HydraConfig
 from steplab.workloads.hydra.convolution import convolutions
 
 INSIDE, REPEATS = 20, 20  # calls per timing, timings
 
 
-def layouts(device: str) -> list[Table]:
-    """Convolutions on sliced and contiguous channels, and five forms of the value shift."""
-    config = PRESETS["100m"]
+def layouts(desk: Desk) -> None:
+    """Convolutions on sliced and contiguous channels, forms of the value shift, attention."""
+    config, device = PRESETS["100m"], desk.device
     shape = (4, 1024, config.latent + 2 * config.kv_width)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     if device == "cpu":
@@ -54,7 +56,25 @@ def layouts(device: str) -> list[Table]:
     half = config.kv_width // 2
     parts = (qk, half, half)
     shifts = {name: partial(_shift_of, form, parts) for name, form in SHIFTS.items()}
-    return [_compare("Query and key convolutions", forms, z), _compare("Value shift", shifts, z)]
+    _compare(desk, "Query and key convolutions", forms, z)
+    _compare(desk, "Value shift", shifts, z)
+    kernels = {"triton_flash, shared keys": partial(_attend, config, "triton_flash", 1)}
+    for name in ("cudnn", "flash", "efficient"):
+        repeated = config.heads // config.kv_heads
+        kernels[f"{name}, keys repeated"] = partial(_attend, config, name, repeated)
+    if device == "cuda":
+        _compare(desk, "Attention of one block", kernels, z)
+
+
+def _attend(config: HydraConfig, impl: str, repeated: int, z: Tensor) -> Tensor:
+    kv = config.kv_width
+    heads = (
+        t.unflatten(-1, (-1, config.head_width)) for t in z.split((z.shape[2] - 2 * kv, kv, kv), -1)
+    )
+    q, k, v = (t.transpose(1, 2) for t in heads)
+    if repeated > 1:
+        k, v = (t.repeat_interleave(repeated, 1) for t in (k, v))
+    return attention(impl, q, k, v, True)
 
 
 def _shift_of(
@@ -102,24 +122,26 @@ SHIFTS = {
 }
 
 
-def _compare(title: str, forms: Mapping[str, Callable[[Tensor], Tensor]], z: Tensor) -> Table:
+def _compare(
+    desk: Desk, title: str, forms: Mapping[str, Callable[[Tensor], Tensor]], z: Tensor
+) -> None:
     """Time every form forward, and forward with backward to its input."""
-    rows: list[tuple[Cell, ...]] = []
-    truth = next(iter(forms.values()))(z)
-    gradient = torch.randn_like(truth)
-    for name, form in forms.items():
-        backward = partial(_with_backward, form, z, gradient)
-        try:
-            with torch.no_grad():
-                forward = _microseconds(partial(form, z), z.device)
-            both = _microseconds(backward, z.device)
-            rows.append((name, forward, both, "ok"))
-        except Exception as error:
-            rows.append((name, None, None, f"{type(error).__name__}: {error}"[:80]))
-    columns = (Column("form"), Column("forward", "us"), Column("with backward", "us"))
     note = f"{tuple(z.shape)} {z.dtype}, median of {REPEATS} timings of {INSIDE} calls; on a GPU "
     note += "the calls are one CUDA graph, so the host does not count"
-    return Table(title, (*columns, Column("status")), tuple(rows), note)
+    columns = (Column("form"), Column("forward", "us"), Column("with backward", "us"))
+    file = title.lower().replace(" ", "_")
+    sheet = desk.sheet(file, title, (*columns, Column("status")), note)
+    gradient = torch.randn_like(next(iter(forms.values()))(z))
+    for name, form in forms.items():
+        sheet.row(name, partial(_both_ways, form, z, gradient))
+
+
+def _both_ways(
+    form: Callable[[Tensor], Tensor], z: Tensor, gradient: Tensor
+) -> tuple[float, float, str]:
+    with torch.no_grad():
+        forward = _microseconds(partial(form, z), z.device)
+    return forward, _microseconds(partial(_with_backward, form, z, gradient), z.device), "ok"
 
 
 def _with_backward(form: Callable[[Tensor], Tensor], z: Tensor, gradient: Tensor) -> None:
@@ -152,12 +174,15 @@ def _microseconds(call: Callable[[], Any], device: torch.device) -> float:
     return sorted(found)[len(found) // 2]
 
 
-def data(spec: RunSpec) -> list[Table]:
+def data(desk: Desk, spec: RunSpec) -> None:
     """One step fed by the same batch, by random tokens, and by bytes of files."""
+    context = int(spec.config["context"])
+    columns = (Column("data"), Column("step", "ms"), Column("fetch", "ms"), Column("tokens/s"))
+    title = f"Synthetic and real tokens: {spec.size}, batch {spec.batch}, {context} tokens"
+    sheet = desk.sheet("data", title, (*columns, Column("status")))
     step = assemble(spec)
-    context, device = int(spec.config["context"]), step.parts.device
+    device = step.parts.device
     files = TextWindows(python_sources(held_out=False), context, context)
-    rows: list[tuple[Cell, ...]] = []
     with Loader(files, spec.batch, 0, device) as loader:
         random = step.workload.batches(spec.batch, device, 0)
         same = next(random)
@@ -166,19 +191,15 @@ def data(spec: RunSpec) -> list[Table]:
             ("random tokens", random),
             ("bytes of Python's sources", loader),
         ):
-            ms, wait = _fed(step, source, device, spec.steps)
-            rows.append((name, ms, wait, 1e3 * spec.batch * context / ms))
-    columns = (Column("data"), Column("step", "ms"), Column("fetch", "ms"), Column("tokens/s"))
-    title = f"Synthetic and real tokens: {spec.size}, batch {spec.batch}, {context} tokens"
-    return [Table(title, columns, tuple(rows))]
+            sheet.row(name, partial(_fed, step, source, device, spec))
 
 
 def _fed(
-    step: Step, source: Iterator[Any], device: torch.device, steps: int
-) -> tuple[float, float]:
-    """Return ms per step over all steps, and the median ms that fetching took on the host."""
-    waits = []
-    for _ in range(5):
+    step: Step, source: Iterator[Any], device: torch.device, spec: RunSpec
+) -> tuple[Cell, ...]:
+    """Return ms per step over all steps, the median ms that fetching took on the host, tokens/s."""
+    waits, steps = [], spec.steps
+    for _ in range(3):
         step([next(source)])
     _synchronise(device)
     started = time.perf_counter()
@@ -188,11 +209,18 @@ def _fed(
         waits.append(time.perf_counter() - asked)
         step([batch])
     _synchronise(device)
-    return (time.perf_counter() - started) / steps * 1e3, sorted(waits)[steps // 2] * 1e3
+    ms = (time.perf_counter() - started) / steps * 1e3
+    speed = 1e3 * step.workload.tokens(spec.batch) / ms
+    return ms, sorted(waits)[steps // 2] * 1e3, speed, "ok"
 
 
-def first_calls(spec: RunSpec) -> list[Table]:
+def first_calls(desk: Desk, spec: RunSpec) -> None:
     """Attention of every block in its first, second and later calls, waiting after each."""
+    columns = (
+        *(Column("block"), Column("first", "ms"), Column("second", "ms")),
+        *(Column("later", "ms"), Column("status")),
+    )
+    sheet = desk.sheet("first", "Attention's first calls in a process, forward", columns)
     step = assemble(spec)
     device = step.parts.device
     batch = next(step.workload.batches(spec.batch, device, 0))
@@ -215,14 +243,9 @@ def first_calls(spec: RunSpec) -> list[Table]:
     for _ in range(6):
         with torch.no_grad(), step.parts.forward_context():
             step.workload.loss(step.model, batch)
-    rows = tuple((i, t[0], t[1], sorted(t[2:])[len(t) // 2 - 1]) for i, t in enumerate(times))
-    columns = (
-        Column("block"),
-        Column("first", "ms"),
-        Column("second", "ms"),
-        Column("later", "ms"),
-    )
-    return [Table("Attention's first calls in a process, forward", columns, rows)]
+    for index, found in enumerate(times):
+        later = sorted(found[2:])[len(found) // 2 - 1]
+        sheet.add(str(index), found[0], found[1], later, "ok", sum(found) / 1e3)
 
 
 def _synchronise(device: torch.device) -> None:

@@ -1,5 +1,7 @@
 """HYDRA on a GPU: no waiting, captured as a CUDA graph, and as exact as its precision."""
 
+import re
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -59,25 +61,36 @@ def test_a_step_never_waits_for_the_device(mod, mor):
         torch.cuda.set_sync_debug_mode("default")
 
 
+def pooled_gradients(device, dtype, autocast, attention):
+    """Return losses and gradients of several batches, those of all blocks under one name.
+
+    The error of a single number is one draw: of a router's bias, a sum of terms of both signs, it
+    was 0.02 % with one batch and 4.6 % with another on a CPU, and two orders of the same sums had
+    errors 40 times apart. Over 8 batches and all blocks they are within 20 % of each other.
+    """
+    model = make(dtype, attention=attention, mod="soft", mor="soft").to(device)
+    found = defaultdict(list)
+    for seed in range(8):
+        inputs = tokens(seed=seed).to(device), tokens(seed=100 + seed).to(device)
+        model.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            loss = model(*inputs).total
+        loss.backward()
+        found["loss"].append(loss.detach().cpu().view(1))
+        for name, parameter in model.named_parameters():
+            found[re.sub(r"\d+", "N", name)].append(parameter.grad.cpu().flatten())
+    return {name: torch.cat(parts) for name, parts in found.items()}
+
+
 @pytest.mark.parametrize("attention", ["hydra", "paper"])
 def test_bf16_is_as_near_to_fp64_as_on_a_cpu(attention):
     """Losses and all gradients; the CPU's error, doubled, is the budget."""
-
-    def gradients(device, dtype, autocast):
-        model = make(dtype, attention=attention, mod="soft", mor="soft").to(device)
-        inputs = tokens().to(device), tokens(seed=2).to(device)
-        with torch.autocast(device, torch.bfloat16, enabled=autocast):
-            loss = model(*inputs)
-        loss.total.backward()
-        found = {name: p.grad for name, p in model.named_parameters()}
-        return {"loss": loss.total.detach(), **found}
-
-    truth = gradients("cpu", torch.float64, False)
-    peer = gradients("cpu", torch.float32, True)
-    found = gradients("cuda", torch.float32, True)
+    truth = pooled_gradients("cpu", torch.float64, False, attention)
+    peer = pooled_gradients("cpu", torch.float32, True, attention)
+    found = pooled_gradients("cuda", torch.float32, True, attention)
     for name, expected in truth.items():
         budget = 2 * relative_error(peer[name], expected) + 2**-8
-        error = relative_error(found[name].cpu(), expected)
+        error = relative_error(found[name], expected)
         assert error <= budget, f"{name}: error {error:.2e} exceeds the budget {budget:.2e}"
 
 

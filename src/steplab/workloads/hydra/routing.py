@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from steplab.workloads.hydra.config import HydraConfig
-from steplab.workloads.hydra.rows import chosen, put_back, take
+from steplab.workloads.hydra.rows import best, put_back, take
 from steplab.workloads.hydra.swiglu import Matrices, SwiGLU
 
 LARGEST_SCORE = 10.0
@@ -56,8 +56,9 @@ class RoutedFeedForward(nn.Module):
         self, x_BSD: Tensor, matrices: Matrices, threshold: Tensor | None = None
     ) -> tuple[Tensor, Took | None]:
         """Return ((B, S, D), what the router did); `threshold` is for the form of that name."""
-        if self.router is None or self.form == "dense":
+        if self.form == "dense":  # asked first: with and without a router one graph serves
             return self.feed_forward(x_BSD, matrices), None
+        assert self.router is not None
         score_BS = self.router(x_BSD)
         probability_BS = score_BS.clamp(-LARGEST_SCORE, LARGEST_SCORE).sigmoid()
         by_router = self.form == "soft" or self.config.mod_gate == "router"
@@ -77,10 +78,8 @@ class RoutedFeedForward(nn.Module):
         weight_BS: Tensor,
         probability_BS: Tensor,
     ) -> tuple[Tensor, Took]:
-        length = x_BSD.shape[1]
         # Their order does not matter to a network that takes each token by itself.
-        best = score_BS.topk(self.config.taken(length), sorted=False)
-        choice = chosen(best.indices, length)
+        choice, least_B = best(score_BS, self.config.taken(x_BSD.shape[1]))
         weight_BK = take(weight_BS[..., None], choice)[..., 0]
         out_BKD = self.feed_forward(take(x_BSD, choice), matrices, weight_BK)
-        return put_back(out_BKD, choice), Took(probability_BS, best.values.amin(1))
+        return put_back(out_BKD, choice), Took(probability_BS, least_B)
