@@ -25,6 +25,9 @@ MATMULS = {
     "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4>"
     "(cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4::Params)": "tf32",
     f"sm80_xmma_gemm_f32f32_f32f32_f32_{TILE}_ffma_aligna4_alignc4_kernel__5x_cublas": "fp32",
+    "nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_TNN": "bf16",
+    "nvjet_sm90_tss_192x192_64x3_2x1_v_bz_coopB_splitK_NNN": "bf16",
+    "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT": "fp16",
     "ampere_sgemm_128x64_nn": "fp32",
     "volta_sgemm_128x128_nn": "fp32",
     "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>"
@@ -45,8 +48,7 @@ ATTENTIONS = {
     "flash::CollectiveMainloopFwdSm90<2, 128, cutlass::bfloat16_t, float>>>": "flash",
 }
 NEITHER = [
-    "nvjet_tst_192x192_64x4_1x1_h_bz_coopB_TNN",
-    "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT",
+    "nvjet_qqtst_128x128_128x6_1x1_h_bz_TNN",
     "triton_tem_fused_mm_0",
     "triton_poi_fused_add_gelu_3",
     "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64x64x64_kernel__5x_cublas",

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from steplab import units
 from steplab.cli.command import Command
-from steplab.codec import read_word
+from steplab.cli.selection import add_selection_flags, is_filtered, selected
 from steplab.errors import UserError
-from steplab.record import Column, Run, Status, Table, run_to_json
+from steplab.record import Column, Run, Table, run_to_json
 from steplab.record.table import Cell
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
-from steplab.store import DEFAULT_ROOT, Store, pack_runs, unpack_runs
+from steplab.store import Store, pack_runs, unpack_runs
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add_selection_flags(parser)
     add = parser.add_argument
-    add("ids", nargs="*", help="Runs by id, by a unique part of it, or `last`; none: all")
-    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
-    add("--workload", default=None, help="only Runs of this workload")
-    statuses = partial(read_word, Status, where="--status")
-    add(
-        "--status",
-        type=statuses,
-        default=None,
-        help="only Runs that ended so: ok, oom, failed, ...",
-    )
-    add("--group", default=None, help="only Runs of the sweep whose id begins so")
-    add("--newest", type=int, default=0, metavar="N", help="only the N newest; 0: all")
     add("--json", action="store_true", help="print the selected Runs whole, as JSON")
     add("--out", type=Path, default=None, help="write the list as .csv, .md, .json or .svg")
     action = parser.add_mutually_exclusive_group()
@@ -42,13 +30,11 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     store = Store(args.store)
-    if args.newest < 0:
-        raise UserError(f"--newest must not be negative, but is {args.newest}.")
     if args.unpack:
         added, known = unpack_runs(store, args.unpack)
         print(f"{added} Runs added to {store.root}, {known} were there already")
         return 0
-    chosen = _select(store, args)
+    chosen = selected(store, args)
     if args.pack:
         readable = [run_id for run_id, run in chosen if isinstance(run, Run)]
         if not readable:
@@ -69,28 +55,8 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _select(store: Store, args: argparse.Namespace) -> list[tuple[str, Run | UserError]]:
-    wanted = {store.resolve(name) for name in args.ids}
-    chosen = []
-    for run_id, run in store.all():
-        if (not wanted or run_id in wanted) and _fits(run, args):
-            chosen.append((run_id, run))
-    return chosen[-args.newest :] if args.newest else chosen
-
-
-def _fits(run: Run | UserError, args: argparse.Namespace) -> bool:
-    """Whether a Run passes the filters; one that cannot be read passes none."""
-    asked = (args.workload, args.status, args.group)
-    if not isinstance(run, Run):
-        return asked == (None, None, None)
-    group = run.group if args.group is None else run.group[: len(args.group)]
-    has = (run.spec.workload, run.status, group)
-    return all(a is None or a == b for a, b in zip(asked, has, strict=True))
-
-
 def _delete(store: Store, args: argparse.Namespace, ids: list[str]) -> None:
-    filtered = args.ids or args.workload or args.status or args.group or args.newest
-    if not filtered:
+    if not is_filtered(args):
         raise UserError(
             "--delete without a selection would delete every Run.",
             "Name ids, or filter with --workload, --status, --group or --newest.",

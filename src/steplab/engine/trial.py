@@ -25,6 +25,7 @@ from steplab.record import Run, new_run_id
 from steplab.record.run import now
 from steplab.spec import RunSpec
 from steplab.techniques.parse import technique
+from steplab.techniques.precision import traced_dtypes
 
 # The two clocks (device events and wall time) may differ by this much before a note is made.
 CLOCK_TOLERANCE = 0.03
@@ -98,8 +99,14 @@ def watched(
         losses=() if spec.mode == "infer" else tuple(float(loss) for loss in losses),
         **seen,
     )
-    run = _verified(_judged(run, step.parts.matmul_dtype))
+    run = _verified(_judged(run, _product_dtype(run, step.parts.matmul_dtype)))
     return afterwards(subject, run) if run.status == "ok" else run
+
+
+def _product_dtype(run: Run, declared: str) -> str:
+    """Return how most products multiplied: a model may be in 16 bits without any technique."""
+    seen = {} if "precision" in run.spec.recipe.techniques else traced_dtypes(run)
+    return max(seen, key=lambda name: seen[name], default=declared)
 
 
 def _judged(run: Run, dtype: str) -> Run:

@@ -1,7 +1,7 @@
 """What a CUDA kernel's name tells: the dtype of a matrix product, the backend of an attention.
 
 Only spellings that leave no doubt are listed; any other name gives None. Names that hide the
-dtype: nvjet_* (cuBLAS on Hopper and newer), triton_tem_fused_mm_* (Inductor), gemv kernels.
+dtype: triton_tem_fused_mm_* (Inductor), gemv kernels.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ _CUBLAS = r"\b(?:maxwell|volta|turing|ampere)_"
 # s1688bf16gemm (fp32 multiplied as bf16) are not listed.
 _CUTLASS = r"\bcutlass_\d+_(?:wmma_)?tensorop_"
 
+# cuBLAS on Hopper and newer: a letter each for input, sums and output, t for bf16 and h for fp16:
+# nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_TNN. Profiles of bf16 models show no other letter.
+_NVJET = r"\bnvjet_(?:sm\d+_)?"
+
 _MATMULS = tuple(
     (dtype, re.compile("|".join(patterns)))
     for dtype, patterns in {
@@ -28,11 +32,13 @@ _MATMULS = tuple(
             _XMMA + r"bf16bf16_bf16f32_",
             _CUBLAS + r"(?:bf16_)?s\d+gemm_bf16_",
             _CUTLASS + r"(?:bf16_)?s\d+gemm_(?:relu_)?bf16_",
+            _NVJET + r"ts[a-z]_",
         ),
         "fp16": (
             _XMMA + r"f16f16_f16f(?:16|32)_",
             _CUBLAS + r"(?:(?:fp16_)?s\d+gemm_fp16_|h\d+gemm_)",
             _CUTLASS + r"(?:(?:f16_)?s\d+gemm_(?:relu_)?f16_|h\d+gemm_)",
+            _NVJET + r"hs[a-z]_",
         ),
         "tf32": (_XMMA + r"f32f32_tf32f32_", _CUTLASS + r"s1688gemm_\d"),
         "fp32": (

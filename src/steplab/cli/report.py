@@ -1,0 +1,39 @@
+"""`steplab report [RUN ...]`: stored Runs as one self-contained HTML file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from steplab import units
+from steplab.cli.command import Command
+from steplab.cli.selection import add_selection_flags, selected
+from steplab.errors import UserError
+from steplab.record import Run
+from steplab.report.pages import write_runs_page
+from steplab.store import Store
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add_selection_flags(parser)
+    about = "the file to write (.html)"
+    parser.add_argument("--out", type=Path, default=Path("report.html"), help=about)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.out.suffix != ".html":
+        raise UserError(f"--out must end in .html, but is {args.out}.")
+    store = Store(args.store)
+    chosen = selected(store, args)
+    runs = [run for _, run in chosen if isinstance(run, Run)]
+    if not runs:
+        raise UserError("There is no Run to report.", "List them with: steplab runs")
+    write_runs_page(runs, args.out)
+    left = len(chosen) - len(runs)
+    unread = f"; {units.counted(left, 'Run')} cannot be read" if left else ""
+    print(f"{units.counted(len(runs), 'Run')} in {args.out}{unread}")
+    return 0
+
+
+COMMAND = Command("write stored Runs as one HTML file", _flags, _run)

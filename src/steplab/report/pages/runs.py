@@ -1,0 +1,86 @@
+"""The page of many Runs: those that can be held against each other side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from steplab import units
+from steplab.record import Column, Run, Table
+from steplab.record.table import Cell
+from steplab.report.pages.budget import budget_html
+from steplab.report.pages.conditions import paragraphs, tiles
+from steplab.report.pages.document import Section, write_page
+from steplab.report.pages.markup import NOTHING, Html, element, join
+from steplab.report.pages.step_bars import step_bars
+from steplab.report.pages.tables import table_html
+
+COLUMNS = (
+    *(Column("name"), Column("step median", "ms"), Column("spread", "%"), Column("tokens/s")),
+    *(Column("MFU", "%"), Column("peak", "GiB"), Column("first step", "s"), Column("status")),
+)
+
+
+def write_runs_page(runs: Sequence[Run], path: Path) -> None:
+    """Write one section for every workload, size, batch, mode and device among the Runs."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_title(run), []).append(run)
+    sections = [
+        Section(f"group-{number}", title, _group_html(members))
+        for number, (title, members) in enumerate(groups.items(), 1)
+    ]
+    failed = sum(run.status != "ok" for run in runs)
+    head = tiles({"Runs": str(len(runs)), "without a result": str(failed)})
+    conditions = {run.environment.conditions_on(run.spec.device): None for run in runs}
+    foot = paragraphs([*conditions, "Only Runs of one machine and moment can be compared closely."])
+    write_page(path, f"Report of {units.counted(len(runs), 'Run')}", head, sections, foot)
+
+
+def _title(run: Run) -> str:
+    """What Runs have in common that are drawn over one axis."""
+    spec = run.spec
+    size = f" {spec.size}" if spec.size else ""
+    where = run.environment.device_name if spec.device == "cuda" else run.environment.cpu
+    return f"{spec.workload}{size}, batch {spec.batch}, {spec.mode}, {where}"
+
+
+def _group_html(runs: Sequence[Run]) -> Html:
+    names = run_names(runs)
+    rows = tuple(_row(name, run) for name, run in zip(names, runs, strict=True))
+    budgets = [_budget(name, run) for name, run in zip(names, runs, strict=True)]
+    return join([step_bars(names, runs), table_html(Table("", COLUMNS, rows)), *budgets])
+
+
+def run_names(runs: Sequence[Run]) -> list[str]:
+    """Return each Run's recipe and what else tells it from the others of its group."""
+    keys = sorted({key for run in runs for key in run.spec.config})
+    differing = [k for k in keys if len({repr(run.spec.config.get(k)) for run in runs}) > 1]
+    names = []
+    for run in runs:
+        words = [f"{key}={run.spec.config.get(key)}" for key in differing]
+        names.append(", ".join([run.spec.recipe.label, *words]))
+    return names
+
+
+def _row(name: str, run: Run) -> tuple[Cell, ...]:
+    clock, figures, memory = run.clock, run.figures, run.memory
+    mfu = figures.mfu if figures is not None and not figures.warning else None
+    return (
+        name,
+        clock.step.median if clock else None,
+        100 * clock.step.spread if clock else None,
+        run.tokens_per_second,
+        100 * mfu if mfu is not None else None,
+        memory.peak / 2**30 if memory else None,
+        run.compilation.first_seconds if run.compilation else None,
+        run.status if run.status == "ok" else f"{run.status}: {run.reason}",
+    )
+
+
+def _budget(name: str, run: Run) -> Html:
+    budget = run.profile.budget if run.profile is not None else None
+    if budget is None or not budget.steps:
+        return NOTHING
+    about = element("summary", f"Budget of a step: {name}", element("span", run.id))
+    return element("details", about, budget_html(budget))

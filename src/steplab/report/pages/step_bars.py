@@ -1,0 +1,62 @@
+"""Steps of several Runs over one axis of milliseconds: a bar to the median, dots for samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from steplab import units
+from steplab.record import Run
+from steplab.report.pages.markup import NOTHING, Html, element, join
+from steplab.report.pages.timeline import tick_distance
+
+MOST_DOTS = 200  # of one Run; beyond that every n-th sample is drawn
+ROOM = 1.12  # of the longest sample, so that its label fits
+
+
+def step_bars(names: Sequence[str], runs: Sequence[Run]) -> Html:
+    """Return one lane per Run; a Run without a result has its reason in place of a bar."""
+    longest = [max(run.clock.step.values) for run in runs if run.clock and run.clock.step.values]
+    if not longest:
+        return NOTHING
+    most = ROOM * max(longest)
+    lanes = [_lane(name, run, most) for name, run in zip(names, runs, strict=True)]
+    return join([*lanes, _axis(most)])
+
+
+def _lane(name: str, run: Run, most: float) -> Html:
+    label = element("div", name, class_="label", data_tip=f"{name}\n{run.id}")
+    drawn = _drawn(run, most)
+    picture = element("svg", *drawn, class_="side-A", role="img", aria_label=name)
+    return element("div", label, picture, class_="lane")
+
+
+def _drawn(run: Run, most: float) -> list[Html]:
+    if run.clock is None or not run.clock.step.values:
+        words = f"{run.status}: {run.reason}"
+        return [element("text", words, x="6", y="15", data_tip=words)]
+    step = run.clock.step
+    at = f"{step.median / most * 100:.2f}%"
+    words = units.milliseconds(step.median)
+    if run.tokens_per_second:
+        words += f", {units.count(run.tokens_per_second)} tokens/s"
+    drawn = [element("rect", x="0", y="3", width=at, height="16", class_="box", data_tip=words)]
+    for index in range(0, len(step), -(-len(step) // MOST_DOTS)):
+        value = step.values[index]
+        tip = f"step {index + 1}: {units.milliseconds(value)}"
+        x = f"{value / most * 100:.2f}%"
+        drawn.append(element("circle", cx=x, cy="11", r="2", class_="change", data_tip=tip))
+    inside = step.median > 0.6 * most
+    anchor, shift, css = ("end", "-10", "inside") if inside else ("start", "10", None)
+    drawn.append(element("text", words, x=at, dx=shift, y="15", text_anchor=anchor, class_=css))
+    return drawn
+
+
+def _axis(most: float) -> Html:
+    step = tick_distance(most)
+    marks = []
+    for index in range(int(most // step) + 1):
+        at = f"{index * step / most * 100:.2f}%"
+        marks.append(element("line", x1=at, x2=at, y1="0", y2="4", class_="grid"))
+        marks.append(element("text", f"{index * step:g}", x=at, y="14", text_anchor="middle"))
+    picture = element("svg", *marks, class_="axis")
+    return element("div", element("div", "ms", class_="label"), picture, class_="lane")
