@@ -200,6 +200,8 @@ OWN_OPS: dict[str, Formula] = {
     "rms_norm": lambda *args, **kwargs: 0.0,
     "add_rms_norm": lambda *args, **kwargs: 0.0,
     "rms_norm_backward": lambda *args, **kwargs: 0.0,
+    "timestep_norm": lambda *args, **kwargs: 0.0,
+    "timestep_norm_backward": lambda *args, **kwargs: 0.0,
     "rotary": lambda *args, **kwargs: 0.0,
     "rotary_backward": lambda *args, **kwargs: 0.0,
     "chunked_cross_entropy_mean": _head_and_gradients,

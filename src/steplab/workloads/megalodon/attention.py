@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from steplab.errors import Unsupported
 from steplab.kernels import attention as attention_op
 from steplab.kernels.impl import AUTO
+from steplab.kernels.timestep_norm import Statistics
 from steplab.modules.attention import Attention
 from steplab.modules.rotary import Angles, Rotary
 from steplab.workloads.megalodon.averages import MovingAverages
@@ -21,7 +22,6 @@ from steplab.workloads.megalodon.config import MegalodonConfig
 from steplab.workloads.megalodon.norms import (
     Precise,
     RootMeanSquareNorm,
-    Statistics,
     TimestepNorm,
 )
 
