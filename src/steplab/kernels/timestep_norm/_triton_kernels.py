@@ -29,11 +29,11 @@ def _own(GROUPS: tl.constexpr, WIDTH: tl.constexpr, G: tl.constexpr, S: tl.const
 
 @triton.jit
 def _tile(source, row, rows, place_GS, inside_GS, D: tl.constexpr, T: tl.constexpr):
-    """Return T rows of these channels in fp32, 0 outside, and where they are."""
+    """Return T rows of these channels in fp32, 0 outside, and where they are from the first on."""
     t_T = tl.arange(0, T)
-    place_TGS = row * D + t_T[:, None, None] * D + place_GS[None, :, :]
+    place_TGS = t_T[:, None, None] * D + place_GS[None, :, :]
     inside_TGS = (t_T < rows)[:, None, None] & inside_GS[None, :, :]
-    x_TGS = tl.load(source + place_TGS, mask=inside_TGS, other=0.0).to(tl.float32)
+    x_TGS = tl.load(source + row * D + place_TGS, mask=inside_TGS, other=0.0).to(tl.float32)
     return x_TGS, place_TGS, inside_TGS
 
 
@@ -124,18 +124,20 @@ def timestep_norm_kernel(
         square_TG = (second_G[None, :] + tl.cumsum(second_TG, 0)) / tokens_T1
         variance_TG = tl.maximum(square_TG - mean_TG * mean_TG, 0.0)
         rstd_TG = (1.0 / tl.sqrt(variance_TG + eps)).to(tl.float32)
-        at_TG = (place + t_T)[:, None] * GROUPS + group_G[None, :]
+        at, at_TG = place * GROUPS, t_T[:, None] * GROUPS + group_G[None, :]
         inside_TG = (t_T < end - row)[:, None] & in_row[None, :]
-        tl.store(means + at_TG, mean_TG.to(tl.float32), mask=inside_TG)
-        tl.store(rstds + at_TG, rstd_TG, mask=inside_TG)
+        tl.store(means + at + at_TG, mean_TG.to(tl.float32), mask=inside_TG)
+        tl.store(rstds + at + at_TG, rstd_TG, mask=inside_TG)
         if KEEPS:
-            at_end = batch * GROUPS + tl.zeros([T], tl.int32)[:, None] + group_G[None, :]
+            end_TG = tl.zeros([T], tl.int32)[:, None] + group_G[None, :]
             is_last = inside_TG & (row + t_T == L - 1)[:, None]
-            tl.store(last_mean + at_end, mean_TG.to(tl.float32), mask=is_last)
-            tl.store(last_variance + at_end, variance_TG.to(tl.float32), mask=is_last)
+            own = batch * GROUPS
+            tl.store(last_mean + own + end_TG, mean_TG.to(tl.float32), mask=is_last)
+            tl.store(last_variance + own + end_TG, variance_TG.to(tl.float32), mask=is_last)
         y_TGS = (x_TGS - mean_TG.to(tl.float32)[:, :, None]) * rstd_TG[:, :, None]
         y_TGS = y_TGS * scale_GS[None, :, :] + shift_GS[None, :, :]
-        tl.store(y + place_TGS, narrow(y_TGS, y.dtype.element_ty, UPCAST), mask=inside_TGS)
+        rounded_TGS = narrow(y_TGS, y.dtype.element_ty, UPCAST)
+        tl.store(y + place * D + place_TGS, rounded_TGS, mask=inside_TGS)
         first_G += tl.sum(first_TG, 0)
         second_G += tl.sum(second_TG, 0)
 
@@ -150,10 +152,10 @@ def _pulls(
     """
     t_T = tl.arange(0, T)
     in_row = group_G < GROUPS
-    at_TG = (batch * L + row + t_T)[:, None] * GROUPS + group_G[None, :]
+    at, at_TG = (batch * L + row) * GROUPS, t_T[:, None] * GROUPS + group_G[None, :]
     inside_TG = (t_T < rows)[:, None] & in_row[None, :]
-    mean_TG = tl.load(means + at_TG, mask=inside_TG, other=0.0)
-    rstd_TG = tl.load(rstds + at_TG, mask=inside_TG, other=0.0)
+    mean_TG = tl.load(means + at + at_TG, mask=inside_TG, other=0.0)
+    rstd_TG = tl.load(rstds + at + at_TG, mask=inside_TG, other=0.0)
     z_TGS = (x_TGS - mean_TG[:, :, None]) * rstd_TG[:, :, None]
     dz_TGS = dy_TGS * scale_GS[None, :, :]
     d_mean_TG = (-rstd_TG * tl.sum(dz_TGS, 2)).to(tl.float64)
@@ -237,6 +239,7 @@ def timestep_gradient_kernel(
         slope_TG = (2.0 * second_sum_TG / WIDTH).to(tl.float32)
         dx_TGS = dz_TGS * rstd_TG[:, :, None] + level_TG[:, :, None]
         dx_TGS += slope_TG[:, :, None] * (x_TGS - mean_TG[:, :, None])
-        tl.store(dx + place_TGS, narrow(dx_TGS, dx.dtype.element_ty, UPCAST), mask=inside_TGS)
+        rounded_TGS = narrow(dx_TGS, dx.dtype.element_ty, UPCAST)
+        tl.store(dx + at * D + place_TGS, rounded_TGS, mask=inside_TGS)
         first_G += tl.sum(first_TG, 0)
         second_G += tl.sum(second_TG, 0)

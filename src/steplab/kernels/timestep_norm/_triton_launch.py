@@ -47,6 +47,7 @@ class Cut:
             "G": side_by_side,
             "S": padded,
             "num_warps": 8,
+            "maxnreg": 128,  # two programs per multiprocessor; 10 numbers of a thread are spilled
         }
 
 
