@@ -5,9 +5,9 @@
 At B4 L4096 D1024 N16, within 80 seconds; every row is printed as soon as it is there, and one that
 fails has its reason. First each implementation as a user calls it: forward and backward from
 (B, L, D) tensors and stored parameters, so that tables, layout copies and sums are included;
-eagerly and in a CUDA graph; peak memory beside inputs and outputs; errors against fp64. Then the timestep
-norm likewise, the kernels of one scan by the profiler, and cuts: each is checked against fp64 at a
-short length and timed one kernel at a time, in a CUDA graph over rotating inputs.
+eagerly and in a CUDA graph; peak memory beside inputs and outputs; errors against fp64. Then the
+timestep norm likewise, the kernels of one scan by the profiler, and cuts: each is checked against
+fp64 at a short length and timed one kernel at a time, in a CUDA graph over rotating inputs.
 """
 
 from __future__ import annotations
