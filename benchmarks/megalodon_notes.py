@@ -5,8 +5,8 @@
 Within 120 seconds; every row is printed as soon as it is there, and one that fails has its reason.
 First mega200m at B4 L4096: in plain torch as ports of the original do it, then with the kernels of
 this package, eagerly, compiled, and as one CUDA graph, each as a ratio to the first; and what the
-kernels of the best step take. Then one token at a time, eagerly and replayed from a CUDA graph, with
-the memory after 100,000 tokens; sums of split bf16 products on and off; peak memory over the length
+kernels of the best step take. Then one token at a time, eagerly and replayed from a CUDA graph,
+with the memory after 100,000 tokens; sums of split bf16 products on and off; peak memory over the length
 with its exponent.
 """
 
