@@ -79,13 +79,13 @@ def timestep_sums_kernel(
     begin = tl.program_id(1) * chunk_length
     end = tl.minimum(begin + chunk_length, L)
     origin = tl.program_id(2).to(tl.int64) * L
-    first_G, second_G = tl.zeros([G], tl.float64), tl.zeros([G], tl.float64)
+    first_sum_TG, second_sum_TG = tl.zeros([T, G], tl.float64), tl.zeros([T, G], tl.float64)
     for row in range(begin, end, T):
         x_TGS, _place, inside_TGS = _tile(x, origin + row, end - row, place_GS, inside_GS, D, T)
         first_TG, second_TG = _moments(x_TGS, inside_TGS, WIDTH)
-        first_G += tl.sum(first_TG, 0)
-        second_G += tl.sum(second_TG, 0)
-    _store_totals(totals, first_G, second_G, group_G, GROUPS)
+        first_sum_TG += first_TG
+        second_sum_TG += second_TG
+    _store_totals(totals, tl.sum(first_sum_TG, 0), tl.sum(second_sum_TG, 0), group_G, GROUPS)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -186,8 +186,8 @@ def timestep_pulls_kernel(
     end = tl.minimum(begin + chunk_length, L)
     seen = tl.load(count + batch) if HAS_PRIOR else tl.zeros([], tl.int64)
     scale_GS = 1.0 + tl.load(weight + place_GS, mask=inside_GS, other=0.0).to(tl.float32)
-    first_G, second_G = tl.zeros([G], tl.float64), tl.zeros([G], tl.float64)
-    d_scale_GS, d_shift_GS = tl.zeros([G, S], tl.float32), tl.zeros([G, S], tl.float32)
+    first_sum_TG, second_sum_TG = tl.zeros([T, G], tl.float64), tl.zeros([T, G], tl.float64)
+    d_scale_TGS, d_shift_TGS = tl.zeros([T, G, S], tl.float32), tl.zeros([T, G, S], tl.float32)
     for row in range(begin, end, T):
         at, rows = batch * L + row, end - row
         x_TGS, _place, _inside = _tile(x, at, rows, place_GS, inside_GS, D, T)
@@ -196,14 +196,14 @@ def timestep_pulls_kernel(
             dy_TGS, x_TGS, scale_GS, means, rstds, d_mean, d_variance, seen, batch, row, rows,
             group_G, L, GROUPS, T, HAS_LAST
         )
-        first_G += tl.sum(first_TG, 0)
-        second_G += tl.sum(second_TG, 0)
-        d_scale_GS += tl.sum(dy_TGS * z_TGS, 0)
-        d_shift_GS += tl.sum(dy_TGS, 0)
-    _store_totals(totals, first_G, second_G, group_G, GROUPS)
+        first_sum_TG += first_TG
+        second_sum_TG += second_TG
+        d_scale_TGS += dy_TGS * z_TGS
+        d_shift_TGS += dy_TGS
+    _store_totals(totals, tl.sum(first_sum_TG, 0), tl.sum(second_sum_TG, 0), group_G, GROUPS)
     own = partial + (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * (2 * D)
-    tl.store(own + place_GS, d_scale_GS, mask=inside_GS)
-    tl.store(own + D + place_GS, d_shift_GS, mask=inside_GS)
+    tl.store(own + place_GS, tl.sum(d_scale_TGS, 0), mask=inside_GS)
+    tl.store(own + D + place_GS, tl.sum(d_shift_TGS, 0), mask=inside_GS)
 
 
 @triton.jit(do_not_specialize=LENGTHS)

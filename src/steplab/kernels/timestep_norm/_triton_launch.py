@@ -20,7 +20,7 @@ from steplab.kernels.timestep_norm._triton_kernels import (
 from steplab.kernels.timestep_norm.triton_running import empty_outputs
 
 MOST_CHUNKS = 4 if INTERPRETED else 64  # whose sums every program adds up for itself
-TILE = 32 if INTERPRETED else 8192  # numbers of a tile
+TILE = 32 if INTERPRETED else 2048  # numbers of a tile: 16 of each thread, which fit registers
 
 
 class Cut:
@@ -46,8 +46,7 @@ class Cut:
             "T": tokens,
             "G": side_by_side,
             "S": padded,
-            "num_warps": 8,
-            "maxnreg": 128,  # two programs per multiprocessor; 10 numbers of a thread are spilled
+            "num_warps": 4,
         }
 
 

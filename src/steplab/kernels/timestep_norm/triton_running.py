@@ -15,7 +15,7 @@ from torch import Tensor
 from steplab.kernels._triton import DTYPES, refuse_batch, refuse_device
 from steplab.kernels.timestep_norm._statistics import Affine, Statistics
 
-WIDEST = 512  # channels of a group: 16 tokens of it in the registers of one program
+WIDEST = 512  # channels of a group: 4 tokens of it in the registers of one program
 
 
 def refuse(
