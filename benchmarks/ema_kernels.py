@@ -296,12 +296,14 @@ def main() -> None:
     print(
         f"{'op':18} {'dtype':8}   fwd ms    bwd ms graph fwd graph both   MiB fwd  MiB both  errors"
     )
-    ops = [("scan", "bfloat16"), ("fft_table", "bfloat16"), ("fft", "bfloat16")]
-    for impl, dtype in (*ops, *((impl, "float32") for impl, _ in ops)):
-        row(f"{'ema ' + impl:18} {dtype:8}", lambda i=impl, d=dtype: whole(i, d), deadline)
+    for impl in ("scan", "fft_table", "fft"):
+        name = f"{'ema ' + impl:18} bfloat16"
+        row(name, lambda i=impl: whole(i, "bfloat16"), deadline)
     for impl in ("triton_running", "reference"):
         name = f"{'norm ' + impl:18} bfloat16"
         row(name, lambda i=impl: norm_row(i, "bfloat16"), deadline)
+    for impl in ("scan", "fft_table", "fft"):
+        row(f"{'ema ' + impl:18} float32 ", lambda i=impl: whole(i, "float32"), deadline)
     row("kernels of the scan", kernel_rows, deadline)
     print("kernel     chunk lanes warps steps block       us  worst error", flush=True)
     made = [make(LENGTH, BATCH, torch.bfloat16) for _ in range(ROTATION)]

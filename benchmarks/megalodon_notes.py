@@ -6,8 +6,8 @@ Within 120 seconds; every row is printed as soon as it is there, and one that fa
 First mega200m at B4 L4096: in plain torch as ports of the original do it, then with the kernels of
 this package, eagerly, compiled, and as one CUDA graph, each as a ratio to the first; and what the
 kernels of the best step take. Then one token at a time, eagerly and replayed from a CUDA graph,
-with the memory after 100,000 tokens; sums of split bf16 products on and off; peak memory over the length
-with its exponent.
+with the memory after 100,000 tokens; sums of split bf16 products on and off; peak memory over the
+length with its exponent.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def training_row(name: str, found: dict[str, float]) -> str:
     assert work is not None and work.model is not None
     mfu = work.model / ms / 1e9 / 989.5  # the H200's dense bf16 peak, TFLOP/s
     speed = f"{ms:8.2f} ms {batch * length / ms * 1e3:10,.0f} tokens/s  MFU {mfu:.1%}"
-    ratio = next(iter(found.values())) / ms
+    ratio = found.get(next(iter(STEPS)), math.nan) / ms
     return f"{speed}  peak {peak:6.2f} GiB  {ratio:.2f} times the first  {paths}"
 
 
