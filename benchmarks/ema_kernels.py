@@ -1,21 +1,20 @@
-"""Times the ComplexEMA on one GPU: cuts of the scan, then whole ops; about 80 seconds.
+"""Times the ComplexEMA on one GPU: whole ops, the kernels of the scan, then other cuts of them.
 
     PYTHONPATH=src python benchmarks/ema_kernels.py [seconds]
 
-At B4 L4096 D1024 N16. Candidates are compiled by worker processes and checked against fp64 at a
-short length; those that are right are timed one kernel at a time, in a CUDA graph over rotating
-inputs. Then each implementation as a user calls it: forward and backward from (B, L, D) tensors
-and stored parameters, so that tables, layout copies and sums are included; peak memory beside
-inputs and outputs; errors against fp64. A candidate that fails is a row with its reason.
+At B4 L4096 D1024 N16, within 80 seconds; every row is printed as soon as it is there, and one that
+fails has its reason. First each implementation as a user calls it: forward and backward from
+(B, L, D) tensors and stored parameters, so that tables, layout copies and sums are included;
+eagerly and in a CUDA graph; peak memory beside inputs and outputs; errors against fp64. Then the
+timestep norm likewise, the kernels of one scan by the profiler, and cuts: each is checked against
+fp64 at a short length and timed one kernel at a time, in a CUDA graph over rotating inputs.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
+import functools
 import itertools
 import math
-import multiprocessing
-import os
 import statistics
 import sys
 import time
@@ -23,23 +22,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-BATCH, LENGTH, WIDTH, MODES = 4, 4096, 1024, 16
+BATCH, LENGTH, WIDTH, MODES, GROUPS = 4, 4096, 1024, 16, 32
 CHECKED_LENGTH = 700  # several chunks and a rest
 ROTATION = 4  # inputs of 33.5 MB each: together more than the 50 MB of an H200's second-level cache
-# chunk, lanes, warps, steps, block, sums
-SUMS = [(256, 32, 1, r, u, 2) for r, u in ((1, 8), (2, 8), (2, 16), (4, 4), (4, 8), (4, 16))]
-SUMS += [(128, 32, 1, 4, 8, 2), (512, 32, 1, 4, 8, 2), (256, 64, 2, 4, 8, 2)]
-OUTPUTS = [(256, 32, 1, r, u, s) for r, u, s in ((1, 4, 4), (1, 8, 2), (2, 2, 2), (2, 4, 1))]
-OUTPUTS += [(256, 32, 1, 2, u, s) for u, s in ((4, 2), (4, 4), (8, 2))]
-OUTPUTS += [(128, 32, 1, 2, 4, 2), (512, 32, 1, 2, 4, 2), (256, 64, 2, 2, 4, 2)]
-OUTPUTS += [(256, 128, 4, 2, 4, 2)]
-GRADIENTS = [(256, 32, 1, 1, u, s) for u, s in ((1, 2), (2, 1), (2, 2), (4, 2))]
-GRADIENTS += [(128, 32, 1, 1, 2, 2), (512, 32, 1, 1, 2, 2), (256, 64, 2, 1, 2, 2)]
+# chunk, lanes, warps, steps at once, block
+GRADIENTS = [(256, 32, 1, 1, u) for u in (2, 1, 4)]
+GRADIENTS += [(128, 32, 1, 1, 2), (512, 32, 1, 1, 2), (256, 64, 2, 1, 2), (256, 128, 4, 1, 2)]
+OUTPUTS = [(256, 32, 1, r, u) for r, u in ((2, 4), (1, 4), (2, 2), (2, 8), (1, 8))]
+OUTPUTS += [(128, 32, 1, 2, 4), (512, 32, 1, 2, 4), (256, 64, 2, 2, 4), (256, 128, 4, 2, 4)]
+SUMS = [(256, 32, 1, r, u) for r, u in ((4, 8), (2, 8), (4, 4), (4, 16), (1, 8))]
+SUMS += [(128, 32, 1, 4, 8), (512, 32, 1, 4, 8), (256, 64, 2, 4, 8)]
 CANDIDATES = [
-    *(("sums", c) for c in SUMS),
-    *(("outputs", c) for c in OUTPUTS),
     *(("gradients", c) for c in GRADIENTS),
-    ("carry", (256, 32, 1, 1, 4, 2)),
+    *(("outputs", c) for c in OUTPUTS),
+    *(("sums", c) for c in SUMS),
 ]
 
 
@@ -47,8 +43,8 @@ def cut_of(kernel: str, candidate: Sequence[int]) -> Any:
     """Return the table's cut with one kernel changed."""
     from steplab.kernels.ema._scan_config import Cut
 
-    chunk, lanes, warps, steps, block, sums = candidate
-    cut = replace(Cut(), chunk=chunk, lanes=lanes, warps=warps, sums=sums)
+    chunk, lanes, warps, steps, block = candidate
+    cut = replace(Cut(), chunk=chunk, lanes=lanes, warps=warps)
     if kernel == "sums":
         return replace(cut, sum_steps=steps, sum_block=block)
     if kernel == "outputs":
@@ -86,12 +82,14 @@ def gradients(impl: str, x: Any, dy: Any, parameters: Any) -> list[Any]:
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
 
-def truth(x: Any, dy: Any, parameters: Any) -> list[Any]:
-    """Return the same by the definition, in fp64."""
+@functools.cache
+def example(length: int, width: int, dtype: Any) -> tuple[Any, list[Any]]:
+    """Return inputs of one row, and what the definition makes of them in fp64."""
     from steplab.kernels.ema import Parameters
 
+    x, dy, parameters = make(length, 1, dtype, width)
     wide = Parameters(*(p.double() for p in parameters))
-    return gradients("sequential", x.double(), dy.double(), wide)
+    return (x, dy, parameters), gradients("sequential", x.double(), dy.double(), wide)
 
 
 def error(actual: Any, expected: Any) -> float:
@@ -99,33 +97,22 @@ def error(actual: Any, expected: Any) -> float:
     return float((actual.double() - expected).norm() / expected.norm())
 
 
-def check(kernel: str, candidate: Sequence[int]) -> tuple[str, float]:
-    """Compile one candidate and compare it with fp64 at a short length; runs in a worker."""
+def check(kernel: str, candidate: Sequence[int]) -> float:
+    """Compare one candidate with fp64 at a short length; return the worst error, NaN if wrong."""
     import torch
 
     from steplab.kernels.ema import _scan_launch as launch
 
-    x, dy, parameters = make(CHECKED_LENGTH, 1, torch.bfloat16)
+    (x, dy, parameters), expected = example(CHECKED_LENGTH, WIDTH, torch.bfloat16)
     cut = cut_of(kernel, candidate)
     y, _, kept = launch.forward_by(cut, x, parameters, None, False)
     found = [y]
     if kernel == "gradients":
         found += launch.backward_by(cut, dy, None, x, parameters, kept, False)[:-1]
-    torch.cuda.synchronize()
-    expected = truth(x, dy, parameters)
     errors = [error(a, b) for a, b in zip(found, expected, strict=False)]
     limits = [4e-3, 4e-3, *[2e-5] * 5]  # a rounding to bf16; fp32 sums
     right = all(e <= limit for e, limit in zip(errors, limits, strict=False))
-    return ("ok" if right else "WRONG"), max(errors)
-
-
-def checked(kernel: str, candidate: Sequence[int]) -> tuple[str, float]:
-    """`check`, with whatever goes wrong as a status."""
-    try:
-        return check(kernel, candidate)
-    except Exception as problem:
-        words = " ".join(str(problem).split())
-        return f"{type(problem).__name__}: {words[-80:]}", math.nan
+    return max(errors) if right else math.nan
 
 
 def graph_ms(calls: Sequence[Callable[[], Any]], repeats: int = 7) -> float:
@@ -152,11 +139,11 @@ def graph_ms(calls: Sequence[Callable[[], Any]], repeats: int = 7) -> float:
     return statistics.median(times) / (2 * len(calls))
 
 
-def eager_ms(call: Callable[[], Any], repeats: int = 15) -> float:
+def eager_ms(call: Callable[[], Any], repeats: int = 9) -> float:
     """Return the median ms of one call by device events, the host's launches included."""
     import torch
 
-    for _ in range(3):
+    for _ in range(2):
         call()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     events[0].record()
@@ -167,69 +154,39 @@ def eager_ms(call: Callable[[], Any], repeats: int = 15) -> float:
     return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events))
 
 
-def backward_ms(y: Any, leaves: Sequence[Any], dy: Any) -> float:
-    """Return the median ms of a backward alone."""
+def op_times(forward: Callable[[], Any], leaves: Sequence[Any], dy: Any) -> list[float]:
+    """Return ms of forward and backward, eagerly; then of forward and of both, in a CUDA graph."""
     import torch
 
-    return eager_ms(lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True))
+    def plain() -> Any:
+        with torch.no_grad():
+            return forward()
 
-
-def time_kernel(kernel: str, candidate: Sequence[int], inputs: Any) -> float:
-    """Return the ms of one kernel (gradients: with the sums before and after them)."""
-    from steplab.kernels.ema import _scan_launch as launch
-
-    xs, dys, parameters = inputs
-    cut = cut_of(kernel, candidate)
-    tables = launch.tables_by(cut, LENGTH, parameters)
-    if kernel == "sums":
-        return graph_ms([lambda x=x: launch.sums_by(cut, x, tables[0], False) for x in xs])
-    entering = launch.carry(launch.sums_by(cut, xs[0], tables[0], False), None, tables[0], False)
-    if kernel == "carry":
-        return graph_ms([lambda: launch.carry(entering, None, tables[0], False)] * 8)
-    if kernel == "outputs":
-        rest = (tables, entering, False)
-        return graph_ms([lambda x=x: launch.outputs_by(cut, x, *rest) for x in xs])
-    weights = tables[0][cut.sum_steps + cut.output_steps]
-    rest = (parameters.omega_D, launch.Kept(tables[0], entering), weights, None, False)
-    return graph_ms(
-        [
-            lambda x=x, dy=dy: launch.gradients_by(cut, dy, x, *rest)
-            for x, dy in zip(xs, dys, strict=True)
-        ]
-    )
-
-
-def sweep(deadline: float) -> None:
-    """Check all candidates in parallel, time those that are right, print a table."""
-    import torch
-
-    context = multiprocessing.get_context("spawn")
-    workers = min(14, os.cpu_count() or 1)
-    pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=context)
-    futures = [pool.submit(checked, *candidate) for candidate in reversed(CANDIDATES)][::-1]
-    rows: list[list[Any]] = []
-    for (kernel, candidate), future in zip(CANDIDATES, futures, strict=True):
+    y = forward()
+    backward = eager_ms(lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True))
+    found = [eager_ms(forward), backward, math.nan, math.nan]
+    for place, call in enumerate((plain, lambda: torch.autograd.grad(forward(), leaves, dy))):
         try:
-            status, wrong = future.result(max(0.1, deadline - time.monotonic()))
+            found[2 + place] = graph_ms([call])
         except Exception as problem:
-            status, wrong = type(problem).__name__, math.nan
-        rows.append([kernel, candidate, status, wrong, math.nan])
-    pool.shutdown(wait=False, cancel_futures=True)
-    print(f"checked {len(rows)} cuts; timing", flush=True)
-    made = [make(LENGTH, BATCH, torch.bfloat16) for _ in range(ROTATION)]
-    inputs = [m[0] for m in made], [m[1] for m in made], made[0][2]
-    for row in rows:
-        if row[2] == "ok":
-            try:
-                row[4] = time_kernel(row[0], row[1], inputs)
-            except Exception as problem:
-                row[2] = f"{type(problem).__name__}: {' '.join(str(problem).split())[-80:]}"
-    print(f"{'kernel':10} chunk lanes warps steps block sums {'us':>8} {'error':>8}  status")
-    for kernel in ("sums", "carry", "outputs", "gradients"):
-        group = [row for row in rows if row[0] == kernel]
-        for _, candidate, status, wrong, ms in sorted(group, key=lambda r: (r[4] != r[4], r[4])):
-            words = " ".join(f"{value:5}" for value in candidate)
-            print(f"{kernel:10} {words} {ms * 1e3:8.1f} {wrong:8.1e}  {status}")
+            print(f"  not captured: {' '.join(str(problem).split())[:100]}", flush=True)
+            torch.cuda.synchronize()
+    return found
+
+
+def extra_mib(forward: Callable[[], Any], leaves: Sequence[Any], dy: Any) -> list[float]:
+    """Return the peak memory of forward, and of both, beside inputs, outputs and gradients."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = forward()
+    peaks = [torch.cuda.max_memory_allocated() - before - y.nbytes]
+    torch.autograd.grad(y, leaves, dy)
+    results = y.nbytes + sum(leaf.nbytes for leaf in leaves)
+    peaks.append(torch.cuda.max_memory_allocated() - before - results)
+    return [peak / 2**20 for peak in peaks]
 
 
 def whole(impl: str, dtype_name: str) -> str:
@@ -247,53 +204,118 @@ def whole(impl: str, dtype_name: str) -> str:
     def forward() -> Any:
         return op.ema(impl, leaves[0], stored)[0]
 
-    def plain() -> Any:
-        with torch.no_grad():
-            return op.ema(impl, x, parameters)[0]
+    torch.autograd.grad(forward(), leaves, dy)
+    figures = [*op_times(forward, leaves, dy), *extra_mib(forward, leaves, dy)]
+    inputs, expected = example(512, 64, dtype)
+    errors = [error(a, b) for a, b in zip(gradients(impl, *inputs), expected, strict=True)]
+    return told(figures) + "  " + " ".join(f"{e:.0e}" for e in errors)
 
-    y = forward()
-    torch.autograd.grad(y, leaves, dy)
+
+def told(figures: Sequence[float]) -> str:
+    """Return four times and two sizes in columns."""
+    times = " ".join(f"{value:9.3f}" for value in figures[:4])
+    return f"{times} " + " ".join(f"{value:9.1f}" for value in figures[4:])
+
+
+def norm_row(impl: str, dtype_name: str) -> str:
+    """Return a line: the timestep norm by one implementation."""
+    import torch
+
+    from steplab.kernels import timestep_norm as op
+    from steplab.kernels.timestep_norm import Affine
+
+    x, dy, _ = make(LENGTH, BATCH, getattr(torch, dtype_name))
+    weight, bias = (torch.zeros(WIDTH, device="cuda") for _ in range(2))
+    leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
+    affine = Affine(leaves[1], leaves[2], GROUPS, 1e-5)
+
+    def forward() -> Any:
+        return op.timestep_norm(impl, leaves[0], affine)[0]
+
+    torch.autograd.grad(forward(), leaves, dy)
+    return told([*op_times(forward, leaves, dy), *extra_mib(forward, leaves, dy)])
+
+
+def kernel_rows() -> str:
+    """Return the kernels of one forward and backward of the scan, by the profiler."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    x, dy, parameters = make(LENGTH, BATCH, torch.bfloat16)
+    gradients("scan", x, dy, parameters)
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() - x.nbytes  # y is still there and about to be replaced
-    y = forward()
-    peak_forward = torch.cuda.max_memory_allocated() - before - 2 * x.nbytes
-    torch.autograd.grad(y, leaves, dy)
-    peak = torch.cuda.max_memory_allocated() - before - 2 * x.nbytes
-    del y
-    figures = [eager_ms(forward), backward_ms(forward(), leaves, dy), math.nan, math.nan]
-    if impl == "scan":
-        figures[2] = graph_ms([plain])
-        figures[3] = graph_ms([lambda: torch.autograd.grad(forward(), leaves, dy)])
-    short = make(1024, 1, dtype, 64)
-    errors = [error(a, b) for a, b in zip(gradients(impl, *short), truth(*short), strict=True)]
-    times = " ".join(f"{value:9.3f}" for value in figures)
-    mib = f"{peak_forward / 2**20:9.0f} {peak / 2**20:9.0f}"
-    return f"{impl:10} {dtype_name:8} {times} {mib}  " + " ".join(f"{e:.0e}" for e in errors)
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(3):
+            gradients("scan", x, dy, parameters)
+        torch.cuda.synchronize()
+    rows = sorted(found.key_averages(), key=lambda r: -r.device_time_total)[:10]
+    return "".join(f"\n  {r.device_time_total / 3:8.1f} us  {r.key[:80]}" for r in rows)
+
+
+def time_kernel(kernel: str, candidate: Sequence[int], inputs: Any) -> float:
+    """Return the ms of one kernel (gradients: with the sums before and after them)."""
+    from steplab.kernels.ema import _scan_launch as launch
+
+    xs, dys, parameters = inputs
+    cut = cut_of(kernel, candidate)
+    tables = launch.tables_by(cut, LENGTH, parameters)
+    if kernel == "sums":
+        return graph_ms([lambda x=x: launch.sums_by(cut, x, tables[0], False) for x in xs])
+    entering = launch.carry(launch.sums_by(cut, xs[0], tables[0], False), None, tables[0], False)
+    if kernel == "outputs":
+        return graph_ms([lambda x=x: launch.outputs_by(cut, x, tables, entering) for x in xs])
+    weights = tables[0][cut.sum_steps + cut.output_steps]
+    rest = (parameters.omega_D, launch.Kept(tables[0], entering), weights, None, False)
+    pairs = zip(xs, dys, strict=True)
+    return graph_ms([lambda x=x, dy=dy: launch.gradients_by(cut, dy, x, *rest) for x, dy in pairs])
+
+
+def row(name: str, run: Callable[[], str], deadline: float) -> None:
+    """Print one row, whatever happens."""
+    import torch
+
+    if time.monotonic() > deadline:
+        print(f"{name} no time left", flush=True)
+        return
+    try:
+        print(f"{name} {run()}", flush=True)
+    except Exception as problem:
+        print(
+            f"{name} {type(problem).__name__}: {' '.join(str(problem).split())[:120]}", flush=True
+        )
+    torch.cuda.empty_cache()
 
 
 def main() -> None:
-    """Sweep, then the whole ops."""
+    """Whole ops, then kernels, then cuts for as long as there is time."""
     import torch
 
     begin = time.monotonic()
-    total = float(sys.argv[1]) if len(sys.argv) > 1 else 85.0
+    deadline = begin + (float(sys.argv[1]) if len(sys.argv) > 1 else 78.0)
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
-    sweep(begin + 0.6 * total)
     print(
-        f"\n{'op':10} {'dtype':8}   fwd ms    bwd ms  graph fwd  graph fwd+bwd  extra MiB fwd, both"
-        "  errors y dx alpha delta theta gamma omega"
+        f"{'op':18} {'dtype':8}   fwd ms    bwd ms graph fwd graph both   MiB fwd  MiB both  errors"
     )
-    for impl, dtype in itertools.product(("scan", "fft", "fft_table"), ("bfloat16", "float32")):
-        if time.monotonic() > begin + total:
-            print(f"{impl:10} {dtype:8} no time left")
-            continue
-        try:
-            print(whole(impl, dtype), flush=True)
-        except Exception as problem:
-            print(f"{impl:10} {dtype:8} {type(problem).__name__}: {str(problem)[:120]}")
-        torch.cuda.empty_cache()
-    print(f"\n{time.monotonic() - begin:.0f} s")
+    for impl in ("scan", "fft_table", "fft"):
+        name = f"{'ema ' + impl:18} bfloat16"
+        row(name, lambda i=impl: whole(i, "bfloat16"), deadline)
+    for impl in ("triton_running", "reference"):
+        name = f"{'norm ' + impl:18} bfloat16"
+        row(name, lambda i=impl: norm_row(i, "bfloat16"), deadline)
+    for impl in ("scan", "fft_table", "fft"):
+        row(f"{'ema ' + impl:18} float32 ", lambda i=impl: whole(i, "float32"), deadline)
+    row("kernels of the scan", kernel_rows, deadline)
+    print("kernel     chunk lanes warps steps block       us  worst error", flush=True)
+    made = [make(LENGTH, BATCH, torch.bfloat16) for _ in range(ROTATION)]
+    inputs = [m[0] for m in made], [m[1] for m in made], made[0][2]
+    for kernel, candidate in CANDIDATES:
+
+        def timed(kernel: str = kernel, candidate: Sequence[int] = candidate) -> str:
+            wrong = check(kernel, candidate)
+            return f"{time_kernel(kernel, candidate, inputs) * 1e3:8.1f} {wrong:9.1e}"
+
+        row(f"{kernel:10} " + " ".join(f"{value:5}" for value in candidate), timed, deadline)
+    print(f"{time.monotonic() - begin:.0f} s")
 
 
 if __name__ == "__main__":

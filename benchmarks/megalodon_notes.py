@@ -2,10 +2,12 @@
 
     PYTHONPATH=src python benchmarks/megalodon_notes.py [seconds]
 
-About 140 seconds. Every row that fails has its reason. mega200m at B4 L4096 is measured eagerly
-with every path of the moving averages and compiled with the scan; sums of split bf16 products on
-and off; peak memory over the length with its exponent; then one token at a time, eagerly and
-replayed from a CUDA graph, with the memory after 100,000 tokens.
+Within 120 seconds; every row is printed as soon as it is there, and one that fails has its reason.
+First mega200m at B4 L4096: in plain torch as ports of the original do it, then with the kernels of
+this package, eagerly, compiled, and as one CUDA graph, each as a ratio to the first; and what the
+kernels of the best step take. Then one token at a time, eagerly and replayed from a CUDA graph,
+with the memory after 100,000 tokens; sums of split bf16 products on and off; peak memory over the
+length with its exponent.
 """
 
 from __future__ import annotations
@@ -20,6 +22,15 @@ from collections.abc import Callable
 from typing import Any
 
 STREAMED = 100_000
+PLAIN = "precision=bf16,impl.ema=fft_table,impl.timestep_norm=reference,impl.attention=reference"
+BEST = "precision=bf16-weights,optimizer=one-pass,compile=blocks,cuda_graph=step"
+STEPS = {
+    "plain torch, eager": PLAIN,
+    "eager": "precision=bf16",
+    "best": BEST,
+    "compiled": "precision=bf16,compile=blocks,optimizer=fused",
+    "eager, fft": "precision=bf16,impl.ema=fft",
+}
 GIB = 2**30
 
 
@@ -53,18 +64,45 @@ def step_ms(step: Any, batches: Any, warm: int = 3, timed: int = 8) -> float:
     return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events))
 
 
-def trained(size: str, recipe: str, batch: int, length: int) -> tuple[float, float, str]:
-    """Return ms per step, peak GiB, and the paths that ran."""
+def trained(
+    size: str, recipe: str, batch: int, length: int, profiled: bool = False
+) -> tuple[float, float, str]:
+    """Return ms per step, peak GiB, and the paths that ran; `profiled`: and the kernels."""
     import torch
 
     gc.collect()
     torch.cuda.empty_cache()
+    start = time.monotonic()
     step, batches = step_of(size, recipe, batch, length)
     torch.cuda.reset_peak_memory_stats()
     ms = step_ms(step, batches)
+    peak = torch.cuda.max_memory_allocated() / GIB
     ran = {getattr(m, "op", ""): m.ran for m in step.model.modules() if getattr(m, "ran", "")}
     paths = " ".join(f"{op}={impl}" for op, impl in sorted(ran.items()))
-    return ms, torch.cuda.max_memory_allocated() / GIB, paths
+    paths += f"  ({time.monotonic() - start:.0f} s)"
+    if profiled:
+        paths += longest_kernels(step, batches)
+    return ms, peak, paths
+
+
+def longest_kernels(step: Any, batches: Any, shown: int = 14) -> str:
+    """Return the kernels of one step that take longest, by name, and all others together."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    try:
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            step(next(batches))
+            torch.cuda.synchronize()
+    except Exception as problem:
+        return f"\n  not profiled: {' '.join(str(problem).split())[:120]}"
+    rows = sorted(found.key_averages(), key=lambda r: -r.device_time_total)
+    lines = [
+        f"{r.device_time_total / 1e3:8.3f} ms {r.count:5} x  {r.key[:90]}" for r in rows[:shown]
+    ]
+    rest = sum(r.device_time_total for r in rows[shown:]) / 1e3
+    lines.append(f"{rest:8.3f} ms {sum(r.count for r in rows[shown:]):5} x  all others")
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def row(name: str, run: Callable[[], str], deadline: float) -> None:
@@ -72,28 +110,32 @@ def row(name: str, run: Callable[[], str], deadline: float) -> None:
     import torch
 
     if time.monotonic() > deadline:
-        print(f"{name:44} no time left")
+        print(f"{name:44} no time left", flush=True)
         return
     try:
         print(f"{name:44} {run()}", flush=True)
     except Exception as problem:
-        print(f"{name:44} {type(problem).__name__}: {' '.join(str(problem).split())[:160]}")
+        words = " ".join(str(problem).split())[:160]
+        print(f"{name:44} {type(problem).__name__}: {words}", flush=True)
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def training_row(size: str, recipe: str, batch: int, length: int) -> str:
+def training_row(name: str, found: dict[str, float]) -> str:
     """Return the figures of one training step, MFU by the workload's own formula."""
     from steplab.workloads.workload import find_workload
 
-    ms, peak, paths = trained(size, recipe, batch, length)
+    size, batch, length = "mega200m", 4, 4096
+    ms, peak, paths = trained(size, STEPS[name], batch, length, profiled=name == "best")
+    found[name] = ms
     entry = find_workload("megalodon")
     work = entry.open(entry.resolve(size, {"context": length})).work(batch, "full", {})
     assert work is not None and work.model is not None
     mfu = work.model / ms / 1e9 / 989.5  # the H200's dense bf16 peak, TFLOP/s
     speed = f"{ms:8.2f} ms {batch * length / ms * 1e3:10,.0f} tokens/s  MFU {mfu:.1%}"
-    return f"{speed}  peak {peak:6.2f} GiB  {paths}"
+    ratio = found.get(next(iter(STEPS)), math.nan) / ms
+    return f"{speed}  peak {peak:6.2f} GiB  {ratio:.2f} times the first  {paths}"
 
 
 def reductions_row(length: int) -> str:
@@ -151,18 +193,24 @@ def streaming(deadline: float) -> None:
         return f"{found[name]:.3f} ms a token, {ratio:.2f} times eager"
 
     def many() -> str:
-        stream = Stream(model, 1)
-        for _ in range(10):
-            stream(token)
+        """Pieces of 2048 tokens that end within a chunk, each followed by 35 single tokens."""
+        stream, piece = Stream(model, 1), token.expand(1, 2048)
+
+        def go_on() -> None:
+            stream(piece)
+            for _ in range(35):
+                stream(token)
+
+        go_on()
         torch.cuda.synchronize()
         before, start = torch.cuda.memory_allocated(), time.perf_counter()
         while stream.tokens < STREAMED and time.monotonic() < deadline:
-            stream(token)
+            go_on()
         torch.cuda.synchronize()
         grown = torch.cuda.memory_allocated() - before
-        rate = (stream.tokens - 10) / (time.perf_counter() - start)
-        size = stream.cache.nbytes / 2**20
-        return f"{stream.tokens:,} tokens, {rate:,.0f}/s, cache {size:.1f} MiB, grew {grown} bytes"
+        seconds, size = time.perf_counter() - start, stream.cache.nbytes / 2**20
+        seen = f"{stream.tokens:,} tokens in {seconds:.1f} s"
+        return f"{seen}, cache {size:.1f} MiB, grew {grown} bytes"
 
     with torch.inference_mode():
         row("stream mega200m bf16 batch 1, eager", lambda: measured("eager", False, 40), deadline)
@@ -175,21 +223,21 @@ def main() -> None:
     import torch
 
     begin = time.monotonic()
-    deadline = begin + (float(sys.argv[1]) if len(sys.argv) > 1 else 140.0)
+    deadline = begin + (float(sys.argv[1]) if len(sys.argv) > 1 else 115.0)
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
-    for recipe in (
-        "precision=bf16,impl.ema=scan",
-        "precision=bf16,impl.ema=fft_table",
-        "precision=bf16,impl.ema=fft",
-        "precision=bf16,impl.ema=scan,compile=blocks,optimizer=fused",
-    ):
-        name = f"mega200m B4 L4096 {recipe.removeprefix('precision=')}"
-        row(name, lambda r=recipe: training_row("mega200m", r, 4, 4096), deadline)
-    streaming(min(deadline, time.monotonic() + 45))
-    for length in (512, 2048):
-        row(f"playbook L{length} bf16 sums", lambda n=length: reductions_row(n), deadline)
+    found: dict[str, float] = {}
+    names = list(STEPS)
+    for name in names[:3]:
+        row(f"mega200m B4 L4096 {name}", lambda n=name: training_row(n, found), deadline)
+    streaming(min(deadline, time.monotonic() + 25))
+    for name in names[3:]:
+        row(f"mega200m B4 L4096 {name}", lambda n=name: training_row(n, found), deadline)
     for ema in ("scan", "fft"):
         row(f"playbook memory, {ema}", lambda e=ema: memory_row(e, (512, 2048, 8192)), deadline)
+    for length in (512, 2048):
+        row(f"playbook L{length} bf16 sums", lambda n=length: reductions_row(n), deadline)
+    for name, recipe in STEPS.items():
+        print(f"{name}: {recipe}")
     print(f"{time.monotonic() - begin:.0f} s")
 
 

@@ -25,6 +25,17 @@ def attention_pairs(queries: int, keys: int, causal: bool) -> float:
     return queries * offset + queries * (queries + 1) / 2
 
 
+ATTENTION_BLOCK = 512  # queries that attention by blocks takes at once
+
+
+def attention_block_pairs(queries: int, keys: int) -> float:
+    """Number of pairs that causal attention by blocks computes: all keys up to a block's last."""
+    starts = range(0, queries, ATTENTION_BLOCK)
+    stops = [min(start + ATTENTION_BLOCK, queries) for start in starts]
+    blocks = zip(starts, stops, strict=True)
+    return float(sum((stop - start) * (keys - queries + stop) for start, stop in blocks))
+
+
 def attention_forward(pairs: float, heads: int, d_qk: int, d_v: int) -> float:
     """FLOPs of scores and weighted values for `pairs` per head: two matrix products."""
     return 2.0 * pairs * heads * (d_qk + d_v)

@@ -174,6 +174,16 @@ def _head_again(d_losses: Any, *args: Any, **kwargs: Any) -> float:
     return _head_and_gradients(*args)
 
 
+def _blocks_attention(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> float:
+    """Products of scores and values, over the pairs that are computed."""
+    from steplab.kernels.attention._blocks import query_blocks
+
+    (B, H, T, K), (S, V) = q.shape, v.shape[2:]
+    blocks = query_blocks(T, S, bool(args[-1]))
+    pairs = sum((own.stop - own.start) * seen.stop for own, seen in blocks)
+    return 2.0 * B * H * pairs * (K + V)
+
+
 def _gradients_of(forward: Formula, skipped: int) -> Formula:
     """Two products for each of the forward's, none of them recomputed; the arguments of the
     forward follow `skipped` gradients."""
@@ -200,6 +210,10 @@ OWN_OPS: dict[str, Formula] = {
     "rms_norm": lambda *args, **kwargs: 0.0,
     "add_rms_norm": lambda *args, **kwargs: 0.0,
     "rms_norm_backward": lambda *args, **kwargs: 0.0,
+    "timestep_norm": lambda *args, **kwargs: 0.0,
+    "timestep_norm_backward": lambda *args, **kwargs: 0.0,
+    "blocks_attention": _blocks_attention,
+    "blocks_attention_backward": _gradients_of(_blocks_attention, 1),
     "rotary": lambda *args, **kwargs: 0.0,
     "rotary_backward": lambda *args, **kwargs: 0.0,
     "chunked_cross_entropy_mean": _head_and_gradients,

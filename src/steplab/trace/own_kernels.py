@@ -108,7 +108,7 @@ def _mean_loss(call: Call) -> Cost | None:
 
 
 def _average(call: Call, x: int, times: int) -> Cost | None:
-    """A moving average: x in and y out; its gradient: x and dy in, dx out."""
+    """Along time: x in and y out; for the gradient x and dy in, dx out."""
     x_BLD = call.tensor(x)
     return Cost(0.0, float(times * x_BLD.bytes)) if x_BLD else None
 
@@ -130,4 +130,6 @@ _SINGLE: dict[str, Model] = {
     "triton_flash_attention_backward": attention(1, 6, documents=7),
     "ema_scan": _part(_average, x=0, times=2),
     "ema_scan_backward": _part(_average, x=2, times=3),
+    "timestep_norm": _part(_average, x=0, times=2),
+    "timestep_norm_backward": _part(_average, x=3, times=3),
 }

@@ -173,10 +173,35 @@ def test_values_wider_than_keys_take_no_fused_kernel():
     model = Megalodon(replace(SMALL, value_width=32))
     core = model.blocks[0].attention.attention
     model(tokens(1, 20))
-    assert core.ran == "reference"
+    assert core.ran == "blocks"
     core.impl = "flash"
     with pytest.raises(Unsupported, match="values as wide as keys"):
         model(tokens(1, 20))
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="needs a torch built for CUDA")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_block_on_a_gpu_is_one_graph(dtype, monkeypatch):
+    """Fake CUDA tensors: whatever is asked and launched on a GPU must not break the graph."""
+    pytest.importorskip("triton")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    block = Megalodon(replace(SMALL, value_width=32)).blocks[0]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for module in block.modules():
+            for name, own in list(module._parameters.items()):
+                if own is not None:
+                    fake = torch.empty(own.shape, dtype=dtype, device="cuda")
+                    module._parameters[name] = torch.nn.Parameter(fake)
+            for name, own in list(module._buffers.items()):
+                module._buffers[name] = torch.empty(own.shape, device="cuda")
+        x = torch.empty(2, 20, SMALL.width, dtype=dtype, device="cuda")
+        y, _ = torch.compile(block, backend="eager", fullgraph=True)(x)
+    ran = {m.op: m.ran for m in block.modules() if hasattr(m, "ran")}
+    assert ran == {"timestep_norm": "triton_running", "ema": "scan", "attention": "blocks"}
+    assert y.shape == x.shape and y.dtype == dtype
 
 
 def test_options_change_what_they_say():

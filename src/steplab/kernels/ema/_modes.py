@@ -1,10 +1,12 @@
-"""Pieces of the scan kernels: one lane per channel, all N modes of it in registers.
+"""Pieces of the scan kernels: one lane per channel, all modes of it in registers.
 
-A tuple of N vectors over the lanes stands for N modes. Tensors of two axes would let Triton spread
-the modes over lanes and warps: an earlier kernel of that kind took 306 us where this took 212.
+A tuple of G tensors (LANES, P) stands for G P modes: P = 4 modes of a lane are 16 bytes of memory,
+which Triton leaves to one thread. Wider tensors it would spread over lanes and warps: an earlier
+kernel of that kind took 306 us where this took 212. Narrower ones are more operations, and the time
+to compile grows with the cube of their number: one mode each took 21 s where these take 3.
 """
 
-# N modes of a channel, D channels, R steps taken at once
+# G groups of P modes of a channel, D channels, R steps taken at once
 # mypy: disable-error-code="no-untyped-def, assignment, operator"
 from __future__ import annotations
 
@@ -13,44 +15,44 @@ import triton.language as tl
 
 
 @triton.jit
-def load_modes(source, lane, D: tl.constexpr, N: tl.constexpr):
-    """Return N rows of (N, D) as a tuple."""
-    modes_N = ()
-    for n in tl.static_range(N):
-        modes_N += (tl.load(source + n * D + lane),)
-    return modes_N
+def load_modes(source, place, SIZE: tl.constexpr, G: tl.constexpr):
+    """Return G rows of `SIZE` elements each as a tuple."""
+    modes_G = ()
+    for g in tl.static_range(G):
+        modes_G += (tl.load(source + g * SIZE + place),)
+    return modes_G
 
 
 @triton.jit
-def load_complex(source, lane, D: tl.constexpr, N: tl.constexpr):
-    """Return real and imaginary parts of (2, N, D) as two tuples."""
-    return load_modes(source, lane, D, N), load_modes(source + N * D, lane, D, N)
+def load_complex(source, place, SIZE: tl.constexpr, G: tl.constexpr):
+    """Return real and imaginary parts of (2, G, D, P) as two tuples."""
+    return load_modes(source, place, SIZE, G), load_modes(source + G * SIZE, place, SIZE, G)
 
 
 @triton.jit
-def store_complex(target, re_N, im_N, lane, inside, D: tl.constexpr, N: tl.constexpr):
-    """Write (2, N, D)."""
-    for n in tl.static_range(N):
-        tl.store(target + n * D + lane, re_N[n], mask=inside)
-        tl.store(target + (N + n) * D + lane, im_N[n], mask=inside)
+def store_complex(target, re_G, im_G, place, inside, SIZE: tl.constexpr, G: tl.constexpr):
+    """Write (2, G, D, P)."""
+    for g in tl.static_range(G):
+        tl.store(target + g * SIZE + place, re_G[g], mask=inside)
+        tl.store(target + (G + g) * SIZE + place, im_G[g], mask=inside)
 
 
 @triton.jit
-def zero_modes(LANES: tl.constexpr, N: tl.constexpr):
-    """Return N zeros per lane."""
-    return (tl.zeros([LANES], tl.float32),) * N
+def zero_modes(LANES: tl.constexpr, P: tl.constexpr, G: tl.constexpr):
+    """Return zeros for all modes of every lane."""
+    return (tl.zeros([LANES, P], tl.float32),) * G
 
 
 @triton.jit
-def load_powers(source, lane, D: tl.constexpr, N: tl.constexpr, R: tl.constexpr):
-    """Return R complex rows of (R, 2, N, D): a tuple of real parts, one of imaginary parts."""
-    re_RN = ()
-    im_RN = ()
+def load_powers(source, place, SIZE: tl.constexpr, G: tl.constexpr, R: tl.constexpr):
+    """Return R complex rows of (R, 2, G, D, P): a tuple of real parts, one of imaginary parts."""
+    re_RG = ()
+    im_RG = ()
     for r in tl.static_range(R):
-        re_N, im_N = load_complex(source + r * 2 * N * D, lane, D, N)
-        re_RN += (re_N,)
-        im_RN += (im_N,)
-    return re_RN, im_RN
+        re_G, im_G = load_complex(source + r * 2 * G * SIZE, place, SIZE, G)
+        re_RG += (re_G,)
+        im_RG += (im_G,)
+    return re_RG, im_RG
 
 
 @triton.jit
@@ -73,7 +75,7 @@ def load_block(source, lane, STRIDE: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def advance(re_N, im_N, x_U, powers, FIRST: tl.constexpr, N: tl.constexpr, R: tl.constexpr):
+def advance(re_G, im_G, x_U, powers, FIRST: tl.constexpr, G: tl.constexpr, R: tl.constexpr):
     """Return the states R steps later: q^R state + sum over j of q^(R-1-j) x_j.
 
     `powers` are q to q^R. Two real multiply-adds per mode and step for the inputs and four per R
@@ -82,28 +84,24 @@ def advance(re_N, im_N, x_U, powers, FIRST: tl.constexpr, N: tl.constexpr, R: tl
     powers_re, powers_im = powers
     new_re = ()
     new_im = ()
-    for n in tl.static_range(N):
-        a = x_U[FIRST + R - 1]
-        b = powers_re[R - 1][n] * im_N[n]
+    for g in tl.static_range(G):
+        a = x_U[FIRST + R - 1][:, None]
+        b = powers_re[R - 1][g] * im_G[g]
         for j in tl.static_range(R - 1):
-            a = a + powers_re[R - 2 - j][n] * x_U[FIRST + j]
-            b = b + powers_im[R - 2 - j][n] * x_U[FIRST + j]
-        a = a + powers_re[R - 1][n] * re_N[n]
-        new_re += (a - powers_im[R - 1][n] * im_N[n],)
-        new_im += (b + powers_im[R - 1][n] * re_N[n],)
+            a = a + powers_re[R - 2 - j][g] * x_U[FIRST + j][:, None]
+            b = b + powers_im[R - 2 - j][g] * x_U[FIRST + j][:, None]
+        a = a + powers_re[R - 1][g] * re_G[g]
+        new_re += (a - powers_im[R - 1][g] * im_G[g],)
+        new_im += (b + powers_im[R - 1][g] * re_G[g],)
     return new_re, new_im
 
 
 @triton.jit
-def read_out(start, re_N, im_N, weights_re_N, weights_im_N, N: tl.constexpr, SUMS: tl.constexpr):
-    """Return start + Re(sum over n of weight state), in `SUMS` sums that can run side by side."""
-    total = start
-    for s in tl.static_range(SUMS):
-        # The first sum goes on from `start`.
-        part = weights_re_N[s] * re_N[s] + total if s == 0 else weights_re_N[s] * re_N[s]
-        part = part - weights_im_N[s] * im_N[s]
-        for n in tl.static_range(s + SUMS, N, SUMS):
-            part = part + weights_re_N[n] * re_N[n]
-            part = part - weights_im_N[n] * im_N[n]
-        total = part if s == 0 else total + part
-    return total
+def read_out(start, re_G, im_G, weights_re_G, weights_im_G, G: tl.constexpr):
+    """Return start + Re(sum over modes of weight state), in P sums that run side by side."""
+    part = weights_re_G[0] * re_G[0]
+    part = part - weights_im_G[0] * im_G[0]
+    for g in tl.static_range(1, G):
+        part = part + weights_re_G[g] * re_G[g]
+        part = part - weights_im_G[g] * im_G[g]
+    return start + tl.sum(part, 1)

@@ -22,7 +22,6 @@ class Cut:
     output_steps: int = 2  # likewise for the outputs
     output_block: int = 4
     gradient_block: int = 2
-    sums: int = 2  # sums of a read-out that run side by side
 
     def chunk_length(self, length: int) -> int:
         """Return the steps of a chunk for a sequence of `length` steps."""
@@ -42,4 +41,10 @@ def cut_for(modes: int, interpreted: bool) -> Cut:
     chosen = INTERPRETED if interpreted else HOPPER
     if modes > 16:
         chosen = replace(chosen, sum_steps=1, output_steps=1)
-    return replace(chosen, sums=min(chosen.sums, modes))
+    return chosen
+
+
+def packed(modes: int) -> tuple[int, int]:
+    """Return how many groups of how many modes the kernels work with; they may be a few more."""
+    per_group = min(4, 1 << (modes - 1).bit_length())
+    return -(-modes // per_group), per_group

@@ -1,10 +1,10 @@
 """Launches the kernels of the scan: tables, chunk sums and outputs; and those of the gradients."""
 
-# B batch, L steps of time, D channels, N modes, C chunks
+# B batch, L steps of time, D channels, N modes in G groups of P, C chunks
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from steplab.kernels._triton import INTERPRETED, on_device_of
 from steplab.kernels.ema._scan_backward import ema_gradients_kernel
-from steplab.kernels.ema._scan_config import Cut, cut_for
+from steplab.kernels.ema._scan_config import Cut, cut_for, packed
 from steplab.kernels.ema._scan_forward import (
     ema_carry_kernel,
     ema_outputs_kernel,
@@ -20,15 +20,16 @@ from steplab.kernels.ema._scan_forward import (
 )
 from steplab.kernels.ema._scan_tables import ema_chain_kernel, ema_tables_kernel
 
-TABLE_LANES = 32
+T = TypeVar("T")
+TABLE_LANES = 8
 CARRY_LANES = 128
 
 
-class Kept(NamedTuple):
+class Kept(NamedTuple, Generic[T]):
     """What a forward leaves for its backward."""
 
-    tables_K2ND: Tensor
-    entering_BC2ND: Tensor  # the state before each chunk
+    tables_K2GDP: T
+    entering_BC2GDP: T  # the state before each chunk
 
 
 def _chunks(cut: Cut, length: int) -> tuple[int, int, int]:
@@ -38,87 +39,99 @@ def _chunks(cut: Cut, length: int) -> tuple[int, int, int]:
     return chunk, length - (chunks - 1) * chunk, chunks
 
 
+def _table_rows(cut: Cut) -> int:
+    return cut.sum_steps + cut.output_steps + 4
+
+
 def tables_by(cut: Cut, length: int, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the complex rows (K, 2, N, D) and the near lags (steps, D); see the kernel."""
+    """Return the complex rows (K, 2, G, D, P) and the near lags (steps, D); see the kernel."""
     D, N = parameters[0].shape
-    rows = cut.sum_steps + cut.output_steps + 3
-    tables_K2ND = parameters[0].new_empty(rows, 2, N, D)
+    G, P = packed(N)
+    tables_K2GDP = parameters[0].new_empty(_table_rows(cut), 2, G, D, P)
     near_RD = parameters[0].new_empty(cut.output_steps, D)
     chunk, tail, _ = _chunks(cut, length)
     ema_tables_kernel[(triton.cdiv(D, TABLE_LANES),)](
-        *(*parameters, tables_K2ND, near_RD, chunk, tail),
+        *(*parameters, tables_K2GDP, near_RD, chunk, tail),
         D=D,
         N=N,
-        M=triton.next_power_of_2(N),
+        G=G,
+        P=P,
+        M=triton.next_power_of_2(G * P),
         POWERS=cut.sum_steps,
         READS=cut.output_steps,
         LANES=TABLE_LANES,
-        num_warps=4,
+        num_warps=1,
     )
-    return tables_K2ND, near_RD
+    return tables_K2GDP, near_RD
 
 
-def sums_by(cut: Cut, x_BLD: Tensor, tables_K2ND: Tensor, backwards: bool) -> Tensor:
-    """Return the sum of each chunk (B, C, 2, N, D); of a single chunk nobody reads it."""
-    (B, L, D), N = x_BLD.shape, tables_K2ND.shape[2]
+def sums_by(
+    cut: Cut, x_BLD: Tensor, tables_K2GDP: Tensor, backwards: bool, wants_last: bool = False
+) -> Tensor:
+    """Return the sum of each chunk (B, C, 2, G, D, P); of a single one only the end reads it."""
+    (B, L, D), (G, _, P) = x_BLD.shape, tables_K2GDP.shape[2:]
     chunk, _, chunks = _chunks(cut, L)
-    sums_BC2ND = tables_K2ND.new_empty(B, chunks, 2, N, D)
-    if chunks > 1:
+    sums_BC2GDP = tables_K2GDP.new_empty(B, chunks, 2, G, D, P)
+    if chunks > 1 or wants_last:
         ema_sums_kernel[(triton.cdiv(D, cut.lanes), chunks, B)](
-            *(x_BLD, tables_K2ND, sums_BC2ND, L, chunk),
+            *(x_BLD, tables_K2GDP, sums_BC2GDP, L, chunk),
             D=D,
-            N=N,
+            G=G,
+            P=P,
             R=cut.sum_steps,
             U=cut.sum_block,
             LANES=cut.lanes,
             REVERSED=backwards,
             num_warps=cut.warps,
         )
-    return sums_BC2ND
+    return sums_BC2GDP
 
 
 def carry(
-    sums_BC2ND: Tensor, start_B2ND: Tensor | None, tables_K2ND: Tensor, backwards: bool
+    sums_BC2GDP: Tensor,
+    start_B2ND: Tensor | None,
+    tables_K2GDP: Tensor,
+    backwards: bool,
+    last_B2ND: Tensor | None = None,
 ) -> Tensor:
-    """Turn the sums, in place, into the state that each chunk begins with."""
-    B, chunks, _, N, D = sums_BC2ND.shape
-    ema_carry_kernel[(triton.cdiv(N * D, CARRY_LANES), B)](
-        *(sums_BC2ND, start_B2ND, tables_K2ND[-2:], chunks),
-        SIZE=N * D,
+    """Turn the sums, in place, into the state that each chunk begins with; write the last one."""
+    B, chunks, _, G, D, P = sums_BC2GDP.shape
+    outside = start_B2ND if last_B2ND is None else last_B2ND
+    ema_carry_kernel[(triton.cdiv(G * D * P, CARRY_LANES), B)](
+        *(sums_BC2GDP, start_B2ND, tables_K2GDP[-3:], last_B2ND, chunks),
+        D=D,
+        N=G * P if outside is None else outside.shape[2],
+        G=G,
+        P=P,
         LANES=CARRY_LANES,
         GROUP=8,
         REVERSED=backwards,
         HAS_START=start_B2ND is not None,
+        HAS_LAST=last_B2ND is not None,
         num_warps=4,
     )
-    return sums_BC2ND
+    return sums_BC2GDP
 
 
 def outputs_by(
-    cut: Cut,
-    x_BLD: Tensor,
-    tables: tuple[Tensor, Tensor],
-    entering_BC2ND: Tensor,
-    wants_last: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return the outputs and the last state, empty unless wanted."""
-    (B, L, D), N = x_BLD.shape, entering_BC2ND.shape[3]
+    cut: Cut, x_BLD: Tensor, tables: tuple[Tensor, Tensor], entering_BC2GDP: Tensor
+) -> Tensor:
+    """Return the outputs."""
+    (B, L, D), (G, _, P) = x_BLD.shape, entering_BC2GDP.shape[3:]
     chunk, _, chunks = _chunks(cut, L)
     y_BLD = torch.empty_like(x_BLD)
-    last_B2ND = entering_BC2ND.new_empty(B if wants_last else 0, 2, N, D)
     ema_outputs_kernel[(triton.cdiv(D, cut.lanes), chunks, B)](
-        *(x_BLD, *tables, entering_BC2ND, y_BLD, last_B2ND, L, chunk),
+        *(x_BLD, *tables, entering_BC2GDP, y_BLD, L, chunk),
         D=D,
-        N=N,
+        G=G,
+        P=P,
         POWERS=cut.sum_steps,
         R=cut.output_steps,
         U=cut.output_block,
-        SUMS=cut.sums,
         LANES=cut.lanes,
-        HAS_LAST=wants_last,
         num_warps=cut.warps,
     )
-    return y_BLD, last_B2ND
+    return y_BLD
 
 
 def forward_by(
@@ -127,16 +140,19 @@ def forward_by(
     parameters: Sequence[Tensor],
     state_B2ND: Tensor | None,
     wants_last: bool,
-) -> tuple[Tensor, Tensor, Kept]:
+) -> tuple[Tensor, Tensor, Kept[Tensor]]:
     """Return the outputs, the last state (empty unless wanted) and what the backward needs.
 
     `parameters` are alpha, delta, theta, gamma and omega; everything is contiguous.
     """
-    tables = tables_by(cut, x_BLD.shape[1], parameters)
-    sums_BC2ND = sums_by(cut, x_BLD, tables[0], backwards=False)
-    entering_BC2ND = carry(sums_BC2ND, state_B2ND, tables[0], backwards=False)
-    y_BLD, last_B2ND = outputs_by(cut, x_BLD, tables, entering_BC2ND, wants_last)
-    return y_BLD, last_B2ND, Kept(tables[0], entering_BC2ND)
+    (B, L, D), N = x_BLD.shape, parameters[0].shape[1]
+    tables = tables_by(cut, L, parameters)
+    last_B2ND = tables[0].new_empty(B if wants_last else 0, 2, N, D)
+    sums_BC2GDP = sums_by(cut, x_BLD, tables[0], backwards=False, wants_last=wants_last)
+    wanted = last_B2ND if wants_last else None
+    entering_BC2GDP = carry(sums_BC2GDP, state_B2ND, tables[0], backwards=False, last_B2ND=wanted)
+    y_BLD = outputs_by(cut, x_BLD, tables, entering_BC2GDP)
+    return y_BLD, last_B2ND, Kept(tables[0], entering_BC2GDP)
 
 
 def gradients_by(
@@ -144,59 +160,63 @@ def gradients_by(
     dy_BLD: Tensor,
     x_BLD: Tensor,
     omega_D: Tensor,
-    kept: Kept,
-    weights_2ND: Tensor,
+    kept: Kept[Tensor],
+    weights_2GDP: Tensor,
     after_B2ND: Tensor | None,
     has_start: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dx, the sums over everything (4 N + 1, D) and the gradient of the first state.
+    """Return dx, the sums over everything (4 G P + 1, D) and the gradient of the first state.
 
-    `weights_2ND` is c, or whatever the reversed states are read out by; `after_B2ND` is added to
+    `weights_2GDP` is c, or whatever the reversed states are read out by; `after_B2ND` is added to
     them at the last step.
     """
     B, L, D = x_BLD.shape
-    tables_K2ND, entering_BC2ND = kept
-    N = tables_K2ND.shape[2]
+    tables_K2GDP, entering_BC2GDP = kept
+    G, _, P = tables_K2GDP.shape[2:]
     chunk, _, chunks = _chunks(cut, L)
-    sums_BC2ND = sums_by(cut, dy_BLD, tables_K2ND, backwards=True)
-    arriving_BC2ND = carry(sums_BC2ND, after_B2ND, tables_K2ND, backwards=True)
+    sums_BC2GDP = sums_by(cut, dy_BLD, tables_K2GDP, backwards=True)
+    arriving_BC2GDP = carry(sums_BC2GDP, after_B2ND, tables_K2GDP, backwards=True)
     dx_BLD = torch.empty_like(x_BLD)
-    partial_PRD = tables_K2ND.new_empty(B * chunks, 4 * N + 1, D)
-    dstate_B2ND = tables_K2ND.new_empty(B if has_start else 0, 2, N, D)
+    partial_CRD = tables_K2GDP.new_empty(B * chunks, 4 * G * P + 1, D)
+    dstate_B2GDP = tables_K2GDP.new_empty(B if has_start else 0, 2, G, D, P)
     ema_gradients_kernel[(triton.cdiv(D, cut.lanes), chunks, B)](
-        *(x_BLD, dy_BLD, tables_K2ND, weights_2ND, omega_D, entering_BC2ND, arriving_BC2ND),
-        *(dx_BLD, partial_PRD, dstate_B2ND, L, chunk),
+        *(x_BLD, dy_BLD, tables_K2GDP, weights_2GDP, omega_D, entering_BC2GDP, arriving_BC2GDP),
+        *(dx_BLD, partial_CRD, dstate_B2GDP, L, chunk),
         D=D,
-        N=N,
+        G=G,
+        P=P,
         U=cut.gradient_block,
-        SUMS=cut.sums,
         LANES=cut.lanes,
         HAS_START=has_start,
         HAS_AFTER=after_B2ND is not None,
         num_warps=cut.warps,
     )
-    return dx_BLD, partial_PRD.sum(0), dstate_B2ND
+    return dx_BLD, partial_CRD.sum(0), dstate_B2GDP
 
 
 def _chain(parameters: Sequence[Tensor], sums_RD: Tensor) -> list[Tensor]:
     """Return the gradients of alpha, delta, theta and gamma."""
     D, N = parameters[0].shape
+    G, P = packed(N)
     gradients = [torch.empty_like(p) for p in parameters[:4]]
     ema_chain_kernel[(triton.cdiv(D, TABLE_LANES),)](
         *(*parameters[:4], sums_RD, *gradients),
         D=D,
         N=N,
-        M=triton.next_power_of_2(N),
+        G=G,
+        P=P,
+        M=triton.next_power_of_2(G * P),
         LANES=TABLE_LANES,
-        num_warps=4,
+        num_warps=1,
     )
     return gradients
 
 
-def kept_sizes(modes: int, length: int) -> tuple[int, int]:
-    """Return how many complex rows the tables have, and how many chunks `length` steps make."""
-    cut = cut_for(modes, INTERPRETED)
-    return cut.sum_steps + cut.output_steps + 3, _chunks(cut, length)[2]
+def kept_shapes(batch: int, length: int, width: int, modes: int) -> Kept[tuple[int, ...]]:
+    """Return the shapes of what a forward leaves."""
+    cut, (G, P) = cut_for(modes, INTERPRETED), packed(modes)
+    states = (2, G, width, P)
+    return Kept((_table_rows(cut), *states), (batch, _chunks(cut, length)[2], *states))
 
 
 def cut_of(parameters: Sequence[Tensor]) -> Cut:
@@ -209,7 +229,7 @@ def forward(
     parameters: Sequence[Tensor],
     state_B2ND: Tensor | None,
     wants_last: bool,
-) -> tuple[Tensor, Tensor, Kept]:
+) -> tuple[Tensor, Tensor, Kept[Tensor]]:
     """Return outputs, last state and what the backward needs, by the cut of the table."""
     with on_device_of(x_BLD):
         return forward_by(cut_of(parameters), x_BLD, parameters, state_B2ND, wants_last)
@@ -221,7 +241,7 @@ def backward_by(
     dlast_B2ND: Tensor | None,
     x_BLD: Tensor,
     parameters: Sequence[Tensor],
-    kept: Kept,
+    kept: Kept[Tensor],
     has_start: bool,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of x, alpha, delta, theta, gamma, omega and the first state.
@@ -230,17 +250,20 @@ def backward_by(
     own read-out; so a gradient of the last state is a second run, with nothing but that.
     """
     omega_D, N = parameters[4], parameters[0].shape[1]
-    weights_2ND = kept.tables_K2ND[cut.sum_steps + cut.output_steps]
+    G, P = packed(N)
+    weights_2GDP = kept.tables_K2GDP[cut.sum_steps + cut.output_steps]
     rest = (x_BLD, omega_D, kept)
     dy_BLD = torch.zeros_like(x_BLD) if dy_BLD is None else dy_BLD
-    dx_BLD, sums_RD, dstate_B2ND = gradients_by(cut, dy_BLD, *rest, weights_2ND, None, has_start)
+    dx_BLD, sums_RD, dstate_B2GDP = gradients_by(cut, dy_BLD, *rest, weights_2GDP, None, has_start)
     if dlast_B2ND is not None:
         after_B2ND = torch.stack([dlast_B2ND[:, 0], -dlast_B2ND[:, 1]], 1)
-        ones_2ND = torch.stack([torch.ones_like(weights_2ND[0]), torch.zeros_like(weights_2ND[0])])
-        more = gradients_by(cut, torch.zeros_like(x_BLD), *rest, ones_2ND, after_B2ND, has_start)
-        dx_BLD, dstate_B2ND = dx_BLD + more[0], dstate_B2ND + more[2]
-        sums_RD[: 2 * N] += more[1][: 2 * N]
-    d_omega = sums_RD[4 * N].to(omega_D.dtype)
+        ones_2GDP = torch.zeros_like(weights_2GDP)
+        ones_2GDP[0] = 1.0
+        more = gradients_by(cut, torch.zeros_like(x_BLD), *rest, ones_2GDP, after_B2ND, has_start)
+        dx_BLD, dstate_B2GDP = dx_BLD + more[0], dstate_B2GDP + more[2]
+        sums_RD[: 2 * G * P] += more[1][: 2 * G * P]
+    d_omega = sums_RD[4 * G * P].to(omega_D.dtype)
+    dstate_B2ND = dstate_B2GDP.transpose(3, 4).flatten(2, 3)[:, :, :N].contiguous()
     return dx_BLD, *_chain(parameters, sums_RD), d_omega, dstate_B2ND
 
 
@@ -249,7 +272,7 @@ def backward(
     dlast_B2ND: Tensor | None,
     x_BLD: Tensor,
     parameters: Sequence[Tensor],
-    kept: Kept,
+    kept: Kept[Tensor],
     has_start: bool,
 ) -> tuple[Tensor, ...]:
     """Return all gradients, by the cut of the table."""

@@ -44,12 +44,10 @@ def _(x: Tensor, alpha: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Ten
 
     wants_last = rest[-1]
     (B, L, D), N = x.shape, alpha.shape[1]
-    rows, chunks = _scan_launch.kept_sizes(N, L)
-    empty = alpha.new_empty
-    y = x.new_empty(B, L, D)
-    last = empty(B if wants_last else 0, 2, N, D, dtype=torch.float32)
-    tables = empty(rows, 2, N, D, dtype=torch.float32)
-    return y, last, tables, empty(B, chunks, 2, N, D, dtype=torch.float32)
+    last = alpha.new_empty(B if wants_last else 0, 2, N, D, dtype=torch.float32)
+    shapes = _scan_launch.kept_shapes(B, L, D, N)
+    tables, entering = (alpha.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return x.new_empty(B, L, D), last, tables, entering
 
 
 @torch.library.custom_op("steplab::ema_scan_backward", mutates_args=())

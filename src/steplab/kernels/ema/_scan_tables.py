@@ -3,7 +3,7 @@
 q^256 from a q rounded to fp32 would be off by 1e-5, and at a memory of 4096 steps by 1e-3.
 """
 
-# N modes of a channel (M: padded to a power of two), D channels
+# N modes of a channel (M: padded to a power of two) in G groups of P, D channels
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _power(re, im, exponent):
     """Return (re + i im)^exponent by squaring; to the power of 0 it is 1, for 0 too."""
     out_re = tl.full(re.shape, 1.0, tl.float64)
     out_im = tl.zeros(re.shape, tl.float64)
-    for _ in range(31):
+    while exponent > 0:
         odd = (exponent & 1) == 1
         next_re = tl.where(odd, out_re * re - out_im * im, out_re)
         out_im = tl.where(odd, out_re * im + out_im * re, out_im)
@@ -55,70 +55,77 @@ def _store_pair(target, re, im, here, inside, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _places(D: tl.constexpr, N: tl.constexpr, G: tl.constexpr, P: tl.constexpr,
+            M: tl.constexpr, LANES: tl.constexpr):
+    """Return channels and modes, their places in (D, N) and in (G, D, P), and which exist there."""
+    channel = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
+    mode = tl.arange(0, M)[:, None]
+    in_row = channel < D
+    lane = tl.minimum(channel, D - 1)
+    here = (mode // P * D + lane) * P + mode % P
+    return lane, mode, lane * N + mode, here, in_row, in_row & (mode < N), in_row & (mode < G * P)
+
+
+@triton.jit(do_not_specialize=["chunk", "tail"])
 def ema_tables_kernel(
     alpha, delta, theta, gamma, omega, tables, near, chunk, tail, D: tl.constexpr, N: tl.constexpr,
-    M: tl.constexpr, POWERS: tl.constexpr, READS: tl.constexpr, LANES: tl.constexpr,
+    G: tl.constexpr, P: tl.constexpr, M: tl.constexpr, POWERS: tl.constexpr, READS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
-    """Write the complex rows (2, N, D) of `tables` and the (READS, D) of `near`. Grid: channels.
+    """Write the complex rows (2, G, D, P) of `tables` and the (READS, D) of `near`.
 
-    Rows: q to q^POWERS; c q to c q^READS; c; q^chunk; q^(tail - 1). `near` is the kernel of the
-    convolution at lags 0 to READS - 1, with omega in the first.
+    Rows: q to q^POWERS; c q to c q^READS; c; q^chunk; q^(tail - 1); q^tail. `near` is the kernel of
+    the convolution at lags 0 to READS - 1, with omega in the first. Modes beyond N are 0. Grid:
+    channels.
     """
-    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
-    mode = tl.arange(0, M)[:, None]
-    inside = (lane < D) & (mode < N)
-    in_row = lane < D
-    lane = tl.minimum(lane, D - 1)
-    place, here = lane * N + mode, mode * D + lane
+    lane, mode, place, here, in_row, inside, stored = _places(D, N, G, P, M, LANES)
     al, _de, _turn, _per_mode, rho, cos, sin, gamma_re, gamma_im = _coefficients(
         alpha, delta, theta, gamma, place, lane, mode, inside, N
     )
-    q_re, q_im = rho * cos, rho * sin
-    c_re, c_im = gamma_re * al, gamma_im * al
-    SIZE: tl.constexpr = N * D
+    q_re, q_im = tl.where(inside, rho * cos, 0.0), tl.where(inside, rho * sin, 0.0)
+    c_re, c_im = tl.where(inside, gamma_re * al, 0.0), tl.where(inside, gamma_im * al, 0.0)
+    SIZE: tl.constexpr = G * D * P
     power_re, power_im = q_re, q_im
     for r in tl.static_range(POWERS):
-        _store_pair(tables + r * 2 * SIZE, power_re, power_im, here, inside, SIZE)
+        _store_pair(tables + r * 2 * SIZE, power_re, power_im, here, stored, SIZE)
         next_re = power_re * q_re - power_im * q_im
         power_im = power_re * q_im + power_im * q_re
         power_re = next_re
     read_re, read_im = c_re, c_im
     for r in tl.static_range(READS):
-        lag = tl.sum(tl.where(inside, read_re, 0.0), 0)[None, :]
+        lag = tl.sum(read_re, 0)[None, :]
         if r == 0:
             lag += tl.load(omega + lane).to(tl.float64)
         tl.store(near + r * D + lane, lag.to(tl.float32), mask=in_row)
         next_re = read_re * q_re - read_im * q_im
         read_im = read_re * q_im + read_im * q_re
         read_re = next_re
-        _store_pair(tables + (POWERS + r) * 2 * SIZE, read_re, read_im, here, inside, SIZE)
+        _store_pair(tables + (POWERS + r) * 2 * SIZE, read_re, read_im, here, stored, SIZE)
     rest = tables + (POWERS + READS) * 2 * SIZE
-    _store_pair(rest, c_re, c_im, here, inside, SIZE)
+    _store_pair(rest, c_re, c_im, here, stored, SIZE)
     far_re, far_im = _power(q_re, q_im, chunk)
-    _store_pair(rest + 2 * SIZE, far_re, far_im, here, inside, SIZE)
+    _store_pair(rest + 2 * SIZE, far_re, far_im, here, stored, SIZE)
     far_re, far_im = _power(q_re, q_im, tail - 1)
-    _store_pair(rest + 4 * SIZE, far_re, far_im, here, inside, SIZE)
+    _store_pair(rest + 4 * SIZE, far_re, far_im, here, stored, SIZE)
+    next_re = far_re * q_re - far_im * q_im
+    far_im = far_re * q_im + far_im * q_re
+    _store_pair(rest + 6 * SIZE, next_re, far_im, here, stored, SIZE)
 
 
 @triton.jit
 def ema_chain_kernel(
     alpha, delta, theta, gamma, sums, d_alpha, d_delta, d_theta, d_gamma, D: tl.constexpr,
-    N: tl.constexpr, M: tl.constexpr, LANES: tl.constexpr,
+    N: tl.constexpr, G: tl.constexpr, P: tl.constexpr, M: tl.constexpr, LANES: tl.constexpr,
 ):
-    """Write the gradients of the stored parameters from the two sums (2, 2, N, D) of the scan.
+    """Write the gradients of the stored parameters from the two sums (2, 2, G, D, P) of the scan.
 
     With the sums q' and c', the loss changes by Re(q' dq + c' dc). Grid: channels.
     """
-    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
-    mode = tl.arange(0, M)[:, None]
-    inside = (lane < D) & (mode < N)
-    in_row = lane < D
-    lane = tl.minimum(lane, D - 1)
-    place, here = lane * N + mode, mode * D + lane
+    lane, mode, place, here, in_row, inside, _stored = _places(D, N, G, P, M, LANES)
     al, de, turn, per_mode, rho, cos, sin, gamma_re, gamma_im = _coefficients(
         alpha, delta, theta, gamma, place, lane, mode, inside, N
     )
-    SIZE: tl.constexpr = N * D
+    SIZE: tl.constexpr = G * D * P
     q_re = tl.load(sums + here, mask=inside, other=0.0).to(tl.float64)
     q_im = tl.load(sums + SIZE + here, mask=inside, other=0.0).to(tl.float64)
     c_re = tl.load(sums + 2 * SIZE + here, mask=inside, other=0.0).to(tl.float64)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from steplab.errors import Unsupported
 from steplab.kernels import attention as attention_op
-from steplab.kernels.impl import AUTO
+from steplab.kernels.impl import AUTO, select
+from steplab.kernels.timestep_norm import Statistics
 from steplab.modules.attention import Attention
 from steplab.modules.rotary import Angles, Rotary
 from steplab.workloads.megalodon.averages import MovingAverages
@@ -21,9 +22,10 @@ from steplab.workloads.megalodon.config import MegalodonConfig
 from steplab.workloads.megalodon.norms import (
     Precise,
     RootMeanSquareNorm,
-    Statistics,
     TimestepNorm,
 )
+
+WIDE = ("blocks", "reference")  # implementations for values wider than keys
 
 
 class Carry(NamedTuple):
@@ -39,7 +41,7 @@ class Carry(NamedTuple):
 
 
 class WideAttention(Attention):
-    """Attention whose values may be wider than its keys, which fused kernels do not take."""
+    """Attention whose values may be wider than its keys, which few implementations take."""
 
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSV: Tensor, documents_BS: Tensor | None = None
@@ -47,14 +49,14 @@ class WideAttention(Attention):
         """Return (B, H, T, V)."""
         if v_BHSV.shape[-1] == q_BHTK.shape[-1]:
             return super().forward(q_BHTK, k_BHSK, v_BHSV, documents_BS)
-        if self.impl not in (AUTO, "reference"):
+        if self.impl not in (AUTO, *WIDE):
             raise Unsupported(
                 f"attention {self.impl!r} needs values as wide as keys, but a head's values have "
                 f"{v_BHSV.shape[-1]} and its keys {q_BHTK.shape[-1]}.",
-                "Use impl.attention=reference, or leave it out.",
+                f"Use impl.attention={WIDE[0]}, or leave it out.",
             )
-        self.ran = "reference"
         inputs = (q_BHTK, k_BHSK, v_BHSV, self.causal, documents_BS)
+        self.ran = select("attention", attention_op.IMPLS, WIDE, self.impl, *inputs)
         return attention_op.attention(self.ran, *inputs)
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from steplab.errors import UserError
+from steplab.kernels.timestep_norm import Statistics
 from steplab.modules.rotary import Angles, Rotary
 from steplab.workloads.megalodon.config import MegalodonConfig
-from steplab.workloads.megalodon.norms import Statistics
 
 
 class Position:

@@ -41,22 +41,29 @@ def work(config: MegalodonConfig, batch: int, mode: Mode, ran: Mapping[str, str]
     dense = 2.0 * matmul_parameters(config) * tokens * passes
     whole, rest = divmod(config.context, config.chunk)
 
-    def attend(causal: bool, recomputes: bool) -> float:
-        pairs = whole * op_costs.attention_pairs(config.chunk, config.chunk, causal)
-        pairs += op_costs.attention_pairs(rest, rest, causal)
+    def pairs(causal: bool) -> float:
+        each, last = (op_costs.attention_pairs(n, n, causal) for n in (config.chunk, rest))
+        return whole * each + last
+
+    def attend(pairs: float, recomputes: bool) -> float:
         shape = (pairs, config.heads, config.head_width, config.value_head_width)
         total = op_costs.attention_forward(*shape)
         if passes == 3:
             total += op_costs.attention_backward(*shape, recomputes)
         return total * batch * config.layers
 
-    all_pairs = ran.get("attention", "") in DENSE_ATTENTION
+    by = ran.get("attention", "")
+    computed = pairs(by not in DENSE_ATTENTION)
+    if by == "blocks":
+        each, last = (op_costs.attention_block_pairs(n, n) for n in (config.chunk, rest))
+        computed = whole * each + last
+    recomputes = by not in (*DENSE_ATTENTION, "blocks")
     ema = EMA_FORWARD + (EMA_BACKWARD if passes == 3 else 0)
     return Work(
         tokens=tokens,
-        model=dense + attend(True, False),
-        palm=dense + attend(False, False),
-        hardware=dense + attend(not all_pairs, not all_pairs),
+        model=dense + attend(pairs(True), False),
+        palm=dense + attend(pairs(False), False),
+        hardware=dense + attend(computed, recomputes),
         vector=2.0 * ema * tokens * config.width * config.modes * config.layers,
         formula=f"{2 * passes} x {matmul_parameters(config):,} matmul parameters per token "
         "+ attention over visible pairs of each chunk",
