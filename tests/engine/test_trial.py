@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from steplab.engine.assemble import assemble, micro_batches
 from steplab.engine.trial import is_out_of_memory, memory_sentence, trial
 from steplab.record import run_from_json, run_to_json
 from steplab.spec import RunSpec
-from steplab.techniques.parse import parse_recipe
 
 
 @pytest.fixture(scope="module")
@@ -153,21 +151,6 @@ def test_gpu_step_does_not_wait_for_the_host(tiny_spec):
         step(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_the_peak_is_that_of_the_dtype_that_ran(run):
-    """A model of somebody's own may multiply in bf16 although no technique made it so."""
-
-    def judged(dtypes, **spec):
-        ran = replace(run.ran, matmul_dtypes=dtypes)
-        return trial_module._product_dtype(
-            replace(run, ran=ran, spec=replace(run.spec, **spec)), "fp32"
-        )
-
-    assert judged({"float": 9}) == "fp32" and judged({}) == "fp32"
-    assert judged({"float": 4, "c10::BFloat16": 219}) == "bf16"
-    tf32 = {"float": 1, "c10::BFloat16": 9}  # what a technique declares is checked elsewhere
-    assert judged(tf32, recipe=parse_recipe("precision=tf32")) == "fp32"
 
 
 def test_host_memory_is_told_in_units():

@@ -17,6 +17,7 @@ from steplab.engine.loop import measure, settle, settle_scaler, warm_up
 from steplab.engine.places import place_of
 from steplab.errors import SteplabError, Unsupported, UserError
 from steplab.hardware.figures import utilisation
+from steplab.hardware.product_dtypes import most_products
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import CompilationProbe
 from steplab.probes.environment import capture
@@ -25,7 +26,6 @@ from steplab.record import Run, new_run_id
 from steplab.record.run import now
 from steplab.spec import RunSpec
 from steplab.techniques.parse import technique
-from steplab.techniques.precision import traced_dtypes
 
 # The two clocks (device events and wall time) may differ by this much before a note is made.
 CLOCK_TOLERANCE = 0.03
@@ -99,14 +99,8 @@ def watched(
         losses=() if spec.mode == "infer" else tuple(float(loss) for loss in losses),
         **seen,
     )
-    run = _verified(_judged(run, _product_dtype(run, step.parts.matmul_dtype)))
+    run = _verified(_judged(run, most_products(run.ran, step.parts.matmul_dtype)))
     return afterwards(subject, run) if run.status == "ok" else run
-
-
-def _product_dtype(run: Run, declared: str) -> str:
-    """Return how most products multiplied: a model may be in 16 bits without any technique."""
-    seen = {} if "precision" in run.spec.recipe.techniques else traced_dtypes(run)
-    return max(seen, key=lambda name: seen[name], default=declared)
 
 
 def _judged(run: Run, dtype: str) -> Run:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from steplab.errors import Unsupported
-from steplab.hardware.kernel_names import matmul_class
+from steplab.hardware.product_dtypes import product_dtypes
 from steplab.record import Run
 from steplab.spec.recipe import Setting, Settings
 from steplab.techniques.situation import Offer, Relief, Situation
@@ -18,8 +18,6 @@ NARROW = "bf16-weights"
 KEEPER = "one-pass"  # the optimizer that keeps fp32 weights beside 16-bit ones
 # Work that moves numbers more than it multiplies them: half the bytes, half the time.
 MOVING = ("elementwise", "normalisation", "softmax", "reduction", "copy", "embedding")
-# What the profiler calls the C++ types.
-TRACED_NAMES = {"bf16": "c10::BFloat16", "fp16": "c10::Half", "fp32": "float", "tf32": "float"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Precision(Technique):
 
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Most matrix products must have run in the dtype, as the trace's ops or kernels show."""
-        asked, seen = product_dtype(str(settings["dtype"])), traced_dtypes(run)
+        asked, seen = product_dtype(str(settings["dtype"])), product_dtypes(run.ran)
         if seen and seen.get(asked, 0) <= 0.5 * sum(seen.values()):
             shown = ", ".join(f"{n} x {dtype}" for dtype, n in seen.items())
             return f"precision {asked} was asked for, but the matrix products ran as {shown}"
@@ -97,7 +95,7 @@ class Precision(Technique):
 
     def doubt(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Replayed graphs and generated kernels do not always tell their dtype."""
-        if traced_dtypes(run):
+        if product_dtypes(run.ran):
             return ""
         return (
             f"unverified: no matrix product in the trace tells a dtype ({settings['dtype']} asked)"
@@ -119,27 +117,6 @@ def _relief(setting: str, now: Situation) -> Relief:
         relief |= {"kind:attention": share, "kind:matmul tf32": 0.5}
         relief |= {f"kind:{kind}": 0.5 for kind in MOVING} | {"memory:activations": 0.5}
     return relief
-
-
-def traced_dtypes(run: Run) -> dict[str, int]:
-    """Return calls of matrix products by fp32, tf32, bf16, fp16: by op, else by kernel name.
-
-    An fp32 op may use TF32 units; which, only the kernel's name or the setting tells.
-    """
-    if run.ran is None:
-        return {}
-    seen: dict[str, int] = {}
-    ours = {traced: name for name, traced in TRACED_NAMES.items()}
-    ours["float"] = "tf32" if run.ran.matmul_precision != "highest" else "fp32"
-    for traced, calls in run.ran.matmul_dtypes.items():
-        name = ours.get(traced, traced)
-        seen[name] = seen.get(name, 0) + calls
-    if not seen:
-        for kernel, launches in run.ran.kernels.items():
-            dtype = matmul_class(kernel)
-            if dtype:
-                seen[dtype] = seen.get(dtype, 0) + launches
-    return seen
 
 
 TECHNIQUE = Precision()

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from steplab.explain.case import Case
 from steplab.hardware.catalog import sparse_peak_owner
+from steplab.hardware.product_dtypes import most_products
 from steplab.record import Finding, Ran
-
-TRACED = {"c10::BFloat16": "bf16", "c10::Half": "fp16"}
 
 
 def check(case: Case) -> Finding | None:
@@ -36,9 +35,8 @@ def check(case: Case) -> Finding | None:
 
 def _dtype(ran: Ran | None) -> str:
     """The 16-bit dtype of most products; bf16 where they ran in fp32, whose peak has no twin."""
-    counts = ran.matmul_dtypes if ran else {}
-    most = max(counts, key=lambda name: counts[name], default="")
-    return TRACED.get(most, "bf16")
+    most = most_products(ran, "bf16")
+    return most if most in ("bf16", "fp16") else "bf16"
 
 
 RULE = check
