@@ -6,7 +6,7 @@ from steplab.record.ladder import Ladder
 from steplab.spec import RunSpec
 from steplab.tune.search import Wish, tune
 from steplab.tune.view import Blind
-from tests.tune.ladders import ENVIRONMENT, Pretended, World, use_shelf, use_world
+from tests.tune.ladders import ENVIRONMENT, NoSpares, Pretended, World, use_shelf, use_world
 
 SPEC = RunSpec("gpt", {"context": 128, "width": 64}, "tiny")
 MATMUL, LAUNCH, SMALL = {"kind:matmul": 1.0}, {"term:launch": 1.0}, {"kind:elementwise": 0.01}
@@ -32,7 +32,8 @@ def climb(monkeypatch, store):
         use_shelf(monkeypatch, shelf)
         scout = use_world(monkeypatch, world, [])
         try:
-            return tune(SPEC, Wish(**wish), store, scout, ENVIRONMENT, view or Blind())[0]
+            watching = (scout, ENVIRONMENT, view or Blind(), NoSpares())
+            return tune(SPEC, Wish(**wish), store, *watching)[0]
         finally:
             assert world.alive == 0
 

@@ -7,7 +7,8 @@ import pytest
 from steplab.record import Accelerator, Ran
 from steplab.spec import Recipe
 from steplab.techniques.parse import parse_recipe
-from steplab.tune.offers import conflict, is_slow, proposals
+from steplab.techniques.situation import Situation
+from steplab.tune.offers import conflict, impls_of, is_slow, proposals
 from tests.compare.sides import ENVIRONMENT, run_of
 from tests.tune.ladders import Pretended, use_shelf
 
@@ -15,10 +16,11 @@ H200 = replace(ENVIRONMENT, accelerators=(Accelerator("NVIDIA H200", 2**37),), c
 RAN = Ran({"attention": ("flash",), "experts": ("grouped",)}, optimizer="forloop")
 
 
-def offered(recipe="plain", on_gpu=False, objective="time", ran=RAN):
+def offered(recipe="plain", on_gpu=False, objective="time", ran=RAN, **more):
     device = {"environment": H200, "device": "cuda"} if on_gpu else {}
     run = replace(run_of(recipe=parse_recipe(recipe).techniques, **device), ran=ran)
-    return {proposal.key: proposal for proposal in proposals(run, objective, {})}
+    now = Situation(run, objective, impls_of(run), **more)
+    return {proposal.key: proposal for proposal in proposals(now, {})}
 
 
 def test_a_plain_step_is_offered_every_kind_of_change():
@@ -50,10 +52,10 @@ def test_a_change_keeps_the_other_settings():
 
 
 def test_what_the_baseline_ran_is_not_offered_again():
-    run = replace(run_of(recipe={"impl": {"experts": "loop"}}), ran=Ran({"experts": ("loop",)}))
-    keys = [p.key for p in proposals(run, "time", {}, {"experts": "grouped"})]
-    assert "impl.experts=grouped" not in keys
-    assert "impl.experts=grouped" in [p.key for p in proposals(run, "time", {})]
+    ran = Ran({"experts": ("loop",)})
+    first = {"experts": "grouped"}
+    assert "impl.experts=grouped" not in offered("impl.experts=loop", ran=ran, first_impls=first)
+    assert "impl.experts=grouped" in offered("impl.experts=loop", ran=ran)
 
 
 def test_the_update_is_never_made_slower():

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 
 from steplab.cli.command import Command
 from steplab.cli.flags import (
@@ -18,6 +19,7 @@ from steplab.cli.flags import (
 )
 from steplab.cli.ladder_view import LadderView
 from steplab.engine.gate.remote import Scout
+from steplab.engine.gate.spares import Spares
 from steplab.errors import UserError
 from steplab.record.ladder import Ladder
 from steplab.report.terminal import console, print_table
@@ -81,16 +83,17 @@ def _run(args: argparse.Namespace) -> int:
 def _search(
     args: argparse.Namespace, entry: Entry, name: str, store: Store
 ) -> tuple[Ladder, Files]:
-    scout = Scout()
+    begun, scout, spares = monotonic(), Scout(), Spares()
     try:
+        spares.prepare()
         with LadderView(args.objective == "time") as view:
             environment = scout.environment(START_SECONDS)
             device = chosen_device(args.device, environment)
             spec = _spec(args, entry, name, device)
             limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
             minutes = args.budget or MINUTES[device]
-            wish = Wish(args.objective, minutes, limit, args.also_batch)
-            ladder, folder = tune(spec, wish, store, scout, environment, view)
+            wish = Wish(args.objective, minutes, begun, limit, args.also_batch)
+            ladder, folder = tune(spec, wish, store, scout, environment, view, spares)
             view.stage("writing the report")
             return ladder, write_outcome(ladder, store, args.out or folder.path)
     except KeyboardInterrupt:
@@ -98,6 +101,7 @@ def _search(
         raise
     finally:
         scout.close()
+        spares.close()
 
 
 def _spec(args: argparse.Namespace, entry: Entry, name: str, device: str) -> RunSpec:

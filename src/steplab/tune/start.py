@@ -14,7 +14,7 @@ from steplab.record import Environment
 from steplab.record.ladder import Check
 from steplab.spec import RunSpec
 from steplab.store import Store
-from steplab.tune.champion import Champion, crowned
+from steplab.tune.champion import Champion, Detail, crowned
 from steplab.tune.state import LadderFolder
 from steplab.tune.trying import Rules
 from steplab.tune.view import View
@@ -74,16 +74,13 @@ def start(
         problem = problem or scout.reference(shape, dtype, timeout)
     if problem:
         raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")
-    candidate = RemoteCandidate(spec, environment)
-
-    def stage(text: str) -> None:
-        view.stage(f"baseline: {text}")
-
+    candidate = RemoteCandidate(spec, environment, rules.spares)
     try:
-        opened = opened_or_raise(candidate, rules, timeout, stage)
+        opened = opened_or_raise(candidate, rules, timeout, view.stage)
         opened = replace(opened, run=replace(opened.run, group=group))
         checks = (*opened.checks, *run_checks(opened.run, opened.waits, opened.waits, None))
-        return crowned(candidate, opened, store, timeout, stage, detail=True), checks
+        detail: Detail = "all" if rules.objective == "memory" else "modules"
+        return crowned(candidate, opened, store, timeout, view.stage, detail), checks
     except BaseException:
         candidate.close()
         raise
