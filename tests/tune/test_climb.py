@@ -146,7 +146,7 @@ def test_what_lost_is_tried_again_when_its_share_has_grown(climb, monkeypatch):
 def test_the_budget_ends_the_search_and_the_next_call_goes_on(climb):
     world = World({"a": 0.5})
     shelf = {"a": Pretended(MATMUL), "slow": Pretended(LAUNCH, slow=True)}
-    first = climb(world, shelf, minutes=0.5)  # compiling is expected to take 40 s
+    first = climb(world, shelf, minutes=0.3)  # compiling is expected to take 20 s
     assert [rung.label for rung in first.rungs] == ["a=true"]
     assert first.left == ("slow=true",) and not first.finished and "spent" in first.stopped
     second = climb(world, shelf, minutes=8)

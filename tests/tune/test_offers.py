@@ -86,3 +86,37 @@ def test_a_recipe_that_cannot_be_has_a_reason():
     }
     assert "graphs of its own" in conflict(Recipe(both))
     assert conflict(Recipe()) == ""
+
+
+def test_implementations_that_the_recipe_names_are_offered_back_all_at_once():
+    ran = Ran({"attention": ("dense_mask",), "experts": ("loop",), "rotary": ("reference",)})
+    named = "impl.attention=dense_mask,impl.experts=loop,impl.rotary=reference"
+    found = offered(named, on_gpu=True, ran=ran)
+    bundle = found["impl.*=auto"].recipe.techniques["impl"]
+    assert bundle == {"attention": "auto", "experts": "auto", "rotary": "auto"}
+    assert found["impl.experts=fused"].odds == 1.0
+    chosen = offered("impl.attention=auto", on_gpu=True)
+    assert "impl.*=auto" not in chosen and chosen["impl.attention=cudnn"].odds < 0.1
+
+
+def test_bf16_weights_bring_their_optimizer_along():
+    found = offered("precision=bf16", on_gpu=True)
+    both = found["precision=bf16-weights,optimizer=one-pass"]
+    assert both.recipe == parse_recipe(both.key) and not both.clash
+    assert both.along == ("optimizer",)
+    assert "precision=bf16-weights" in offered("precision=bf16,optimizer=one-pass", on_gpu=True)
+    assert not [key for key in offered("precision=bf16") if "weights" in key]
+
+
+def test_a_graph_is_refused_where_the_host_waits():
+    waits = ("grouped_mm/loop.py:34",) * 18 + ("model.py:7",)
+    clash = offered(on_gpu=True, waits=waits)["cuda_graph=step"].clash
+    assert clash == "the host waits for the device: grouped_mm/loop.py:34 x 18, model.py:7 x 1"
+    assert offered(on_gpu=True)["cuda_graph=step"].clash == ""
+
+
+def test_what_a_graph_break_stopped_is_offered_in_pieces():
+    whole = "compile=whole,compile.fullgraph=false"
+    assert whole not in offered()
+    assert whole in offered(failed=frozenset({"compile=whole"}))
+    assert "compile=blocks,compile.fullgraph=false" not in offered(failed={"compile=whole"})

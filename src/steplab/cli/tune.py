@@ -35,7 +35,7 @@ DEFAULT_WORKLOAD = "tsmoe"
 BATCH = {"cpu": 8, "cuda": 16}
 MINUTES = {"cpu": 2.5, "cuda": 8.0}
 # Untimed and timed steps of a candidate before its turns, which are what decides.
-WARMUP, STEPS = 3, 6
+WARMUP, STEPS = 2, 5
 START_SECONDS = 120.0  # the worker imports torch
 
 

@@ -30,8 +30,8 @@ class Offer:
 
     settings: Mapping[str, Setting]
     relief: Relief = field(default_factory=dict)  # empty: nobody knows, and so no ceiling either
-    # Of two offers with equal ceilings the likelier is tried first: 0.25 for one that somebody who
-    # has measured both would not choose.
+    # Of two offers with equal ceilings the likelier is tried first: below 1 for one that somebody
+    # who has measured both would not choose.
     odds: float = 1.0
     along: Mapping[str, Settings] = field(default_factory=dict)  # other techniques that it needs
     refusal: str = ""  # why it cannot be tried on the step as it is

@@ -22,7 +22,9 @@ from steplab.tune.stopwatch import Stopwatch, added
 from steplab.tune.trying import Rules, Tried, try_recipe
 from steplab.tune.turns import take_turns
 
-FINAL_SHARE = 0.1  # of the budget, kept for the last turns
+FINAL_SHARE = 0.1  # of the budget at most, kept for the last turns
+FINAL_STEPS, FINAL_SECONDS = 10, 3.0  # what they are expected to take: steps of each side, and more
+DETAIL_SECONDS = 20.0  # that lines and memory of the winner may take
 
 
 class Climb:
@@ -178,7 +180,7 @@ class Climb:
             longest = step_ms(self.baseline.run)
             turns = take_turns(*both, longest, self.clock.timeout(False), self.view.stage)
             ladder = replace(ladder, before=turns.before, after=turns.after, total=turns.change)
-        if self.clock.left > 0:
+        if self.clock.left > DETAIL_SECONDS:
             ladder = replace(ladder, winner_run=self._in_detail().run.id)
         self._save(replace(ladder, parts=added(ladder.parts, self.view.lap())))
 
@@ -229,8 +231,10 @@ class Climb:
 
     def _in_time(self, recipe: Recipe) -> bool:
         """Whether there is time for one more candidate, and for the last turns."""
-        left = self.clock.left - FINAL_SHARE * self.clock.seconds
-        return left >= self.clock.expected(is_slow(recipe))
+        both_ms = step_ms(self.baseline.run) + step_ms(self.champion.run)
+        last = FINAL_SECONDS + FINAL_STEPS * both_ms / 1e3
+        last = min(last, FINAL_SHARE * self.clock.seconds)
+        return self.clock.left - last >= self.clock.expected(is_slow(recipe))
 
     def _save(self, ladder: Ladder) -> None:
         self.ladder = replace(ladder, seconds=self.clock.total)

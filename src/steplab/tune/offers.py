@@ -16,12 +16,10 @@ from steplab.techniques.situation import Offer, Situation
 from steplab.tune.ceilings import Ceiling, ceiling, serves
 
 # Seconds that a candidate is expected to take: a process, its gate and its turns, and what
-# compiling the step adds. They only decide which of two ceilings is looked at first.
+# compiling the step adds. They only decide which of two ceilings is looked at first: a compiled
+# candidate if its ceiling is three times as high, for all that come after it are compiled, too.
 PLAIN_SECONDS = 10.0
-# A compiled candidate comes first if its ceiling is twice as high: all that come after it are
-# compiled, too.
-DISCOUNT = 0.5
-SLOW_SECONDS = 40.0
+SLOW_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,10 @@ class Proposal:
 
     @property
     def promise(self) -> float:
-        """Ceiling, discounted by the time that trying it will take; unknown promises nothing."""
+        """Ceiling per second that trying it will take; an unknown one promises nothing."""
         share = self.ceiling.share if self.ceiling else 0.0
         seconds = SLOW_SECONDS if is_slow(self.recipe) else PLAIN_SECONDS
-        return self.odds * share / seconds**DISCOUNT
+        return self.odds * share / seconds
 
 
 def proposals(now: Situation, known: Mapping[str, float]) -> list[Proposal]:

@@ -20,8 +20,8 @@ ROUNDS = 6  # the fewest that allow an interval by resampling
 PEEKS = {3: 9.925, 4: 5.841, 5: 4.604}
 PEEK_CONFIDENCE = 0.99
 MORE_ROUNDS = 6  # where the first do not tell
-ROUND_SECONDS = 0.3  # of each side; a step that takes longer is a round of LEAST_STEPS
-LEAST_STEPS, MOST_STEPS = 2, 50
+ROUND_SECONDS = 0.3  # of each side; a step that takes longer is a round
+MOST_STEPS = 50
 MOST_SECONDS = 30.0  # after which no more rounds than ROUNDS are taken
 
 
@@ -68,7 +68,7 @@ def take_turns(
 def _steps(step_ms: float) -> int:
     """Return the steps of one side of a round."""
     steps = round(ROUND_SECONDS * 1e3 / max(step_ms, 1e-3))
-    return max(LEAST_STEPS, min(steps, MOST_STEPS))
+    return max(1, min(steps, MOST_STEPS))
 
 
 def _told(pairs: Sequence[tuple[Samples, Samples]]) -> Turns:
