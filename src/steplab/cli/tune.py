@@ -26,8 +26,10 @@ from steplab.report.terminal import console, print_table
 from steplab.spec import RunSpec
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.techniques.parse import parse_recipe
+from steplab.techniques.situation import where
 from steplab.tune.impact import impact_table, reasons_table, total_line, untried_table
 from steplab.tune.outcome import Files, write_outcome
+from steplab.tune.peer import peer_line
 from steplab.tune.search import Wish, tune
 from steplab.workloads.workload import Entry, find_workload
 
@@ -56,6 +58,8 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         help="most memory that a step may take; none: what the device has")  # fmt: skip
     add("--mode", default="full", help="how far the step goes")
     add("--recipe", default="plain", help="what to begin with: plain, technique=value,..., a file")
+    add("--against", default="", metavar="RECIPE",
+        help="hold the winner against this recipe at the end, in turns")  # fmt: skip
     add("--accumulate", type=int, default=1, help="micro-batches per step")
     add("--clip", type=float, default=1.0, help="largest gradient norm; 0 for none")
     add("--seed", type=int, default=42, help="of weights and data")
@@ -72,6 +76,7 @@ def _run(args: argparse.Namespace) -> int:
     # Checked before a worker is started (2 s), so that a slip of the pen is told at once.
     check_device(args.device)
     _check_numbers(args)
+    parse_recipe(args.against or "plain")
     _spec(args, entry, name, "cpu" if args.device == "auto" else args.device)
     store = Store(args.store)
     store.check_writable()
@@ -92,7 +97,8 @@ def _search(
             spec = _spec(args, entry, name, device)
             limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
             minutes = args.budget or MINUTES[device]
-            wish = Wish(args.objective, minutes, begun, limit, args.also_batch)
+            against = parse_recipe(args.against) if args.against else None
+            wish = Wish(args.objective, minutes, begun, limit, args.also_batch, against)
             ladder, folder = tune(spec, wish, store, scout, environment, view, spares)
             view.stage("writing the report")
             return ladder, write_outcome(ladder, store, args.out or folder.path)
@@ -137,6 +143,10 @@ def _show(ladder: Ladder, files: Files) -> None:
         if table.rows:
             print_table(table)
     print(f"\n{total_line(ladder)}")
+    if ladder.peer is not None:
+        print(peer_line(ladder.peer))
+    if ladder.waits:
+        print(f"the baseline waits for the device {len(ladder.waits)} times: {where(ladder.waits)}")
     print(f"stopped: {ladder.stopped}")
     if ladder.left:
         print(f"left for another call of the same command: {', '.join(ladder.left)}")

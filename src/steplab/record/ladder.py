@@ -99,6 +99,17 @@ class Untried:
 
 
 @dataclass(frozen=True)
+class Peer:
+    """A recipe that the winner was held against at the end: found by hand, or elsewhere."""
+
+    recipe: Recipe
+    theirs: Samples | None = None  # ms per step, in turns with the winner
+    ours: Samples | None = None
+    change: Change | None = None  # the winner's time over theirs; None: it could not run
+    reason: str = ""  # why it could not
+
+
+@dataclass(frozen=True)
 class Ladder:
     """All that a search has done so far; complete when `finished`."""
 
@@ -120,6 +131,7 @@ class Ladder:
     before: Samples | None = None  # ms per step of the baseline, in turns with the winner
     after: Samples | None = None
     total: Change | None = None  # winner against baseline
+    peer: Peer | None = None
     stopped: str = ""  # why the search ended
     left: tuple[str, ...] = ()  # offers for which there was no time
     parts: Mapping[str, float] = field(default_factory=dict)  # seconds before the first rung

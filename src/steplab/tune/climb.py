@@ -16,6 +16,7 @@ from steplab.tune.champion import Champion, Detail, crowned
 from steplab.tune.choosing import WORTH, choose
 from steplab.tune.clock import SearchClock
 from steplab.tune.offers import Proposal, conflict, is_slow
+from steplab.tune.peer import held_against
 from steplab.tune.start import opened_or_raise
 from steplab.tune.state import LadderFolder
 from steplab.tune.stopwatch import Stopwatch, added
@@ -49,8 +50,11 @@ class Climb:
         self.view = view
         self.winning: RemoteCandidate | None = None  # on its way to become the champion
 
-    def run(self, baseline: Champion) -> Ladder:
-        """Climb from the baseline, or from where an interrupted search stood; return the ladder."""
+    def run(self, baseline: Champion, against: Recipe | None = None) -> Ladder:
+        """Climb from the baseline, or from where an interrupted search stood; return the ladder.
+
+        The winner is held against the baseline, and against the recipe that is given.
+        """
         self.baseline = self.champion = baseline
         try:
             if self.ladder.winner != baseline.run.spec.recipe:
@@ -59,7 +63,7 @@ class Climb:
                 self._save(replace(self.ladder, winner_run=self.champion.run.id))
             self._climb()
             self._prune()
-            self._finish()
+            self._finish(against)
         finally:
             for candidate in {self.champion.candidate, self.baseline.candidate, self.winning}:
                 if candidate is not None:
@@ -89,6 +93,7 @@ class Climb:
         spec = replace(self.champion.run.spec, recipe=proposal.recipe)
         timeout = self.clock.timeout(is_slow(proposal.recipe))
         dtype, problem = self.scout.look(spec, self.rules.shapes[0], timeout)
+        self.view.stage("computing the references")
         for shape in self.rules.shapes if not problem else ():
             problem = problem or self.scout.reference(shape, dtype, timeout)
         if problem:
@@ -170,7 +175,7 @@ class Climb:
             self._lap(blank.label)
             self._judge(blank)
 
-    def _finish(self) -> None:
+    def _finish(self, against: Recipe | None) -> None:
         """Hold the winner against the baseline, in turns; close a ladder that has nothing left."""
         self._lap()
         ladder = replace(self.ladder, finished=not self.ladder.left)
@@ -180,6 +185,11 @@ class Climb:
             longest = step_ms(self.baseline.run)
             turns = take_turns(*both, longest, self.clock.timeout(False), self.view.stage)
             ladder = replace(ladder, before=turns.before, after=turns.after, total=turns.change)
+        if against is not None:
+            self.view.name = f"the winner against {against.label}"
+            timeout = self.clock.timeout(is_slow(against))
+            peer = held_against(against, self.champion, self.rules, timeout, self.view)
+            ladder = replace(ladder, peer=peer)
         if self.clock.left > DETAIL_SECONDS:
             ladder = replace(ladder, winner_run=self._in_detail().run.id)
         self._save(replace(ladder, parts=added(ladder.parts, self.view.lap())))

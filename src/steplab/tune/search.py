@@ -9,7 +9,7 @@ from steplab.engine.gate.remote import Scout
 from steplab.engine.gate.spares import Spares
 from steplab.record import Environment
 from steplab.record.ladder import Ladder
-from steplab.spec import RunSpec
+from steplab.spec import Recipe, RunSpec
 from steplab.store import Store
 from steplab.techniques.situation import Objective, where
 from steplab.tune.climb import Climb
@@ -31,6 +31,7 @@ class Wish:
     begun: float = field(default_factory=monotonic)  # when they began
     memory_limit: int | None = None  # bytes; None: what the device has
     also_batch: int | None = None  # another batch size at which numerics must hold
+    against: Recipe | None = None  # what the winner is held against at the end
 
 
 def tune(
@@ -56,7 +57,7 @@ def tune(
     for rung in ladder.rungs:
         clock.note(is_slow(rung.recipe), rung.seconds)
     scout.references = folder.references
-    timeout, watch = clock.timeout(slow=False), Stopwatch(view)
+    timeout, watch = clock.timeout(slow=False), Stopwatch(view, wish.begun)
     shapes = find_shapes(scout, spec, wish.also_batch, folder, timeout, watch)
     rules = Rules(wish.objective, wish.memory_limit, shapes, folder.references, spares)
     watch.name = "baseline"
@@ -75,4 +76,5 @@ def tune(
         parts=added(ladder.parts, watch.lap()),
     )
     folder.save(ladder)
-    return Climb(ladder, folder, store, scout, rules, clock, watch).run(baseline), folder
+    climb = Climb(ladder, folder, store, scout, rules, clock, watch)
+    return climb.run(baseline, wish.against), folder

@@ -47,7 +47,7 @@ def _first_that_fits(scout: Scout, spec: RunSpec, timeout: float, view: View) ->
     problems = []
     for shape in shapes_to_try(spec):
         where = shape.words or "at the step's own shape"
-        view.stage(f"the truth in fp64, {where}")
+        view.stage(f"computing the truth in fp64, {where}")
         problem = scout.reference(shape, TRUTH, timeout)
         if not problem:
             return shape
@@ -69,9 +69,12 @@ def start(
     view: View,
 ) -> tuple[Champion, tuple[Check, ...]]:
     """Measure and profile the baseline; return it alive, with its own way through the gate."""
+    view.stage("looking at it")
     dtype, problem = scout.look(spec, rules.shapes[0], timeout)
+    view.stage("computing the references")
     for shape in rules.shapes if not problem else ():
         problem = problem or scout.reference(shape, dtype, timeout)
+    view.stage("starting")
     if problem:
         raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")
     candidate = RemoteCandidate(spec, environment, rules.spares)

@@ -9,13 +9,16 @@ from steplab.tune.view import View
 
 
 class Stopwatch:
-    """Stands before another view. A stage is called by its first word: "comparing", "turns"."""
+    """Stands before another view. A stage is called by its first word: "comparing", "turns".
 
-    def __init__(self, view: View) -> None:
+    What was done `since` then, before there was a view, is called "importing".
+    """
+
+    def __init__(self, view: View, since: float) -> None:
         self.view = view
         self.say, self.rung, self.untried = view.say, view.rung, view.untried
         self.name = ""  # of what is tried; shown before its stages
-        self._parts: dict[str, float] = {}
+        self._parts: dict[str, float] = {"importing": monotonic() - since}
         self._begin("starting")
 
     def stage(self, text: str) -> None:
