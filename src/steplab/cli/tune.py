@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -27,6 +28,7 @@ from steplab.spec import RunSpec
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.techniques.parse import parse_recipe
 from steplab.techniques.situation import where
+from steplab.tune.batch import find_batch, forget_batch
 from steplab.tune.impact import impact_table, reasons_table, total_line, untried_table
 from steplab.tune.outcome import Files, write_outcome
 from steplab.tune.peer import peer_line
@@ -39,6 +41,8 @@ MINUTES = {"cpu": 2.5, "cuda": 8.0}
 # Untimed and timed steps of a candidate before its turns, which are what decides.
 WARMUP, STEPS = 2, 5
 START_SECONDS = 120.0  # the worker imports torch
+TRIAL_SECONDS = 300.0  # that one batch may take when the fastest is looked for
+AUTO = "auto"
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -50,8 +54,8 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--budget", type=float, default=None, metavar="MINUTES",
         help=f"minutes it may take; {by_device.format(**MINUTES)}")  # fmt: skip
     add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
-    add("--batch", type=int, default=None,
-        help=f"sequences per micro-batch; {by_device.format(**BATCH)}")  # fmt: skip
+    add("--batch", type=_batch, default=None, metavar="N",
+        help=f"sequences per micro-batch, or auto; {by_device.format(**BATCH)}")  # fmt: skip
     add("--also-batch", type=int, default=None, metavar="N",
         help="another batch size at which the numerics must hold")  # fmt: skip
     add("--memory-limit", type=float, default=None, metavar="GIB",
@@ -95,11 +99,16 @@ def _search(
             environment = scout.environment(START_SECONDS)
             device = chosen_device(args.device, environment)
             spec = _spec(args, entry, name, device)
+            if args.batch == AUTO:
+                asked = (spec, store, environment)
+                spec = replace(spec, batch=find_batch(*asked, spares, TRIAL_SECONDS, view))
             limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
             minutes = args.budget or MINUTES[device]
             against = parse_recipe(args.against) if args.against else None
             wish = Wish(args.objective, minutes, begun, limit, args.also_batch, against)
             ladder, folder = tune(spec, wish, store, scout, environment, view, spares)
+            if args.batch == AUTO and ladder.finished:
+                forget_batch(spec, store, environment)
             view.stage("writing the report")
             return ladder, write_outcome(ladder, store, args.out or folder.path)
     except KeyboardInterrupt:
@@ -116,7 +125,7 @@ def _spec(args: argparse.Namespace, entry: Entry, name: str, device: str) -> Run
         workload=name,
         config=entry.resolve(size, given(args)),
         size=size,
-        batch=BATCH[device] if args.batch is None else args.batch,
+        batch={None: BATCH[device], AUTO: 1}.get(args.batch, args.batch),
         accumulate=args.accumulate,
         mode=args.mode,
         recipe=parse_recipe(args.recipe),
@@ -127,6 +136,12 @@ def _spec(args: argparse.Namespace, entry: Entry, name: str, device: str) -> Run
         seed=args.seed,
         source=entry.source,
     )
+
+
+def _batch(word: str) -> int | str:
+    if word != AUTO and not word.lstrip("-").isdigit():
+        raise argparse.ArgumentTypeError(f"a number or auto, not {word!r}")
+    return AUTO if word == AUTO else int(word)
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
