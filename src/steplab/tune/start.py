@@ -20,6 +20,9 @@ from steplab.tune.trying import Rules
 from steplab.tune.view import View
 
 
+LIKELY = "bf16"  # what candidates on a GPU declare sooner or later
+
+
 def find_shapes(
     scout: Scout,
     spec: RunSpec,
@@ -74,6 +77,9 @@ def start(
     view.stage("computing the references")
     for shape in rules.shapes if not problem else ():
         problem = problem or scout.reference(shape, dtype, timeout)
+    if spec.device == "cuda":  # will be wanted, and fp64 finds more room before others are alive
+        for shape in rules.shapes:
+            scout.reference(shape, LIKELY, timeout)
     view.stage("starting")
     if problem:
         raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")
