@@ -85,5 +85,5 @@ class LadderView:
         gain = f"{speed_up(shown)}x ({interval(shown)})" if shown else ""
         why = f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason
         if self.in_ms and shown:
-            why = ""
+            why = rung.remedy
         return rung.label, ceiling, rung.outcome, gain, why

@@ -107,7 +107,8 @@ def _note(ladder: Ladder) -> str:
 
 def reasons_table(ladder: Ladder, all_rungs: bool = True) -> Table:
     """Why each rung ended as it did, with its remedy; or only of those that went wrong."""
-    shown = [rung for rung in ladder.rungs if all_rungs or rung.outcome in ("failed", "red gate")]
+    wrong = ("failed", "red gate")
+    shown = [r for r in ladder.rungs if all_rungs or r.outcome in wrong or r.remedy]
     rows = tuple((rung.label, rung.reason, rung.remedy or "-") for rung in shown)
     return Table("why", (Column("rung"), Column("reason"), Column("remedy")), rows)
 

@@ -19,7 +19,6 @@ from steplab.tune.state import LadderFolder
 from steplab.tune.trying import Rules
 from steplab.tune.view import View
 
-
 LIKELY = "bf16"  # what candidates on a GPU declare sooner or later
 
 

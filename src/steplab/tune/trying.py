@@ -17,7 +17,12 @@ from steplab.record.ladder import Rung
 from steplab.techniques.situation import Objective
 from steplab.tune.ceilings import step_ms
 from steplab.tune.champion import Champion
-from steplab.tune.remedies import remedy_for_checks, remedy_for_run, remedy_for_turns
+from steplab.tune.remedies import (
+    remedy_for_checks,
+    remedy_for_run,
+    remedy_for_slower,
+    remedy_for_turns,
+)
 from steplab.tune.turns import Turns, take_turns
 from steplab.tune.view import View
 
@@ -96,6 +101,8 @@ def _raced(
     rung = _verdict(rung, turns, rules.objective)
     if _needs_confirmation(rung, candidate.spec.device):
         rung = _confirmed(rung, champion, rules, timeout, view)
+    if rung.outcome == "no gain" and rules.objective == "time":
+        rung = replace(rung, remedy=remedy_for_slower(opened.run, rung.technique))
     won = rung.outcome in ("kept", "removed")
     return Tried(rung, candidate if won else None, opened)
 
@@ -146,7 +153,9 @@ def _gated(rung: Rung, opened: Opened, allowed: Sequence[str], rules: Rules) -> 
     run = opened.run
     if run.status != "ok":
         reason = run.reason if run.status == "failed" else f"{run.status}: {run.reason}"
-        return replace(rung, outcome="failed", reason=reason, remedy=remedy_for_run(run))
+        return replace(
+            rung, outcome="failed", reason=reason, remedy=remedy_for_run(run, rung.technique)
+        )
     if run.clock is not None:
         own = run_checks(run, opened.waits, allowed, rules.memory_limit)
         rung = replace(rung, checks=(*opened.checks, *own))
