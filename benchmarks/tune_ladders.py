@@ -10,18 +10,22 @@ its table too. OUT/NAME/ has recipe and report. A ladder that fails does not sto
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from steplab.cli.command import Parser
+from steplab.cli.ladder_view import LadderView
+from steplab.cli.tune import COMMAND, search, show
+from steplab.engine.gate.remote import Scout
+from steplab.engine.gate.spares import Spares
 from steplab.errors import SteplabError, UserError, did_you_mean
-from steplab.record.ladder import Ladder
+from steplab.record.ladder import Ladder, Rung
 from steplab.report.export import to_markdown
 from steplab.techniques.situation import where
 from steplab.tune.impact import impact_table, reasons_table, total_line, untried_table
@@ -60,67 +64,101 @@ def main() -> int:
     except SteplabError as error:
         print(f"tune_ladders.py: {error}", file=sys.stderr)
         return error.exit_code
-    # `timeout` ends this process; what it has started must end with it.
-    signal.signal(signal.SIGTERM, _interrupted)
-    args.out.mkdir(parents=True, exist_ok=True)
-    codes = [climb(n, args.out, args.minutes) for n in args.names or list(LADDERS)[:-1]]
-    return max(codes)
+    signal.signal(signal.SIGTERM, _interrupted)  # as `timeout` does it
+    out = args.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    os.chdir(ROOT)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler: two lines a step otherwise
+    return climb_all(args.names or list(LADDERS)[:-1], out, args.minutes)
 
 
 def _interrupted(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def climb(name: str, out: Path, minutes: float) -> int:
-    """Run `steplab tune`, show and keep what it prints, and write the table after every rung."""
-    words = [*LADDERS[name].split(), "--budget", str(minutes)]
-    words += ["--store", str(out.resolve() / "store"), "--out", str(out.resolve() / name)]
-    begun = time()
-    print(f"== {name}: steplab tune {' '.join(words)}", flush=True)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "steplab", "tune", *words],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+def climb_all(names: Sequence[str], out: Path, minutes: float) -> int:
+    """Climb with one scout for all: it imports torch once."""
+    begun, code = monotonic(), 0
+    scout, spares = Scout(), Spares()
     try:
-        with (out / f"{name}.log").open("a") as log:
-            for line in _lines(child):
-                print(f"{time() - begun:6.1f} {line}", end="", flush=True)
-                log.write(line)
-                if line.startswith("["):
-                    write(name, words, out, begun)
-        return child.wait()
+        for name in names:
+            spares.prepare()
+            words = [*LADDERS[name].split(), "--budget", str(minutes)]
+            print(f"== {name}: steplab tune {' '.join(words)}", flush=True)
+            try:
+                climb(name, words, out, begun, scout, spares)
+            except SteplabError as error:
+                print(f"{name}: {error}", flush=True)
+                code = error.exit_code
+            begun = monotonic()
+    except KeyboardInterrupt:
+        print("interrupted. The same command goes on from there.", flush=True)
+        code = 124
     finally:
-        if child.poll() is None:
-            child.send_signal(signal.SIGINT)
-            child.wait()
-        write(name, words, out, begun)
+        scout.close()
+        spares.close()
+    return code
 
 
-def _lines(child: subprocess.Popen[str]) -> Iterator[str]:
-    assert child.stdout is not None
-    yield from child.stdout
+def climb(
+    name: str, words: Sequence[str], out: Path, begun: float, scout: Scout, spares: Spares
+) -> None:
+    """Climb one ladder, print what came of it, and write its table whatever happens."""
+    parser = Parser("steplab tune", COMMAND.summary)
+    COMMAND.flags(parser, words)
+    args: argparse.Namespace = parser.parse(words)
+    args.store, args.out = out / "store", out / name
+    view = Telling(name, words, out, begun)
+    try:
+        show(*search(args, begun, scout, spares, view))
+    finally:
+        view.write()
 
 
-def write(name: str, words: Sequence[str], out: Path, begun: float) -> None:
-    """Write the ladder that was touched last, if there is one, as a table."""
-    files = sorted(
-        (out / "store" / "ladders").glob("*/ladder.json"), key=lambda p: p.stat().st_mtime
-    )
-    if not files or files[-1].stat().st_mtime < begun:
-        return
-    ladder = LadderFolder(files[-1].parent).load()
-    (out / f"{name}.md").write_text(page(ladder, words), encoding="utf-8")
+class Telling(LadderView):
+    """Prints with the seconds since the beginning; keeps the stages in a log, and the table."""
+
+    def __init__(self, name: str, words: Sequence[str], out: Path, begun: float) -> None:
+        super().__init__(in_ms=True)
+        self.drawn = False
+        self.begun, self.since = begun, time()
+        self.title = f"`steplab tune {' '.join(words)}`"
+        self.store, self.table, self.log = out / "store", out / f"{name}.md", out / f"{name}.log"
+
+    def stage(self, text: str) -> None:
+        """Note what is being done right now."""
+        self._log(text)
+
+    def say(self, text: str) -> None:
+        """Print a line, and note it."""
+        print(f"{monotonic() - self.begun:6.1f}  {text}", flush=True)
+        self._log(text)
+
+    def rung(self, rung: Rung) -> None:
+        """Print a row and write the table."""
+        super().rung(rung)
+        self.write()
+
+    def write(self) -> None:
+        """Write the ladder that was touched last as a table, if it is of this call."""
+        files = (self.store / "ladders").glob("*/ladder.json")
+        newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
+        if newest is not None and newest.stat().st_mtime >= self.since:
+            ladder = LadderFolder(newest.parent).load()
+            self.table.write_text(f"{self.title}\n\n{page(ladder)}", encoding="utf-8")
+
+    def _log(self, text: str) -> None:
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"{monotonic() - self.begun:6.1f}  {text}\n")
 
 
-def page(ladder: Ladder, words: Sequence[str]) -> str:
+def page(ladder: Ladder) -> str:
     """Return the tables and what belongs to them."""
-    lines = [f"`steplab tune {' '.join(words[:-4])}`, {ladder.seconds:.0f} s\n"]
-    lines += [to_markdown(impact_table(ladder)), "", f"- {total_line(ladder)}"]
+    lines = [to_markdown(impact_table(ladder)), f"- {total_line(ladder)}"]
     lines += [f"- {peer_line(ladder.peer)}"] if ladder.peer else []
     if ladder.waits:
         lines.append(f"- the baseline waits {len(ladder.waits)} times: {where(ladder.waits)}")
-    lines.append(f"- stopped: {ladder.stopped or 'interrupted'}")
+    lines.append(f"- stopped after {ladder.seconds:.0f} s: {ladder.stopped or 'interrupted'}")
     lines += [f"- left: {', '.join(ladder.left)}"] if ladder.left else []
     lines.append(f"- seconds outside the rungs: {told(ladder.parts)}")
     lines += [f"- {rung.label}, {rung.seconds:.1f} s: {told(rung.parts)}" for rung in ladder.rungs]
@@ -129,7 +167,4 @@ def page(ladder: Ladder, words: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(124)
+    sys.exit(main())

@@ -33,7 +33,8 @@ from steplab.tune.impact import impact_table, reasons_table, total_line, untried
 from steplab.tune.outcome import Files, write_outcome
 from steplab.tune.peer import peer_line
 from steplab.tune.search import Wish, tune
-from steplab.workloads.workload import Entry, find_workload
+from steplab.tune.view import View
+from steplab.workloads.workload import find_workload
 
 DEFAULT_WORKLOAD = "tsmoe"
 BATCH = {"cpu": 8, "cuda": 16}
@@ -75,51 +76,52 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    name = workload_name(args)
-    entry = find_workload(name)
     # Checked before a worker is started (2 s), so that a slip of the pen is told at once.
     check_device(args.device)
     _check_numbers(args)
     parse_recipe(args.against or "plain")
-    _spec(args, entry, name, "cpu" if args.device == "auto" else args.device)
-    store = Store(args.store)
-    store.check_writable()
-    ladder, files = _search(args, entry, name, store)
-    _show(ladder, files)
-    return 0
-
-
-def _search(
-    args: argparse.Namespace, entry: Entry, name: str, store: Store
-) -> tuple[Ladder, Files]:
+    _spec(args, "cpu" if args.device == "auto" else args.device)
+    Store(args.store).check_writable()
     begun, scout, spares = monotonic(), Scout(), Spares()
     try:
         spares.prepare()
         with LadderView(args.objective == "time") as view:
-            environment = scout.environment(START_SECONDS)
-            device = chosen_device(args.device, environment)
-            spec = _spec(args, entry, name, device)
-            if args.batch == AUTO:
-                asked = (spec, store, environment)
-                spec = replace(spec, batch=find_batch(*asked, spares, TRIAL_SECONDS, view))
-            limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
-            minutes = args.budget or MINUTES[device]
-            against = parse_recipe(args.against) if args.against else None
-            wish = Wish(args.objective, minutes, begun, limit, args.also_batch, against)
-            ladder, folder = tune(spec, wish, store, scout, environment, view, spares)
-            if args.batch == AUTO and ladder.finished:
-                forget_batch(spec, store, environment)
-            view.stage("writing the report")
-            return ladder, write_outcome(ladder, store, args.out or folder.path)
+            ladder, files = search(args, begun, scout, spares, view)
     except KeyboardInterrupt:
         console(sys.stderr).print("interrupted. The same command goes on from there.")
         raise
     finally:
         scout.close()
         spares.close()
+    show(ladder, files)
+    return 0
 
 
-def _spec(args: argparse.Namespace, entry: Entry, name: str, device: str) -> RunSpec:
+def search(
+    args: argparse.Namespace, begun: float, scout: Scout, spares: Spares, view: View
+) -> tuple[Ladder, Files]:
+    """Do what the flags ask for, its time counted from `begun` on; write recipe and report."""
+    store = Store(args.store)
+    environment = scout.environment(START_SECONDS)
+    device = chosen_device(args.device, environment)
+    spec = _spec(args, device)
+    if args.batch == AUTO:
+        asked = (spec, store, environment)
+        spec = replace(spec, batch=find_batch(*asked, spares, TRIAL_SECONDS, view))
+    limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
+    minutes = args.budget or MINUTES[device]
+    against = parse_recipe(args.against) if args.against else None
+    wish = Wish(args.objective, minutes, begun, limit, args.also_batch, against)
+    ladder, folder = tune(spec, wish, store, scout, environment, view, spares)
+    if args.batch == AUTO and ladder.finished:
+        forget_batch(spec, store, environment)
+    view.stage("writing the report")
+    return ladder, write_outcome(ladder, store, args.out or folder.path)
+
+
+def _spec(args: argparse.Namespace, device: str) -> RunSpec:
+    name = workload_name(args)
+    entry = find_workload(name)
     size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
     return RunSpec(
         workload=name,
@@ -151,7 +153,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise UserError(f"--{flag.replace('_', '-')} must be more than 0, not {value}.")
 
 
-def _show(ladder: Ladder, files: Files) -> None:
+def show(ladder: Ladder, files: Files) -> None:
     """Print what each rung gained, why, the winner, and where the files are."""
     print_table(impact_table(ladder))
     for table in (reasons_table(ladder, all_rungs=False), untried_table(ladder)):
