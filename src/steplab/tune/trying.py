@@ -101,7 +101,7 @@ def _raced(
     rung = _verdict(rung, turns, rules.objective)
     if _needs_confirmation(rung, candidate.spec.device):
         rung = _confirmed(rung, champion, rules, timeout, view)
-    if rung.outcome == "no gain" and rules.objective == "time":
+    if rung.outcome == "no gain" and turns.verdict == "slower":
         rung = replace(rung, remedy=remedy_for_slower(opened.run, rung.technique))
     won = rung.outcome in ("kept", "removed")
     return Tried(rung, candidate if won else None, opened)
