@@ -38,6 +38,8 @@ def impact_table(ladder: Ladder) -> Table:
 def total_line(ladder: Ladder) -> str:
     """The winner against the baseline, in one sentence."""
     if ladder.total is None or ladder.before is None or ladder.after is None:
+        if ladder.winner != ladder.spec.recipe:
+            return f"{ladder.winner.label}: the best so far, not yet held against the baseline"
         return "no recipe beats the baseline; it stays as it is"
     change = ladder.total
     ms = f"{ladder.before.median:.4g} ms to {ladder.after.median:.4g} ms a step"
