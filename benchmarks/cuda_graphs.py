@@ -1,24 +1,32 @@
-"""What a CUDA graph gives: python benchmarks/cuda_graphs.py (about a minute on an H200).
+"""What a CUDA graph gives: PYTHONPATH=src python benchmarks/cuda_graphs.py [PART ...] [--out FILE]
 
-Every row is a Run of its own; one that fails is a row that says why. Training: the small tsmoe at
-batch 4 (launch-bound), plain and compiled, with and without the graph of the whole step, beside
-Inductor's own graphs. Inference: the same model at batch 1, and `steplab.graph` of its module.
+Every row is a Run of its own; one that fails is a row that says why, and FILE is written anew after
+each. Parts, about half a minute each on an H200:
+
+infer      the small tsmoe at batch 1, by recipe and by `steplab.graph` of its module
+experts32  a mixture of 32 experts at the guide's shape: 32 sequences of 128 points, width 512
+train      the small tsmoe at batch 4 (launch-bound), plain and compiled, with and without the graph
+           of the whole step, beside Inductor's own graphs; and recomputation
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
 import steplab
-import steplab.errors
+from steplab.cli.command import Parser
 from steplab.engine.trial import trial
+from steplab.errors import SteplabError, UserError, did_you_mean
 from steplab.record import Run, Table
 from steplab.record.table import Column
-from steplab.report.export import write_table
+from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.spec import RunSpec
 from steplab.techniques.parse import parse_recipe
@@ -35,8 +43,9 @@ TRAINING = (
     f"{BASE},checkpointing=blocks,checkpointing.rng=false,cuda_graph=step",
 )
 INFERENCE = ("precision=bf16", "precision=bf16,cuda_graph=step", "production-inference")
+THIRTY_TWO = {"num_experts": 32, "hidden_size": 512, "n_head": 8, "seq_max_len": 128}
 COLUMNS = (
-    Column("mode"),
+    Column("part"),
     Column("recipe"),
     Column("step", "ms"),
     Column("speed-up"),
@@ -50,34 +59,35 @@ COLUMNS = (
 DIRECT_CALLS = 200
 
 
-def spec(recipe: str, mode: str, batch: int) -> RunSpec:
+Row = tuple[Any, ...]
+
+
+def spec(recipe: str, mode: str, batch: int, changes: Mapping[str, Any]) -> RunSpec:
     """Return the spec of one row; the smallest size where there is no GPU."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size = "small" if device == "cuda" else "tiny"
-    config = find_workload("tsmoe").resolve(size, {})
+    config = find_workload("tsmoe").resolve(size, dict(changes))
     fields: dict[str, Any] = {"batch": batch, "mode": mode, "device": device}
     chosen = parse_recipe(recipe)
     return RunSpec("tsmoe", config, size, recipe=chosen, warmup=3, steps=20, **fields)
 
 
-def rows(recipes: tuple[str, ...], mode: str, batch: int) -> list[tuple[Any, ...]]:
-    """Measure the recipes of one mode; speed-ups are over the first."""
-    found: list[tuple[Any, ...]] = []
+def rows(
+    part: str, recipes: tuple[str, ...], mode: str, batch: int, changes: Mapping[str, Any]
+) -> Iterator[Row]:
+    """Measure the recipes of one part; speed-ups are over the first."""
     baseline = None
     for recipe in recipes:
         start = perf_counter()
         try:
-            run = trial(spec(recipe, mode, batch))
-        except steplab.errors.SteplabError as error:
-            found.append((mode, recipe, *[None] * 6, perf_counter() - start, str(error)))
+            run = trial(spec(recipe, mode, batch, changes))
+        except SteplabError as error:
+            yield (part, recipe, *[None] * 6, perf_counter() - start, str(error))
             continue
         ms = run.clock.step.median if run.status == "ok" and run.clock else None
         baseline = baseline or ms
-        figures = _figures(run, ms, baseline)
         status = run.status if run.status == "ok" else f"{run.status}: {run.reason}"
-        found.append((mode, recipe, *figures, perf_counter() - start, status))
-        print(found[-1], file=sys.stderr, flush=True)
-    return found
+        yield (part, recipe, *_figures(run, ms, baseline), perf_counter() - start, status)
 
 
 def _figures(run: Run, ms: float | None, baseline: float | None) -> tuple[Any, ...]:
@@ -88,10 +98,10 @@ def _figures(run: Run, ms: float | None, baseline: float | None) -> tuple[Any, .
     return ms, speedup, peak, launches, graphs, run.losses[-1] if run.losses else None
 
 
-def direct() -> list[tuple[Any, ...]]:
+def direct() -> Iterator[Row]:
     """`steplab.graph` of the module itself, against calling it; batch 1, bf16 autocast."""
     if not torch.cuda.is_available():
-        return []
+        return
     workload = find_workload("tsmoe").open(find_workload("tsmoe").resolve("small", {}))
     with torch.device("cuda"):
         model = workload.model().eval()
@@ -108,10 +118,8 @@ def direct() -> list[tuple[Any, ...]]:
     ms = _milliseconds(fast, values_BT)
     equal = "equal bits" if torch.equal(fast(values_BT), predict(values_BT)) else "OTHER BITS"
     blank = (None,) * 5
-    return [
-        ("infer", "module(x)", plain_ms, 1.0, *blank, "ok"),
-        ("infer", "steplab.graph(module, (x,))", ms, plain_ms / ms, *blank, equal),
-    ]
+    yield ("infer", "module(x)", plain_ms, 1.0, *blank, "ok")
+    yield ("infer", "steplab.graph(module, (x,))", ms, plain_ms / ms, *blank, equal)
 
 
 def _milliseconds(call: Any, values_BT: torch.Tensor) -> float:
@@ -126,21 +134,52 @@ def _milliseconds(call: Any, values_BT: torch.Tensor) -> float:
     return start.elapsed_time(end) / DIRECT_CALLS
 
 
-def main() -> None:
-    """Measure everything and print one table; with an argument, write it there too."""
-    found = rows(TRAINING, "full", 4) + rows(INFERENCE, "infer", 1)
+def infer() -> Iterator[Row]:
+    """By recipe, then of the module itself."""
+    yield from rows("infer", INFERENCE, "infer", 1, {})
     try:
-        found += direct()
+        yield from direct()
     except Exception as error:
-        found.append(("infer", "steplab.graph(module, (x,))", *[None] * 7, str(error)))
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    table = Table(f"CUDA graphs of tsmoe, {name}", COLUMNS, tuple(found), torch.__version__)
-    print_table(table)
-    for path in sys.argv[1:]:
-        from pathlib import Path
+        yield ("infer", "steplab.graph(module, (x,))", *[None] * 7, str(error))
 
-        write_table(table, Path(path))
+
+PARTS: dict[str, Callable[[], Iterator[Row]]] = {
+    "infer": infer,
+    "experts32": lambda: rows("experts32", INFERENCE, "infer", 32, THIRTY_TWO),
+    "train": lambda: rows("train", TRAINING, "full", 4, {}),
+}
+
+
+def main() -> int:
+    """Measure, show every row at once, print one table; return the exit code."""
+    parser = Parser("cuda_graphs.py", "What a CUDA graph gives.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--out", type=Path, nargs="*", default=[], help="write the table")
+    try:
+        args = parser.parse(sys.argv[1:])
+        check_suffixes(args.out)
+        for part in args.parts:
+            if part not in PARTS:
+                raise UserError(f"There is no part {part!r}.", did_you_mean(part, PARTS))
+        print_table(measured(args.parts or list(PARTS), args.out))
+    except SteplabError as error:
+        print(f"cuda_graphs.py: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def measured(parts: list[str], out: list[Path]) -> Table:
+    """Return the table of the parts; the files are written after every row."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    table = Table(f"CUDA graphs of tsmoe, {name}", COLUMNS, (), f"torch {torch.__version__}")
+    for part in parts:
+        for row in PARTS[part]():
+            print(row, file=sys.stderr, flush=True)
+            table = replace(table, rows=(*table.rows, row))
+            for path in out:
+                write_table(table, path)
+    return table
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -57,10 +57,7 @@ for part in "${@:-env}"; do
     hydra) KINETO_LOG_LEVEL=6 python3 benchmarks/hydra_notes.py --out "$out/hydra_gpu" ;;
     forecast) python3 benchmarks/forecast_throughput.py --device cuda --recipe plain \
         precision=bf16 --out "$out/forecast_throughput_gpu.md" ;;
-    tune)
-        $lab tune tsmoe --size flagship --batch 16 --budget 8 $store
-        $lab tune tsmoe --size small --batch 4 --budget 8 $store
-        for size in small xl; do $lab tune gpt --size $size --budget 8 $store; done ;;
+    tune) python3 benchmarks/tune_ladders.py "$out/ladders" 8 ;;
     *) echo "There is no part $part." >&2 && exit 2 ;;
     esac
 done

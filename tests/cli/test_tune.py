@@ -22,6 +22,8 @@ SMALL = "--width 32 --ff-width 64 --layers 2 --heads 2 --context 16 --vocab-size
         (["--recipe", "compil=whole"], "Did you mean 'compile'?"),
         (["--sizes", "tiny"], "--size"),
         (["--batch", "0"], "batch must be at least 1"),
+        (["--batch", "many"], "a number or auto, not 'many'"),
+        (["--against", "optimiser=fused"], "Did you mean 'optimizer'?"),
     ],
 )
 def test_a_slip_of_the_pen_is_told_before_anything_starts(words, said, capsys, monkeypatch):

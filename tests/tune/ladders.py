@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from steplab import shelf as real_shelf
 from steplab.engine.gate.opened import Opened
+from steplab.engine.gate.spares import Spares
 from steplab.errors import MeasurementError
 from steplab.record import Memory, Run, Samples
 from steplab.record.budget import Budget, Category, StepBudget
@@ -94,7 +95,7 @@ def candidates_of(world: World):
     """Return the class that stands in for RemoteCandidate."""
 
     class Candidate:
-        def __init__(self, spec, environment):
+        def __init__(self, spec, environment, spares):
             self.spec = spec
             self.names = frozenset(spec.recipe.techniques)
             self.turns = 0
@@ -122,6 +123,13 @@ def candidates_of(world: World):
             world.alive -= 1
 
     return Candidate
+
+
+class NoSpares(Spares):
+    """Starts no process."""
+
+    def prepare(self) -> None:
+        pass
 
 
 class FakeScout:

@@ -6,7 +6,7 @@ from steplab.record.ladder import Ladder
 from steplab.spec import RunSpec
 from steplab.tune.search import Wish, tune
 from steplab.tune.view import Blind
-from tests.tune.ladders import ENVIRONMENT, Pretended, World, use_shelf, use_world
+from tests.tune.ladders import ENVIRONMENT, NoSpares, Pretended, World, use_shelf, use_world
 
 SPEC = RunSpec("gpt", {"context": 128, "width": 64}, "tiny")
 MATMUL, LAUNCH, SMALL = {"kind:matmul": 1.0}, {"term:launch": 1.0}, {"kind:elementwise": 0.01}
@@ -32,7 +32,8 @@ def climb(monkeypatch, store):
         use_shelf(monkeypatch, shelf)
         scout = use_world(monkeypatch, world, [])
         try:
-            return tune(SPEC, Wish(**wish), store, scout, ENVIRONMENT, view or Blind())[0]
+            watching = (scout, ENVIRONMENT, view or Blind(), NoSpares())
+            return tune(SPEC, Wish(**wish), store, *watching)[0]
         finally:
             assert world.alive == 0
 
@@ -145,7 +146,7 @@ def test_what_lost_is_tried_again_when_its_share_has_grown(climb, monkeypatch):
 def test_the_budget_ends_the_search_and_the_next_call_goes_on(climb):
     world = World({"a": 0.5})
     shelf = {"a": Pretended(MATMUL), "slow": Pretended(LAUNCH, slow=True)}
-    first = climb(world, shelf, minutes=0.5)  # compiling is expected to take 40 s
+    first = climb(world, shelf, minutes=0.3)  # compiling is expected to take 20 s
     assert [rung.label for rung in first.rungs] == ["a=true"]
     assert first.left == ("slow=true",) and not first.finished and "spent" in first.stopped
     second = climb(world, shelf, minutes=8)

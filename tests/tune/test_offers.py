@@ -7,7 +7,8 @@ import pytest
 from steplab.record import Accelerator, Ran
 from steplab.spec import Recipe
 from steplab.techniques.parse import parse_recipe
-from steplab.tune.offers import conflict, is_slow, proposals
+from steplab.techniques.situation import Situation
+from steplab.tune.offers import conflict, impls_of, is_slow, proposals
 from tests.compare.sides import ENVIRONMENT, run_of
 from tests.tune.ladders import Pretended, use_shelf
 
@@ -15,10 +16,11 @@ H200 = replace(ENVIRONMENT, accelerators=(Accelerator("NVIDIA H200", 2**37),), c
 RAN = Ran({"attention": ("flash",), "experts": ("grouped",)}, optimizer="forloop")
 
 
-def offered(recipe="plain", on_gpu=False, objective="time", ran=RAN):
+def offered(recipe="plain", on_gpu=False, objective="time", ran=RAN, **more):
     device = {"environment": H200, "device": "cuda"} if on_gpu else {}
     run = replace(run_of(recipe=parse_recipe(recipe).techniques, **device), ran=ran)
-    return {proposal.key: proposal for proposal in proposals(run, objective, {})}
+    now = Situation(run, objective, impls_of(run), **more)
+    return {proposal.key: proposal for proposal in proposals(now, {})}
 
 
 def test_a_plain_step_is_offered_every_kind_of_change():
@@ -50,10 +52,10 @@ def test_a_change_keeps_the_other_settings():
 
 
 def test_what_the_baseline_ran_is_not_offered_again():
-    run = replace(run_of(recipe={"impl": {"experts": "loop"}}), ran=Ran({"experts": ("loop",)}))
-    keys = [p.key for p in proposals(run, "time", {}, {"experts": "grouped"})]
-    assert "impl.experts=grouped" not in keys
-    assert "impl.experts=grouped" in [p.key for p in proposals(run, "time", {})]
+    ran = Ran({"experts": ("loop",)})
+    first = {"experts": "grouped"}
+    assert "impl.experts=grouped" not in offered("impl.experts=loop", ran=ran, first_impls=first)
+    assert "impl.experts=grouped" in offered("impl.experts=loop", ran=ran)
 
 
 def test_the_update_is_never_made_slower():
@@ -84,3 +86,37 @@ def test_a_recipe_that_cannot_be_has_a_reason():
     }
     assert "graphs of its own" in conflict(Recipe(both))
     assert conflict(Recipe()) == ""
+
+
+def test_implementations_that_the_recipe_names_are_offered_back_all_at_once():
+    ran = Ran({"attention": ("dense_mask",), "experts": ("loop",), "rotary": ("reference",)})
+    named = "impl.attention=dense_mask,impl.experts=loop,impl.rotary=reference"
+    found = offered(named, on_gpu=True, ran=ran)
+    bundle = found["impl.*=auto"].recipe.techniques["impl"]
+    assert bundle == {"attention": "auto", "experts": "auto", "rotary": "auto"}
+    assert found["impl.experts=fused"].odds == 1.0
+    chosen = offered("impl.attention=auto", on_gpu=True)
+    assert "impl.*=auto" not in chosen and chosen["impl.attention=cudnn"].odds < 0.1
+
+
+def test_bf16_weights_bring_their_optimizer_along():
+    found = offered("precision=bf16", on_gpu=True)
+    both = found["precision=bf16-weights,optimizer=one-pass"]
+    assert both.recipe == parse_recipe(both.key) and not both.clash
+    assert both.along == ("optimizer",)
+    assert "precision=bf16-weights" in offered("precision=bf16,optimizer=one-pass", on_gpu=True)
+    assert not [key for key in offered("precision=bf16") if "weights" in key]
+
+
+def test_a_graph_is_refused_where_the_host_waits():
+    waits = ("grouped_mm/loop.py:34",) * 18 + ("model.py:7",)
+    clash = offered(on_gpu=True, waits=waits)["cuda_graph=step"].clash
+    assert clash == "the host waits for the device: grouped_mm/loop.py:34 x 18, model.py:7 x 1"
+    assert offered(on_gpu=True)["cuda_graph=step"].clash == ""
+
+
+def test_what_a_graph_break_stopped_is_offered_in_pieces():
+    whole = "compile=whole,compile.fullgraph=false"
+    assert whole not in offered()
+    assert whole in offered(failed=frozenset({"compile=whole"}))
+    assert "compile=blocks,compile.fullgraph=false" not in offered(failed={"compile=whole"})

@@ -50,6 +50,13 @@ def ladder() -> Ladder:
     )  # fmt: skip
 
 
+def test_an_interrupted_ladder_does_not_say_that_nothing_won():
+    """Its winner is known, what it gained over the baseline is not."""
+    found = replace(ladder(), total=None)
+    assert "precision=bf16: the best so far" in total_line(found)
+    assert "stays as it is" in total_line(replace(found, winner=PLAIN))
+
+
 def test_a_change_is_named_as_the_recipe_would_have_it():
     compiled = parse_recipe("compile=blocks,compile.optimizer=true")
     assert change_label("compile", {"optimizer": True}, compiled) == "compile.optimizer=true"
@@ -77,7 +84,7 @@ def test_the_other_tables_and_the_last_line():
     assert untried_table(ladder()).rows == (("compile=whole", "needs more"),)
     assert ("optimizer=fused", "gradients", "RED", "w.weight: far off") in gate_table(ladder()).rows
     assert "2.00x (1.92 to 2.08), 10 ms to 5 ms" in total_line(ladder())
-    assert "stays" in total_line(replace(ladder(), total=None))
+    assert "stays" in total_line(replace(ladder(), total=None, winner=PLAIN))
     unsure = Change(-0.05, -0.2, 0.1, 0.95, 0.2)
     assert "cannot be told" in total_line(replace(ladder(), total=unsure))
 

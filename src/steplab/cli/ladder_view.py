@@ -15,6 +15,7 @@ from rich.text import Text
 from steplab.record.ladder import Rung, Untried
 from steplab.report.terminal import console
 from steplab.tune.impact import interval, speed_up
+from steplab.tune.stopwatch import told
 
 _STYLES = {"kept": "green", "needed": "green", "red gate": "red", "failed": "red"}
 _COLUMNS = ("rung", "ceiling", "outcome", "speed-up", "why")
@@ -54,6 +55,7 @@ class LadderView:
         self.rungs.append(rung)
         if not self.drawn:
             self.say(f"[{len(self.rungs)}] " + ": ".join(filter(None, self._cells(rung))))
+            self.say(f"    {rung.seconds:.1f} s: {told(rung.parts)}")
         self._draw()
 
     def untried(self, offer: Untried) -> None:
@@ -83,5 +85,5 @@ class LadderView:
         gain = f"{speed_up(shown)}x ({interval(shown)})" if shown else ""
         why = f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason
         if self.in_ms and shown:
-            why = ""
+            why = rung.remedy
         return rung.label, ceiling, rung.outcome, gain, why

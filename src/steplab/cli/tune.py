@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 from steplab.cli.command import Command
 from steplab.cli.flags import (
@@ -18,23 +20,30 @@ from steplab.cli.flags import (
 )
 from steplab.cli.ladder_view import LadderView
 from steplab.engine.gate.remote import Scout
+from steplab.engine.gate.spares import Spares
 from steplab.errors import UserError
 from steplab.record.ladder import Ladder
 from steplab.report.terminal import console, print_table
 from steplab.spec import RunSpec
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.techniques.parse import parse_recipe
+from steplab.techniques.situation import where
+from steplab.tune.batch import find_batch, forget_batch
 from steplab.tune.impact import impact_table, reasons_table, total_line, untried_table
 from steplab.tune.outcome import Files, write_outcome
+from steplab.tune.peer import peer_line
 from steplab.tune.search import Wish, tune
-from steplab.workloads.workload import Entry, find_workload
+from steplab.tune.view import View
+from steplab.workloads.workload import find_workload
 
 DEFAULT_WORKLOAD = "tsmoe"
 BATCH = {"cpu": 8, "cuda": 16}
 MINUTES = {"cpu": 2.5, "cuda": 8.0}
 # Untimed and timed steps of a candidate before its turns, which are what decides.
-WARMUP, STEPS = 3, 6
+WARMUP, STEPS = 2, 5
 START_SECONDS = 120.0  # the worker imports torch
+TRIAL_SECONDS = 300.0  # that one batch may take when the fastest is looked for
+AUTO = "auto"
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -46,14 +55,16 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--budget", type=float, default=None, metavar="MINUTES",
         help=f"minutes it may take; {by_device.format(**MINUTES)}")  # fmt: skip
     add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
-    add("--batch", type=int, default=None,
-        help=f"sequences per micro-batch; {by_device.format(**BATCH)}")  # fmt: skip
+    add("--batch", type=_batch, default=None, metavar="N",
+        help=f"sequences per micro-batch, or auto; {by_device.format(**BATCH)}")  # fmt: skip
     add("--also-batch", type=int, default=None, metavar="N",
         help="another batch size at which the numerics must hold")  # fmt: skip
     add("--memory-limit", type=float, default=None, metavar="GIB",
         help="most memory that a step may take; none: what the device has")  # fmt: skip
     add("--mode", default="full", help="how far the step goes")
     add("--recipe", default="plain", help="what to begin with: plain, technique=value,..., a file")
+    add("--against", default="", metavar="RECIPE",
+        help="hold the winner against this recipe at the end, in turns")  # fmt: skip
     add("--accumulate", type=int, default=1, help="micro-batches per step")
     add("--clip", type=float, default=1.0, help="largest gradient norm; 0 for none")
     add("--seed", type=int, default=42, help="of weights and data")
@@ -65,48 +76,58 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    name = workload_name(args)
-    entry = find_workload(name)
     # Checked before a worker is started (2 s), so that a slip of the pen is told at once.
     check_device(args.device)
     _check_numbers(args)
-    _spec(args, entry, name, "cpu" if args.device == "auto" else args.device)
-    store = Store(args.store)
-    store.check_writable()
-    ladder, files = _search(args, entry, name, store)
-    _show(ladder, files)
-    return 0
-
-
-def _search(
-    args: argparse.Namespace, entry: Entry, name: str, store: Store
-) -> tuple[Ladder, Files]:
-    scout = Scout()
+    parse_recipe(args.against or "plain")
+    _spec(args, "cpu" if args.device == "auto" else args.device)
+    Store(args.store).check_writable()
+    begun, scout, spares = monotonic(), Scout(), Spares()
     try:
+        spares.prepare()
         with LadderView(args.objective == "time") as view:
-            environment = scout.environment(START_SECONDS)
-            device = chosen_device(args.device, environment)
-            spec = _spec(args, entry, name, device)
-            limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
-            minutes = args.budget or MINUTES[device]
-            wish = Wish(args.objective, minutes, limit, args.also_batch)
-            ladder, folder = tune(spec, wish, store, scout, environment, view)
-            view.stage("writing the report")
-            return ladder, write_outcome(ladder, store, args.out or folder.path)
+            ladder, files = search(args, begun, scout, spares, view)
     except KeyboardInterrupt:
         console(sys.stderr).print("interrupted. The same command goes on from there.")
         raise
     finally:
         scout.close()
+        spares.close()
+    show(ladder, files)
+    return 0
 
 
-def _spec(args: argparse.Namespace, entry: Entry, name: str, device: str) -> RunSpec:
+def search(
+    args: argparse.Namespace, begun: float, scout: Scout, spares: Spares, view: View
+) -> tuple[Ladder, Files]:
+    """Do what the flags ask for, its time counted from `begun` on; write recipe and report."""
+    store = Store(args.store)
+    environment = scout.environment(START_SECONDS)
+    device = chosen_device(args.device, environment)
+    spec = _spec(args, device)
+    if args.batch == AUTO:
+        asked = (spec, store, environment)
+        spec = replace(spec, batch=find_batch(*asked, spares, TRIAL_SECONDS, view))
+    limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
+    minutes = args.budget or MINUTES[device]
+    against = parse_recipe(args.against) if args.against else None
+    wish = Wish(args.objective, minutes, begun, limit, args.also_batch, against)
+    ladder, folder = tune(spec, wish, store, scout, environment, view, spares)
+    if args.batch == AUTO and ladder.finished:
+        forget_batch(spec, store, environment)
+    view.stage("writing the report")
+    return ladder, write_outcome(ladder, store, args.out or folder.path)
+
+
+def _spec(args: argparse.Namespace, device: str) -> RunSpec:
+    name = workload_name(args)
+    entry = find_workload(name)
     size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
     return RunSpec(
         workload=name,
         config=entry.resolve(size, given(args)),
         size=size,
-        batch=BATCH[device] if args.batch is None else args.batch,
+        batch={None: BATCH[device], AUTO: 1}.get(args.batch, args.batch),
         accumulate=args.accumulate,
         mode=args.mode,
         recipe=parse_recipe(args.recipe),
@@ -119,6 +140,12 @@ def _spec(args: argparse.Namespace, entry: Entry, name: str, device: str) -> Run
     )
 
 
+def _batch(word: str) -> int | str:
+    if word != AUTO and not word.lstrip("-").isdigit():
+        raise argparse.ArgumentTypeError(f"a number or auto, not {word!r}")
+    return AUTO if word == AUTO else int(word)
+
+
 def _check_numbers(args: argparse.Namespace) -> None:
     for flag in ("budget", "memory_limit", "also_batch"):
         value = getattr(args, flag)
@@ -126,13 +153,17 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise UserError(f"--{flag.replace('_', '-')} must be more than 0, not {value}.")
 
 
-def _show(ladder: Ladder, files: Files) -> None:
+def show(ladder: Ladder, files: Files) -> None:
     """Print what each rung gained, why, the winner, and where the files are."""
     print_table(impact_table(ladder))
     for table in (reasons_table(ladder, all_rungs=False), untried_table(ladder)):
         if table.rows:
             print_table(table)
     print(f"\n{total_line(ladder)}")
+    if ladder.peer is not None:
+        print(peer_line(ladder.peer))
+    if ladder.waits:
+        print(f"the baseline waits for the device {len(ladder.waits)} times: {where(ladder.waits)}")
     print(f"stopped: {ladder.stopped}")
     if ladder.left:
         print(f"left for another call of the same command: {', '.join(ladder.left)}")

@@ -22,13 +22,24 @@ Outcome = Literal[
 ]
 
 
-def change_label(technique: str, change: Settings, recipe: Recipe) -> str:
-    """Return `compile=blocks`, `compile.optimizer=true`: a change as the recipe would have it."""
+MANY = 3  # settings that change to the same value are named once: `impl.*=auto`
+
+
+def change_label(
+    technique: str, change: Settings, recipe: Recipe, along: tuple[str, ...] = ()
+) -> str:
+    """Return `compile=blocks`, `compile.optimizer=true`: a change as the recipe would have it.
+
+    `along` are other techniques that changed with it.
+    """
     if not change:
         return f"without {technique}"
+    others = [Recipe({name: recipe.techniques[name]}).label for name in along]
+    if len(change) >= MANY and len(set(change.values())) == 1:
+        return ",".join([f"{technique}.*={next(iter(change.values()))}", *others])
     whole = Recipe({technique: recipe.techniques[technique]}).label.split(",")
     named = dict(zip(recipe.techniques[technique], whole, strict=True))
-    return ",".join(named[key] for key in change)
+    return ",".join([*(named[key] for key in change), *others])
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,8 @@ class Rung:
     warm_seconds: float | None = None
     run: str = ""  # id of its Run
     seconds: float = 0.0  # that trying it took
+    parts: Mapping[str, float] = field(default_factory=dict)  # the same by what was done
+    along: tuple[str, ...] = ()  # other techniques that had to change too
 
     @property
     def green(self) -> bool:
@@ -73,7 +86,7 @@ class Rung:
     @property
     def label(self) -> str:
         """The technique with what changes, as a recipe would have it."""
-        return change_label(self.technique, self.change, self.recipe)
+        return change_label(self.technique, self.change, self.recipe, self.along)
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,17 @@ class Untried:
     label: str
     reason: str
     refused_on: str = ""  # label of the recipe on which it cannot run; "": not worth a try
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A recipe that the winner was held against at the end: found by hand, or elsewhere."""
+
+    recipe: Recipe
+    theirs: Samples | None = None  # ms per step, in turns with the winner
+    ours: Samples | None = None
+    change: Change | None = None  # the winner's time over theirs; None: it could not run
+    reason: str = ""  # why it could not
 
 
 @dataclass(frozen=True)
@@ -103,11 +127,14 @@ class Ladder:
     gate_shapes: tuple[str, ...] = ()  # where numerics were compared, in words
     known_ms: Mapping[str, float] = field(default_factory=dict)  # of the baseline: op:*, phase:*
     first_impls: Mapping[str, str] = field(default_factory=dict)  # op -> what ran in the baseline
+    waits: tuple[str, ...] = ()  # lines in which the baseline waits for the device, one per wait
     before: Samples | None = None  # ms per step of the baseline, in turns with the winner
     after: Samples | None = None
     total: Change | None = None  # winner against baseline
+    peer: Peer | None = None
     stopped: str = ""  # why the search ended
     left: tuple[str, ...] = ()  # offers for which there was no time
+    parts: Mapping[str, float] = field(default_factory=dict)  # seconds before the first rung
     seconds: float = 0.0  # of measuring, over all calls
     finished: bool = False  # nothing is left: the next search begins anew
 

@@ -83,10 +83,14 @@ class Compile(Technique):
         fused = {"term:launch": 1.0, "memory:activations": 1.0}
         fused |= {f"kind:{kind}": 1.0 for kind in FUSIBLE}
         if not own:
-            return [Offer({"scope": scope}, fused) for scope in ("blocks", "whole")]
+            odds = {"blocks": 1.0, "whole": 0.5}  # equal blocks compile once and gain as much
+            fresh = [Offer({"scope": s}, fused, likely) for s, likely in odds.items()]
+            # What a graph break has stopped can be compiled in pieces.
+            broken = [o.settings for o in fresh if f"compile={o.settings['scope']}" in now.failed]
+            return fresh + [Offer({**s, "fullgraph": False}, fused, odds=0.5) for s in broken]
         found = []
         if own["scope"] == "blocks":
-            found.append(Offer({**own, "scope": "whole"}, fused))
+            found.append(Offer({**own, "scope": "whole"}, fused, odds=0.5))
         if now.run.spec.mode == "full" and not own.get("optimizer"):
             found.append(Offer({**own, "optimizer": True}, {"phase:optimizer": 1.0}))
         if now.on_cuda and own.get("mode", "default") == "default":

@@ -10,7 +10,7 @@ from steplab.errors import Unsupported, UserError
 from steplab.record import Run
 from steplab.spec.recipe import Setting, Settings
 from steplab.techniques.compile import GRAPH_MODES
-from steplab.techniques.situation import Offer, Situation
+from steplab.techniques.situation import Offer, Situation, where
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 
@@ -59,10 +59,12 @@ class CudaGraph(Technique):
 
     def offers(self, now: Situation, own: Settings) -> list[Offer]:
         """One launch for all: the gaps in which the device waited for the host's launches."""
+        settings, relief = {"scope": "step"}, {"term:launch": 1.0, "term:dispatch": 1.0}
         mode = now.recipe.techniques.get("compile", {}).get("mode")
         if own or not now.on_cuda or mode in GRAPH_MODES:
             return []
-        return [Offer({"scope": "step"}, {"term:launch": 1.0, "term:dispatch": 1.0})]
+        refusal = f"the host waits for the device: {where(now.waits)}" if now.waits else ""
+        return [Offer(settings, relief, refusal=refusal)]
 
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """The profiled step must have been a replay."""

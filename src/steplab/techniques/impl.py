@@ -13,6 +13,7 @@ from steplab.techniques.situation import Offer, Situation
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 FUSED = ("flash", "efficient", "cudnn")
+UNLIKELY = 0.05  # what `auto` has passed over: tried when little else is left
 
 
 class Impl(Technique):
@@ -57,16 +58,21 @@ class Impl(Technique):
                 module.impl = impl  # type: ignore[assignment]
 
     def offers(self, now: Situation, own: Settings) -> list[Offer]:
-        """For every op of the model the implementations that did not run.
+        """The library's own choice for all ops that have another; then op by op.
 
-        Not the one of the baseline: what is set now has beaten it.
+        Not what the baseline ran: what is set now has beaten it. Where `auto` has chosen, the
+        others are less likely to win.
         """
-        return [
-            Offer({**own, op: impl}, {f"op:{op}": 1.0})
+        named = [op for op in now.impls if own.get(op, AUTO) != AUTO]
+        free = {**own, **dict.fromkeys(named, AUTO)}
+        at_once = [Offer(free, {f"op:{op}": 1.0 for op in named})] if named else []
+        one_by_one = [
+            Offer({**own, op: impl}, {f"op:{op}": 1.0}, odds=1.0 if op in named else UNLIKELY)
             for op, ran in now.impls.items()
             for impl in impls(op)
             if impl not in (ran, DEFINITION, now.first_impls.get(op)) and worth_trying(op, impl)
         ]
+        return at_once + one_by_one
 
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Compare with what the modules dispatched and with the attention seen in the trace."""

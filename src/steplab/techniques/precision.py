@@ -73,13 +73,24 @@ class Precision(Technique):
         return ""
 
     def offers(self, now: Situation, own: Settings) -> list[Offer]:
-        """Fewer bits than now; bf16 rather than fp16, which needs a scaler."""
-        ladder = ("fp32", "tf32", "bf16") if now.on_cuda else ("fp32", "bf16")
-        if now.on_cuda and now.recipe.techniques.get("optimizer", {}).get("impl") == KEEPER:
-            ladder = (*ladder, NARROW)
+        """Fewer bits than now; bf16 rather than fp16, which needs a scaler.
+
+        bf16 weights bring the optimizer along that keeps them in fp32 too.
+        """
+        ladder = ("fp32", "tf32", "bf16", NARROW) if now.on_cuda else ("fp32", "bf16")
         present = str(own.get("dtype", "fp32"))
         fewer = ladder[ladder.index(present) + 1 :] if present in ladder else ()
-        return [Offer({"dtype": dtype}, _relief(dtype, now)) for dtype in reversed(fewer)]
+        updates = now.run.spec.mode == "full"
+        has_keeper = now.recipe.techniques.get("optimizer", {}).get("impl") == KEEPER
+        found = []
+        for dtype in reversed(fewer):
+            relief = _relief(dtype, present, now)
+            if dtype != NARROW or not updates or has_keeper:
+                found.append(Offer({"dtype": dtype}, relief))
+                continue
+            along = {"optimizer": {"impl": KEEPER}}
+            found.append(Offer({"dtype": dtype}, {**relief, "phase:optimizer": 1.0}, along=along))
+        return found
 
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Most matrix products must have run in the dtype, as the trace's ops or kernels show."""
@@ -107,9 +118,11 @@ def product_dtype(dtype: str) -> str:
     return "bf16" if dtype == NARROW else dtype
 
 
-def _relief(setting: str, now: Situation) -> Relief:
+def _relief(setting: str, present: str, now: Situation) -> Relief:
     """Products by the ratio of the peaks, where the card is known; 16 bits halve the bytes."""
     dtype = product_dtype(setting)
+    if product_dtype(present) == dtype:  # the products stay as they are, the stream gets narrow
+        return {f"kind:{kind}": 0.5 for kind in MOVING}
     before, after = (now.card.peak(d) if now.card else None for d in ("fp32", dtype))
     share = 1 - before / after if before and after else 1.0
     relief = {"kind:matmul fp32": share, "kind:matmul other": share}

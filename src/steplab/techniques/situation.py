@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from steplab.hardware.catalog import Card, find_card
 from steplab.record import Run
 from steplab.spec import Recipe
-from steplab.spec.recipe import Setting
+from steplab.spec.recipe import Setting, Settings
 
 Objective = Literal["time", "memory"]
 
@@ -29,6 +30,11 @@ class Offer:
 
     settings: Mapping[str, Setting]
     relief: Relief = field(default_factory=dict)  # empty: nobody knows, and so no ceiling either
+    # Of two offers with equal ceilings the likelier is tried first: below 1 for one that somebody
+    # who has measured both would not choose.
+    odds: float = 1.0
+    along: Mapping[str, Settings] = field(default_factory=dict)  # other techniques that it needs
+    refusal: str = ""  # why it cannot be tried on the step as it is
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Situation:
     objective: Objective = "time"
     impls: Mapping[str, str] = field(default_factory=dict)  # op -> implementation that ran
     first_impls: Mapping[str, str] = field(default_factory=dict)  # the same, in the baseline
+    waits: tuple[str, ...] = ()  # lines in which the host waits for the device, one per wait
+    failed: frozenset[str] = frozenset()  # changes that could not run, as a recipe names them
 
     @property
     def recipe(self) -> Recipe:
@@ -54,3 +62,11 @@ class Situation:
     def card(self) -> Card | None:
         """The GPU, where the catalog knows it."""
         return find_card(self.run.environment.device_name) if self.on_cuda else None
+
+
+def where(waits: Sequence[str]) -> str:
+    """Name the lines of waits, the most frequent first: `grouped_mm/loop.py:34 x 18`."""
+    counted = Counter(waits).most_common()
+    named = [f"{line} x {count}" for line, count in counted[:3]]
+    more = sum(count for _, count in counted[3:])
+    return ", ".join([*named, f"{more} more"] if more else named)

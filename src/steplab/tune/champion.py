@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from steplab.engine.gate.opened import Opened
 from steplab.engine.gate.remote import RemoteCandidate
@@ -16,7 +17,10 @@ from steplab.record import Run
 from steplab.store import Store
 from steplab.tune.op_times import op_times
 
-SCHEDULE = (0, 1, 3, 1)  # one step for the profiler's own start, three for the budget
+# One step for the profiler's own start and some for the budget. A GPU repeats itself, and its
+# traces are long: reading them takes longer than recording.
+SCHEDULES = {"cpu": (0, 1, 3, 1), "cuda": (0, 1, 2, 1)}
+Detail = Literal["none", "modules", "all"]
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,12 @@ def crowned(
     store: Store,
     timeout: float,
     progress: Progress,
-    detail: bool,
+    detail: Detail,
 ) -> Champion:
     """Profile a candidate that has won, store its Run with the traces, and return it.
 
-    `detail`: with a step that tells modules, shapes and memory, which takes as long again. A
-    profiler that fails costs the ceilings, not the ladder.
+    `detail`: with a step that tells modules and shapes, or also lines and memory, which takes
+    longer than all the rest. A profiler that fails costs the ceilings, not the ladder.
     """
     with scratch(store) as folder:
         try:
@@ -67,9 +71,10 @@ def _profiled(
     folder: Path,
     timeout: float,
     progress: Progress,
-    detail: bool,
+    detail: Detail,
 ) -> tuple[Run, dict[str, float]]:
-    run = candidate.record(opened.run, Plan(SCHEDULE, detail), folder, timeout, progress)
+    plan = Plan(SCHEDULES[candidate.spec.device], detail != "none", stacks=detail == "all")
+    run = candidate.record(opened.run, plan, folder, timeout, progress)
     progress("reading the traces")
     run, analysis = read_traces(run, folder)
     return run, op_times(run, analysis, opened.ops)

@@ -10,10 +10,12 @@ from steplab import units
 from steplab.record import Run
 from steplab.record.ladder import Ladder, Rung
 from steplab.spec import Recipe
-from steplab.tune.offers import Proposal, proposals
+from steplab.techniques.situation import Situation
+from steplab.tune.offers import Proposal, impls_of, proposals
 
 WORTH = 0.02  # a ceiling below this share of the step, or of its peak, is not worth a try
 GROWN = 1.5  # what lost is tried again when its ceiling's share has grown by this factor
+MOST_FAILURES = 2  # what could not run on one recipe may run on another, but not for ever
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,20 @@ class Choice:
 
 
 def choose(
-    run: Run, known: Mapping[str, float], ladder: Ladder, in_time: Callable[[Recipe], bool]
+    run: Run,
+    waits: tuple[str, ...],
+    known: Mapping[str, float],
+    ladder: Ladder,
+    in_time: Callable[[Recipe], bool],
 ) -> Choice:
-    """Return what to try on top of the recipe of `run`.
+    """Return what to try on top of the recipe of `run`, whose host `waits` in these lines.
 
     `known` has ms of parts of the step that the Run does not tell.
     """
-    found = proposals(run, ladder.objective, known, ladder.first_impls)
+    here = run.spec.recipe
+    failed = frozenset(r.label for r in ladder.rungs if r.outcome == "failed" and r.below == here)
+    impls, first = impls_of(run), ladder.first_impls
+    found = proposals(Situation(run, ladder.objective, impls, first, waits, failed), known)
     reasons = [(proposal, _against(proposal)) for proposal in found]
     open_ones = [p for p, reason in reasons if not reason and not _is_done(p, run, ladder)]
     ready = [proposal for proposal in open_ones if in_time(proposal.recipe)]
@@ -71,7 +80,10 @@ def _is_done(proposal: Proposal, run: Run, ladder: Ladder) -> bool:
     if not before:
         return False
     last, limit = before[-1], proposal.ceiling
-    lost_elsewhere = last.outcome == "no gain" and last.below != here
-    if not lost_elsewhere or limit is None or last.ceiling_share is None:
+    if last.below == here:
+        return True
+    if last.outcome == "failed":
+        return len(before) >= MOST_FAILURES
+    if last.outcome != "no gain" or limit is None or last.ceiling_share is None:
         return True
     return limit.share < GROWN * last.ceiling_share

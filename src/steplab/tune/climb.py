@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from time import monotonic
 
 from steplab import units
 from steplab.engine.gate.opened import Opened
@@ -13,17 +12,20 @@ from steplab.record.ladder import Ladder, Rung, Untried
 from steplab.spec import Recipe
 from steplab.store import Store
 from steplab.tune.ceilings import step_ms
-from steplab.tune.champion import Champion, crowned
+from steplab.tune.champion import Champion, Detail, crowned
 from steplab.tune.choosing import WORTH, choose
 from steplab.tune.clock import SearchClock
 from steplab.tune.offers import Proposal, conflict, is_slow
+from steplab.tune.peer import held_against
 from steplab.tune.start import opened_or_raise
 from steplab.tune.state import LadderFolder
+from steplab.tune.stopwatch import Stopwatch, added
 from steplab.tune.trying import Rules, Tried, try_recipe
 from steplab.tune.turns import take_turns
-from steplab.tune.view import View
 
-FINAL_SHARE = 0.1  # of the budget, kept for the last turns
+FINAL_SHARE = 0.1  # of the budget at most, kept for the last turns
+FINAL_STEPS, FINAL_SECONDS = 10, 3.0  # what they are expected to take: steps of each side, and more
+DETAIL_SECONDS = 20.0  # that lines and memory of the winner may take
 
 
 class Climb:
@@ -37,7 +39,7 @@ class Climb:
         scout: Scout,
         rules: Rules,
         clock: SearchClock,
-        view: View,
+        view: Stopwatch,
     ) -> None:
         self.ladder = ladder
         self.folder = folder
@@ -48,8 +50,11 @@ class Climb:
         self.view = view
         self.winning: RemoteCandidate | None = None  # on its way to become the champion
 
-    def run(self, baseline: Champion) -> Ladder:
-        """Climb from the baseline, or from where an interrupted search stood; return the ladder."""
+    def run(self, baseline: Champion, against: Recipe | None = None) -> Ladder:
+        """Climb from the baseline, or from where an interrupted search stood; return the ladder.
+
+        The winner is held against the baseline, and against the recipe that is given.
+        """
         self.baseline = self.champion = baseline
         try:
             if self.ladder.winner != baseline.run.spec.recipe:
@@ -58,7 +63,7 @@ class Climb:
                 self._save(replace(self.ladder, winner_run=self.champion.run.id))
             self._climb()
             self._prune()
-            self._finish()
+            self._finish(against)
         finally:
             for candidate in {self.champion.candidate, self.baseline.candidate, self.winning}:
                 if candidate is not None:
@@ -68,7 +73,8 @@ class Climb:
     def _climb(self) -> None:
         """Try the most promising offer until none is worth it or the budget is spent."""
         while True:
-            choice = choose(self.champion.run, self._known_ms(), self.ladder, self._in_time)
+            champion, known = self.champion, self._known_ms()
+            choice = choose(champion.run, champion.waits, known, self.ladder, self._in_time)
             for proposal, reason in choice.not_worth:
                 self._leave(Untried(proposal.key, reason))
             if choice.best is None:
@@ -77,23 +83,24 @@ class Climb:
                     said = f"the budget of {self.clock.seconds / 60:g} minutes is spent"
                 self._save(replace(self.ladder, stopped=said, left=choice.late))
                 return
-            tried = self._try(choice.best)
-            if tried is not None and tried.rung.outcome == "kept":
-                self._crown(tried)
+            self._try(choice.best)
 
-    def _try(self, proposal: Proposal) -> Tried | None:
+    def _try(self, proposal: Proposal) -> None:
         """Look at a recipe, then try it; a recipe that cannot run here is left."""
-        self.view.stage(f"{proposal.key}: looking at it")
+        self._lap(proposal.key)
+        self.rules.spares.prepare()
+        self.view.stage("looking at it")
         spec = replace(self.champion.run.spec, recipe=proposal.recipe)
         timeout = self.clock.timeout(is_slow(proposal.recipe))
         dtype, problem = self.scout.look(spec, self.rules.shapes[0], timeout)
+        self.view.stage("computing the references")
         for shape in self.rules.shapes if not problem else ():
             problem = problem or self.scout.reference(shape, dtype, timeout)
         if problem:
             offer = Untried(proposal.key, problem, self.champion.run.spec.recipe.label)
             self._leave(offer)
             self.view.untried(offer)
-            return None
+            return
         limit = proposal.ceiling
         blank = Rung(
             *(proposal.technique, proposal.change, proposal.recipe, self.champion.run.spec.recipe),
@@ -101,29 +108,35 @@ class Climb:
             ceiling=limit.value if limit else None,
             ceiling_share=limit.share if limit else None,
             ceiling_parts=limit.parts if limit else "",
+            along=proposal.along,
         )
-        return self._judged(blank)
+        self._judge(blank)
 
-    def _judged(self, blank: Rung) -> Tried:
-        """Try the recipe of `blank`, and put what came of it on the ladder and into the store."""
-        slow, start = is_slow(blank.recipe), monotonic()
-        self.view.stage(f"{blank.label}: starting")
-        tried = try_recipe(
-            *(blank, self.champion, self.baseline.waits, self.rules),
-            *(self.clock.timeout(slow), _Named(self.view, blank.label)),
-        )
+    def _judge(self, blank: Rung) -> None:
+        """Try the recipe of `blank`, put what came of it on the ladder, and crown a winner."""
+        slow, below = is_slow(blank.recipe), self.ladder.rungs
+        self.view.stage("starting")
+        timeout = self.clock.timeout(slow)
+        tried = try_recipe(blank, self.champion, self.rules, timeout, self.view)
         self.winning = tried.candidate
-        seconds = monotonic() - start
-        self.clock.note(slow, seconds)
-        rung = replace(tried.rung, seconds=seconds)
+        won = tried.rung.recipe if tried.candidate is not None else self.ladder.winner
+        self._save(replace(self.ladder, rungs=(*below, tried.rung), winner=won))
         if tried.candidate is None:
-            self.store.save(self._stored(tried.opened.run, rung))
-        won = rung.recipe if tried.candidate is not None else self.ladder.winner
-        self._save(replace(self.ladder, rungs=(*self.ladder.rungs, rung), winner=won))
+            self.store.save(self._stored(tried.opened.run, tried.rung))
+        else:
+            self._crown(tried)
+        parts = self.view.lap()
+        rung = replace(tried.rung, parts=parts, seconds=sum(parts.values()))
+        self.clock.note(slow, rung.seconds)
+        self._save(replace(self.ladder, rungs=(*below, rung)))
         self.view.rung(rung)
         if tried.lost:
             self._restart_champion()
-        return replace(tried, rung=rung)
+
+    def _lap(self, name: str = "") -> None:
+        """Count what has been done outside of any rung; what follows is about `name`."""
+        parts = added(self.ladder.parts, self.view.lap(name))
+        self.ladder = replace(self.ladder, parts=parts)
 
     def _restart_champion(self) -> None:
         """Start the champion's worker anew: nobody knows in which state it is."""
@@ -136,9 +149,8 @@ class Climb:
     def _crown(self, tried: Tried) -> None:
         """Let the candidate take the champion's place."""
         assert tried.candidate is not None
-        run, start = self._stored(tried.opened.run, tried.rung), monotonic()
+        run = self._stored(tried.opened.run, tried.rung)
         new = self._profiled(tried.candidate, replace(tried.opened, run=run))
-        self.clock.note(is_slow(run.spec.recipe), tried.rung.seconds + monotonic() - start)
         if self.champion.candidate is not self.baseline.candidate:
             self.champion.candidate.close()
         self.champion, self.winning = new, None
@@ -159,35 +171,41 @@ class Climb:
                 continue
             if not self._in_time(Recipe(rest)):
                 continue
-            tried = self._judged(Rung(name, {}, Recipe(rest), recipe, "failed"))
-            if tried.rung.outcome == "removed":
-                self._crown(tried)
+            blank = Rung(name, {}, Recipe(rest), recipe, "failed")
+            self._lap(blank.label)
+            self._judge(blank)
 
-    def _finish(self) -> None:
+    def _finish(self, against: Recipe | None) -> None:
         """Hold the winner against the baseline, in turns; close a ladder that has nothing left."""
+        self._lap()
         ladder = replace(self.ladder, finished=not self.ladder.left)
         if self.champion.candidate is not self.baseline.candidate:
-            self.view.stage("the winner against the baseline, in turns")
+            self.view.name = "the winner against the baseline"
             both = (self.baseline.candidate, self.champion.candidate)
             longest = step_ms(self.baseline.run)
             turns = take_turns(*both, longest, self.clock.timeout(False), self.view.stage)
             ladder = replace(ladder, before=turns.before, after=turns.after, total=turns.change)
-            if self.clock.left > 0:
-                self.view.stage("the winner in detail")
-                ladder = replace(ladder, winner_run=self._in_detail().run.id)
-        self._save(ladder)
+        if against is not None:
+            self.view.name = f"the winner against {against.label}"
+            timeout = self.clock.timeout(is_slow(against))
+            peer = held_against(against, self.champion, self.rules, timeout, self.view)
+            ladder = replace(ladder, peer=peer)
+        if self.clock.left > DETAIL_SECONDS:
+            ladder = replace(ladder, winner_run=self._in_detail().run.id)
+        self._save(replace(ladder, parts=added(ladder.parts, self.view.lap())))
 
     def _in_detail(self) -> Champion:
         """Profile the winner once more, for the report, as a Run of its own."""
+        self.view.name = "the winner in detail"
         spec = self.champion.run.spec
         run = replace(self.champion.run, id=new_run_id(spec), profile=None)
-        return self._profiled(self.champion.candidate, Opened(run), detail=True)
+        return self._profiled(self.champion.candidate, Opened(run), "all")
 
     def _reopened(self, recipe: Recipe) -> Champion:
         """Start a recipe that has passed the gate before."""
         spec = replace(self.ladder.spec, recipe=recipe)
         timeout = self.clock.timeout(is_slow(recipe))
-        candidate = RemoteCandidate(spec, self.ladder.environment)
+        candidate = RemoteCandidate(spec, self.ladder.environment, self.rules.spares)
         try:
             opened = opened_or_raise(candidate, self.rules, timeout, self.view.stage)
             opened = replace(opened, run=replace(opened.run, group=self.ladder.id))
@@ -197,11 +215,11 @@ class Climb:
             raise
 
     def _profiled(
-        self, candidate: RemoteCandidate, opened: Opened, detail: bool | None = None
+        self, candidate: RemoteCandidate, opened: Opened, detail: Detail = "none"
     ) -> Champion:
         """Profile and store a candidate; in detail where memory is wanted: only that tells it."""
-        if detail is None:
-            detail = self.rules.objective == "memory"
+        if self.rules.objective == "memory":
+            detail = "all"
         timeout = self.clock.timeout(is_slow(candidate.spec.recipe))
         return crowned(candidate, opened, self.store, timeout, self.view.stage, detail)
 
@@ -223,22 +241,11 @@ class Climb:
 
     def _in_time(self, recipe: Recipe) -> bool:
         """Whether there is time for one more candidate, and for the last turns."""
-        left = self.clock.left - FINAL_SHARE * self.clock.seconds
-        return left >= self.clock.expected(is_slow(recipe))
+        both_ms = step_ms(self.baseline.run) + step_ms(self.champion.run)
+        last = FINAL_SECONDS + FINAL_STEPS * both_ms / 1e3
+        last = min(last, FINAL_SHARE * self.clock.seconds)
+        return self.clock.left - last >= self.clock.expected(is_slow(recipe))
 
     def _save(self, ladder: Ladder) -> None:
         self.ladder = replace(ladder, seconds=self.clock.total)
         self.folder.save(self.ladder)
-
-
-class _Named:
-    """A view whose stages begin with the name of what is tried."""
-
-    def __init__(self, view: View, name: str) -> None:
-        self.view = view
-        self.name = name
-        self.say, self.rung, self.untried = view.say, view.rung, view.untried
-
-    def stage(self, text: str) -> None:
-        """Show what is being done right now."""
-        self.view.stage(f"{self.name}: {text}")

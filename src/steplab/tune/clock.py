@@ -11,10 +11,10 @@ LEAST_TIMEOUT = 60.0  # seconds: on a busy machine even a plain candidate may ta
 
 
 class SearchClock:
-    """Counts from its making. `seconds` is the budget."""
+    """Counts from `begun` on. `seconds` is the budget."""
 
-    def __init__(self, seconds: float, spent_before: float = 0.0) -> None:
-        self.begun = monotonic()
+    def __init__(self, seconds: float, begun: float, spent_before: float = 0.0) -> None:
+        self.begun = begun
         self.seconds = seconds
         self.spent_before = spent_before
         self.taken: dict[bool, list[float]] = {True: [], False: []}  # by whether it compiles
@@ -36,8 +36,11 @@ class SearchClock:
 
     def expected(self, slow: bool) -> float:
         """Return the seconds that a candidate will take: the median of its kind so far."""
-        usual = SLOW_SECONDS if slow else PLAIN_SECONDS
-        return statistics.median(self.taken[slow] or [usual])
+        known = self.taken[slow]
+        if known:
+            return statistics.median(known)
+        plain = statistics.median(self.taken[False] or [PLAIN_SECONDS])
+        return plain + SLOW_SECONDS - PLAIN_SECONDS if slow else plain
 
     def note(self, slow: bool, seconds: float) -> None:
         """Remember what a candidate took."""

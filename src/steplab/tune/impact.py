@@ -27,6 +27,7 @@ def impact_table(ladder: Ladder) -> Table:
         Column("gained", unit, 3),
         Column("cold compile", "s", 3),
         Column("warm", "s", 3),
+        Column("took", "s", 3),
     )
     rows = [_row(rung, ladder.objective) for rung in ladder.rungs]
     told = [i for i in range(len(columns)) if i < 2 or any(row[i] != "-" for row in rows)]
@@ -37,6 +38,8 @@ def impact_table(ladder: Ladder) -> Table:
 def total_line(ladder: Ladder) -> str:
     """The winner against the baseline, in one sentence."""
     if ladder.total is None or ladder.before is None or ladder.after is None:
+        if ladder.winner != ladder.spec.recipe:
+            return f"{ladder.winner.label}: the best so far, not yet held against the baseline"
         return "no recipe beats the baseline; it stays as it is"
     change = ladder.total
     ms = f"{ladder.before.median:.4g} ms to {ladder.after.median:.4g} ms a step"
@@ -70,6 +73,7 @@ def _row(rung: Rung, objective: str) -> tuple[Cell, ...]:
         _text(_gained(rung, objective), 3),
         _text(rung.cold_seconds, 3),
         _text(rung.warm_seconds, 3),
+        _text(rung.seconds or None, 3),
     )
 
 
@@ -95,8 +99,8 @@ def _text(value: float | None, digits: int = 4) -> Cell:
 def _note(ladder: Ladder) -> str:
     lines = [
         "speed-up over the recipe below, measured in turns by two live workers, with its interval "
-        "at 95 %; ceiling: the most it could gain by the time budget; cold: first step with empty "
-        "compile caches",
+        "at 95 % or more; ceiling: the most it could gain by the time budget; cold: first step "
+        "with empty compile caches; took: trying it, profile of a winner included",
         f"numerics against fp64 {'; '.join(ladder.gate_shapes)}",
         ladder.environment.conditions_on(ladder.spec.device),
     ]
@@ -105,7 +109,8 @@ def _note(ladder: Ladder) -> str:
 
 def reasons_table(ladder: Ladder, all_rungs: bool = True) -> Table:
     """Why each rung ended as it did, with its remedy; or only of those that went wrong."""
-    shown = [rung for rung in ladder.rungs if all_rungs or rung.outcome in ("failed", "red gate")]
+    wrong = ("failed", "red gate")
+    shown = [r for r in ladder.rungs if all_rungs or r.outcome in wrong or r.remedy]
     rows = tuple((rung.label, rung.reason, rung.remedy or "-") for rung in shown)
     return Table("why", (Column("rung"), Column("reason"), Column("remedy")), rows)
 

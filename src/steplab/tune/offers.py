@@ -12,14 +12,14 @@ from steplab.record.ladder import change_label
 from steplab.spec import Recipe
 from steplab.spec.recipe import Settings
 from steplab.techniques.parse import check_recipe, technique
-from steplab.techniques.situation import Objective, Situation
+from steplab.techniques.situation import Offer, Situation
 from steplab.tune.ceilings import Ceiling, ceiling, serves
 
 # Seconds that a candidate is expected to take: a process, its gate and its turns, and what
-# compiling the step adds. They only decide which of two ceilings is looked at first.
+# compiling the step adds. They only decide which of two ceilings is looked at first: a compiled
+# candidate if its ceiling is three times as high, for all that come after it are compiled, too.
 PLAIN_SECONDS = 10.0
-DISCOUNT = 0.25  # a compiled candidate comes first if its ceiling is 1.4 times as high
-SLOW_SECONDS = 40.0
+SLOW_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -30,44 +30,47 @@ class Proposal:
     change: Settings  # settings that differ from those of the recipe below
     recipe: Recipe
     ceiling: Ceiling | None
-    clash: str = ""  # why the recipe cannot be, as data
+    clash: str = ""  # why the recipe cannot be
+    odds: float = 1.0
+    along: tuple[str, ...] = ()  # other techniques that had to change too
 
     @property
     def key(self) -> str:
         """The same for the same change on any recipe."""
-        return change_label(self.technique, self.change, self.recipe)
+        return change_label(self.technique, self.change, self.recipe, self.along)
 
     @property
     def promise(self) -> float:
-        """Ceiling, discounted by the time that trying it will take; unknown promises nothing."""
+        """Ceiling per second that trying it will take; an unknown one promises nothing."""
         share = self.ceiling.share if self.ceiling else 0.0
         seconds = SLOW_SECONDS if is_slow(self.recipe) else PLAIN_SECONDS
-        return share / seconds**DISCOUNT
+        return self.odds * share / seconds
 
 
-def proposals(
-    run: Run,
-    objective: Objective,
-    known: Mapping[str, float],
-    first_impls: Mapping[str, str] | None = None,
-) -> list[Proposal]:
-    """Return what the shelf offers for the step of `run`.
+def proposals(now: Situation, known: Mapping[str, float]) -> list[Proposal]:
+    """Return what the shelf offers for a step; `known` has ms of parts that its Run does not tell.
 
-    `known` has ms of parts of the step that the Run does not tell, `first_impls` what ran for
-    each op in the baseline.
+    Of two offers that change the same to the same the first counts.
     """
-    now = Situation(run, objective, impls_of(run), first_impls or {})
-    found = []
+    found: dict[str, Proposal] = {}
     for name in shelf.names("steplab.techniques", "TECHNIQUE"):
-        own = now.recipe.techniques.get(name, {})
-        for offer in technique(name).offers(now, own):
-            if not serves(offer.relief, objective):
-                continue
-            recipe = Recipe({**now.recipe.techniques, name: dict(offer.settings)})
-            change = {k: v for k, v in offer.settings.items() if own.get(k) != v}
-            limit = ceiling(offer.relief, run, known, objective)
-            found.append(Proposal(name, change, recipe, limit, conflict(recipe)))
-    return found
+        for offer in technique(name).offers(now, now.recipe.techniques.get(name, {})):
+            if serves(offer.relief, now.objective):
+                proposal = _proposal(name, offer, now, known)
+                found.setdefault(proposal.key, proposal)
+    return list(found.values())
+
+
+def _proposal(name: str, offer: Offer, now: Situation, known: Mapping[str, float]) -> Proposal:
+    before = now.recipe.techniques
+    changed = {name: dict(offer.settings), **{n: dict(s) for n, s in offer.along.items()}}
+    recipe = Recipe({**before, **changed})
+    own = before.get(name, {})
+    change = {k: v for k, v in offer.settings.items() if own.get(k) != v}
+    limit = ceiling(offer.relief, now.run, known, now.objective)
+    along = tuple(other for other in offer.along if before.get(other) != changed[other])
+    clash = offer.refusal or conflict(recipe)
+    return Proposal(name, change, recipe, limit, clash, offer.odds, along)
 
 
 def impls_of(run: Run) -> dict[str, str]:

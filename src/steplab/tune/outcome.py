@@ -7,13 +7,14 @@ from pathlib import Path
 
 from steplab.explain import Case, explain
 from steplab.record.ladder import Ladder
+from steplab.report.export import write_table
 from steplab.report.pages import write_ladder_page
 from steplab.store import Store
 from steplab.trace.stored import analyse_run
 from steplab.tune.impact import gate_table, impact_table, reasons_table, total_line, untried_table
 from steplab.tune.recipe_file import write_recipe
 
-RECIPE_FILE, REPORT_FILE = "recipe.toml", "report.html"
+RECIPE_FILE, REPORT_FILE, PICTURE_FILE = "recipe.toml", "report.html", "ladder.svg"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Files:
 
 
 def write_outcome(ladder: Ladder, store: Store, folder: Path) -> Files:
-    """Write the winning recipe and the report into `folder`."""
+    """Write the winning recipe, the report and a picture of its table into `folder`."""
     recipe = folder / RECIPE_FILE
     spec = ladder.spec
     comments = [
@@ -34,6 +35,7 @@ def write_outcome(ladder: Ladder, store: Store, folder: Path) -> Files:
         ladder.environment.conditions_on(spec.device),
     ]
     write_recipe(ladder.winner, recipe, comments)
+    write_table(impact_table(ladder), folder / PICTURE_FILE)
     tables = {
         "impact": impact_table(ladder),
         "why": reasons_table(ladder),

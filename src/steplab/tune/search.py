@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from time import monotonic
 
 from steplab.engine.gate.remote import Scout
+from steplab.engine.gate.spares import Spares
 from steplab.record import Environment
 from steplab.record.ladder import Ladder
-from steplab.spec import RunSpec
+from steplab.spec import Recipe, RunSpec
 from steplab.store import Store
-from steplab.techniques.situation import Objective
+from steplab.techniques.situation import Objective, where
 from steplab.tune.climb import Climb
 from steplab.tune.clock import SearchClock
 from steplab.tune.offers import impls_of, is_slow
 from steplab.tune.start import find_shapes, start
 from steplab.tune.state import LadderFolder, open_ladder
+from steplab.tune.stopwatch import Stopwatch, added
 from steplab.tune.trying import Rules
 from steplab.tune.view import View
 
@@ -25,30 +28,43 @@ class Wish:
 
     objective: Objective = "time"
     minutes: float = 8.0  # of this call; an interrupted search that goes on has them anew
+    begun: float = field(default_factory=monotonic)  # when they began
     memory_limit: int | None = None  # bytes; None: what the device has
     also_batch: int | None = None  # another batch size at which numerics must hold
+    against: Recipe | None = None  # what the winner is held against at the end
 
 
 def tune(
-    spec: RunSpec, wish: Wish, store: Store, scout: Scout, environment: Environment, view: View
+    spec: RunSpec,
+    wish: Wish,
+    store: Store,
+    scout: Scout,
+    environment: Environment,
+    view: View,
+    spares: Spares,
 ) -> tuple[Ladder, LadderFolder]:
     """Climb the ladder of `spec` and return it, finished, with its folder.
 
-    A ladder of the same step that was interrupted on this machine is continued.
+    A ladder of the same step that was interrupted on this machine is continued. The caller closes
+    `spares`.
     """
     folder, ladder = open_ladder(store, spec, environment, wish.objective, wish.also_batch)
     if ladder.rungs:
         view.say(f"going on with the ladder begun {ladder.created}: {len(ladder.rungs)} rungs")
         for rung in ladder.rungs:
             view.rung(rung)
-    clock = SearchClock(wish.minutes * 60, ladder.seconds)
+    clock = SearchClock(wish.minutes * 60, wish.begun, ladder.seconds)
     for rung in ladder.rungs:
         clock.note(is_slow(rung.recipe), rung.seconds)
     scout.references = folder.references
-    timeout = clock.timeout(slow=False)
-    shapes = find_shapes(scout, spec, wish.also_batch, folder, timeout, view)
-    rules = Rules(wish.objective, wish.memory_limit, shapes, folder.references)
-    baseline, checks = start(spec, environment, scout, rules, store, ladder.id, timeout, view)
+    timeout, watch = clock.timeout(slow=False), Stopwatch(view, wish.begun)
+    shapes = find_shapes(scout, spec, wish.also_batch, folder, timeout, watch)
+    rules = Rules(wish.objective, wish.memory_limit, shapes, folder.references, spares)
+    watch.name = "baseline"
+    baseline, checks = start(spec, environment, scout, rules, store, ladder.id, timeout, watch)
+    if baseline.waits:
+        many = f"waits for the device {len(baseline.waits)} times a step"
+        view.say(f"the baseline {many}: {where(baseline.waits)}")
     ladder = replace(
         ladder,
         baseline_run=baseline.run.id,
@@ -56,6 +72,9 @@ def tune(
         gate_shapes=tuple(shape.words or "at the step's own shape" for shape in shapes),
         known_ms=baseline.known_ms,
         first_impls=impls_of(baseline.run),
+        waits=baseline.waits,
+        parts=added(ladder.parts, watch.lap()),
     )
     folder.save(ladder)
-    return Climb(ladder, folder, store, scout, rules, clock, view).run(baseline), folder
+    climb = Climb(ladder, folder, store, scout, rules, clock, watch)
+    return climb.run(baseline, wish.against), folder

@@ -14,10 +14,12 @@ from steplab.record import Environment
 from steplab.record.ladder import Check
 from steplab.spec import RunSpec
 from steplab.store import Store
-from steplab.tune.champion import Champion, crowned
+from steplab.tune.champion import Champion, Detail, crowned
 from steplab.tune.state import LadderFolder
 from steplab.tune.trying import Rules
 from steplab.tune.view import View
+
+LIKELY = "bf16"  # what candidates on a GPU declare sooner or later
 
 
 def find_shapes(
@@ -47,7 +49,7 @@ def _first_that_fits(scout: Scout, spec: RunSpec, timeout: float, view: View) ->
     problems = []
     for shape in shapes_to_try(spec):
         where = shape.words or "at the step's own shape"
-        view.stage(f"the truth in fp64, {where}")
+        view.stage(f"computing the truth in fp64, {where}")
         problem = scout.reference(shape, TRUTH, timeout)
         if not problem:
             return shape
@@ -69,21 +71,24 @@ def start(
     view: View,
 ) -> tuple[Champion, tuple[Check, ...]]:
     """Measure and profile the baseline; return it alive, with its own way through the gate."""
+    view.stage("looking at it")
     dtype, problem = scout.look(spec, rules.shapes[0], timeout)
+    view.stage("computing the references")
     for shape in rules.shapes if not problem else ():
         problem = problem or scout.reference(shape, dtype, timeout)
+    if spec.device == "cuda":  # will be wanted, and fp64 finds more room before others are alive
+        for shape in rules.shapes:
+            scout.reference(shape, LIKELY, timeout)
+    view.stage("starting")
     if problem:
         raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")
-    candidate = RemoteCandidate(spec, environment)
-
-    def stage(text: str) -> None:
-        view.stage(f"baseline: {text}")
-
+    candidate = RemoteCandidate(spec, environment, rules.spares)
     try:
-        opened = opened_or_raise(candidate, rules, timeout, stage)
+        opened = opened_or_raise(candidate, rules, timeout, view.stage)
         opened = replace(opened, run=replace(opened.run, group=group))
         checks = (*opened.checks, *run_checks(opened.run, opened.waits, opened.waits, None))
-        return crowned(candidate, opened, store, timeout, stage, detail=True), checks
+        detail: Detail = "all" if rules.objective == "memory" else "modules"
+        return crowned(candidate, opened, store, timeout, view.stage, detail), checks
     except BaseException:
         candidate.close()
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from steplab import units
@@ -11,12 +11,18 @@ from steplab.engine.gate.checks import run_checks
 from steplab.engine.gate.opened import Opened
 from steplab.engine.gate.remote import RemoteCandidate
 from steplab.engine.gate.shapes import GateShape
+from steplab.engine.gate.spares import Spares
 from steplab.errors import SteplabError
 from steplab.record.ladder import Rung
 from steplab.techniques.situation import Objective
 from steplab.tune.ceilings import step_ms
 from steplab.tune.champion import Champion
-from steplab.tune.remedies import remedy_for_checks, remedy_for_run, remedy_for_turns
+from steplab.tune.remedies import (
+    remedy_for_checks,
+    remedy_for_run,
+    remedy_for_slower,
+    remedy_for_turns,
+)
 from steplab.tune.turns import Turns, take_turns
 from steplab.tune.view import View
 
@@ -39,6 +45,7 @@ class Rules:
     memory_limit: int | None = None  # bytes; None: what the device has
     shapes: tuple[GateShape, ...] = ()
     references: Path = Path()
+    spares: Spares = field(default_factory=Spares)
 
 
 @dataclass(frozen=True)
@@ -51,24 +58,20 @@ class Tried:
     lost: bool = False  # a worker was lost in the turns: nobody knows the champion's state
 
 
-def try_recipe(
-    blank: Rung,
-    champion: Champion,
-    allowed_waits: Sequence[str],
-    rules: Rules,
-    timeout: float,
-    view: View,
-) -> Tried:
+def try_recipe(blank: Rung, champion: Champion, rules: Rules, timeout: float, view: View) -> Tried:
     """Open `blank.recipe` beside the champion and judge it; `blank` has what is known before.
 
     The candidate's process ends here unless it wins.
     """
     spec = replace(champion.run.spec, recipe=blank.recipe)
-    candidate = RemoteCandidate(spec, champion.run.environment)
+    candidate = RemoteCandidate(spec, champion.run.environment, rules.spares)
     tried = None
     try:
+        if spec.device == "cuda":  # where the host's cores have nothing else to do
+            rules.spares.prepare()
         opened = candidate.open(rules.shapes, rules.references, timeout, view.stage)
-        rung = _gated(_with_run(blank, opened, champion), opened, allowed_waits, rules)
+        rung = _gated(_with_run(blank, opened, champion), opened, champion.waits, rules)
+        rules.spares.settle()
         if rung.outcome == "kept":
             tried = _raced(rung, candidate, opened, champion, rules, timeout, view)
         else:
@@ -98,6 +101,8 @@ def _raced(
     rung = _verdict(rung, turns, rules.objective)
     if _needs_confirmation(rung, candidate.spec.device):
         rung = _confirmed(rung, champion, rules, timeout, view)
+    if rung.outcome == "no gain" and turns.verdict == "slower":
+        rung = replace(rung, remedy=remedy_for_slower(opened.run, rung.technique))
     won = rung.outcome in ("kept", "removed")
     return Tried(rung, candidate if won else None, opened)
 
@@ -109,10 +114,11 @@ def _needs_confirmation(rung: Rung, device: str) -> bool:
 
 def _confirmed(rung: Rung, champion: Champion, rules: Rules, timeout: float, view: View) -> Rung:
     """Measure a small gain once more, by two new processes; what does not come back is no gain."""
-    view.stage("a small gain: once more with new processes")
+    view.stage("confirming a small gain with new processes")
     environment, spec = champion.run.environment, champion.run.spec
     pair = [
-        RemoteCandidate(replace(spec, recipe=r), environment) for r in (rung.below, rung.recipe)
+        RemoteCandidate(replace(spec, recipe=r), environment, rules.spares)
+        for r in (rung.below, rung.recipe)
     ]
     try:
         for one in pair:
@@ -147,7 +153,9 @@ def _gated(rung: Rung, opened: Opened, allowed: Sequence[str], rules: Rules) -> 
     run = opened.run
     if run.status != "ok":
         reason = run.reason if run.status == "failed" else f"{run.status}: {run.reason}"
-        return replace(rung, outcome="failed", reason=reason, remedy=remedy_for_run(run))
+        return replace(
+            rung, outcome="failed", reason=reason, remedy=remedy_for_run(run, rung.technique)
+        )
     if run.clock is not None:
         own = run_checks(run, opened.waits, allowed, rules.memory_limit)
         rung = replace(rung, checks=(*opened.checks, *own))

@@ -25,6 +25,18 @@ class GateAnswers:
         self.candidate = Candidate(spec, shapes, Path(request["references"]))
         return encode(self.candidate.open(self._progress))
 
+    def do_warm(self, request: dict[str, Any]) -> Any:
+        """Import what a candidate needs, and open the GPU where there is one."""
+        import torch
+
+        import steplab.engine.gate.candidate  # noqa: F401
+
+        if torch.cuda.is_available():
+            import torch._inductor.compile_fx
+
+            torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+        return None
+
     def do_turn(self, request: dict[str, Any]) -> Any:
         """Time some steps of the candidate; milliseconds each."""
         return encode(self.candidate.measure(request["steps"]))

@@ -121,8 +121,9 @@ class Candidate:
 
     def _settle(self, progress: Progress) -> None:
         assert self.subject is not None
-        settle(self.subject, self.subject.step.parts.settle_steps, progress)
-        warm_up(self.subject, STEADY_STEPS, progress)
+        compiles = self.subject.step.parts.settle_steps
+        settle(self.subject, compiles, progress)
+        warm_up(self.subject, STEADY_STEPS if compiles else 1, progress)
 
 
 def park() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from steplab import units
 from steplab.record import Run
 from steplab.record.ladder import Check
+from steplab.techniques.situation import where
 
 # The steps may sum to this much less or more than the wall time of their window: work that is put
 # off until nobody looks would show here.
@@ -17,7 +18,7 @@ CLOCK_TOLERANCE = 0.10
 def run_checks(
     run: Run, waits: Sequence[str], allowed: Sequence[str], memory_limit: int | None
 ) -> tuple[Check, ...]:
-    """Return the checks of a measured Run; `allowed` are the baseline's own waits."""
+    """Return the checks of a measured Run; `allowed` are the waits of the recipe below."""
     return (
         _synchronisation(run, waits, allowed),
         _graphs(run),
@@ -30,12 +31,13 @@ def _synchronisation(run: Run, waits: Sequence[str], allowed: Sequence[str]) -> 
     name = "no synchronisation"
     if run.spec.device != "cuda":
         return Check(name, True, "no device to wait for")
-    if len(waits) > len(allowed):
-        new = Counter(waits) - Counter(allowed)
-        lines = ", ".join(f"{line} x {count}" for line, count in new.most_common(3))
-        return Check(name, False, f"the host waits {len(waits)} times a step, also at {lines}")
-    said = f"the host waits {len(waits)} times a step, as the baseline does" if waits else "none"
-    return Check(name, True, said)
+    if not waits:
+        return Check(name, True, "none")
+    said = f"the host waits {len(waits)} times a step"
+    if len(waits) <= len(allowed):
+        return Check(name, True, f"no more than before: {said} ({where(waits)})")
+    new = list((Counter(waits) - Counter(allowed)).elements())
+    return Check(name, False, f"{said}, {len(allowed)} before; new: {where(new)}")
 
 
 def _graphs(run: Run) -> Check:

@@ -10,6 +10,7 @@ from typing import Any
 from steplab.codec import decode, encode
 from steplab.engine.gate.opened import Opened
 from steplab.engine.gate.shapes import GateShape
+from steplab.engine.gate.spares import Spares
 from steplab.engine.isolate import Progress, Worker, WorkerLost
 from steplab.engine.profiling.plan import Plan
 from steplab.errors import MeasurementError, SteplabError, Unsupported
@@ -21,10 +22,10 @@ from steplab.spec import RunSpec
 class RemoteCandidate:
     """A candidate that lives in a worker of its own until it is closed."""
 
-    def __init__(self, spec: RunSpec, environment: Environment) -> None:
+    def __init__(self, spec: RunSpec, environment: Environment, spares: Spares) -> None:
         self.spec = spec
         self.environment = environment
-        self.worker = Worker()
+        self.worker = spares.take()
 
     def open(
         self, shapes: Sequence[GateShape], references: Path, timeout: float, progress: Progress

@@ -15,14 +15,14 @@ WORDS = "called a synchronizing CUDA operation"  # torch's, in sync debug mode
 
 
 def waiting_lines(subject: Subject) -> list[str]:
-    """Run one step and return `file.py:12` for every wait in it; nothing without a GPU."""
+    """Run one step and return `folder/file.py:12` for every wait; nothing without a GPU."""
     if not subject.on_cuda:
         return []
     batch = next(subject.feed)  # what fetching it waits for is no matter of the step
     with _reported() as seen:
         subject.step(batch)
     told = [w for w in seen if WORDS in str(w.message)]
-    return [f"{Path(w.filename).name}:{w.lineno}" for w in told]
+    return [f"{'/'.join(Path(w.filename).parts[-2:])}:{w.lineno}" for w in told]
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ class Plan:
 
     schedule: tuple[int, ...] = DEFAULT_SCHEDULE  # wait, warmup, active, repeat
     detail: bool = True
+    stacks: bool = True  # in the detailed step: Python's lines and the memory, which take longest
 
     def __post_init__(self) -> None:
         if len(self.schedule) != 4:

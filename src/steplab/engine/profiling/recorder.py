@@ -55,8 +55,11 @@ def record_lean(subject: Subject, plan: Plan, folder: Path, progress: Progress) 
     return tuple(names)
 
 
-def record_detail(subject: Subject, folder: Path, progress: Progress) -> str:
-    """Record one step with Python stacks, shapes, memory and modules; return the file's name."""
+def record_detail(subject: Subject, folder: Path, progress: Progress, stacks: bool = True) -> str:
+    """Record one step with shapes, modules and, with `stacks`, Python's lines and memory.
+
+    Returns the file's name.
+    """
     progress("tracing in detail")
     model = subject.step.model
     with (
@@ -66,9 +69,9 @@ def record_detail(subject: Subject, folder: Path, progress: Progress) -> str:
             activities=_activities(subject.on_cuda),
             schedule=schedule(wait=0, warmup=DETAIL_WARMUP, active=1, repeat=1),
             on_trace_ready=lambda profiler: write_trace(profiler, folder / DETAIL),
-            with_stack=True,
+            with_stack=stacks,
             record_shapes=True,
-            profile_memory=True,
+            profile_memory=stacks,
             acc_events=True,
         ) as profiler,
     ):

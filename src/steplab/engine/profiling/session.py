@@ -44,7 +44,7 @@ def record(subject: Subject, run: Run, plan: Plan, folder: Path, progress: Progr
     profile = Profile(plan.numbers, traces, updated_weights=updated_weights(subject))
     if plan.detail:
         try:
-            profile = _detailed(subject, run, profile, folder, progress, notes)
+            profile = _detailed(subject, run, profile, plan.stacks, folder, progress, notes)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -62,9 +62,18 @@ def updated_weights(subject: Subject) -> int | None:
 
 
 def _detailed(
-    subject: Subject, run: Run, profile: Profile, folder: Path, progress: Progress, notes: list[str]
+    subject: Subject,
+    run: Run,
+    profile: Profile,
+    stacks: bool,
+    folder: Path,
+    progress: Progress,
+    notes: list[str],
 ) -> Profile:
-    """Return the profile with a detailed step and its memory; add to `notes` what limits them."""
+    """Return the profile with a detailed step and its memory; add to `notes` what limits them.
+
+    Without `stacks` only modules and shapes are told.
+    """
     replays = run.ran is not None and bool(run.ran.graph_launches)
     with contextlib.ExitStack() as stack:
         if replays:
@@ -72,10 +81,10 @@ def _detailed(
             stack.enter_context(subject.op_by_op())
             notes.append("detail and memory were recorded with CUDA graphs off")
             _steady(subject, progress)
-        detail = record_detail(subject, folder, progress)
+        detail = record_detail(subject, folder, progress, stacks)
         if not can_name_modules(subject.step.model):
             notes.append("no module ranges: it is not known what is compiled; stacks tell")
-        memory = _memory(subject, progress, notes)
+        memory = _memory(subject, progress, notes) if stacks else None
     return replace(profile, detail=detail, memory=memory)
 
 

@@ -1,0 +1,109 @@
+"""From the first design of a mixture to its fastest recipe, over the real techniques."""
+
+from pathlib import Path
+
+import pytest
+
+from steplab.spec import RunSpec
+from steplab.techniques.parse import parse_recipe
+from steplab.tune.search import Wish, tune
+from steplab.tune.view import Blind
+from tests.tune.ladders import FakeScout, NoSpares, World
+from tests.tune.pretended_gpu import H200, LINE, SEED, Clock, step_ms, use_gpu
+
+FASTEST = parse_recipe(str(Path(__file__).parents[2] / "recipes" / "flagship.toml"))
+
+
+class Listening(Blind):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+class SlowScout(FakeScout):
+    """Takes what making the references takes."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(World())
+        self.clock = clock
+        self.made = set()
+
+    def reference(self, shape, dtype, timeout):
+        self.clock.now += {"fp64": 4.0}.get(dtype, 6.0) if dtype not in self.made else 0.0
+        self.made.add(dtype)
+        return ""
+
+    def look(self, spec, shape, timeout):
+        self.clock.now += 1.5
+        return "bf16", ""
+
+
+@pytest.fixture
+def climb(monkeypatch, store):
+    def run(recipe, minutes, view=None, is_wrong=lambda recipe: False):
+        clock = Clock()
+        use_gpu(monkeypatch, clock, is_wrong)
+        spec = RunSpec(
+            "tsmoe", {}, "flagship", batch=16, device="cuda", recipe=parse_recipe(recipe)
+        )
+        wish = Wish(minutes=minutes, begun=clock.now)
+        clock.now += 20.0  # the first worker imports torch
+        watching = (SlowScout(clock), H200, view or Blind(), NoSpares())
+        ladder = tune(spec, wish, store, *watching)[0]
+        return ladder, clock.now
+
+    return run
+
+
+def test_the_first_design_ends_as_fast_as_the_recipe_found_by_hand(climb):
+    """Three rungs of a dozen get there; the rest shows that nothing else does."""
+    ladder, seconds = climb(SEED, minutes=8)
+    assert [rung.label for rung in ladder.kept] == [
+        "impl.*=auto",
+        "precision=bf16-weights,optimizer=one-pass",
+        "compile=blocks",
+    ]
+    assert [rung.label for rung in ladder.rungs[:3]] == [rung.label for rung in ladder.kept]
+    assert step_ms(ladder.winner) <= step_ms(FASTEST) / 0.95
+    assert seconds < 8 * 60 + 15 and len(ladder.rungs) < 16
+
+
+def test_most_of_it_is_found_in_two_and_a_half_minutes(climb):
+    ladder, seconds = climb(SEED, minutes=2.5)
+    assert step_ms(ladder.winner) <= step_ms(FASTEST) / 0.95
+    assert seconds < 165 and ladder.left
+
+
+def test_where_all_implementations_at_once_are_wrong_they_are_tried_one_by_one(climb):
+    def is_wrong(recipe):
+        return set(recipe.techniques.get("impl", {}).values()) == {"auto"}
+
+    ladder, _ = climb(SEED, minutes=20, is_wrong=is_wrong)
+    assert ladder.rungs[0].label == "impl.*=auto" and ladder.rungs[0].outcome == "red gate"
+    kept = {rung.label for rung in ladder.kept}
+    assert {"impl.experts=fused", "impl.attention=cudnn", "impl.rotary=triton_rotary"} <= kept
+    assert step_ms(ladder.winner) <= step_ms(FASTEST) / 0.95
+
+
+def test_a_step_that_waits_is_told_so_and_gets_its_graph_once_it_does_not(climb, monkeypatch):
+    """Small and launch-bound: the graph has the highest ceiling but must come after the loop."""
+    monkeypatch.setattr("tests.tune.pretended_gpu.HOST", 400.0)
+    said = Listening()
+    ladder, _ = climb(SEED, minutes=8, view=said)
+    assert said.lines == [f"the baseline waits for the device 96 times a step: {LINE} x 96"]
+    assert ladder.waits == (LINE,) * 96
+    labels = [rung.label for rung in ladder.rungs]
+    assert labels.index("impl.*=auto") < labels.index("cuda_graph=step")
+    assert "cuda_graph=step" in [rung.label for rung in ladder.kept]
+
+
+def test_what_could_not_be_compiled_is_compiled_once_the_cause_is_gone(climb, monkeypatch):
+    monkeypatch.setattr("tests.tune.pretended_gpu.LOOSE", 4000.0)
+    ladder, _ = climb(SEED, minutes=40)
+    tried = [(rung.label, rung.outcome) for rung in ladder.rungs if "compile=" in rung.label]
+    assert tried[0] == ("compile=blocks", "failed")
+    assert ("compile=blocks", "kept") in tried or ("compile=whole", "kept") in tried

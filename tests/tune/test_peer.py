@@ -1,0 +1,38 @@
+"""A recipe that was found by hand, beside the winner."""
+
+from steplab.techniques.parse import parse_recipe
+from steplab.tune.champion import Champion
+from steplab.tune.peer import held_against, peer_line
+from steplab.tune.trying import Rules
+from steplab.tune.view import Blind
+from tests.tune.ladders import NoSpares, World, candidates_of, pretended_run, use_world
+from tests.tune.test_climb import SPEC
+
+BY_HAND = parse_recipe("optimizer=fused")
+
+
+def champion_in(world):
+    candidate = candidates_of(world)(SPEC, None, NoSpares())
+    return Champion(candidate, pretended_run(SPEC, world.ms(frozenset())), (), {})
+
+
+def test_the_winner_is_told_as_a_share_of_the_peers_speed(monkeypatch):
+    world = World({"optimizer": 0.8})
+    use_world(monkeypatch, world, [])
+    monkeypatch.setattr("steplab.tune.peer.RemoteCandidate", candidates_of(world))
+    peer = held_against(BY_HAND, champion_in(world), Rules(spares=NoSpares()), 60.0, Blind())
+    assert peer.change is not None and abs(peer.change.value - 0.25) < 0.01
+    assert peer_line(peer).startswith("0.80 (") and "ms against 80." in peer_line(peer)
+    assert world.alive == 1, "the champion lives on"
+
+
+def test_a_peer_that_cannot_run_costs_nothing_else(monkeypatch):
+    world = World(broken={"optimizer": "oom"})
+    monkeypatch.setattr("steplab.tune.peer.RemoteCandidate", candidates_of(world))
+    peer = held_against(BY_HAND, champion_in(world), Rules(spares=NoSpares()), 60.0, Blind())
+    assert peer.change is None and peer.reason == "oom: it broke"
+    assert "could not be measured: oom" in peer_line(peer)
+    lost = World(lost_in_turns={"optimizer"})
+    monkeypatch.setattr("steplab.tune.peer.RemoteCandidate", candidates_of(lost))
+    peer = held_against(BY_HAND, champion_in(lost), Rules(spares=NoSpares()), 60.0, Blind())
+    assert "worker was lost" in peer.reason

@@ -1,0 +1,44 @@
+"""Every rung that was not climbed says what to do about it."""
+
+from dataclasses import replace
+
+import pytest
+
+from steplab.record import Compilation, Recompile
+from steplab.record.ladder import Check
+from steplab.tune.remedies import remedy_for_checks, remedy_for_run, remedy_for_slower
+from tests.compare.sides import run_of
+
+
+@pytest.mark.parametrize(
+    ("status", "technique", "said"),
+    [
+        ("failed", "compile", "compile.fullgraph=false"),
+        ("failed", "impl", "bench step --recipe"),
+        ("oom", "cuda_graph", "checkpointing"),
+        ("timeout", "compile", "--budget"),
+        ("crashed", "impl", "bench step"),
+    ],
+)
+def test_a_rung_that_could_not_run_has_a_remedy(status, technique, said):
+    assert said in remedy_for_run(replace(run_of(), status=status), technique)
+
+
+def test_a_refusal_has_told_its_remedy_already():
+    assert remedy_for_run(replace(run_of(), status="unsupported"), "cuda_graph") == ""
+
+
+def test_a_compiled_step_that_is_no_faster_is_looked_at():
+    """Compiled anew for other shapes, in pieces, or neither."""
+    assert remedy_for_slower(run_of(), "optimizer") == ""
+    again = Compilation(3, 0, recompiles=(Recompile("forward", "size mismatch"),))
+    broken = Compilation(2, 0, breaks={"print": 2})
+    for compiled, said in ((again, "size mismatch"), (broken, "2 graph breaks")):
+        assert said in remedy_for_slower(replace(run_of(), compilation=compiled), "compile")
+    clean = replace(run_of(), compilation=Compilation(1, 0))
+    assert "little to fuse" in remedy_for_slower(clean, "compile")
+
+
+def test_a_red_check_has_one():
+    for name in ("no synchronisation", "memory within the limit", "gradients"):
+        assert remedy_for_checks([Check("loss", True, ""), Check(name, False, "x")])
