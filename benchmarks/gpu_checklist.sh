@@ -33,7 +33,7 @@ for part in "${@:-env}"; do
     curve) python3 benchmarks/loss_curve.py --out "$out/loss_curve_gpu.md" ;;
     ops) for op in attention experts; do bash benchmarks/op_targets.sh "$out" $op; done ;;
     loss) $lab bench loss --weight same fp32 --reduction mean none $store --out "$out/loss_gpu.md" ;;
-    graphs) python3 benchmarks/cuda_graphs.py "$out/cuda_graphs_gpu.md" ;;
+    graphs) python3 benchmarks/cuda_graphs.py --out "$out/cuda_graphs_gpu.md" ;;
     museum) python3 benchmarks/fault_museum.py --where cuda --steps 20 --store "$out/museum" \
         --pack "$out/museum_gpu.zip" --pack-limit 2000 --out "$out/fault_museum_gpu.md" ;;
     gpt) # the transformer table: one worker per size
