@@ -61,8 +61,8 @@ def select(
 def worth_trying(op: str, impl: str) -> bool:
     """Whether a search for speed should try an implementation.
 
-    A file that assigns UNTRIED, with the reason, computes something else than the definition or is
-    there to be measured against. Nothing is imported.
+    A file that assigns UNTRIED, with the reason, computes something else than the definition, is
+    there to be measured against or for one model only. Nothing is imported.
     """
     text = (Path(__file__).parent / op / f"{impl}.py").read_text(encoding="utf-8")
     return not any(line.startswith("UNTRIED =") for line in text.splitlines())

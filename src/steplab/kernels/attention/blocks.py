@@ -17,6 +17,7 @@ from torch import Tensor
 from steplab.kernels.attention import _limits
 
 MOST_KEYS = 16_384  # a row of weights stays in registers
+UNTRIED = "where values are as wide as keys, fused kernels store no weights"
 
 
 def refuse(
