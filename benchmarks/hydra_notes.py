@@ -6,8 +6,9 @@ Sections, the most important first: steps (recipes on 100m, and the largest kern
 scales (every token and half of them on three sizes), routing (the forms on one model), compiled
 (that alone), norms (the best step with its norms by kernels and by their definition, compiled),
 parts (convolutions, value shift and attention by themselves), profile (time, memory, operators and
-copies of the model as it was profiled), data (synthetic and real tokens), first (first calls). Every row is printed when it is measured; one that fails has its reason; after
---seconds no new one begins. With --device cpu everything is tiny, as a rehearsal.
+copies of the model as it was profiled), data (synthetic and real tokens), first (first calls).
+Every row is printed when it is measured; one that fails has its reason; after --seconds no new one
+begins. With --device cpu everything is tiny, as a rehearsal.
 """
 
 from __future__ import annotations
