@@ -4,10 +4,11 @@
 
 Sections, the most important first: steps (recipes on 100m, and the largest kernels of the best),
 scales (every token and half of them on three sizes), routing (the forms on one model), compiled
-(that alone), parts (convolutions, value shift and attention by themselves), profile (time, memory,
-operators and copies of the model as it was profiled), data (synthetic and real tokens), first
-(first calls). Every row is printed when it is measured; one that fails has its reason; after
---seconds no new one begins. With --device cpu everything is tiny, as a rehearsal.
+(that alone), norms (the best step with its norms by kernels and by their definition, compiled),
+parts (convolutions, value shift and attention by themselves), profile (time, memory, operators and
+copies of the model as it was profiled), data (synthetic and real tokens), first (first calls).
+Every row is printed when it is measured; one that fails has its reason; after --seconds no new one
+begins. With --device cpu everything is tiny, as a rehearsal.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ EAGER = "precision=bf16,optimizer=fused"
 GRAPH = f"{EAGER},cuda_graph=step"
 COMPILED = f"{EAGER},compile=blocks"
 BEST = "precision=bf16-weights,optimizer=one-pass,compile=blocks,cuda_graph=step"
+DEFINED_NORMS = ",impl.stream_norm=reference,impl.rms_norm=aten"
 # As the profiling script built it: token routing never switched on, depths chosen and masked.
 AS_PROFILED: dict[str, Any] = {"mod": "dense", "mor": "masked"}
 FORMS = (
@@ -100,6 +102,19 @@ def compiled(desk: Desk) -> None:
     sheet = desk.sheet("compiled", "Compiled blocks without a graph, 100m", STEP)
     spec = spec_of(desk, "100m", COMPILED)
     sheet.row(f"B4 {COMPILED}", partial(timed, spec, desk.steps))
+
+
+def norms(desk: Desk) -> None:
+    """The best step, and the same with its norms, sums and scores by definition, compiled.
+
+    The definition keeps norms in fp32: compiled it moves a quarter more in a routed block than
+    torch's own norm would (docs/hydra.md).
+    """
+    sheet = desk.sheet("norms", "Norms by kernels and by definition, 100m, batch 16", STEP)
+    for name, more in (("kernels", ""), ("definition", DEFINED_NORMS)):
+        look = kernels(desk, f"Kernels with norms by {name}", f"kernels_norms_{name}")
+        spec = spec_of(desk, "100m", BEST + more, 16)
+        sheet.row(f"B16 best, norms by {name}", partial(timed, spec, desk.steps, False, look))
 
 
 def scales(desk: Desk) -> None:
@@ -201,6 +216,7 @@ SECTIONS: dict[str, Callable[[Desk], None]] = {
     "scales": scales,
     "routing": routing,
     "compiled": compiled,
+    "norms": norms,
     "parts": hydra_parts.layouts,
     "profile": profile,
     "data": lambda desk: hydra_parts.data(desk, spec_of(desk, "100m", EAGER, 16, context=512)),

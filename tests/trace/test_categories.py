@@ -74,6 +74,7 @@ BY_NAME = {
     "gradient_tiles_kernel": "softmax",
     "loss_rows_kernel": "softmax",
     "rms_norm_backward_kernel": "normalisation",
+    "stream_rms_norm_rows_kernel": "normalisation",
     "rotary_kernel": "elementwise",
     "router_softmax_kernel": "softmax",
     "routing_place_kernel": "sort and index",

@@ -42,6 +42,9 @@ SCHEMAS = {
     "rms_norm": "x weight_D eps dtype",
     "add_rms_norm": "x added weight_D eps dtype",
     "rms_norm_backward": "d_normed d_stream stream weight_D rstd",
+    "stream_norm": "x added places weight_D offset_D router_D eps dtype",
+    "stream_norm_rows": "stream rstd rows weight_D offset_D dtype",
+    "stream_norm_backward": "d_normed places d_score d_stream stream rstd weight_D",
     "rotary": "qkv_BT3HD cos sin",
     "rotary_backward": "dq_BHTD dk_BHTD dv_BHTD cos sin",
     "triton_chunked_cross_entropy_mean": "x weight targets ignore need_dx need_dw",
@@ -63,7 +66,8 @@ def test_arguments_stand_where_the_models_look(name):
     import steplab.kernels.feed_forward.fused
     import steplab.kernels.rms_norm.triton_norm
     import steplab.kernels.rotary.triton_rotary
-    import steplab.kernels.router.triton_router  # noqa: F401
+    import steplab.kernels.router.triton_router
+    import steplab.kernels.stream_norm.triton_stream  # noqa: F401
 
     schema = getattr(torch.ops.steplab, name).default._schema
     wanted = SCHEMAS[name].split()
@@ -117,6 +121,28 @@ SINGLE = {
     "rms_norm_backward": (
         case([[T, D], [], [T, D], [D], [T]], [BF16, "", FP32, FP32, FP32]),
         2 * T * D + 4 * T * D + 4 * D + 4 * T + 4 * T * D + 4 * D,
+    ),
+    "stream_norm": (
+        case(
+            [[2, T, D], [2, K, D], [2, T], [D], [D], [D], [], []],
+            [BF16, BF16, INT, BF16, BF16, BF16, "Scalar", ""],
+        ),
+        2 * 2 * (T + K) * D + 8 * 2 * T + 2 * 3 * D + 2 * 2 * T * D + 2 * 4 * 2 * T,
+    ),
+    "stream_norm_rows": (
+        case(
+            [[2, T, D], [2, T], [2, K], [D], [D], []],
+            [BF16, FP32, INT, BF16, BF16, "Scalar"],
+            ["", "", "", "", "", "15"],
+        ),
+        2 * K * (2 * 2 * D + 4) + 8 * 2 * K + 2 * 2 * D,
+    ),
+    "stream_norm_backward": (
+        case(
+            [[2, K, D], [2, T], [2, T], [2, T, D], [2, T, D], [2, T], [D], [D], [D]],
+            [BF16, INT, FP32, BF16, BF16, FP32, BF16, BF16, BF16],
+        ),
+        2 * 2 * K * D + (8 + 4 + 4) * 2 * T + 3 * 2 * 2 * T * D + 2 * 3 * D + 4 * 3 * D,
     ),
     "rotary": (QKV, 2 * 2 * 2 * np.prod(HEADS) + 2 * 4 * 8 * 16),
     "rotary_backward": (

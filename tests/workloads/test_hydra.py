@@ -144,7 +144,9 @@ def test_thresholds_follow_what_is_taken():
             model(tokens(8), tokens(8))
         recursion = model.blocks[1].recursion
         scores = []
-        recursion.feed_forward.router.register_forward_hook(lambda *_, s=scores: s.append(_[2]))
+        recursion.feed_forward.register_forward_hook(
+            lambda *_, s=scores: s.append(_[2][2].probability_BS.logit())
+        )
         model(tokens(8), tokens(8))
     passed = scores[0] >= model.thresholds.mod_NR[1, 0]
     assert passed.float().mean().item() == pytest.approx(0.25, abs=0.1)

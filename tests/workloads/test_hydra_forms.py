@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steplab.kernels.stream_norm import put_back, take
 from steplab.workloads.hydra.depth import Depth, DepthRouter
-from steplab.workloads.hydra.rows import chosen, put_back, take
+from steplab.workloads.hydra.rows import chosen
 from tests.workloads.hydra_models import SMALL, gradients, make, tokens
 
 FREE = {"aux_factor": 0.0, "ponder_factor": 0.0, "advantage_factor": 0.0}
@@ -34,8 +35,8 @@ def test_top_k_equals_its_threshold():
     top_k = make(mod="top-k", mor="fixed", blocks=3, recursions=1, **FREE)
     threshold = make(mod="threshold", mor="fixed", blocks=3, recursions=1, **FREE)
     scores = []
-    router = top_k.blocks[1].recursion.feed_forward.router
-    router.register_forward_hook(lambda *_: scores.append(_[2]))
+    routed = top_k.blocks[1].recursion.feed_forward
+    routed.register_forward_hook(lambda *_: scores.append(_[2][2].probability_BS.logit()))
     one = tokens(batch=1)
     expected = top_k(one)
     falling = scores[0].sort(descending=True).values[0]

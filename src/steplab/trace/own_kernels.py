@@ -77,6 +77,38 @@ def _norm_backward(call: Call) -> Cost | None:
     return Cost(0.0, total_bytes(*call.tensors) + stream.bytes + weight_D.bytes)
 
 
+def _stream_norm(call: Call) -> Cost | None:
+    """Stream and update in; the new stream, one number per row, and the norm or a score out."""
+    x, added, weight_D = call.tensor(0), call.tensor(1), call.tensor(3)
+    if not (x and weight_D):
+        return None
+    stream = max(x.item, added.item) if added else x.item
+    rows = x.numel // x.dims[-1]
+    written = NUMBER * rows + (x.numel * stream if added else 0)
+    if call.tensor(5):  # scored: the norm of the chosen rows comes later
+        written += NUMBER * rows
+    else:
+        written += x.numel * (2 if call.integer(7) in _HALF_CODES else stream)
+    return Cost(0.0, total_bytes(*call.tensors) + written)
+
+
+def _stream_rows(call: Call) -> Cost | None:
+    """The chosen rows of the stream in, as many of the norm out."""
+    stream, rows_BK = call.tensor(0), call.tensor(2)
+    if not (stream and rows_BK):
+        return None
+    normed = 2 if call.integer(5) in _HALF_CODES else stream.item
+    taken = rows_BK.numel * (stream.dims[-1] * (stream.item + normed) + NUMBER)
+    return Cost(0.0, taken + total_bytes(rows_BK, call.tensor(3), call.tensor(4)))
+
+
+def _stream_backward(call: Call) -> Cost | None:
+    stream = call.tensor(4)
+    if not stream:
+        return None
+    return Cost(0.0, total_bytes(*call.tensors) + stream.bytes + NUMBER * 3 * stream.dims[-1])
+
+
 def _rotary(call: Call) -> Cost | None:
     """Two thirds of the product, q and k, in and out."""
     qkv = call.tensor(0)
@@ -121,6 +153,9 @@ _SINGLE: dict[str, Model] = {
     "rms_norm": _part(_norm, adds=False),
     "add_rms_norm": _part(_norm, adds=True),
     "rms_norm_backward": _norm_backward,
+    "stream_norm": _stream_norm,
+    "stream_norm_rows": _stream_rows,
+    "stream_norm_backward": _stream_backward,
     "rotary": _rotary,
     "rotary_backward": _rotary_backward,
     f"{_LOSS}_mean": _mean_loss,

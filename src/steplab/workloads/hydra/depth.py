@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from steplab.kernels.stream_norm import Chosen
 from steplab.workloads.hydra.config import HydraConfig
 from steplab.workloads.hydra.routing import Router
-from steplab.workloads.hydra.rows import Chosen, chosen
+from steplab.workloads.hydra.rows import chosen
 
 # Share of the passes that the routers of the first and the last block are biased to.
 FIRST_SHARE, LAST_SHARE = 0.2, 0.5

@@ -9,9 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from steplab.kernels.stream_norm import Update
 from steplab.modules.kv_cache import KVCache
 from steplab.modules.loss import LinearCrossEntropy
+from steplab.modules.rms_norm import RMSNorm
 from steplab.modules.rotary import Rotary
+from steplab.modules.stream_norm import StreamNorm
 from steplab.workloads.hydra.attention import CCGQA, Before
 from steplab.workloads.hydra.config import HydraConfig
 from steplab.workloads.hydra.convolution import REACH
@@ -51,10 +54,10 @@ class Block(nn.Module):
 
     def __init__(self, config: HydraConfig, rotary: Rotary, index: int) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.width, eps=EPS)
+        self.attention_norm = RMSNorm(config.width, EPS)
         self.attention = CCGQA(config, rotary)
         self.recursion = Recursion(config, index)
-        self.norm = nn.RMSNorm(config.width, eps=EPS)
+        self.norm = StreamNorm(config.width, EPS)
 
     def forward(
         self,
@@ -63,9 +66,10 @@ class Block(nn.Module):
         before: Before | None = None,
     ) -> tuple[Tensor, Routed]:
         """Return (x_BSD, what the routers did)."""
-        mixed_BSD = self.attention(self.attention_norm(x_BSD), before)
-        x_BSD, routed = self.recursion(x_BSD + ATTENTION_SCALE * mixed_BSD, thresholds)
-        return self.norm(x_BSD), routed
+        normed_BSD, x_BSD = self.attention_norm(x_BSD)
+        mixed = Update(self.attention(normed_BSD, before, ATTENTION_SCALE))
+        x_BSD, last, routed = self.recursion(x_BSD, mixed, thresholds)
+        return self.norm(x_BSD, last), routed
 
 
 class Hydra(nn.Module):
@@ -77,7 +81,7 @@ class Hydra(nn.Module):
         self.rotary = Rotary(config.head_width, config.max_context, config.rope_theta)
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList(Block(config, self.rotary, i) for i in range(config.blocks))
-        self.norm = nn.RMSNorm(config.width, eps=EPS)
+        self.norm = RMSNorm(config.width, EPS)
         # The loss of each token is for the depth routers; the mean alone is a quarter cheaper.
         self.loss = LinearCrossEntropy("mean" if config.mor == "fixed" else "none")
         self.thresholds = RunningThresholds(config)
@@ -134,4 +138,4 @@ class Hydra(nn.Module):
             thresholds = self.thresholds.of(index) if self.compares_with_thresholds else None
             x_BSD, own = block(x_BSD, thresholds, before[index] if before else None)
             routed.append(own)
-        return self.norm(x_BSD), routed
+        return self.norm(x_BSD)[0], routed

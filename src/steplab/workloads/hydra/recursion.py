@@ -9,10 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from steplab.kernels.stream_norm import Chosen, Update, put_back, take
+from steplab.modules.stream_norm import Entry, StreamNorm
 from steplab.workloads.hydra.config import HydraConfig
 from steplab.workloads.hydra.depth import Depth, DepthRouter
 from steplab.workloads.hydra.routing import RoutedFeedForward, Took
-from steplab.workloads.hydra.rows import Chosen, chosen, put_back, take
+from steplab.workloads.hydra.rows import chosen
 from steplab.workloads.hydra.thresholds import Thresholds
 
 EPS = 1e-6
@@ -35,30 +37,42 @@ class Recursion(nn.Module):
         self.config = config
         self.offset_RD = nn.Parameter(torch.empty(config.recursions, config.width))
         self.embedding_RD = nn.Parameter(torch.empty(config.recursions, config.width))
-        self.norm = nn.RMSNorm(config.width, eps=EPS)
+        self.norm = StreamNorm(config.width, EPS)
         self.feed_forward = RoutedFeedForward(config, routed=0 < block < config.blocks - 1)
         self.router = DepthRouter(config, block)
 
-    def forward(self, h_BSD: Tensor, thresholds: Thresholds | None = None) -> tuple[Tensor, Routed]:
-        """Return (h_BSD after its passes, what was decided)."""
+    def forward(
+        self, h_BSD: Tensor, first: Update, thresholds: Thresholds | None = None
+    ) -> tuple[Tensor, Update | None, Routed]:
+        """Return (h_BSD after its passes, what is yet to be added to it, what was decided).
+
+        `first` is to be added to `h_BSD` before the first pass.
+        """
         mod_R, mor_R = thresholds or (None, None)
         matrices = self.feed_forward.feed_forward.matrices(h_BSD)
+        offsets_RD = self.offset_RD + self.embedding_RD
         took: list[Took] = []
 
-        def one_pass(index: int, h_BSD: Tensor) -> Tensor:
-            offset_D = self.offset_RD[index] + self.embedding_RD[index]
+        def enter(index: int, h_BSD: Tensor, update: Update | None) -> tuple[Update, Tensor]:
             least = None if mod_R is None else mod_R[index]
-            delta_BSD, found = self.feed_forward(self.norm(h_BSD + offset_D), matrices, least)
-            if found is not None:
-                took.append(found)
-            return delta_BSD
+            entry = Entry(self.norm, h_BSD, update, offsets_RD[index])
+            found, h_BSD, own = self.feed_forward(entry, matrices, least)
+            if own is not None:
+                took.append(own)
+            return found, h_BSD
+
+        def one_pass(index: int, h_BSD: Tensor) -> Tensor:
+            (added, choice), _ = enter(index, h_BSD, None)
+            return added if choice is None else put_back(added, choice)
 
         if self.router.form == "fixed":
+            update = first
             for index in range(self.passes):
-                h_BSD = h_BSD + one_pass(index, h_BSD)
-            return h_BSD, Routed(took or None, None)
+                update, h_BSD = enter(index, h_BSD, update)
+            return h_BSD, update, Routed(took or None, None)
+        h_BSD = h_BSD + first.added
         depth = self.router(h_BSD, mor_R)
-        return self._adaptive(h_BSD, depth, one_pass), Routed(took or None, depth)
+        return self._adaptive(h_BSD, depth, one_pass), None, Routed(took or None, depth)
 
     def _adaptive(self, h_BSD: Tensor, depth: Depth, one_pass: OnePass) -> Tensor:
         if self.router.form == "soft":

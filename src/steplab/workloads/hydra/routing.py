@@ -9,8 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from steplab.kernels.stream_norm import Update, take
+from steplab.modules.stream_norm import Entry
 from steplab.workloads.hydra.config import HydraConfig
-from steplab.workloads.hydra.rows import best, put_back, take
+from steplab.workloads.hydra.rows import best
 from steplab.workloads.hydra.swiglu import Matrices, SwiGLU
 
 LARGEST_SCORE = 10.0
@@ -43,7 +45,7 @@ class Took(NamedTuple):
 
 
 class RoutedFeedForward(nn.Module):
-    """A SwiGLU network for the tokens that its router takes; the others get 0."""
+    """A SwiGLU network for the tokens that its router takes; to the others it adds nothing."""
 
     def __init__(self, config: HydraConfig, routed: bool) -> None:
         super().__init__()
@@ -53,33 +55,42 @@ class RoutedFeedForward(nn.Module):
         self.router = Router(config.width) if routed else None
 
     def forward(
-        self, x_BSD: Tensor, matrices: Matrices, threshold: Tensor | None = None
-    ) -> tuple[Tensor, Took | None]:
-        """Return ((B, S, D), what the router did); `threshold` is for the form of that name."""
+        self, entry: Entry, matrices: Matrices, threshold: Tensor | None = None
+    ) -> tuple[Update, Tensor, Took | None]:
+        """Return (what to add, the stream to add it to, what the router did).
+
+        `threshold` is for the form of that name.
+        """
         if self.form == "dense":  # asked first: with and without a router one graph serves
-            return self.feed_forward(x_BSD, matrices), None
+            normed_BSD, stream_BSD = entry.normed(narrow=True)
+            return Update(self.feed_forward(normed_BSD, matrices)), stream_BSD, None
         assert self.router is not None
-        score_BS = self.router(x_BSD)
-        probability_BS = score_BS.clamp(-LARGEST_SCORE, LARGEST_SCORE).sigmoid()
-        by_router = self.form == "soft" or self.config.mod_gate == "router"
-        weight_BS = probability_BS if by_router else torch.ones_like(probability_BS)
         if self.form == "top-k":
-            return self._best(x_BSD, matrices, score_BS.detach(), weight_BS, probability_BS)
+            return self._best(entry, self.router, matrices)
+        normed_BSD, stream_BSD = entry.normed(narrow=False)
+        score_BS = self.router(normed_BSD)
+        probability_BS, weight_BS = self._weights(score_BS)
         if self.form == "threshold":
             assert threshold is not None
             weight_BS = weight_BS * (score_BS >= threshold)
-        return self.feed_forward(x_BSD, matrices, weight_BS), Took(probability_BS)
+        out_BSD = self.feed_forward(normed_BSD, matrices, weight_BS)
+        return Update(out_BSD), stream_BSD, Took(probability_BS)
+
+    def _weights(self, score_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """Return probabilities and weights (B, S)."""
+        probability_BS = score_BS.clamp(-LARGEST_SCORE, LARGEST_SCORE).sigmoid()
+        by_router = self.form == "soft" or self.config.mod_gate == "router"
+        return probability_BS, probability_BS if by_router else torch.ones_like(probability_BS)
 
     def _best(
-        self,
-        x_BSD: Tensor,
-        matrices: Matrices,
-        score_BS: Tensor,
-        weight_BS: Tensor,
-        probability_BS: Tensor,
-    ) -> tuple[Tensor, Took]:
+        self, entry: Entry, router: Router, matrices: Matrices
+    ) -> tuple[Update, Tensor, Took]:
         # Their order does not matter to a network that takes each token by itself.
-        choice, least_B = best(score_BS, self.config.taken(x_BSD.shape[1]))
+        scored = entry.scored(router.weight_D)
+        score_BS = scored.score_BS + router.bias.detach()
+        choice, least_B = best(score_BS, self.config.taken(score_BS.shape[1]))
+        rows_BKD, stream_BSD, score_BS = entry.taken(scored, choice, router.weight_D)
+        probability_BS, weight_BS = self._weights(score_BS + router.bias)
         weight_BK = take(weight_BS[..., None], choice)[..., 0]
-        out_BKD = self.feed_forward(take(x_BSD, choice), matrices, weight_BK)
-        return put_back(out_BKD, choice), Took(probability_BS, least_B)
+        out_BKD = self.feed_forward(rows_BKD, matrices, weight_BK)
+        return Update(out_BKD, choice), stream_BSD, Took(probability_BS, least_B)

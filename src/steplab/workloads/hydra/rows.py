@@ -1,23 +1,12 @@
-"""Rows of a sequence taken out and put back, each the other's gradient.
+"""Which rows of a sequence are taken."""
 
-torch's own gradient of a gather adds with atomics into zeros, because an index may repeat. Here
-none does: the backward of taking is putting back, and both read each row once.
-"""
-
-# B batch, S rows, K rows taken, D width
+# B batch, S rows, K rows taken
 from __future__ import annotations
-
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-
-class Chosen(NamedTuple):
-    """K different rows of each sequence of S."""
-
-    rows_BK: Tensor  # int64: which row stands at each place
-    places_BS: Tensor  # int64: at which place each row stands; K for rows that were not taken
+from steplab.kernels.stream_norm import Chosen
 
 
 def chosen(rows_BK: Tensor, length: int) -> Chosen:
@@ -45,50 +34,3 @@ def best(score_BS: Tensor, taken: int) -> tuple[Chosen, Tensor]:
     here_BKS = rank_BS[:, None] == rows_S[:taken, None]
     rows_BK = torch.where(here_BKS, rows_S, 0).sum(-1)
     return Chosen(rows_BK, rank_BS.clamp(max=taken)), score_BS.gather(1, rows_BK[:, -1:])[:, 0]
-
-
-def take(x_BSD: Tensor, choice: Chosen) -> Tensor:
-    """Return the chosen rows, (B, K, D)."""
-    out_BKD: Tensor = _Take.apply(x_BSD, *choice)
-    return out_BKD
-
-
-def put_back(y_BKD: Tensor, choice: Chosen) -> Tensor:
-    """Return (B, S, D): the chosen rows where they came from, zeros elsewhere."""
-    out_BSD: Tensor = _PutBack.apply(y_BKD, *choice)
-    return out_BSD
-
-
-def _take(x_BSD: Tensor, rows_BK: Tensor) -> Tensor:
-    batch, length, _ = x_BSD.shape
-    first_B1 = torch.arange(0, batch * length, length, device=x_BSD.device)[:, None]
-    flat = x_BSD.reshape(batch * length, -1).index_select(0, (rows_BK + first_B1).flatten())
-    return flat.view(*rows_BK.shape, -1)
-
-
-def _put_back(y_BKD: Tensor, places_BS: Tensor) -> Tensor:
-    taken = y_BKD.shape[1]
-    rows_BSD = _take(y_BKD, places_BS.clamp(max=taken - 1))
-    return rows_BSD.masked_fill((places_BS == taken)[..., None], 0)
-
-
-class _Take(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BSD: Tensor, rows_BK: Tensor, places_BS: Tensor) -> Tensor:
-        ctx.save_for_backward(places_BS)
-        return _take(x_BSD, rows_BK)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _put_back(gradients[0], *ctx.saved_tensors), None, None
-
-
-class _PutBack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, y_BKD: Tensor, rows_BK: Tensor, places_BS: Tensor) -> Tensor:
-        ctx.save_for_backward(rows_BK)
-        return _put_back(y_BKD, places_BS)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _take(gradients[0], *ctx.saved_tensors), None, None

@@ -1,0 +1,94 @@
+"""Add to some rows of a stream, shift it, norm it, score its rows, and take the chosen ones.
+
+The stream is x plus an update: a tensor of its shape, or rows that are put back where a choice has
+them. Its norm is rms((stream + offset)) * weight, its score the product of that with a vector; both
+are computed in fp32 or better and the norm is rounded once. What goes on is the stream itself,
+without the offset: whoever uses the returned one lets one backward kernel add all its gradients.
+
+Every implementation file offers `norm`, `score` and `take`, as below, and `refuse(x, update,
+norm)`, which returns the reason why it cannot take these inputs, or "".
+"""
+
+# B batch, S rows of a sequence, K rows taken, D width
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from steplab.kernels.impl import impls, load, select
+from steplab.kernels.stream_norm._rows import Chosen, put_back, take
+
+__all__ = ["Chosen", "Norm", "Scored", "Update", "put_back", "take"]
+
+
+class Update(NamedTuple):
+    """What is added to a stream (B, S, D): as many rows, or (B, K, D) and whose they are."""
+
+    added: Tensor
+    choice: Chosen | None = None
+
+
+class Norm(NamedTuple):
+    """A norm's parameters; the offset is added to the stream for the norm alone."""
+
+    weight_D: Tensor
+    eps: float
+    offset_D: Tensor | None = None
+
+
+class Scored(NamedTuple):
+    """A stream and its scores to choose by, (B, S); no gradient passes through these."""
+
+    stream_BSD: Tensor
+    score_BS: Tensor
+    kept: tuple[Tensor, ...]  # the implementation's own
+
+
+# After the types above, which the implementations import.
+IMPLS = {name: load("stream_norm", name) for name in impls("stream_norm")}
+PREFERENCE = ("triton_stream", "reference")
+
+
+def choose(impl: str, x_BSD: Tensor, update: Update | None, norm: Norm) -> str:
+    """Return the implementation to run. `auto` takes the first that accepts the inputs."""
+    return select("stream_norm", IMPLS, PREFERENCE, impl, x_BSD, update, norm)
+
+
+def add_and_norm(
+    impl: str,
+    x_BSD: Tensor,
+    update: Update | None,
+    norm: Norm,
+    dtype: torch.dtype | None = None,
+    ends: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return (normed, stream), (B, S, D) each; the norm in `dtype` (None: the stream's).
+
+    `ends`: nobody goes on with the stream, which then has no gradient. Compiled, one of zeros
+    would be written and read.
+    """
+    out: tuple[Tensor, Tensor] = IMPLS[impl].norm(x_BSD, update, norm, dtype, ends)
+    return out
+
+
+def add_and_score(
+    impl: str, x_BSD: Tensor, update: Update | None, norm: Norm, router_D: Tensor
+) -> Scored:
+    """Return the new stream and the scores of its rows; give them to `take_normed`."""
+    out: Scored = IMPLS[impl].score(x_BSD, update, norm, router_D)
+    return out
+
+
+def take_normed(
+    impl: str,
+    scored: Scored,
+    choice: Chosen,
+    norm: Norm,
+    router_D: Tensor,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (normed_BKD, stream_BSD, score_BS): the chosen rows, and scores with a gradient."""
+    out: tuple[Tensor, Tensor, Tensor] = IMPLS[impl].take(scored, choice, norm, router_D, dtype)
+    return out
