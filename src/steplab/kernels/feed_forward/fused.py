@@ -14,6 +14,7 @@ from torch import Tensor
 
 from steplab.kernels import activation as activation_op
 from steplab.kernels._triton import refuse_device
+from steplab.kernels.grouped_mm._epilogue import product_gelu, product_slope
 
 DTYPES = (torch.bfloat16, torch.float16)  # its gelu is exact to 18 bits, too few for fp32
 
@@ -36,27 +37,35 @@ def feed_forward(
     w_out_DF: Tensor,
     activation: str,
     weights_T1: Tensor | None = None,
+    epilogue: bool = False,
 ) -> Tensor:
     """Return (T, D)."""
-    out_TD: Tensor = fused_feed_forward(x_TD, w_in_FD, w_out_DF, weights_T1, activation)[0]
+    out_TD: Tensor
+    out_TD, _ = fused_feed_forward(x_TD, w_in_FD, w_out_DF, weights_T1, activation, epilogue)
     return out_TD
 
 
 @torch.library.custom_op("steplab::fused_feed_forward", mutates_args=())
 def fused_feed_forward(
-    x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, weights_T1: Tensor | None, activation: str
+    x_TD: Tensor,
+    w_in_FD: Tensor,
+    w_out_DF: Tensor,
+    weights_T1: Tensor | None,
+    activation: str,
+    epilogue: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return (output_TD, z_TF)."""
-    z_TF = x_TD @ w_in_FD.T
-    impl = activation_op.choose(z_TF)
-    h_TF = activation_op.forward(impl, z_TF, activation, _weights(weights_T1))
+    """Return (output_TD, z_TF). With `epilogue`, the activation is in the products' kernels."""
+    weights = _weights(weights_T1)
+    if epilogue:
+        z_TF, h_TF = product_gelu(x_TD, w_in_FD[None], _one_group(x_TD), weights)
+    else:
+        z_TF = x_TD @ w_in_FD.T
+        h_TF = activation_op.forward(activation_op.choose(z_TF), z_TF, activation, weights)
     return h_TF @ w_out_DF.T, z_TF
 
 
 @fused_feed_forward.register_fake
-def _(
-    x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, weights_T1: Tensor | None, activation: str
-) -> tuple[Tensor, Tensor]:
+def _(x_TD: Tensor, w_in_FD: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return x_TD.new_empty(x_TD.shape), x_TD.new_empty(x_TD.shape[0], w_in_FD.shape[0])
 
 
@@ -69,6 +78,7 @@ def fused_feed_forward_backward(
     weights_T1: Tensor | None,
     z_TF: Tensor,
     activation: str,
+    epilogue: bool,
     need_dx: bool,
     need_dw_in: bool,
     need_dw_out: bool,
@@ -77,10 +87,15 @@ def fused_feed_forward_backward(
 
     Those of x and the matrices are empty where not needed.
     """
-    dh_TF = dout_TD @ w_out_DF
-    impl, weights = activation_op.choose(z_TF), _weights(weights_T1)
-    dz_TF, h_TF, dweights_T = activation_op.backward(impl, z_TF, dh_TF, activation, weights)
-    del dh_TF
+    weights = _weights(weights_T1)
+    if epilogue:
+        group = _one_group(z_TF)
+        dz_TF, h_TF, dweights_T = product_slope(dout_TD, w_out_DF[None], group, z_TF, weights)
+    else:
+        dh_TF = dout_TD @ w_out_DF
+        impl = activation_op.choose(z_TF)
+        dz_TF, h_TF, dweights_T = activation_op.backward(impl, z_TF, dh_TF, activation, weights)
+        del dh_TF
     dw_out_DF = dout_TD.T @ h_TF if need_dw_out else w_out_DF.new_empty(0)
     del h_TF
     dx_TD = dz_TF @ w_in_FD if need_dx else x_TD.new_empty(0)
@@ -102,8 +117,12 @@ def _weights(weights_T1: Tensor | None) -> activation_op.Weights | None:
     return None if weights_T1 is None else activation_op.Weights(weights_T1.flatten())
 
 
+def _one_group(x_TD: Tensor) -> Tensor:
+    return torch.full((1,), x_TD.shape[0], dtype=torch.int32, device=x_TD.device)
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.activation = inputs
+    *tensors, ctx.activation, ctx.epilogue = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # no zeros in the size of what is kept
     ctx.save_for_backward(*tensors, output[1])
@@ -111,11 +130,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, dout_TD: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if dout_TD is None:
-        return (None,) * 5
+        return (None,) * 6
     needs = ctx.needs_input_grad[:4]
-    found = fused_feed_forward_backward(dout_TD, *ctx.saved_tensors, ctx.activation, *needs[:3])
+    how = (ctx.activation, ctx.epilogue, *needs[:3])
+    found = fused_feed_forward_backward(dout_TD, *ctx.saved_tensors, *how)
     gradients = [g if need else None for g, need in zip(found, needs, strict=False)]
-    return *gradients, *[None] * (5 - len(gradients))
+    return *gradients, *[None] * (6 - len(gradients))
 
 
 fused_feed_forward.register_autograd(_differentiate, setup_context=_keep)
