@@ -128,17 +128,11 @@ def test_the_ops_are_registered_as_torch_wants_them():
     leaves = [t.detach().requires_grad_() for t in (x, weights, w_in, w_out)]
     torch.library.opcheck(torch.ops.steplab.place_assignments, (experts_TK, 4))
     placed = place(experts_TK, 4)
-    torch.library.opcheck(
-        torch.ops.steplab.fused_experts, (*leaves, *placed, "gelu", "loop", False)
-    )
+    torch.library.opcheck(torch.ops.steplab.fused_experts, (*leaves, *placed, "gelu", "loop"))
     one = [leaf[0].detach().requires_grad_() for leaf in leaves[2:]]
     gate = leaves[1][:, :1].detach().requires_grad_()
-    torch.library.opcheck(
-        torch.ops.steplab.fused_feed_forward, (leaves[0], *one, gate, "gelu", False)
-    )
-    torch.library.opcheck(
-        torch.ops.steplab.fused_feed_forward, (leaves[0], *one, None, "gelu", False)
-    )
+    torch.library.opcheck(torch.ops.steplab.fused_feed_forward, (leaves[0], *one, gate, "gelu"))
+    torch.library.opcheck(torch.ops.steplab.fused_feed_forward, (leaves[0], *one, None, "gelu"))
 
 
 @needs_no_gpu

@@ -64,7 +64,7 @@ def _sigmoid(x):
 
 
 @triton.jit
-def row_weights(values, source, row_R, inside_R):
+def _row_weights(values, source, row_R, inside_R):
     """Return the rows' weights in fp32, and the places of their gradients."""
     place_R = row_R
     if source is not None:
@@ -94,7 +94,7 @@ def activation_forward_kernel(
     else:
         h_RC = gelu(first_RC)
     if values is not None:
-        weight_R, _ = row_weights(values, source, row_R, inside_R)
+        weight_R, _ = _row_weights(values, source, row_R, inside_R)
         h_RC *= weight_R[:, None]
     target_RC = h + row_R.to(tl.int64)[:, None] * WIDTH + column_C[None, :]
     tl.store(target_RC, narrow(h_RC, h.dtype.element_ty, UPCAST), mask=inside_RC)
@@ -111,7 +111,7 @@ def activation_backward_kernel(
     weight_R = tl.full([ROWS], 1.0, tl.float32)
     place_R = row_R
     if values is not None:
-        weight_R, place_R = row_weights(values, source, row_R, inside_R)
+        weight_R, place_R = _row_weights(values, source, row_R, inside_R)
     wide: tl.constexpr = 2 * WIDTH if GATED else WIDTH
     dtype: tl.constexpr = dz.dtype.element_ty
     dot_RC = tl.zeros([ROWS, COLUMNS], tl.float32)

@@ -39,7 +39,7 @@ def forward_by(tile: Tile, z: Tensor, activation: str, weights: Weights | None) 
     tiles = -(-R // tile.rows) * -(-F // columns)
     with on_device_of(z):
         activation_forward_kernel[(tiles,)](
-            *(z, *pointers(weights), h_RF, R, F, gated, tile.rows, columns),
+            *(z, *_pointers(weights), h_RF, R, F, gated, tile.rows, columns),
             UPCAST=INTERPRETED,
             num_warps=tile.warps,
         )
@@ -57,7 +57,7 @@ def backward_by(
         dvalues_R = z.new_empty(R, dtype=torch.float32)
     with on_device_of(z):
         activation_backward_kernel[(-(-R // tile.rows),)](
-            *(z, dh_RF, *pointers(weights), dz, dvalues_R, R, F, activation == "swiglu"),
+            *(z, dh_RF, *_pointers(weights), dz, dvalues_R, R, F, activation == "swiglu"),
             *(tile.rows, column_block(F, tile.columns)),
             UPCAST=INTERPRETED,
             num_warps=tile.warps,
@@ -65,8 +65,7 @@ def backward_by(
     return dz, dh_RF, dvalues_R
 
 
-def pointers(weights: Weights | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return what kernels take as a row's weight: the values and the rows' assignments, or None."""
+def _pointers(weights: Weights | None) -> tuple[Tensor | None, Tensor | None]:
     if weights is None:
         return None, None
     return weights.values_R.contiguous(), weights.source_R

@@ -15,7 +15,7 @@ from torch import Tensor
 from steplab.kernels import activation as activation_op
 from steplab.kernels.experts._rows import add_up, gather
 from steplab.kernels.grouped_mm import product, weight_gradient
-from steplab.kernels.grouped_mm._epilogue import product_gelu, product_slope
+from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, product_gelu, product_slope
 
 
 @torch.library.custom_op("steplab::fused_experts", mutates_args=())
@@ -29,16 +29,12 @@ def fused_experts(
     offsets_E: Tensor,
     activation: str,
     matmul: str,
-    epilogue: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return (output_TD, z_RF); `matmul` names the grouped product.
-
-    With `epilogue`, the products beside the activation have it in their own kernel instead.
-    """
+    """Return (output_TD, z_RF); `matmul` names the grouped product."""
     x_RD = gather(x_TD, source_R, row_TK.shape[1])
     # Weighed here and not after the second product: one factor in a pass that is there anyway.
     weights = activation_op.Weights(weights_TK.flatten(), source_R)
-    if epilogue:
+    if activation == IN_PRODUCT:
         z_RF, h_RF = product_gelu(x_RD, w_in_EFD, offsets_E, weights)
     else:
         z_RF = product(matmul, x_RD, w_in_EFD.transpose(-2, -1), offsets_E)
@@ -70,7 +66,6 @@ def fused_experts_backward(
     z_RF: Tensor,
     activation: str,
     matmul: str,
-    epilogue: bool,
     need_dx: bool,
     need_dw_in: bool,
     need_dw_out: bool,
@@ -79,7 +74,7 @@ def fused_experts_backward(
     chosen = row_TK.shape[1]
     dout_RD = gather(dout_TD, source_R, chosen)
     weights = activation_op.Weights(weights_TK.flatten(), source_R)
-    if epilogue:
+    if activation == IN_PRODUCT:
         dz_RF, h_RF, dweights_R = product_slope(dout_RD, w_out_EDF, offsets_E, z_RF, weights)
     else:
         dh_RF = product(matmul, dout_RD, w_out_EDF, offsets_E)
@@ -111,7 +106,7 @@ def _(dout_TD: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.activation, ctx.matmul, ctx.epilogue = inputs
+    *tensors, ctx.activation, ctx.matmul = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # no zeros in the size of what is kept
     ctx.save_for_backward(*tensors, output[1])
@@ -119,12 +114,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, dout_TD: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if dout_TD is None:
-        return (None,) * 10
-    kept = (*ctx.saved_tensors, ctx.activation, ctx.matmul, ctx.epilogue)
+        return (None,) * 9
+    kept = (*ctx.saved_tensors, ctx.activation, ctx.matmul)
     need_dx, _, *need_matrices = needs = ctx.needs_input_grad[:4]
     found = fused_experts_backward(dout_TD, *kept, need_dx, *need_matrices)
     gradients = (g if need else None for g, need in zip(found, needs, strict=True))
-    return *gradients, *[None] * 6
+    return *gradients, None, None, None, None, None
 
 
 fused_experts.register_autograd(_differentiate, setup_context=_keep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul, fused
-from steplab.kernels.grouped_mm._epilogue import refuse_shape
+from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, refuse_shape
 
 UNTRIED = "no GPU has measured it yet"
 
@@ -25,4 +25,5 @@ def experts(
     matmul: GroupedMatmul,
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, 0)."""
-    return fused.experts(x_TD, weights_TK, experts_TK, experts, matmul, epilogue=True)
+    in_product = experts._replace(activation=IN_PRODUCT)
+    return fused.experts(x_TD, weights_TK, experts_TK, in_product, matmul)

@@ -34,12 +34,10 @@ def experts(
     experts_TK: Tensor,
     experts: ExpertWeights,
     matmul: GroupedMatmul,
-    epilogue: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, 0)."""
     w_in_EFD, w_out_EDF, activation = experts
     product = matmul.choose(x_TD, w_in_EFD.transpose(-2, -1))
     placed = place(experts_TK, w_in_EFD.shape[0])
-    how = (activation, product, epilogue)
-    out_TD, _ = fused_experts(x_TD, weights_TK, w_in_EFD, w_out_EDF, *placed, *how)
+    out_TD, _ = fused_experts(x_TD, weights_TK, w_in_EFD, w_out_EDF, *placed, activation, product)
     return out_TD, weights_TK.new_zeros(())

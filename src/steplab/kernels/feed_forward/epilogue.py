@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from steplab.kernels.feed_forward import fused
-from steplab.kernels.grouped_mm._epilogue import refuse_shape
+from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, refuse_shape
 
 UNTRIED = "no GPU has measured it yet"
 
@@ -25,4 +25,4 @@ def feed_forward(
     weights_T1: Tensor | None = None,
 ) -> Tensor:
     """Return (T, D)."""
-    return fused.feed_forward(x_TD, w_in_FD, w_out_DF, activation, weights_T1, epilogue=True)
+    return fused.feed_forward(x_TD, w_in_FD, w_out_DF, IN_PRODUCT, weights_T1)

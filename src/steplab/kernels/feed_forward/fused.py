@@ -14,7 +14,7 @@ from torch import Tensor
 
 from steplab.kernels import activation as activation_op
 from steplab.kernels._triton import refuse_device
-from steplab.kernels.grouped_mm._epilogue import product_gelu, product_slope
+from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, product_gelu, product_slope
 
 DTYPES = (torch.bfloat16, torch.float16)  # its gelu is exact to 18 bits, too few for fp32
 
@@ -37,26 +37,19 @@ def feed_forward(
     w_out_DF: Tensor,
     activation: str,
     weights_T1: Tensor | None = None,
-    epilogue: bool = False,
 ) -> Tensor:
     """Return (T, D)."""
-    out_TD: Tensor
-    out_TD, _ = fused_feed_forward(x_TD, w_in_FD, w_out_DF, weights_T1, activation, epilogue)
+    out_TD: Tensor = fused_feed_forward(x_TD, w_in_FD, w_out_DF, weights_T1, activation)[0]
     return out_TD
 
 
 @torch.library.custom_op("steplab::fused_feed_forward", mutates_args=())
 def fused_feed_forward(
-    x_TD: Tensor,
-    w_in_FD: Tensor,
-    w_out_DF: Tensor,
-    weights_T1: Tensor | None,
-    activation: str,
-    epilogue: bool,
+    x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, weights_T1: Tensor | None, activation: str
 ) -> tuple[Tensor, Tensor]:
-    """Return (output_TD, z_TF). With `epilogue`, the activation is in the products' kernels."""
+    """Return (output_TD, z_TF)."""
     weights = _weights(weights_T1)
-    if epilogue:
+    if activation == IN_PRODUCT:
         z_TF, h_TF = product_gelu(x_TD, w_in_FD[None], _one_group(x_TD), weights)
     else:
         z_TF = x_TD @ w_in_FD.T
@@ -65,7 +58,9 @@ def fused_feed_forward(
 
 
 @fused_feed_forward.register_fake
-def _(x_TD: Tensor, w_in_FD: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(
+    x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, weights_T1: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor]:
     return x_TD.new_empty(x_TD.shape), x_TD.new_empty(x_TD.shape[0], w_in_FD.shape[0])
 
 
@@ -78,7 +73,6 @@ def fused_feed_forward_backward(
     weights_T1: Tensor | None,
     z_TF: Tensor,
     activation: str,
-    epilogue: bool,
     need_dx: bool,
     need_dw_in: bool,
     need_dw_out: bool,
@@ -88,7 +82,7 @@ def fused_feed_forward_backward(
     Those of x and the matrices are empty where not needed.
     """
     weights = _weights(weights_T1)
-    if epilogue:
+    if activation == IN_PRODUCT:
         group = _one_group(z_TF)
         dz_TF, h_TF, dweights_T = product_slope(dout_TD, w_out_DF[None], group, z_TF, weights)
     else:
@@ -122,7 +116,7 @@ def _one_group(x_TD: Tensor) -> Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.activation, ctx.epilogue = inputs
+    *tensors, ctx.activation = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # no zeros in the size of what is kept
     ctx.save_for_backward(*tensors, output[1])
@@ -130,12 +124,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, dout_TD: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if dout_TD is None:
-        return (None,) * 6
+        return (None,) * 5
     needs = ctx.needs_input_grad[:4]
-    how = (ctx.activation, ctx.epilogue, *needs[:3])
-    found = fused_feed_forward_backward(dout_TD, *ctx.saved_tensors, *how)
+    found = fused_feed_forward_backward(dout_TD, *ctx.saved_tensors, ctx.activation, *needs[:3])
     gradients = [g if need else None for g, need in zip(found, needs, strict=False)]
-    return *gradients, *[None] * (6 - len(gradients))
+    return *gradients, *[None] * (5 - len(gradients))
 
 
 fused_feed_forward.register_autograd(_differentiate, setup_context=_keep)

@@ -1,4 +1,4 @@
-"""Launches the grouped products with gelu behind them in the same kernel."""
+"""Launches the grouped products that have gelu, or its slope, in the same kernel."""
 
 # R rows, E groups, D width, F inner width
 from __future__ import annotations
@@ -10,40 +10,43 @@ from torch import Tensor
 
 from steplab.kernels._triton import INTERPRETED, on_device_of
 from steplab.kernels.activation import Gradients, Weights
-from steplab.kernels.activation.triton_rows import pointers
 
+IN_PRODUCT = "gelu in the product"  # the activation by which fused layers ask for these kernels
 FOUND = 32  # blocks of rows that a program finds: against all of 255 groups in 128 registers
 
 
 class Tiling(NamedTuple):
-    """One way to cut a product."""
+    """One way to cut a product.
+
+    `form` says when the activation of a tile runs. plain: after its product. flat: so too, but the
+    loads of the next tile have begun. warps: so too, by warps other than those that load. shadow:
+    while the next tile is multiplied.
+    """
 
     rows: int
     columns: int
     inner: int  # of one step along the sum
-    finished: int  # columns that the activation takes at a time
+    finished: int  # columns (shadow: rows) that the activation takes at a time
     warps: int
     stages: int
     programs: int  # that share a multiprocessor
-    flatten: bool = False  # loads of a program's next tile begin before this one is finished
-    specialize: bool = False  # warps of their own for the loads
-    ahead: bool = False  # the backward's z is fetched to the second-level cache before the product
+    form: str
 
 
-SMALL = Tiling(16, 32, 16, 16, 4, 1, 1)  # several tiles in short inputs
-FORWARD = Tiling(128, 256, 64, 64, 8, 3, 1, flatten=True)
-BACKWARD = Tiling(128, 256, 64, 32, 8, 3, 1, flatten=True, ahead=True)
-if INTERPRETED:
-    FORWARD = BACKWARD = SMALL
+FORWARD = Tiling(128, 256, 64, 16, 8, 3, 1, "shadow")
+BACKWARD = FORWARD
+if INTERPRETED:  # several tiles in short inputs
+    FORWARD = BACKWARD = Tiling(16, 32, 16, 8, 4, 1, 1, "shadow")
 
 
 def refuse_shape(x: Tensor, D: int, F: int) -> str:
     """Return why it cannot run on these rows and widths, or ""."""
     if x.is_cuda and torch.cuda.get_device_capability(x.device)[0] != 9:
-        return "needs compute capability 9.0, whose tiles these are"
-    inner, columns = max(FORWARD.inner, BACKWARD.inner), max(FORWARD.columns, BACKWARD.columns)
-    if D % inner or F % columns:
-        return f"needs multiples of {inner} as width and {columns} as inner width, not {D} and {F}"
+        return "needs compute capability 9.0, for which it is cut"
+    least = FORWARD.inner * (FORWARD.rows // FORWARD.finished + 1)  # a part of the tile in a step
+    if D % FORWARD.inner or least > D or F % FORWARD.columns:
+        widths = f"a multiple of {FORWARD.inner} from {least} on, and inner of {FORWARD.columns}"
+        return f"needs as width {widths}, not {D} and {F}"
     return ""
 
 
@@ -55,7 +58,8 @@ def product_gelu(
     tiling: Tiling = FORWARD,
 ) -> tuple[Tensor, Tensor]:
     """Return (z_RF, h_RF): x w^T of each group, and weight times gelu of it."""
-    from steplab.kernels.grouped_mm._epilogue_kernels import product_gelu_kernel
+    from steplab.kernels.grouped_mm._epilogue_kernels import matmul_gelu_kernel
+    from steplab.kernels.grouped_mm._shadow_kernels import shadow_matmul_gelu_kernel
 
     (R, D), F = x_RD.shape, w_EFD.shape[1]
     z_RF, h_RF = x_RD.new_empty(R, F), x_RD.new_empty(R, F)
@@ -64,10 +68,19 @@ def product_gelu(
     table, blocks = find_blocks(offsets_E, R, tiling.rows)
     x = describe(x_RD, tiling.rows, tiling.inner)
     w = describe(w_EFD.flatten(0, 1), tiling.columns, tiling.inner)
+    inputs = (x, w, table, _of_rows(weights), z_RF, h_RF, blocks, D, F)
+    grid = (programs(x_RD, tiling),)
     with on_device_of(x_RD):
-        product_gelu_kernel[(programs(x_RD, tiling),)](
-            *(x, w, table, *pointers(weights), z_RF, h_RF, blocks, D, F), **options(tiling)
-        )
+        if tiling.form == "shadow":
+            shadow_matmul_gelu_kernel[grid](*inputs, P=tiling.finished, **options(tiling))
+        else:
+            matmul_gelu_kernel[grid](
+                *inputs,
+                C=tiling.finished,
+                FLATTEN=tiling.form == "flat",
+                SPECIALIZE=tiling.form == "warps",
+                **options(tiling),
+            )
     return z_RF, h_RF
 
 
@@ -80,38 +93,34 @@ def product_slope(
     tiling: Tiling = BACKWARD,
 ) -> Gradients:
     """As `activation.backward`, where dh = dout w of each group."""
-    from steplab.kernels.grouped_mm._epilogue_kernels import product_slope_kernel
+    from steplab.kernels.grouped_mm._epilogue_kernels import matmul_slope_kernel
+    from steplab.kernels.grouped_mm._shadow_kernels import shadow_matmul_slope_kernel
 
     (R, F), D = z_RF.shape, dout_RD.shape[1]
-    dz_RF, h_RF, dots_NR = torch.empty_like(z_RF), torch.empty_like(z_RF), None
+    dz_RF, h_RF, dots_RN = torch.empty_like(z_RF), torch.empty_like(z_RF), None
     if weights is not None:
-        dots_NR = z_RF.new_empty(F // tiling.columns, R, dtype=torch.float32)
-    if R:
-        table, blocks = find_blocks(offsets_E, R, tiling.rows)
-        dout = describe(dout_RD, tiling.rows, tiling.inner)
-        w = describe(w_EDF.flatten(0, 1), tiling.inner, tiling.columns)
-        z = describe(z_RF, tiling.rows, tiling.finished)
-        with on_device_of(z_RF):
-            product_slope_kernel[(programs(z_RF, tiling),)](
-                *(
-                    dout,
-                    w,
-                    table,
-                    *pointers(weights),
-                    z,
-                    z_RF,
-                    dz_RF,
-                    h_RF,
-                    dots_NR,
-                    R,
-                    blocks,
-                    D,
-                    F,
-                ),
-                **options(tiling),
-                AHEAD=tiling.ahead,
+        dots_RN = z_RF.new_empty(R, F // tiling.columns, dtype=torch.float32)
+    if not R:
+        return Gradients(dz_RF, h_RF, _of_assignments(dots_RN, weights))
+    table, blocks = find_blocks(offsets_E, R, tiling.rows)
+    dout = describe(dout_RD, tiling.rows, tiling.inner)
+    w = describe(w_EDF.flatten(0, 1), tiling.inner, tiling.columns)
+    inputs, outputs = (dout, w, table, _of_rows(weights), z_RF), (dz_RF, h_RF, dots_RN)
+    grid = (programs(z_RF, tiling),)
+    with on_device_of(z_RF):
+        if tiling.form == "shadow":
+            shadow_matmul_slope_kernel[grid](
+                *(*inputs, *outputs, R, blocks, D, F), P=tiling.finished, **options(tiling)
             )
-    return Gradients(dz_RF, h_RF, None if dots_NR is None else dots_NR.sum(0))
+        else:
+            tiles_of_z = describe(z_RF, tiling.rows, tiling.finished)
+            matmul_slope_kernel[grid](
+                *(*inputs, tiles_of_z, *outputs, R, blocks, D, F),
+                C=tiling.finished,
+                FLATTEN=tiling.form == "flat",
+                **options(tiling),
+            )
+    return Gradients(dz_RF, h_RF, _of_assignments(dots_RN, weights))
 
 
 def find_blocks(offsets_E: Tensor, rows: int, block: int) -> tuple[Tensor, int]:
@@ -146,15 +155,29 @@ def programs(x: Tensor, tiling: Tiling) -> int:
 
 
 def options(tiling: Tiling) -> dict[str, Any]:
-    """Return the kernels' options."""
+    """Return what all kernels are told of a tiling."""
     return {
         "M": tiling.rows,
         "N": tiling.columns,
         "K": tiling.inner,
-        "C": tiling.finished,
-        "FLATTEN": tiling.flatten,
-        "SPECIALIZE": tiling.specialize,
         "UPCAST": INTERPRETED,
         "num_warps": tiling.warps,
         "num_stages": tiling.stages,
     }
+
+
+def _of_rows(weights: Weights | None) -> Tensor | None:
+    """Return the weights in the order of the rows: a kernel that waits for one load, not two."""
+    if weights is None or weights.source_R is None:
+        return None if weights is None else weights.values_R.contiguous()
+    return weights.values_R[weights.source_R]
+
+
+def _of_assignments(dots_RN: Tensor | None, weights: Weights | None) -> Tensor | None:
+    """Return the sum over the tiles of a row, in the order of the assignments."""
+    if dots_RN is None or weights is None:
+        return None
+    dweights_R = dots_RN.sum(1)
+    if weights.source_R is None:
+        return dweights_R
+    return torch.empty_like(dweights_R).index_put_((weights.source_R,), dweights_R)

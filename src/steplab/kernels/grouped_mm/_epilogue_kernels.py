@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from steplab.kernels._triton_rounding import narrow
-from steplab.kernels.activation._triton_kernels import gelu, gelu_and_slope, row_weights
+from steplab.kernels.activation._triton_kernels import gelu, gelu_and_slope
 
 
 # fmt: off
@@ -46,43 +46,44 @@ def block_table_kernel(
 
 
 @triton.jit
-def _fetch_ahead(
-    z, table, blocks, tile, rows, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+def find_tile(table, blocks, tile, WIDTH: tl.constexpr, N: tl.constexpr):
+    """Return the group of a tile, its first row, the end of the group's rows, and its column."""
+    block = tile // (WIDTH // N)
+    group = tl.load(table + block)
+    row = tl.load(table + blocks + block)
+    end = tl.load(table + 2 * blocks + block)
+    return group, row, end, tile % (WIDTH // N) * N
+
+
+@triton.jit
+def fetch_ahead(
+    z, row, rows, column, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):
     """Bring a tile of z, 2 bytes an element, into the second-level cache while others work."""
-    row_M = tl.load(table + blocks + tile // (WIDTH // N)) + tl.arange(0, M)
-    row_M = tl.minimum(row_M, rows - 1).to(tl.int64)
-    place_M = z.to(tl.int64) + (row_M * WIDTH + tile % (WIDTH // N) * N) * 2
+    row_M = tl.minimum(row + tl.arange(0, M), rows - 1).to(tl.int64)
+    place_M = z.to(tl.int64) + (row_M * WIDTH + column) * 2
     tl.inline_asm_elementwise(
         "{ cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }", "=r,l,r",
         [place_M, tl.full([M], N * 2, tl.int32)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def multiply(
-    x, w, table, blocks, tile, INNER: tl.constexpr, WIDTH: tl.constexpr, TRANSPOSED: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, UPCAST: tl.constexpr,
+def load_step(
+    x, w, group, row, column, k, INNER: tl.constexpr, WIDTH: tl.constexpr,
+    TRANSPOSED: tl.constexpr, K: tl.constexpr, UPCAST: tl.constexpr,
 ):
-    """Return one tile of the product in fp32, its first row and column, and the end of its group.
+    """Return what step k of a tile's product multiplies.
 
     `x` and `w` are descriptors; w has a group's (WIDTH, INNER) if TRANSPOSED, else (INNER, WIDTH).
     """
-    block = tile // (WIDTH // N)
-    column = tile % (WIDTH // N) * N
-    group = tl.load(table + block)
-    row = tl.load(table + blocks + block)
-    end = tl.load(table + 2 * blocks + block)
-    total_MN = tl.zeros([M, N], tl.float32)
-    for k in range(INNER // K):
-        x_MK = x.load([row, k * K])
-        if TRANSPOSED:
-            w_KN = w.load([group * WIDTH + column, k * K]).T
-        else:
-            w_KN = w.load([group * INNER + k * K, column])
-        if UPCAST:  # Triton's interpreter multiplies bf16 wrongly
-            x_MK, w_KN = x_MK.to(tl.float32), w_KN.to(tl.float32)
-        total_MN = tl.dot(x_MK, w_KN, total_MN)
-    return total_MN, row, column, end
+    x_MK = x.load([row, k * K])
+    if TRANSPOSED:
+        w_KN = w.load([group * WIDTH + column, k * K]).T
+    else:
+        w_KN = w.load([group * INNER + k * K, column])
+    if UPCAST:  # Triton's interpreter multiplies bf16 wrongly
+        x_MK, w_KN = x_MK.to(tl.float32), w_KN.to(tl.float32)
+    return x_MK, w_KN
 
 
 @triton.jit
@@ -138,9 +139,9 @@ def _store_slope(
 
 
 @triton.jit
-def product_gelu_kernel(
-    x, w, table, values, source, z, h, blocks, INNER: tl.constexpr, WIDTH: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, C: tl.constexpr, FLATTEN: tl.constexpr,
+def matmul_gelu_kernel(
+    x, w, table, weights, z, h, blocks, INNER: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, C: tl.constexpr, FLATTEN: tl.constexpr,
     SPECIALIZE: tl.constexpr, UPCAST: tl.constexpr,
 ):
     """Write z = x w^T and weight * gelu(z). Grid: as many programs as stay on the GPU."""
@@ -148,41 +149,46 @@ def product_gelu_kernel(
     for tile in tl.range(
         tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=SPECIALIZE
     ):
-        total_MN, row, column, end = multiply(
-            x, w, table, blocks, tile, INNER, WIDTH, True, M, N, K, UPCAST)
+        group, row, end, column = find_tile(table, blocks, tile, WIDTH, N)
+        total_MN = tl.zeros([M, N], tl.float32)
+        for k in range(INNER // K):
+            x_MK, w_KN = load_step(x, w, group, row, column, k, INNER, WIDTH, True, K, UPCAST)
+            total_MN = tl.dot(x_MK, w_KN, total_MN)
         row_M = row + tl.arange(0, M)
         inside_M = row_M < end
         weight_M = tl.full([M], 1.0, tl.float32)
-        if values is not None:
-            weight_M, _ = row_weights(values, source, row_M, inside_M)
+        if weights is not None:
+            weight_M = tl.load(weights + row_M, mask=inside_M, other=0.0).to(tl.float32)
         _store_gelu(total_MN, z, h, weight_M, row_M, inside_M, column, WIDTH, M, N, C, UPCAST)
 
 
 @triton.jit
-def product_slope_kernel(
-    dout, w, table, values, source, z, z_rows, dz, h, dots, rows, blocks, INNER: tl.constexpr,
+def matmul_slope_kernel(
+    dout, w, table, weights, z, tiles_of_z, dz, h, dots, rows, blocks, INNER: tl.constexpr,
     WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
-    FLATTEN: tl.constexpr, SPECIALIZE: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr,
+    FLATTEN: tl.constexpr, UPCAST: tl.constexpr,
 ):
-    """Write weight * dh * gelu'(z) of dh = dout w, and weight * gelu(z). `z` is a descriptor.
+    """Write weight * dh * gelu'(z) of dh = dout w, and weight * gelu(z).
 
-    `dots`, (WIDTH / N, rows), gets each tile's share of <dh, gelu(z)>, by assignment.
+    `dots`, (rows, WIDTH / N), gets each tile's share of <dh, gelu(z)>.
     """
     tiles = tl.load(table + 3 * blocks) * (WIDTH // N)
-    for tile in tl.range(
-        tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=SPECIALIZE
-    ):
-        if AHEAD:
-            _fetch_ahead(z_rows, table, blocks, tile, rows, WIDTH, M, N)
-        dh_MN, row, column, end = multiply(
-            dout, w, table, blocks, tile, INNER, WIDTH, False, M, N, K, UPCAST)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+        group, row, end, column = find_tile(table, blocks, tile, WIDTH, N)
+        if not UPCAST:
+            fetch_ahead(z, row, rows, column, WIDTH, M, N)
+        dh_MN = tl.zeros([M, N], tl.float32)
+        for k in range(INNER // K):
+            x_MK, w_KN = load_step(dout, w, group, row, column, k, INNER, WIDTH, False, K, UPCAST)
+            dh_MN = tl.dot(x_MK, w_KN, dh_MN)
         row_M = row + tl.arange(0, M)
         inside_M = row_M < end
         weight_M = tl.full([M], 1.0, tl.float32)
-        place_M = row_M
-        if values is not None:
-            weight_M, place_M = row_weights(values, source, row_M, inside_M)
+        if weights is not None:
+            weight_M = tl.load(weights + row_M, mask=inside_M, other=0.0).to(tl.float32)
         dot_M = _store_slope(
-            dh_MN, z, dz, h, weight_M, row, row_M, inside_M, column, WIDTH, M, N, C, UPCAST)
-        if values is not None:
-            tl.store(dots + (column // N).to(tl.int64) * rows + place_M, dot_M, mask=inside_M)
+            dh_MN, tiles_of_z, dz, h, weight_M, row, row_M, inside_M, column, WIDTH, M, N, C,
+            UPCAST)
+        if dots is not None:
+            target_M = dots + row_M.to(tl.int64) * (WIDTH // N) + column // N
+            tl.store(target_M, dot_M, mask=inside_M)
