@@ -25,7 +25,7 @@ def _places(row, end, column, part, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.
     """Return the rows of a part, the places of its elements, and which rows are in the group."""
     row_P = row + part * P + tl.arange(0, P)
     place_PN = row_P.to(tl.int64)[:, None] * WIDTH + (column + tl.arange(0, N))[None, :]
-    return row_P, place_PN, (row_P < end) & (part >= 0) & (part < M // P)
+    return row_P, place_PN, (row_P < end) & (part < M // P)
 
 
 @triton.jit
@@ -101,7 +101,9 @@ def shadow_matmul_gelu_kernel(
             if k <= M // P:
                 now_PN, now_P = z_PN, weight_P
                 z_PN, weight_P = _load_part(z, weights, row, end, column, k, WIDTH, M, N, P)
-                _finish_gelu(now_PN, now_P, h, row, end, column, k - 1, WIDTH, M, N, P, UPCAST)
+                if k > 0:
+                    _finish_gelu(
+                        now_PN, now_P, h, row, end, column, k - 1, WIDTH, M, N, P, UPCAST)
         _store_tile(total_MN, z, next_row, next_end, next_column, WIDTH, M, N, UPCAST)
         row, end, column = next_row, next_end, next_column
     for part in range(M // P):
@@ -137,9 +139,10 @@ def shadow_matmul_slope_kernel(
                 now_PN, slope_PN, now_P = z_PN, dh_PN, weight_P
                 z_PN, weight_P = _load_part(z, weights, row, end, column, k, WIDTH, M, N, P)
                 dh_PN, _ = _load_part(dz, None, row, end, column, k, WIDTH, M, N, P)
-                _finish_slope(
-                    now_PN, slope_PN, now_P, dz, h, dots, row, end, column, k - 1, WIDTH, M,
-                    N, P, UPCAST)
+                if k > 0:
+                    _finish_slope(
+                        now_PN, slope_PN, now_P, dz, h, dots, row, end, column, k - 1, WIDTH, M,
+                        N, P, UPCAST)
         _store_tile(total_MN, dz, next_row, next_end, next_column, WIDTH, M, N, UPCAST)
         row, end, column = next_row, next_end, next_column
     for part in range(M // P):
