@@ -45,13 +45,13 @@ def _normal_tail(z):
 
 
 @triton.jit
-def _gelu(z):
+def gelu(z):
     tail, _ = _normal_tail(z)
     return tl.maximum(z, 0.0) - tl.abs(z) * tail
 
 
 @triton.jit
-def _gelu_and_slope(z):
+def gelu_and_slope(z):
     tail, bell = _normal_tail(z)
     away = tl.abs(z)
     below = tail - away * (bell * DENSITY_AT_0)  # the slope at -|z|
@@ -92,7 +92,7 @@ def activation_forward_kernel(
         up_RC = tl.load(z_RC + WIDTH, mask=inside_RC, other=0.0).to(tl.float32)
         h_RC = first_RC * _sigmoid(first_RC) * up_RC
     else:
-        h_RC = _gelu(first_RC)
+        h_RC = gelu(first_RC)
     if values is not None:
         weight_R, _ = _row_weights(values, source, row_R, inside_R)
         h_RC *= weight_R[:, None]
@@ -134,7 +134,7 @@ def activation_backward_kernel(
             dup_RC = narrow(weighed_RC * silu_RC, dtype, UPCAST)
             tl.store(dz + wide_RC + WIDTH, dup_RC, mask=inside_RC)
         else:
-            h_RC, rise_RC = _gelu_and_slope(first_RC)
+            h_RC, rise_RC = gelu_and_slope(first_RC)
             dfirst_RC = weighed_RC * rise_RC
         tl.store(dz + wide_RC, narrow(dfirst_RC, dtype, UPCAST), mask=inside_RC)
         tl.store(dh_RC, narrow(h_RC * weight_R[:, None], dtype, UPCAST), mask=inside_RC)

@@ -15,6 +15,7 @@ from torch import Tensor
 from steplab.kernels import activation as activation_op
 from steplab.kernels.experts._rows import add_up, gather
 from steplab.kernels.grouped_mm import product, weight_gradient
+from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, product_gelu, product_slope
 
 
 @torch.library.custom_op("steplab::fused_experts", mutates_args=())
@@ -31,11 +32,14 @@ def fused_experts(
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, z_RF); `matmul` names the grouped product."""
     x_RD = gather(x_TD, source_R, row_TK.shape[1])
-    z_RF = product(matmul, x_RD, w_in_EFD.transpose(-2, -1), offsets_E)
-    del x_RD
     # Weighed here and not after the second product: one factor in a pass that is there anyway.
     weights = activation_op.Weights(weights_TK.flatten(), source_R)
-    h_RF = activation_op.forward(activation_op.choose(z_RF), z_RF, activation, weights)
+    if activation == IN_PRODUCT:
+        z_RF, h_RF = product_gelu(x_RD, w_in_EFD, offsets_E, weights)
+    else:
+        z_RF = product(matmul, x_RD, w_in_EFD.transpose(-2, -1), offsets_E)
+        h_RF = activation_op.forward(activation_op.choose(z_RF), z_RF, activation, weights)
+    del x_RD
     y_RD = product(matmul, h_RF, w_out_EDF.transpose(-2, -1), offsets_E)
     del h_RF
     return add_up(y_RD, row_TK), z_RF
@@ -69,12 +73,15 @@ def fused_experts_backward(
     """Return the gradients of x, the weights and both matrices; empty where not needed."""
     chosen = row_TK.shape[1]
     dout_RD = gather(dout_TD, source_R, chosen)
-    dh_RF = product(matmul, dout_RD, w_out_EDF, offsets_E)
     weights = activation_op.Weights(weights_TK.flatten(), source_R)
-    impl = activation_op.choose(z_RF)
-    dz_RF, h_RF, dweights_R = activation_op.backward(impl, z_RF, dh_RF, activation, weights)
+    if activation == IN_PRODUCT:
+        dz_RF, h_RF, dweights_R = product_slope(dout_RD, w_out_EDF, offsets_E, z_RF, weights)
+    else:
+        dh_RF = product(matmul, dout_RD, w_out_EDF, offsets_E)
+        impl = activation_op.choose(z_RF)
+        dz_RF, h_RF, dweights_R = activation_op.backward(impl, z_RF, dh_RF, activation, weights)
+        del dh_RF
     assert dweights_R is not None
-    del dh_RF
     dw_out_EDF, dw_in_EFD, dx_TD = (t.new_empty(0) for t in (w_out_EDF, w_in_EFD, x_TD))
     if need_dw_out:
         dw_out_EDF = weight_gradient(matmul, dout_RD, h_RF, offsets_E)

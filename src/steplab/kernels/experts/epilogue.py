@@ -1,0 +1,29 @@
+"""As `fused`, with gelu and its slope in the kernels of the products beside them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from steplab.kernels.experts import ExpertWeights, GroupedMatmul, fused
+from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, refuse_shape
+
+UNTRIED = "no GPU has measured it yet"
+
+
+def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
+    """Return why it cannot run, or ""."""
+    if experts.activation != "gelu":
+        return f"needs gelu, not {experts.activation}"
+    return fused.refuse(x_TD, experts) or refuse_shape(x_TD, *experts.w_out_EDF.shape[1:])
+
+
+def experts(
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    experts_TK: Tensor,
+    experts: ExpertWeights,
+    matmul: GroupedMatmul,
+) -> tuple[Tensor, Tensor]:
+    """Return (output_TD, 0)."""
+    in_product = experts._replace(activation=IN_PRODUCT)
+    return fused.experts(x_TD, weights_TK, experts_TK, in_product, matmul)
