@@ -129,9 +129,26 @@ def test_right_padding_changes_nothing_before_it(model):
         model(one, valid_BL=~valid)
 
 
-def test_a_row_of_padding_is_finite_forward_and_backward(model):
-    none = torch.zeros(1, 20, dtype=torch.bool)
-    logits = model(tokens(1, 20), valid_BL=none)
+@pytest.mark.parametrize("impl", ["sequential", "fft"])
+def test_garbage_under_the_mask_is_gone_before_the_averages(model, impl):
+    """A Fourier transform would spread one NaN over its whole row, also to what came before."""
+    attention = model.blocks[0].attention
+    attention.averages.impl = impl
+    valid = torch.arange(30)[None] < 21
+    x = torch.randn(1, 30, SMALL.width, dtype=torch.float64)
+    plain = attention(torch.where(valid[..., None], x, 0.0), valid)[0]
+    spoilt = torch.where(valid[..., None], x, torch.nan).requires_grad_()
+    found = attention(spoilt, valid)[0]
+    assert torch.equal(found, plain)
+    found.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in (spoilt, *attention.parameters()))
+
+
+@pytest.mark.parametrize("length", [0, 10])
+def test_a_row_or_chunk_of_padding_is_finite_forward_and_backward(model, length):
+    """Chunks have 16 tokens: nothing but padding in all of them, or in all but the first."""
+    valid = torch.arange(40)[None] < length
+    logits = model(tokens(1, 40), valid_BL=valid)
     logits.sum().backward()
     assert torch.isfinite(logits).all()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
