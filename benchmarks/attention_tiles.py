@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from steplab.cli.flags import exit_without_gpu
+
 BATCH, HEADS, LENGTH = 16, 12, 4096
 WORKERS = min(13, os.cpu_count() or 1)
 PRODUCTS = {"forward": 2, "dq": 3, "dkdv": 4}  # matrix products that each kernel executes
@@ -367,6 +369,7 @@ def print_whole(width: int, worker: Worker, rows: list[dict[str, Any]], end: flo
 def main() -> None:
     """Check all, time those that are right, print."""
     begin = time.monotonic()
+    exit_without_gpu(__file__)
     total = float(sys.argv[1]) if len(sys.argv) > 1 else 115.0
     rows: list[dict[str, Any]] = [
         {"width": width, "kernel": kernel, "tiling": text}

@@ -22,6 +22,7 @@ import torch
 
 import steplab
 from steplab.cli.command import Parser
+from steplab.cli.flags import exit_without_gpu
 from steplab.engine.trial import trial
 from steplab.errors import SteplabError, UserError, did_you_mean
 from steplab.record import Run, Table
@@ -63,13 +64,11 @@ Row = tuple[Any, ...]
 
 
 def spec(recipe: str, mode: str, batch: int, changes: Mapping[str, Any]) -> RunSpec:
-    """Return the spec of one row; the smallest size where there is no GPU."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    size = "small" if device == "cuda" else "tiny"
-    config = find_workload("tsmoe").resolve(size, dict(changes))
-    fields: dict[str, Any] = {"batch": batch, "mode": mode, "device": device}
+    """Return the spec of one row."""
+    config = find_workload("tsmoe").resolve("small", dict(changes))
+    fields: dict[str, Any] = {"batch": batch, "mode": mode, "device": "cuda"}
     chosen = parse_recipe(recipe)
-    return RunSpec("tsmoe", config, size, recipe=chosen, warmup=3, steps=20, **fields)
+    return RunSpec("tsmoe", config, "small", recipe=chosen, warmup=3, steps=20, **fields)
 
 
 def rows(
@@ -100,8 +99,6 @@ def _figures(run: Run, ms: float | None, baseline: float | None) -> tuple[Any, .
 
 def direct() -> Iterator[Row]:
     """`steplab.graph` of the module itself, against calling it; batch 1, bf16 autocast."""
-    if not torch.cuda.is_available():
-        return
     workload = find_workload("tsmoe").open(find_workload("tsmoe").resolve("small", {}))
     with torch.device("cuda"):
         model = workload.model().eval()
@@ -161,6 +158,7 @@ def main() -> int:
         for part in args.parts:
             if part not in PARTS:
                 raise UserError(f"There is no part {part!r}.", did_you_mean(part, PARTS))
+        exit_without_gpu(__file__)
         print_table(measured(args.parts or list(PARTS), args.out))
     except SteplabError as error:
         print(f"cuda_graphs.py: {error}", file=sys.stderr)
@@ -170,7 +168,7 @@ def main() -> int:
 
 def measured(parts: list[str], out: list[Path]) -> Table:
     """Return the table of the parts; the files are written after every row."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name()
     table = Table(f"CUDA graphs of tsmoe, {name}", COLUMNS, (), f"torch {torch.__version__}")
     for part in parts:
         for row in PARTS[part]():

@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from steplab.cli.flags import exit_without_gpu
+
 BATCH, LENGTH, WIDTH, MODES, GROUPS = 4, 4096, 1024, 16, 32
 CHECKED_LENGTH = 700  # several chunks and a rest
 ROTATION = 4  # inputs of 33.5 MB each: together more than the 50 MB of an H200's second-level cache
@@ -290,6 +292,7 @@ def main() -> None:
     """Whole ops, then kernels, then cuts for as long as there is time."""
     import torch
 
+    exit_without_gpu(__file__)
     begin = time.monotonic()
     deadline = begin + (float(sys.argv[1]) if len(sys.argv) > 1 else 78.0)
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from steplab.cli.flags import exit_without_gpu
 from steplab.kernels import activation as activation_op
 from steplab.kernels import grouped_mm as grouped_mm_op
 from steplab.kernels.activation import triton_rows
@@ -241,6 +242,7 @@ def _layer_row(label: str, run: Any, layer: Any, x: torch.Tensor, d_out: torch.T
 
 def main() -> None:
     """Run the parts named, or all."""
+    exit_without_gpu(__file__)
     parts = sys.argv[1:] or ["kernels", "layers"]
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), torch.__version__)

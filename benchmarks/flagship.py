@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from steplab.cli.command import Parser
+from steplab.cli.flags import exit_without_gpu
 from steplab.engine.trial import trial
 from steplab.errors import SteplabError, UserError, did_you_mean
 from steplab.hardware.catalog import find_card
@@ -70,6 +71,7 @@ def main() -> int:
         args = parser.parse(sys.argv[1:])
         check_suffixes(args.out)
         names = chosen(args.only)
+        exit_without_gpu(__file__)
         runs = {}
         for name in names:
             runs[name] = trial(spec_of(name, args.size, args.batch, args.steps))

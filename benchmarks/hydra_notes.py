@@ -26,6 +26,7 @@ import torch
 from hydra_cells import STEP, Desk, kernels, timed
 
 from steplab.cli.command import Parser
+from steplab.cli.flags import exit_without_gpu
 from steplab.engine.profiling.plan import Plan
 from steplab.errors import SteplabError, UserError, did_you_mean
 from steplab.explain.rows import Rows
@@ -62,6 +63,8 @@ def main() -> int:
         for name in args.sections:
             if name not in SECTIONS:
                 raise UserError(f"There is no section {name!r}.", did_you_mean(name, SECTIONS))
+        if args.device == "cuda":
+            exit_without_gpu(__file__)
         began = time.monotonic()
         desk = Desk(args.device, args.steps, began + args.seconds, args.out)
         device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steplab.cli.flags import exit_without_gpu
 from steplab.kernels import cross_entropy as op
 from steplab.kernels.cross_entropy import _by_words, _chunked_head, _triton_rows
 
@@ -170,6 +171,7 @@ def wholes(weight_dtype: torch.dtype) -> None:
 
 def main() -> None:
     """Print all tables."""
+    exit_without_gpu(__file__)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, T {T} D {D} V {V}, bf16")
     rows, words = _chunked_head.chunk_rows(T, 2 * PADDED_V), _by_words.chunk_words(V, 2 * T)
     for weight_dtype in (BF16, FP32):

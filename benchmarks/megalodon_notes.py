@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from steplab.cli.flags import exit_without_gpu
+
 STREAMED = 100_000
 PLAIN = "precision=bf16,impl.ema=fft_table,impl.timestep_norm=reference,impl.attention=reference"
 BEST = "precision=bf16-weights,optimizer=one-pass,compile=blocks,cuda_graph=step"
@@ -222,6 +224,7 @@ def main() -> None:
     """Print all rows."""
     import torch
 
+    exit_without_gpu(__file__)
     begin = time.monotonic()
     deadline = begin + (float(sys.argv[1]) if len(sys.argv) > 1 else 115.0)
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)

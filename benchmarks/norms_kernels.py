@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steplab.cli.flags import exit_without_gpu
 from steplab.kernels import rms_norm as norm_op
 from steplab.kernels import rotary as rotary_op
 from steplab.kernels.adamw import Rule, Weight
@@ -273,6 +274,7 @@ def check() -> None:
 
 def main() -> None:
     """Print the comparison, then the tilings."""
+    exit_without_gpu(__file__)
     begin = time.monotonic()
     deadline = begin + (float(sys.argv[1]) if len(sys.argv) > 1 else 45.0)
     torch.manual_seed(0)

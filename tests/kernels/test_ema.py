@@ -63,11 +63,19 @@ def test_nothing_remembered_stays_finite(impl):
 
 
 def test_states_never_grow():
+    """|q| < 1; where what a step forgets is below 1e-16, the nearest fp64 number is 1."""
     alpha, delta = (100 * torch.randn(50, 4) for _ in range(2))
     parameters = Parameters(alpha, delta, 50 * torch.randn(50), torch.randn(50, 4, 2), alpha[:, 0])
     rho = coefficients(parameters).rho_DN
     assert bool((rho >= 0).all() and (rho <= 1).all())
-    assert bool((coefficients(make(Case(width=50)).parameters).rho_DN < 1).all())
+    for memory in (0.0, -4.0, -16.0):
+        assert bool(
+            (coefficients(make(Case(width=50, memory=memory)).parameters).q_DN.abs() < 1).all()
+        )
+    x = torch.zeros(1, 1000, 50, dtype=torch.float64)
+    x[:, 0] = 1.0
+    last = op.ema("sequential", x, parameters, None, True)[1]
+    assert float(last.square().sum(1).max()) <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 64, 200])
@@ -77,15 +85,36 @@ def test_fft_equals_the_definition(length, state):
     check("fft", case, slack=FFT_SLACK)
 
 
+@pytest.mark.parametrize("length", [4096, 4099])
 @pytest.mark.parametrize("impl", ["fft", "fft_table"])
-def test_long_sequences(impl):
-    """4099 steps: 1e-5 is asked for; coefficients from fp64 keep it at a memory of 3000 steps."""
-    inputs = make(Case(length=4099, modes=4))
+def test_long_sequences(impl, length):
+    """1e-5 is asked for."""
+    inputs = make(Case(length=length, modes=4))
     short = op.ema(impl, inputs.x, inputs.parameters)[0]
     truth = op.ema("sequential", inputs.x.double(), inputs.double().parameters)[0]
     assert float((short - truth).abs().max()) <= 1e-5
-    if impl == "fft":
-        check(impl, Case(length=1500, modes=4, memory=-4.0, last=True), slack=FFT_SLACK)
+
+
+def test_long_sequences_at_a_long_memory():
+    """3000 steps are remembered: coefficients from fp64 keep outputs, states and gradients."""
+    case = Case(length=4096, modes=4, memory=-4.0, state=True, last=True)
+    check("fft", case, slack=FFT_SLACK)
+    inputs, wide = make(case), make(case).double()
+    found = op.ema("fft", inputs.x, inputs.parameters, inputs.state)[0]
+    truth = op.ema("sequential", wide.x, wide.parameters, wide.state)[0]
+    assert float((found - truth).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("place", [0, 5, 19])
+def test_the_definition_sees_no_future(place):
+    """A NaN leaves every earlier step as it was, to the bit."""
+    inputs = make(Case())
+    spoilt = inputs.x.clone()
+    spoilt[:, place] = torch.nan
+    clean = op.ema("sequential", inputs.x, inputs.parameters)[0]
+    found = op.ema("sequential", spoilt, inputs.parameters)[0]
+    assert torch.equal(found[:, :place], clean[:, :place])
+    assert bool(found[:, place:].isnan().all())
 
 
 def test_the_kernel_is_built_from_two_short_tables():

@@ -8,6 +8,7 @@ import torch
 from steplab.errors import Unsupported
 from steplab.kernels import timestep_norm as op
 from steplab.kernels.timestep_norm import Affine, Statistics
+from steplab.workloads.megalodon.norms import TimestepNorm
 from tests.kernels.case import Named
 from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
@@ -160,6 +161,20 @@ class Interpreted:
         affine = Affine(inputs.leaves["weight"], inputs.leaves["bias"], 3, EPS)
         y, last = op.timestep_norm("triton_running", inputs.leaves["x"][:, :0], affine, keeps=True)
         assert y.shape == (1, 0, 12) and last.count_B.tolist() == [0]
+
+    def test_a_mask_goes_to_the_definition(self):
+        """Also where the kernels could run; garbage under the mask reaches no gradient."""
+        norm, x = TimestepNorm(12, 3, EPS), make(Case()).leaves["x"]
+        valid = torch.ones(1, 9, dtype=torch.bool)
+        valid[0, 6:] = False
+        spoilt = torch.where(valid[..., None], x, torch.nan).requires_grad_()
+        y, last = norm(spoilt, None, valid, True)
+        assert norm.ran == "reference" and last.count_B.tolist() == [6]
+        alone, _ = norm(x[:, :6])
+        assert norm.ran == "triton_running"
+        torch.testing.assert_close(y[:, :6], alone, rtol=2e-5, atol=2e-5)
+        gradients = torch.autograd.grad(y.square().sum(), [spoilt, norm.weight, norm.bias])
+        assert not y[:, 6:].any() and all(d.isfinite().all() for d in gradients)
 
     def test_any_strides_and_expanded_gradients(self):
         case = Case()

@@ -1,9 +1,15 @@
 """Each technique changes what it says; what ran is compared with what was asked."""
 
+import dataclasses
+from pathlib import Path
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
 
+from steplab import shelf
+from steplab.codec import type_hints
 from steplab.engine.assemble import assemble, micro_batches
 from steplab.engine.trial import trial
 from steplab.errors import Unsupported
@@ -16,6 +22,22 @@ from steplab.techniques.parse import parse_recipe, technique
 def loss_of(spec):
     step = assemble(spec)
     return step(next(micro_batches(step, spec))).loss.item()
+
+
+def test_the_guide_names_every_technique_value_and_setting():
+    guide = Path(__file__).parents[2] / "docs" / "techniques.md"
+    lines = [line.split("|") for line in guide.read_text(encoding="utf-8").splitlines()]
+    values = {row[1].strip(): row[2] for row in lines if len(row) == 7}
+    for name in shelf.names("steplab.techniques", "TECHNIQUE"):
+        if name == "impl":  # its settings are the folders of kernels
+            assert "`impl.<op>`" in values
+            continue
+        settings = technique(name).settings
+        first, *others = (field.name for field in dataclasses.fields(settings))
+        wanted = [f"`{word}`" for word in get_args(type_hints(settings)[first])]
+        wanted += [f"`.{other}" for other in others]
+        missing = [word for word in wanted if word not in values[f"`{name}`"]]
+        assert not missing, f"{name}: {missing}"
 
 
 def test_bf16_reaches_the_matmuls_and_leaves_weights_alone(tiny_spec):

@@ -13,7 +13,7 @@ from steplab.techniques.parse import parse_recipe
 from steplab.workloads.hydra.config import PRESETS
 from steplab.workloads.hydra.losses import Advantage, ponder_loss, share_loss
 from steplab.workloads.hydra.model import Hydra, Stream
-from steplab.workloads.hydra.work import parameters, work
+from steplab.workloads.hydra.work import matmul_parameters, parameters, work
 from steplab.workloads.workload import find_workload
 from tests.workloads.hydra_models import SMALL, gradients, make, tokens
 
@@ -77,6 +77,15 @@ def test_flops_equal_torchs_count(attention, mod, mor):
     found = work(config, 2, "full", {"attention": "reference"})
     assert found.hardware == pytest.approx(counter.get_total_flops(), rel=1e-3)
     assert found.model < found.hardware
+
+
+def test_the_formula_says_that_shared_weights_count_more_than_once():
+    """One more pass multiplies the feed-forwards' weights once more; the model stays as large."""
+    once, twice = (replace(SMALL, mod="dense", mor="fixed", recursions=n) for n in (1, 2))
+    more = matmul_parameters(twice) - matmul_parameters(once)
+    assert more == SMALL.blocks * 3 * SMALL.width * SMALL.ff_width
+    words = f"6 x {matmul_parameters(twice):,} multiplied weights per token (shared ones once per "
+    assert work(twice, 2, "full", {}).formula.startswith(words)
 
 
 def test_where_depth_decides_there_is_no_formula():

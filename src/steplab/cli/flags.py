@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from steplab.codec import read_word, type_hints
-from steplab.errors import UserError, no_gpu
+from steplab.errors import Unsupported, UserError, no_gpu
 from steplab.record import Environment
 from steplab.workloads.workload import Entry, find_workload
 
@@ -92,3 +94,16 @@ def chosen_device(asked: str, environment: Environment) -> str:
     if asked == "auto":
         return "cuda" if environment.accelerators else "cpu"
     return asked
+
+
+def exit_without_gpu(script: str) -> None:
+    """End a script that measures GPUs only where there is none: one sentence, exit code 3."""
+    import torch
+
+    if not torch.cuda.is_available():
+        error = Unsupported(
+            "There is nothing to measure: torch sees no GPU.",
+            "Install a CUDA build of torch and check the driver.",
+        )
+        print(f"{Path(script).name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

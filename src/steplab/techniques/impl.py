@@ -19,7 +19,7 @@ UNLIKELY = 0.05  # what `auto` has passed over: tried when little else is left
 class Impl(Technique):
     """Its settings are the ops that exist in `kernels/`; each value is a file there, or `auto`."""
 
-    summary = "implementation of an op: impl.attention=cudnn|flash|efficient|math|reference|auto"
+    summary = "implementation of an op: impl.attention=flash, any other file in its folder, or auto"
     stage = Stage.IMPLEMENTATION
     settings = None  # keyed by op, so not a dataclass
 

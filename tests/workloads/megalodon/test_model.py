@@ -1,11 +1,13 @@
 """The whole model: sizes, wiring, chunks, masks, precision and training."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
 
 from steplab.errors import Unsupported, UserError
+from steplab.techniques.checkpointing import recompute
 from steplab.workloads.megalodon.attention import rotate_pairs
 from steplab.workloads.megalodon.config import PRESETS, MegalodonConfig
 from steplab.workloads.megalodon.model import Megalodon
@@ -129,9 +131,26 @@ def test_right_padding_changes_nothing_before_it(model):
         model(one, valid_BL=~valid)
 
 
-def test_a_row_of_padding_is_finite_forward_and_backward(model):
-    none = torch.zeros(1, 20, dtype=torch.bool)
-    logits = model(tokens(1, 20), valid_BL=none)
+@pytest.mark.parametrize("impl", ["sequential", "fft"])
+def test_garbage_under_the_mask_is_gone_before_the_averages(model, impl):
+    """A Fourier transform would spread one NaN over its whole row, also to what came before."""
+    attention = model.blocks[0].attention
+    attention.averages.impl = impl
+    valid = torch.arange(30)[None] < 21
+    x = torch.randn(1, 30, SMALL.width, dtype=torch.float64)
+    plain = attention(torch.where(valid[..., None], x, 0.0), valid)[0]
+    spoilt = torch.where(valid[..., None], x, torch.nan).requires_grad_()
+    found = attention(spoilt, valid)[0]
+    assert torch.equal(found, plain)
+    found.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in (spoilt, *attention.parameters()))
+
+
+@pytest.mark.parametrize("length", [0, 10])
+def test_a_row_or_chunk_of_padding_is_finite_forward_and_backward(model, length):
+    """Chunks have 16 tokens: nothing but padding in all of them, or in all but the first."""
+    valid = torch.arange(40)[None] < length
+    logits = model(tokens(1, 40), valid_BL=valid)
     logits.sum().backward()
     assert torch.isfinite(logits).all()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
@@ -229,6 +248,8 @@ def test_fp16_is_refused_and_bf16_is_close():
     assert averages.gamma_DN2.dtype == averages.alpha_DN.dtype == torch.float32
     assert model.blocks[0].attention.values.weight.dtype == torch.bfloat16
     assert torch.isfinite(model(one, targets))
+    with pytest.raises(Unsupported, match="fp16"):
+        model.to(torch.float16)(one)
 
 
 def test_all_paths_of_the_averages_agree(model):
@@ -241,6 +262,19 @@ def test_all_paths_of_the_averages_agree(model):
         assert model.blocks[0].attention.averages.ran == impl
     torch.testing.assert_close(found["fft"], found["sequential"], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found["fft_table"], found["sequential"], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_recomputed_blocks_have_the_same_gradients(model, every):
+    """To the bit, also where the states after the last token are kept."""
+    again = deepcopy(model)
+    for index, block in enumerate(again.blocks):
+        recompute(block, index % every == 0, rng=True)
+    for one in (model, again):
+        one.keeps_states = True
+        one(tokens(2, 37), tokens(2, 37)).backward()
+    for (name, plain), found in zip(model.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(plain.grad, found.grad), name
 
 
 def test_one_graph_with_the_same_values(model):

@@ -89,6 +89,28 @@ def test_masked_tokens_are_as_if_they_were_not_there():
     torch.testing.assert_close(state.variance_BG[:1], own.variance_BG, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("garbage", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("places", [[0, 3, 4], [11], list(range(12))])
+def test_garbage_that_is_masked_reaches_nothing(garbage, places):
+    """Outputs, statistics and all gradients are those of zeros in its place, to the bit."""
+    norm, x = make_norm(), torch.randn(2, 12, WIDTH)
+    valid = torch.ones(2, 12, dtype=torch.bool)
+    valid[0, places] = False
+
+    def everything(stand_in):
+        filled = x.clone()
+        filled[0, places] = stand_in
+        before = Statistics(torch.tensor([0, 5]), torch.zeros(2, GROUPS), torch.ones(2, GROUPS))
+        leaves = [filled.requires_grad_(), norm.weight, norm.bias]
+        y, last = norm(filled, before, valid, True)
+        out = y.square().sum() + last.mean_BG.sum() + last.variance_BG.sum()
+        return [y, *last, *torch.autograd.grad(out, leaves)]
+
+    found = everything(garbage)
+    assert all(torch.equal(a, b) for a, b in zip(found, everything(0.0), strict=True))
+    assert not found[4][0, places].any()
+
+
 def test_a_row_without_a_token_keeps_its_statistics():
     x = torch.randn(1, 5, WIDTH, requires_grad=True)
     none = torch.zeros(1, 5, dtype=torch.bool)

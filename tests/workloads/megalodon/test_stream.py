@@ -52,6 +52,55 @@ def test_the_cache_has_one_size_and_no_gradients(model):
     assert size == keys + states + statistics
 
 
+@pytest.mark.parametrize("seen", [1, 16, 23])
+def test_a_saved_stream_goes_on(model, seen, tmp_path):
+    """In another stream, from a file, with the same bits; the first one is left as it was."""
+    one = tokens(2, 40)
+    first = Stream(model, 2)
+    first(one[:, :seen])
+    torch.save(first.cache.state_dict(), tmp_path / "cache.pt")
+    again = Stream(model, 2)
+    again(tokens(2, 5))
+    again.cache.load_state_dict(torch.load(tmp_path / "cache.pt"))
+    assert again.tokens == seen
+    for at in (slice(seen, seen + 1), slice(seen + 1, 40)):
+        assert torch.equal(first(one[:, at]), again(one[:, at]))
+
+
+def test_a_copy_does_not_move_with_its_stream(model):
+    stream = Stream(model, 1)
+    stream(tokens(1, 9))
+    kept = stream.cache.state_dict()
+    expected = stream(tokens(1, 3))
+    stream.cache.load_state_dict(kept)
+    assert torch.equal(stream(tokens(1, 3)), expected)
+
+
+def test_rows_go_on_from_other_rows(model):
+    """As beams do: row 1 twice, then row 0; nothing moves in memory."""
+    one, more, rows = tokens(3, 21), tokens(3, 13).flip(1), torch.tensor([1, 1, 0])
+    stream = Stream(model, 3)
+    stream(one)
+    addresses = [x.data_ptr() for x in stream.cache.tensors]
+    stream.cache.reindex(rows)
+    whole = model(torch.cat([one[rows], more], 1))
+    for t in range(13):
+        found = stream(more[:, t : t + 1])
+        torch.testing.assert_close(found, whole[:, 21 + t], rtol=1e-11, atol=1e-11)
+    assert [x.data_ptr() for x in stream.cache.tensors] == addresses
+    with pytest.raises(UserError, match="Name one row for each"):
+        stream.cache.reindex(torch.tensor([0, 1]))
+
+
+def test_another_models_cache_is_refused(model):
+    cache = Stream(model, 2).cache
+    with pytest.raises(UserError, match="averages' differs"):
+        cache.load_state_dict(Stream(model, 1).cache.state_dict())
+    narrow = {name: x.float() for name, x in cache.state_dict().items() if name == "1.keys"}
+    with pytest.raises(UserError, match="keys' differs"):
+        cache.load_state_dict(cache.state_dict() | narrow)
+
+
 def test_wrong_pieces_are_refused(model):
     stream = Stream(model, 2)
     with pytest.raises(UserError, match="2 rows"):
@@ -84,6 +133,26 @@ def test_gpu_graph_equals_eager():
         for piece in (one[:, :10], *one[:, 10:].split(1, 1)):
             torch.testing.assert_close(graphed(piece), plain(piece), rtol=1e-5, atol=1e-5)
     assert graphed.graph is not None
+
+
+@pytest.mark.gpu
+def test_gpu_a_captured_step_goes_on_from_a_saved_cache():
+    torch.manual_seed(0)
+    model = Megalodon(SMALL).cuda().eval()
+    one, stream = tokens(2, 12).cuda(), Stream(model, 2)
+    with torch.inference_mode():
+        for t in range(4):
+            stream(one[:, t : t + 1])
+        kept = stream.cache.state_dict()
+        expected = [stream(one[:, t : t + 1]) for t in range(4, 12)]
+        stream.cache.load_state_dict(kept)
+        found = [stream(one[:, t : t + 1]) for t in range(4, 12)]
+        stream.cache.load_state_dict(kept)
+        stream.cache.reindex(torch.tensor([1, 0], device="cuda"))
+        turned = [stream(one.flip(0)[:, t : t + 1]).flip(0) for t in range(4, 12)]
+    assert stream.graph is not None
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    torch.testing.assert_close(turned, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu

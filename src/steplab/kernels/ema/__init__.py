@@ -1,6 +1,6 @@
 """ComplexEMA: each of D channels runs through N complex exponential moving averages.
 
-    g_t = q g_{t-1} + x_t        q = rho e^(i phi), |q| < 1, one per channel and mode
+    g_t = q g_{t-1} + x_t        q = rho e^(i phi), |q| <= 1, one per channel and mode
     y_t = Re(sum over modes of c g_t) + omega x_t
 
 x and y are (B, L, D). The state g is (B, 2, N, D): real and imaginary part. The moving average

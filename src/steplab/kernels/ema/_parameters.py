@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Parameters(NamedTuple):
-    """What is trained; all real. Logits may have any value: |q| stays below 1."""
+    """What is trained; all real. Logits may have any value: |q| is at most 1."""
 
     alpha_DN: Tensor  # logit of the input's share
     delta_DN: Tensor  # logit of how much of that share is forgotten

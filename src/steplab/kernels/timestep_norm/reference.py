@@ -26,6 +26,9 @@ def timestep_norm(
 ) -> tuple[Tensor, Statistics | None]:
     """Return the normed tokens and, if `keeps`, the statistics behind the last one."""
     wide = torch.promote_types(x_BLD.dtype, torch.float32)
+    if valid_BL is not None:
+        # Before any arithmetic: a NaN would spoil all gradients, even through outputs of 0.
+        x_BLD = torch.where(valid_BL[..., None], x_BLD, 0.0)
     x_BLGS = x_BLD.to(wide).unflatten(-1, (affine.groups, -1))
     variance_BLG, mean_BLG = torch.var_mean(x_BLGS, -1, correction=0)
     count_BL, mean_BGL, variance_BGL = running(mean_BLG, variance_BLG, before, valid_BL)
@@ -57,8 +60,6 @@ def running(
     count_B, prior_BG, prior_variance_BG = before
     mean_BGL, variance_BGL = (x.double().transpose(1, 2) for x in (mean_BLG, variance_BLG))
     is_new_B1 = (count_B == 0)[:, None]
-    if valid_BL is not None:
-        is_new_B1 = is_new_B1 & valid_BL[:, :1]  # what stands in for a token may be anything
     guess_BG1 = torch.where(is_new_B1, mean_BGL[..., 0], prior_BG.double()).detach()[..., None]
     away_BGL = mean_BGL - guess_BG1
     square_BGL = variance_BGL + away_BGL.square()

@@ -68,7 +68,11 @@ def work(config: HydraConfig, batch: int, mode: Mode, ran: Mapping[str, str]) ->
     extra = 2.0 * _zeros(config) * found.tokens * PASSES[mode]
     if PASSES[mode] == 3 and config.mor != "fixed" and "chunked" in ran.get("cross_entropy", ""):
         extra += 2.0 * config.vocab_size * config.width * found.tokens  # logits, once more
-    return replace(found, hardware=found.hardware + extra)
+    formula = (
+        f"{2 * PASSES[mode]} x {active:,} multiplied weights per token (shared ones once per pass) "
+        "+ attention over visible pairs"
+    )
+    return replace(found, hardware=found.hardware + extra, formula=formula)
 
 
 def _projections(config: HydraConfig) -> int:

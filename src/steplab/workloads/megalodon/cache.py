@@ -9,7 +9,7 @@ token's step can be replayed for ever.
 # D width, N modes
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -110,15 +110,53 @@ class Cache:
         self.statistics = Statistics.fresh(batch, config.norm_groups, like)
 
     @property
+    def named(self) -> dict[str, Tensor]:
+        """All tensors by name, always in the same order."""
+        found = {"position": self.position.tokens_1, **_named("norm", self.statistics)}
+        for index, layer in enumerate(self.layers):
+            found |= {f"{index}.keys": layer.keys_BHCK, f"{index}.values": layer.values_BHCV}
+            found |= {f"{index}.averages": layer.averages_B2ND}
+            found |= _named(f"{index}.norm", layer.statistics)
+        return found
+
+    @property
     def tensors(self) -> list[Tensor]:
         """All tensors, always in the same order."""
-        found = [self.position.tokens_1, *self.statistics]
-        for layer in self.layers:
-            own = (layer.keys_BHCK, layer.values_BHCV, layer.averages_B2ND)
-            found += [*own, *layer.statistics]
-        return found
+        return list(self.named.values())
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(x.nbytes for x in self.tensors)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of all tensors by name: to go on from here later, or in another process."""
+        return {name: x.clone() for name, x in self.named.items()}
+
+    def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
+        """Go on from where a cache of the same shape was, in place."""
+        own = self.named
+        shapes, theirs = ({n: (x.shape, x.dtype) for n, x in d.items()} for d in (own, saved))
+        if shapes != theirs:
+            wrong = min(n for n in {*shapes, *theirs} if shapes.get(n) != theirs.get(n))
+            raise UserError(
+                f"The saved cache is another one's: {wrong!r} differs in shape or dtype.",
+                "Load it into a stream of as many rows, of the same model and precision.",
+            )
+        for name, x in own.items():
+            x.copy_(saved[name])
+        self.position.tokens = int(self.position.tokens_1)
+
+    def reindex(self, rows_B: Tensor) -> None:
+        """Let row i go on from where row `rows_B[i]` is, in place; a row may be taken twice."""
+        if rows_B.shape != (self.batch,):
+            raise UserError(
+                f"{self.batch} rows cannot go on from {tuple(rows_B.shape)} rows.",
+                "Name one row for each.",
+            )
+        for x in self.tensors[1:]:  # the position is that of all rows
+            x.copy_(x[rows_B])
+
+
+def _named(prefix: str, statistics: Statistics) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": x for name, x in statistics._asdict().items()}

@@ -1,0 +1,30 @@
+"""Scripts that measure GPUs say so where there is none."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+NEED_A_GPU = [
+    *("attention_tiles", "cuda_graphs", "ema_kernels", "experts_kernels", "flagship"),
+    *("hydra_notes", "loss_kernels", "megalodon_notes", "norms_kernels"),
+]
+
+
+@pytest.mark.parametrize("name", NEED_A_GPU)
+def test_without_a_gpu_a_script_ends_with_one_sentence(name, monkeypatch, capsys):
+    for needed in ("triton", "rich", "msgspec"):
+        pytest.importorskip(needed)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    monkeypatch.syspath_prepend(FOLDER)
+    script = importlib.import_module(name)
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    printed = capsys.readouterr()
+    assert ended.value.code == 3 and not printed.out
+    assert printed.err.startswith(f"{name}.py: There is nothing to measure: torch sees no GPU.")
+    assert printed.err.count("\n") == 1
