@@ -26,6 +26,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from steplab.cli.flags import exit_without_gpu
 from steplab.kernels.grouped_mm._epilogue import Tiling
 from steplab.kernels.grouped_mm._epilogue_kernels import find_tile, load_step
 
@@ -272,6 +273,7 @@ def main() -> None:
     """Check, time, and say what is won."""
     import torch
 
+    exit_without_gpu(__file__)
     begin = time.monotonic()
     total = float(sys.argv[1]) if len(sys.argv) > 1 else 80.0
     print(torch.cuda.get_device_name(), torch.__version__, triton.__version__, flush=True)

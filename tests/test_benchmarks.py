@@ -9,8 +9,15 @@ import torch
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 NEED_A_GPU = [
-    *("attention_tiles", "cuda_graphs", "ema_kernels", "experts_kernels", "flagship"),
-    *("hydra_notes", "loss_kernels", "megalodon_notes", "norms_kernels"),
+    *("attention_tiles", "cuda_graphs", "ema_kernels", "epilogue_kernels"),
+    *(
+        "experts_kernels",
+        "flagship",
+        "hydra_notes",
+        "loss_kernels",
+        "megalodon_notes",
+        "norms_kernels",
+    ),
 ]
 
 
