@@ -109,3 +109,19 @@ def test_logits_are_found_among_what_lives_at_the_peak():
     freed = replace(held.run.profile.memory, at_peak=(Allocation(99, "other"),))
     run = replace(held.run, profile=replace(held.run.profile, memory=freed))
     assert full_logits.RULE(Case(run, case.analysis)) is None
+
+
+def test_activations_as_large_as_16_bit_logits_are_no_logits():
+    """The peak of the tiny gpt: 512 x 1024 logits in fp32, and 16 activations of 512 x 512."""
+    one = 512 * 1024 * 4
+    blocks = [Allocation(one, "activations", (512, 1024), "float32", module="loss")]
+    blocks += [Allocation(one, "temporaries", op="aten::nll_loss_backward")]
+    blocks += [Allocation(one, "temporaries", op="aten::_log_softmax_backward_data")]
+    blocks += [Allocation(one // 2, "activations", (4, 128, 512), "float32")] * 16
+    loss = Did("aten::_log_softmax", 100, args=tensors([512, 1024]))
+    run = remembered(device="cpu", at_peak=tuple(blocks)).run
+    found = full_logits.RULE(Case(run, cpu_case([loss]).analysis))
+    assert found.stake_bytes == 3 * one
+    unknown = (*blocks, *[Allocation(one // 2, "other")] * 4)
+    run = remembered(device="cpu", at_peak=unknown).run
+    assert full_logits.RULE(Case(run, cpu_case([loss]).analysis)).stake_bytes == 3 * one
