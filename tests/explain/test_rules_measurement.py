@@ -48,7 +48,8 @@ def test_steady_noisy_or_few_samples_are_no_warm_up(samples):
 
 def test_a_wide_spread_is_a_note():
     noisy = Case(timed(8.0, 10.0, 14.0, 9.0, 13.0))
-    assert noisy_measurement.RULE(noisy).stake_ms == 0
+    found = noisy_measurement.RULE(noisy)
+    assert found.stake_ms == 0 and "steplab compare A B --rerun" in found.remedy
     assert rules(noisy) == ["noisy_measurement"]
     assert noisy_measurement.RULE(Case(timed(10.0, 10.1, 10.0, 9.9, 10.0))) is None
     assert noisy_measurement.RULE(Case()) is None
