@@ -84,6 +84,7 @@ def remembered(capacity: int = 100 * GIB, device: str = "cuda", **changes) -> Ca
 def test_activations_that_fill_the_device():
     found = activation_memory.RULE(remembered())
     assert found.stake_bytes == 70 * GIB and "blocks.*: 60.0 GiB" in found.evidence[1]
+    assert "checkpointing=blocks" in found.remedy
     assert rules(remembered()) == ["activation_memory"]
     assert activation_memory.RULE(remembered(capacity=200 * GIB)) is None
     assert activation_memory.RULE(remembered(peak_by_kind={"weights": 80 * GIB})) is None

@@ -2,7 +2,7 @@
 
 What it sees: the device idles more than 10 % of the step because nothing is launched.
 Why it costs: a launch takes the host some microseconds; kernels shorter than that run out.
-Remedy: CUDA graphs (`compile.mode=reduce-overhead`), fewer and larger kernels, larger batches.
+Remedy: a CUDA graph of the whole step, fewer and larger kernels (`compile`), larger batches.
 When it is wrong: a host that is busy with something else (logging, another process). While graphs
 are still being captured, launches are many_graph_sizes' matter.
 """
@@ -29,7 +29,7 @@ def check(case: Case) -> Finding | None:
         rule="launch_bound",
         claim=f"the device idles {units.milliseconds(idle)}, {share} of the step, for launches",
         evidence=_evidence(case),
-        remedy="compile=whole,compile.mode=reduce-overhead (CUDA graphs), or larger batches",
+        remedy="cuda_graph=step, compile=blocks for fewer kernels, or larger batches",
         stake_ms=idle,
         why="the host launches kernels more slowly than the device finishes them",
         gain_ms=idle,
