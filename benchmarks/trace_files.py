@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-STEPS = 4  # ProfilerStep ranges of a file, whatever its size
 HEAD = """{
   "schemaVersion": 1,
   "deviceProperties": [
@@ -145,18 +144,18 @@ def _sample(text: str, events: int, spans: list[dict[str, Any]]) -> Sample:
 
 
 def write_trace_file(path: Path, megabytes: int, sample: Sample) -> int:
-    """Write a file of about `megabytes` * 10**6 bytes; return its number of events."""
-    copies = max(STEPS, round(megabytes * 1e6 / len(sample.copy(0))))
-    length = sample.period * copies // STEPS
+    """Write a file of about `megabytes` * 10**6 bytes, a step per copy; return its events."""
+    copies = max(1, round(megabytes * 1e6 / len(sample.copy(0))))
     with path.open("w") as file:
         file.write(HEAD)
-        for number in range(STEPS):
-            span = {"ts": f"{1_000_000 + number * length}.000", "dur": f"{length - 1}.000"}
-            args = {"pid": 1, "tid": 1, "args": '"External id": 0'}
-            name = f"ProfilerStep#{number}"
-            file.write(SPAN.format(cat="user_annotation", name=name, **span, **args))
-        for index in range(copies - 1):
-            file.write(sample.copy(index))
-        file.write(sample.copy(copies - 1).removesuffix(","))
-        file.write(TAIL)
-    return sample.events * copies + STEPS
+        for index in range(copies):
+            file.write(_step(index, sample.period) + sample.copy(index).removesuffix(","))
+            file.write("," if index < copies - 1 else TAIL)
+    return (sample.events + 1) * copies
+
+
+def _step(index: int, period: int) -> str:
+    """Return the range of the profiler around copy `index`."""
+    span = {"ts": f"{1_000_000 + index * period}.000", "dur": f"{period - 1}.000"}
+    name, args = f"ProfilerStep#{index}", '"External id": 0'
+    return SPAN.format(cat="user_annotation", name=name, pid=1, tid=1, args=args, **span)

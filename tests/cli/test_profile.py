@@ -65,6 +65,16 @@ def test_the_run_holds_it_all(profiled):
     assert "<html" in (folder / "page.html").read_text()
 
 
+def test_explain_shows_the_budget_of_all_cycles(profiled, capsys):
+    root, said, run = profiled
+    title = f"(step {run.profile.budget.typical.number}, the median of 4 profiled)"
+    cycles = "all 2 cycles count here; kernels and findings are of the first"
+    assert main(["explain", "--store", str(root / "store"), "--page", str(root / "e.html")]) == 0
+    for shown in (said, capsys.readouterr().out):
+        assert title in shown and cycles in shown
+    assert cycles in (root / "e.html").read_text()
+
+
 def test_out_has_the_summary_and_a_copy(profiled):
     root, _, run = profiled
     (row,) = csv.DictReader((root / "out" / "summary.csv").read_text().splitlines())

@@ -1,14 +1,19 @@
 """Ranking, notes, and what a case makes of a Run, of a trace, or of both."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import steplab.explain
+from steplab import shelf
 from steplab.explain import Case, case_of_run, case_of_trace, explain, is_note, share
 from steplab.record import Finding, Profile, Ran, Samples
 from steplab.spec import Recipe
+from steplab.techniques.parse import parse_recipe
 from steplab.trace.analyse import analyse
 from tests.compare.test_steps import make_run
 from tests.explain.steps import FP32, Did, cpu_case, gpu_case, mm, tensors
@@ -36,6 +41,16 @@ def test_each_fault_is_named():
     )
     assert [f.rule for f in explain(slow)] == ["unfused_optimizer"]
     assert explain(replace(slow, ran=Ran(optimizer="fused"))) == ()
+
+
+def test_recipes_that_rules_name_are_recipes():
+    techniques = "|".join(shelf.names("steplab.techniques", "TECHNIQUE"))
+    named = set()
+    for path in (Path(steplab.explain.__file__).parent / "rules").glob("*.py"):
+        named |= set(re.findall(rf"\b(?:{techniques})(?:\.\w+)?=[\w-]+", path.read_text()))
+    assert {"cuda_graph=step", "prefetch=2", "checkpointing=blocks"} <= named
+    for words in named:
+        parse_recipe(words)
 
 
 def test_the_largest_gain_comes_first_and_notes_come_last():

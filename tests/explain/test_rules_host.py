@@ -15,9 +15,10 @@ from steplab.explain.rules import (
 )
 from steplab.record import Ran, Samples
 from steplab.spec import Recipe
+from steplab.trace.analyse import analyse
 from tests.compare.test_steps import make_run
-from tests.explain.steps import Did, cpu_case, gpu_case, mm, rules
-from tests.trace.traces import call, kernel, op, range_
+from tests.explain.steps import H200, Did, cpu_case, gpu_case, mm, rules
+from tests.trace.traces import call, kernel, op, range_, trace_of
 
 
 def test_a_device_that_waits_for_launches():
@@ -25,10 +26,25 @@ def test_a_device_that_waits_for_launches():
     slow = gpu_case([Did("aten::add", 1, late_us=10, module="blocks.0") for _ in range(40)])
     found = launch_bound.RULE(slow)
     assert 0.8 * slow.step_ms < found.stake_ms < slow.step_ms
-    assert "40 kernels a step" in found.evidence[0] and "blocks.0" in found.evidence[1]
+    assert "40 kernels in the median step" in found.evidence[0] and "blocks.0" in found.evidence[1]
     assert rules(slow)[0] == "launch_bound"
     assert launch_bound.RULE(gpu_case([Did("aten::add", 100) for _ in range(40)])) is None
     assert launch_bound.RULE(cpu_case([Did("aten::add", 1, late_us=10)] * 40)) is None
+
+
+def test_launches_are_those_of_the_step_that_the_budget_shows():
+    """Steps of 10, 12 and 50 kernels: 24 on average, 12 in the median one."""
+    events, start = [], 0
+    for number, count in enumerate((10, 12, 50)):
+        begin = start
+        for _ in range(count):
+            events += [call("cudaLaunchKernel", start, 1_000, len(events) + 1)]
+            events += [kernel("a", start + 2_000, 1_000, len(events))]
+            start += 20_000
+        events += [range_(f"ProfilerStep#{number}", begin, start - begin)]
+    case = Case(None, analyse(trace_of(events, properties=H200)))
+    assert "12 kernels in the median step" in launch_bound.RULE(case).evidence[0]
+    assert sum(c.launches for c in case.analysis.budget.typical.categories) == 12
 
 
 def test_the_profilers_own_cost_is_not_launching():

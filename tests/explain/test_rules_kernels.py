@@ -55,6 +55,33 @@ def test_a_cpu_has_no_fused_dropout():
     assert "no reason" in attention_unfused.RULE(gpu_case(by_hand(**inside))).evidence[0]
 
 
+def masked(dtype: str = "bf16", mask: bool = True, width: int = 32) -> list[Did]:
+    """The memory-efficient kernel for 600 of 1000 us, as torch calls it."""
+    kernel = f"fmha_cutlassF_{dtype}_aligned_64x64_rf_sm80(Params)"
+    outer = tensors(*[[2, 4, 64, width]] * 3, *[[64, 64]] * mask, dtype=BF16)
+    path = "aten::_scaled_dot_product_efficient_attention"
+    fused = {"inside": path, "outer": outer, "line": "model.py(9): attend"}
+    op, inputs = "aten::_efficient_attention_forward", tensors([2, 64, 4, width], dtype=BF16)
+    return [Did(op, 600, kernel, args=inputs, **fused), mm(64, 64, 64, 400)]
+
+
+def test_the_memory_efficient_kernel_is_named_where_flash_would_do():
+    found = attention_unfused.RULE(gpu_case(masked()))
+    assert found.stake_ms == pytest.approx(0.6) and found.gain_ms == pytest.approx(0.6 * 2.3 / 3.3)
+    assert "memory-efficient path: a mask of 64x64 is given" in found.evidence[0]
+    assert "model.py:9 (attend)" in found.evidence[1] and "is_causal" in found.remedy
+    assert rules(gpu_case(masked()))[0] == "attention_unfused"
+    assert "no reason" in attention_unfused.RULE(gpu_case(masked(mask=False))).evidence[0]
+
+
+def test_the_memory_efficient_kernel_is_right_for_fp32_wide_heads_and_older_cards():
+    assert attention_unfused.RULE(gpu_case(masked("f32"))) is None
+    assert attention_unfused.RULE(gpu_case(masked(width=320))) is None
+    for name in ("Tesla T4", "Some GPU"):
+        card = {"deviceProperties": [{"id": 0, "name": name}]}
+        assert attention_unfused.RULE(gpu_case(masked(), card=card)) is None
+
+
 def test_fused_attention_routers_and_experts_are_no_unfused_attention():
     flash = Did("aten::_flash_attention_forward", 100, "pytorch_flash::flash_fwd_kernel")
     router = Did("aten::_softmax", 100, args=tensors([4, 512, 64]))

@@ -48,7 +48,8 @@ def test_steady_noisy_or_few_samples_are_no_warm_up(samples):
 
 def test_a_wide_spread_is_a_note():
     noisy = Case(timed(8.0, 10.0, 14.0, 9.0, 13.0))
-    assert noisy_measurement.RULE(noisy).stake_ms == 0
+    found = noisy_measurement.RULE(noisy)
+    assert found.stake_ms == 0 and "steplab compare A B --rerun" in found.remedy
     assert rules(noisy) == ["noisy_measurement"]
     assert noisy_measurement.RULE(Case(timed(10.0, 10.1, 10.0, 9.9, 10.0))) is None
     assert noisy_measurement.RULE(Case()) is None
@@ -83,6 +84,7 @@ def remembered(capacity: int = 100 * GIB, device: str = "cuda", **changes) -> Ca
 def test_activations_that_fill_the_device():
     found = activation_memory.RULE(remembered())
     assert found.stake_bytes == 70 * GIB and "blocks.*: 60.0 GiB" in found.evidence[1]
+    assert "checkpointing=blocks" in found.remedy
     assert rules(remembered()) == ["activation_memory"]
     assert activation_memory.RULE(remembered(capacity=200 * GIB)) is None
     assert activation_memory.RULE(remembered(peak_by_kind={"weights": 80 * GIB})) is None
@@ -109,3 +111,19 @@ def test_logits_are_found_among_what_lives_at_the_peak():
     freed = replace(held.run.profile.memory, at_peak=(Allocation(99, "other"),))
     run = replace(held.run, profile=replace(held.run.profile, memory=freed))
     assert full_logits.RULE(Case(run, case.analysis)) is None
+
+
+def test_activations_as_large_as_16_bit_logits_are_no_logits():
+    """The peak of the tiny gpt: 512 x 1024 logits in fp32, and 16 activations of 512 x 512."""
+    one = 512 * 1024 * 4
+    blocks = [Allocation(one, "activations", (512, 1024), "float32", module="loss")]
+    blocks += [Allocation(one, "temporaries", op="aten::nll_loss_backward")]
+    blocks += [Allocation(one, "temporaries", op="aten::_log_softmax_backward_data")]
+    blocks += [Allocation(one // 2, "activations", (4, 128, 512), "float32")] * 16
+    loss = Did("aten::_log_softmax", 100, args=tensors([512, 1024]))
+    run = remembered(device="cpu", at_peak=tuple(blocks)).run
+    found = full_logits.RULE(Case(run, cpu_case([loss]).analysis))
+    assert found.stake_bytes == 3 * one
+    unknown = (*blocks, *[Allocation(one // 2, "other")] * 4)
+    run = remembered(device="cpu", at_peak=unknown).run
+    assert full_logits.RULE(Case(run, cpu_case([loss]).analysis)).stake_bytes == 3 * one

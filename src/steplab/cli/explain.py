@@ -13,6 +13,7 @@ from steplab.explain import Case, case_of_run, case_of_trace, explain, is_note, 
 from steplab.record import Finding
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
+from steplab.report.pages.sections import budget_of
 from steplab.store import DEFAULT_ROOT, Store
 
 TRACES = (".json", ".json.gz")
@@ -38,8 +39,9 @@ def _run(args: argparse.Namespace) -> int:
     findings = explain(case)
     if args.page:
         write_explain_page(case.run, case.analysis, findings, args.page)
-    if case.analysis is not None and case.analysis.budget.steps:
-        print_budget(case.analysis.budget)
+    budget = budget_of(case.run, case.analysis)
+    if budget is not None:
+        print_budget(budget)
     _print_findings(findings, case)
     if args.page:
         print(f"\nwritten {args.page}")

@@ -43,10 +43,13 @@ def read_traces(run: Run, folder: Path) -> tuple[Run, Analysis]:
 def with_budget(run: Run, analysis: Analysis, folder: Path) -> Run:
     """Return the Run with the steps of all its traces in its budget; `analysis` is the first's."""
     assert run.profile is not None
-    steps = [*analysis.budget.steps]
+    steps, notes = [*analysis.budget.steps], analysis.budget.notes
     for name in run.profile.traces[1:]:
         steps += analyse_trace(run, folder / name, analysis.detail).budget.steps
-    budget = replace(analysis.budget, steps=tuple(steps))
+    cycles = len(run.profile.traces)
+    if cycles > 1:
+        notes = (*notes, f"all {cycles} cycles count here; kernels and findings are of the first")
+    budget = replace(analysis.budget, steps=tuple(steps), notes=notes)
     return replace(run, profile=replace(run.profile, budget=budget))
 
 

@@ -3,7 +3,7 @@
 What it sees: a step whose peak is above 80 % of the device, most of it saved for backward.
 Why it costs: no room for a larger batch, and the allocator begins to free and ask again.
 Remedy: checkpoint the blocks: keep their inputs, compute the rest again in backward.
-When it is wrong: a batch that is large enough; checkpointing costs about a third of a forward.
+When it is wrong: a batch that is large enough; checkpointing computes the forward again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def check(case: Case) -> Finding | None:
         rule="activation_memory",
         claim=f"activations hold {units.bytes_(saved)} of a device that is nearly full",
         evidence=tuple(evidence),
-        remedy="torch.utils.checkpoint around each block (about a third more forward time)",
+        remedy="checkpointing=blocks, or torch.utils.checkpoint around each block of your own "
+        "(computes the forward of each once more)",
         stake_bytes=saved,
         why="every block keeps what its backward needs until backward reaches it",
     )

@@ -4,7 +4,7 @@ What it sees: a Run with `compile` and one of the same step without, in the same
 Why it costs: compiling takes seconds to minutes at every start, and brings nothing here.
 Remedy: leave `compile` out, or find what keeps it from fusing (breaks, products that fill the
 step anyway).
-When it is wrong: two Runs of different moments; `--alternate` measures both in turns.
+When it is wrong: two Runs of different moments; `bench step --alternate` measures both in turns.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 What it sees: more than 5 % of the step goes into waiting for a batch.
 Why it costs: once the queue of launched work is empty, the device idles until the batch comes.
-Remedy: read ahead in threads or processes, pin memory, copy while the last step computes.
+Remedy: `prefetch`, which reads ahead in a thread and copies while the last step computes; loops
+of one's own need the same, from pinned memory.
 When it is wrong: on CUDA without a trace, where a fetch can hide behind work still queued.
 """
 
@@ -24,7 +25,7 @@ def check(case: Case) -> Finding | None:
         rule="data_stall",
         claim=f"the step waits {units.milliseconds(wait)} for its batch",
         evidence=(f"data wait is {units.percent(wait / step)} of {units.milliseconds(step)}",),
-        remedy="prefetch batches in the background and pin their memory",
+        remedy="prefetch=2, or in your own loop batches read ahead in the background, pinned",
         stake_ms=wait,
         why="nothing computes until the batch is there",
         gain_ms=wait,

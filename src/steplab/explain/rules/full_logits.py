@@ -64,10 +64,16 @@ def _logits(call: Call) -> Tensor | None:
 
 
 def _held(timeline: MemoryTimeline, logits: Tensor) -> int:
-    """Bytes at the peak in blocks as large as the logits, in any dtype; 0 when none is there."""
+    """Bytes at the peak in tensors of as many elements as the logits; 0 when none is there.
+
+    Blocks whose shape nobody knew are taken by their size, in any dtype, up to what eager holds.
+    """
     sizes = {logits.numel * item for item in (2, 4)}
     blocks = [a for a in timeline.at_peak if a.kind not in HEADS_OWN]
-    return sum(a.bytes for a in blocks if any(abs(a.bytes - size) <= 512 for size in sizes))
+    held = sum(a.bytes for a in blocks if a.shape and math.prod(a.shape) == logits.numel)
+    shapeless = [a.bytes for a in blocks if not a.shape]
+    alike = sum(found for found in shapeless if any(abs(found - size) <= 512 for size in sizes))
+    return held + min(alike, max(0, HELD_AT_ONCE * logits.bytes - held))
 
 
 RULE = check

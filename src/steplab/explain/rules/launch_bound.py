@@ -2,7 +2,7 @@
 
 What it sees: the device idles more than 10 % of the step because nothing is launched.
 Why it costs: a launch takes the host some microseconds; kernels shorter than that run out.
-Remedy: CUDA graphs (`compile.mode=reduce-overhead`), fewer and larger kernels, larger batches.
+Remedy: a CUDA graph of the whole step, fewer and larger kernels (`compile`), larger batches.
 When it is wrong: a host that is busy with something else (logging, another process). While graphs
 are still being captured, launches are many_graph_sizes' matter.
 """
@@ -29,7 +29,7 @@ def check(case: Case) -> Finding | None:
         rule="launch_bound",
         claim=f"the device idles {units.milliseconds(idle)}, {share} of the step, for launches",
         evidence=_evidence(case),
-        remedy="compile=whole,compile.mode=reduce-overhead (CUDA graphs), or larger batches",
+        remedy="cuda_graph=step, compile=blocks for fewer kernels, or larger batches",
         stake_ms=idle,
         why="the host launches kernels more slowly than the device finishes them",
         gain_ms=idle,
@@ -46,13 +46,15 @@ def _idle_ms(case: Case) -> float:
 
 def _evidence(case: Case) -> tuple[str, ...]:
     lines = []
-    if case.rows is not None and case.on_device:
+    if case.rows is not None and case.analysis is not None and case.on_device:
         rows = case.rows
-        lengths = rows.work.duration[rows.inside]
-        middle = units.milliseconds(float(np.median(lengths)) / 1e6)
-        lines.append(f"{rows.count(rows.inside):.0f} kernels a step, half of them under {middle}")
+        # Of the step that the budget shows: steps differ, and the two tables are read together.
+        launches = sum(category.launches for category in case.analysis.budget.typical.categories)
+        middle = units.milliseconds(float(np.median(rows.work.duration[rows.inside])) / 1e6)
+        lines.append(f"{launches:,} kernels in the median step, half of all under {middle}")
         places = rows.groups("module", rows.inside & (rows.work.duration < 10_000))
-        lines += [f"{g.label}: {g.count:.0f} kernels under 10 us" for g in places if g.count >= 8]
+        short = "kernels a step under 10 us on average"
+        lines += [f"{g.label}: {g.count:.0f} {short}" for g in places if g.count >= 8]
     if case.run is not None and case.run.ran is not None and case.run.ran.kernel_launches:
         lines.append(f"{case.run.ran.kernel_launches} launches by the host")
     return tuple(lines)

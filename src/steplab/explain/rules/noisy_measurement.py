@@ -2,7 +2,7 @@
 
 What it sees: the middle half of the samples spans more than 10 % of the median.
 Why it costs: a change smaller than the spread can neither be seen nor ruled out.
-Remedy: more steps, a quiet machine, or `--alternate`, which measures two recipes in turns.
+Remedy: more steps, a quiet machine, or two recipes measured in turns (`bench step --alternate`).
 When it is wrong: a workload whose steps truly differ (ragged batches) spreads as well.
 """
 
@@ -27,7 +27,8 @@ def check(case: Case) -> Finding | None:
         rule="noisy_measurement",
         claim=f"the middle half of the {len(step)} samples spans {units.percent(step.spread)}",
         evidence=(f"{units.milliseconds(low)} to {units.milliseconds(high)}", *step.marks.values()),
-        remedy="measure more steps on a quiet machine, or compare with --alternate",
+        remedy="measure more steps on a quiet machine, or two Runs in turns: "
+        "steplab compare A B --rerun",
         stake_ms=0.0,
         why="a change smaller than the spread can neither be seen nor ruled out",
     )
