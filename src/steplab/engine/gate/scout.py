@@ -5,6 +5,7 @@ It runs in a process of its own that is never measured, so what it leaves behind
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import torch
 
 from steplab.engine.assemble import assemble, micro_batches
+from steplab.engine.gate.evidence import Evidence
 from steplab.engine.gate.files import reference_path, save
-from steplab.engine.gate.shapes import GateShape, references_of
+from steplab.engine.gate.shapes import TRUTH, GateShape, references_of
 from steplab.engine.gate.truth import dropouts, reference
 from steplab.engine.trial import clean_up, is_out_of_memory
+from steplab.errors import MeasurementError
 from steplab.spec import RunSpec
 
 
@@ -30,14 +33,28 @@ def _make(shape: GateShape, dtype: str, folder: Path) -> str:
     if path.exists():
         return ""
     try:
-        save(reference(shape.spec, dtype), path)
-        return ""
+        evidence = reference(shape.spec, dtype)
     except Exception as error:
         if is_out_of_memory(error):
             return f"{dtype} does not fit"
         return f"the model does not run in {dtype}: {' '.join(str(error).split())[:200]}"
     finally:
         clean_up()
+    if dtype == TRUTH:
+        _refuse_endless_loss(evidence)
+    save(evidence, path)
+    return ""
+
+
+def _refuse_endless_loss(truth: Evidence) -> None:
+    """Nothing can be held against a loss that is NaN or infinite in fp64, at any shape."""
+    for step, loss in truth.groups.get("loss", {}).items():
+        if not math.isfinite(loss):
+            raise MeasurementError(
+                f"The loss of the plain step is {float(loss)} in fp64 ({step}), so no recipe "
+                "can be held against it.",
+                "Check the model, its batches and its learning rate.",
+            )
 
 
 def has_dropout(spec: RunSpec) -> bool:
