@@ -124,12 +124,25 @@ def test_a_ladder_travels_through_its_file(tmp_path):
         folder.load()
 
 
-def test_only_an_unfinished_ladder_of_the_same_step_is_taken_up(tmp_path):
-    store = Store(tmp_path)
-    folder, first = open_ladder(store, SPEC, ENVIRONMENT, "time", None)
-    assert open_ladder(store, SPEC, ENVIRONMENT, "time", None)[1].id == first.id
-    assert open_ladder(store, SPEC, ENVIRONMENT, "memory", None)[1].id != first.id
-    assert open_ladder(store, replace(SPEC, batch=5), ENVIRONMENT, "time", None)[1].id != first.id
-    assert open_ladder(store, SPEC, ENVIRONMENT, "time", 2)[1].id != first.id
+def test_only_an_unfinished_ladder_of_the_same_step_and_gate_is_taken_up(tmp_path):
+    asked = {"spec": SPEC, "environment": ENVIRONMENT, "objective": "time"}
+    asked |= {"also_batch": None, "memory_limit": None}
+
+    def opened(**other):
+        return open_ladder(Store(tmp_path), **{**asked, **other})
+
+    folder, first = opened()
+    assert opened()[1].id == first.id
+    assert opened(environment=replace(ENVIRONMENT, git="another"))[1].id == first.id
+    others = (
+        {"objective": "memory"},
+        {"spec": replace(SPEC, batch=5)},
+        {"spec": replace(SPEC, source="another file")},
+        {"environment": replace(ENVIRONMENT, steplab="another version")},
+        {"also_batch": 2},
+        {"memory_limit": 2},
+    )
+    for other in others:
+        assert opened(**other)[1].id != first.id, other
     folder.save(replace(first, finished=True))
-    assert open_ladder(store, SPEC, ENVIRONMENT, "time", None)[1].id != first.id
+    assert opened()[1].id != first.id

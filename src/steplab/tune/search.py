@@ -48,7 +48,8 @@ def tune(
     A ladder of the same step that was interrupted on this machine is continued. The caller closes
     `spares`.
     """
-    folder, ladder = open_ladder(store, spec, environment, wish.objective, wish.also_batch)
+    gate = (wish.objective, wish.also_batch, wish.memory_limit)
+    folder, ladder = open_ladder(store, spec, environment, *gate)
     if ladder.rungs:
         view.say(f"going on with the ladder begun {ladder.created}: {len(ladder.rungs)} rungs")
         for rung in ladder.rungs:
