@@ -190,6 +190,31 @@ def test_a_small_gain_on_a_cpu_must_come_back_with_new_processes(climb, monkeypa
     assert ladder.rungs[0].outcome == "no gain" and "not confirmed" in ladder.rungs[0].reason
 
 
+def test_a_small_gain_for_whose_confirmation_there_is_no_time_is_not_kept(climb):
+    """Two compiled processes would take 60 of 150 seconds."""
+    for slow, outcome in ((True, "cannot tell"), (False, "kept")):
+        world = World({"luck": 0.97})
+        ladder = climb(world, {"luck": Pretended(MATMUL, slow=slow)}, minutes=2.5)
+        assert outcomes(ladder) == {"luck=true": outcome}
+        assert world.opened.count("luck=true") == (1 if slow else 2)
+    (rung,) = climb(World({"luck": 0.97}), {"luck": Pretended(MATMUL, slow=True)}, minutes=2).rungs
+    assert "no time" in rung.reason and "--budget" in rung.remedy
+
+
+def test_of_a_rung_whose_interval_stays_wide_nobody_can_tell(climb, monkeypatch):
+    """Half or twice the time, from round to round: it is not kept, and the ladder goes on."""
+    swings = iter((0.5, 2.0) * 100)
+    known = World.ms
+
+    def noisy(self, names):
+        return known(self, names) * (next(swings) if "wild" in names else 1.0)
+
+    monkeypatch.setattr(World, "ms", noisy)
+    ladder = climb(World({"good": 0.5}), {"wild": Pretended(MATMUL), "good": Pretended(LAUNCH)})
+    assert outcomes(ladder) == {"wild=true": "cannot tell", "good=true": "kept"}
+    assert ladder.rungs[0].reason.startswith("cannot tell")
+
+
 def test_a_gain_of_half_a_per_cent_is_none(climb):
     ladder = climb(World({"tiny": 0.995}), {"tiny": Pretended(MATMUL)})
     assert outcomes(ladder) == {"tiny=true": "no gain"}

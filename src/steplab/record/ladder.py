@@ -14,7 +14,8 @@ from steplab.spec.recipe import Settings
 
 Outcome = Literal[
     "kept",  # the gate is green and it won
-    "no gain",  # the gate is green; slower, or nobody can tell
+    "no gain",  # the gate is green; slower, or no faster
+    "cannot tell",  # the gate is green; the turns were too noisy for a verdict
     "red gate",  # it does not compute what the baseline computes, or breaks a rule
     "failed",  # it could not run: unsupported, out of memory, crashed, timed out
     "removed",  # a rung that was kept and no longer pays

@@ -13,7 +13,7 @@ from steplab.techniques.situation import Offer, Situation
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 FUSED = ("flash", "efficient", "cudnn")
-UNLIKELY = 0.05  # what `auto` has passed over: tried when little else is left
+UNLIKELY = 0.01  # what `auto` has passed over: tried when nothing else is left
 
 
 class Impl(Technique):

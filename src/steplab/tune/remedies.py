@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from steplab.record import Run
 from steplab.record.ladder import Check
 
+MORE_TIME = "a larger --budget"
 _STATUS = {
     "oom": "a smaller --batch, or --objective memory, which tries checkpointing and bf16",
-    "timeout": "a larger --budget",
+    "timeout": MORE_TIME,
     "crashed": "try it alone with steplab bench step --recipe, and read what it prints",
     "failed": "try it alone with steplab bench step --recipe",
 }
