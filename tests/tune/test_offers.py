@@ -42,6 +42,13 @@ def test_a_gpu_is_offered_more():
     assert {"precision=tf32", "precision=bf16", "cuda_graph=step"} <= set(offered(on_gpu=True))
 
 
+def test_what_needs_a_gpu_is_refused_on_a_cpu_before_anybody_tries_it():
+    found, on_gpu = offered(), offered(on_gpu=True)
+    for key in ("impl.attention=cudnn", "impl.attention=triton_flash", "impl.experts=fused"):
+        assert found[key].clash == "needs a GPU" and not on_gpu[key].clash
+    assert not found["impl.attention=math"].clash and not found["impl.experts=loop"].clash
+
+
 def test_a_change_keeps_the_other_settings():
     found = offered("compile=blocks,precision=bf16")
     assert found["compile.optimizer=true"].recipe.label == (

@@ -16,6 +16,7 @@ from steplab.kernels import activation as activation_op
 from steplab.kernels._triton import refuse_device
 
 DTYPES = (torch.bfloat16, torch.float16)  # its gelu is exact to 18 bits, too few for fp32
+NEEDS_GPU = True
 
 
 def refuse(x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:
