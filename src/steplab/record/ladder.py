@@ -63,9 +63,11 @@ class Rung:
     outcome: Outcome
     reason: str = ""  # one sentence
     remedy: str = ""
-    ceiling: float | None = None  # the most it could gain: ms, or bytes; None: unknown
-    ceiling_share: float | None = None  # of the step's time or peak when it was tried
-    ceiling_parts: str = ""  # what that is made of
+    # The most it could gain: ms, or bytes; None: unknown. Once there are turns, in their ms: the
+    # share of `before`.
+    ceiling: float | None = None
+    ceiling_share: float | None = None  # of the step's time or peak in the profile below
+    ceiling_parts: str = ""  # what that is made of, as profiled
     checks: tuple[Check, ...] = ()
     before: Samples | None = None  # ms per step of the recipe below, in the same turns
     after: Samples | None = None

@@ -191,6 +191,8 @@ def _verdict(rung: Rung, turns: Turns, objective: Objective) -> Rung:
     rung = replace(rung, before=turns.before, after=turns.after, gain=turns.change)
     if objective == "memory":
         return _memory_verdict(rung)
+    if rung.ceiling_share is not None:  # the step may take another time now than in its profile
+        rung = replace(rung, ceiling=rung.ceiling_share * turns.before.median)
     if not rung.change:  # a technique less: it goes where that surely costs nothing
         gone = turns.change.high < MOST_LOSS
         return replace(rung, outcome="removed" if gone else "needed", reason=_said(turns))
