@@ -76,6 +76,15 @@ def test_the_impact_table_shows_no_speed_up_over_a_red_gate():
     assert "at batch 1" in table.note
 
 
+def test_the_impact_table_tells_the_waits_of_a_green_rung():
+    kept, wrong, broken = ladder().rungs
+    waiting = [replace(rung, waits=18) for rung in (kept, wrong, broken)]
+    once = replace(kept, waits=1)
+    gates = [row[2] for row in impact_table(replace(ladder(), rungs=(*waiting, once, kept))).rows]
+    said = ["green, waits 18 times", "red", "not reached", "green, waits 1 time", "green"]
+    assert gates == said
+
+
 def test_the_other_tables_and_the_last_line():
     assert [row[0] for row in reasons_table(ladder(), all_rungs=False).rows] == [
         "optimizer=fused",

@@ -80,6 +80,7 @@ class Rung:
     seconds: float = 0.0  # that trying it took
     parts: Mapping[str, float] = field(default_factory=dict)  # the same by what was done
     along: tuple[str, ...] = ()  # other techniques that had to change too
+    waits: int = 0  # of the host for the device, per step; the recipe below has as many or more
 
     @property
     def green(self) -> bool:

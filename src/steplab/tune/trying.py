@@ -165,6 +165,7 @@ def _with_run(rung: Rung, opened: Opened, champion: Champion) -> Rung:
         cold_seconds=compiled.cold_seconds if compiled else None,
         warm_seconds=compiled.warm_seconds if compiled else None,
         run=run.id,
+        waits=len(opened.waits),
     )
 
 
