@@ -1,11 +1,12 @@
 """Ask and get, or be told no."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
 
 from steplab.errors import Unsupported, UserError
-from steplab.kernels.impl import select, worth_trying
+from steplab.kernels.impl import impls, load, needs_gpu, ops, select, worth_trying
 
 
 def implementation(most):
@@ -39,3 +40,12 @@ def test_what_is_there_to_be_measured_against_is_not_tried():
     assert not worth_trying("attention", "dense_mask")
     assert not worth_trying("experts", "capacity")
     assert worth_trying("experts", "loop")
+
+
+@pytest.mark.parametrize("op", ops())
+def test_what_refuses_any_cpu_says_so_without_being_imported(op):
+    words = ("refuse_device(", "needs an NVIDIA GPU", "needs cuda, not")
+    for impl in impls(op):
+        refuse = getattr(load(op, impl), "refuse", None)
+        refuses = refuse is not None and any(w in inspect.getsource(refuse) for w in words)
+        assert needs_gpu(op, impl) is refuses, impl

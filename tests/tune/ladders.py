@@ -74,7 +74,7 @@ def use_shelf(monkeypatch, shelf: Mapping[str, Technique]) -> None:
         return list(shelf) if constant == "TECHNIQUE" else all_names(package, constant)
 
     monkeypatch.setattr(real_shelf, "names", names)
-    for module in ("steplab.tune.offers", "steplab.techniques.parse"):
+    for module in ("steplab.tune.offers", "steplab.tune.remedies", "steplab.techniques.parse"):
         monkeypatch.setattr(f"{module}.technique", lambda name: shelf[name])
 
 

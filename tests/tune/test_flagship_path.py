@@ -96,6 +96,7 @@ def test_a_step_that_waits_is_told_so_and_gets_its_graph_once_it_does_not(climb,
     ladder, _ = climb(SEED, minutes=8, view=said)
     assert said.lines == [f"the baseline waits for the device 96 times a step: {LINE} x 96"]
     assert ladder.waits == (LINE,) * 96
+    assert {rung.waits for rung in ladder.rungs} <= {0, 96} and ladder.kept[0].waits == 0
     labels = [rung.label for rung in ladder.rungs]
     assert labels.index("impl.*=auto") < labels.index("cuda_graph=step")
     assert "cuda_graph=step" in [rung.label for rung in ladder.kept]

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from steplab.record import Accelerator, Ran
+from steplab.record.budget import Budget, Category, StepBudget
+from steplab.record.profile import Profile
 from steplab.spec import Recipe
 from steplab.techniques.parse import parse_recipe
 from steplab.techniques.situation import Situation
@@ -38,6 +40,13 @@ def test_what_changes_the_result_and_what_is_there_to_be_read_is_not_offered():
 
 def test_a_gpu_is_offered_more():
     assert {"precision=tf32", "precision=bf16", "cuda_graph=step"} <= set(offered(on_gpu=True))
+
+
+def test_what_needs_a_gpu_is_refused_on_a_cpu_before_anybody_tries_it():
+    found, on_gpu = offered(), offered(on_gpu=True)
+    for key in ("impl.attention=cudnn", "impl.attention=triton_flash", "impl.experts=fused"):
+        assert found[key].clash == "needs a GPU" and not on_gpu[key].clash
+    assert not found["impl.attention=math"].clash and not found["impl.experts=loop"].clash
 
 
 def test_a_change_keeps_the_other_settings():
@@ -97,6 +106,18 @@ def test_implementations_that_the_recipe_names_are_offered_back_all_at_once():
     assert found["impl.experts=fused"].odds == 1.0
     chosen = offered("impl.attention=auto", on_gpu=True)
     assert "impl.*=auto" not in chosen and chosen["impl.attention=cudnn"].odds < 0.1
+
+
+def test_an_implementation_that_auto_has_passed_over_comes_after_compiling():
+    """All of the step in an op, against 5 % that a compiler may fuse, at three times the cost."""
+    run = run_of((100.0,) * 8)
+    kinds = (Category("elementwise", 5.0, 10), Category("matmul fp32", 95.0, 10))
+    budget = Budget((StepBudget(0, 100.0, {"kernels": 100.0}, kinds),), on_device=False)
+    run = replace(run, ran=RAN, profile=Profile((0, 1, 1, 1), ("t",), budget=budget))
+    known = {"op:attention": 100.0, "op:experts": 100.0}
+    found = {p.key: p for p in proposals(Situation(run, "time", impls_of(run)), known)}
+    passed_over = max(p.promise for key, p in found.items() if key.startswith("impl."))
+    assert found["compile=blocks"].promise > passed_over > 0
 
 
 def test_bf16_weights_bring_their_optimizer_along():

@@ -76,6 +76,15 @@ def test_the_impact_table_shows_no_speed_up_over_a_red_gate():
     assert "at batch 1" in table.note
 
 
+def test_the_impact_table_tells_the_waits_of_a_green_rung():
+    kept, wrong, broken = ladder().rungs
+    waiting = [replace(rung, waits=18) for rung in (kept, wrong, broken)]
+    once = replace(kept, waits=1)
+    gates = [row[2] for row in impact_table(replace(ladder(), rungs=(*waiting, once, kept))).rows]
+    said = ["green, waits 18 times", "red", "not reached", "green, waits 1 time", "green"]
+    assert gates == said
+
+
 def test_the_other_tables_and_the_last_line():
     assert [row[0] for row in reasons_table(ladder(), all_rungs=False).rows] == [
         "optimizer=fused",
@@ -124,12 +133,25 @@ def test_a_ladder_travels_through_its_file(tmp_path):
         folder.load()
 
 
-def test_only_an_unfinished_ladder_of_the_same_step_is_taken_up(tmp_path):
-    store = Store(tmp_path)
-    folder, first = open_ladder(store, SPEC, ENVIRONMENT, "time", None)
-    assert open_ladder(store, SPEC, ENVIRONMENT, "time", None)[1].id == first.id
-    assert open_ladder(store, SPEC, ENVIRONMENT, "memory", None)[1].id != first.id
-    assert open_ladder(store, replace(SPEC, batch=5), ENVIRONMENT, "time", None)[1].id != first.id
-    assert open_ladder(store, SPEC, ENVIRONMENT, "time", 2)[1].id != first.id
+def test_only_an_unfinished_ladder_of_the_same_step_and_gate_is_taken_up(tmp_path):
+    asked = {"spec": SPEC, "environment": ENVIRONMENT, "objective": "time"}
+    asked |= {"also_batch": None, "memory_limit": None}
+
+    def opened(**other):
+        return open_ladder(Store(tmp_path), **{**asked, **other})
+
+    folder, first = opened()
+    assert opened()[1].id == first.id
+    assert opened(environment=replace(ENVIRONMENT, git="another"))[1].id == first.id
+    others = (
+        {"objective": "memory"},
+        {"spec": replace(SPEC, batch=5)},
+        {"spec": replace(SPEC, source="another file")},
+        {"environment": replace(ENVIRONMENT, steplab="another version")},
+        {"also_batch": 2},
+        {"memory_limit": 2},
+    )
+    for other in others:
+        assert opened(**other)[1].id != first.id, other
     folder.save(replace(first, finished=True))
-    assert open_ladder(store, SPEC, ENVIRONMENT, "time", None)[1].id != first.id
+    assert opened()[1].id != first.id

@@ -8,6 +8,7 @@ from steplab.record import Compilation, Recompile
 from steplab.record.ladder import Check
 from steplab.tune.remedies import remedy_for_checks, remedy_for_run, remedy_for_slower
 from tests.compare.sides import run_of
+from tests.tune.ladders import Pretended, use_shelf
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,16 @@ def test_a_compiled_step_that_is_no_faster_is_looked_at():
         assert said in remedy_for_slower(replace(run_of(), compilation=compiled), "compile")
     clean = replace(run_of(), compilation=Compilation(1, 0))
     assert "little to fuse" in remedy_for_slower(clean, "compile")
+
+
+def test_a_technique_of_ones_own_tells_its_own_remedy(monkeypatch):
+    class Helpful(Pretended):
+        def remedy(self, run):
+            return f"turn it round ({run.status})"
+
+    use_shelf(monkeypatch, {"helpful": Helpful({})})
+    assert remedy_for_run(replace(run_of(), status="oom"), "helpful") == "turn it round (oom)"
+    assert remedy_for_slower(run_of(), "helpful") == "turn it round (ok)"
 
 
 def test_a_red_check_has_one():

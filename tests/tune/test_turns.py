@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from steplab.record import Samples
-from steplab.tune.turns import PEEKS, ROUNDS, student_ratio, take_turns
+from steplab.tune.turns import MOST_SECONDS, PEEKS, ROUNDS, seconds_of, student_ratio, take_turns
 
 
 class Side:
@@ -20,9 +20,9 @@ class Side:
         return Samples(tuple(mood * self.source.normal(1, 0.001, steps)), "ms")
 
 
-def raced(before, after, **more):
-    first, second = Side(before, seed=1, **more), Side(after, seed=2, **more)
-    turns = take_turns(first, second, before, 60.0, lambda text: None)
+def raced(before, after, seconds=30.0, gain=None, seed=1, **more):
+    first, second = Side(before, seed=seed, **more), Side(after, seed=seed + 1, **more)
+    turns = take_turns(first, second, before, seconds, 60.0, lambda text: None, gain)
     assert first.turns == second.turns
     return turns, first.turns
 
@@ -40,6 +40,33 @@ def test_a_small_difference_takes_more_and_none_takes_all():
     assert min(PEEKS) < rounds and turns.verdict == "faster"
     turns, rounds = raced(100.0, 100.0)
     assert rounds == 2 * ROUNDS and turns.verdict == "cannot tell"
+
+
+def test_turns_end_when_no_gain_is_in_reach():
+    """Equal steps: after six rounds the interval is 1 % to either side, and 5 % are asked for."""
+    turns, rounds = raced(100.0, 100.0, gain=0.05)
+    assert rounds <= ROUNDS and turns.verdict == "cannot tell" and turns.change.low > -0.05
+    assert raced(100.0, 100.0, gain=0.001)[1] == 2 * ROUNDS
+
+
+@pytest.mark.parametrize("fit", [1, 4, 8])
+def test_a_busy_machine_ends_the_turns_and_the_interval_stays_wide(monkeypatch, fit):
+    """Rounds of a second each, three in any case. By chance, equal steps are told apart in 1 %
+    of 400 cases where 4 rounds fit, in 9 % where 8 do, and in 10 % without a bound."""
+    told = 0
+    for seed in range(0, 40, 2):
+        seconds = iter(range(100))
+        monkeypatch.setattr("steplab.tune.turns.monotonic", lambda left=seconds: next(left))
+        turns, rounds = raced(100.0, 100.0, fit - 0.5, spread=0.3, seed=seed)
+        assert rounds <= max(fit, min(PEEKS))
+        told += turns.verdict != "cannot tell"
+        if turns.verdict == "cannot tell":
+            assert rounds == max(fit, min(PEEKS)) and turns.change.low < 0 < turns.change.high
+    assert told <= 5  # of 20; more than that has a chance of 1 in 100 at 9 %
+
+
+def test_one_rung_may_take_a_share_of_the_budget():
+    assert seconds_of(150) == pytest.approx(10) and seconds_of(3600) == MOST_SECONDS
 
 
 def test_the_quantiles_are_students():

@@ -37,7 +37,7 @@ from steplab.tune.view import View
 from steplab.workloads.workload import find_workload
 
 DEFAULT_WORKLOAD = "tsmoe"
-BATCH = {"cpu": 8, "cuda": 16}
+BATCH = {"cpu": 4, "cuda": 16}
 MINUTES = {"cpu": 2.5, "cuda": 8.0}
 # Untimed and timed steps of a candidate before its turns, which are what decides.
 WARMUP, STEPS = 2, 5

@@ -64,5 +64,14 @@ def worth_trying(op: str, impl: str) -> bool:
     A file that assigns UNTRIED, with the reason, computes something else than the definition, is
     there to be measured against or for one model only. Nothing is imported.
     """
+    return not _assigns(op, impl, "UNTRIED")
+
+
+def needs_gpu(op: str, impl: str) -> bool:
+    """Whether an implementation runs on GPUs only: its file assigns NEEDS_GPU. None is imported."""
+    return _assigns(op, impl, "NEEDS_GPU")
+
+
+def _assigns(op: str, impl: str, name: str) -> bool:
     text = (Path(__file__).parent / op / f"{impl}.py").read_text(encoding="utf-8")
-    return not any(line.startswith("UNTRIED =") for line in text.splitlines())
+    return any(line.startswith(f"{name} =") for line in text.splitlines())

@@ -14,7 +14,8 @@ from steplab.spec.recipe import Settings
 
 Outcome = Literal[
     "kept",  # the gate is green and it won
-    "no gain",  # the gate is green; slower, or nobody can tell
+    "no gain",  # the gate is green; slower, or no faster
+    "cannot tell",  # the gate is green; the turns were too noisy for a verdict
     "red gate",  # it does not compute what the baseline computes, or breaks a rule
     "failed",  # it could not run: unsupported, out of memory, crashed, timed out
     "removed",  # a rung that was kept and no longer pays
@@ -62,9 +63,11 @@ class Rung:
     outcome: Outcome
     reason: str = ""  # one sentence
     remedy: str = ""
-    ceiling: float | None = None  # the most it could gain: ms, or bytes; None: unknown
-    ceiling_share: float | None = None  # of the step's time or peak when it was tried
-    ceiling_parts: str = ""  # what that is made of
+    # The most it could gain: ms, or bytes; None: unknown. Once there are turns, in their ms: the
+    # share of `before`.
+    ceiling: float | None = None
+    ceiling_share: float | None = None  # of the step's time or peak in the profile below
+    ceiling_parts: str = ""  # what that is made of, as profiled
     checks: tuple[Check, ...] = ()
     before: Samples | None = None  # ms per step of the recipe below, in the same turns
     after: Samples | None = None
@@ -77,6 +80,7 @@ class Rung:
     seconds: float = 0.0  # that trying it took
     parts: Mapping[str, float] = field(default_factory=dict)  # the same by what was done
     along: tuple[str, ...] = ()  # other techniques that had to change too
+    waits: int = 0  # of the host for the device, per step; the recipe below has as many or more
 
     @property
     def green(self) -> bool:

@@ -30,6 +30,7 @@ class CompileSettings:
     optimizer: bool = False  # compile the optimizer's step too, apart from the model
 
 
+BROKEN = "steplab lint names the line; compile.fullgraph=false, tried next, compiles around it"
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 # Work that a compiler puts into one kernel with its neighbours, or does away with: on a CPU the
 # operators of no category are views, allocations and the like.
@@ -98,6 +99,19 @@ class Compile(Technique):
             found.append(Offer(tuned, {"lost:matmul": 1.0}))
             found.append(Offer({**own, "mode": "reduce-overhead"}, {"term:launch": 1.0}))
         return found
+
+    def remedy(self, run: Run) -> str:
+        """A break stops it; recompiling, or pieces, make it slow."""
+        if run.status == "failed":
+            return BROKEN
+        seen = run.compilation
+        if run.status != "ok" or seen is None:
+            return ""
+        if seen.recompiles:
+            return f"recompiled {len(seen.recompiles)} times ({seen.recompiles[-1].reason})"
+        if seen.breaks:
+            return f"{sum(seen.breaks.values())} graph breaks: steplab lint names the lines"
+        return "nothing recompiles: there is little to fuse, or the step waits for something else"
 
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Something must have been compiled, and CUDA graphs replayed where the mode has them."""

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from steplab.errors import Unsupported, UserError, did_you_mean
 from steplab.hardware.kernel_names import attention_backend
-from steplab.kernels.impl import AUTO, DEFINITION, impls, worth_trying
+from steplab.kernels.impl import AUTO, DEFINITION, impls, needs_gpu, worth_trying
 from steplab.record import Run
 from steplab.spec.recipe import Setting, Settings
 from steplab.techniques.situation import Offer, Situation
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 FUSED = ("flash", "efficient", "cudnn")
-UNLIKELY = 0.05  # what `auto` has passed over: tried when little else is left
+UNLIKELY = 0.01  # what `auto` has passed over: tried when nothing else is left
 
 
 class Impl(Technique):
@@ -67,7 +67,12 @@ class Impl(Technique):
         free = {**own, **dict.fromkeys(named, AUTO)}
         at_once = [Offer(free, {f"op:{op}": 1.0 for op in named})] if named else []
         one_by_one = [
-            Offer({**own, op: impl}, {f"op:{op}": 1.0}, odds=1.0 if op in named else UNLIKELY)
+            Offer(
+                {**own, op: impl},
+                {f"op:{op}": 1.0},
+                odds=1.0 if op in named else UNLIKELY,
+                refusal="needs a GPU" if needs_gpu(op, impl) and not now.on_cuda else "",
+            )
             for op, ran in now.impls.items()
             for impl in impls(op)
             if impl not in (ran, DEFINITION, now.first_impls.get(op)) and worth_trying(op, impl)

@@ -110,6 +110,10 @@ class Technique:
         first = dataclasses.fields(self.settings)[0].name
         return [Offer({first: getattr(self.settings(), first)})]
 
+    def remedy(self, run: Run) -> str:
+        """Say what to do about a Run of it that failed, or is slower; "" when it knows nothing."""
+        return ""
+
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Say how what ran differs from what was asked for; "" when it does not."""
         return ""

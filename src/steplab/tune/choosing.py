@@ -84,6 +84,10 @@ def _is_done(proposal: Proposal, run: Run, ladder: Ladder) -> bool:
         return True
     if last.outcome == "failed":
         return len(before) >= MOST_FAILURES
-    if last.outcome != "no gain" or limit is None or last.ceiling_share is None:
+    if (
+        last.outcome not in ("no gain", "cannot tell")
+        or limit is None
+        or last.ceiling_share is None
+    ):
         return True
     return limit.share < GROWN * last.ceiling_share

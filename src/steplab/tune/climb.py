@@ -117,7 +117,8 @@ class Climb:
         slow, below = is_slow(blank.recipe), self.ladder.rungs
         self.view.stage("starting")
         timeout = self.clock.timeout(slow)
-        tried = try_recipe(blank, self.champion, self.rules, timeout, self.view)
+        rules = replace(self.rules, may_confirm=self.clock.can_confirm(slow))
+        tried = try_recipe(blank, self.champion, rules, timeout, self.view)
         self.winning = tried.candidate
         won = tried.rung.recipe if tried.candidate is not None else self.ladder.winner
         self._save(replace(self.ladder, rungs=(*below, tried.rung), winner=won))
@@ -182,8 +183,8 @@ class Climb:
         if self.champion.candidate is not self.baseline.candidate:
             self.view.name = "the winner against the baseline"
             both = (self.baseline.candidate, self.champion.candidate)
-            longest = step_ms(self.baseline.run)
-            turns = take_turns(*both, longest, self.clock.timeout(False), self.view.stage)
+            bounds = (self.rules.turns_seconds, self.clock.timeout(False))
+            turns = take_turns(*both, step_ms(self.baseline.run), *bounds, self.view.stage)
             ladder = replace(ladder, before=turns.before, after=turns.after, total=turns.change)
         if against is not None:
             self.view.name = f"the winner against {against.label}"

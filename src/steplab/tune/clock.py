@@ -7,6 +7,7 @@ from time import monotonic
 
 from steplab.tune.offers import PLAIN_SECONDS, SLOW_SECONDS
 
+CONFIRM_SHARE = 0.2  # of the budget at most, for two processes that confirm one small gain
 LEAST_TIMEOUT = 60.0  # seconds: on a busy machine even a plain candidate may take so long
 
 
@@ -41,6 +42,11 @@ class SearchClock:
             return statistics.median(known)
         plain = statistics.median(self.taken[False] or [PLAIN_SECONDS])
         return plain + SLOW_SECONDS - PLAIN_SECONDS if slow else plain
+
+    def can_confirm(self, slow: bool) -> bool:
+        """Whether there is time to try a candidate and to confirm it by two new processes."""
+        one = self.expected(slow)
+        return 2 * one <= CONFIRM_SHARE * self.seconds and 3 * one <= self.left
 
     def note(self, slow: bool, seconds: float) -> None:
         """Remember what a candidate took."""

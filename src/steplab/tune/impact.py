@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steplab import units
 from steplab.record import Column, Table
 from steplab.record.comparison import Change
 from steplab.record.ladder import Ladder, Rung
@@ -65,7 +66,7 @@ def _row(rung: Rung, objective: str) -> tuple[Cell, ...]:
     return (
         rung.label,
         rung.outcome,
-        "green" if rung.green else "red" if rung.checks else "not reached",
+        _gate(rung),
         f"{speed_up(shown)}x ({interval(shown)})" if shown else "-",
         _text(after),
         _text(None if rung.memory is None else rung.memory / GIB, 3),
@@ -75,6 +76,13 @@ def _row(rung: Rung, objective: str) -> tuple[Cell, ...]:
         _text(rung.warm_seconds, 3),
         _text(rung.seconds or None, 3),
     )
+
+
+def _gate(rung: Rung) -> str:
+    """Whether it passed; waits that the recipe below has too are allowed, but not hidden."""
+    if not rung.green:
+        return "red" if rung.checks else "not reached"
+    return f"green, waits {units.counted(rung.waits, 'time')}" if rung.waits else "green"
 
 
 def _scaled(value: float | None, objective: str) -> float | None:
@@ -99,8 +107,9 @@ def _text(value: float | None, digits: int = 4) -> Cell:
 def _note(ladder: Ladder) -> str:
     lines = [
         "speed-up over the recipe below, measured in turns by two live workers, with its interval "
-        "at 95 % or more; ceiling: the most it could gain by the time budget; cold: first step "
-        "with empty compile caches; took: trying it, profile of a winner included",
+        "at 95 % or more; ceiling: the most it could gain by the time budget, at the speed of "
+        "these turns; cold: first step with empty compile caches; took: trying it, profile of a "
+        "winner included",
         f"numerics against fp64 {'; '.join(ladder.gate_shapes)}",
         ladder.environment.conditions_on(ladder.spec.device),
     ]

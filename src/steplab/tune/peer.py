@@ -27,7 +27,8 @@ def held_against(
         if run.status != "ok":
             return Peer(recipe, reason=f"{run.status}: {run.reason}")
         both = (candidate, champion.candidate)
-        turns = take_turns(*both, step_ms(champion.run), timeout, view.stage)
+        bounds = (rules.turns_seconds, timeout)
+        turns = take_turns(*both, step_ms(champion.run), *bounds, view.stage)
         return Peer(recipe, turns.before, turns.after, turns.change)
     except SteplabError as error:
         return Peer(recipe, reason=str(error))

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from steplab.record import Run
 from steplab.record.ladder import Check
+from steplab.techniques.parse import technique
 
+MORE_TIME = "a larger --budget"
 _STATUS = {
     "oom": "a smaller --batch, or --objective memory, which tries checkpointing and bf16",
-    "timeout": "a larger --budget",
+    "timeout": MORE_TIME,
     "crashed": "try it alone with steplab bench step --recipe, and read what it prints",
     "failed": "try it alone with steplab bench step --recipe",
 }
-_COMPILE = "steplab lint names the line; compile.fullgraph=false, tried next, compiles around it"
 _CHECKS = {
     "no synchronisation": "keep the values on the device; steplab lint names the lines",
     "no new graphs after warm-up": "keep shapes and Python values the same from step to step",
@@ -24,23 +25,14 @@ _NUMERICS = "do not use it: it computes something else than the plain step does"
 _UNVERIFIED = "make the reference tell: seed the batches, use a smaller shape"
 
 
-def remedy_for_run(run: Run, technique: str) -> str:
+def remedy_for_run(run: Run, name: str) -> str:
     """Return a remedy for a Run that did not end well; its reason may have told one already."""
-    if run.status == "failed" and technique == "compile":
-        return _COMPILE
-    return "" if run.status == "unsupported" else _STATUS.get(run.status, "")
+    return technique(name).remedy(run) or _STATUS.get(run.status, "")
 
 
-def remedy_for_slower(run: Run, technique: str) -> str:
-    """Return what a compiled step that is no faster may suffer from; "" for any other."""
-    if technique != "compile" or run.compilation is None:
-        return ""
-    seen = run.compilation
-    if seen.recompiles:
-        return f"recompiled {len(seen.recompiles)} times ({seen.recompiles[-1].reason})"
-    if seen.breaks:
-        return f"{sum(seen.breaks.values())} graph breaks: steplab lint names the lines"
-    return "nothing recompiles: there is little to fuse, or the step waits for something else"
+def remedy_for_slower(run: Run, name: str) -> str:
+    """Return what the technique knows of a step that it made slower."""
+    return technique(name).remedy(run)
 
 
 def remedy_for_checks(checks: Sequence[Check]) -> str:

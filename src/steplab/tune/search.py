@@ -19,6 +19,7 @@ from steplab.tune.start import find_shapes, start
 from steplab.tune.state import LadderFolder, open_ladder
 from steplab.tune.stopwatch import Stopwatch, added
 from steplab.tune.trying import Rules
+from steplab.tune.turns import seconds_of
 from steplab.tune.view import View
 
 
@@ -48,7 +49,8 @@ def tune(
     A ladder of the same step that was interrupted on this machine is continued. The caller closes
     `spares`.
     """
-    folder, ladder = open_ladder(store, spec, environment, wish.objective, wish.also_batch)
+    gate = (wish.objective, wish.also_batch, wish.memory_limit)
+    folder, ladder = open_ladder(store, spec, environment, *gate)
     if ladder.rungs:
         view.say(f"going on with the ladder begun {ladder.created}: {len(ladder.rungs)} rungs")
         for rung in ladder.rungs:
@@ -59,7 +61,8 @@ def tune(
     scout.references = folder.references
     timeout, watch = clock.timeout(slow=False), Stopwatch(view, wish.begun)
     shapes = find_shapes(scout, spec, wish.also_batch, folder, timeout, watch)
-    rules = Rules(wish.objective, wish.memory_limit, shapes, folder.references, spares)
+    turns = seconds_of(clock.seconds)
+    rules = Rules(wish.objective, wish.memory_limit, shapes, folder.references, spares, turns)
     watch.name = "baseline"
     baseline, checks = start(spec, environment, scout, rules, store, ladder.id, timeout, watch)
     if baseline.waits:

@@ -75,12 +75,14 @@ def open_ladder(
     environment: Environment,
     objective: Objective,
     also_batch: int | None,
+    memory_limit: int | None,
 ) -> tuple[LadderFolder, Ladder]:
     """Go on with the newest unfinished ladder of this step on this machine, or begin one.
 
-    A finished ladder is never taken up again: asking again measures again.
+    What the gate asks for must be the same, or its verdicts would be those of another gate. A
+    finished ladder is never taken up again: asking again measures again.
     """
-    key = _key(spec, environment, objective, also_batch)
+    key = _key(spec, environment, objective, also_batch, memory_limit)
     root = store.root / "ladders"
     for path in sorted(root.glob(f"*-{key}-*"), reverse=True):
         folder = LadderFolder(path)
@@ -96,8 +98,9 @@ def open_ladder(
     return folder, ladder
 
 
-def _key(spec: RunSpec, environment: Environment, objective: str, also_batch: int | None) -> str:
-    # A commit in between does not change the step; another file of the user's is in the spec.
+def _key(spec: RunSpec, environment: Environment, *wish: str | int | None) -> str:
+    # A commit in between does not change the step; another file of the user's is in the spec, and
+    # another version of steplab in the environment.
     machine = encode(replace(environment, git=""))
-    text = json.dumps([encode(spec), machine, objective, also_batch], sort_keys=True)
+    text = json.dumps([encode(spec), machine, *wish], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -18,12 +18,13 @@ from steplab.techniques.situation import Objective
 from steplab.tune.ceilings import step_ms
 from steplab.tune.champion import Champion
 from steplab.tune.remedies import (
+    MORE_TIME,
     remedy_for_checks,
     remedy_for_run,
     remedy_for_slower,
     remedy_for_turns,
 )
-from steplab.tune.turns import Turns, take_turns
+from steplab.tune.turns import MOST_SECONDS, Turns, take_turns
 from steplab.tune.view import View
 
 # Peaks differ by less than this from one process to the next without any reason.
@@ -46,6 +47,8 @@ class Rules:
     shapes: tuple[GateShape, ...] = ()
     references: Path = Path()
     spares: Spares = field(default_factory=Spares)
+    turns_seconds: float = MOST_SECONDS  # that the turns of one rung may take
+    may_confirm: bool = True  # a small gain, with two more processes: there is time
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def _raced(
     """Measure in turns with the champion."""
     try:
         both = (champion.candidate, candidate)
-        turns = take_turns(*both, step_ms(champion.run), timeout, view.stage)
+        turns = _turns(*both, rung, champion, rules, timeout, view)
     except SteplabError as error:
         failed = replace(rung, outcome="failed", reason=str(error), remedy=remedy_for_turns())
         return Tried(failed, None, opened, lost=True)
@@ -107,6 +110,20 @@ def _raced(
     return Tried(rung, candidate if won else None, opened)
 
 
+def _turns(
+    first: RemoteCandidate,
+    second: RemoteCandidate,
+    rung: Rung,
+    champion: Champion,
+    rules: Rules,
+    timeout: float,
+    view: View,
+) -> Turns:
+    """Measure two candidates in turns; what is taken out need not gain."""
+    gain, step = LEAST_GAIN if rung.change else None, step_ms(champion.run)
+    return take_turns(first, second, step, rules.turns_seconds, timeout, view.stage, gain)
+
+
 def _needs_confirmation(rung: Rung, device: str) -> bool:
     small = rung.gain is not None and rung.gain.value > -SURE_GAIN
     return device == "cpu" and rung.outcome == "kept" and bool(rung.change) and small
@@ -114,6 +131,9 @@ def _needs_confirmation(rung: Rung, device: str) -> bool:
 
 def _confirmed(rung: Rung, champion: Champion, rules: Rules, timeout: float, view: View) -> Rung:
     """Measure a small gain once more, by two new processes; what does not come back is no gain."""
+    if not rules.may_confirm:
+        reason = f"{rung.reason}; no time to measure so small a gain again with new processes"
+        return replace(rung, outcome="cannot tell", reason=reason, remedy=MORE_TIME)
     view.stage("confirming a small gain with new processes")
     environment, spec = champion.run.environment, champion.run.spec
     pair = [
@@ -123,7 +143,7 @@ def _confirmed(rung: Rung, champion: Champion, rules: Rules, timeout: float, vie
     try:
         for one in pair:
             one.open((), rules.references, timeout, view.stage)
-        turns = take_turns(pair[0], pair[1], step_ms(champion.run), timeout, view.stage)
+        turns = _turns(pair[0], pair[1], rung, champion, rules, timeout, view)
     except SteplabError as error:
         return replace(rung, outcome="no gain", reason=f"not confirmed: {error}")
     finally:
@@ -145,6 +165,7 @@ def _with_run(rung: Rung, opened: Opened, champion: Champion) -> Rung:
         cold_seconds=compiled.cold_seconds if compiled else None,
         warm_seconds=compiled.warm_seconds if compiled else None,
         run=run.id,
+        waits=len(opened.waits),
     )
 
 
@@ -171,9 +192,13 @@ def _verdict(rung: Rung, turns: Turns, objective: Objective) -> Rung:
     rung = replace(rung, before=turns.before, after=turns.after, gain=turns.change)
     if objective == "memory":
         return _memory_verdict(rung)
+    if rung.ceiling_share is not None:  # the step may take another time now than in its profile
+        rung = replace(rung, ceiling=rung.ceiling_share * turns.before.median)
     if not rung.change:  # a technique less: it goes where that surely costs nothing
         gone = turns.change.high < MOST_LOSS
         return replace(rung, outcome="removed" if gone else "needed", reason=_said(turns))
+    if turns.verdict == "cannot tell" and turns.change.low <= -LEAST_GAIN:
+        return replace(rung, outcome="cannot tell", reason=_said(turns))
     won = turns.verdict == "faster" and turns.change.value <= -LEAST_GAIN
     return replace(rung, outcome="kept" if won else "no gain", reason=_said(turns))
 

@@ -22,7 +22,11 @@ PEEK_CONFIDENCE = 0.99
 MORE_ROUNDS = 6  # where the first do not tell
 ROUND_SECONDS = 0.3  # of each side; a step that takes longer is a round
 MOST_STEPS = 50
-MOST_SECONDS = 30.0  # after which no more rounds than ROUNDS are taken
+# After so many seconds no round is begun, except for the first three, without which there is no
+# interval: on a busy machine more of them tell no more. Of a budget of 2.5 minutes that is 10 s,
+# in which twelve rounds fit on a quiet machine.
+MOST_SECONDS = 30.0
+MOST_SHARE = 1 / 15
 
 
 @dataclass(frozen=True)
@@ -35,17 +39,25 @@ class Turns:
     verdict: Verdict
 
 
+def seconds_of(budget: float) -> float:
+    """Return the most seconds that the turns of one rung may take of a search's budget."""
+    return min(MOST_SECONDS, MOST_SHARE * budget)
+
+
 def take_turns(
     first: RemoteCandidate,
     second: RemoteCandidate,
     step_ms: float,
+    seconds: float,
     timeout: float,
     progress: Callable[[str], None],
+    gain: float | None = None,
 ) -> Turns:
     """Measure in turns until the difference is clear; the order flips from round to round.
 
     `step_ms` is how long a step has taken so far; how long it takes now decides on the number of
-    steps in a round.
+    steps in a round. After `seconds` no more rounds are begun. `gain` (0.01: 1 %) is the least that
+    is looked for: the turns end, too, once the second side surely gains less. None: any is.
     """
     begun = monotonic()
     pairs: list[tuple[Samples, Samples]] = []
@@ -55,14 +67,13 @@ def take_turns(
         seen = {side: side.turn(_steps(step_ms), timeout) for side in sides}
         step_ms = max(samples.median for samples in seen.values())
         pairs.append((seen[first], seen[second]))
-        turns = _peek(pairs) if len(pairs) in PEEKS else None
-        if len(pairs) in (ROUNDS, ROUNDS + MORE_ROUNDS):
-            turns = _told(pairs)
-            late = len(pairs) > ROUNDS or monotonic() - begun > MOST_SECONDS
-            if turns.verdict == "cannot tell" and not late:
-                turns = None
-        if turns is not None:
-            return turns
+        late = monotonic() - begun > seconds and len(pairs) >= min(PEEKS)
+        if late or len(pairs) in (*PEEKS, ROUNDS, ROUNDS + MORE_ROUNDS):
+            turns = _told(pairs) if len(pairs) >= ROUNDS else _peek(pairs)
+            is_last = late or len(pairs) > ROUNDS
+            is_hopeless = gain is not None and turns.change.low > -gain
+            if is_last or is_hopeless or turns.verdict != "cannot tell":
+                return turns
 
 
 def _steps(step_ms: float) -> int:
@@ -79,15 +90,14 @@ def _told(pairs: Sequence[tuple[Samples, Samples]]) -> Turns:
     return Turns(_pooled(before), _pooled(after), change, verdict)
 
 
-def _peek(pairs: Sequence[tuple[Samples, Samples]]) -> Turns | None:
-    """Return what few rounds tell, by the ratios of their medians; None where they do not."""
+def _peek(pairs: Sequence[tuple[Samples, Samples]]) -> Turns:
+    """Return what few rounds tell, by the ratios of their medians."""
     interval = student_ratio([after.median / before.median for before, after in pairs])
-    if not interval.excludes_one:
-        return None
     bounds = (interval.ratio - 1, interval.low - 1, interval.high - 1)
     change = Change(*bounds, PEEK_CONFIDENCE, detectable=None)
     before, after = ([pair[side] for pair in pairs] for side in (0, 1))
-    verdict: Verdict = "slower" if change.low > 0 else "faster"
+    sure: Verdict = "slower" if change.low > 0 else "faster"
+    verdict: Verdict = sure if interval.excludes_one else "cannot tell"
     return Turns(_pooled(before), _pooled(after), change, verdict)
 
 

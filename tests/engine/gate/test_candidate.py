@@ -1,7 +1,9 @@
 """A candidate passes the gate, is measured and stays alive; a wrong one is stopped before."""
 
 import pytest
+import torch
 
+from steplab.engine.gate import scout
 from steplab.engine.gate.candidate import Candidate
 from steplab.engine.gate.scout import has_dropout, look_at, make_references
 from steplab.engine.gate.shapes import shapes_to_try, with_batch, without_dropout
@@ -81,6 +83,23 @@ def test_the_scout_tells_the_dtype_or_the_reason(tiny_spec):
     with pytest.raises(Unsupported, match="cuda"):
         look_at(tiny_spec("impl.attention=efficient"), shape)
     assert not has_dropout(tiny_spec())
+
+
+def test_references_leave_cores_to_others(tiny_spec, tmp_path, monkeypatch):
+    known, seen = scout.reference, []
+
+    def watched(spec, name):
+        seen.append(torch.get_num_threads())
+        return known(spec, name)
+
+    monkeypatch.setattr(scout, "reference", watched)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        referenced(shapes_to_try(tiny_spec())[0], tmp_path, "fp32")
+        assert seen == [2, 2] and torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_truth_that_cannot_be_had_is_told(tmp_path):

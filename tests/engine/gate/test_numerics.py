@@ -9,7 +9,16 @@ from steplab.engine.gate.truth import dropouts, fresh
 from steplab.spec import RunSpec
 from steplab.techniques.parse import parse_recipe
 from steplab.workloads.workload import find_workload
-from tests.engine.gate.planted import BAD, plant, planted_spec, verdicts
+from tests.engine.gate.planted import (
+    BAD,
+    PLANTED,
+    dropped_gradient,
+    plant,
+    planted_spec,
+    unscaled_init,
+    verdicts,
+    wrong_scaling,
+)
 
 HONEST = [
     "plain",
@@ -40,7 +49,7 @@ def test_a_planted_technique_never_passes(tiny_spec, monkeypatch, change):
 
 
 def test_the_right_group_is_red(tiny_spec, monkeypatch):
-    from tests.engine.gate.planted import dropped_gradient, every_other_update, unscaled_init
+    from tests.engine.gate.planted import every_other_update
 
     expected = {
         dropped_gradient: {"gradients", "loss", "update"},
@@ -63,6 +72,21 @@ def small_tsmoe() -> RunSpec:
 @pytest.mark.parametrize("recipe", ["precision=bf16", "impl.experts=loop"])
 def test_experts_pass_although_tokens_may_change_theirs(small_tsmoe, recipe):
     assert red(verdicts(replace(small_tsmoe, recipe=parse_recipe(recipe)))) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "group", "worst"),
+    [
+        (unscaled_init, "weights", ".experts.w_"),
+        (dropped_gradient, "gradients", ""),
+        (wrong_scaling, "outputs", ""),
+    ],
+    ids=["unscaled_init", "dropped_gradient", "wrong_scaling"],
+)
+def test_what_is_planted_on_a_mixture_never_passes(small_tsmoe, monkeypatch, change, group, worst):
+    plant(monkeypatch, change)
+    found = red(verdicts(replace(small_tsmoe, recipe=PLANTED)))
+    assert worst in found[group]
 
 
 def test_experts_that_drop_tokens_do_not_pass(small_tsmoe):

@@ -73,6 +73,9 @@ def _check(
     if found.keys() != true.keys():
         odd = sorted(found.keys() ^ true.keys())
         return Check(name, False, f"not the baseline's tensors: {', '.join(odd[:3])} differ")
+    boundless = _not_finite(group, peers, truth)
+    if boundless:
+        return Check(name, False, f"unverified: {boundless}")
     errors = errors_of(group, candidate, peers, truth)
     worst = max(errors, key=lambda error: error.excess)
     said = f"{worst.name}: error {worst.value:.1e}, budget {worst.budget:.1e}"
@@ -85,6 +88,18 @@ def _check(
         return Check(name, False, detail)
     told = f", {len(blind)} of them too noisy to tell" if blind else ""
     return Check(name, True, f"{len(errors)} compared{told}; nearest to its budget {said}")
+
+
+def _not_finite(group: str, peers: Sequence[Evidence], truth: Evidence) -> str:
+    """Name the first tensor of the references that bounds no error; "" where all are finite.
+
+    Its norm is asked, too: one that overflows would make any error small.
+    """
+    for evidence, where in ((truth, "in fp64"), *((peer, "in the peer") for peer in peers)):
+        for name, tensor in evidence.groups[group].items():
+            if not bool(torch.isfinite(tensor).all()) or not math.isfinite(tensor.norm()):
+                return f"{name} is not finite {where}"
+    return ""
 
 
 def errors_of(

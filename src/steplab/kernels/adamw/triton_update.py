@@ -11,6 +11,7 @@ from steplab.kernels._triton import DTYPES, refuse_device
 
 if TYPE_CHECKING:
     from steplab.kernels.adamw import Rule, Weight
+NEEDS_GPU = True
 
 
 def refuse(param: Tensor) -> str:

@@ -9,6 +9,7 @@ from steplab.kernels.attention import _limits
 
 # Asked once, here: torch.compile cannot trace the question.
 HAS_CUDNN = torch.backends.cudnn.is_available()
+NEEDS_GPU = True
 
 
 def refuse(

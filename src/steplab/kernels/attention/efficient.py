@@ -7,6 +7,8 @@ from torch import Tensor
 
 from steplab.kernels.attention import _limits
 
+NEEDS_GPU = True
+
 
 def refuse(
     q_BHTD: Tensor,

@@ -11,6 +11,8 @@ from steplab.kernels._triton import DTYPES, refuse_batch, refuse_device
 from steplab.kernels.attention import _limits
 from steplab.kernels.attention._flash_op import flash_op
 
+NEEDS_GPU = True
+
 
 def refuse(
     q_BHTD: Tensor,

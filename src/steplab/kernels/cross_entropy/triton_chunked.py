@@ -10,6 +10,8 @@ from torch import Tensor
 from steplab.kernels._triton import DTYPES, refuse_device
 from steplab.kernels.cross_entropy._chunked_op import RowMath, chunked_op
 
+NEEDS_GPU = True
+
 
 def refuse(x_TD: Tensor, weight_VD: Tensor) -> str:
     """Return why it cannot run, or ""."""

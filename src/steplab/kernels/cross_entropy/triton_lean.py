@@ -11,6 +11,7 @@ from torch import Tensor
 from steplab.kernels.cross_entropy.triton_chunked import per_token, refuse
 
 __all__ = ["mean", "per_token", "refuse"]
+NEEDS_GPU = True
 
 
 def mean(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, ignore: int) -> Tensor:

@@ -10,6 +10,7 @@ from steplab.kernels.ema import _scan_op
 from steplab.kernels.ema._parameters import Parameters
 
 MOST_MODES = 32  # twice as many would spill their states from registers at every step
+NEEDS_GPU = True
 
 
 def refuse(x_BLD: Tensor, parameters: Parameters) -> str:

@@ -11,6 +11,8 @@ from steplab.kernels.experts import ExpertWeights, GroupedMatmul
 from steplab.kernels.experts._fused_op import fused_experts
 from steplab.kernels.experts._rows import place
 
+NEEDS_GPU = True
+
 
 def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
     """Return why it cannot run, or ""."""

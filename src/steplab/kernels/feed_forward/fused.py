@@ -17,6 +17,7 @@ from steplab.kernels._triton import refuse_device
 from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, product_gelu, product_slope
 
 DTYPES = (torch.bfloat16, torch.float16)  # its gelu is exact to 18 bits, too few for fp32
+NEEDS_GPU = True
 
 
 def refuse(x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from steplab.kernels._triton import DTYPES, refuse_device
 
 WIDEST = 8192  # a row stays in registers: 16 numbers in each of 512 threads
+NEEDS_GPU = True
 
 
 def refuse(x: Tensor, weight_D: Tensor, added: Tensor | None = None) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from steplab.kernels._triton import DTYPES, refuse_batch, refuse_device
 
 WIDEST = 512  # of a head
+NEEDS_GPU = True
 
 
 def refuse(qkv_BT3HD: Tensor, cos: Tensor) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from steplab.kernels._triton import refuse_device
 
 MOST_EXPERTS = 255  # and the gate, in one tile: the registers of a program end there
+NEEDS_GPU = True
 
 
 def refuse(x_TD: Tensor, weight_ED: Tensor) -> str:

@@ -17,6 +17,8 @@ from steplab.kernels.stream_norm import Chosen, Norm, Scored, Update
 from steplab.kernels.stream_norm._rows import rows_of
 from steplab.kernels.stream_norm._triton_op import stream_backward, stream_forward, stream_rows
 
+NEEDS_GPU = True
+
 
 def refuse(x_BSD: Tensor, update: Update | None, norm: Norm) -> str:
     """Return why it cannot run, or ""."""

@@ -16,6 +16,7 @@ from steplab.kernels._triton import DTYPES, refuse_batch, refuse_device
 from steplab.kernels.timestep_norm._statistics import Affine, Statistics
 
 WIDEST = 512  # channels of a group: 4 tokens of it in the registers of one program
+NEEDS_GPU = True
 
 
 def refuse(

@@ -14,6 +14,7 @@ _CLASS = {
     "needed": "rung-kept",
     "removed": "rung-lost",
     "no gain": "rung-lost",
+    "cannot tell": "rung-lost",
 }
 
 
@@ -90,7 +91,11 @@ def _axis(most: float) -> Html:
 
 
 def _legend() -> Html:
-    words = (("rung-kept", "kept"), ("rung-lost", "no gain"), ("rung-red", "red gate or failed"))
+    words = (
+        ("rung-kept", "kept"),
+        ("rung-lost", "no gain, or cannot tell"),
+        ("rung-red", "red gate or failed"),
+    )
     swatches = [element("span", element("i", class_=f"swatch {css}"), text) for css, text in words]
     lines = element("span", "line: the recipe below; dashes: as far as the ceiling would let it")
     return element("div", *swatches, lines, class_="legend")
