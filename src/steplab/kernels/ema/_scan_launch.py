@@ -71,8 +71,11 @@ def sums_by(
     """Return the sum of each chunk (B, C, 2, G, D, P); of a single one only the end reads it."""
     (B, L, D), (G, _, P) = x_BLD.shape, tables_K2GDP.shape[2:]
     chunk, _, chunks = _chunks(cut, L)
-    sums_BC2GDP = tables_K2GDP.new_empty(B, chunks, 2, G, D, P)
-    if chunks > 1 or wants_last:
+    shape = (B, chunks, 2, G, D, P)
+    is_read = chunks > 1 or wants_last
+    # The carry computes with what nobody reads, too: zeros there, not whatever lay in memory.
+    sums_BC2GDP = tables_K2GDP.new_empty(shape) if is_read else tables_K2GDP.new_zeros(shape)
+    if is_read:
         ema_sums_kernel[(triton.cdiv(D, cut.lanes), chunks, B)](
             *(x_BLD, tables_K2GDP, sums_BC2GDP, L, chunk),
             D=D,
