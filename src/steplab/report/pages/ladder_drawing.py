@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from steplab import units
 from steplab.record.ladder import Ladder, Rung
+from steplab.report.pages.axis import axis_html
 from steplab.report.pages.markup import Html, element, join
-from steplab.report.pages.timeline import tick_distance
 
 HEIGHT = 22  # px of a lane
 LONGEST_REASON = 110  # characters; all of it is shown on hovering
@@ -32,7 +32,7 @@ def ladder_html(ladder: Ladder) -> Html:
     lanes = [_lane("baseline", "rung-base", [_bar(first, most), _word(first, most, first)])]
     in_ms = ladder.objective == "time"
     lanes += [_lane(rung.label, _class(rung), _drawn(rung, most, in_ms)) for rung in ladder.rungs]
-    return join([*lanes, _axis(most), _legend()])
+    return join([*lanes, axis_html(0.0, most), _legend()])
 
 
 def _class(rung: Rung) -> str:
@@ -77,17 +77,6 @@ def _word(ms: float, most: float, shown: float, factor: str = "") -> Html:
     inside = ms > 0.75 * most
     anchor, shift, css = ("end", "-6", "inside") if inside else ("start", "6", None)
     return element("text", words, x=_at(ms, most), dx=shift, y="15", text_anchor=anchor, class_=css)
-
-
-def _axis(most: float) -> Html:
-    step = tick_distance(most)
-    marks = []
-    for index in range(int(most // step) + 1):
-        at = _at(index * step, most)
-        marks.append(element("line", x1=at, x2=at, y1="0", y2="4", class_="grid"))
-        marks.append(element("text", f"{index * step:g}", x=at, y="14", text_anchor="middle"))
-    picture = element("svg", *marks, class_="axis")
-    return element("div", element("div", "ms", class_="label"), picture, class_="lane")
 
 
 def _legend() -> Html:

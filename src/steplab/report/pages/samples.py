@@ -5,8 +5,8 @@ from __future__ import annotations
 from steplab import units
 from steplab.record import Samples
 from steplab.record.comparison import Change, Comparison
+from steplab.report.pages.axis import axis_html
 from steplab.report.pages.markup import NOTHING, Html, element, join
-from steplab.report.pages.timeline import tick_distance
 
 MOST_DOTS = 1000  # of one side; beyond that every n-th sample is drawn
 
@@ -17,7 +17,7 @@ def samples_html(comparison: Comparison) -> Html:
     values = [value for _, samples in sides for value in samples.values]
     low, high = _padded(min(values), max(values))
     lanes = [_dots(name, samples, low, high) for name, samples in sides]
-    return join([*lanes, _axis(low, high, "ms", "")])
+    return join([*lanes, axis_html(low, high)])
 
 
 def change_html(change: Change | None) -> Html:
@@ -43,7 +43,7 @@ def change_html(change: Change | None) -> Html:
     label = element("div", "change in time", class_="label")
     picture = element("svg", *drawn, role="img", aria_label=f"change in time {span}")
     lane = element("div", label, picture, class_="lane")
-    return join([lane, _axis(low * 100, high * 100, "%", "+")])
+    return join([lane, axis_html(low * 100, high * 100, "%", "+")])
 
 
 def _dots(name: str, samples: Samples, low: float, high: float) -> Html:
@@ -64,21 +64,6 @@ def _dots(name: str, samples: Samples, low: float, high: float) -> Html:
     label = element("div", f"{name}: {units.milliseconds(samples.median)}", class_="label")
     picture = element("svg", *drawn, class_="tall", role="img", aria_label=tip)
     return element("div", label, picture, class_="lane")
-
-
-def _axis(low: float, high: float, unit: str, sign: str) -> Html:
-    step = tick_distance(high - low)
-    first = int(low // step) + 1
-    marks = []
-    for index in range(first, int(high // step) + 1):
-        value = round(index * step, 9)
-        x = f"{(value - low) / (high - low) * 100:.2f}%"
-        marks.append(element("line", x1=x, x2=x, y1="0", y2="4", class_="grid"))
-        marks.append(
-            element("text", f"{value:{sign}g}" if value else "0", x=x, y="14", text_anchor="middle")
-        )
-    picture = element("svg", *marks, class_="axis")
-    return element("div", element("div", unit, class_="label"), picture, class_="lane")
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from steplab import units
 from steplab.record import Run
+from steplab.report.pages.axis import axis_html
 from steplab.report.pages.markup import NOTHING, Html, element, join
-from steplab.report.pages.timeline import tick_distance
 
 MOST_DOTS = 200  # of one Run; beyond that every n-th sample is drawn
 ROOM = 1.12  # of the longest sample, so that its label fits
@@ -20,7 +20,7 @@ def step_bars(names: Sequence[str], runs: Sequence[Run]) -> Html:
         return NOTHING
     most = ROOM * max(longest)
     lanes = [_lane(name, run, most) for name, run in zip(names, runs, strict=True)]
-    return join([*lanes, _axis(most)])
+    return join([*lanes, axis_html(0.0, most)])
 
 
 def _lane(name: str, run: Run, most: float) -> Html:
@@ -49,14 +49,3 @@ def _drawn(run: Run, most: float) -> list[Html]:
     anchor, shift, css = ("end", "-10", "inside") if inside else ("start", "10", None)
     drawn.append(element("text", words, x=at, dx=shift, y="15", text_anchor=anchor, class_=css))
     return drawn
-
-
-def _axis(most: float) -> Html:
-    step = tick_distance(most)
-    marks = []
-    for index in range(int(most // step) + 1):
-        at = f"{index * step / most * 100:.2f}%"
-        marks.append(element("line", x1=at, x2=at, y1="0", y2="4", class_="grid"))
-        marks.append(element("text", f"{index * step:g}", x=at, y="14", text_anchor="middle"))
-    picture = element("svg", *marks, class_="axis")
-    return element("div", element("div", "ms", class_="label"), picture, class_="lane")
