@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from graph_timing import graph_ms
+
 from steplab.cli.flags import exit_without_gpu
 
 BATCH, LENGTH, WIDTH, MODES, GROUPS = 4, 4096, 1024, 16, 32
@@ -115,30 +117,6 @@ def check(kernel: str, candidate: Sequence[int]) -> float:
     limits = [4e-3, 4e-3, *[2e-5] * 5]  # a rounding to bf16; fp32 sums
     right = all(e <= limit for e, limit in zip(errors, limits, strict=False))
     return max(errors) if right else math.nan
-
-
-def graph_ms(calls: Sequence[Callable[[], Any]], repeats: int = 7) -> float:
-    """Return the median ms of one call, of a CUDA graph that holds them all."""
-    import torch
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _, call in itertools.product(range(2), calls):
-            call()
-    graph.replay()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    events[0].record()
-    for event in events[1:]:
-        graph.replay()
-        event.record()
-    torch.cuda.synchronize()
-    times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
-    return statistics.median(times) / (2 * len(calls))
 
 
 def eager_ms(call: Callable[[], Any], repeats: int = 9) -> float:

@@ -16,7 +16,6 @@ import itertools
 import math
 import multiprocessing
 import queue
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from graph_timing import graph_ms
 
 from steplab.cli.flags import exit_without_gpu
 from steplab.kernels.grouped_mm._epilogue import Tiling
@@ -199,30 +199,6 @@ def check_all(deadline: float) -> dict[int, tuple[str, float]]:
     for worker in workers:
         worker.join(2.0)
     return found
-
-
-def graph_ms(calls: Sequence[Callable[[], Any]], repeats: int = 7) -> float:
-    """Return the median ms of one call, of a CUDA graph that holds them all."""
-    import torch
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _, call in itertools.product(range(2), calls):
-            call()
-    graph.replay()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    events[0].record()
-    for event in events[1:]:
-        graph.replay()
-        event.record()
-    torch.cuda.synchronize()
-    times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
-    return statistics.median(times) / (2 * len(calls))
 
 
 def row(name: str, rows: int, run: Callable[[Any], Any], inputs: Sequence[Any], note: str) -> float:
