@@ -134,6 +134,14 @@ def eager_ms(call: Callable[[], Any], repeats: int = 9) -> float:
     return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events))
 
 
+def backward_ms(forward: Callable[[], Any], leaves: Sequence[Any], dy: Any) -> float:
+    """Return the median ms of a backward. Its graph must not live on: it would stop a capture."""
+    import torch
+
+    y = forward()
+    return eager_ms(lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True))
+
+
 def op_times(forward: Callable[[], Any], leaves: Sequence[Any], dy: Any) -> list[float]:
     """Return ms of forward and backward, eagerly; then of forward and of both, in a CUDA graph."""
     import torch
@@ -142,9 +150,7 @@ def op_times(forward: Callable[[], Any], leaves: Sequence[Any], dy: Any) -> list
         with torch.no_grad():
             return forward()
 
-    y = forward()
-    backward = eager_ms(lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True))
-    found = [eager_ms(forward), backward, math.nan, math.nan]
+    found = [eager_ms(forward), backward_ms(forward, leaves, dy), math.nan, math.nan]
     for place, call in enumerate((plain, lambda: torch.autograd.grad(forward(), leaves, dy))):
         try:
             found[2 + place] = graph_ms([call])

@@ -14,11 +14,12 @@ def graph_ms(calls: Sequence[Callable[[], Any]], repeats: int = 7) -> float:
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        for call in calls:
+        for _, call in itertools.product(range(2), calls):
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    # Relaxed: a kernel that the backward's own thread loads at its first call may load.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
         for _, call in itertools.product(range(2), calls):
             call()
     graph.replay()

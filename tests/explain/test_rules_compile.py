@@ -121,5 +121,6 @@ def test_another_attention_in_a_run_without_a_trace():
     ops = {"aten::_scaled_dot_product_flash_attention_for_cpu": 4}
     asked = replace(with_recipe(1.0, impl={"attention": "math"}), ran=Ran(attention_ops=ops))
     assert "math was asked for, flash ran" in other_backend.RULE(Case(asked)).claim
-    auto = replace(with_recipe(1.0, impl={"attention": "auto"}), ran=Ran(attention_ops=ops))
-    assert other_backend.RULE(Case(auto)) is None
+    for free in ("auto", "dense_mask"):  # a mask says nothing of the kernel
+        asked = replace(with_recipe(1.0, impl={"attention": free}), ran=Ran(attention_ops=ops))
+        assert other_backend.RULE(Case(asked)) is None

@@ -58,6 +58,13 @@ class Interpreted:
     def test_a_norm_of_any_shape_equals_its_definition(self, rows, width, added):
         check_norm("triton_norm", NormCase((rows,), width, added=added))
 
+    @pytest.mark.parametrize("shape", [(1, 5), (9, 3, 7), (4, 40)], ids=str)
+    def test_what_the_programs_found_is_added_up(self, shape):
+        from steplab.kernels._column_sums import column_sums
+
+        partial = torch.randn(shape)
+        torch.testing.assert_close(column_sums(partial), partial.sum(0))
+
     def test_a_norm_of_no_rows(self):
         x, weight, _, _ = norm_inputs(NormCase())
         leaves = x[:0].requires_grad_(), weight.requires_grad_()
@@ -169,14 +176,16 @@ for kernel in kernels:
     # Sixteen bytes at a time, by a load or by a copy to shared memory; and no spilled registers.
     ptx = kernel.asm["ptx"]
     assert "ld.global.v4.b32" in ptx or "cp.async.cg.shared.global" in ptx, kernel.metadata.name
-    assert "st.global.v4.b32" in ptx and ".local" not in ptx, kernel.metadata.name
+    assert ".local" not in ptx, kernel.metadata.name
+    if kernel.metadata.name != "column_sums_kernel":  # which stores one row for many that it loads
+        assert "st.global.v4.b32" in ptx, kernel.metadata.name
 print(len(kernels), "kernels")
 """
 
 
 @needs_no_gpu
 def test_the_kernels_compile_for_hopper():
-    assert compile_for_hopper(LAUNCHES) == "6 kernels"
+    assert compile_for_hopper(LAUNCHES) == "8 kernels"
 
 
 GPU_NORMS = [

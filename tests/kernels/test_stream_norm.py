@@ -140,7 +140,9 @@ for kernel in kernels:
     ptx = kernel.asm["ptx"]
     # Sixteen bytes at a time, by a load or by a copy to shared memory; and no spilled registers.
     assert "ld.global.v4.b32" in ptx or "cp.async.cg.shared.global" in ptx, kernel.metadata.name
-    assert "st.global.v4.b32" in ptx and ".local" not in ptx, kernel.metadata.name
+    assert ".local" not in ptx, kernel.metadata.name
+    if kernel.metadata.name != "column_sums_kernel":  # which stores one row for many that it loads
+        assert "st.global.v4.b32" in ptx, kernel.metadata.name
 print(len(kernels), "kernels")
 """
 
@@ -148,7 +150,29 @@ print(len(kernels), "kernels")
 @needs_no_gpu
 def test_the_kernels_compile_for_hopper():
     pytest.importorskip("triton")
-    assert compile_for_hopper(LAUNCHES) == "15 kernels"
+    assert compile_for_hopper(LAUNCHES) == "21 kernels"
+
+
+SEVERAL_LENGTHS = """
+from steplab.kernels.stream_norm import _triton_launch as norm
+
+vector, number = torch.empty(768), torch.empty(1, 64)
+for length in (64, 80, 8):
+    x = torch.empty(1, length, 768, dtype=torch.bfloat16)
+    norm.forward(x, None, None, vector, None, None, 1e-6, (None, x, number, None))
+    norm.backward(x, None, None, x, x, x[..., 0].float(), vector, vector, None)
+found = {kernel.metadata.name: set() for kernel in kernels}
+for kernel in kernels:
+    found[kernel.metadata.name].add(kernel.hash)
+print(max(map(len, found.values())))
+"""
+
+
+@needs_no_gpu
+def test_a_length_that_varies_does_not_compile_again_and_again():
+    """Two are Triton's own: a number of rows divides by 16 or it does not."""
+    pytest.importorskip("triton")
+    assert int(compile_for_hopper(SEVERAL_LENGTHS)) <= 2
 
 
 GPU_CASES = [

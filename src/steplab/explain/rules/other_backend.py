@@ -13,6 +13,7 @@ from steplab.hardware.kernel_names import attention_backend
 from steplab.record import Finding, Ran
 
 FUSED = ("flash", "efficient", "cudnn")
+FREE = (None, "auto", "dense_mask")  # of which none names a kernel: torch or we choose one
 
 
 def check(case: Case) -> Finding | None:
@@ -20,7 +21,7 @@ def check(case: Case) -> Finding | None:
     settings = case.run.spec.recipe.techniques.get("impl", {}) if case.run else {}
     asked, seen = settings.get("attention"), _seen(case)
     others = sorted(seen - {str(asked)})
-    if asked in (None, "auto") or not others:
+    if asked in FREE or not others:
         return None
     compiled = "compile" in case.run.spec.recipe.techniques if case.run else False
     evidence = [f"the trace shows {', '.join(sorted(seen))}"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels._tiles import Tile, column_block
+from steplab.kernels._tiles import Tile, fitted
 from steplab.kernels._triton import INTERPRETED, on_device_of
 from steplab.kernels.activation import Weights
 
@@ -34,12 +34,12 @@ def forward_by(tile: Tile, z: Tensor, activation: str, weights: Weights | None) 
 
     gated = activation == "swiglu"
     R, F = z.shape[0], z.shape[1] // 2 if gated else z.shape[1]
-    columns = column_block(F, tile.columns)
+    tile = fitted(tile, F)
     h_RF = z.new_empty(R, F)
-    tiles = -(-R // tile.rows) * -(-F // columns)
+    tiles = -(-R // tile.rows) * -(-F // tile.columns)
     with on_device_of(z):
         activation_forward_kernel[(tiles,)](
-            *(z, *_pointers(weights), h_RF, R, F, gated, tile.rows, columns),
+            *(z, *_pointers(weights), h_RF, R, F, gated, tile.rows, tile.columns),
             UPCAST=INTERPRETED,
             num_warps=tile.warps,
         )
@@ -53,12 +53,13 @@ def backward_by(
     from steplab.kernels.activation._triton_kernels import activation_backward_kernel
 
     (R, F), dz, dvalues_R = dh_RF.shape, torch.empty_like(z), None
+    tile = fitted(tile, F)
     if weights is not None:
         dvalues_R = z.new_empty(R, dtype=torch.float32)
     with on_device_of(z):
         activation_backward_kernel[(-(-R // tile.rows),)](
             *(z, dh_RF, *_pointers(weights), dz, dvalues_R, R, F, activation == "swiglu"),
-            *(tile.rows, column_block(F, tile.columns)),
+            *(tile.rows, tile.columns),
             UPCAST=INTERPRETED,
             num_warps=tile.warps,
         )

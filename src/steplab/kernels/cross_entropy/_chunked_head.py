@@ -15,7 +15,7 @@ from torch import Tensor
 from steplab.kernels.cross_entropy._products import add_product, round_up, wide
 
 # At most so many. Logits of a chunk have a size that keeps a large GPU busy and costs little.
-CHUNKS = 16
+CHUNKS = 12
 LEAST_BYTES, MOST_BYTES = 64 * 2**20, 256 * 2**20
 WHOLE_ROWS = 128  # of a tile of a product
 # cuBLAS takes its fast kernels where matrices begin and end at multiples of 16 bytes.

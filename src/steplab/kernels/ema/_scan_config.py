@@ -18,10 +18,10 @@ class Cut:
     lanes: int = 32  # channels per program
     warps: int = 1
     sum_steps: int = 4  # steps that the chunk sums advance at once
-    sum_block: int = 8  # steps that the chunk sums load at once; a multiple of `sum_steps`
+    sum_block: int = 16  # steps that the chunk sums load at once; a multiple of `sum_steps`
     output_steps: int = 2  # likewise for the outputs
-    output_block: int = 4
-    gradient_block: int = 2
+    output_block: int = 8
+    gradient_block: int = 4
 
     def chunk_length(self, length: int) -> int:
         """Return the steps of a chunk for a sequence of `length` steps."""

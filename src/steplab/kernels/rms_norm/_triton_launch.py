@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from steplab.kernels._column_sums import column_sums
 from steplab.kernels._triton import INTERPRETED, on_device_of
 from steplab.kernels.rms_norm._triton_kernels import (
     rms_norm_backward_kernel,
@@ -100,7 +101,7 @@ def backward(
             UPCAST=INTERPRETED,
             num_warps=tiling.warps,
         )
-    return dx, partial_PD.sum(0).to(weight_D.dtype)
+    return dx, column_sums(partial_PD).to(weight_D.dtype)
 
 
 def processors(x: Tensor) -> int:

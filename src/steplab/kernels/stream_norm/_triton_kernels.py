@@ -91,7 +91,7 @@ def stream_rms_norm_backward_kernel(
     ROWS: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr,
 ):
     """Write dx and this program's sums over its rows, three rows of `partial`: of d_normed times
-    the unit rows, of d_score times these, and of what reached the offset. None is left out.
+    the unit rows, of d_score times these, and of what reached the offset. None is left out: 0.
     Grid: programs, each takes every n-th tile."""
     row_R, d_D = tl.arange(0, ROWS), tl.arange(0, D)
     weight_D = _vector(weight, d_D, WIDTH)
@@ -131,7 +131,5 @@ def stream_rms_norm_backward_kernel(
         tl.store(dx + place_RD, narrow(dx_RD, dx.dtype.element_ty, UPCAST), mask=inside_RD)
     own = partial + tl.program_id(0) * 3 * WIDTH + d_D
     tl.store(own, tl.sum(along_weight_RD, 0), mask=d_D < WIDTH)
-    if d_score is not None:
-        tl.store(own + WIDTH, tl.sum(along_score_RD, 0), mask=d_D < WIDTH)
-    if offset is not None:
-        tl.store(own + 2 * WIDTH, tl.sum(shifted_RD, 0), mask=d_D < WIDTH)
+    tl.store(own + WIDTH, tl.sum(along_score_RD, 0), mask=d_D < WIDTH)
+    tl.store(own + 2 * WIDTH, tl.sum(shifted_RD, 0), mask=d_D < WIDTH)
