@@ -128,7 +128,7 @@ def candidates_of(world: World):
 class NoSpares(Spares):
     """Starts no process."""
 
-    def prepare(self) -> None:
+    def fill(self) -> None:
         pass
 
 

@@ -65,6 +65,30 @@ def test_a_busy_machine_ends_the_turns_and_the_interval_stays_wide(monkeypatch, 
     assert told <= 5  # of 20; more than that has a chance of 1 in 100 at 9 %
 
 
+@pytest.mark.parametrize(
+    ("ms", "steps"),
+    [(1, 50), (10, 30), (47, 6), (100, 3), (220, 3), (330, 3), (500, 2), (900, 1), (2000, 1)],
+)
+def test_a_round_has_three_steps_where_they_take_about_a_second_at_most(ms, steps):
+    turns, rounds = raced(float(ms), ms * 0.5, spread=0.0)
+    assert rounds == min(PEEKS)
+    assert len(turns.before.values) == len(turns.after.values) == steps * rounds
+
+
+def test_one_held_up_step_in_a_round_decides_nothing():
+    """Steps of 220 ms, the host holding up one step of every other round by half of it."""
+
+    class HeldUp(Side):
+        def turn(self, steps, timeout):
+            values = super().turn(steps, timeout).values
+            late = self.turns % 2 == 0
+            return Samples((values[0] * (1.5 if late else 1.0), *values[1:]), "ms")
+
+    first, second = HeldUp(220.0, seed=1), Side(200.0, seed=2)
+    turns = take_turns(first, second, 220.0, 30.0, 60.0, lambda text: None)
+    assert turns.verdict == "faster" and turns.change.low > -0.15 and turns.change.high < -0.05
+
+
 def test_one_rung_may_take_a_share_of_the_budget():
     assert seconds_of(150) == pytest.approx(10) and seconds_of(3600) == MOST_SECONDS
 

@@ -89,6 +89,11 @@ class Worker:
             else:
                 return message["done"]
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process has not ended."""
+        return self.process.poll() is None
+
     def close(self) -> None:
         """End the process and whatever it started."""
         with contextlib.suppress(ProcessLookupError):

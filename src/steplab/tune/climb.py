@@ -179,6 +179,7 @@ class Climb:
     def _finish(self, against: Recipe | None) -> None:
         """Hold the winner against the baseline, in turns; close a ladder that has nothing left."""
         self._lap()
+        self.rules.spares.settle(self.view.stage)
         ladder = replace(self.ladder, finished=not self.ladder.left)
         if self.champion.candidate is not self.baseline.candidate:
             self.view.name = "the winner against the baseline"

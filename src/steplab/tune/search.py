@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from steplab.engine.gate.remote import Scout
-from steplab.engine.gate.spares import Spares
+from steplab.engine.gate.spares import Spares, room_for
 from steplab.record import Environment
 from steplab.record.ladder import Ladder
 from steplab.spec import Recipe, RunSpec
@@ -59,6 +59,9 @@ def tune(
     for rung in ladder.rungs:
         clock.note(is_slow(rung.recipe), rung.seconds)
     scout.references = folder.references
+    if spec.device == "cuda":  # the truth in fp64 comes next: nothing is timed
+        spares.size = room_for(environment)
+        spares.fill()
     timeout, watch = clock.timeout(slow=False), Stopwatch(view, wish.begun)
     shapes = find_shapes(scout, spec, wish.also_batch, folder, timeout, watch)
     turns = seconds_of(clock.seconds)

@@ -74,8 +74,8 @@ def try_recipe(blank: Rung, champion: Champion, rules: Rules, timeout: float, vi
             rules.spares.prepare()
         opened = candidate.open(rules.shapes, rules.references, timeout, view.stage)
         rung = _gated(_with_run(blank, opened, champion), opened, champion.waits, rules)
-        rules.spares.settle()
         if rung.outcome == "kept":
+            rules.spares.settle(view.stage)
             tried = _raced(rung, candidate, opened, champion, rules, timeout, view)
         else:
             tried = Tried(rung, None, opened)
