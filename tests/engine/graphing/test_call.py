@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 
 from steplab.engine.graphing.call import GraphedCall
 from steplab.engine.graphing.inference import GraphedModule, graph, prepared
+from steplab.engine.graphing.inputs import StaticInputs
 from steplab.engine.graphing.refusals import refused_capture, refused_sync
 from steplab.engine.places import place_of
 from steplab.errors import Unsupported, UserError
@@ -50,6 +51,17 @@ def test_the_captured_function_sees_buffers_and_never_the_callers_tensors():
         call(one)
     assert len({x.data_ptr() for x in seen[1:]}) == 1
     assert seen[1].data_ptr() not in {one[0]["x"].data_ptr() for one in given}
+
+
+def test_buffers_keep_the_strides_of_what_they_stand_for():
+    whole = torch.arange(12.0).view(3, 4)
+    given = (whole[:, 1:], whole.T, whole[:, ::2], whole[:1].expand(3, 4), torch.tensor(1.0))
+    buffers = StaticInputs(given, CPU).values
+    for buffer, one in zip(buffers, given, strict=True):
+        assert torch.equal(buffer, one) and buffer.data_ptr() != one.data_ptr()
+        assert buffer.stride() == one.stride() or one is given[3], (
+            "nobody writes to an expanded one"
+        )
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,14 @@ def test_twenty_steps_with_changing_routing_are_bit_equal(more):
         assert torch.equal(ours, theirs)
 
 
+def test_a_model_compiled_whole_is_captured():
+    """Its inputs are slices: the graph's buffers must look the same to what was compiled."""
+    config = find_workload("gpt").resolve("tiny", {})
+    recipe = parse_recipe("precision=bf16,optimizer=fused,compile=whole,cuda_graph=step")
+    run = trial(RunSpec("gpt", config, "tiny", batch=4, recipe=recipe, steps=5, device="cuda"))
+    assert run.status == "ok" and run.ran.graph_launches == 1, run.reason
+
+
 @pytest.mark.parametrize("optimizer", ["forloop", "foreach", "fused"])
 def test_every_update_can_be_captured_and_follows_a_schedule(optimizer):
     weights = []

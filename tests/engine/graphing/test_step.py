@@ -8,6 +8,7 @@ from steplab.engine.graphing.step import graph_step, rates_on_device
 from steplab.engine.step import Step
 from steplab.engine.training.schedule import set_learning_rate
 from steplab.errors import Unsupported, UserError
+from steplab.probes.compilation import graph_count
 from steplab.spec import RunSpec
 from steplab.techniques.parse import parse_recipe, technique
 from steplab.workloads.workload import find_workload
@@ -48,6 +49,19 @@ def test_losses_metrics_and_weights_are_those_of_the_plain_step(accumulate):
     assert graphs.captures == 1 and graphs.replays == 4
     for ours, theirs in zip(step.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_what_is_compiled_for_slices_is_not_compiled_again_for_the_graphs_buffers(tiny_spec):
+    """gpt's tokens and targets are slices of one tensor, with gaps between their rows."""
+    spec = tiny_spec(recipe=parse_recipe("compile=whole,compile.backend=eager"))
+    step, graphs = graphed(spec)
+    feed = micro_batches(step, spec)
+    torch._dynamo.reset()
+    for _ in range(2):
+        step(next(feed))
+    compiled = graph_count()
+    step(next(feed))
+    assert graphs.captures == 1 and compiled and graph_count() == compiled
 
 
 def test_phases_are_watched_as_one(tiny_spec):

@@ -24,7 +24,7 @@ class StaticInputs:
         for path, leaf in tree_flatten_with_path(inputs)[0]:
             _refuse_leaf(leaf, keystr(path), device)
         self._example = [_described(leaf) for leaf in leaves]
-        static = [one.detach().clone() if isinstance(one, Tensor) else one for one in leaves]
+        static = [_copied(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._buffers = [leaf for leaf in static if isinstance(leaf, Tensor)]
         self.values = tree_unflatten(static, self._tree)
 
@@ -48,6 +48,18 @@ class StaticInputs:
             if _described(leaf) != was:
                 return f"input {keystr(path)} was {was} and is {_described(leaf)}"
         return "the inputs stand in another structure than those captured"
+
+
+def _copied(x: Tensor) -> Tensor:
+    """Return a copy with the strides of `x`, gaps included.
+
+    A clone would close the gaps of a slice, and compiled code that was made for the slice would be
+    compiled anew for the clone: in the middle of the capture, which it breaks.
+    """
+    if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
+        return x.detach().clone()  # an expanded tensor cannot be written to
+    strided = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return strided.copy_(x.detach())
 
 
 def _described(leaf: Any) -> Any:
