@@ -214,40 +214,6 @@ def _fed(
     return ms, sorted(waits)[steps // 2] * 1e3, speed, "ok"
 
 
-def first_calls(desk: Desk, spec: RunSpec) -> None:
-    """Attention of every block in its first, second and later calls, waiting after each."""
-    columns = (
-        *(Column("block"), Column("first", "ms"), Column("second", "ms")),
-        *(Column("later", "ms"), Column("status")),
-    )
-    sheet = desk.sheet("first", "Attention's first calls in a process, forward", columns)
-    step = assemble(spec)
-    device = step.parts.device
-    batch = next(step.workload.batches(spec.batch, device, 0))
-    times: list[list[float]] = []
-    began: list[float] = []
-
-    def before(*_: Any) -> None:
-        _synchronise(device)
-        began.append(time.perf_counter())
-
-    for block in step.model.blocks:  # type: ignore[union-attr]
-        times.append([])
-
-        def after(*_: Any, kept: list[float] = times[-1]) -> None:
-            _synchronise(device)
-            kept.append((time.perf_counter() - began.pop()) * 1e3)
-
-        block.attention.register_forward_pre_hook(before)
-        block.attention.register_forward_hook(after)
-    for _ in range(6):
-        with torch.no_grad(), step.parts.forward_context():
-            step.workload.loss(step.model, batch)
-    for index, found in enumerate(times):
-        later = sorted(found[2:])[len(found) // 2 - 1]
-        sheet.add(str(index), found[0], found[1], later, "ok", sum(found) / 1e3)
-
-
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
