@@ -8,6 +8,8 @@ from steplab.report.pages.axis import axis_html
 from steplab.report.pages.markup import Html, element, join
 
 HEIGHT = 22  # px of a lane
+WORDS = 0.2  # of the lane that time and factor take
+INSIDE = 0.75  # of the lane: words of a longer bar stand in it
 LONGEST_REASON = 110  # characters; all of it is shown on hovering
 _CLASS = {
     "kept": "rung-kept",
@@ -50,7 +52,10 @@ def _drawn(rung: Rung, most: float, in_ms: bool) -> list[Html]:
         best = max(before - rung.ceiling, 0.0)
         words = f"ceiling: {best:.4g} ms ({rung.ceiling_parts})"
         drawn.append(_mark(best, most, "ceiling", words))
-    return [*drawn, _word(after, most, after, f"{1 / (1 + rung.gain.value):.2f}x")]
+    # A line close behind the end of the bar would run through the words: they follow it.
+    crossed = after < before < min(after + WORDS * most, INSIDE * most)
+    place = before if crossed else after
+    return [*drawn, _word(place, most, after, f"{1 / (1 + rung.gain.value):.2f}x")]
 
 
 def _lane(label: str, css: str, drawn: list[Html]) -> Html:
@@ -74,7 +79,7 @@ def _mark(ms: float, most: float, css: str, tip: str) -> Html:
 def _word(ms: float, most: float, shown: float, factor: str = "") -> Html:
     """The time beside the end of a bar, or inside it where there is no room."""
     words = f"{shown:.4g} ms" + (f", {factor}" if factor else "")
-    inside = ms > 0.75 * most
+    inside = ms > INSIDE * most
     anchor, shift, css = ("end", "-6", "inside") if inside else ("start", "6", None)
     return element("text", words, x=_at(ms, most), dx=shift, y="15", text_anchor=anchor, class_=css)
 
