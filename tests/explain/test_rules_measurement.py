@@ -32,12 +32,18 @@ def test_a_slow_beginning_was_counted():
     assert "--warmup 7" in found.remedy
 
 
+def test_a_slow_beginning_is_seen_on_a_machine_with_other_work():
+    found = warmup_counted.RULE(Case(timed(60.0, 50.0, *[10.0] * 9, 30.0, *[10.0] * 9)))
+    assert "first 2 of 21" in found.claim
+
+
 @pytest.mark.parametrize(
     "samples",
     [
         (10.0,) * 8,
         (15.0, 10.0, 10.0, 10.0, 10.0, 10.0),
         (40.0, 10.0, 10.0, 40.0, 10.0, 10.0),
+        (40.0, *[10.0] * 18, 40.0),  # one at the beginning as well as one at the end
         (10.0, 10.0, 10.0, 40.0),
         (40.0, 10.0),
     ],
