@@ -228,7 +228,7 @@ class Climb:
     ) -> Champion:
         """Profile and store a candidate; in detail where memory is wanted: only that tells it.
 
-        With modules on a GPU, where that takes a second or three; on a CPU as long as a rung.
+        With modules on a GPU, where one more step tells them; on a CPU seconds are short.
         """
         if self.rules.objective == "memory":
             detail = "all"
