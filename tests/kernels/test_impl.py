@@ -38,6 +38,7 @@ def test_an_unknown_name_is_an_error_with_a_suggestion():
 
 def test_what_is_there_to_be_measured_against_is_not_tried():
     assert not worth_trying("attention", "dense_mask")
+    assert not worth_trying("attention", "tiled") and worth_trying("attention", "math")
     assert not worth_trying("experts", "capacity")
     assert worth_trying("experts", "loop")
 

@@ -13,6 +13,7 @@ from steplab.record.budget import TERMS
 from steplab.trace.analysis import Syncs, Window, Work
 from steplab.trace.budget import budget_of
 from steplab.trace.events import KERNEL, Trace
+from steplab.trace.gaps import IDLE_TERMS, idle_before
 from tests.trace.traces import call, copy, fill, kernel, launched, op, python, range_, trace_of
 from tests.trace.works import LABELS, syncs_on, work_on
 
@@ -113,6 +114,25 @@ def test_every_instant_is_counted_once_and_by_priority(trace, low, length):
         assert round(step.wall_ms * 1e6) == sum(in_ns(step).values())
         categories = sum(category.ms for category in step.categories)
         assert categories == pytest.approx(step.terms["kernels"], abs=1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(timelines(), st.integers(0, 40), st.integers(1, 50))
+def test_idle_time_belongs_to_the_work_that_ends_it_and_sums_to_the_terms(trace, low, length):
+    work, syncs, window = work_on(trace), syncs_on(trace), Window(0, low, low + length)
+    (step,) = budget_of(trace, (window,), work, syncs).steps
+    idle = idle_before(trace, (window,), work, syncs, window)
+    assert {name: ns.sum() for name, ns in idle.items()} == {
+        name: pytest.approx(step.terms[name] * 1e6, abs=1e-6) for name in IDLE_TERMS
+    }
+    expected = {name: np.zeros(len(work) + 1) for name in IDLE_TERMS}
+    for t in range(window.start, window.end):
+        term = term_at(trace, work, syncs, t)
+        if term in expected:
+            coming = np.flatnonzero(trace.device.start > t)
+            expected[term][coming[0] if len(coming) else -1] += 1
+    for name, ns in expected.items():
+        assert ns.tolist() == idle[name].tolist()
 
 
 @st.composite

@@ -35,6 +35,7 @@ class World:
     lost_in_turns: set[str] = field(default_factory=set)
     together: dict[frozenset[str], float] = field(default_factory=dict)  # extra factors
     opened: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)  # of the profiles
     alive: int = 0
 
     def ms(self, names: frozenset[str]) -> float:
@@ -157,6 +158,7 @@ def use_world(monkeypatch, world: World, saved: list[str]) -> FakeScout:
     def crowned(candidate, opened, store, timeout, progress, detail):
         run = pretended_run(candidate.spec, world.ms(candidate.names))
         saved.append(run.spec.recipe.label)
+        world.details.append(detail)
         return Champion(candidate, run, (), {})
 
     for module in ("climb", "start"):

@@ -41,6 +41,7 @@ UPDATES = {"foreach": 14.0, "fused": 8.0, "one-pass": 3.5}
 DENSE, LOOSE, HOST = 51.0, 40.0, 14.0  # products, elementwise work that a compiler fuses, launches
 LINE = "experts/loop.py:29"
 WAITS = (LINE,) * 96
+LOOP = 60.0  # ms of idle device that they and the launches of a loop over experts cost
 
 
 @dataclass
@@ -64,7 +65,10 @@ def waits_of(recipe: Recipe) -> tuple[str, ...]:
 
 
 def parts_of(recipe: Recipe) -> tuple[dict[str, float], dict[str, float], float]:
-    """Return (ms by kind of work, ms by op or phase, ms in which the device waits for the host)."""
+    """Return (ms by kind of work, ms by op or phase, ms in which the device waits for the host).
+
+    Of that wait half is before kernels of the ops, in equal parts.
+    """
     used = recipe.techniques
     compiled, graph = "compile" in used, "cuda_graph" in used
     narrow = used.get("precision", {}).get("dtype") == "bf16-weights"
@@ -78,8 +82,18 @@ def parts_of(recipe: Recipe) -> tuple[dict[str, float], dict[str, float], float]
     kinds["elementwise"] += LOOSE * (0.3 if compiled else 1.0) * (0.8 if narrow else 1.0)
     kinds["copy"] += 0.0 if narrow else 7.0  # casts of the weights
     kinds["optimizer"] = known["phase:optimizer"] = UPDATES[update_of(recipe)]
-    host = HOST * (0.15 if compiled else 1.0) + (60.0 if waits_of(recipe) else 0.0)
-    return kinds, known, 0.4 if graph else host
+    launches = 0.4 if graph else HOST * (0.15 if compiled else 1.0)
+    synced = LOOP if waits_of(recipe) else 0.0
+    known |= {f"idle:{op}": launches / 2 / len(OPS) for op in OPS}
+    known["idle:experts"] += synced
+    return kinds, known, launches + synced
+
+
+def told_by(recipe: Recipe, detail: str) -> dict[str, float]:
+    """Return what a profile tells: of ops nothing inside compiled blocks, nor without modules."""
+    known = parts_of(recipe)[1]
+    told = detail != "none" and "compile" not in recipe.techniques
+    return known if told else {part: ms for part, ms in known.items() if part[:6] == "phase:"}
 
 
 def update_of(recipe: Recipe) -> str:
@@ -148,7 +162,8 @@ def use_gpu(monkeypatch, clock: Clock, is_wrong: Callable[[Recipe], bool]) -> No
     def crowned(candidate, opened, store, timeout, progress, detail):
         clock.now += {"none": 5.0, "modules": 9.0, "all": 15.0}[detail]
         run = measured(candidate.spec)
-        return Champion(candidate, run, waits_of(run.spec.recipe), parts_of(run.spec.recipe)[1])
+        known = told_by(run.spec.recipe, detail)
+        return Champion(candidate, run, waits_of(run.spec.recipe), known)
 
     for module in ("climb", "start"):
         monkeypatch.setattr(f"steplab.tune.{module}.crowned", crowned)

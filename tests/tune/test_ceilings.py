@@ -2,16 +2,21 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from steplab.record import Samples
 from steplab.record.budget import Budget, Category, StepBudget
 from steplab.record.memory_timeline import MemoryTimeline
 from steplab.record.profile import Profile
+from steplab.trace.analysis import Analysis, Window
+from steplab.trace.budget import budget_of
 from steplab.tune.ceilings import ceiling, serves
-from steplab.tune.op_times import op_times
+from steplab.tune.op_times import op_times, phase_times
 from tests.compare.sides import run_of
 from tests.report.analyses import analysis_of
+from tests.trace.traces import call, launched, range_, trace_of
+from tests.trace.works import syncs_on, work_on
 
 
 def profiled(ms=10.0, wall=10.0, on_device=True, memory=None, **terms):
@@ -78,6 +83,80 @@ def test_the_time_of_an_op_is_that_of_its_modules():
     """Two of the four kernels of a step belong to blocks.*.attention: 2 ms and 1 ms."""
     run = run_of((10.0,) * 8)
     paths = {"attention": ("blocks.0.attention", "blocks.1.attention"), "loss": ("loss",)}
-    assert op_times(run, analysis_of(), paths) == {"op:attention": pytest.approx(3.0)}
+    assert op_times(run, analysis_of(), paths)["op:attention"] == pytest.approx(3.0)
     half = op_times(run_of((5.0,) * 8), analysis_of(device=False), paths)
     assert half == {"op:attention": pytest.approx(1.5)}
+
+
+def starving(profiled_ms=10.0):
+    """A step in which 3 and 2.5 ms were waited for experts, 1.5 ms of it in a synchronisation.
+
+    Kernels of 0.5 ms at 3, 6 and 9 ms, launched at 2.5, 5.5 and 9 ms.
+    """
+    ms = 1_000_000
+    events = [range_("ProfilerStep#0", 0, int(profiled_ms * ms)), range_("forward", 0, 10 * ms)]
+    for number, (returned, start) in enumerate(((2.5, 3.0), (5.5, 6.0), (9.0, 9.0)), 1):
+        back = int(returned * ms)
+        events += launched("mm", back - 10, back, int(start * ms), ms // 2, number)
+    events.append(call("cudaStreamSynchronize", int(3.5 * ms), int(1.5 * ms)))
+    trace = trace_of(events)
+    windows, work, syncs = (Window(0, 0, int(profiled_ms * ms)),), work_on(trace), syncs_on(trace)
+    labels = (*work.labels, "blocks.0.experts", "blocks.1.experts.first", "backward")
+    experts, first = len(work.labels), len(work.labels) + 1
+    work = replace(
+        work,
+        labels=labels,
+        module=np.array([experts, first, 0], np.int32),
+        phase=np.full(3, len(labels) - 1, np.int32),
+    )
+    budget = budget_of(trace, windows, work, syncs)
+    analysis = Analysis(trace, None, windows, work, syncs, budget)
+    run = run_of((10.0,) * 8)
+    return replace(run, profile=Profile((0, 1, 1, 1), ("t",), budget=budget)), analysis
+
+
+EXPERTS = {"experts": ("blocks.0.experts", "blocks.1.experts"), "loss": ("loss",)}
+
+
+def test_the_wait_for_its_kernels_is_the_ops_too():
+    """Another implementation may need fewer launches and no synchronisation."""
+    run, analysis = starving()
+    known = op_times(run, analysis, EXPERTS)
+    assert known == {"op:experts": pytest.approx(1.0), "idle:experts": pytest.approx(5.5)}
+    found = ceiling({"op:experts": 1.0}, run, known, "time")
+    assert found.value == pytest.approx(6.5)
+    assert found.parts == "waiting for these 5.500 ms, experts 1.000 ms"
+    assert phase_times(run, analysis) == {"phase:backward": pytest.approx(1.5 + 8.0)}
+
+
+def test_what_the_profiler_added_is_no_wait_for_an_op():
+    """Of 12.5 ms the profiler added 2.5 ms: taken from the 6 ms of waiting for launches."""
+    run, analysis = starving(profiled_ms=12.5)
+    terms = analysis.budget.typical.terms
+    waits = {name: terms[name] for name in ("launch", "synchronisation", "dispatch")}
+    assert waits == {
+        "launch": pytest.approx(6.0), "synchronisation": pytest.approx(1.5),
+        "dispatch": pytest.approx(1.0),
+    }  # fmt: skip
+    share = 1 - 2.5 / 6.0
+    idle = op_times(run, analysis, EXPERTS)["idle:experts"]
+    assert idle == pytest.approx(1.5 + 1.0 + share * 3.0)
+
+
+def test_no_wait_is_counted_twice_nor_longer_than_the_device_still_waits():
+    run = profiled(launch=2.0, dispatch=0.5, synchronisation=0.5)
+    known = {"op:experts": 1.0, "idle:experts": 2.5, "op:router": 0.5, "idle:router": 1.0}
+    both = {"op:experts": 1.0, "op:router": 1.0}
+    assert ceiling({"op:experts": 1.0}, run, known, "time").value == pytest.approx(3.5)
+    assert ceiling(both, run, known, "time").value == pytest.approx(1.5 + 3.0)
+    graph = {"term:launch": 1.0, "term:dispatch": 1.0}
+    assert ceiling({**both, **graph}, run, known, "time").value == pytest.approx(1.5 + 3.0)
+    replayed = profiled(dispatch=0.1)
+    assert ceiling(both, replayed, known, "time").value == pytest.approx(1.5 + 0.1)
+
+
+def test_a_step_that_the_profiler_cut_short_is_not_the_typical_one():
+    steps = tuple(StepBudget(n, wall, {}) for n, wall in enumerate((2.3, 4.3)))
+    assert Budget(steps, on_device=True).typical.number == 0
+    assert Budget(steps, on_device=True, unprofiled_ms=4.4).typical.number == 1
+    assert Budget(steps[::-1], on_device=True, unprofiled_ms=2.0).typical.number == 0

@@ -73,6 +73,12 @@ def test_a_technique_of_which_nobody_knows_the_ceiling_is_tried_too(climb):
     assert ladder.winner.label == "new=true"
 
 
+def test_on_a_cpu_modules_are_looked_at_once(climb):
+    world = World({"quick": 0.5})
+    climb(world, {"quick": Pretended(MATMUL)})
+    assert world.details == ["modules", "none", "all"]
+
+
 def test_over_a_red_gate_there_is_no_speed_up(climb):
     ladder = climb(World({"wrong": 0.1}, red={"wrong"}), {"wrong": Pretended(MATMUL)})
     (rung,) = ladder.rungs

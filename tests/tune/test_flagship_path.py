@@ -7,6 +7,7 @@ import pytest
 from steplab.spec import RunSpec
 from steplab.techniques.parse import parse_recipe
 from steplab.tune.search import Wish, tune
+from steplab.tune.state import LadderFolder
 from steplab.tune.view import Blind
 from tests.tune.ladders import FakeScout, NoSpares, World
 from tests.tune.pretended_gpu import H200, LINE, SEED, Clock, step_ms, use_gpu
@@ -22,6 +23,18 @@ class Listening(Blind):
 
     def say(self, text: str) -> None:
         self.lines.append(text)
+
+
+class Interrupted(Blind):
+    """Presses Ctrl-C after so many rungs."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def rung(self, rung) -> None:
+        self.after -= 1
+        if self.after == 0:
+            raise KeyboardInterrupt
 
 
 class SlowScout(FakeScout):
@@ -108,3 +121,68 @@ def test_what_could_not_be_compiled_is_compiled_once_the_cause_is_gone(climb, mo
     tried = [(rung.label, rung.outcome) for rung in ladder.rungs if "compile=" in rung.label]
     assert tried[0] == ("compile=blocks", "failed")
     assert ("compile=blocks", "kept") in tried or ("compile=whole", "kept") in tried
+
+
+@pytest.mark.parametrize("host", [14.0, 400.0])
+def test_nothing_gains_more_than_its_ceiling(climb, monkeypatch, host):
+    """Experts one by one cost more in waits than in kernels; both go with `auto`."""
+    monkeypatch.setattr("tests.tune.pretended_gpu.HOST", host)
+    monkeypatch.setattr("tests.tune.pretended_gpu.LOOP", 300.0)
+    ladder, _ = climb(SEED, minutes=8)
+    assert ladder.rungs[0].label == "impl.*=auto" and gained(ladder.rungs[0]) > 500
+    known = [rung for rung in ladder.rungs if rung.ceiling is not None and rung.gain]
+    assert len(known) > 6
+    assert all(gained(rung) <= 1.02 * rung.ceiling for rung in known)
+
+
+@pytest.mark.parametrize("minutes", [2.2, 2.9, 8.0])
+@pytest.mark.parametrize("host", [14.0, 400.0])
+def test_what_auto_has_passed_over_comes_after_all_that_compiles(climb, monkeypatch, minutes, host):
+    """Also where time is short: it is not spent on what hardly wins."""
+    monkeypatch.setattr("tests.tune.pretended_gpu.HOST", host)
+    ladder, _ = climb(SEED, minutes=minutes)
+    labels = [rung.label for rung in ladder.rungs if rung.change]
+    order = [label.startswith("impl.") for label in labels[1:]]
+    assert labels[0] == "impl.*=auto" and order == sorted(order)
+    assert not any(order) or "compile.mode=max-autotune-no-cudagraphs" in labels
+    assert any(order) or any(label.startswith("impl.attention=") for label in ladder.left)
+
+
+def test_the_time_of_an_op_is_that_of_the_recipe_that_told_it_last(climb):
+    """Attention took 150 ms in the first design and 51 ms since `auto`; compiled blocks are mum."""
+    ladder, _ = climb(SEED, minutes=8)
+    attention = [rung for rung in ladder.rungs if rung.label.startswith("impl.attention=")]
+    assert attention and all("attention 51.00 ms" in rung.ceiling_parts for rung in attention)
+    assert ladder.known_ms["op:attention"] == 51.0
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_search_that_goes_on_knows_what_winners_told(climb, after):
+    """After three rungs blocks are compiled: of their ops only the recipe before has told."""
+    with pytest.raises(KeyboardInterrupt):
+        climb(SEED, minutes=8, view=Interrupted(after))
+    ladder, _ = climb(SEED, minutes=2.2)
+    assert len(ladder.rungs) >= after and ladder.known_ms["op:attention"] == 51.0
+
+
+def test_of_an_op_that_changed_nothing_is_known_until_the_winner_is_profiled(
+    climb, monkeypatch, store
+):
+    crowned = []
+
+    def interrupted(self, tried):
+        crowned.append(tried.rung.label)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("steplab.tune.climb.Climb._crown", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        climb(SEED, minutes=8)
+    (path,) = (store.root / "ladders").glob("*/ladder.json")
+    left = LadderFolder(path.parent).load()
+    assert crowned == ["impl.*=auto"] and left.winner == left.rungs[0].recipe
+    assert set(left.known_ms) == {"phase:optimizer"}
+
+
+def gained(rung):
+    """Milliseconds a step."""
+    return -rung.gain.value * rung.before.median

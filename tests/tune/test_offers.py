@@ -120,6 +120,18 @@ def test_an_implementation_that_auto_has_passed_over_comes_after_compiling():
     assert found["compile=blocks"].promise > passed_over > 0
 
 
+def test_nor_does_it_come_before_what_has_no_ceiling():
+    """A compiler may tune products whose roofline nobody knows."""
+    known = {"op:attention": 100.0, "op:experts": 100.0}
+    run = run_of((100.0,) * 8, environment=H200, device="cuda")
+    compiled = replace(run.spec, recipe=parse_recipe("compile=blocks"))
+    now = Situation(replace(run, spec=compiled, ran=RAN), "time", impls_of(replace(run, ran=RAN)))
+    found = {p.key: p for p in proposals(now, known)}
+    passed_over = max(p.promise for key, p in found.items() if key.startswith("impl."))
+    tuned = found["compile.mode=max-autotune-no-cudagraphs"]
+    assert tuned.ceiling is None and tuned.promise > passed_over > 0
+
+
 def test_bf16_weights_bring_their_optimizer_along():
     found = offered("precision=bf16", on_gpu=True)
     both = found["precision=bf16-weights,optimizer=one-pass"]

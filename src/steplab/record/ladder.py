@@ -129,7 +129,8 @@ class Ladder:
     rungs: tuple[Rung, ...] = ()
     untried: tuple[Untried, ...] = ()
     gate_shapes: tuple[str, ...] = ()  # where numerics were compared, in words
-    known_ms: Mapping[str, float] = field(default_factory=dict)  # of the baseline: op:*, phase:*
+    # What is known of the winner's step, as the last recipe that told it: op:*, idle:*, phase:*
+    known_ms: Mapping[str, float] = field(default_factory=dict)
     first_impls: Mapping[str, str] = field(default_factory=dict)  # op -> what ran in the baseline
     waits: tuple[str, ...] = ()  # lines in which the baseline waits for the device, one per wait
     before: Samples | None = None  # ms per step of the baseline, in turns with the winner

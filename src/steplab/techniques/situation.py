@@ -19,7 +19,8 @@ Objective = Literal["time", "memory"]
 #   "kind:matmul"          categories of work whose names begin so (steplab.trace.categories)
 #   "lost:matmul"          of these, the time beyond the roofline
 #   "phase:optimizer"      a phase of the step, as the clock saw it
-#   "op:attention"         the modules that declare an op, forward and backward
+#   "op:attention"         the modules that declare an op, forward and backward, and the idle time
+#                          of a GPU that their kernels end
 #   "memory:activations"   bytes at the peak (steplab.record.memory_timeline.KINDS)
 Relief = Mapping[str, float]
 

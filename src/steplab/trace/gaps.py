@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.trace.analysis import Syncs, Window, Work
+from steplab.trace.analysis import Floats, Syncs, Window, Work
 from steplab.trace.events import Ints, Spans, Trace
 from steplab.trace.intervals import Intervals, union_of
 from steplab.trace.phases import phase_of_range
@@ -36,6 +36,26 @@ def idle_terms(
     launch = (late | (unclear & host_events(trace))) - data - sync
     dispatch = union_of(until[known], end[known])
     return dict(zip(IDLE_TERMS, (data, sync, launch, dispatch), strict=True))
+
+
+def idle_before(
+    trace: Trace, windows: Sequence[Window], work: Work, syncs: Syncs, window: Window
+) -> Mapping[str, Floats]:
+    """Return by term the idle ns of a window that each row of `work` ended by starting.
+
+    One entry more than `work` has rows: the last holds what no work ended. The entries of a term
+    sum to what the budget has for it in the window.
+    """
+    start, end, row = _bounds(windows, work)
+    ended_by = np.where(row >= 0, row, len(work))
+    low, high = (np.clip(border, window.start, window.end) for border in (start, end))
+
+    def by_row(instants: Intervals) -> Floats:
+        ns = instants.within(low, high)
+        return np.bincount(ended_by, ns, len(work) + 1).astype(np.float64)
+
+    terms = idle_terms(trace, windows, work, syncs)
+    return {name: by_row(instants) for name, instants in terms.items()}
 
 
 def launch_calls(trace: Trace) -> Ints:

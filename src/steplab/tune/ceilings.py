@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 from steplab import units
 from steplab.record import Run
-from steplab.record.budget import StepBudget
+from steplab.record.budget import Budget, StepBudget
 from steplab.techniques.situation import Objective, Relief
+
+WORTH = 0.02  # a ceiling below this share of the step, or of its peak, is not worth a try
+STARVED = ("launch", "dispatch", "synchronisation")  # terms in which the device waits for the host
+THEIR_WAITS = "idle:waiting for these"
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,15 @@ def ceiling(
 ) -> Ceiling | None:
     """Return the most that `relief` can give back; None where some part is not known.
 
-    `known` has ms of parts ("op:attention", "phase:optimizer") that the Run itself does not tell.
+    `known` has ms of parts ("op:attention", "phase:optimizer") that the Run itself does not tell,
+    and for which the device waited before the kernels of an op ("idle:attention").
     """
     wanted = _wanted(relief, objective)
     sizes = {part: _size(part, run, known) for part in wanted}
     if not wanted or any(size is None for size in sizes.values()):
         return None
     gains = {part: (sizes[part] or 0.0) * share for part, share in wanted.items()}
+    gains[THEIR_WAITS] = _idle(wanted, run, known)
     whole = step_ms(run) if objective == "time" else _peak_bytes(run)
     total = min(sum(gains.values()), whole)
     show = units.milliseconds if objective == "time" else units.bytes_
@@ -65,8 +71,8 @@ def _size(part: str, run: Run, known: Mapping[str, float]) -> float | None:
     if scheme == "memory":
         timeline = run.profile.memory if run.profile else None
         return float(timeline.peak_by_kind.get(name, 0)) if timeline else None
-    budget = run.profile.budget if run.profile else None
-    if budget is None or not budget.steps:
+    budget = _budget(run)
+    if budget is None:
         return None
     typical = budget.typical
     if scheme == "lost":
@@ -88,8 +94,34 @@ def _term(name: str, typical: StepBudget, run: Run, on_device: bool) -> float:
     spent = typical.terms.get(name, 0.0)
     if not on_device:
         return spent * _scale(typical, run)
-    added = max(0.0, typical.wall_ms - step_ms(run)) if name == "launch" else 0.0
-    return max(0.0, spent - added)
+    return spent * (launch_share(typical, run) if name == "launch" else 1.0)
+
+
+def launch_share(typical: StepBudget, run: Run) -> float:
+    """Return the share of a GPU's wait for launches that is there without the profiler, too."""
+    spent, added = typical.terms.get("launch", 0.0), typical.wall_ms - step_ms(run)
+    return max(0.0, 1 - max(0.0, added) / spent) if spent else 1.0
+
+
+def _idle(wanted: Relief, run: Run, known: Mapping[str, float]) -> float:
+    """Return the ms for which the device waits for the ops that an offer names.
+
+    They may have been told by an earlier recipe, so they are no more than the device still waits,
+    and than is left of that by the terms that the offer names itself.
+    """
+    ops = {part.partition(":")[2]: share for part, share in wanted.items() if part[:3] == "op:"}
+    told = sum(known.get(f"idle:{op}", 0.0) * share for op, share in ops.items())
+    budget = _budget(run)
+    if not told or budget is None:
+        return told
+    left = {term: 1 - wanted.get(f"term:{term}", 0.0) for term in STARVED}
+    waits = {term: _term(term, budget.typical, run, budget.on_device) for term in STARVED}
+    return min(told, sum(waits[term] * left[term] for term in STARVED))
+
+
+def _budget(run: Run) -> Budget | None:
+    budget = run.profile.budget if run.profile else None
+    return budget if budget is not None and budget.steps else None
 
 
 def _scale(typical: StepBudget, run: Run) -> float:

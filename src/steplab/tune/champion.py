@@ -15,7 +15,7 @@ from steplab.engine.profiling.plan import Plan
 from steplab.errors import SteplabError
 from steplab.record import Run
 from steplab.store import Store
-from steplab.tune.op_times import op_times
+from steplab.tune.op_times import op_times, phase_times
 
 # One step for the profiler's own start and some for the budget. A GPU repeats itself, and its
 # traces are long: reading them takes longer than recording.
@@ -30,7 +30,7 @@ class Champion:
     candidate: RemoteCandidate
     run: Run
     waits: tuple[str, ...]
-    known_ms: Mapping[str, float]  # by op and by phase
+    known_ms: Mapping[str, float]  # "op:", "idle:" (before its kernels) and "phase:" that it tells
 
     @property
     def memory(self) -> int | None:
@@ -53,16 +53,16 @@ def crowned(
     """
     with scratch(store) as folder:
         try:
-            run, op_ms = _profiled(candidate, opened, folder, timeout, progress, detail)
+            run, traced = _profiled(candidate, opened, folder, timeout, progress, detail)
             save_files(store, run, folder)
         except SteplabError as error:
-            run, op_ms = opened.run, {}
+            run, traced = opened.run, {}
             run = replace(run, notes=(*run.notes, f"no profile: {error}"))
             store.save(run)
     clock = run.clock
     assert clock is not None
     phases = {f"phase:{name}": samples.median for name, samples in clock.phases.items()}
-    return Champion(candidate, run, opened.waits, {**phases, **op_ms})
+    return Champion(candidate, run, opened.waits, {**traced, **phases})
 
 
 def _profiled(
@@ -77,4 +77,4 @@ def _profiled(
     run = candidate.record(opened.run, plan, folder, timeout, progress)
     progress("reading the traces")
     run, analysis = read_traces(run, folder)
-    return run, op_times(run, analysis, opened.ops)
+    return run, {**op_times(run, analysis, opened.ops), **phase_times(run, analysis)}

@@ -11,10 +11,13 @@ from steplab.record import Run
 from steplab.record.ladder import Ladder, Rung
 from steplab.spec import Recipe
 from steplab.techniques.situation import Situation
+from steplab.tune.ceilings import WORTH
 from steplab.tune.offers import Proposal, impls_of, proposals
 
-WORTH = 0.02  # a ceiling below this share of the step, or of its peak, is not worth a try
 GROWN = 1.5  # what lost is tried again when its ceiling's share has grown by this factor
+# What promises less than this share of an offer for which there is no time waits for it: both are
+# there for the next call.
+FAR_LESS = 0.1
 MOST_FAILURES = 2  # what could not run on one recipe may run on another, but not for ever
 
 
@@ -24,7 +27,7 @@ class Choice:
 
     best: Proposal | None
     not_worth: tuple[tuple[Proposal, str], ...]  # with the reason
-    late: tuple[str, ...]  # worth it, but there is no time
+    late: tuple[str, ...]  # worth it, but there is no time, or none for what is likelier to win
 
 
 def choose(
@@ -45,15 +48,18 @@ def choose(
     reasons = [(proposal, _against(proposal)) for proposal in found]
     open_ones = [p for p, reason in reasons if not reason and not _is_done(p, run, ladder)]
     ready = [proposal for proposal in open_ones if in_time(proposal.recipe)]
-    late = tuple(proposal.key for proposal in open_ones if proposal not in ready)
+    late = [proposal for proposal in open_ones if proposal not in ready]
     not_worth = tuple((proposal, reason) for proposal, reason in reasons if reason)
-    return Choice(_most_promising(ready, ladder), not_worth, late)
-
-
-def _most_promising(ready: list[Proposal], ladder: Ladder) -> Proposal | None:
-    """An offer counts half for every one that set the same thing otherwise and did not win."""
     lost = Counter(_subject(rung) for rung in ladder.rungs if rung.outcome != "kept")
-    return max(ready, key=lambda p: p.promise / 2 ** lost[_subject(p)], default=None)
+
+    def promise(proposal: Proposal) -> float:
+        """Half for every offer that set the same thing otherwise and did not win."""
+        return proposal.promise / 2 ** lost[_subject(proposal)]
+
+    best, missed = max(ready, key=promise, default=None), max(map(promise, late), default=0.0)
+    if best is not None and promise(best) < FAR_LESS * missed:
+        best, late = None, open_ones
+    return Choice(best, not_worth, tuple(proposal.key for proposal in late))
 
 
 def _subject(offer: Proposal | Rung) -> tuple[str, ...]:

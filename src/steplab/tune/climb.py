@@ -11,10 +11,11 @@ from steplab.record import Run, new_run_id
 from steplab.record.ladder import Ladder, Rung, Untried
 from steplab.spec import Recipe
 from steplab.store import Store
-from steplab.tune.ceilings import step_ms
+from steplab.tune.ceilings import WORTH, step_ms
 from steplab.tune.champion import Champion, Detail, crowned
-from steplab.tune.choosing import WORTH, choose
+from steplab.tune.choosing import choose
 from steplab.tune.clock import SearchClock
+from steplab.tune.known import still_known
 from steplab.tune.offers import Proposal, conflict, is_slow
 from steplab.tune.peer import held_against
 from steplab.tune.start import opened_or_raise
@@ -61,6 +62,7 @@ class Climb:
                 self.view.stage(f"opening {self.ladder.winner.label} again")
                 self.champion = self._reopened(self.ladder.winner)
                 self._save(replace(self.ladder, winner_run=self.champion.run.id))
+                self._learn()
             self._climb()
             self._prune()
             self._finish(against)
@@ -73,7 +75,7 @@ class Climb:
     def _climb(self) -> None:
         """Try the most promising offer until none is worth it or the budget is spent."""
         while True:
-            champion, known = self.champion, self._known_ms()
+            champion, known = self.champion, self.ladder.known_ms
             choice = choose(champion.run, champion.waits, known, self.ladder, self._in_time)
             for proposal, reason in choice.not_worth:
                 self._leave(Untried(proposal.key, reason))
@@ -120,8 +122,11 @@ class Climb:
         rules = replace(self.rules, may_confirm=self.clock.can_confirm(slow))
         tried = try_recipe(blank, self.champion, rules, timeout, self.view)
         self.winning = tried.candidate
-        won = tried.rung.recipe if tried.candidate is not None else self.ladder.winner
-        self._save(replace(self.ladder, rungs=(*below, tried.rung), winner=won))
+        ladder = replace(self.ladder, rungs=(*below, tried.rung))
+        if tried.candidate is not None:
+            known = still_known(ladder.known_ms, self.champion.run, tried.opened.run)
+            ladder = replace(ladder, winner=tried.rung.recipe, known_ms=known)
+        self._save(ladder)
         if tried.candidate is None:
             self.store.save(self._stored(tried.opened.run, tried.rung))
         else:
@@ -146,6 +151,7 @@ class Climb:
         self.champion = self._reopened(self.champion.run.spec.recipe)
         if was_baseline:
             self.baseline = self.champion
+        self._learn()
 
     def _crown(self, tried: Tried) -> None:
         """Let the candidate take the champion's place."""
@@ -156,6 +162,7 @@ class Climb:
             self.champion.candidate.close()
         self.champion, self.winning = new, None
         self._save(replace(self.ladder, winner_run=new.run.id))
+        self._learn()
 
     def _prune(self) -> None:
         """Take out, the smallest gain first, what the recipe is no slower without."""
@@ -217,11 +224,15 @@ class Climb:
             raise
 
     def _profiled(
-        self, candidate: RemoteCandidate, opened: Opened, detail: Detail = "none"
+        self, candidate: RemoteCandidate, opened: Opened, detail: Detail | None = None
     ) -> Champion:
-        """Profile and store a candidate; in detail where memory is wanted: only that tells it."""
+        """Profile and store a candidate; in detail where memory is wanted: only that tells it.
+
+        With modules on a GPU, where one more step tells them; on a CPU seconds are short.
+        """
         if self.rules.objective == "memory":
             detail = "all"
+        detail = detail or ("modules" if candidate.spec.device == "cuda" else "none")
         timeout = self.clock.timeout(is_slow(candidate.spec.recipe))
         return crowned(candidate, opened, self.store, timeout, self.view.stage, detail)
 
@@ -231,9 +242,10 @@ class Climb:
             run = replace(run, status="failed", reason=f"red gate: {rung.reason}")
         return replace(run, group=self.ladder.id)
 
-    def _known_ms(self) -> dict[str, float]:
-        """The champion's own times by op and phase; the baseline's where it tells none."""
-        return {**self.ladder.known_ms, **self.champion.known_ms}
+    def _learn(self) -> None:
+        """Note the champion's times by op and phase; what it does not tell stays as it was."""
+        known = {**self.ladder.known_ms, **self.champion.known_ms}
+        self._save(replace(self.ladder, known_ms=known))
 
     def _leave(self, offer: Untried) -> None:
         """Note an offer that is not tried; the last reason counts."""

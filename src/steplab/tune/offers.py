@@ -13,7 +13,7 @@ from steplab.spec import Recipe
 from steplab.spec.recipe import Settings
 from steplab.techniques.parse import check_recipe, technique
 from steplab.techniques.situation import Offer, Situation
-from steplab.tune.ceilings import Ceiling, ceiling, serves
+from steplab.tune.ceilings import WORTH, Ceiling, ceiling, serves
 
 # Seconds that a candidate is expected to take: a process, its gate and its turns, and what
 # compiling the step adds. They only decide which of two ceilings is looked at first: a compiled
@@ -41,8 +41,8 @@ class Proposal:
 
     @property
     def promise(self) -> float:
-        """Ceiling per second that trying it will take; an unknown one promises nothing."""
-        share = self.ceiling.share if self.ceiling else 0.0
+        """Ceiling per second that trying it will take; an unknown one is as low as may be."""
+        share = self.ceiling.share if self.ceiling else WORTH
         seconds = SLOW_SECONDS if is_slow(self.recipe) else PLAIN_SECONDS
         return self.odds * share / seconds
 

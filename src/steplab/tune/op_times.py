@@ -1,4 +1,4 @@
-"""Milliseconds of a step in the modules of each op, forward and backward. No torch."""
+"""Milliseconds of a step by op and by phase, forward and backward. No torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from steplab.record import Run
-from steplab.trace.analysis import Analysis
-from steplab.tune.ceilings import step_ms
+from steplab.trace.analysis import Analysis, Floats
+from steplab.trace.gaps import idle_before
+from steplab.trace.phases import PHASES
+from steplab.tune.ceilings import STARVED, launch_share, step_ms
 
 
 def op_times(
@@ -16,20 +18,57 @@ def op_times(
 ) -> dict[str, float]:
     """Return ms per step of "op:<name>" for every op in `modules`, nested modules included.
 
-    On a CPU times are scaled to the step without the profiler.
+    On a GPU these are its kernels; the time for which the device had waited for them, which
+    another implementation may need less of, is "idle:<name>". On a CPU times are scaled to the
+    step without the profiler.
     """
-    work, steps = analysis.work, max(len(analysis.windows), 1)
-    inside = work.step >= 0
-    wall = analysis.budget.typical.wall_ms if analysis.budget.steps else 0.0
-    slowed = not analysis.budget.on_device and wall > 0
-    scale = min(1.0, step_ms(run) / wall) if slowed else 1.0
-    found = {}
+    busy, idle, found = _busy_ms(run, analysis), _idle_ms(run, analysis), {}
     for op, paths in modules.items():
-        mine = np.array([_within(label, paths) for label in work.labels], dtype=bool)
-        spent = work.duration[mine[work.module] & inside].sum()
-        if spent > 0:
-            found[f"op:{op}"] = float(spent) / 1e6 / steps * scale
+        inside = [_within(label, paths) for label in analysis.work.labels]
+        mine = np.array(inside, dtype=bool)[analysis.work.module]
+        if busy[mine].any():
+            found[f"op:{op}"] = float(busy[mine].sum())
+            if analysis.budget.on_device:
+                found[f"idle:{op}"] = float(idle[mine].sum())
     return found
+
+
+def phase_times(run: Run, analysis: Analysis) -> dict[str, float]:
+    """Return ms per step of "phase:<name>" by the trace: kernels, and the wait for them.
+
+    The clock cannot tell the phases of a replayed graph apart; the trace can, where a detailed
+    step lends them.
+    """
+    spent = _busy_ms(run, analysis) + _idle_ms(run, analysis)
+    by_label = np.bincount(analysis.work.phase, spent, len(analysis.work.labels)).tolist()
+    named = zip(analysis.work.labels, by_label, strict=True)
+    return {f"phase:{label}": ms for label, ms in named if label in PHASES and ms > 0}
+
+
+def _busy_ms(run: Run, analysis: Analysis) -> Floats:
+    """Return what each row of Work adds to the ms of a step."""
+    work, budget = analysis.work, analysis.budget
+    wall = budget.typical.wall_ms if budget.steps else 0.0
+    slowed = not budget.on_device and wall > 0
+    scale = min(1.0, step_ms(run) / wall) if slowed else 1.0
+    inside = (work.duration * (work.step >= 0)).astype(np.float64)
+    return inside * (scale / 1e6 / max(len(analysis.windows), 1))
+
+
+def _idle_ms(run: Run, analysis: Analysis) -> Floats:
+    """Return the ms for which the device waited for each row in the typical step.
+
+    What the profiler added is taken away evenly from all that waited for its launch.
+    """
+    work, budget = analysis.work, analysis.budget
+    if not budget.on_device or not budget.steps:
+        return np.zeros(len(work))
+    typical = budget.typical
+    window = next(w for w in analysis.windows if w.number == typical.number)
+    idle = idle_before(analysis.trace, analysis.windows, work, analysis.syncs, window)
+    shares = {"launch": launch_share(typical, run)}
+    total: Floats = sum((idle[term] * shares.get(term, 1.0) for term in STARVED), np.zeros(1))
+    return total[:-1] / 1e6
 
 
 def _within(label: str, paths: Sequence[str]) -> bool:

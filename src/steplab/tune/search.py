@@ -71,12 +71,13 @@ def tune(
     if baseline.waits:
         many = f"waits for the device {len(baseline.waits)} times a step"
         view.say(f"the baseline {many}: {where(baseline.waits)}")
+    at_foot = ladder.winner == spec.recipe
     ladder = replace(
         ladder,
         baseline_run=baseline.run.id,
         baseline_checks=checks,
         gate_shapes=tuple(shape.words or "at the step's own shape" for shape in shapes),
-        known_ms=baseline.known_ms,
+        known_ms=baseline.known_ms if at_foot else ladder.known_ms,
         first_impls=impls_of(baseline.run),
         waits=baseline.waits,
         parts=added(ladder.parts, watch.lap()),
