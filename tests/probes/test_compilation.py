@@ -10,11 +10,13 @@ from torch._dynamo.utils import get_compilation_metrics
 from steplab.probes.compilation import CompilationProbe
 
 
-def watched(step, window=lambda: None):
+def watched(step, window=lambda: None, by_recipe=True):
     """Run `step` before the window and `window` in it, between the probe's hooks."""
+    recipe = types.SimpleNamespace(techniques={"compile": {}} if by_recipe else {})
     subject = types.SimpleNamespace(
-        on_cuda=False, run_step=step, settle_again=step, op_by_op=contextlib.nullcontext
-    )
+        on_cuda=False, run_step=step, settle_again=step, op_by_op=contextlib.nullcontext,
+        spec=types.SimpleNamespace(recipe=recipe),
+    )  # fmt: skip
     probe = CompilationProbe()
     probe.begin(subject)
     step()
@@ -23,6 +25,11 @@ def watched(step, window=lambda: None):
     probe.close_window(subject)
     probe.inspect(subject)
     return probe.result()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    torch._dynamo.reset()
 
 
 def compiled():
@@ -38,6 +45,7 @@ def test_recompiles_are_seen_after_many_earlier_compilations():
     while len(get_compilation_metrics()) < 64:
         torch._dynamo.reset()
         compiled()(torch.ones(2))
+    torch._dynamo.reset()
     step = compiled()
     found = watched(lambda: step(torch.ones(2)), lambda: step(torch.ones(3)))
     assert (found.graphs, found.graphs_in_window) == (2, 1)
@@ -62,6 +70,15 @@ def test_skipped_cuda_graphs_are_counted():
 
     found = watched(run)
     assert found.cudagraph_skips == 1 and found.warm_seconds > 0
+
+
+def test_what_a_model_compiled_by_itself_is_neither_dropped_nor_compiled_again():
+    """A graph that a cache brought back, or that was made under another setting, is the subject."""
+    step, seen = compiled(), []
+    step(torch.ones(2))
+    probe_free = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    found = watched(lambda: seen.append(step(torch.ones(2))), by_recipe=False)
+    assert probe_free and found is None and len(seen) == 1, "no graph was new, no step repeated"
 
 
 @torch._dynamo.disable

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+import torch._dynamo
+
 from steplab.engine.assemble import assemble, micro_batches
 from steplab.engine.loop import measure, settle, settle_scaler, warm_up
 from steplab.errors import MeasurementError
@@ -21,6 +24,7 @@ class LiveStep:
     """Assembled, compiled and warmed up on construction."""
 
     def __init__(self, spec: RunSpec, progress: Callable[[str], None]) -> None:
+        torch._dynamo.reset()  # before the model is made, which may compile something by itself
         step = assemble(spec)
         self.subject = Subject(step, micro_batches(step, spec), spec, capture())
         self.compilation = CompilationProbe()

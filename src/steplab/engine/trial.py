@@ -75,6 +75,7 @@ def watched(
     }
     clock, compilation = probes.pop("clock"), probes["compilation"]
     assert isinstance(clock, ClockProbe) and isinstance(compilation, CompilationProbe)
+    torch._dynamo.reset()  # before the model is made, which may compile something by itself
     step = assemble(spec)
     subject = Subject(step, micro_batches(step, spec), spec, blank.environment)
     for probe in probes.values():

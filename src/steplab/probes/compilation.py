@@ -33,8 +33,7 @@ class CompilationProbe(Probe):
     warm_seconds: float | None = None
 
     def begin(self, subject: Subject) -> None:
-        """Start from zero: counters and caches of earlier trials in this process are dropped."""
-        torch._dynamo.reset()
+        """Count from zero. What the model compiled while it was made stays as it is."""
         counters.clear()
         clear_compilation_metrics()
         set_compilation_metrics_limit(KEPT_COMPILATIONS)
@@ -59,9 +58,10 @@ class CompilationProbe(Probe):
     def inspect(self, subject: Subject) -> None:
         """Time the first step again after a reset in the same process, disk cache filled.
 
-        A new process pays more: it also imports the compiler and loads the kernels.
+        A new process pays more: it also imports the compiler and loads the kernels. What a model
+        has compiled by itself is left alone: compiled once more it may be something else.
         """
-        if not self.graphs:
+        if not self.graphs or "compile" not in subject.spec.recipe.techniques:
             return
         torch._dynamo.reset()
         start = perf_counter()
