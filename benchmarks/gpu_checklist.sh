@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can tell, part by part: bash benchmarks/gpu_checklist.sh FOLDER PART...
 # Parts: env tests modes flagship curve small ops loss graphs museum gpt xl precision ema megalodon
-# hydra forecast tune. Tables go to FOLDER, Runs to FOLDER/store. Runs from a bare source tree; an
+# playbook hydra texts forecast tune. Tables go to FOLDER, Runs to FOLDER/store. Runs from a bare source tree; an
 # interrupted table goes on with the missing cells.
 set -u
 cd "$(dirname "$0")/.."
@@ -54,6 +54,15 @@ for part in "${@:-env}"; do
             --out "$out/collectives_gpu.md" ;;
     ema) python3 benchmarks/ema_kernels.py | tee "$out/ema_kernels_gpu.txt" ;;
     megalodon) python3 benchmarks/megalodon_notes.py | tee "$out/megalodon_gpu.txt" ;;
+    playbook)
+        $lab profile megalodon --seq-lens 512 2048 --dtype bf16 --bf16-sweep --schedule 1 1 2 1 \
+            --out "$out/playbook" $store
+        $lab profile megalodon --seq-lens 512 --forward-only --out "$out/playbook" $store ;;
+    texts) # train on Python's own sources and go on from the checkpoint
+        for model in hydra megalodon; do
+            $lab train $model --size tiny --recipe precision=bf16 --checkpoint-dir "$out/$model"
+            $lab generate --prompt "def " --length 200 --checkpoint "$out/$model"
+        done ;;
     hydra) KINETO_LOG_LEVEL=6 python3 benchmarks/hydra_notes.py --out "$out/hydra_gpu" ;;
     forecast) python3 benchmarks/forecast_throughput.py --device cuda --recipe plain \
         precision=bf16 --out "$out/forecast_throughput_gpu.md" ;;
