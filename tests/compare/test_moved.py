@@ -4,12 +4,12 @@ import pytest
 
 from steplab.compare.moved import (
     budget_table,
-    fold_numbers,
     kernels_table,
     modules_table,
     phases_table,
 )
 from steplab.record import Samples
+from steplab.record.module_paths import fold_numbers
 from tests.compare.sides import run_of
 from tests.report.analyses import KERNELS, Kernel, analysis_of
 

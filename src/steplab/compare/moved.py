@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from steplab.record import Clock, Column, Table
 from steplab.record.budget import Budget
+from steplab.record.module_paths import fold_numbers
 from steplab.record.table import Cell
 from steplab.trace.analysis import UNATTRIBUTED, Analysis
 
@@ -77,11 +77,6 @@ def phases_table(a: Clock, b: Clock) -> Table | None:
     return Table("phases that moved", _columns("phase"), tuple(rows), note)
 
 
-def fold_numbers(module: str) -> str:
-    """Return `blocks.*.attention` for `blocks.3.attention`, and `Linear_*` for `Linear_0`."""
-    return re.sub(r"(?<![A-Za-z0-9])\d+(?=\.|$)", "*", module)
-
-
 def _columns(what: str) -> tuple[Column, ...]:
     return (Column(what), Column("A", "ms"), Column("B", "ms"), Column("difference", "ms"))
 
@@ -103,7 +98,8 @@ def _budget_parts(budget: Budget) -> dict[str, Part]:
         parts += [(_kernels(budget), uncategorised)] if abs(uncategorised) > 1e-6 else []
         for name, ms in [*parts, ("residual", step.residual_ms)]:
             sums[name] = sums.get(name, 0.0) + ms
-    return {name: Part(ms / count) for name, ms in sums.items()}
+    # To a femtosecond: a residual of nothing is 0.
+    return {name: Part(round(ms / count, 12)) for name, ms in sums.items()}
 
 
 def _kernels(budget: Budget) -> str:
