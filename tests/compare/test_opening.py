@@ -21,7 +21,7 @@ EVENTS = [
 def test_a_file_is_a_trace(tmp_path, store):
     path = write_trace(tmp_path / "t.json.gz", EVENTS)
     found = open_side(str(path), store)
-    assert found.name == "t.json.gz" and found.run is None and found.timed is None
+    assert found.name == str(path) and found.run is None and found.timed is None
     assert found.profiled.values == pytest.approx((0.01, 0.01, 0.01))
     with pytest.raises(UserError, match=r"no file .*u.json"):
         open_side(str(tmp_path / "u.json"), store)

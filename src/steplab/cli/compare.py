@@ -138,8 +138,22 @@ def _print(comparison: Comparison) -> None:
         print(f"change in time {signed(change.value)}, {speed}; {seen}")
     print(comparison.method)
     for name, table in comparison.tables.items():
-        print_table(_shortened(table) if name == "kernels" else table)
+        if name == "sides":
+            _print_sides(table)
+        else:
+            print_table(_shortened(table) if name == "kernels" else table)
     console().print("\n".join(comparison.conditions), style="dim", markup=False)
+
+
+def _print_sides(table: Table) -> None:
+    """The names in lines of their own: in a table they leave no room for the numbers."""
+    names = [i for i, column in enumerate(table.columns) if column.name in ("Run or trace", "what")]
+    for row in table.rows:
+        print(f"{row[0]}: {', '.join(str(row[i]) for i in names if row[i] is not None)}")
+    kept = [i for i in range(len(table.columns)) if i not in names]
+    columns = tuple(table.columns[i] for i in kept)
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    print_table(replace(table, columns=columns, rows=rows))
 
 
 def _shortened(table: Table) -> Table:
@@ -149,14 +163,7 @@ def _shortened(table: Table) -> Table:
 
 
 def _short(cell: Cell) -> Cell:
-    if not isinstance(cell, str) or len(cell) <= LONGEST_NAME:
-        return cell
-    name = readable(cell)
-    if len(name) <= LONGEST_NAME:
-        return name
-    # The end often tells apart what begins alike.
-    tail = LONGEST_NAME // 3
-    return f"{name[: LONGEST_NAME - tail - 3]}...{name[-tail:]}"
+    return readable(cell, LONGEST_NAME) if isinstance(cell, str) else cell
 
 
 def _gate(limit: float | None, comparison: Comparison) -> int:

@@ -17,6 +17,6 @@ def open_side(word: str, store: Store) -> Side:
     """Return the trace file `word`, or the Run of that id, with its traces where it has them."""
     path = Path(word)
     if path.suffix in TRACE_SUFFIXES or path.is_file():
-        return Side(path.name, cycles=(analyse(load_trace(path)),))
+        return Side(str(path), cycles=(analyse(load_trace(path)),))
     run = store.load(word)
     return Side(run.id, run, tuple(analyse_cycles(run, store.runs / run.id)))

@@ -15,7 +15,7 @@ from steplab.trace.analysis import Analysis
 class Side:
     """What is known of A or of B."""
 
-    name: str  # id of the Run, or name of the trace file
+    name: str  # id of the Run, or path of the trace file
     run: Run | None = None
     cycles: tuple[Analysis, ...] = ()  # of a Run one per trace, of a trace itself; (): none
 

@@ -65,7 +65,7 @@ def run_names(runs: Sequence[Run]) -> list[str]:
 
 def _row(name: str, run: Run) -> tuple[Cell, ...]:
     clock, figures, memory = run.clock, run.figures, run.memory
-    mfu = figures.mfu if figures is not None and not figures.warning else None
+    mfu = figures.possible_mfu if figures is not None else None
     return (
         name,
         clock.step.median if clock else None,
