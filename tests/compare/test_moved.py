@@ -76,6 +76,7 @@ def test_without_a_gpu_they_are_operators():
     assert kernels_table([cpu], [cpu]).title == "operators that moved"
     names = [str(row[0]) for row in budget_table(cpu.budget, cpu.budget).rows]
     assert "operators: matmul bf16" in names and not any("kernels" in name for name in names)
+    assert "host" in names and "launch" not in names
 
 
 def test_work_outside_the_steps_is_left_out():

@@ -93,13 +93,20 @@ def _budget_parts(budget: Budget) -> dict[str, Part]:
     sums: dict[str, float] = {}
     for step in budget.steps:
         parts = [(f"{_kernels(budget)}: {c.name}", c.ms) for c in step.categories]
-        parts += [(term, ms) for term, ms in step.terms.items() if term != "kernels" and ms]
+        parts += [
+            (_term(term, budget), ms) for term, ms in step.terms.items() if term != "kernels" and ms
+        ]
         uncategorised = step.terms.get("kernels", 0.0) - sum(c.ms for c in step.categories)
         parts += [(_kernels(budget), uncategorised)] if abs(uncategorised) > 1e-6 else []
         for name, ms in [*parts, ("residual", step.residual_ms)]:
             sums[name] = sums.get(name, 0.0) + ms
     # To a femtosecond: a residual of nothing is 0.
     return {name: Part(round(ms / count, 12)) for name, ms in sums.items()}
+
+
+def _term(name: str, budget: Budget) -> str:
+    """Without a device what is not an operator's time is the host's own."""
+    return "host" if name == "launch" and not budget.on_device else name
 
 
 def _kernels(budget: Budget) -> str:

@@ -61,7 +61,10 @@ def compare_rounds(
     interval = round_ratio([s.values for s in rounds_b], [s.values for s in rounds_a])
     change = change_of(interval, count)
     verdict, reason = verdict_on(change, count, "rounds")
-    method = f"Measured again in turns by two live workers; rounds: {count}, resampled whole."
+    method = (
+        f"Measured again in turns by two live workers; rounds: {count}, resampled whole. What "
+        "moved is told from the stored Runs."
+    )
     first, second = (
         Samples(tuple(value for samples in rounds for value in samples.values), "ms")
         for rounds in (rounds_a, rounds_b)
