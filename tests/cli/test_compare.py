@@ -42,6 +42,7 @@ def test_a_faster_run(compare, tmp_path):
     assert "precision.dtype" in (tmp_path / "c.differences.csv").read_text()
     assert (tmp_path / "c.phases.md").exists()
     assert "B is faster than A" in (tmp_path / "c.html").read_text()
+    assert all(f"written {path}" in said for path in out)
 
 
 def test_the_gate(compare):

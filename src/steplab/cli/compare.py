@@ -75,8 +75,10 @@ def _run(args: argparse.Namespace) -> int:
         comparison, saved = _rerun(args, a, b, store)
     else:
         comparison = compare_stored(a, b)
-    _write(args.out, comparison)
+    written = _write(args.out, comparison)
     _print(comparison)
+    for path in written:
+        print(f"written {path}")
     if saved is not None:
         print(f"saved {saved}")
     return _gate(args.fail_if_slower, comparison)
@@ -117,15 +119,19 @@ def _spec(side: Side) -> RunSpec:
     return spec
 
 
-def _write(paths: Sequence[Path], comparison: Comparison) -> None:
-    """Write the page, or the table of A and B and the others beside it, under their own names."""
+def _write(paths: Sequence[Path], comparison: Comparison) -> list[Path]:
+    """Write the page, or the table of A and B and the others beside it; return the files."""
+    written = []
     for path in paths:
         if path.suffix == ".html":
             write_compare_page(comparison, path)
+            written.append(path)
             continue
         for name, table in comparison.tables.items():
             suffix = path.suffix if name == "sides" else f".{name}{path.suffix}"
             write_table(table, path.with_suffix(suffix))
+            written.append(path.with_suffix(suffix))
+    return written
 
 
 def _print(comparison: Comparison) -> None:
