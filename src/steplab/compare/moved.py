@@ -100,8 +100,8 @@ def _budget_parts(budget: Budget) -> dict[str, Part]:
         parts += [(_kernels(budget), uncategorised)] if abs(uncategorised) > 1e-6 else []
         for name, ms in [*parts, ("residual", step.residual_ms)]:
             sums[name] = sums.get(name, 0.0) + ms
-    # To a femtosecond: a residual of nothing is 0.
-    return {name: Part(round(ms / count, 12)) for name, ms in sums.items()}
+    # To a femtosecond, and no minus zero: a residual of nothing is 0.
+    return {name: Part(round(ms / count, 12) + 0.0) for name, ms in sums.items()}
 
 
 def _term(name: str, budget: Budget) -> str:
