@@ -32,6 +32,12 @@ def test_a_little_of_the_step_before_does_not_matter():
     assert [step.number for step in analyse(trace_of(events)).budget.steps] == [1, 2]
 
 
+def test_an_only_step_stays_and_is_told():
+    events = [*steps(1), kernel("gemm", 1100, 800, correlation=9), *issued(1, 2010, 980)]
+    budget = analyse(trace_of(events)).budget
+    assert len(budget.steps) == 1 and any("the only step is cut" in note for note in budget.notes)
+
+
 def test_a_trace_without_launches_and_a_single_step_are_kept():
     alone = [*steps(2), kernel("gemm", 1100, 500), kernel("gemm", 2100, 500)]
     assert len(analyse(trace_of(alone)).budget.steps) == 2
