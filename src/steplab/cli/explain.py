@@ -14,6 +14,7 @@ from steplab.record import Finding
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
 from steplab.report.pages.sections import budget_of
+from steplab.report.terminal import printable
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.trace.load import names_trace
 
@@ -73,13 +74,15 @@ def _print_findings(findings: Sequence[Finding], case: Case) -> None:
     if notes:
         print("\nnotes, each under 3 % or without effect on the step:")
     for finding in notes:
-        print(f"  {finding.rule}: {finding.claim}; {finding.remedy}")
+        print(printable(f"  {finding.rule}: {finding.claim}; {finding.remedy}"))
 
 
 def _print_part(name: str, text: str) -> None:
     if text:
         first = f"   {name + ':':<8}" if name else "   "
-        print(textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * 11))
+        print(
+            textwrap.fill(printable(text), WIDTH, initial_indent=first, subsequent_indent=" " * 11)
+        )
 
 
 def _stake(finding: Finding, case: Case) -> str:
