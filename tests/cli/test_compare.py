@@ -42,6 +42,7 @@ def test_a_faster_run(compare, tmp_path):
     assert "precision.dtype" in (tmp_path / "c.differences.csv").read_text()
     assert (tmp_path / "c.phases.md").exists()
     assert "B is faster than A" in (tmp_path / "c.html").read_text()
+    assert all(f"written {path}" in said for path in out)
 
 
 def test_the_gate(compare):
@@ -64,6 +65,24 @@ def test_other_work_is_told_apart_and_never_passes_the_gate(compare):
     assert "faster" not in said and "tokens/s" in said
     code, _, complaint = compare("aaa", "bbb", "--fail-if-slower", "3%")
     assert code == 2 and "context 128 and 256" in complaint
+
+
+def test_names_of_the_sides_are_whole(compare, tmp_path):
+    """Two Runs keep traces of the same name, each in its folder."""
+    events = [
+        event
+        for step in range(7)
+        for event in (
+            range_(f"ProfilerStep#{step}", step * 10_000, 10_000),
+            op("aten::mm", step * 10_000, 9_000),
+        )
+    ]
+    a, b = (tmp_path / f"{'long_' * 30}{name}" / "trace_1.json.gz" for name in ("one", "two"))
+    for path in (a, b):
+        path.parent.mkdir()
+        write_trace(path, events)
+    code, said, _ = compare(str(a), str(b))
+    assert code == 0 and f"A: {a}\nB: {b}\n" in said
 
 
 def test_two_trace_files(compare, tmp_path):

@@ -77,3 +77,14 @@ def test_a_failed_run_says_why(store, capsys):
     store.save(make_run(status="oom"))
     assert main(["explain", "--store", str(store.root)]) == 0
     assert "oom, CUDA out of memory" in capsys.readouterr().out
+
+
+def test_a_trace_of_any_name_and_never_a_folder(tmp_path, store, capsys):
+    """The page is named for the trace; a folder is refused as one, not looked for as a Run."""
+    trace = write_trace(tmp_path / "<b>rank0.trace", [op("aten::mm", 0, 5_000)])
+    page = tmp_path / "page.html"
+    assert main(["explain", str(trace), "--page", str(page), "--store", str(store.root)]) == 0
+    assert "a trace on its own" in capsys.readouterr().out
+    assert "&lt;b&gt;rank0.trace</h1>" in page.read_text()
+    assert main(["explain", f"{tmp_path}/", "--store", str(store.root)]) == 2
+    assert "is a folder, not a trace" in capsys.readouterr().err

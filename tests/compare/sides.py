@@ -47,4 +47,4 @@ def noisy(median, count=30, spread=0.01, seed=0) -> tuple[float, ...]:
 
 def side(run: Run, analysis=None, **changes) -> Side:
     changed = replace(run, **changes)
-    return Side(changed.id, changed, analysis)
+    return Side(changed.id, changed, (analysis,) if analysis else ())

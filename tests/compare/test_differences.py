@@ -37,3 +37,8 @@ def test_every_field_is_named():
     assert found[("environment", "accelerators.0.name")] == ("not set", "NVIDIA H200")
     assert found[("environment", "variables.OMP_NUM_THREADS")] == ("not set", "1")
     assert ("environment", "cpu") not in found
+
+
+def test_an_empty_setting_is_one_that_is_not_set():
+    table = differences_table(run_of(config={"quantiles": ""}), run_of(config={"heads": 4}))
+    assert [row[1] for row in table.rows] == ["heads"]

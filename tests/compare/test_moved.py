@@ -4,12 +4,12 @@ import pytest
 
 from steplab.compare.moved import (
     budget_table,
-    fold_numbers,
     kernels_table,
     modules_table,
     phases_table,
 )
 from steplab.record import Samples
+from steplab.record.module_paths import fold_numbers
 from tests.compare.sides import run_of
 from tests.report.analyses import KERNELS, Kernel, analysis_of
 
@@ -25,7 +25,7 @@ B = analysis_of(
 
 
 def test_kernels_are_per_step_and_the_largest_difference_comes_first():
-    table = kernels_table(A, B)
+    table = kernels_table([A], [B])
     assert table.title == "kernels that moved"
     assert table.rows[0] == ("ampere_bf16_s16816gemm", 2.0, 1.2, pytest.approx(-0.8), 1.0, 1.0)
     assert table.rows[1] == ("new_kernel", 0.0, 0.3, pytest.approx(0.3), 0.0, 1.0)
@@ -33,7 +33,7 @@ def test_kernels_are_per_step_and_the_largest_difference_comes_first():
 
 
 def test_what_is_left_out_is_summed_up():
-    full, short = kernels_table(A, B, most=99), kernels_table(A, B, most=2)
+    full, short = kernels_table([A], [B], most=99), kernels_table([A], [B], most=2)
     assert short.rows[-1][0] == "3 others"
     for column in range(1, 6):
         assert sum(row[column] for row in short.rows) == pytest.approx(
@@ -41,8 +41,17 @@ def test_what_is_left_out_is_summed_up():
         )
 
 
+def test_the_mean_step_is_that_of_all_cycles():
+    longer = analysis_of((replace(KERNELS[0], duration=4_000_000), *KERNELS[1:]), steps=1)
+    steps = len(A.windows)
+    rows = {row[0]: row for row in kernels_table([A, longer], [A]).rows}
+    row = rows["ampere_bf16_s16816gemm"]
+    assert row[1] == pytest.approx((2.0 * steps + 4.0) / (steps + 1))
+    assert row[2] == 2.0 and row[4:] == (pytest.approx(1.0), 1.0)
+
+
 def test_layers_are_folded():
-    table = modules_table(A, B)
+    table = modules_table([A], [B])
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["blocks.*.attention"][:3] == (3.0, 2.2, pytest.approx(-0.8))
     assert rows["head"][1] == pytest.approx(0.3) and "unattributed" in rows
@@ -64,14 +73,15 @@ def test_the_budget_table_adds_up():
 
 def test_without_a_gpu_they_are_operators():
     cpu = analysis_of(device=False)
-    assert kernels_table(cpu, cpu).title == "operators that moved"
+    assert kernels_table([cpu], [cpu]).title == "operators that moved"
     names = [str(row[0]) for row in budget_table(cpu.budget, cpu.budget).rows]
     assert "operators: matmul bf16" in names and not any("kernels" in name for name in names)
+    assert "host" in names and "launch" not in names
 
 
 def test_work_outside_the_steps_is_left_out():
     outside = replace(A, work=replace(A.work, step=A.work.step - 1))
-    table = kernels_table(outside, outside)
+    table = kernels_table([outside], [outside])
     assert table.rows[0][4] == pytest.approx(2 / 3)
 
 

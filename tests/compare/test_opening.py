@@ -21,7 +21,7 @@ EVENTS = [
 def test_a_file_is_a_trace(tmp_path, store):
     path = write_trace(tmp_path / "t.json.gz", EVENTS)
     found = open_side(str(path), store)
-    assert found.name == "t.json.gz" and found.run is None and found.timed is None
+    assert found.name == str(path) and found.run is None and found.timed is None
     assert found.profiled.values == pytest.approx((0.01, 0.01, 0.01))
     with pytest.raises(UserError, match=r"no file .*u.json"):
         open_side(str(tmp_path / "u.json"), store)
@@ -35,9 +35,18 @@ def test_a_run_comes_with_its_traces(store):
         replace(plain, id="20250102-traced", profile=profile),
         {"t.json": text, "d.json": text},
     )
-    assert open_side("plain", store).analysis is None
+    assert open_side("plain", store).cycles == ()
     traced = open_side("20250102", store)
     assert traced.name == "20250102-traced" and len(traced.profiled) == 3
-    assert traced.analysis.detail is not None
+    assert traced.cycles[0].detail is not None
     with pytest.raises(UserError, match="no Run 'nowhere'"):
         open_side("nowhere", store)
+
+
+def test_all_cycles_of_a_run_count(store):
+    traces = {"t1.json": EVENTS[:2], "t2.json": EVENTS[2:]}
+    run = replace(run_of(name="20250103-cycles"), profile=Profile((0, 0, 1, 2), (*traces,)))
+    store.save(run, {name: kineto(events).encode() for name, events in traces.items()})
+    found = open_side("20250103", store)
+    assert [len(cycle.windows) for cycle in found.cycles] == [1, 2]
+    assert len(found.profiled) == 3 and len(found.budget.steps) == 3

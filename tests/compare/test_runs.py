@@ -45,7 +45,7 @@ def test_tables_of_runs_without_traces():
 
 
 def test_traces_tell_what_moved():
-    a, b = (Side(name, analysis=analysis_of(steps=8)) for name in ("a.json", "b.json"))
+    a, b = (Side(name, cycles=(analysis_of(steps=8),)) for name in ("a.json", "b.json"))
     found = compare_stored(a, b)
     assert list(found.tables) == ["sides", "budget", "kernels", "modules"]
     assert found.verdict == "cannot tell" and len(found.samples_a) == 8
@@ -54,10 +54,10 @@ def test_traces_tell_what_moved():
 
 def test_a_run_and_a_trace_are_compared_by_profiled_steps():
     analysis = analysis_of(KERNELS, steps=7)
-    found = compare_stored(side(run_of(), analysis), Side("b.json", analysis=analysis))
+    found = compare_stored(side(run_of(), analysis), Side("b.json", cycles=(analysis,)))
     assert found.samples_a.values == (10.0,) * 7 and "Profiled steps" in found.method
     with pytest.raises(UserError, match="only profiled ones"):
-        compare_stored(side(run_of()), Side("b.json", analysis=analysis))
+        compare_stored(side(run_of()), Side("b.json", cycles=(analysis,)))
 
 
 def test_other_work_is_not_held_against_each_other():

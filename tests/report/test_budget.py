@@ -2,6 +2,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -9,8 +10,12 @@ pytest.importorskip("rich")
 
 from steplab.codec import decode, encode
 from steplab.record.budget import TERMS, Budget, Category, StepBudget
+from steplab.record.profile import Profile
 from steplab.report.budget import budget_table, print_budget
 from steplab.report.export import to_csv, to_json, to_markdown
+from steplab.report.pages.sections import READ_ANEW, budget_of
+from tests.compare.sides import run_of
+from tests.report.analyses import analysis_of
 
 CATEGORIES = (
     Category("matmul bf16", 4.0, 120, ideal_ms=2.5, modelled_ms=3.5),
@@ -127,3 +132,22 @@ def term_sum(times):
 def test_a_budget_travels_as_json():
     shown = budget(unprofiled_ms=8.0)
     assert decode(Budget, json.loads(json.dumps(encode(shown)))) == shown
+
+
+def test_a_stored_budget_that_reads_otherwise_now_gives_way():
+    analysis = analysis_of(steps=2)
+    one, other = analysis.budget.steps
+    later = replace(other, number=7)
+    stored = replace(analysis.budget, steps=(one, other, later))
+    run = run_of()
+
+    def shown(budget):
+        return budget_of(
+            replace(run, profile=Profile((0, 1, 2, 2), ("t",), None, budget)), analysis
+        )
+
+    assert shown(stored) is stored, "it has the steps of all cycles"
+    told = shown(replace(stored, steps=(replace(one, wall_ms=one.wall_ms + 1), other)))
+    assert told.steps == analysis.budget.steps and told.notes[-1] == READ_ANEW
+    nearly = replace(one, wall_ms=one.wall_ms + 1e-9)
+    assert READ_ANEW not in shown(replace(stored, steps=(nearly, other))).notes

@@ -58,3 +58,9 @@ def test_files(tmp_path):
     assert (tmp_path / "new" / "t.csv").read_text() == to_csv(TABLE)
     with pytest.raises(UserError, match="suffix"):
         write_table(TABLE, tmp_path / "t.xls")
+
+
+def test_a_name_does_not_steer_the_terminal():
+    out = io.StringIO()
+    print_table(Table("\x1b[2Jtitle", (Column("name"),), (("a\x1b]0;b\x07\u202ec",),)), out)
+    assert "a?]0;b??c" in out.getvalue() and "\x1b[2J" not in out.getvalue()

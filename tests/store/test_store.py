@@ -44,6 +44,7 @@ def test_unknown_and_ambiguous_names(store):
         store.load(a.id[:4])
     with pytest.raises(UserError, match="There is no Run"):
         store.load("zzz")
+    assert store.load(b.id[2:-2]) == b, "a part in the middle"
 
 
 def test_an_unknown_name_is_answered_by_the_three_nearest(store):

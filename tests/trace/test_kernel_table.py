@@ -2,7 +2,7 @@ import pytest
 
 from steplab.errors import UserError
 from steplab.trace.analyse import analyse
-from steplab.trace.kernel_table import category_table, kernel_table, phases_of, readable
+from steplab.trace.kernel_table import kernel_table, phases_of, readable
 
 from .traces import AUTOGRAD, call, kernel, launched, op, range_, trace_of
 
@@ -69,7 +69,7 @@ def test_what_is_not_there_is_an_error_with_a_suggestion(analysis):
     with pytest.raises(UserError, match="no range 'x'"):
         kernel_table(analysis, range_name="x")
     with pytest.raises(UserError, match=r"no module 'blocks\.2'"):
-        category_table(analysis, module="blocks.2")
+        kernel_table(analysis, module="blocks.2")
 
 
 def test_the_rest_beyond_the_top_is_one_row(analysis):
@@ -79,20 +79,7 @@ def test_the_rest_beyond_the_top_is_one_row(analysis):
     assert sum(share for (share,) in cells(table, "Time [%]")) == pytest.approx(100)
 
 
-def test_categories_sum_to_all(analysis):
-    for phase in (None, "forward", "backward"):
-        *rows, whole = cells(
-            category_table(analysis, phase), "time [%]", "time per step [ms]", "launches per step"
-        )
-        assert [sum(column) for column in zip(*rows, strict=True)] == pytest.approx(whole)
-        assert whole[0] == pytest.approx(100)
-    first = cells(category_table(analysis), "category", "launches per step")[0]
-    assert first == ("matmul bf16", 2.0)
-
-
-def test_a_table_of_nothing_has_no_share():
-    table = category_table(analyse(trace_of([range_("forward", 0, 100)])))
-    assert table.rows == (("all", None, 0.0, 0.0),)
+def test_a_table_of_nothing_has_no_rows():
     assert kernel_table(analyse(trace_of([range_("forward", 0, 100)]))).rows == ()
 
 
@@ -104,3 +91,5 @@ def test_names_are_shortened_for_people():
     assert readable(copy) == "CatArrayBatchedCopy<OpaqueType<2u>>"
     assert readable("nvjet_tst_64x64_TNN") == "nvjet_tst_64x64_TNN"
     assert len(readable("k" * 500)) == 110
+    short = readable("begins_alike_" + "x" * 500 + "_ends_otherwise", 40)
+    assert len(short) == 40 and short.startswith("begins_") and short.endswith("otherwise")

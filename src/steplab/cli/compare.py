@@ -75,8 +75,10 @@ def _run(args: argparse.Namespace) -> int:
         comparison, saved = _rerun(args, a, b, store)
     else:
         comparison = compare_stored(a, b)
-    _write(args.out, comparison)
+    written = _write(args.out, comparison)
     _print(comparison)
+    for path in written:
+        print(f"written {path}")
     if saved is not None:
         print(f"saved {saved}")
     return _gate(args.fail_if_slower, comparison)
@@ -117,15 +119,19 @@ def _spec(side: Side) -> RunSpec:
     return spec
 
 
-def _write(paths: Sequence[Path], comparison: Comparison) -> None:
-    """Write the page, or the table of A and B and the others beside it, under their own names."""
+def _write(paths: Sequence[Path], comparison: Comparison) -> list[Path]:
+    """Write the page, or the table of A and B and the others beside it; return the files."""
+    written = []
     for path in paths:
         if path.suffix == ".html":
             write_compare_page(comparison, path)
+            written.append(path)
             continue
         for name, table in comparison.tables.items():
             suffix = path.suffix if name == "sides" else f".{name}{path.suffix}"
             write_table(table, path.with_suffix(suffix))
+            written.append(path.with_suffix(suffix))
+    return written
 
 
 def _print(comparison: Comparison) -> None:
@@ -138,8 +144,22 @@ def _print(comparison: Comparison) -> None:
         print(f"change in time {signed(change.value)}, {speed}; {seen}")
     print(comparison.method)
     for name, table in comparison.tables.items():
-        print_table(_shortened(table) if name == "kernels" else table)
+        if name == "sides":
+            _print_sides(table)
+        else:
+            print_table(_shortened(table) if name == "kernels" else table)
     console().print("\n".join(comparison.conditions), style="dim", markup=False)
+
+
+def _print_sides(table: Table) -> None:
+    """The names in lines of their own: in a table they leave no room for the numbers."""
+    names = [i for i, column in enumerate(table.columns) if column.name in ("Run or trace", "what")]
+    for row in table.rows:
+        print(f"{row[0]}: {', '.join(str(row[i]) for i in names if row[i] is not None)}")
+    kept = [i for i in range(len(table.columns)) if i not in names]
+    columns = tuple(table.columns[i] for i in kept)
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    print_table(replace(table, columns=columns, rows=rows))
 
 
 def _shortened(table: Table) -> Table:
@@ -149,14 +169,7 @@ def _shortened(table: Table) -> Table:
 
 
 def _short(cell: Cell) -> Cell:
-    if not isinstance(cell, str) or len(cell) <= LONGEST_NAME:
-        return cell
-    name = readable(cell)
-    if len(name) <= LONGEST_NAME:
-        return name
-    # The end often tells apart what begins alike.
-    tail = LONGEST_NAME // 3
-    return f"{name[: LONGEST_NAME - tail - 3]}...{name[-tail:]}"
+    return readable(cell, LONGEST_NAME) if isinstance(cell, str) else cell
 
 
 def _gate(limit: float | None, comparison: Comparison) -> int:

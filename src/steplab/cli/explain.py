@@ -14,9 +14,10 @@ from steplab.record import Finding
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
 from steplab.report.pages.sections import budget_of
+from steplab.report.terminal import printable
 from steplab.store import DEFAULT_ROOT, Store
+from steplab.trace.load import names_trace
 
-TRACES = (".json", ".json.gz")
 WIDTH = 100
 
 
@@ -29,16 +30,17 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.run.endswith(TRACES):
-        case = case_of_trace(Path(args.run))
-        print(f"{args.run}: a trace on its own")
+    trace = args.run if names_trace(args.run) else ""
+    if trace:
+        case = case_of_trace(Path(trace))
+        print(f"{trace}: a trace on its own")
     else:
         store = Store(args.store)
         case = case_of_run(store.load(args.run), store)
         _print_run(case)
     findings = explain(case)
     if args.page:
-        write_explain_page(case.run, case.analysis, findings, args.page)
+        write_explain_page(case.run, case.analysis, findings, args.page, trace)
     budget = budget_of(case.run, case.analysis)
     if budget is not None:
         print_budget(budget)
@@ -72,13 +74,15 @@ def _print_findings(findings: Sequence[Finding], case: Case) -> None:
     if notes:
         print("\nnotes, each under 3 % or without effect on the step:")
     for finding in notes:
-        print(f"  {finding.rule}: {finding.claim}; {finding.remedy}")
+        print(printable(f"  {finding.rule}: {finding.claim}; {finding.remedy}"))
 
 
 def _print_part(name: str, text: str) -> None:
     if text:
         first = f"   {name + ':':<8}" if name else "   "
-        print(textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * 11))
+        print(
+            textwrap.fill(printable(text), WIDTH, initial_indent=first, subsequent_indent=" " * 11)
+        )
 
 
 def _stake(finding: Finding, case: Case) -> str:

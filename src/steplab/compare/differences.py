@@ -18,9 +18,9 @@ def differences_table(a: Run, b: Run) -> Table | None:
     left, right = _conditions(a), _conditions(b)
     rows = []
     for field in sorted(dict.fromkeys([*left, *right]), key=lambda f: GROUPS.index(f[0])):
-        one, other = left.get(field, ABSENT), right.get(field, ABSENT)
+        one, other = (_text(side.get(field, ABSENT)) for side in (left, right))
         if one != other:
-            rows.append((*field, _text(one), _text(other)))
+            rows.append((*field, one, other))
     if not rows:
         return None
     columns = (Column("of"), Column("field"), Column("A"), Column("B"))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from steplab.record import Clock, Column, Table
 from steplab.record.budget import Budget
+from steplab.record.module_paths import fold_numbers
 from steplab.record.table import Cell
-from steplab.trace.analysis import UNATTRIBUTED, Analysis, Codes
+from steplab.trace.analysis import UNATTRIBUTED, Analysis
 
 MOST_ROWS = 15  # the rest is summed up in one row
 
@@ -25,6 +25,7 @@ class Part:
 
 
 Parts = Mapping[str, Part]
+Cycles = Sequence[Analysis]  # of the same step: their steps are counted together
 
 
 def budget_table(a: Budget, b: Budget) -> Table:
@@ -38,25 +39,25 @@ def budget_table(a: Budget, b: Budget) -> Table:
     return Table("where the difference lies", _columns("part"), tuple(rows), note)
 
 
-def kernels_table(a: Analysis, b: Analysis, most: int = MOST_ROWS) -> Table | None:
+def kernels_table(a: Cycles, b: Cycles, most: int = MOST_ROWS) -> Table | None:
     """Return the kernels that moved, the largest difference first (operators without a GPU).
 
     None where no kernel was launched in a step.
     """
-    name = "kernels" if a.budget.on_device or b.budget.on_device else "operators"
-    first, second = (_work_parts(side, side.work.name, str) for side in (a, b))
+    name = "kernels" if any(cycle.budget.on_device for cycle in (*a, *b)) else "operators"
+    first, second = (_work_parts(side, "name", str) for side in (a, b))
     if not first and not second:
         return None
     note = f"time of the {name} of a mean step, summed over streams and threads"
     return _moved_table(f"{name} that moved", name[:-1], first, second, most, note)
 
 
-def modules_table(a: Analysis, b: Analysis, most: int = MOST_ROWS) -> Table | None:
+def modules_table(a: Cycles, b: Cycles, most: int = MOST_ROWS) -> Table | None:
     """Return the modules that moved; layers that differ in their number only are one row.
 
     None where the traces name no module.
     """
-    first, second = (_work_parts(side, side.work.module, fold_numbers) for side in (a, b))
+    first, second = (_work_parts(side, "module", fold_numbers) for side in (a, b))
     if not {*first, *second} - {UNATTRIBUTED}:
         return None
     note = "forward and backward together; layers are summed, * stands for their numbers"
@@ -76,11 +77,6 @@ def phases_table(a: Clock, b: Clock) -> Table | None:
     return Table("phases that moved", _columns("phase"), tuple(rows), note)
 
 
-def fold_numbers(module: str) -> str:
-    """Return `blocks.*.attention` for `blocks.3.attention`, and `Linear_*` for `Linear_0`."""
-    return re.sub(r"(?<![A-Za-z0-9])\d+(?=\.|$)", "*", module)
-
-
 def _columns(what: str) -> tuple[Column, ...]:
     return (Column(what), Column("A", "ms"), Column("B", "ms"), Column("difference", "ms"))
 
@@ -97,31 +93,40 @@ def _budget_parts(budget: Budget) -> dict[str, Part]:
     sums: dict[str, float] = {}
     for step in budget.steps:
         parts = [(f"{_kernels(budget)}: {c.name}", c.ms) for c in step.categories]
-        parts += [(term, ms) for term, ms in step.terms.items() if term != "kernels" and ms]
+        parts += [
+            (_term(term, budget), ms) for term, ms in step.terms.items() if term != "kernels" and ms
+        ]
         uncategorised = step.terms.get("kernels", 0.0) - sum(c.ms for c in step.categories)
         parts += [(_kernels(budget), uncategorised)] if abs(uncategorised) > 1e-6 else []
         for name, ms in [*parts, ("residual", step.residual_ms)]:
             sums[name] = sums.get(name, 0.0) + ms
-    return {name: Part(ms / count) for name, ms in sums.items()}
+    # To a femtosecond, and no minus zero: a residual of nothing is 0.
+    return {name: Part(round(ms / count, 12) + 0.0) for name, ms in sums.items()}
+
+
+def _term(name: str, budget: Budget) -> str:
+    """Without a device what is not an operator's time is the host's own."""
+    return "host" if name == "launch" and not budget.on_device else name
 
 
 def _kernels(budget: Budget) -> str:
     return "kernels" if budget.on_device else "operators"
 
 
-def _work_parts(analysis: Analysis, codes: Codes, name_of: Callable[[str], str]) -> dict[str, Part]:
-    """Sum the work of all steps by the label behind `codes`, then divide by the steps."""
-    work, steps = analysis.work, [window.number for window in analysis.windows]
-    inside = np.isin(work.step, steps)
-    size = len(work.labels)
-    nanoseconds = np.bincount(codes[inside], weights=work.duration[inside], minlength=size)
-    launches = np.bincount(codes[inside], minlength=size)
+def _work_parts(cycles: Cycles, column: str, name_of: Callable[[str], str]) -> dict[str, Part]:
+    """Sum the work of all steps by its label in `column`, then divide by the steps."""
+    steps = sum(len(cycle.windows) for cycle in cycles)
     parts: dict[str, Part] = {}
-    for code in np.flatnonzero(launches):
-        name = name_of(work.labels[code])
-        before = parts.get(name, Part())
-        ms = before.ms + float(nanoseconds[code]) / 1e6 / len(steps)
-        parts[name] = Part(ms, before.launches + float(launches[code]) / len(steps))
+    for work, windows in ((cycle.work, cycle.windows) for cycle in cycles):
+        inside = np.isin(work.step, [window.number for window in windows])
+        codes, size = getattr(work, column)[inside], len(work.labels)
+        nanoseconds = np.bincount(codes, weights=work.duration[inside], minlength=size)
+        launches = np.bincount(codes, minlength=size)
+        for code in np.flatnonzero(launches):
+            name = name_of(work.labels[code])
+            before = parts.get(name, Part())
+            ms = before.ms + float(nanoseconds[code]) / 1e6 / steps
+            parts[name] = Part(ms, before.launches + float(launches[code]) / steps)
     return parts
 
 

@@ -7,16 +7,13 @@ from pathlib import Path
 from steplab.compare.sides import Side
 from steplab.store import Store
 from steplab.trace.analyse import analyse
-from steplab.trace.load import load_trace
-from steplab.trace.stored import analyse_run
-
-TRACE_SUFFIXES = (".json", ".gz")
+from steplab.trace.load import load_trace, names_trace
+from steplab.trace.stored import analyse_cycles
 
 
 def open_side(word: str, store: Store) -> Side:
-    """Return the trace file `word`, or the Run of that id, with its trace where it has one."""
-    path = Path(word)
-    if path.suffix in TRACE_SUFFIXES or path.is_file():
-        return Side(path.name, analysis=analyse(load_trace(path)))
+    """Return the trace file `word`, or the Run of that id, with its traces where it has them."""
+    if names_trace(word):
+        return Side(word, cycles=(analyse(load_trace(Path(word))),))
     run = store.load(word)
-    return Side(run.id, run, analyse_run(run, store.runs / run.id))
+    return Side(run.id, run, tuple(analyse_cycles(run, store.runs / run.id)))

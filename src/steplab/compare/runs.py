@@ -61,7 +61,10 @@ def compare_rounds(
     interval = round_ratio([s.values for s in rounds_b], [s.values for s in rounds_a])
     change = change_of(interval, count)
     verdict, reason = verdict_on(change, count, "rounds")
-    method = f"Measured again in turns by two live workers; rounds: {count}, resampled whole."
+    method = (
+        f"Measured again in turns by two live workers; rounds: {count}, resampled whole. What "
+        "moved is told from the stored Runs."
+    )
     first, second = (
         Samples(tuple(value for samples in rounds for value in samples.values), "ms")
         for rounds in (rounds_a, rounds_b)
@@ -97,10 +100,10 @@ def _details(a: Side, b: Side) -> dict[str, Table | None]:
     clocks = [side.run.clock if side.run else None for side in (a, b)]
     if clocks[0] and clocks[1]:
         tables["phases"] = phases_table(clocks[0], clocks[1])
-    if a.analysis and b.analysis:
-        tables["budget"] = budget_table(a.analysis.budget, b.analysis.budget)
-        tables["kernels"] = kernels_table(a.analysis, b.analysis)
-        tables["modules"] = modules_table(a.analysis, b.analysis)
+    if a.budget and b.budget:
+        tables["budget"] = budget_table(a.budget, b.budget)
+        tables["kernels"] = kernels_table(a.cycles, b.cycles)
+        tables["modules"] = modules_table(a.cycles, b.cycles)
     return tables
 
 
@@ -112,7 +115,7 @@ def _where(side: Side) -> str:
     """The conditions of a Run; of a trace its device, where it names one."""
     if side.run is not None:
         return side.run.environment.conditions_on(side.run.spec.device)
-    return device_name_of(side.analysis.trace) if side.analysis else ""
+    return device_name_of(side.cycles[0].trace) if side.cycles else ""
 
 
 def _conditions(a: Side, b: Side) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ def _row(side: Side, samples: Samples) -> tuple[Cell, ...]:
     tokens = round(run.work.tokens / samples.median * 1e3) if run.work else None
     # A stored MFU belongs to the stored times, not to those of another measurement.
     own = run.clock is not None and samples == run.clock.step
-    mfu = run.figures.mfu if run.figures and own else None
+    mfu = run.figures.possible_mfu if run.figures and own else None
     what = f"{run.spec.workload}: {constants([run])}"
     memory = run.memory.peak / 2**30 if run.memory else None
     share = None if mfu is None else mfu * 100

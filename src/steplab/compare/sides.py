@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steplab.errors import UserError
 from steplab.record import Run, Samples
+from steplab.record.budget import Budget
 from steplab.trace.analysis import Analysis
 
 
@@ -14,9 +15,9 @@ from steplab.trace.analysis import Analysis
 class Side:
     """What is known of A or of B."""
 
-    name: str  # id of the Run, or name of the trace file
+    name: str  # id of the Run, or path of the trace file
     run: Run | None = None
-    analysis: Analysis | None = None
+    cycles: tuple[Analysis, ...] = ()  # of a Run one per trace, of a trace itself; (): none
 
     @property
     def timed(self) -> Samples | None:
@@ -27,9 +28,17 @@ class Side:
 
     @property
     def profiled(self) -> Samples | None:
-        """Milliseconds of the steps that a trace shows."""
-        steps = self.analysis.budget.steps if self.analysis else ()
+        """Milliseconds of the steps that the traces show."""
+        steps = self.budget.steps if self.budget else ()
         return Samples(tuple(step.wall_ms for step in steps), "ms") if steps else None
+
+    @property
+    def budget(self) -> Budget | None:
+        """The budget of the profiled steps of all cycles."""
+        if not self.cycles:
+            return None
+        steps = tuple(step for cycle in self.cycles for step in cycle.budget.steps)
+        return replace(self.cycles[0].budget, steps=steps)
 
 
 def check_side(side: Side) -> None:

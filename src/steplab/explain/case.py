@@ -64,7 +64,7 @@ class Case:
         """
         if self.analysis is None:
             return 0.0
-        steps, syncs = self.analysis.budget.steps, self.analysis.syncs
+        steps, syncs = self.analysis.windows, self.analysis.syncs
         slowed = self.analysis.budget.typical.wall_ms - self.step_ms
         after_syncs = float(syncs.idle[syncs.step >= 0].sum()) / 1e6 / max(len(steps), 1)
         caused = max(0.0, after_syncs - self.term_ms("synchronisation"))

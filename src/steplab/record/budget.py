@@ -51,7 +51,7 @@ class StepBudget:
 
 @dataclass(frozen=True)
 class Budget:
-    """All profiled steps of one trace."""
+    """The profiled steps of one trace, or of all traces of a Run."""
 
     steps: tuple[StepBudget, ...]
     on_device: bool  # False: a trace without a GPU
@@ -75,3 +75,17 @@ class Budget:
     def profiled_ratio(self) -> float | None:
         """Profiled over unprofiled step time; above 1 is the profiler's own cost."""
         return self.typical.wall_ms / self.unprofiled_ms if self.unprofiled_ms else None
+
+    def begins_with(self, other: Budget) -> bool:
+        """Whether its first steps are those of `other`, to a microsecond."""
+        first = self.steps[: len(other.steps)]
+        return [*map(_rounded, first)] == [*map(_rounded, other.steps)]
+
+
+def _rounded(step: StepBudget) -> tuple[object, ...]:
+    """All numbers of a step to a microsecond: the last digits may differ between machines."""
+    parts = sorted(
+        (c.name, c.launches, round(c.ms, 3), round(c.ideal_ms or 0, 3)) for c in step.categories
+    )
+    terms = {term: round(ms, 3) for term, ms in step.terms.items() if round(ms, 3)}
+    return step.number, round(step.wall_ms, 3), terms, parts

@@ -36,3 +36,8 @@ class Figures:
     peak_tflops: float | None
     peak_source: str
     warning: str = ""
+
+    @property
+    def possible_mfu(self) -> float | None:
+        """MFU, unless it is above 1: then the peak, the dtype or the FLOP count is wrong."""
+        return self.mfu if self.mfu is not None and self.mfu <= 1 else None

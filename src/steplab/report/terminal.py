@@ -26,6 +26,11 @@ def console(file: TextIO | None = None) -> Console:
     return Console(file=target, width=width, highlight=False, soft_wrap=False)
 
 
+def printable(text: str) -> str:
+    """Return the text with "?" for control characters: a name must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 def print_table(table: Table, file: TextIO | None = None) -> None:
     """Print a table with its title above and its note below.
 
@@ -50,7 +55,7 @@ def to_svg(table: Table) -> str:
 
 
 def _draw(table: Table, out: Console) -> None:
-    out.print(Text(f"\n{table.title}", style="bold"))
+    out.print(Text(printable(f"\n{table.title}"), style="bold"))
     out.print(_rich(table))
     if table.note:
         out.print(Text(table.note, style="dim"))
@@ -63,5 +68,5 @@ def _rich(table: Table) -> RichTable:
         drawn.add_column(Text(column.title), justify="right" if numeric else "left")
     for row in table.rows:
         pairs = zip(row, table.columns, strict=True)
-        drawn.add_row(*(Text(cell_text(cell, column.digits)) for cell, column in pairs))
+        drawn.add_row(*(Text(printable(cell_text(cell, column.digits))) for cell, column in pairs))
     return drawn

@@ -68,7 +68,10 @@ class Store:
             return sorted(p.name for p in self.runs.iterdir() if not p.name.startswith("."))
 
     def load(self, name: str) -> Run:
-        """Return a Run by its id, by a unique beginning or end of it, or by the word `last`."""
+        """Return a Run by its id, by a unique part of it, or by the word `last`.
+
+        A part at the beginning or the end counts more than one in the middle.
+        """
         return self._read(self.resolve(name))
 
     def resolve(self, name: str) -> str:
@@ -81,6 +84,7 @@ class Store:
         if name in ids:
             return name
         found = [i for i in ids if i.startswith(name) or i.endswith(name)]
+        found = found or [i for i in ids if name in i]
         if len(found) == 1:
             return found[0]
         if found:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from steplab.record.budget import TERMS, Budget, Category, StepBudget
 from steplab.trace.analysis import Floats, Syncs, Window, Work
 from steplab.trace.costs import card_of, device_name_of, peak_sources
+from steplab.trace.cut import without_cut
 from steplab.trace.events import KERNEL, Ints, Trace
 from steplab.trace.gaps import (
     begun_in,
@@ -33,7 +34,7 @@ def budget_of(
     syncs: Syncs,
     device_name: str = "",
 ) -> Budget:
-    """Return one StepBudget per window.
+    """Return one StepBudget per window, but of a first step that is cut.
 
     `work` has the rows of trace.device, or of trace.ops where there is no device; `device_name`
     tells the card where the trace itself does not.
@@ -42,12 +43,13 @@ def budget_of(
         steps = _host_steps(trace, windows, work)
         note = "no device in the trace: operators count as kernels, and the ideal is unknown"
         return Budget(steps, on_device=False, notes=(note,))
-    steps = _device_steps(trace, windows, work, syncs)
+    whole, remarks = without_cut(windows, work)
+    steps = _device_steps(trace, whole, work, syncs)
     card = card_of(trace, device_name)
     dtypes = [work.labels[code] for code in np.unique(work.matmul_dtype) if code > 0]
     peaks = peak_sources(card, dtypes) if card else {}
     budget = Budget(steps, on_device=True, peaks=peaks)
-    notes = [_launch_note(trace, windows, budget.typical.number)]
+    notes = [_launch_note(trace, whole, budget.typical.number), *remarks]
     if card is None:
         name = device_name or device_name_of(trace)
         missing = f"{name} is not in the catalog" if name else "the trace does not name its device"

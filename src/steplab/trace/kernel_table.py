@@ -1,4 +1,4 @@
-"""Tables of kernels and of their categories, whole or for one phase, range or module."""
+"""Tables of kernels, whole or for one phase, range or module."""
 
 from __future__ import annotations
 
@@ -26,12 +26,6 @@ _KERNEL_COLUMNS = (
     Column("Per step"),
     *(Column(name, "us") for name in ("Avg", "Med", "Min", "Max", "StdDev")),
     Column("Name"),
-)
-_CATEGORY_COLUMNS = (
-    Column("category"),
-    Column("time", "%", 3),
-    Column("time per step", "ms"),
-    Column("launches per step"),
 )
 
 
@@ -65,28 +59,6 @@ def kernel_table(
     return Table(f"{what}{where}, {_steps(steps)}", _KERNEL_COLUMNS, tuple(rows), note)
 
 
-def category_table(
-    analysis: Analysis,
-    phase: str | None = None,
-    range_name: str | None = None,
-    module: str | None = None,
-) -> Table:
-    """Return one row per category, most time first, and the sum of all."""
-    mask, where = _chosen(analysis, phase, range_name, module)
-    work, steps = analysis.work, len(analysis.windows)
-    spent = np.bincount(work.category[mask], work.duration[mask], len(work.labels))
-    launches = np.bincount(work.category[mask], minlength=len(work.labels))
-    total = float(spent.sum())
-    rows: list[tuple[Cell, ...]] = [
-        (work.labels[c], _percent(spent[c], total), spent[c] / 1e6 / steps, launches[c] / steps)
-        for c in np.argsort(-spent, kind="stable").tolist()
-        if launches[c]
-    ]
-    whole = _percent(total, total) if total else None
-    rows.append(("all", whole, total / 1e6 / steps, int(mask.sum()) / steps))
-    return Table(f"categories{where}, {_steps(steps)}", _CATEGORY_COLUMNS, tuple(rows))
-
-
 def phases_of(analysis: Analysis) -> tuple[str, ...]:
     """Return the phases that have work inside steps, most time first."""
     work = analysis.work
@@ -96,13 +68,17 @@ def phases_of(analysis: Analysis) -> tuple[str, ...]:
     return tuple(work.labels[c] for c in present[np.argsort(-spent[present], kind="stable")])
 
 
-def readable(kernel: str) -> str:
-    """Return a kernel's name without what all C++ kernels share, at most NAME_WIDTH long."""
+def readable(kernel: str, longest: int = NAME_WIDTH) -> str:
+    """Return a kernel's name without what all C++ kernels share, at most `longest` characters.
+
+    The middle is left out, not the end: that often tells apart what begins alike.
+    """
     bare = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     bare = re.sub(r"\bat::native::|\bat::cuda::detail::", "", bare)
     # The parameters repeat the template's arguments; "operator()()" and lambdas are no list.
     bare = re.sub(r"(?<=>)\([^()]*\)$", "", bare)
-    return bare if len(bare) <= NAME_WIDTH else f"{bare[: NAME_WIDTH - 3]}..."
+    tail = longest // 3
+    return bare if len(bare) <= longest else f"{bare[: longest - tail - 3]}...{bare[-tail:]}"
 
 
 def _chosen(

@@ -7,6 +7,7 @@ Times are exact to the nanosecond, since 1970 where the file says what its own a
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +23,14 @@ from steplab.trace.reading.tables import Tables
 
 # Bytes of text. What is made of 16 MB no longer fits a cache: 20 % slower; 1 MB is no faster.
 PIECE = 4 << 20
+SUFFIXES = (".json", ".gz")
 BASE_TIME = "baseTimeNanoseconds"
+
+
+def names_trace(word: str) -> bool:
+    """Whether a word of the command line is a trace file and no Run's id; `runs/` is a folder."""
+    is_path = word.endswith(SUFFIXES) or Path(word).is_file()
+    return is_path or (os.sep in word and Path(word).is_dir())
 
 
 def load_trace(path: Path) -> Trace:

@@ -28,6 +28,8 @@ _BEGINNINGS = {
 _INNER = re.compile(r"ProfilerStep#|module:|##? |nccl:|gloo:|c10d::|FSDP::|Torch-Compiled|AOT|Pre")
 # Our own ranges around all phases: what a replayed graph does in there, the detailed step tells.
 _AROUND = {"step", "replay"}
+# Our own wait for the step before, so that the host is never further ahead: no fault of the step.
+PACE = "wait for the step before"
 _CALLS = (
     (re.compile(re.escape(MODULE)), "forward"),
     (re.compile(r"torch/_tensor\.py\(\d+\): backward$"), "backward"),

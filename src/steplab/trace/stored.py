@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +18,21 @@ def analyse_run(run: Run, folder: Path) -> Analysis | None:
 
     None for a Run without a profile, or one that travelled without its traces.
     """
+    return next(analyse_cycles(run, folder), None)
+
+
+def analyse_cycles(run: Run, folder: Path) -> Iterator[Analysis]:
+    """Yield the analysis of every trace of a profiled Run, one cycle of its schedule each.
+
+    None at all where the first is missing, as in a Run that travelled without its traces.
+    """
     profile = run.profile
     if profile is None or not profile.traces or not (folder / profile.traces[0]).is_file():
-        return None
-    detail = folder / profile.detail if profile.detail else None
-    known = load_trace(detail) if detail and detail.is_file() else None
-    return analyse_trace(run, folder / profile.traces[0], known)
+        return
+    path = folder / profile.detail if profile.detail else None
+    detail = load_trace(path) if path and path.is_file() else None
+    for name in profile.traces:
+        yield analyse_trace(run, folder / name, detail)
 
 
 def analyse_trace(run: Run, path: Path, detail: Trace | None) -> Analysis:

@@ -13,6 +13,8 @@ from steplab.trace.attribution import Attribution, named_so
 from steplab.trace.events import COPY, Ints, Trace
 from steplab.trace.labels import Labels
 from steplab.trace.launches import launches_of
+from steplab.trace.nesting import nest
+from steplab.trace.phases import PACE
 from steplab.trace.windows import step_at
 
 # Copies without "Async" return when the copy is done; freeing waits for what still runs.
@@ -28,11 +30,12 @@ def syncs_of(
     """Return the waiting calls of a trace, sorted by start, with operator and line.
 
     An asynchronous copy waits too where its host memory is pageable and the call returned only
-    after the copy had ended.
+    after the copy had ended. The recorder's own waits, which keep the host one step ahead, are
+    left out.
     """
     calls = trace.calls
     waits = named_so(trace, calls, lambda name: _WAITS.fullmatch(name) is not None)
-    rows = np.flatnonzero(waits | _blocking_copies(trace))
+    rows = np.flatnonzero((waits | _blocking_copies(trace)) & ~_pacing(trace))
     start, end = calls.start[rows], calls.end[rows]
     places = attribution.at(calls.thread[rows].astype(np.int64), start)
     return Syncs(
@@ -44,6 +47,12 @@ def syncs_of(
         step=step_at(windows, start),
         idle=_idle_after(trace, start, end),
     )
+
+
+def _pacing(trace: Trace) -> NDArray[np.bool_]:
+    ours = nest(trace.ranges, named_so(trace, trace.ranges, PACE.__eq__))
+    calls = trace.calls
+    return ours.innermost(calls.thread.astype(np.int64), calls.start) >= 0
 
 
 def _blocking_copies(trace: Trace) -> NDArray[np.bool_]:

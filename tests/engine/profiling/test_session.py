@@ -13,7 +13,7 @@ from steplab.errors import Unsupported
 from steplab.record import run_from_json, run_to_json
 from steplab.record.budget import TERMS
 from steplab.spec import RunSpec
-from steplab.trace.stored import analyse_run
+from steplab.trace.stored import analyse_cycles, analyse_run
 from steplab.workloads.workload import find_workload
 
 
@@ -45,8 +45,8 @@ def test_a_profiled_run_has_everything(recorded):
 
 def test_the_budget_has_the_steps_of_all_traces(recorded):
     run, folder = recorded
-    analysis = analyse_run(run, folder)
-    told = with_budget(run, analysis, folder)
+    first, *others = analyse_cycles(run, folder)
+    told = with_budget(run, first, others)
     budget = told.profile.budget
     assert [step.number for step in budget.steps] == [1, 2, 4, 5]
     assert budget.unprofiled_ms == run.clock.step.median

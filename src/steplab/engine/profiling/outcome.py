@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from steplab.report.pages import write_profile_page
 from steplab.store import Store
 from steplab.store.atomic import disk_errors
 from steplab.trace.analysis import Analysis
-from steplab.trace.stored import analyse_run, analyse_trace
+from steplab.trace.stored import analyse_cycles
 
 PAGE = "page.html"
 
@@ -33,23 +33,23 @@ def scratch(store: Store) -> Iterator[Path]:
 
 def read_traces(run: Run, folder: Path) -> tuple[Run, Analysis]:
     """Return the Run with its budget, and the analysis; write them as a page into `folder`."""
-    analysis = analyse_run(run, folder)
-    assert analysis is not None, "the traces have just been written"
-    run = with_budget(run, analysis, folder)
+    cycles = analyse_cycles(run, folder)
+    analysis = next(cycles)
+    run = with_budget(run, analysis, cycles)
     write_profile_page(run, analysis, folder / PAGE)
     return run, analysis
 
 
-def with_budget(run: Run, analysis: Analysis, folder: Path) -> Run:
-    """Return the Run with the steps of all its traces in its budget; `analysis` is the first's."""
+def with_budget(run: Run, first: Analysis, others: Iterable[Analysis]) -> Run:
+    """Return the Run with the steps of all its cycles in its budget."""
     assert run.profile is not None
-    steps, notes = [*analysis.budget.steps], analysis.budget.notes
-    for name in run.profile.traces[1:]:
-        steps += analyse_trace(run, folder / name, analysis.detail).budget.steps
+    steps, notes = [*first.budget.steps], first.budget.notes
+    for cycle in others:
+        steps += cycle.budget.steps
     cycles = len(run.profile.traces)
     if cycles > 1:
         notes = (*notes, f"all {cycles} cycles count here; kernels and findings are of the first")
-    budget = replace(analysis.budget, steps=tuple(steps), notes=notes)
+    budget = replace(first.budget, steps=tuple(steps), notes=notes)
     return replace(run, profile=replace(run.profile, budget=budget))
 
 

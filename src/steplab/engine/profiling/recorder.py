@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from steplab.engine.loop import Progress, synchronise
 from steplab.engine.profiling.plan import AVERAGES, DETAIL, Plan
@@ -21,6 +21,7 @@ from steplab.engine.profiling.ranges import (
 )
 from steplab.engine.profiling.trace_file import write_averages, write_trace
 from steplab.probes.probe import Subject
+from steplab.trace.phases import PACE
 
 DETAIL_WARMUP = 1  # the first step under the Python tracer pays for its start
 
@@ -101,7 +102,8 @@ class Pace:
         done = torch.cuda.Event()
         done.record()
         if self.before is not None:
-            self.before.synchronize()
+            with record_function(PACE):
+                self.before.synchronize()
         self.before = done
 
 

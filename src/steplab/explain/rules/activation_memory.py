@@ -8,9 +8,12 @@ When it is wrong: a batch that is large enough; checkpointing computes the forwa
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from steplab import units
 from steplab.explain.case import Case
 from steplab.record import Finding
+from steplab.record.module_paths import fold_numbers
 
 SCARCE = 0.80  # of the device's memory
 MOST = 0.50  # of the peak
@@ -24,9 +27,12 @@ def check(case: Case) -> Finding | None:
     saved = timeline.peak_by_kind.get("activations", 0)
     if saved < MOST * timeline.peak_bytes:
         return None
-    by_module = sorted(timeline.saved_by_module.items(), key=lambda item: -item[1])
+    by_module: dict[str, int] = defaultdict(int)
+    for name, held in timeline.saved_by_module.items():
+        by_module[fold_numbers(name)] += held
+    largest = sorted(by_module.items(), key=lambda item: -item[1])[:3]
     evidence = [f"peak {units.bytes_(timeline.peak_bytes)} of {units.bytes_(capacity)}"]
-    evidence += [f"{name or 'model'}: {units.bytes_(held)}" for name, held in by_module[:3]]
+    evidence += [f"{name or 'model'}: {units.bytes_(held)}" for name, held in largest]
     return Finding(
         rule="activation_memory",
         claim=f"activations hold {units.bytes_(saved)} of a device that is nearly full",

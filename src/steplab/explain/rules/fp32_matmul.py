@@ -1,6 +1,6 @@
 """Matrix products run on the ordinary fp32 units of a card that has tensor cores.
 
-What it sees: kernels of fp32 products (SIMT) on a card with a tf32 or bf16 peak.
+What it sees: kernels of fp32 products (SIMT) on a card with a tf32 or fp16 peak.
 Why it costs: the fp32 units of an H200 reach 67 TFLOP/s, its tensor cores 495 in tf32.
 Remedy: `precision=bf16`, or `precision=tf32` where the inputs must stay fp32.
 When it is wrong: a product that needs all 24 bits (an fp32 router is small and stays a note).
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from steplab import units
 from steplab.explain.case import Case
+from steplab.explain.places import places
 from steplab.record import Finding
+from steplab.trace.kernel_table import readable
 
 
 def check(case: Case) -> Finding | None:
@@ -23,11 +25,14 @@ def check(case: Case) -> Finding | None:
     if slow is None or quick is None or quick <= slow or not mask.any():
         return None
     spent = rows.ms(mask)
-    groups = rows.groups("name", mask)
+    kernels = [
+        f"{readable(g.label)}: {g.count:.0f}, {units.milliseconds(g.ms)}"
+        for g in rows.groups("name", mask)
+    ]
     return Finding(
         rule="fp32_matmul",
         claim=f"{rows.count(mask):.0f} fp32 products a step take {units.milliseconds(spent)}",
-        evidence=tuple(f"{g.label}: {g.count:.0f}, {units.milliseconds(g.ms)}" for g in groups),
+        evidence=(*kernels, *places(rows, mask, 2)),
         remedy="precision=bf16, or precision=tf32",
         stake_ms=spent,
         why=f"the {card.name} multiplies at {quick:g} TFLOP/s with tensor cores, {slow:g} without",

@@ -9,14 +9,21 @@ are still being captured, launches are many_graph_sizes' matter.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 from steplab import units
 from steplab.explain.captures import captures
 from steplab.explain.case import Case
+from steplab.explain.rows import Rows
 from steplab.record import Finding
+from steplab.record.module_paths import fold_numbers
+from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.10
+SHORT_NS = 10_000
+FEWEST = 8  # short kernels that make a place worth naming
 
 
 def check(case: Case) -> Finding | None:
@@ -52,12 +59,22 @@ def _evidence(case: Case) -> tuple[str, ...]:
         launches = sum(category.launches for category in case.analysis.budget.typical.categories)
         middle = units.milliseconds(float(np.median(rows.work.duration[rows.inside])) / 1e6)
         lines.append(f"{launches:,} kernels in the median step, half of all under {middle}")
-        places = rows.groups("module", rows.inside & (rows.work.duration < 10_000))
-        short = "kernels a step under 10 us on average"
-        lines += [f"{g.label}: {g.count:.0f} {short}" for g in places if g.count >= 8]
+        lines += _places(rows)
     if case.run is not None and case.run.ran is not None and case.run.ran.kernel_launches:
         lines.append(f"{case.run.ran.kernel_launches} launches by the host")
     return tuple(lines)
+
+
+def _places(rows: Rows) -> list[str]:
+    """The modules, layers of a kind together, that launch most of the short kernels."""
+    short = rows.inside & (rows.work.duration < SHORT_NS)
+    counts: dict[str, float] = defaultdict(float)
+    for group in rows.groups("module", short, most=len(rows.work.labels)):
+        if group.label != UNATTRIBUTED:
+            counts[fold_numbers(group.label)] += group.count
+    most = sorted(counts.items(), key=lambda item: -item[1])[:3]
+    words = f"kernels a step under {SHORT_NS // 1000} us"
+    return [f"{name}: {count:.0f} {words}" for name, count in most if count >= FEWEST]
 
 
 RULE = check

@@ -32,7 +32,7 @@ def check(case: Case) -> Finding | None:
         evidence=(
             f"capturing takes {units.milliseconds(capturing)} of a step",
             f"the device waits {units.milliseconds(case.starved_ms)} of a step for launches",
-            f"{int((graphs > 0).sum())} different graphs ran in these steps",
+            f"{int((graphs > 0).sum()) or 'no'} different graphs ran in these steps",
         ),
         remedy="pad inputs to few sizes, or leave compile.mode=reduce-overhead out",
         stake_ms=stake,

@@ -2,7 +2,7 @@
 
 What it sees: the middle half of the samples spans more than 10 % of the median.
 Why it costs: a change smaller than the spread can neither be seen nor ruled out.
-Remedy: more steps, a quiet machine, or two recipes measured in turns (`bench step --alternate`).
+Remedy: more steps, a quiet machine, or two Runs measured in turns (`compare A B --rerun`).
 When it is wrong: a workload whose steps truly differ (ragged batches) spreads as well.
 """
 

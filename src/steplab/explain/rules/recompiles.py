@@ -55,7 +55,7 @@ def _traced_ms(case: Case) -> float:
 
 
 def _timed_ms(case: Case) -> float:
-    """What the slow samples of a window in which graphs were made lie above the median."""
+    """By how much the mean step is longer than the quick ones, where graphs were made meanwhile."""
     run = case.run
     if run is None or run.clock is None or run.compilation is None:
         return 0.0

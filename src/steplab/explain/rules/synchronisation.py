@@ -29,7 +29,8 @@ def check(case: Case) -> Finding | None:
     counts: dict[tuple[str, str], float] = defaultdict(float)
     for row in ((syncs.step >= 0) & (syncs.idle > 0)).nonzero()[0]:
         op, line = labels[syncs.op[row]], labels[syncs.line[row]]
-        place = (op if op != UNATTRIBUTED else labels[syncs.call[row]], line)
+        # Of compiled code the operator is the name of a graph, which says nothing.
+        place = (op if "::" in op else labels[syncs.call[row]], line)
         idle[place] += float(syncs.idle[row]) / 1e6 / steps
         counts[place] += 1 / steps
     if not idle:
@@ -37,18 +38,33 @@ def check(case: Case) -> Finding | None:
     total = sum(idle.values())
     places = sorted(idle, key=lambda place: -idle[place])
     evidence = [
-        f"{op} at {line}: {counts[op, line]:.3g} a step, {units.milliseconds(idle[op, line])} idle"
+        f"{_where(op, line)}: {counts[op, line]:.3g} a step, "
+        f"{units.milliseconds(idle[op, line])} idle"
         for op, line in places[:SHOWN]
     ]
     return Finding(
         rule="synchronisation",
-        claim=f"{sum(counts.values()):.3g} times a step the host waits and the device runs dry",
+        claim=f"{_times(sum(counts.values()))} a step the host waits and the device runs dry",
         evidence=tuple(evidence),
-        remedy=f"keep the value of {places[0][0]} on the device, or read it every N steps",
+        remedy=_remedy(places[0][0]),
         stake_ms=total,
         why="after each wait the device idles until the host has launched new work",
         gain_ms=total,
     )
+
+
+def _times(count: float) -> str:
+    return "once" if round(count, 2) == 1 else f"{count:.3g} times"
+
+
+def _where(op: str, line: str) -> str:
+    return op if line == UNATTRIBUTED else f"{op} at {line}"
+
+
+def _remedy(op: str) -> str:
+    if "::" in op:
+        return f"keep the value of {op} on the device, or read it every N steps"
+    return f"leave {op} out, or do it every N steps"
 
 
 RULE = check

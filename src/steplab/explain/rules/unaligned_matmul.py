@@ -1,6 +1,6 @@
 """Matrix products whose rows do not begin on the tensor cores' grid.
 
-What it sees: 16-bit or tf32 products with rows that are no multiple of 16 bytes.
+What it sees: 16-bit products with rows that are no multiple of 16 bytes.
 Why it costs: cuBLAS then takes kernels with narrow loads, or none of the tensor cores' best.
 Remedy: pad the dimension (a vocabulary of 50,257 to 50,304) and ignore the rest.
 When it is wrong: products so small that their time is nothing but the launch.

@@ -32,8 +32,8 @@ def run_figures(run: Run) -> dict[str, str]:
         figures[name] = units.milliseconds(step.median)
     if run.tokens_per_second:
         figures["tokens per second"] = units.count(run.tokens_per_second)
-    if run.figures is not None and run.figures.mfu is not None:
-        figures["MFU"] = units.percent(run.figures.mfu)
+    if run.figures is not None and run.figures.possible_mfu is not None:
+        figures["MFU"] = units.percent(run.figures.possible_mfu)
     if run.memory is not None:
         figures[f"peak memory, {run.memory.source}"] = units.bytes_(run.memory.peak)
     if run.parameters:

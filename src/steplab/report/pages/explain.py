@@ -20,12 +20,20 @@ from steplab.trace.analysis import Analysis
 
 
 def write_explain_page(
-    run: Run | None, analysis: Analysis | None, findings: Sequence[Finding], path: Path
+    run: Run | None,
+    analysis: Analysis | None,
+    findings: Sequence[Finding],
+    path: Path,
+    trace: str = "",
 ) -> None:
-    """Write budget, findings and timeline of a Run, or of a trace that is no Run's."""
+    """Write budget, findings and timeline of a Run, or of a trace that is no Run's.
+
+    `trace` is the name of such a trace.
+    """
     sections = [
         budget_section(run, analysis),
         findings_section(findings, step_ms_of(run, analysis)),
         timeline_section(analysis),
     ]
-    write_page(path, page_title(run, analysis), page_head(run), sections, page_foot(run, analysis))
+    title = trace or page_title(run, analysis)
+    write_page(path, title, page_head(run), sections, page_foot(run, analysis))

@@ -84,7 +84,7 @@ def roofline_html(analysis: Analysis, card: Card | None) -> Html:
     peaks = {dtype: tflops * 1e12 for dtype, tflops in card.tflops.items()}
     bandwidth = card.bandwidth_gbs * 1e9
     ridge = max(peaks.values()) / bandwidth
-    x = Axis.over([0.1, 2 * ridge, *(group.intensity for group in groups)])
+    x = Axis.over([2.0, 2 * ridge, *(group.intensity for group in groups)])
     y = Axis.over([min(peaks.values()), max(peaks.values()), *(group.speed for group in groups)])
     drawn = [*_grid(x, y), *_roof(peaks, bandwidth, x, y)]
     longest = groups[0].ns

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab import units
+from steplab.compare.columns import without_unknown_columns
 from steplab.record import Column, Run, Table
 from steplab.record.table import Cell
 from steplab.report.pages.budget import budget_html
@@ -49,7 +50,8 @@ def _group_html(runs: Sequence[Run]) -> Html:
     names = run_names(runs)
     rows = tuple(_row(name, run) for name, run in zip(names, runs, strict=True))
     budgets = [_budget(name, run) for name, run in zip(names, runs, strict=True)]
-    return join([step_bars(names, runs), table_html(Table("", COLUMNS, rows)), *budgets])
+    table = without_unknown_columns(Table("", COLUMNS, rows))
+    return join([step_bars(names, runs), table_html(table), *budgets])
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
@@ -65,7 +67,7 @@ def run_names(runs: Sequence[Run]) -> list[str]:
 
 def _row(name: str, run: Run) -> tuple[Cell, ...]:
     clock, figures, memory = run.clock, run.figures, run.memory
-    mfu = figures.mfu if figures is not None and not figures.warning else None
+    mfu = figures.possible_mfu if figures is not None else None
     return (
         name,
         clock.step.median if clock else None,

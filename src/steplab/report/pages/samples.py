@@ -43,7 +43,9 @@ def change_html(change: Change | None) -> Html:
     label = element("div", "change in time", class_="label")
     picture = element("svg", *drawn, role="img", aria_label=f"change in time {span}")
     lane = element("div", label, picture, class_="lane")
-    return join([lane, axis_html(low * 100, high * 100, "%", "+")])
+    note = f"Grey: {band_tip}." if least else ""
+    told = element("p", note, class_="note") if note else NOTHING
+    return join([lane, axis_html(low * 100, high * 100, "%", "+"), told])
 
 
 def _dots(name: str, samples: Samples, low: float, high: float) -> Html:

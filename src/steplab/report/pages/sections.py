@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from steplab.record import Finding, Run
 from steplab.record.budget import Budget
@@ -18,6 +19,8 @@ from steplab.report.pages.roofline import roofline_html
 from steplab.report.pages.timeline import Names, timeline_html
 from steplab.trace.analysis import Analysis
 from steplab.trace.costs import card_of, device_name_of
+
+READ_ANEW = "read anew from the first trace: the budget stored with the Run is another"
 
 
 def budget_section(run: Run | None, analysis: Analysis | None) -> Section:
@@ -95,9 +98,14 @@ def page_foot(run: Run | None, analysis: Analysis | None) -> Html:
 
 
 def budget_of(run: Run | None, analysis: Analysis | None) -> Budget | None:
-    """Return the Run's own budget, which knows the step without a profiler, or the trace's."""
+    """Return the budget stored with the Run, which has the steps of all its traces.
+
+    What the first trace gives now, where nothing is stored or an older version read it otherwise.
+    """
     stored = run.profile.budget if run is not None and run.profile is not None else None
     budget = stored or (analysis.budget if analysis else None)
+    if stored and analysis and analysis.budget.steps and not stored.begins_with(analysis.budget):
+        budget = replace(analysis.budget, notes=(*analysis.budget.notes, READ_ANEW))
     return budget if budget and budget.steps else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steplab import units
-from steplab.record import Run
+from steplab.record import Run, Samples
 from steplab.report.pages.axis import axis_html
 from steplab.report.pages.markup import NOTHING, Html, element, join
 
@@ -32,7 +32,7 @@ def _lane(name: str, run: Run, most: float) -> Html:
 
 def _drawn(run: Run, most: float) -> list[Html]:
     if run.clock is None or not run.clock.step.values:
-        words = f"{run.status}: {run.reason}"
+        words = "no step was timed" if run.status == "ok" else f"{run.status}: {run.reason}"
         return [element("text", words, x="6", y="15", data_tip=words)]
     step = run.clock.step
     at = f"{step.median / most * 100:.2f}%"
@@ -45,7 +45,17 @@ def _drawn(run: Run, most: float) -> list[Html]:
         tip = f"step {index + 1}: {units.milliseconds(value)}"
         x = f"{value / most * 100:.2f}%"
         drawn.append(element("circle", cx=x, cy="11", r="2", class_="change", data_tip=tip))
-    inside = step.median > 0.6 * most
-    anchor, shift, css = ("end", "-10", "inside") if inside else ("start", "10", None)
-    drawn.append(element("text", words, x=at, dx=shift, y="15", text_anchor=anchor, class_=css))
-    return drawn
+    return [*drawn, _label(words, step, most)]
+
+
+def _label(words: str, step: Samples, most: float) -> Html:
+    """The numbers where no dots are: at the bar's beginning, behind the last sample, or far right.
+
+    Inside a bar of less than 0.4 of the width they would not fit on a narrow screen.
+    """
+    if step.median > 0.4 * most:
+        return element("text", words, x="6", y="15", class_="inside")
+    last = max(step.values) / most
+    if last < 0.6:
+        return element("text", words, x=f"{last * 100:.2f}%", dx="10", y="15")
+    return element("text", words, x="100%", dx="-6", y="15", text_anchor="end")
