@@ -6,8 +6,6 @@ nor part of the compile cache's key, so asking for math still runs flash. The cl
 compiled.
 """
 
-import os
-import tempfile
 from collections.abc import Iterator
 
 import torch
@@ -21,10 +19,8 @@ rule = "other_backend"
 where = "cpu"
 recipes = {"faulty": ("impl.attention=math",), "clean": ("impl.attention=math",)}
 
-# A compile cache of its own: an older one may have been filled by math, which flash would get.
-CACHE = tempfile.TemporaryDirectory()
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = CACHE.name
-
+# An older cache may have been filled by math, which flash would then get.
+UNCACHED = {"fx_graph_cache": False}
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
 
 
@@ -43,7 +39,7 @@ class Attention(nn.Module):
         super().__init__()
         self.mix = nn.Sequential(nn.Linear(width, 4 * width), nn.Linear(4 * width, width))
         self.heads, self.impl, self.ran = heads, "flash", ""
-        self.attend = torch.compile(attend) if compiled else attend
+        self.attend = torch.compile(attend, options=UNCACHED) if compiled else attend
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return (B, T, D)."""
