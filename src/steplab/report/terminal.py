@@ -17,6 +17,7 @@ from steplab.report.cells import cell_text, is_number
 
 # A file or pipe has no width of its own; this keeps the widest of our tables on one line.
 PLAIN_WIDTH = 200
+LEAST_PICTURE = 80  # characters
 
 
 def console(file: TextIO | None = None) -> Console:
@@ -41,14 +42,13 @@ def print_table(table: Table, file: TextIO | None = None) -> None:
 
 
 def to_svg(table: Table) -> str:
-    """Return the table as a picture of a terminal, with no reference to anything outside."""
+    """Return the table as a picture of a terminal, with no reference to anything outside.
+
+    As wide as its columns: a long note is wrapped, or all would be drawn too small to read.
+    """
     wide = Console(file=io.StringIO(), record=True, width=1000, highlight=False)
-    drawn = _rich(table)
-    width = wide.measure(drawn).maximum
-    lines = [table.title, *table.note.splitlines()]
-    recorder = Console(
-        file=io.StringIO(), record=True, width=max(width, *map(len, lines)), highlight=False
-    )
+    width = max(wide.measure(_rich(table)).maximum, len(table.title), LEAST_PICTURE)
+    recorder = Console(file=io.StringIO(), record=True, width=width, highlight=False)
     _draw(table, recorder)
     svg = recorder.export_svg(title="steplab")
     return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
