@@ -119,11 +119,7 @@ class Megalodon(nn.Module):
 
         `cache.position.tokens` is left to the caller: a replayed CUDA graph runs no Python.
         """
-        if tokens_BT.shape[0] != cache.batch or tokens_BT.shape[1] < 1:
-            raise UserError(
-                f"A stream of {cache.batch} rows cannot take {tuple(tokens_BT.shape)} tokens.",
-                "Give every row at least one token.",
-            )
+        cache.check(tokens_BT)
         x_BTD = self._embed(tokens_BT)
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             x_BTD, carry = block(x_BTD, None, layer)
