@@ -1,11 +1,14 @@
 """What the playbook does on a GPU only, with a clock and a device that are made up."""
 
+import csv
+import json
 from time import perf_counter
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from steplab.cli.main import main
 from steplab.engine.assemble import assemble, micro_batches
 from steplab.engine.profiling.plan import Plan
 from steplab.studies.playbook import cell as cell_module
@@ -74,3 +77,21 @@ def test_both_cells_of_a_sweep_have_their_reductions(tmp_path, monkeypatch):
     assert [line["status"] for line in lines] == ["ok", "ok"]
     assert [line["bf16_reduction"] for line in lines] == ["on", "off"] and seen == [True, False]
     assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+
+
+@pytest.mark.gpu
+def test_gpu_the_sweep(tmp_path):
+    words = "profile megalodon --seq-lens 40 --dtype bf16 --bf16-sweep --schedule 0 1 1 1"
+    assert main(f"{words} --preset tiny --layers 1 --device cuda --out {tmp_path}".split()) == 0
+    with (tmp_path / "summary.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["ema"], line["status"]) for line in lines] == [("scan", "ok")] * 2
+    assert all(float(line["peak_mem_gb"]) > 0 and float(line["forward_ms"]) > 0 for line in lines)
+    for reduction in ("on", "off"):
+        folder = tmp_path / "bf16" / f"bfloat16_{reduction}_L40"
+        for name in ("FFT", "SEQ", "SCAN"):
+            events = json.loads((folder / f"ema_{name.lower()}.json").read_text())["traceEvents"]
+            kinds = {event["name"]: event.get("cat") for event in events if "name" in event}
+            assert f"EMA_{name}_L40" in kinds and "kernel" in kinds.values()
+        table = (folder / "reports" / "key_averages_cuda_time.txt").read_text()
+        assert "Self CUDA" in table and "BACKWARD" in table
