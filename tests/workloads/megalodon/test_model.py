@@ -246,6 +246,7 @@ def test_fp16_is_refused_and_bf16_is_close():
     model.to(torch.bfloat16)
     averages = model.blocks[0].attention.averages
     assert averages.gamma_DN2.dtype == averages.alpha_DN.dtype == torch.float32
+    assert model.blocks[0].attention.rotary.cos_TD.dtype == torch.float32
     assert model.blocks[0].attention.values.weight.dtype == torch.bfloat16
     assert torch.isfinite(model(one, targets))
     with pytest.raises(Unsupported, match="fp16"):

@@ -11,11 +11,12 @@ from steplab.errors import Unsupported, UserError
 from steplab.kernels.cross_entropy import IGNORE
 from steplab.modules.autocast import matmul_dtype
 from steplab.modules.loss import LinearCrossEntropy
+from steplab.modules.precise import Precise
 from steplab.modules.rotary import Rotary
 from steplab.workloads.megalodon.attention import Carry, GatedAttention
 from steplab.workloads.megalodon.cache import Cache, LayerCache
 from steplab.workloads.megalodon.config import MegalodonConfig
-from steplab.workloads.megalodon.norms import LayerNorm, Precise, TimestepNorm
+from steplab.workloads.megalodon.norms import LayerNorm, TimestepNorm
 
 
 class FeedForward(nn.Module):
