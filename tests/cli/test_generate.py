@@ -29,7 +29,12 @@ def test_help_needs_no_torch():
     assert done.returncode == 0 and "--temperature" in done.stdout
 
 
-def test_train_then_resume_then_generate(tmp_path, capsys):
+def interrupted(writer, prompt, length, temperature, top_k, seed, tell):
+    tell(ord("x"))
+    raise KeyboardInterrupt
+
+
+def test_train_then_resume_then_generate(tmp_path, capsys, monkeypatch):
     folder = ["--checkpoint-dir", str(tmp_path / "run")]
     assert main(["train", "hydra", *TINY, *folder]) == 0
     assert main(["train", "--resume", *folder, "--epochs", "2"]) == 0
@@ -41,6 +46,10 @@ def test_train_then_resume_then_generate(tmp_path, capsys):
     shown = capsys.readouterr()
     assert shown.out.startswith("h\u00e9") and "20 bytes by" in shown.err
     assert "the first after" in shown.err and "bytes/s" in shown.err
+    with monkeypatch.context() as patch:
+        patch.setattr("steplab.engine.generating.Writer.write", interrupted)
+        assert main(["generate", *words]) == 130
+    assert capsys.readouterr().out == "def x\n"  # whatever is said next begins a line
     assert main(["generate", *words, "--recipe", "impl.attention=cudnn"]) == 3
     assert capsys.readouterr().out == ""  # nothing half-written before the refusal
     assert main(["train", "megalodon", "--resume", *folder]) == 2

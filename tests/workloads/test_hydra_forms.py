@@ -100,6 +100,22 @@ def test_a_least_depth_is_kept():
     assert SMALL.pass_sizes(24) == (24, 16, 8)
 
 
+def test_a_least_depth_is_kept_by_thresholds():
+    """In training everyone makes the second pass, whatever the running mean of the lowest is."""
+    router = make(mod="dense", mor="threshold", min_depth=1).blocks[0].recursion.router
+    h_BSD = torch.randn(2, 24, 64, dtype=torch.float64)
+    depth = router(h_BSD, torch.full((3,), 10.0)).depth_BS
+    assert depth.min() == depth.max() == 1
+
+
+@pytest.mark.parametrize("gate", ["router", "one"])
+def test_top_k_of_all_tokens_leaves_none_out_when_generating(gate):
+    model = make(mod="top-k", mor="fixed", capacity=1.0, mod_gate=gate).eval()
+    expected = model(tokens())
+    model.become_causal()
+    torch.testing.assert_close(model(tokens()), expected, rtol=1e-10, atol=1e-10)
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(0, 99), st.data())
 def test_rows_come_back_where_they_were(batch, length, seed, data):

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from steplab.spec import RunSpec
 from steplab.techniques.parse import parse_recipe
 from steplab.testing.tolerance import relative_error
 from steplab.workloads.hydra.config import PRESETS
+from steplab.workloads.hydra.model import Stream
 from tests.workloads.hydra_models import SMALL, make, tokens
 
 pytestmark = pytest.mark.gpu
@@ -98,6 +100,22 @@ def test_compiled_blocks_go_on_as_eager_ones():
     eager = losses(spec_of(BASE, "top-k", "fixed"), 6)
     compiled = losses(spec_of(f"{BASE},compile=blocks", "top-k", "fixed"), 6)
     torch.testing.assert_close(compiled, eager, rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("mod", "mor"), [("top-k", "fixed"), ("top-k", "capacity")])
+def test_a_stream_in_pieces_equals_the_whole(mod, mor, precision):
+    """As `steplab generate` has it: causal thresholds, the prompt in pieces, then byte by byte."""
+    model, one = make(torch.float32, mod=mod, mor=mor).cuda().eval(), tokens().cuda()
+    model.become_causal()
+    halves = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16")
+    with torch.inference_mode(), halves:
+        whole, stream = model(one), Stream.empty(model, 2, 24)
+        for start, stop in pairwise([0, 9, 17, *range(18, 25)]):
+            found = model.extend(one[:, start:stop], stream)
+            # A score near its threshold may fall on the other side in 16 bits: seen by the mean.
+            off = (found - whole[:, stop - 1]).abs().float().mean() / whole.abs().float().mean()
+            assert float(off) <= (1e-4 if precision == "fp32" else 0.2)
 
 
 def test_shared_key_heads_run_in_triton():

@@ -49,6 +49,9 @@ def _run(args: argparse.Namespace) -> int:
 
     try:
         writer.write(prompt, args.length, args.temperature, args.top_k, args.seed, tell)
+    except KeyboardInterrupt:
+        _show("\n")  # what is said next begins a line
+        raise
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -58,9 +58,10 @@ def add_playbook_flags(parser: argparse.ArgumentParser) -> None:
     add("seq_lens", f"lengths [{DEFAULT_LENGTH}]", nargs="+", type=int, metavar="N")
     add("preset", f"size of the model [{DEFAULT_PRESET}]", metavar="SIZE")
     add("batch_size", "sequences per batch [2]", type=int, metavar="N")
-    add("dtype", "fp32 or bf16 [fp32]")
+    add("dtype", "fp32 or bf16 [fp32]", metavar="DTYPE")
     add("bf16_sweep", "sums of split bf16 products in bf16: on and off", **yes)
-    add("ema", "path of the moving averages: fft, scan, sequential or auto [auto]")
+    paths = "fft, scan, sequential (its traces are large) or auto [auto]"
+    add("ema", f"path of the moving averages: {paths}", metavar="PATH")
     add("train_use_cache", "compute the states after each sequence too", **yes)
     add("forward_only", "inference instead of training", **yes)
 

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from steplab.kernels import rotary as rotary_op
 from steplab.kernels.impl import AUTO
 from steplab.kernels.rotary.reference import rotate
+from steplab.modules.precise import Precise
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2) or (B, 1, T, D / 2)
 
 
-class Rotary(nn.Module):
-    """Rotates queries and keys by angles that grow with the position."""
+class Rotary(Precise):
+    """Rotates queries and keys by angles that grow with the position; its table is in fp32."""
 
     cos_TD: Tensor
     sin_TD: Tensor

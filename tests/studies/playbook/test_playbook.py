@@ -4,6 +4,7 @@ import csv
 import json
 
 import pytest
+import torch
 
 from steplab.cli.main import main
 from steplab.engine.profiling.plan import Plan
@@ -71,6 +72,19 @@ def test_a_failed_cell_is_a_line(tmp_path, monkeypatch):
     out = tmp_path / "profile"
     assert main(f"profile megalodon --seq-lens 8 16 --out {out} {SMALL}".split()) == 4
     assert [line["status"] for line in lines(out)] == ["no luck", "no luck"]
+
+
+def test_figures_of_a_step_survive_its_micro_traces(tmp_path, monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(cell_module, "micro_traces", fail)
+    out = tmp_path / "profile"
+    words = f"profile megalodon --seq-lens 8 --schedule 0 0 1 1 --out {out} {SMALL}"
+    assert main(words.split()) == 4
+    (line,) = lines(out)
+    assert line["status"] == "oom" and float(line["ms_per_step"]) > 0
+    assert (out / "fp32" / "float32_auto_L8" / "reports" / "ms_per_step.txt").exists()
 
 
 def test_another_path_than_asked_for_is_an_error():

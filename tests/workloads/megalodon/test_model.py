@@ -246,6 +246,7 @@ def test_fp16_is_refused_and_bf16_is_close():
     model.to(torch.bfloat16)
     averages = model.blocks[0].attention.averages
     assert averages.gamma_DN2.dtype == averages.alpha_DN.dtype == torch.float32
+    assert model.blocks[0].attention.rotary.cos_TD.dtype == torch.float32
     assert model.blocks[0].attention.values.weight.dtype == torch.bfloat16
     assert torch.isfinite(model(one, targets))
     with pytest.raises(Unsupported, match="fp16"):
@@ -312,24 +313,48 @@ def test_one_batch_is_learned_by_heart():
     assert losses[-1] < 0.3 * losses[0]
 
 
-def test_settings_are_put_back():
-    before = (
+def settings():
+    matmul = torch.backends.cuda.matmul
+    return (
         torch.get_float32_matmul_precision(),
         torch.backends.cudnn.allow_tf32,
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction_split_k,
     )
+
+
+def test_settings_are_put_back():
+    before = settings()
     with pytest.raises(ValueError), configure_precision(True, False):
-        assert torch.get_float32_matmul_precision() == "high"
-        assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+        assert settings() == ("high", True, False, True)
         raise ValueError
     with configure_precision():
-        pass
-    after = (
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-    )
-    assert after == before
+        assert settings() == before
+    assert settings() == before
+
+
+def test_products_that_must_not_be_split_are_not_afterwards():
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = (False, False)
+    try:
+        with configure_precision(allow_bf16_reduced_precision_reduction=True):
+            assert settings()[2:] == (True, True)
+        assert settings()[2:] == (False, False)
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = True
+
+
+def test_a_setting_by_its_newer_name_is_left_alone():
+    """torch raises where the older name is read after the newer one was written."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        with configure_precision(allow_bf16_reduced_precision_reduction=False):
+            assert not matmul.allow_bf16_reduced_precision_reduction
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def timestep_pulls_kernel(
         d_scale_TGS += dy_TGS * z_TGS
         d_shift_TGS += dy_TGS
     _store_totals(totals, tl.sum(first_sum_TG, 0), tl.sum(second_sum_TG, 0), group_G, GROUPS)
-    own = partial + (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * (2 * D)
+    own = partial + (batch * tl.num_programs(1) + tl.program_id(1)) * (2 * D)
     tl.store(own + place_GS, tl.sum(d_scale_TGS, 0), mask=inside_GS)
     tl.store(own + D + place_GS, tl.sum(d_shift_TGS, 0), mask=inside_GS)
 

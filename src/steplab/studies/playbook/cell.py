@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from steplab.engine.assemble import assemble, micro_batches
+from steplab.engine.assemble import assemble, find_device, micro_batches
 from steplab.engine.profiling.plan import Plan
 from steplab.engine.step import Step, unwatched
 from steplab.engine.trial import is_out_of_memory
@@ -31,12 +31,19 @@ GIB = 2**30
 
 
 def run_cell(cell: Cell, book: Playbook) -> dict[str, object]:
-    """Return the cell's line of the summary; what goes wrong is its status."""
+    """Return the cell's line of the summary; what goes wrong is its status.
+
+    What was measured by then stays in the line: a path of the micro traces may need more memory
+    than the step.
+    """
     line = _about(cell, book)
     asked = {"on": True, "off": False, "auto": None}[cell.reduction]
     try:
         with configure_precision(allow_bf16_reduced_precision_reduction=asked):
-            return {**line, **_measured(cell, book), "status": "ok"}
+            line |= _measured(cell, book)
+            if not book.forward_only:
+                micro_traces(cell, find_device(book.device))
+        return {**line, "status": "ok"}
     except UserError:
         raise
     except Exception as error:
@@ -79,8 +86,6 @@ def _measured(cell: Cell, book: Playbook) -> dict[str, object]:
     ran = _path(model, book.ema)
     peak = torch.cuda.max_memory_allocated() / GIB if on_cuda else None
     _trace(step, batches, cell, book.schedule, on_cuda)
-    if not book.forward_only:
-        micro_traces(cell, step.parts.device)
     _reports(cell, book.forward_only, statistics.fmean(times), peak)
     tokens = step.workload.tokens(cell.spec.batch)
     return {

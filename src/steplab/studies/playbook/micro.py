@@ -44,9 +44,12 @@ def _trace(module: MovingAverages, x_BLD: Any, label: str, path: Path) -> None:
     if x_BLD.is_cuda:
         activities.append(ProfilerActivity.CUDA)
 
+    inputs = (x_BLD, *module.parameters())
+
     def once() -> None:
         y_BLD, _ = module(x_BLD)
-        y_BLD.backward(torch.ones_like(y_BLD))
+        # Not backward(), which would add to the gradients of the time before.
+        torch.autograd.grad(y_BLD, inputs, torch.ones_like(y_BLD))
         if x_BLD.is_cuda:
             torch.cuda.synchronize()
 

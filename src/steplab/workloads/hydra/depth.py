@@ -63,7 +63,7 @@ class DepthRouter(nn.Module):
         if self.form == "threshold":
             assert least_R is not None
             reached_RBS = logit_BS >= least_R[1:, None, None]
-            return Depth(*found, reached_RBS.sum(0).to(logit_BS.dtype))
+            return Depth(*found, reached_RBS.sum(0).clamp_min(least).to(logit_BS.dtype))
         return Depth(*found, wanted_BS.detach().round())
 
     def _by_rank(self, logit_BS: Tensor) -> tuple[Tensor, Chosen, Tensor]:

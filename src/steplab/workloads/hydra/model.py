@@ -90,7 +90,7 @@ class Hydra(nn.Module):
         initialise(self, config)
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor | HydraLoss:
-        """Return logits (B, S, V), or the losses when targets are given."""
+        """Return logits (B, S, V), or the losses when targets are given; every target counts."""
         y_BSD, routed = self._trunk(tokens_BS)
         if targets_BS is None:
             return F.linear(y_BSD, self.embedding.weight)

@@ -70,7 +70,7 @@ class RoutedFeedForward(nn.Module):
         normed_BSD, stream_BSD = entry.normed(narrow=False)
         score_BS = self.router(normed_BSD)
         probability_BS, weight_BS = self._weights(score_BS)
-        if self.form == "threshold":
+        if self.form == "threshold" and self.config.capacity < 1:  # else all are taken
             assert threshold is not None
             weight_BS = weight_BS * (score_BS >= threshold)
         out_BSD = self.feed_forward(normed_BSD, matrices, weight_BS)

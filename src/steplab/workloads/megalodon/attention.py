@@ -15,15 +15,12 @@ from steplab.kernels import attention as attention_op
 from steplab.kernels.impl import AUTO, select
 from steplab.kernels.timestep_norm import Statistics
 from steplab.modules.attention import Attention
+from steplab.modules.precise import Precise
 from steplab.modules.rotary import Angles, Rotary
 from steplab.workloads.megalodon.averages import MovingAverages
 from steplab.workloads.megalodon.cache import LayerCache
 from steplab.workloads.megalodon.config import MegalodonConfig
-from steplab.workloads.megalodon.norms import (
-    Precise,
-    RootMeanSquareNorm,
-    TimestepNorm,
-)
+from steplab.workloads.megalodon.norms import RootMeanSquareNorm, TimestepNorm
 
 WIDE = ("blocks", "reference")  # implementations for values wider than keys
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from steplab.kernels import ema as ema_op
 from steplab.kernels.ema import Parameters
 from steplab.kernels.impl import AUTO
-from steplab.workloads.megalodon.norms import Precise
+from steplab.modules.precise import Precise
 
 
 class MovingAverages(Precise):

@@ -109,6 +109,14 @@ class Cache:
         self.layers = [LayerCache(*shape) for _ in range(config.layers)]
         self.statistics = Statistics.fresh(batch, config.norm_groups, like)
 
+    def check(self, tokens_BT: Tensor) -> None:
+        """Refuse tokens of other rows, and none at all."""
+        if tokens_BT.shape[0] != self.batch or tokens_BT.shape[1] < 1:
+            raise UserError(
+                f"A stream of {self.batch} rows cannot take {tuple(tokens_BT.shape)} tokens.",
+                "Give every row at least one token.",
+            )
+
     @property
     def named(self) -> dict[str, Tensor]:
         """All tensors by name, always in the same order."""

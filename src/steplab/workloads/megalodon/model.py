@@ -11,11 +11,12 @@ from steplab.errors import Unsupported, UserError
 from steplab.kernels.cross_entropy import IGNORE
 from steplab.modules.autocast import matmul_dtype
 from steplab.modules.loss import LinearCrossEntropy
+from steplab.modules.precise import Precise
 from steplab.modules.rotary import Rotary
 from steplab.workloads.megalodon.attention import Carry, GatedAttention
 from steplab.workloads.megalodon.cache import Cache, LayerCache
 from steplab.workloads.megalodon.config import MegalodonConfig
-from steplab.workloads.megalodon.norms import LayerNorm, Precise, TimestepNorm
+from steplab.workloads.megalodon.norms import LayerNorm, TimestepNorm
 
 
 class FeedForward(nn.Module):
@@ -119,11 +120,7 @@ class Megalodon(nn.Module):
 
         `cache.position.tokens` is left to the caller: a replayed CUDA graph runs no Python.
         """
-        if tokens_BT.shape[0] != cache.batch or tokens_BT.shape[1] < 1:
-            raise UserError(
-                f"A stream of {cache.batch} rows cannot take {tuple(tokens_BT.shape)} tokens.",
-                "Give every row at least one token.",
-            )
+        cache.check(tokens_BT)
         x_BTD = self._embed(tokens_BT)
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             x_BTD, carry = block(x_BTD, None, layer)

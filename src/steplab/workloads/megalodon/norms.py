@@ -3,9 +3,6 @@
 # B batch, L tokens, D width
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,19 +11,7 @@ from steplab.kernels import timestep_norm as norm_op
 from steplab.kernels.impl import AUTO
 from steplab.kernels.timestep_norm import Affine, Statistics
 from steplab.modules.autocast import matmul_dtype, without_autocast
-
-
-class Precise(nn.Module):
-    """A module whose parameters keep fp32 when a model is cast to 16 bits."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        def keep(x: Tensor) -> Tensor:
-            moved = fn(x)
-            if moved.dtype in (torch.bfloat16, torch.float16):
-                return x.to(moved.device)  # not back from `moved`: that has been rounded
-            return moved
-
-        return super()._apply(keep, recurse)
+from steplab.modules.precise import Precise
 
 
 class RootMeanSquareNorm(Precise):

@@ -15,22 +15,33 @@ def configure_precision(
     """Let fp32 products use TF32, or sums of split bf16 products be rounded to bf16; None: as is.
 
     TF32 keeps 10 bits of each factor. The other setting concerns products whose long axis is split
-    over several thread blocks: their partial sums are added in bf16 or in fp32.
+    over several thread blocks: their partial sums are added in bf16 or in fp32. What is None is not
+    even read: torch refuses to tell a setting that was made by its newer names.
     """
-    matmul = torch.backends.cuda.matmul
-    kept = (
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.allow_tf32,
-        matmul.allow_bf16_reduced_precision_reduction,
-    )
-    try:
+    with contextlib.ExitStack() as stack:
         if allow_tf32 is not None:
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            stack.callback(_allow_tf32_in_cudnn, torch.backends.cudnn.allow_tf32)
             torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
-            torch.backends.cudnn.allow_tf32 = allow_tf32
+            _allow_tf32_in_cudnn(allow_tf32)
         if allow_bf16_reduced_precision_reduction is not None:
-            matmul.allow_bf16_reduced_precision_reduction = allow_bf16_reduced_precision_reduction
+            stack.callback(_set_reductions, *_reductions())
+            _set_reductions(allow_bf16_reduced_precision_reduction)
         yield
-    finally:
-        torch.set_float32_matmul_precision(kept[0])
-        torch.backends.cudnn.allow_tf32 = kept[1]
-        matmul.allow_bf16_reduced_precision_reduction = kept[2]
+
+
+def _allow_tf32_in_cudnn(allowed: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _reductions() -> tuple[bool, bool]:
+    """Return whether bf16 products may round partial sums, and whether they may be split at all."""
+    matmul = torch.backends.cuda.matmul
+    return (
+        matmul.allow_bf16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction_split_k,
+    )
+
+
+def _set_reductions(may_round: bool, may_split: bool = True) -> None:
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (may_round, may_split)

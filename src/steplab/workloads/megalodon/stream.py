@@ -46,6 +46,7 @@ class Stream:
 
     @torch.no_grad()
     def _one(self, token_B1: Tensor) -> Tensor:
+        self.cache.check(token_B1)  # a copy would give one row's token to all
         self.token_B1.copy_(token_B1)
         if self.graph is None:
             self.singles += 1
@@ -59,16 +60,20 @@ class Stream:
     def _capture(self) -> None:
         """Record one step. The cache is left as it was: a warm-up on its own stream moves it."""
         kept = [x.clone() for x in self.cache.tensors]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.model.extend(self.token_B1, self.cache)
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         # Weights that autocast has cast once are freed with its context; the graph casts its own.
         enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         alone = torch.autocast("cuda", dtype, enabled, cache_enabled=False)
-        with alone, torch.cuda.graph(self.graph):
-            self.logits_BV = self.model.extend(self.token_B1, self.cache)
-        for own, old in zip(self.cache.tensors, kept, strict=True):
-            own.copy_(old)
+        # Other threads may use the device meanwhile.
+        recording = torch.cuda.graph(graph, capture_error_mode="thread_local")
+        try:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.model.extend(self.token_B1, self.cache)
+            torch.cuda.current_stream().wait_stream(side)
+            with alone, recording:
+                self.logits_BV = self.model.extend(self.token_B1, self.cache)
+            self.graph = graph
+        finally:
+            for own, old in zip(self.cache.tensors, kept, strict=True):
+                own.copy_(old)
