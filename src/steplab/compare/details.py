@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steplab.compare.axes import axis_value, varying_axes
-from steplab.compare.columns import without_unknown_columns
 from steplab.record import Column, Counters, Run, Samples, Table
 from steplab.record.table import Cell
 
@@ -33,7 +32,7 @@ def phase_table(runs: Sequence[Run]) -> Table | None:
         "kernels of the profiled step"
     )
     table = Table("where the time goes", _columns(runs, columns), tuple(rows), note)
-    return without_unknown_columns(table)
+    return table.without_unknown_columns()
 
 
 def utilisation_table(runs: Sequence[Run]) -> Table | None:
@@ -59,7 +58,7 @@ def utilisation_table(runs: Sequence[Run]) -> Table | None:
         "counters."
     )
     table = Table("how well the device is used", _columns(runs, columns), tuple(rows), note)
-    return without_unknown_columns(table)
+    return table.without_unknown_columns()
 
 
 def compilation_table(runs: Sequence[Run]) -> Table | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from steplab.compare.axes import constants
-from steplab.compare.columns import without_unknown_columns
 from steplab.compare.sides import Side
 from steplab.record import Column, Samples, Table
 from steplab.record.table import Cell
@@ -17,7 +16,7 @@ def sides_table(a: Side, samples_a: Samples, b: Side, samples_b: Samples) -> Tab
         *(Column("tokens/s"), Column("MFU", "%"), Column("peak memory", "GiB")),
     )
     rows = (("A", *_row(a, samples_a)), ("B", *_row(b, samples_b)))
-    return without_unknown_columns(Table("A and B", columns, rows))
+    return Table("A and B", columns, rows).without_unknown_columns()
 
 
 def _row(side: Side, samples: Samples) -> tuple[Cell, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steplab.compare.axes import axis_value, constants, varying_axes
-from steplab.compare.columns import without_unknown_columns
 from steplab.record import Column, Run, Table
 from steplab.record.table import Cell
 
@@ -35,7 +34,8 @@ def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
         ran = [_ran(run)] if several else []
         rows.append((*labels, *_measured(run, "warmup" in axes), *ran, _status(run)))
     full_title = f"{title}: {constants(runs)}" if constants(runs) else title
-    return without_unknown_columns(Table(full_title, tuple(columns), tuple(rows), _note(runs)))
+    table = Table(full_title, tuple(columns), tuple(rows), _note(runs))
+    return table.without_unknown_columns()
 
 
 def _measured(run: Run, with_cv: bool) -> list[Cell]:

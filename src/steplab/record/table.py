@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Cell = str | int | float | bool | None
 
@@ -29,3 +29,9 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+
+    def without_unknown_columns(self) -> Table:
+        """Leave out the columns in which no row knows anything (a CPU has no SM clock)."""
+        kept = [i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows)]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab import units
-from steplab.compare.columns import without_unknown_columns
 from steplab.record import Column, Run, Table
 from steplab.record.table import Cell
 from steplab.report.pages.budget import budget_html
@@ -50,7 +49,7 @@ def _group_html(runs: Sequence[Run]) -> Html:
     names = run_names(runs)
     rows = tuple(_row(name, run) for name, run in zip(names, runs, strict=True))
     budgets = [_budget(name, run) for name, run in zip(names, runs, strict=True)]
-    table = without_unknown_columns(Table("", COLUMNS, rows))
+    table = Table("", COLUMNS, rows).without_unknown_columns()
     return join([step_bars(names, runs), table_html(table), *budgets])
 
 
