@@ -19,9 +19,22 @@ from steplab.spec import RunSpec
 from steplab.techniques.situation import Offer
 from steplab.techniques.technique import Stage, Technique
 from steplab.tune.champion import Champion
+from steplab.tune.view import Blind
 from tests.compare.sides import ENVIRONMENT, run_of
 
 BASE_MS = 100.0
+
+
+class Interrupted(Blind):
+    """Presses Ctrl-C after so many rungs."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def rung(self, rung) -> None:
+        self.after -= 1
+        if self.after == 0:
+            raise KeyboardInterrupt
 
 
 @dataclass

@@ -153,10 +153,3 @@ def test_no_wait_is_counted_twice_nor_longer_than_the_device_still_waits():
     assert ceiling({**both, **graph}, run, known, "time").value == pytest.approx(1.5 + 3.0)
     replayed = profiled(dispatch=0.1)
     assert ceiling(both, replayed, known, "time").value == pytest.approx(1.5 + 0.1)
-
-
-def test_a_step_that_the_profiler_cut_short_is_not_the_typical_one():
-    steps = tuple(StepBudget(n, wall, {}) for n, wall in enumerate((2.3, 4.3)))
-    assert Budget(steps, on_device=True).typical.number == 0
-    assert Budget(steps, on_device=True, unprofiled_ms=4.4).typical.number == 1
-    assert Budget(steps[::-1], on_device=True, unprofiled_ms=2.0).typical.number == 0

@@ -6,22 +6,18 @@ from steplab.record.ladder import Ladder
 from steplab.spec import RunSpec
 from steplab.tune.search import Wish, tune
 from steplab.tune.view import Blind
-from tests.tune.ladders import ENVIRONMENT, NoSpares, Pretended, World, use_shelf, use_world
+from tests.tune.ladders import (
+    ENVIRONMENT,
+    Interrupted,
+    NoSpares,
+    Pretended,
+    World,
+    use_shelf,
+    use_world,
+)
 
 SPEC = RunSpec("gpt", {"context": 128, "width": 64}, "tiny")
 MATMUL, LAUNCH, SMALL = {"kind:matmul": 1.0}, {"term:launch": 1.0}, {"kind:elementwise": 0.01}
-
-
-class Interrupted(Blind):
-    """Presses Ctrl-C after so many rungs."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def rung(self, rung) -> None:
-        self.after -= 1
-        if self.after == 0:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture

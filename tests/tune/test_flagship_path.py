@@ -9,7 +9,7 @@ from steplab.techniques.parse import parse_recipe
 from steplab.tune.search import Wish, tune
 from steplab.tune.state import LadderFolder
 from steplab.tune.view import Blind
-from tests.tune.ladders import FakeScout, NoSpares, World
+from tests.tune.ladders import FakeScout, Interrupted, NoSpares, World
 from tests.tune.pretended_gpu import H200, LINE, SEED, Clock, step_ms, use_gpu
 
 FASTEST = parse_recipe(str(Path(__file__).parents[2] / "recipes" / "flagship.toml"))
@@ -23,18 +23,6 @@ class Listening(Blind):
 
     def say(self, text: str) -> None:
         self.lines.append(text)
-
-
-class Interrupted(Blind):
-    """Presses Ctrl-C after so many rungs."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def rung(self, rung) -> None:
-        self.after -= 1
-        if self.after == 0:
-            raise KeyboardInterrupt
 
 
 class SlowScout(FakeScout):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from steplab.engine.gate.evidence import gather
 from steplab.engine.gate.judge import judge
 from steplab.engine.gate.shapes import references_of
 from steplab.engine.gate.truth import fresh, reference
-from steplab.spec import Recipe
+from steplab.spec import Recipe, RunSpec
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 
@@ -151,3 +152,18 @@ BAD = [
     half_the_batch,
     rounded_too_far,
 ]
+
+
+def own_file(folder: Path, model: str, loss: str = "m(x).square().mean()") -> RunSpec:
+    """Write a model of one's own with inputs `x` of width 8, and return its spec."""
+    path = folder / "own.py"
+    path.write_text(
+        "import torch, steplab\n"
+        "from torch import nn\n"
+        "def factory(width: int = 8):\n"
+        "    def batches(size):\n"
+        "        while True:\n"
+        "            yield torch.randn(size, width)\n"
+        f"    return steplab.Adopted({model}, batches, lambda m, x: {loss})\n"
+    )
+    return RunSpec(f"{path}:factory", {"width": 8})

@@ -8,7 +8,7 @@ from steplab.engine.gate.judge import GROUPS, judge
 from steplab.engine.gate.scout import make_references
 from steplab.engine.gate.shapes import shapes_to_try
 from steplab.errors import MeasurementError
-from steplab.spec import RunSpec
+from tests.engine.gate.planted import own_file
 
 NAN, INF, HUGE = float("nan"), float("inf"), 1e200  # whose square overflows
 
@@ -52,18 +52,8 @@ def test_nor_does_a_peer_and_a_candidate_is_too_far_off(group, value):
 
 @pytest.mark.parametrize("word", ["nan", "inf"])
 def test_a_baseline_without_a_finite_loss_is_refused(tmp_path, word):
-    path = tmp_path / "own.py"
-    path.write_text(
-        "import torch, steplab\n"
-        "from torch import nn\n"
-        "def factory(width: int = 8):\n"
-        "    def batches(size):\n"
-        "        while True:\n"
-        "            yield torch.randn(size, width)\n"
-        f"    loss = lambda m, x: m(x).square().mean() * float('{word}')\n"
-        "    return steplab.Adopted(nn.Linear(width, 1), batches, loss)\n"
-    )
-    shape = shapes_to_try(RunSpec(f"{path}:factory", {"width": 8}))[0]
+    spec = own_file(tmp_path, "nn.Linear(width, 1)", f"m(x).square().mean() * float('{word}')")
+    shape = shapes_to_try(spec)[0]
     with pytest.raises(MeasurementError, match=rf"plain step is {word} in fp64 \(step 0\)"):
         make_references(shape, "fp64", tmp_path)
     assert not list(tmp_path.glob("*.pt"))

@@ -13,6 +13,7 @@ from tests.engine.gate.planted import (
     BAD,
     PLANTED,
     dropped_gradient,
+    own_file,
     plant,
     planted_spec,
     unscaled_init,
@@ -113,18 +114,9 @@ def test_other_batches_are_unverified_and_so_red(tmp_path):
 
 
 def test_dropout_is_off_while_numerics_are_compared(tmp_path):
-    path = tmp_path / "own.py"
-    path.write_text(
-        "import torch, steplab\n"
-        "from torch import nn\n"
-        "def factory(width: int = 8):\n"
-        "    def batches(size):\n"
-        "        while True:\n"
-        "            yield torch.randn(size, width)\n"
-        "    model = nn.Sequential(nn.Linear(width, 8), nn.Dropout(0.3), nn.Linear(8, 1))\n"
-        "    return steplab.Adopted(model, batches, lambda m, x: m(x).square().mean())\n"
+    spec = own_file(
+        tmp_path, "nn.Sequential(nn.Linear(width, 8), nn.Dropout(0.3), nn.Linear(8, 1))"
     )
-    spec = RunSpec(f"{path}:factory", {"width": 8})
     assert dropouts(fresh(spec).model) == []
     assert red(verdicts(spec)) == {}
 
