@@ -13,6 +13,7 @@ NEED_A_GPU = [
     *(
         "experts_kernels",
         "flagship",
+        "hydra_first",
         "hydra_notes",
         "loss_kernels",
         "megalodon_notes",
