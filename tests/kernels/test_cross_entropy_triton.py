@@ -43,6 +43,8 @@ class Interpreted:
             Case(tokens=70, vocabulary=66, dtype=BF16, weight_dtype=torch.float32),
             Case(tokens=20, vocabulary=66, dtype=torch.float16),
             Case(tokens=20, vocabulary=150, size=40.0),
+            Case(tokens=9, vocabulary=600, size=40.0, ignored=0.2),  # two whole tiles and a rest
+            Case(tokens=9, vocabulary=512, dtype=BF16),  # no rest
         ],
         ids=str,
     )

@@ -1,10 +1,11 @@
 """Rows of logits into losses and gradients, in place. A program owns one row.
 
 The first pass reads the row and keeps a running maximum and sum for every lane; the second reads it
-again, from cache, and writes softmax - onehot over it. So memory sees one read and one write.
+again, from cache, and writes softmax - onehot over it. So memory sees one read and one write, and
+what is left to save is instructions: 15 per logit, in both passes together, where a row is whole.
 """
 
-# N columns of one step
+# N columns of one step, K steps at once
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ from steplab.kernels._triton_rounding import narrow
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-# 8 elements per thread: 32 registers, so that two programs of 32 warps share a multiprocessor.
-# Their rows of 50,257 take 27 MB of an H200's 50 MB of cache: a second read need not go to memory.
-COLUMNS = 64 if INTERPRETED else 8192
+# 8 elements of each of 4 steps per thread: 62 registers, so that two programs of 16 warps share a
+# multiprocessor. Their rows of 50,257 take 27 MB of an H200's 50 MB of cache: a second read need not
+# go to memory.
+COLUMNS = 64 if INTERPRETED else 4096
 COLUMNS_PER_WARP = 256
+AT_ONCE = 4  # steps for which a lane's sum is brought to its new maximum once
 TILE = (8, 64) if INTERPRETED else (8, 256)  # rows and columns, where nothing is summed
 
 
@@ -35,7 +38,7 @@ def row_gradient(z, column, top, log_sum, target, factor):
 @triton.jit
 def loss_rows_kernel(
     logits, targets, losses, norms, norm_stride, factor, stride, V, ignore,
-    GRADIENT: tl.constexpr, COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+    GRADIENT: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, UPCAST: tl.constexpr,
 ):
     """Fill loss and norm of a row and, if GRADIENT, write the gradients over its logits.
 
@@ -50,29 +53,42 @@ def loss_rows_kernel(
     own = tl.load(start + target, mask=inside, other=0.0).to(tl.float32)
     top_N = tl.full([COLUMNS], -1e30, tl.float32)  # finite: inf - inf would be NaN
     sum_N = tl.zeros([COLUMNS], tl.float32)
-    for first in tl.range(0, V, COLUMNS):
-        column_N = first + tl.arange(0, COLUMNS)
-        z_N = tl.load(start + column_N, mask=column_N < stride, other=0.0).to(tl.float32)
-        z_N = tl.where(column_N < V, z_N, float("-inf"))
-        # One exponential for both cases: either the maximum stays or the new value becomes it.
-        shrink_N = tl.exp2(-tl.abs(z_N - top_N) * LOG2_E)
-        sum_N = tl.where(z_N > top_N, sum_N * shrink_N + 1.0, sum_N + shrink_N)
-        top_N = tl.maximum(top_N, z_N)
+    column_N = tl.arange(0, COLUMNS)
+    step_KN = tl.arange(0, AT_ONCE)[:, None] * COLUMNS + column_N[None, :]
+    whole = V // (AT_ONCE * COLUMNS) * (AT_ONCE * COLUMNS)
+    for first in tl.range(0, whole, AT_ONCE * COLUMNS):
+        z_KN = tl.load(start + first + step_KN).to(tl.float32)
+        before_N, top_N = top_N, tl.maximum(top_N, tl.max(z_KN, 0))
+        grown_KN = tl.exp2((z_KN - top_N[None, :]) * LOG2_E)
+        sum_N = sum_N * tl.exp2((before_N - top_N) * LOG2_E) + tl.sum(grown_KN, 0)
+    for first in tl.range(whole, V, COLUMNS):
+        z_N = tl.load(start + first + column_N, mask=first + column_N < stride, other=0.0)
+        z_N = tl.where(first + column_N < V, z_N.to(tl.float32), float("-inf"))
+        before_N, top_N = top_N, tl.maximum(top_N, z_N)
+        sum_N *= tl.exp2((before_N - top_N) * LOG2_E)
+        sum_N += tl.exp2((z_N - top_N) * LOG2_E)
     top = tl.max(top_N, 0)
-    log_sum = tl.log2(tl.sum(sum_N * tl.exp2((top_N - top) * LOG2_E), 0)) * LN_2
+    log2_sum = tl.log2(tl.sum(sum_N * tl.exp2((top_N - top) * LOG2_E), 0))
     top = tl.where(inside | (target == ignore), top, float("nan"))
     tl.store(norms + row, top)
-    tl.store(norms + norm_stride + row, log_sum)
-    tl.store(losses + row, tl.where(target == ignore, 0.0, (top - own) + log_sum))
+    tl.store(norms + norm_stride + row, log2_sum * LN_2)
+    tl.store(losses + row, tl.where(target == ignore, 0.0, (top - own) + log2_sum * LN_2))
     if GRADIENT:
+        dtype: tl.constexpr = logits.dtype.element_ty
         scale = tl.where(target == ignore, 0.0, tl.load(factor))
-        for first in tl.range(0, V, COLUMNS):
-            column_N = first + tl.arange(0, COLUMNS)
-            here_N = start + column_N
-            z_N = tl.load(here_N, mask=column_N < stride, other=0.0).to(tl.float32)
-            z_N = row_gradient(z_N, column_N, top, log_sum, target, scale)
-            z_N = narrow(z_N, logits.dtype.element_ty, UPCAST)
-            tl.store(here_N, z_N, mask=column_N < stride)
+        for first in tl.range(0, whole, AT_ONCE * COLUMNS):
+            z_KN = tl.load(start + first + step_KN).to(tl.float32)
+            z_KN = tl.exp2((z_KN - top) * LOG2_E - log2_sum) * scale
+            tl.store(start + first + step_KN, narrow(z_KN, dtype, UPCAST))
+        for first in tl.range(whole, V, COLUMNS):
+            here_N, exists_N = start + first + column_N, first + column_N < stride
+            z_N = tl.load(here_N, mask=exists_N, other=0.0).to(tl.float32)
+            z_N = tl.exp2((z_N - top) * LOG2_E - log2_sum) * scale
+            tl.store(here_N, narrow(z_N, dtype, UPCAST), mask=exists_N)
+        # The one of onehot, once its column has been written as all others.
+        tl.debug_barrier()
+        own = (tl.exp2((own - top) * LOG2_E - log2_sum) - 1.0) * scale
+        tl.store(start + target, narrow(own, dtype, UPCAST), mask=inside)
 
 
 @triton.jit
@@ -119,7 +135,8 @@ def loss(
         loss_rows_kernel[(C,)](
             *(logits_CV, targets_C, losses_C, norms_2C, norms_2C.stride(0), factor),
             *(logits_CV.stride(0), V, ignore),
-            **{"GRADIENT": factor is not None, "COLUMNS": columns, "UPCAST": INTERPRETED},
+            **{"GRADIENT": factor is not None, "COLUMNS": columns, "AT_ONCE": AT_ONCE},
+            UPCAST=INTERPRETED,
             num_warps=max(1, columns // COLUMNS_PER_WARP),
         )
 
