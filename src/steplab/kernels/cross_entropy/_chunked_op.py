@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from steplab.kernels._triton import DTYPES, by_triton
 from steplab.kernels.cross_entropy._by_words import gradients
 from steplab.kernels.cross_entropy._chunked_head import ChunkedHead
 from steplab.kernels.cross_entropy._products import wide
@@ -125,6 +126,10 @@ def scaled(gradient: Tensor, factor: Tensor) -> Tensor:
 
     One kernel and no temporary: as two ops, an fp32 copy of the gradient would live in between.
     """
+    if by_triton(gradient) and gradient.dtype in DTYPES:
+        from steplab.kernels.cross_entropy import _triton_scaled
+
+        return _triton_scaled.scaled(gradient, factor)
     # One element and not none: torch would round a scalar to the dtype of the gradient first.
     return torch.mul(gradient, factor.reshape(1), out=torch.empty_like(gradient))
 

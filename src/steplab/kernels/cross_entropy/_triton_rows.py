@@ -19,8 +19,8 @@ from steplab.kernels._triton_rounding import narrow
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 # 8 elements of each of 4 steps per thread: 62 registers, so that two programs of 16 warps share a
-# multiprocessor. Their rows of 50,257 take 27 MB of an H200's 50 MB of cache: a second read need not
-# go to memory.
+# multiprocessor. Their rows of 50,257 take 27 MB of an H200's 50 MB of cache: a second read need
+# not go to memory.
 COLUMNS = 64 if INTERPRETED else 4096
 COLUMNS_PER_WARP = 256
 AT_ONCE = 4  # steps for which a lane's sum is brought to its new maximum once
