@@ -154,6 +154,9 @@ class FakeScout:
     def reference(self, shape, dtype, timeout):
         return ""
 
+    def cannot_tell(self, shape, dtype, timeout):
+        return ""
+
     def has_dropout(self, spec, timeout):
         return False
 

@@ -7,7 +7,14 @@ from dataclasses import replace
 from steplab.engine.gate.checks import run_checks
 from steplab.engine.gate.opened import Opened
 from steplab.engine.gate.remote import RemoteCandidate, Scout
-from steplab.engine.gate.shapes import TRUTH, GateShape, shapes_to_try, with_batch, without_dropout
+from steplab.engine.gate.shapes import (
+    TRUTH,
+    GateShape,
+    gentler,
+    shapes_to_try,
+    with_batch,
+    without_dropout,
+)
 from steplab.engine.isolate import Progress
 from steplab.errors import MeasurementError, Unsupported
 from steplab.record import Environment
@@ -19,7 +26,8 @@ from steplab.tune.state import LadderFolder
 from steplab.tune.trying import Rules
 from steplab.tune.view import View
 
-LIKELY = "bf16"  # what candidates on a GPU declare sooner or later
+# What candidates declare sooner or later; the first is the quickest to compute.
+LIKELY = {"cuda": ("fp32", "bf16"), "cpu": ("fp32",)}
 
 
 def find_shapes(
@@ -37,10 +45,14 @@ def find_shapes(
         shapes = [shape, with_batch(shape, also_batch)] if also_batch else [shape]
         if scout.has_dropout(shape.spec, timeout):
             shapes = [without_dropout(one) for one in shapes]
+        if _carried_away(scout, shapes[0], timeout, view):
+            shapes = [gentler(one) for one in shapes]
     for shape in shapes:
         problem = scout.reference(shape, TRUTH, timeout)
         if problem:
             raise MeasurementError(f"No speed-up could be verified {shape.words}: {problem}.")
+        for dtype in LIKELY[spec.device]:  # fp64 finds more room before others are alive
+            scout.reference(shape, dtype, timeout)
     folder.save_shapes(shapes)
     return tuple(shapes)
 
@@ -60,6 +72,19 @@ def _first_that_fits(scout: Scout, spec: RunSpec, timeout: float, view: View) ->
     )
 
 
+def _carried_away(scout: Scout, shape: GateShape, timeout: float, view: View) -> bool:
+    """Whether rounding moves the parameters so far from fp64 that anything would pass."""
+    view.stage("computing the references")
+    for dtype in LIKELY[shape.spec.device] if shape.spec.mode == "full" else ():
+        if scout.reference(shape, dtype, timeout):
+            continue
+        blind = scout.cannot_tell(shape, dtype, timeout)
+        if blind:
+            view.say(f"update in {dtype}: {blind}: the gate takes smaller steps")
+            return True
+    return False
+
+
 def start(
     spec: RunSpec,
     environment: Environment,
@@ -76,9 +101,6 @@ def start(
     view.stage("computing the references")
     for shape in rules.shapes if not problem else ():
         problem = problem or scout.reference(shape, dtype, timeout)
-    if spec.device == "cuda":  # will be wanted, and fp64 finds more room before others are alive
-        for shape in rules.shapes:
-            scout.reference(shape, LIKELY, timeout)
     view.stage("starting")
     if problem:
         raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")

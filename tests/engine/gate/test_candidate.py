@@ -88,9 +88,9 @@ def test_the_scout_tells_the_dtype_or_the_reason(tiny_spec):
 def test_references_leave_cores_to_others(tiny_spec, tmp_path, monkeypatch):
     known, seen = scout.reference, []
 
-    def watched(spec, name):
+    def watched(spec, name, rate):
         seen.append(torch.get_num_threads())
-        return known(spec, name)
+        return known(spec, name, rate)
 
     monkeypatch.setattr(scout, "reference", watched)
     before = torch.get_num_threads()

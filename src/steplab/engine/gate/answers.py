@@ -12,7 +12,7 @@ from steplab.spec import RunSpec
 
 
 class GateAnswers:
-    """Requests to a candidate (open, turn, record) and to the scout (reference, look)."""
+    """Requests to a candidate (open, turn, record) and to the scout (all others)."""
 
     candidate: Any = None
 
@@ -55,6 +55,13 @@ class GateAnswers:
 
         shape = decode(GateShape, request["shape"], "shape")
         return make_references(shape, request["dtype"], Path(request["references"]))
+
+    def do_tell(self, request: dict[str, Any]) -> Any:
+        """Tell why even an honest update would not pass by the references, or ""."""
+        from steplab.engine.gate.scout import cannot_tell
+
+        shape = decode(GateShape, request["shape"], "shape")
+        return cannot_tell(shape, request["dtype"], Path(request["references"]))
 
     def do_dropout(self, request: dict[str, Any]) -> Any:
         """Tell whether the model drops something at random."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from steplab.engine.gate.evidence import Evidence, gather
-from steplab.engine.gate.files import load, reference_path
+from steplab.engine.gate.files import load_references
 from steplab.engine.gate.judge import judge
 from steplab.engine.gate.opened import Opened
-from steplab.engine.gate.shapes import TRUTH, GateShape, references_of
+from steplab.engine.gate.shapes import GateShape
 from steplab.engine.gate.syncs import waiting_lines
 from steplab.engine.gate.truth import fresh
 from steplab.engine.loop import Progress, measure, settle, warm_up
@@ -85,7 +85,7 @@ class Candidate:
             spec = replace(shape.spec, recipe=self.spec.recipe)
             progress(f"comparing with fp64 {shape.words}")
             try:
-                self._judge(gather(fresh(spec), spec), shape)
+                self._judge(gather(fresh(spec), spec, shape.rate), shape)
             finally:
                 clean_up()
 
@@ -96,7 +96,7 @@ class Candidate:
             return None
         assert isinstance(subject.step, Step)
         progress("comparing with fp64")
-        evidence = gather(subject.step, self.spec)
+        evidence = gather(subject.step, self.spec, own.rate)
         self._judge(evidence, own)
         return evidence.first_seconds
 
@@ -105,8 +105,7 @@ class Candidate:
 
     def _judge(self, evidence: Evidence, shape: GateShape) -> None:
         """Add checks; stop at wrong numerics."""
-        names = (TRUTH, *references_of(evidence.matmul_dtype))
-        truth, *peers = (load(reference_path(self.references, shape.name, n)) for n in names)
+        truth, *peers = load_references(self.references, shape.name, evidence.matmul_dtype)
         self.checks += judge(evidence, peers, truth, shape.words)
         if not all(check.passed for check in self.checks):
             raise RedGate

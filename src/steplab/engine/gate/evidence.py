@@ -41,11 +41,13 @@ class Evidence:
     first_seconds: float = 0.0
 
 
-def gather(step: Step, spec: RunSpec, doubled: bool = False) -> Evidence:
-    """Run STEPS steps of a freshly assembled step; with `doubled`, its model has been cast to fp64.
+def gather(step: Step, spec: RunSpec, rate: float = 1.0, doubled: bool = False) -> Evidence:
+    """Run STEPS steps of a freshly assembled step, whose learning rate is multiplied by `rate`.
 
-    Random numbers are seeded anew, so that every process draws the same batches.
+    Random numbers are seeded anew, so that every process draws the same batches. With `doubled` the
+    model has been cast to fp64.
     """
+    _slow_down(step, rate)
     torch.manual_seed(spec.seed)
     feed = micro_batches(step, spec)
     batches = [next(feed) for _ in range(STEPS)]
@@ -57,6 +59,15 @@ def gather(step: Step, spec: RunSpec, doubled: bool = False) -> Evidence:
         return _run(step, tree_map(_to_double, batches), groups)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def _slow_down(step: Step, rate: float) -> None:
+    """Not undone: how long a step takes does not depend on its learning rate."""
+    for group in step.optimizer.param_groups if step.optimizer else ():
+        if isinstance(group.get("lr"), Tensor):
+            group["lr"].mul_(rate)
+        elif "lr" in group:
+            group["lr"] *= rate
 
 
 def _run(step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]) -> Evidence:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from steplab.engine.gate.evidence import Evidence
+from steplab.engine.gate.shapes import TRUTH, references_of
 from steplab.store.atomic import disk_errors
 
 
@@ -23,6 +24,12 @@ def save(evidence: Evidence, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(asdict(evidence), draft)
         draft.replace(path)
+
+
+def load_references(folder: Path, shape: str, dtype: str) -> list[Evidence]:
+    """Return the truth, and the peers of what declares `dtype`."""
+    names = (TRUTH, *references_of(dtype))
+    return [load(reference_path(folder, shape, name)) for name in names]
 
 
 def load(path: Path) -> Evidence:

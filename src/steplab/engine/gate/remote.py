@@ -85,9 +85,11 @@ class Scout:
 
     def reference(self, shape: GateShape, dtype: str, timeout: float) -> str:
         """Have one reference written; return why it cannot be had, or ""."""
-        request = {"do": "reference", "shape": encode(shape), "dtype": dtype}
-        request["references"] = str(self.references.resolve())
-        return str(self._ask(request, timeout))
+        return self._ask_of("reference", shape, dtype, timeout)
+
+    def cannot_tell(self, shape: GateShape, dtype: str, timeout: float) -> str:
+        """Return why even an honest update would not pass by the references made; or ""."""
+        return self._ask_of("tell", shape, dtype, timeout)
 
     def has_dropout(self, spec: RunSpec, timeout: float) -> bool:
         """Whether the model drops something at random."""
@@ -105,6 +107,11 @@ class Scout:
     def close(self) -> None:
         """End its process."""
         self.worker.close()
+
+    def _ask_of(self, what: str, shape: GateShape, dtype: str, timeout: float) -> str:
+        request = {"do": what, "shape": encode(shape), "dtype": dtype}
+        request["references"] = str(self.references.resolve())
+        return str(self._ask(request, timeout))
 
     def _ask(self, request: dict[str, Any], timeout: float) -> Any:
         """Return the answer, or how the worker was lost; then the next question finds a new one."""

@@ -16,7 +16,8 @@ import torch
 
 from steplab.engine.assemble import assemble, micro_batches
 from steplab.engine.gate.evidence import Evidence
-from steplab.engine.gate.files import reference_path, save
+from steplab.engine.gate.files import load_references, reference_path, save
+from steplab.engine.gate.judge import judge
 from steplab.engine.gate.shapes import TRUTH, GateShape, references_of
 from steplab.engine.gate.truth import dropouts, reference
 from steplab.engine.trial import clean_up, is_out_of_memory
@@ -51,7 +52,7 @@ def _make(shape: GateShape, dtype: str, folder: Path) -> str:
     if path.exists():
         return ""
     try:
-        evidence = reference(shape.spec, dtype)
+        evidence = reference(shape.spec, dtype, shape.rate)
     except Exception as error:
         if is_out_of_memory(error):
             return f"{dtype} does not fit"
@@ -73,6 +74,16 @@ def _refuse_endless_loss(truth: Evidence) -> None:
                 "can be held against it.",
                 "Check the model, its batches and its learning rate.",
             )
+
+
+def cannot_tell(shape: GateShape, dtype: str, folder: Path) -> str:
+    """Return why the update of an honest step in `dtype` would not pass, or "".
+
+    The references of the shape lie in the folder.
+    """
+    truth, *peers = load_references(folder, shape.name, dtype)
+    checks = judge(replace(peers[-1], matmul_dtype=dtype), peers, truth, "")
+    return next((c.detail for c in checks if c.name == "update" and not c.passed), "")
 
 
 def has_dropout(spec: RunSpec) -> bool:

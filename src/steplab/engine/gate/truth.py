@@ -16,12 +16,13 @@ from steplab.engine.step import Step
 from steplab.spec import PLAIN, RunSpec
 
 
-def reference(spec: RunSpec, name: str) -> Evidence:
+def reference(spec: RunSpec, name: str, rate: float = 1.0) -> Evidence:
     """Return what the plain step of `spec` computes, by one of the names of `references_of`.
 
     "fp64" is the truth and "fp32" the plain step as it is. "bf16-rounded" is the truth with every
     matrix product rounded so: what the precision leaves no choice about. "bf16-autocast" is what
-    torch makes of the plain step in that precision: between products it rounds, too.
+    torch makes of the plain step in that precision: between products it rounds, too. `rate` times
+    the learning rate is taken.
     """
     step = fresh(replace(spec, recipe=PLAIN))
     dtype, _, how = name.partition("-")
@@ -31,8 +32,8 @@ def reference(spec: RunSpec, name: str) -> Evidence:
         step.model.double()
         rounding = RoundedProducts(dtype) if how else contextlib.nullcontext()
         with rounding:
-            return gather(step, spec, doubled=True)
-    return gather(step, spec)
+            return gather(step, spec, rate, doubled=True)
+    return gather(step, spec, rate)
 
 
 def _lower(step: Step, dtype: str) -> None:

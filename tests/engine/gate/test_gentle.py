@@ -1,0 +1,119 @@
+"""Where full steps are chaos the gate takes smaller ones, and tells right from wrong again."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from steplab.engine.gate.candidate import Candidate
+from steplab.engine.gate.evidence import STEPS, gather
+from steplab.engine.gate.scout import cannot_tell, make_references
+from steplab.engine.gate.shapes import GENTLE, gentler, shapes_to_try, with_batch, without_dropout
+from steplab.engine.gate.truth import fresh
+from steplab.spec import RunSpec
+from steplab.techniques.parse import parse_recipe
+from steplab.tune.start import find_shapes
+from steplab.tune.state import LadderFolder
+from steplab.tune.view import Blind
+from tests.engine.gate.planted import PLANTED, every_other_update, plant
+
+DEEP = """
+import torch, steplab
+from torch import nn
+
+def deep(rate: float = 0.1, plain: bool = False):
+    layers = [m for _ in range(10) for m in (nn.Linear(48, 48), nn.Tanh())]
+    rule = torch.optim.SGD if plain else torch.optim.AdamW
+
+    def batches(size):
+        while True:
+            yield torch.randn(size, 48)
+
+    return steplab.Adopted(
+        nn.Sequential(*layers), batches, lambda m, x: (m(x) - x.roll(1, 1)).square().mean(),
+        optimizer=lambda m, **how: rule(m.parameters(), lr=rate, **how),
+    )
+"""
+
+
+@pytest.fixture
+def deep(tmp_path):
+    """Ten layers of tanh whose updates at a rate of 0.1 are chaos, as a spec."""
+    (tmp_path / "own.py").write_text(DEEP)
+
+    def make(recipe="plain", **config):
+        full = {"rate": 0.1, "plain": False, **config}
+        fields = {"batch": 16, "steps": 2, "warmup": 1, "recipe": parse_recipe(recipe)}
+        return RunSpec(f"{tmp_path / 'own.py'}:deep", full, **fields)
+
+    return make
+
+
+class HereScout:
+    """The scout in this process."""
+
+    def __init__(self, references):
+        self.references = references
+
+    def reference(self, shape, dtype, timeout):
+        return make_references(shape, dtype, self.references)
+
+    def cannot_tell(self, shape, dtype, timeout):
+        return cannot_tell(shape, dtype, self.references)
+
+    def has_dropout(self, spec, timeout):
+        return False
+
+
+def found(spec, folder):
+    ladder = LadderFolder(folder)
+    return find_shapes(HereScout(ladder.references), spec, None, ladder, 60, Blind()), ladder
+
+
+def test_full_steps_where_they_tell(deep, tmp_path):
+    (shape,), _ = found(deep(rate=0.01), tmp_path / "ladder")
+    assert shape.rate == 1 and not shape.words
+
+
+def test_smaller_ones_where_they_do_not(deep, tmp_path):
+    (shape,), ladder = found(deep(), tmp_path / "ladder")
+    assert shape.rate == GENTLE and shape.words == "at 1/8 of the learning rate"
+    assert cannot_tell(replace(shape, name="own"), "fp32", ladder.references)
+    assert not cannot_tell(shape, "fp32", ladder.references)
+    assert ladder.load_shapes() == [shape]
+
+
+def test_an_honest_step_passes_and_a_wrong_one_does_not(deep, tmp_path, monkeypatch):
+    (shape,), ladder = found(deep(), tmp_path / "ladder")
+    opened = Candidate(deep("optimizer=foreach"), [shape], ladder.references).open(print)
+    assert opened.run.status == "ok" and opened.run.clock is not None, opened.run.reason
+    assert all(check.passed for check in opened.checks)
+    plant(monkeypatch, every_other_update)
+    wrong = Candidate(replace(deep(), recipe=PLANTED), [shape], ladder.references).open(print)
+    assert wrong.run.clock is None
+    red = [check.name for check in wrong.checks if not check.passed]
+    assert "update at 1/8 of the learning rate" in red
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_the_rate_is_multiplied_once(deep, as_tensor):
+    """Plain descent moves by the rate times the sum of gradients, almost the same ones here."""
+    moved = []
+    for rate in (1.0, 0.5):
+        step = fresh(deep(rate=1e-6, plain=True))
+        if as_tensor:
+            for group in step.optimizer.param_groups:
+                group["lr"] = torch.tensor(group["lr"], dtype=torch.float64)
+        step.model.double()
+        evidence = gather(step, deep(), rate, doubled=True)
+        assert len(evidence.groups["loss"]) == STEPS
+        moved.append(torch.cat(list(evidence.groups["update"].values())))
+    torch.testing.assert_close(moved[1], moved[0] / 2, rtol=1e-3, atol=1e-12)
+
+
+def test_a_shape_keeps_its_rate_and_all_its_words(deep):
+    own, single = shapes_to_try(deep())
+    both = gentler(without_dropout(single))
+    assert both.words == "at batch 1, without dropout, at 1/8 of the learning rate"
+    assert with_batch(gentler(own), 3).rate == GENTLE
+    assert len({shape.name for shape in (own, single, gentler(own), both)}) == 4
