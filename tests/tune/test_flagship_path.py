@@ -34,7 +34,9 @@ class SlowScout(FakeScout):
         self.made = set()
 
     def reference(self, shape, dtype, timeout):
-        self.clock.now += {"fp64": 4.0, "fp32": 2.0}.get(dtype, 6.0) if dtype not in self.made else 0.0
+        self.clock.now += (
+            {"fp64": 4.0, "fp32": 2.0}.get(dtype, 6.0) if dtype not in self.made else 0.0
+        )
         self.made.add(dtype)
         return ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from steplab.codec import decode
 from steplab.errors import Unsupported, UserError
@@ -73,7 +73,7 @@ class Compile(Technique):
         if chosen.backend == "inductor":
             options["mode"] = chosen.mode
         for module in targets:
-            module.compile(backend=chosen.backend, **options)
+            compile_module(module, backend=chosen.backend, **options)
         if chosen.optimizer:
             parts.wrap_optimizer_step = lambda step: torch.compile(step, backend=chosen.backend)
         # The first step compiles forward and backward; the second shows whether it was enough.
@@ -125,6 +125,23 @@ class Compile(Technique):
             skips = run.compilation.cudagraph_skips
             return f"compile.mode={mode} was asked for, but CUDA graphs were skipped {skips} times"
         return ""
+
+
+def compile_module(module: nn.Module, **options: Any) -> None:
+    """Compile a module in place, also one of torch's own classes.
+
+    Dynamo traces no frame of torch's own files, so `nn.Sequential(...).compile()` compiles nothing
+    (torch 2.11 is silent about it). A function of another file is traced, and all that it calls.
+    """
+    import torch
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    if type(module).forward.__module__.startswith("torch."):
+        module._compiled_call_impl = torch.compile(call, **options)
+    else:
+        module.compile(**options)
 
 
 def repeated_blocks(model: nn.Module, instead: str = "Use compile=whole.") -> list[nn.Module]:
