@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from time import perf_counter
 
 import pytest
@@ -94,4 +95,12 @@ def test_gpu_the_sweep(tmp_path):
             kinds = {event["name"]: event.get("cat") for event in events if "name" in event}
             assert f"EMA_{name}_L40" in kinds and "kernel" in kinds.values()
         table = (folder / "reports" / "key_averages_cuda_time.txt").read_text()
-        assert "Self CUDA" in table and "BACKWARD" in table
+        assert "Self CUDA" in table
+        rows = [line.split() for line in table.splitlines()]
+        device_ms = {row[0]: float(row[2]) for row in rows if len(row) == 4 and "." in row[2]}
+        assert {"FORWARD", "BACKWARD", "OPTIMIZER"} <= {
+            name for name, ms in device_ms.items() if ms
+        }
+        shares = [re.findall(r"([\d.]+)%", line) for line in table.splitlines()]
+        own = [float(percents[2]) for percents in shares if len(percents) == 3]
+        assert own and 0 < max(own) <= 100, "no range is counted as work of the device"

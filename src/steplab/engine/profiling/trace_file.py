@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch.profiler import profile
 
+from steplab.engine.profiling.averages import Averages
 from steplab.store.atomic import disk_errors
 
 # Of a trace of 700 kB, level 6 makes 49 kB in 4 ms, level 9 (the default) 44 kB in 18 ms.
@@ -29,8 +30,8 @@ def write_trace(profiler: profile, path: Path) -> None:
 
 
 def write_averages(profiler: profile, path: Path, on_cuda: bool) -> None:
-    """Write torch's own table of operators, the most device (or CPU) time of its own first."""
+    """Write ranges and torch's table of operators, the most own device (or CPU) time first."""
     order = "self_device_time_total" if on_cuda else "self_cpu_time_total"
-    text = profiler.key_averages().table(sort_by=order, row_limit=KEPT_ROWS)
+    text = Averages(profiler.events()).text(order, KEPT_ROWS)
     with disk_errors(path.parent):
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(text, encoding="utf-8")

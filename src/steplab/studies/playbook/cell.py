@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from steplab.engine.assemble import assemble, find_device, micro_batches
+from steplab.engine.profiling.averages import Averages
 from steplab.engine.profiling.plan import Plan
 from steplab.engine.step import Step, unwatched
 from steplab.engine.trial import is_out_of_memory
@@ -148,7 +149,7 @@ def _trace(step: Step, batches: Any, cell: Cell, plan: Plan, on_cuda: bool) -> N
                 torch.cuda.synchronize()
             profiler.step()
     step.watch = unwatched
-    averages = profiler.key_averages()
+    averages = Averages(profiler.events())
     kind = "device" if on_cuda else "cpu"
     tables = {
         "key_averages_cuda_time.txt": f"self_{kind}_time_total",
@@ -157,8 +158,7 @@ def _trace(step: Step, batches: Any, cell: Cell, plan: Plan, on_cuda: bool) -> N
     if infers:
         tables = {"key_averages.txt": f"self_{kind}_time_total"}
     for name, order in tables.items():
-        text = averages.table(sort_by=order, row_limit=ROWS)
-        (cell.folder / "reports" / name).write_text(text + "\n", encoding="utf-8")
+        (cell.folder / "reports" / name).write_text(averages.text(order, ROWS), encoding="utf-8")
 
 
 def _reports(cell: Cell, infers: bool, mean_ms: float, peak: float | None) -> None:
