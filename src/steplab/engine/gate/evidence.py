@@ -16,6 +16,7 @@ from steplab.engine.assemble import micro_batches
 from steplab.engine.gate.sketch import sketch
 from steplab.engine.step import Step
 from steplab.errors import MeasurementError
+from steplab.modules.one_pass_adamw import MASTER
 from steplab.spec import RunSpec
 
 # Steps that are compared. A whole-step graph runs three of them plainly, captures in the next and
@@ -35,7 +36,7 @@ class Evidence:
     """
 
     groups: Mapping[str, Mapping[str, Tensor]]
-    roundoff: Mapping[str, float]  # of each parameter's dtype
+    roundoff: Mapping[str, float]  # of each parameter's dtype, or of what it is a copy of
     matmul_dtype: str  # as declared by the techniques
     terms: int  # numbers in the largest tensor of a micro-batch: how long a sum may get
     first_seconds: float = 0.0
@@ -71,16 +72,17 @@ def _slow_down(step: Step, rate: float) -> None:
 
 
 def _run(step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]) -> Evidence:
-    weights = groups["weights"] = _parameters(step.model)
+    weights = groups["weights"] = _parameters(step)
     start = perf_counter()
     groups["outputs"] = _predictions(step, batches[0][0])
     seconds = perf_counter() - start
     if step.mode != "infer":
         seconds = _train(step, batches, groups)
     if step.mode == "full":
-        moved = _parameters(step.model)
+        moved = _parameters(step)
         groups["update"] = {name: moved[name] - weights[name] for name in weights}
-    roundoff = {name: torch.finfo(p.dtype).eps / 2 for name, p in step.model.named_parameters()}
+    exact = {name: _exact(step, p) for name, p in step.model.named_parameters()}
+    roundoff = {name: torch.finfo(weight.dtype).eps / 2 for name, weight in exact.items()}
     terms = max((x.numel() for x in tree_leaves(batches[0]) if isinstance(x, Tensor)), default=1)
     return Evidence(groups, roundoff, step.parts.matmul_dtype, terms, seconds)
 
@@ -163,8 +165,18 @@ def _all(batch: Any) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
-def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    return {name: sketch(p) for name, p in model.named_parameters()}
+def _parameters(step: Step) -> dict[str, Tensor]:
+    return {name: sketch(_exact(step, p)) for name, p in step.model.named_parameters()}
+
+
+def _exact(step: Step, p: nn.Parameter) -> Tensor:
+    """Return the weights of which a parameter is the rounded copy, if it is; else itself.
+
+    In bf16 alone small updates cannot be told from rounding.
+    """
+    kept = step.optimizer.state.get(p, {}) if step.optimizer else {}
+    master = kept.get(MASTER)
+    return master if master is not None and torch.equal(master.to(p.dtype), p) else p
 
 
 def _to_double(leaf: Any) -> Any:
