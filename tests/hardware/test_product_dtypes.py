@@ -1,5 +1,7 @@
 """The dtype of the products: by the traced ops, else by the kernels' names."""
 
+from dataclasses import replace
+
 from steplab.hardware.product_dtypes import most_products, product_dtypes
 from steplab.record import Ran
 
@@ -12,6 +14,15 @@ def test_ops_tell_before_kernels():
     assert product_dtypes(mixed) == {"fp32": 4, "bf16": 219}
     assert product_dtypes(Ran(matmul_dtypes={"float": 4}, matmul_precision="high")) == {"tf32": 4}
     assert product_dtypes(Ran(kernels={NVJET: 5, "triton_poi_fused_gelu_0": 9})) == {"bf16": 5}
+
+
+def test_what_a_graph_replays_is_told_by_its_kernels():
+    """Inductor's graphs hold all products but those of what it did not compile."""
+    outside = Ran(matmul_dtypes={"float": 4, "c10::BFloat16": 3}, kernels={NVJET: 216})
+    assert product_dtypes(outside) == {"fp32": 4, "bf16": 3}
+    assert product_dtypes(replace(outside, graph_launches=24)) == {"bf16": 216}
+    captured = Ran(matmul_dtypes={"c10::BFloat16": 219}, kernels={"sgemm": 9}, graph_launches=1)
+    assert product_dtypes(captured) == {"bf16": 219}
 
 
 def test_a_model_may_multiply_in_another_dtype_than_the_recipe_says():

@@ -138,6 +138,15 @@ def test_what_auto_has_passed_over_comes_after_all_that_compiles(climb, monkeypa
     assert any(order) or any(label.startswith("impl.attention=") for label in ladder.left)
 
 
+def test_what_takes_long_to_try_is_not_begun_where_it_cannot_end(climb):
+    """Tuning every product takes minutes; a timeout would spend them for nothing."""
+    tuned = "compile.mode=max-autotune-no-cudagraphs"
+    short, _ = climb(SEED, minutes=4)
+    assert tuned in short.left and tuned not in [rung.label for rung in short.rungs]
+    enough, _ = climb(SEED, minutes=12)
+    assert tuned in [rung.label for rung in enough.rungs]
+
+
 def test_the_time_of_an_op_is_that_of_the_recipe_that_told_it_last(climb):
     """Attention took 150 ms in the first design and 51 ms since `auto`; compiled blocks are mum."""
     ladder, _ = climb(SEED, minutes=8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from steplab.hardware.kernel_names import matmul_class
 from steplab.record import Ran
 
@@ -12,21 +14,22 @@ _TRACED = {"c10::BFloat16": "bf16", "c10::Half": "fp16"}
 def product_dtypes(ran: Ran | None) -> dict[str, int]:
     """Return calls of matrix products by fp32, tf32, bf16, fp16: by op, else by kernel name.
 
+    A replayed graph dispatches no op: where its kernels name more products than ops do, they count.
     An fp32 op may use TF32 units; which, only the kernel's name or the setting tells.
     """
     if ran is None:
         return {}
-    seen: dict[str, int] = {}
+    by_op: Counter[str] = Counter()
     ours = {**_TRACED, "float": "tf32" if ran.matmul_precision != "highest" else "fp32"}
     for traced, calls in ran.matmul_dtypes.items():
-        name = ours.get(traced, traced)
-        seen[name] = seen.get(name, 0) + calls
-    if not seen:
-        for kernel, launches in ran.kernels.items():
-            dtype = matmul_class(kernel)
-            if dtype:
-                seen[dtype] = seen.get(dtype, 0) + launches
-    return seen
+        by_op[ours.get(traced, traced)] += calls
+    by_kernel: Counter[str] = Counter()
+    for kernel, launches in ran.kernels.items():
+        dtype = matmul_class(kernel)
+        if dtype:
+            by_kernel[dtype] += launches
+    hidden = bool(ran.graph_launches) and by_kernel.total() > by_op.total()
+    return dict(by_kernel if hidden else by_op or by_kernel)
 
 
 def most_products(ran: Ran | None, declared: str) -> str:

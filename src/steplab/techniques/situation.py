@@ -34,6 +34,7 @@ class Offer:
     # Of two offers with equal ceilings the likelier is tried first: below 1 for one that somebody
     # who has measured both would not choose.
     odds: float = 1.0
+    trouble: float = 1.0  # times as long to try as usual: begun only where there is time for it
     along: Mapping[str, Settings] = field(default_factory=dict)  # other techniques that it needs
     refusal: str = ""  # why it cannot be tried on the step as it is
 

@@ -35,11 +35,12 @@ def choose(
     waits: tuple[str, ...],
     known: Mapping[str, float],
     ladder: Ladder,
-    in_time: Callable[[Recipe], bool],
+    in_time: Callable[[Recipe, float], bool],
 ) -> Choice:
     """Return what to try on top of the recipe of `run`, whose host `waits` in these lines.
 
-    `known` has ms of parts of the step that the Run does not tell.
+    `known` has ms of parts of the step that the Run does not tell; `in_time` tells whether there is
+    time for a recipe that takes so many times as long to try as usual.
     """
     here = run.spec.recipe
     failed = frozenset(r.label for r in ladder.rungs if r.outcome == "failed" and r.below == here)
@@ -47,7 +48,7 @@ def choose(
     found = proposals(Situation(run, ladder.objective, impls, first, waits, failed), known)
     reasons = [(proposal, _against(proposal)) for proposal in found]
     open_ones = [p for p, reason in reasons if not reason and not _is_done(p, run, ladder)]
-    ready = [proposal for proposal in open_ones if in_time(proposal.recipe)]
+    ready = [proposal for proposal in open_ones if in_time(proposal.recipe, proposal.trouble)]
     late = [proposal for proposal in open_ones if proposal not in ready]
     not_worth = tuple((proposal, reason) for proposal, reason in reasons if reason)
     lost = Counter(_subject(rung) for rung in ladder.rungs if rung.outcome != "kept")

@@ -253,12 +253,12 @@ class Climb:
             others = tuple(u for u in self.ladder.untried if u.label != offer.label)
             self._save(replace(self.ladder, untried=(*others, offer)))
 
-    def _in_time(self, recipe: Recipe) -> bool:
+    def _in_time(self, recipe: Recipe, trouble: float = 1.0) -> bool:
         """Whether there is time for one more candidate, and for the last turns."""
         both_ms = step_ms(self.baseline.run) + step_ms(self.champion.run)
         last = FINAL_SECONDS + FINAL_STEPS * both_ms / 1e3
         last = min(last, FINAL_SHARE * self.clock.seconds)
-        return self.clock.left - last >= self.clock.expected(is_slow(recipe))
+        return self.clock.left - last >= trouble * self.clock.expected(is_slow(recipe))
 
     def _save(self, ladder: Ladder) -> None:
         self.ladder = replace(ladder, seconds=self.clock.total)

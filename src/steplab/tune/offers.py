@@ -32,6 +32,7 @@ class Proposal:
     ceiling: Ceiling | None
     clash: str = ""  # why the recipe cannot be
     odds: float = 1.0
+    trouble: float = 1.0
     along: tuple[str, ...] = ()  # other techniques that had to change too
 
     @property
@@ -70,7 +71,7 @@ def _proposal(name: str, offer: Offer, now: Situation, known: Mapping[str, float
     limit = ceiling(offer.relief, now.run, known, now.objective)
     along = tuple(other for other in offer.along if before.get(other) != changed[other])
     clash = offer.refusal or conflict(recipe)
-    return Proposal(name, change, recipe, limit, clash, offer.odds, along)
+    return Proposal(name, change, recipe, limit, clash, offer.odds, offer.trouble, along)
 
 
 def impls_of(run: Run) -> dict[str, str]:
