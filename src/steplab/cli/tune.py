@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
+from steplab.cli.again import bench_command
 from steplab.cli.command import Command
 from steplab.cli.flags import (
     add_config_flags,
@@ -170,7 +171,7 @@ def show(ladder: Ladder, files: Files) -> None:
     print(f"report  {files.report}")
     if files.recipe is not None:
         print(f"recipe  {files.recipe}")
-        print(f"  steplab bench step {ladder.spec.workload} --mode full --recipe {files.recipe}")
+        print(f"  {bench_command(ladder.spec, files.recipe)}")
 
 
 COMMAND = Command("try techniques one by one, prove each, keep what wins", _flags, _run)

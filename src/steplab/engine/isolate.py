@@ -116,7 +116,7 @@ class Worker:
         while b"\n" not in self.pending:
             left = deadline - monotonic()
             if left <= 0 or not self.selector.select(left):
-                raise WorkerLost("timeout", f"no answer within {timeout:g} s")
+                raise WorkerLost("timeout", f"no answer within {timeout:.3g} s")
             chunk = self.process.stdout.read()
             if chunk == b"":
                 raise WorkerLost("crashed", self._death())

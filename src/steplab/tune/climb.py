@@ -82,7 +82,8 @@ class Climb:
             if choice.best is None:
                 said = f"nothing is left that could gain {units.percent(WORTH)}"
                 if choice.late:
-                    said = f"the budget of {self.clock.seconds / 60:g} minutes is spent"
+                    minutes = self.clock.seconds / 60
+                    said = f"the budget of {minutes:g} minute{'s' * (minutes != 1)} is spent"
                 self._save(replace(self.ladder, stopped=said, left=choice.late))
                 return
             self._try(choice.best)
