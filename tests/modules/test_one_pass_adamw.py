@@ -73,6 +73,16 @@ def test_the_first_bias_corrections_are_exact():
     assert p.item() == pytest.approx(-1e-3, rel=1e-6)
 
 
+def test_a_rate_that_is_set_to_a_number_is_taken():
+    p = nn.Parameter(torch.tensor([0.0]))
+    optimizer = OnePassAdamW([p], lr=1.0, weight_decay=0.0)
+    optimizer.param_groups[0]["lr"] = 1e-3
+    p.grad = torch.tensor([0.5])
+    optimizer.step()
+    assert p.item() == pytest.approx(-1e-3, rel=1e-6)
+    assert isinstance(optimizer.param_groups[0]["lr"], torch.Tensor)
+
+
 @pytest.mark.parametrize("kind", ["lambda", "cosine", "by hand"])
 def test_schedules_work_as_with_torch(kind):
     found = []

@@ -73,6 +73,8 @@ class OnePassAdamW(torch.optim.Optimizer):
         if params:
             torch._foreach_add_([self._state(p)["step"] for p in params], 1)
         for group in self.param_groups:
+            if not isinstance(group["lr"], Tensor):  # somebody set it by hand
+                _place_rate(group)
             beta1, beta2 = group["betas"]
             rule = adamw_op.Rule(beta1, beta2, group["eps"], group["weight_decay"])
             for p in group["params"]:
