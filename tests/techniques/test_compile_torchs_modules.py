@@ -24,6 +24,29 @@ def factory(width: int = 8):
     return steplab.Adopted(model, batches, lambda m, x: m(x).square().mean())
 """
 
+STAGES = """
+import torch, steplab
+from torch import nn
+
+class Stages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        pairs = zip(range(8, 20), range(9, 21))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(*p), nn.Tanh()) for p in pairs)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+def stages():
+    def batches(size):
+        while True:
+            yield torch.randn(size, 8)
+
+    return steplab.Adopted(Stages(), batches, lambda m, x: m(x).square().mean())
+"""
+
 
 @pytest.mark.parametrize("scope", ["whole", "blocks"])
 def test_of_a_model_made_of_them(tmp_path, scope):
@@ -57,3 +80,21 @@ def test_equal_blocks_share_a_graph_and_compute_the_same():
         torch.testing.assert_close(found, true)
     assert counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()
+
+
+def test_blocks_that_are_all_different(tmp_path):
+    """Twelve graphs of one function: dynamo would stop at eight."""
+    path = tmp_path / "own.py"
+    path.write_text(STAGES)
+    recipe = parse_recipe("compile=blocks,compile.backend=aot_eager")
+    run = trial(RunSpec(f"{path}:stages", {}, batch=2, steps=2, warmup=1, recipe=recipe))
+    assert run.status == "ok", run.reason
+    assert run.compilation.graphs >= 12 and not run.compilation.breaks
+
+
+def test_what_is_generated_or_scripted_is_left_to_torch():
+    x = torch.randn(3, 8)
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    expected = traced(x)
+    compile_module(traced, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(traced(x), expected)

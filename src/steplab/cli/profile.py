@@ -209,7 +209,7 @@ def _files(run: Run) -> Iterator[tuple[str, str]]:
         yield name, "trace for https://ui.perfetto.dev"
     if run.profile.detail:
         yield run.profile.detail, "one step with stacks, shapes, modules and memory, likewise"
-    yield AVERAGES, "torch's own table of operators"
+    yield AVERAGES, "time of every range, and torch's table of operators"
 
 
 COMMAND = Command("record a step: time budget, kernels per phase, memory, traces", _flags, _run)

@@ -15,5 +15,5 @@ def narrow(x, dtype: tl.constexpr, UPCAST: tl.constexpr):
     """
     if UPCAST and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
-        x = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
     return x.to(dtype)

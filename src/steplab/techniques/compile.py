@@ -64,6 +64,7 @@ class Compile(Technique):
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
         """Compile in place; names of parameters stay as they are."""
         import torch
+        import torch._dynamo
 
         chosen: CompileSettings = decode(CompileSettings, dict(settings), "compile")
         if chosen.mode == "reduce-overhead" and parts.device.type != "cuda":
@@ -75,6 +76,10 @@ class Compile(Technique):
         options: dict[str, object] = {"fullgraph": chosen.fullgraph, "dynamic": False}
         if chosen.backend == "inductor":
             options["mode"] = chosen.mode
+        # Blocks may be all different, and the first one's input needs no gradient: dynamo counts
+        # graphs by the function that is compiled, and stops at 8.
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, 2 * len(targets))
         for module in targets:
             compile_module(module, backend=chosen.backend, **options)
         if chosen.optimizer:
@@ -138,11 +143,13 @@ def compile_module(module: nn.Module, **options: Any) -> None:
     """
     import torch
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def torchs_module(*args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
 
-    if type(module).forward.__module__.startswith("torch."):
-        module._compiled_call_impl = torch.compile(call, **options)
+    # Generated ones (fx) name no file, and those of torch.jit refuse in their own words.
+    file = type(module).forward.__module__ or ""
+    if file.startswith("torch.") and not isinstance(module, torch.jit.ScriptModule):
+        module._compiled_call_impl = torch.compile(torchs_module, **options)
     else:
         module.compile(**options)
 

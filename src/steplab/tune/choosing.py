@@ -57,7 +57,8 @@ def choose(
         """Half for every offer that set the same thing otherwise and did not win."""
         return proposal.promise / 2 ** lost[_subject(proposal)]
 
-    best, missed = max(ready, key=promise, default=None), max(map(promise, late), default=0.0)
+    best = max(ready, key=promise, default=None)
+    missed = max((promise(proposal) / proposal.trouble for proposal in late), default=0.0)
     if best is not None and promise(best) < FAR_LESS * missed:
         best, late = None, open_ones
     return Choice(best, not_worth, tuple(proposal.key for proposal in late))

@@ -14,8 +14,9 @@ from steplab.store import Store
 from steplab.techniques.situation import Objective, where
 from steplab.tune.climb import Climb
 from steplab.tune.clock import SearchClock
+from steplab.tune.gate_shapes import find_shapes
 from steplab.tune.offers import impls_of, is_slow
-from steplab.tune.start import find_shapes, start
+from steplab.tune.start import start
 from steplab.tune.state import LadderFolder, open_ladder
 from steplab.tune.stopwatch import Stopwatch, added
 from steplab.tune.trying import Rules

@@ -12,7 +12,7 @@ from steplab.engine.gate.shapes import GENTLE, gentler, shapes_to_try, with_batc
 from steplab.engine.gate.truth import fresh
 from steplab.spec import RunSpec
 from steplab.techniques.parse import parse_recipe
-from steplab.tune.start import find_shapes
+from steplab.tune.gate_shapes import find_shapes
 from steplab.tune.state import LadderFolder
 from steplab.tune.view import Blind
 from tests.engine.gate.planted import PLANTED, every_other_update, plant
@@ -65,9 +65,19 @@ class HereScout:
         return False
 
 
-def found(spec, folder):
-    ladder = LadderFolder(folder)
-    return find_shapes(HereScout(ladder.references), spec, None, ladder, 60, Blind()), ladder
+class Listening(Blind):
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+
+def found(spec, folder, also_batch=None, view=None):
+    ladder, scout = LadderFolder(folder), HereScout(folder / "references")
+    return find_shapes(scout, spec, also_batch, ladder, 60, view or Blind()), ladder
 
 
 def test_full_steps_where_they_tell(deep, tmp_path):
@@ -95,15 +105,34 @@ def test_an_honest_step_passes_and_a_wrong_one_does_not(deep, tmp_path, monkeypa
     assert "update at 1/8 of the learning rate" in red
 
 
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_the_rate_is_multiplied_once(deep, as_tensor):
+def test_every_shape_is_asked(deep, tmp_path, monkeypatch):
+    """In fp32 two sequences tell where 64 do not."""
+    monkeypatch.setattr("steplab.tune.gate_shapes.LIKELY", ("fp32",))
+    spec = replace(deep(rate=0.05), batch=2)
+    (alone,), _ = found(spec, tmp_path / "alone")
+    both, _ = found(spec, tmp_path / "both", also_batch=64)
+    assert alone.rate == 1 and [shape.rate for shape in both] == [GENTLE, GENTLE]
+    assert both[1].words == "at batch 64, at 1/8 of the learning rate"
+
+
+def test_where_smaller_steps_do_not_help_the_full_ones_stay(deep, tmp_path, monkeypatch):
+    monkeypatch.setattr("steplab.engine.gate.evidence._slow_down", lambda step, rate: None)
+    told = Listening()
+    (shape,), _ = found(deep(), tmp_path / "ladder", view=told)
+    assert shape.rate == 1 and all(line.endswith("also after smaller steps") for line in told.lines)
+
+
+@pytest.mark.parametrize("kind", ["number", "tensor", "shared tensor"])
+def test_the_rate_is_multiplied_once(deep, kind):
     """Plain descent moves by the rate times the sum of gradients, almost the same ones here."""
-    moved = []
+    moved, shared = [], torch.tensor(1e-6, dtype=torch.float64)
     for rate in (1.0, 0.5):
         step = fresh(deep(rate=1e-6, plain=True))
-        if as_tensor:
-            for group in step.optimizer.param_groups:
-                group["lr"] = torch.tensor(group["lr"], dtype=torch.float64)
+        groups = step.optimizer.param_groups
+        half = {**groups[0], "params": groups[0]["params"][10:]}
+        groups[:] = [{**groups[0], "params": groups[0]["params"][:10]}, half]
+        for group in groups if kind != "number" else ():
+            group["lr"] = shared if kind == "shared tensor" else shared.clone()
         step.model.double()
         evidence = gather(step, deep(), rate, doubled=True)
         assert len(evidence.groups["loss"]) == STEPS

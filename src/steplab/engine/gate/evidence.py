@@ -63,12 +63,10 @@ def gather(step: Step, spec: RunSpec, rate: float = 1.0, doubled: bool = False) 
 
 
 def _slow_down(step: Step, rate: float) -> None:
-    """Not undone: how long a step takes does not depend on its learning rate."""
+    """Multiply the learning rates; not undone: the time of a step does not depend on them."""
     for group in step.optimizer.param_groups if step.optimizer else ():
-        if isinstance(group.get("lr"), Tensor):
-            group["lr"].mul_(rate)
-        elif "lr" in group:
-            group["lr"] *= rate
+        if "lr" in group:
+            group["lr"] = group["lr"] * rate  # not in place: groups may share a tensor
 
 
 def _run(step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]) -> Evidence:

@@ -126,7 +126,7 @@ def scaled(gradient: Tensor, factor: Tensor) -> Tensor:
 
     One kernel and no temporary: as two ops, an fp32 copy of the gradient would live in between.
     """
-    if by_triton(gradient) and gradient.dtype in DTYPES:
+    if by_triton(gradient) and gradient.dtype in DTYPES and gradient.is_contiguous():
         from steplab.kernels.cross_entropy import _triton_scaled
 
         return _triton_scaled.scaled(gradient, factor)
