@@ -14,7 +14,14 @@ from steplab.report.pages import write_ladder_page
 from steplab.spec import PLAIN, Recipe, RunSpec
 from steplab.store import Store
 from steplab.techniques.parse import parse_recipe, read_recipe_file
-from steplab.tune.impact import gate_table, impact_table, reasons_table, total_line, untried_table
+from steplab.tune.impact import (
+    gate_table,
+    impact_table,
+    interval,
+    reasons_table,
+    total_line,
+    untried_table,
+)
 from steplab.tune.recipe_file import write_recipe
 from steplab.tune.state import LadderFolder, open_ladder
 from tests.compare.sides import ENVIRONMENT, run_of
@@ -155,3 +162,8 @@ def test_only_an_unfinished_ladder_of_the_same_step_and_gate_is_taken_up(tmp_pat
         assert opened(**other)[1].id != first.id, other
     folder.save(replace(first, finished=True))
     assert opened()[1].id != first.id
+
+
+def test_an_interval_of_any_width_is_not_spelt_out():
+    assert interval(Change(-0.5, -0.6, -0.4, 0.95, None)) == "1.67 to 2.50"
+    assert interval(Change(-0.5, -1 + 1e-6, 400.0, 0.95, None)) == "0.00 to more than 100"

@@ -45,12 +45,14 @@ class WorkerLost(Exception):
 class Worker:
     """A child process that assembles and measures steps."""
 
+    program = "steplab.engine.worker"  # the module that it runs
+
     def __init__(self) -> None:
         self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed below
         # A session of its own: Ctrl-C reaches the parent alone, which then ends the worker.
         self.process = subprocess.Popen(
             # -P: a queue.py in the working directory must not be taken for the library's.
-            [sys.executable, "-P", "-m", "steplab.engine.worker"],
+            [sys.executable, "-P", "-m", self.program],
             env={**os.environ, "PYTHONPATH": _import_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

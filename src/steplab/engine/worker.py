@@ -20,13 +20,13 @@ from steplab.errors import SteplabError
 from steplab.spec import RunSpec
 
 
-def main() -> None:
+def serve(kind: type[Answers]) -> None:
     """Answer requests until stdin ends."""
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-    answers = Answers(channel)
+    answers = kind(channel)
     while True:
         answers.answer(requests.get())
 
@@ -106,4 +106,4 @@ def _spec(request: dict[str, Any]) -> RunSpec:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Answers)

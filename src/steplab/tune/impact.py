@@ -9,6 +9,7 @@ from steplab.record.ladder import Ladder, Rung
 from steplab.record.table import Cell
 
 GIB = 2**30
+MOST_TOLD = 100.0  # a factor of speed
 
 
 def impact_table(ladder: Ladder) -> Table:
@@ -57,7 +58,12 @@ def speed_up(change: Change) -> str:
 
 def interval(change: Change) -> str:
     """The interval of the factor, from the slow end to the fast one."""
-    return f"{1 / (1 + change.high):.2f} to {1 / (1 + change.low):.2f}"
+    return f"{_bounded(1 / (1 + change.high))} to {_bounded(1 / (1 + change.low))}"
+
+
+def _bounded(factor: float) -> str:
+    """Three rounds that have little in common leave an interval of any width."""
+    return f"more than {MOST_TOLD:g}" if factor > MOST_TOLD else f"{factor:.2f}"
 
 
 def _row(rung: Rung, objective: str) -> tuple[Cell, ...]:

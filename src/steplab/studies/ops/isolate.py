@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import selectors
-import subprocess
-import sys
-import tempfile
 from dataclasses import replace
 
 from steplab.codec import decode, encode
-from steplab.engine.isolate import (
-    Isolation,
-    Progress,
-    Worker,
-    WorkerLost,
-    _import_path,
-    silent,
-)
+from steplab.engine.isolate import Isolation, Progress, Worker, WorkerLost, silent
 from steplab.errors import MeasurementError
 from steplab.record import Environment, Run, new_run_id
 from steplab.record.run import now
@@ -30,21 +18,7 @@ HARMLESS = ("ok", "unsupported")
 class CellWorker(Worker):
     """The engine's worker with another program inside."""
 
-    def __init__(self) -> None:
-        self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed by close()
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "steplab.studies.ops.worker"],
-            env={**os.environ, "PYTHONPATH": _import_path()},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            start_new_session=True,
-        )
-        assert self.process.stdout is not None
-        os.set_blocking(self.process.stdout.fileno(), False)
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(self.process.stdout, selectors.EVENT_READ)
-        self.pending = b""
+    program = "steplab.studies.ops.worker"
 
 
 class CellIsolation(Isolation):
