@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from steplab import units
 from steplab.codec import decode
 from steplab.errors import Unsupported, UserError
 from steplab.record import Run
@@ -119,7 +120,8 @@ class Compile(Technique):
         if seen.recompiles:
             return f"recompiled {len(seen.recompiles)} times ({seen.recompiles[-1].reason})"
         if seen.breaks:
-            return f"{sum(seen.breaks.values())} graph breaks: steplab lint names the lines"
+            breaks = units.counted(sum(seen.breaks.values()), "graph break")
+            return f"{breaks}: steplab lint names the lines"
         return "nothing recompiles: there is little to fuse, or the step waits for something else"
 
     def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:

@@ -42,7 +42,7 @@ def check(case: Case) -> Finding | None:
     count = sum(breaks.values()) or sum(count for _, count in resumed)
     return Finding(
         rule="graph_breaks",
-        claim=f"{count} graph breaks cut the compiled model into pieces",
+        claim=f"the compiled model is cut into pieces by {units.counted(count, 'graph break')}",
         evidence=tuple(evidence),
         remedy="take the named construct out of the forward pass, then compile.fullgraph=true",
         stake_ms=between,
