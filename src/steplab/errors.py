@@ -54,7 +54,8 @@ ERROR_KINDS: dict[str, type[SteplabError]] = {
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a suggestion for a misspelt `word`, or the list of what is known."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    bare = {name.lstrip("-"): name for name in names}  # the dashes of flags are no likeness
+    close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
     if close:
-        return f"Did you mean {close[0]!r}?"
+        return f"Did you mean {bare[close[0]]!r}?"
     return f"Known: {', '.join(names)}." if names else "None is known."

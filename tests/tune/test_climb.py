@@ -150,6 +150,10 @@ def test_the_budget_ends_the_search_and_the_next_call_goes_on(climb):
     first = climb(world, shelf, minutes=0.3)  # compiling is expected to take 20 s
     assert [rung.label for rung in first.rungs] == ["a=true"]
     assert first.left == ("slow=true",) and not first.finished and "spent" in first.stopped
+    again = climb(world, shelf, minutes=0.3)
+    assert again.left and again.stopped == (
+        "nothing of what is left fits into 0.3 minutes; a larger --budget"
+    )
     second = climb(world, shelf, minutes=8)
     assert second.id == first.id and second.finished
     assert [rung.label for rung in second.rungs][:2] == ["a=true", "slow=true"]

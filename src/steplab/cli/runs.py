@@ -68,7 +68,7 @@ def _delete(store: Store, args: argparse.Namespace, ids: list[str]) -> None:
 
 def _table(chosen: list[tuple[str, Run | UserError]], store: Store) -> Table:
     names = ("run", "workload", "size", "batch", "mode", "recipe", "device")
-    columns = [Column(name) for name in names]
+    columns = [Column(name, whole=name == "run") for name in names]
     columns += [Column("step median", "ms"), Column("tokens/s"), Column("status")]
     rows: list[tuple[Cell, ...]] = []
     for run_id, run in chosen:

@@ -34,7 +34,7 @@ def run_training(spec: TrainSpec, resume: Path | None) -> int:
     if folder and resume is None and newest(folder):
         raise UserError(
             f"{folder} holds the checkpoints of another run.",
-            "Go on with it by --resume, or choose another --checkpoint-dir.",
+            "Go on with it by --resume if it is of this model, or choose another --checkpoint-dir.",
         )
     with contextlib.ExitStack() as stack:
         if folder:

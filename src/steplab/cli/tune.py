@@ -27,6 +27,7 @@ from steplab.record.ladder import Ladder
 from steplab.report.terminal import console, print_table
 from steplab.spec import RunSpec
 from steplab.store import DEFAULT_ROOT, Store
+from steplab.store.atomic import disk_errors
 from steplab.techniques.parse import parse_recipe
 from steplab.techniques.situation import where
 from steplab.tune.batch import find_batch, forget_batch
@@ -83,6 +84,9 @@ def _run(args: argparse.Namespace) -> int:
     parse_recipe(args.against or "plain")
     _spec(args, "cpu" if args.device == "auto" else args.device)
     Store(args.store).check_writable()
+    if args.out is not None:
+        with disk_errors(args.out, "--out"):
+            args.out.mkdir(parents=True, exist_ok=True)
     begun, scout, spares = monotonic(), Scout(), Spares()
     try:
         spares.prepare()

@@ -30,6 +30,9 @@ from steplab.techniques.parse import technique
 # The two clocks (device events and wall time) may differ by this much before a note is made.
 CLOCK_TOLERANCE = 0.03
 NOISY_SPREAD = 0.10
+# Of the wall time. On two cores 0.2 to 2 % when nobody else works and 50 % beside one busy process,
+# which makes a step of 23 ms take 930: OpenMP's threads wait for each other, and every step alike.
+MOST_CONTENDED = 0.15
 
 Afterwards = Callable[[Subject, Run], Run]
 Beforehand = Callable[[Subject], float | None]
@@ -116,6 +119,9 @@ def _judged(run: Run, dtype: str) -> Run:
         notes.append(f"clocks differ: steps sum to {run.clock.agreement:.3f} of the wall time")
     if run.clock.step.spread > NOISY_SPREAD:
         notes.append(f"noisy: the middle half of the samples spans {run.clock.step.spread:.0%}")
+    if (run.clock.contended or 0.0) > MOST_CONTENDED:
+        waited = f"threads waited {run.clock.contended:.0%} of the time for a core"
+        notes.append(f"contended: {waited}; others use this machine")
     if run.compilation and run.compilation.graphs_in_window:
         graphs = run.compilation.graphs_in_window
         notes.append(f"still compiling: {graphs} new graphs while the clock ran")
@@ -145,8 +151,12 @@ def failed(blank: Run, error: Exception) -> Run:
         return replace(blank, status="failed", reason=str(error))
     if is_out_of_memory(error):
         return replace(blank, status="oom", reason=memory_sentence(error))
-    reason = f"{type(error).__name__}: {_first_sentence(error)} ({place_of(error)})"
-    return replace(blank, status="failed", reason=reason)
+    return replace(blank, status="failed", reason=error_sentence(error))
+
+
+def error_sentence(error: BaseException) -> str:
+    """Say what an error is, in its first sentence, and the user's line that it comes from."""
+    return f"{type(error).__name__}: {_first_sentence(error)} ({place_of(error)})"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -164,7 +174,7 @@ def memory_sentence(error: BaseException) -> str:
 
 
 def _first_sentence(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).split(" Explanation: ")[0]  # dynamo's second part
     return text.split(". ")[0][:300] or type(error).__name__
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from steplab.probes.contention import seconds_without_core
 from steplab.probes.probe import Probe, Subject
 from steplab.record import Clock, Samples
 
@@ -59,6 +60,7 @@ class ClockProbe(Probe):
         gc.callbacks.append(self._on_gc)
         if self.on_cuda:
             torch.cuda.synchronize()
+        self.waited_before = seconds_without_core()
         self.first = self.watch.mark()
 
     @contextlib.contextmanager
@@ -79,6 +81,7 @@ class ClockProbe(Probe):
     def close_window(self, subject: Subject) -> None:
         """Stop; reads nothing yet."""
         self.window_ms = (perf_counter() - self.watch.host_s[self.first]) * 1e3
+        self.waited_after = seconds_without_core()
         gc.callbacks.remove(self._on_gc)
         subject.step.watch = self.watch_before
 
@@ -98,7 +101,14 @@ class ClockProbe(Probe):
             host_phases=self._phases(host),
             window_ms=self.window_ms,
             source="cuda events" if self.on_cuda else "perf_counter",
+            contended=self._contended(),
         )
+
+    def _contended(self) -> float | None:
+        if self.waited_before is None or self.waited_after is None:
+            return None
+        waited_ms = (self.waited_after - self.waited_before) * 1e3
+        return max(0.0, waited_ms / self.window_ms)  # a thread that ended takes its time along
 
     def _phases(self, duration: Any) -> dict[str, Samples]:
         names = dict.fromkeys(name for step in self.phase_marks for name in step)

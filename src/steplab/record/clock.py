@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from steplab.record.samples import Samples
 
@@ -25,6 +25,8 @@ class Clock:
     host_phases: Mapping[str, Samples]
     window_ms: float  # wall time of the whole window, synchronised at both ends
     source: str  # "cuda events" or "perf_counter"
+    # Time in which threads waited for a core, over that of the window, summed over threads.
+    contended: float | None = field(default=None, kw_only=True)
 
     @property
     def agreement(self) -> float:

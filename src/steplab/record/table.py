@@ -14,6 +14,7 @@ class Column:
     name: str
     unit: str = ""
     digits: int = 4  # significant ones, for people; files keep full precision
+    whole: bool = False  # its cells are copied by people: no terminal may cut them
 
     @property
     def title(self) -> str:

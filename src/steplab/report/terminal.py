@@ -65,7 +65,12 @@ def _rich(table: Table) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, column in enumerate(table.columns):
         numeric = any(is_number(row[index]) for row in table.rows)
-        drawn.add_column(Text(column.title), justify="right" if numeric else "left")
+        longest = max((len(str(row[index])) for row in table.rows), default=0)
+        drawn.add_column(
+            Text(column.title),
+            justify="right" if numeric else "left",
+            min_width=longest if column.whole else None,
+        )
     for row in table.rows:
         pairs = zip(row, table.columns, strict=True)
         drawn.add_row(*(Text(printable(cell_text(cell, column.digits))) for cell, column in pairs))

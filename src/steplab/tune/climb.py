@@ -74,6 +74,7 @@ class Climb:
 
     def _climb(self) -> None:
         """Try the most promising offer until none is worth it or the budget is spent."""
+        before = len(self.ladder.rungs)
         while True:
             champion, known = self.champion, self.ladder.known_ms
             choice = choose(champion.run, champion.waits, known, self.ladder, self._in_time)
@@ -83,7 +84,10 @@ class Climb:
                 said = f"nothing is left that could gain {units.percent(WORTH)}"
                 if choice.late:
                     minutes = self.clock.seconds / 60
-                    said = f"the budget of {minutes:g} minute{'s' * (minutes != 1)} is spent"
+                    budget = f"{minutes:g} minute{'s' * (minutes != 1)}"
+                    said = f"the budget of {budget} is spent"
+                    if len(self.ladder.rungs) == before:  # the same command would end here again
+                        said = f"nothing of what is left fits into {budget}; a larger --budget"
                 self._save(replace(self.ladder, stopped=said, left=choice.late))
                 return
             self._try(choice.best)

@@ -8,7 +8,8 @@ from steplab.engine.gate.candidate import Candidate
 from steplab.engine.gate.scout import has_dropout, look_at, make_references
 from steplab.engine.gate.shapes import shapes_to_try, with_batch, without_dropout
 from steplab.engine.profiling.plan import Plan
-from steplab.errors import Unsupported
+from steplab.errors import SteplabError, Unsupported
+from steplab.spec import RunSpec
 from tests.engine.gate.planted import plant, planted_spec, wrong_scaling
 
 
@@ -103,8 +104,6 @@ def test_references_leave_cores_to_others(tiny_spec, tmp_path, monkeypatch):
 
 
 def test_a_truth_that_cannot_be_had_is_told(tmp_path):
-    from steplab.spec import RunSpec
-
     path = tmp_path / "own.py"
     path.write_text(
         "import torch, steplab\n"
@@ -121,3 +120,39 @@ def test_a_truth_that_cannot_be_had_is_told(tmp_path):
     )
     shape = shapes_to_try(RunSpec(f"{path}:factory", {"width": 8}))[0]
     assert "does not run in fp64" in make_references(shape, "fp64", tmp_path)
+
+
+OWN = """
+import torch, steplab
+from torch import nn
+
+def batches(size):
+    while True:
+        yield torch.randn(size, 8)
+
+def gone():
+    raise RuntimeError("the weights are gone")
+
+def shapes():
+    return steplab.Adopted(nn.Linear(8, 3), batches, lambda m, x: (m(x) - x).square().mean())
+
+def few():
+    some = lambda size: iter([torch.randn(size, 8)] * 3)
+    return steplab.Adopted(nn.Linear(8, 8), some, lambda m, x: m(x).square().mean())
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("gone", r"The step fails: RuntimeError: the weights are gone \(.*own.py:10 \(gone\)\)"),
+        ("shapes", r"The step fails: RuntimeError: The size of tensor a .*own.py:13"),
+        ("few", "ran out of batches"),
+    ],
+)
+def test_what_fails_in_any_dtype_is_no_matter_of_fp64(tmp_path, factory, said):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    shape = shapes_to_try(RunSpec(f"{path}:{factory}", {}))[0]
+    with pytest.raises(SteplabError, match=said):
+        make_references(shape, "fp64", tmp_path)

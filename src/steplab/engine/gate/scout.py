@@ -19,9 +19,9 @@ from steplab.engine.gate.evidence import Evidence
 from steplab.engine.gate.files import load_references, reference_path, save
 from steplab.engine.gate.judge import judge
 from steplab.engine.gate.shapes import TRUTH, GateShape, references_of
-from steplab.engine.gate.truth import dropouts, reference
-from steplab.engine.trial import clean_up, is_out_of_memory
-from steplab.errors import MeasurementError
+from steplab.engine.gate.truth import dropouts, fresh, reference
+from steplab.engine.trial import clean_up, error_sentence, is_out_of_memory
+from steplab.errors import MeasurementError, SteplabError
 from steplab.spec import RunSpec
 
 
@@ -53,16 +53,32 @@ def _make(shape: GateShape, dtype: str, folder: Path) -> str:
         return ""
     try:
         evidence = reference(shape.spec, dtype, shape.rate)
+    except SteplabError:
+        raise
     except Exception as error:
         if is_out_of_memory(error):
             return f"{dtype} does not fit"
-        return f"the model does not run in {dtype}: {' '.join(str(error).split())[:200]}"
+        if dtype == TRUTH:
+            _refuse_broken_step(shape)
+        return f"the model does not run in {dtype}: {error_sentence(error)}"
     finally:
         clean_up()
     if dtype == TRUTH:
         _refuse_endless_loss(evidence)
     save(evidence, path)
     return ""
+
+
+def _refuse_broken_step(shape: GateShape) -> None:
+    """Raise what fails in any dtype in its own words: then it is no matter of fp64."""
+    try:
+        step = fresh(shape.spec)
+        step(next(micro_batches(step, shape.spec)))
+    except SteplabError:
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise MeasurementError(f"The step fails: {error_sentence(error)}.") from None
 
 
 def _refuse_endless_loss(truth: Evidence) -> None:

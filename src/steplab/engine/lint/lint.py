@@ -18,8 +18,9 @@ from steplab.engine.lint.breaks import graph_breaks
 from steplab.engine.lint.hazard import VARIES, WAIT, Hazard
 from steplab.engine.lint.waits import KEEP, READ
 from steplab.engine.lint.watching import STEP_FILE, Sightings
-from steplab.engine.places import calling_line, place_of
+from steplab.engine.places import calling_line
 from steplab.engine.step import Step
+from steplab.engine.trial import error_sentence
 from steplab.errors import MeasurementError, SteplabError, UserError
 from steplab.spec import RunSpec
 
@@ -51,10 +52,7 @@ def lint(spec: RunSpec, steps: int) -> list[Hazard]:
     except SteplabError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split()).split(". ")[0][:200]
-        raise MeasurementError(
-            f"The step fails: {type(error).__name__}: {said} ({place_of(error)})."
-        ) from error
+        raise MeasurementError(f"The step fails: {error_sentence(error)}.") from error
 
 
 def _refuse_what_hides_operators(spec: RunSpec) -> None:

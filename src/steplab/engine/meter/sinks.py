@@ -48,7 +48,7 @@ class TensorBoardSink:
         except ImportError:
             raise Unsupported(
                 "Writing TensorBoard files needs tensorboard, which is not installed.",
-                "pip install steplab[tensorboard]",
+                "pip install tensorboard",
             ) from None
         try:
             self._writer = SummaryWriter(str(path))

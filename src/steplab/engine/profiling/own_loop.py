@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,8 @@ def profile(
     """
     if steps < 1 or warmup < 0:
         raise UserError(f"It takes 1 step and 0 warm-up steps at least, not {steps} and {warmup}.")
+    # Kineto reads it when the process's first profiler starts; else it prints two lines a step.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     kept = store if isinstance(store, Store) or store is None else Store(store)
     if kept is not None:
         kept.check_writable()
