@@ -92,7 +92,10 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(tmp_path, capsys):
     folder = ["--checkpoint-dir", str(tmp_path / "c")]
     assert main(["train", *TINY, *folder]) == 0
     assert main(["train", *TINY, *folder]) == 2
-    assert "holds the checkpoints of another run" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "holds the checkpoints of another run, of tsmoe. Go on with it by --resume" in said
+    assert main(["train", "megalodon", *folder]) == 2
+    assert "another run, of tsmoe. Choose another --checkpoint-dir." in capsys.readouterr().err
 
 
 def test_a_folder_can_be_resumed_by_name(tmp_path, capsys, monkeypatch):

@@ -84,6 +84,7 @@ def test_names_that_are_none(name):
         (".mean()", ".mean().item()", "not a tensor"),
         ("return steplab.Adopted(", "return (", "Return steplab.Adopted"),
         ("while True:", "for _ in range(2):", "ran out of batches"),
+        ("batches, loss", "[1.0], loss", "batches of .* are a list"),
     ],
 )
 def test_workloads_that_cannot_be_stepped(file, old, new, words):

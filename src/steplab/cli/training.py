@@ -11,7 +11,7 @@ import torch
 
 from steplab.cli.progress import StepProgress
 from steplab.engine.assemble import find_device
-from steplab.engine.checkpoint import newest, only_writer
+from steplab.engine.checkpoint import newest, only_writer, read_progress
 from steplab.engine.signals import interruptible
 from steplab.engine.training import Outcome, train
 from steplab.engine.training.log import TrainingLog
@@ -31,10 +31,14 @@ def run_training(spec: TrainSpec, resume: Path | None) -> int:
     if not spec.settings.total_steps:
         return 0
     folder = Path(spec.settings.checkpoint_dir) if spec.settings.checkpoint_every else None
-    if folder and resume is None and newest(folder):
+    held = newest(folder) if folder and resume is None else None
+    if held is not None:
+        workload = read_progress(held).spec["workload"]
+        elsewhere = "choose another --checkpoint-dir."
+        same = workload == spec.workload
         raise UserError(
-            f"{folder} holds the checkpoints of another run.",
-            "Go on with it by --resume if it is of this model, or choose another --checkpoint-dir.",
+            f"{folder} holds the checkpoints of another run, of {workload}.",
+            f"Go on with it by --resume, or {elsewhere}" if same else elsewhere.capitalize(),
         )
     with contextlib.ExitStack() as stack:
         if folder:

@@ -55,10 +55,10 @@ def kernels_table(a: Cycles, b: Cycles, most: int = MOST_ROWS) -> Table | None:
 def modules_table(a: Cycles, b: Cycles, most: int = MOST_ROWS) -> Table | None:
     """Return the modules that moved; layers that differ in their number only are one row.
 
-    None where the traces name no module.
+    None where the traces of one side name no module: it was recorded without detail.
     """
     first, second = (_work_parts(side, "module", fold_numbers) for side in (a, b))
-    if not {*first, *second} - {UNATTRIBUTED}:
+    if not {*first} - {UNATTRIBUTED} or not {*second} - {UNATTRIBUTED}:
         return None
     note = "forward and backward together; layers are summed, * stands for their numbers"
     return _moved_table("modules that moved", "module", first, second, most, note)

@@ -114,8 +114,8 @@ def _note(ladder: Ladder) -> str:
     lines = [
         "speed-up over the recipe below, measured in turns by two live workers, with its interval "
         "at 95 % or more; ceiling: the most it could gain by the time budget, at the speed of "
-        "these turns; cold: first step with empty compile caches; took: trying it, profile of a "
-        "winner included",
+        "these turns; cold: first step with empty compile caches, warm: with filled ones; took: "
+        "trying it, profile of a winner included",
         f"numerics against fp64 {'; '.join(ladder.gate_shapes)}",
         ladder.environment.conditions_on(ladder.spec.device),
     ]

@@ -74,6 +74,11 @@ class AdoptedWorkload:
                 f"{self.name} returned {type(made).__name__}.",
                 "Return steplab.Adopted(model=..., batches=..., loss=...).",
             )
+        if not callable(made.batches):
+            raise UserError(
+                f"The batches of {self.name} are a {type(made.batches).__name__}.",
+                "Give a function: batches(size) yields batches of that size, forever.",
+            )
         self.made = made
         return made.model.to(torch.get_default_device())
 
