@@ -64,7 +64,9 @@ def _fixed_cost(group: Sequence[Run]) -> tuple[float | None, float | None]:
     if len(group) < 3 or any(w is None for w in work) or len(set(work)) < 2:
         return None, None
     intercept, slope = line_fit([w or 0.0 for w in work], [_median(run) for run in group])
-    return intercept, 1e-9 / slope if slope > 0 else None
+    if intercept < 0 or slope <= 0:  # noise, or time that does not grow with the work
+        return None, None
+    return intercept, 1e-9 / slope
 
 
 def _median(run: Run) -> float:
