@@ -30,7 +30,7 @@ from steplab.techniques.parse import technique
 # The two clocks (device events and wall time) may differ by this much before a note is made.
 CLOCK_TOLERANCE = 0.03
 NOISY_SPREAD = 0.10
-# Of the wall time. On two cores 0.2 to 2 % when nobody else works and 50 % beside one busy process,
+# Of the wall time. On two cores 0.2 to 2 % when nobody else works and 50 to 99 % beside a busy one,
 # which makes a step of 23 ms take 930: OpenMP's threads wait for each other, and every step alike.
 MOST_CONTENDED = 0.15
 

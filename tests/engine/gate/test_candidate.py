@@ -8,7 +8,7 @@ from steplab.engine.gate.candidate import Candidate
 from steplab.engine.gate.scout import has_dropout, look_at, make_references
 from steplab.engine.gate.shapes import shapes_to_try, with_batch, without_dropout
 from steplab.engine.profiling.plan import Plan
-from steplab.errors import SteplabError, Unsupported
+from steplab.errors import MeasurementError, SteplabError, Unsupported
 from steplab.spec import RunSpec
 from tests.engine.gate.planted import plant, planted_spec, wrong_scaling
 
@@ -156,3 +156,12 @@ def test_what_fails_in_any_dtype_is_no_matter_of_fp64(tmp_path, factory, said):
     shape = shapes_to_try(RunSpec(f"{path}:{factory}", {}))[0]
     with pytest.raises(SteplabError, match=said):
         make_references(shape, "fp64", tmp_path)
+
+
+def test_a_dtype_in_which_nothing_runs_stops_nobody_else(tiny_spec, tmp_path, monkeypatch):
+    def overflow(spec, name, rate):
+        raise MeasurementError("The gradients overflow at any scale: every update is skipped.")
+
+    monkeypatch.setattr(scout, "reference", overflow)
+    told = make_references(shapes_to_try(tiny_spec())[0], "fp16", tmp_path)
+    assert "does not run in fp16" in told and "overflow at any scale" in told

@@ -21,7 +21,7 @@ from steplab.engine.gate.judge import judge
 from steplab.engine.gate.shapes import TRUTH, GateShape, references_of
 from steplab.engine.gate.truth import dropouts, fresh, reference
 from steplab.engine.trial import clean_up, error_sentence, is_out_of_memory
-from steplab.errors import MeasurementError, SteplabError
+from steplab.errors import MeasurementError, SteplabError, UserError
 from steplab.spec import RunSpec
 
 
@@ -53,13 +53,11 @@ def _make(shape: GateShape, dtype: str, folder: Path) -> str:
         return ""
     try:
         evidence = reference(shape.spec, dtype, shape.rate)
-    except SteplabError:
-        raise
     except Exception as error:
         if is_out_of_memory(error):
             return f"{dtype} does not fit"
-        if dtype == TRUTH:
-            _refuse_broken_step(shape)
+        if dtype == TRUTH:  # of any other dtype only its own candidates are left out
+            _refuse_broken_step(shape, error)
         return f"the model does not run in {dtype}: {error_sentence(error)}"
     finally:
         clean_up()
@@ -69,8 +67,10 @@ def _make(shape: GateShape, dtype: str, folder: Path) -> str:
     return ""
 
 
-def _refuse_broken_step(shape: GateShape) -> None:
+def _refuse_broken_step(shape: GateShape, seen: Exception) -> None:
     """Raise what fails in any dtype in its own words: then it is no matter of fp64."""
+    if isinstance(seen, UserError):
+        raise seen
     try:
         step = fresh(shape.spec)
         step(next(micro_batches(step, shape.spec)))
