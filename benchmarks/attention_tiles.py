@@ -65,7 +65,7 @@ def tflops(width: int, products: float, ms: float) -> float:
 
 def tiling_of(text: str) -> Any:
     """Read one candidate."""
-    from steplab.kernels.attention._triton_config import Tiling
+    from steplab.kernels.attention.triton_flash import Tiling
 
     words = text.split(",")
     rows, columns, warps, stages = map(int, words[:4])
@@ -113,7 +113,7 @@ class Bench:
 
     def call(self, width: int, kernel: str, tiling: str, inputs: tuple[Any, ...]) -> Any:
         """Launch one kernel; `inputs` are q, k, v, d_out, out, lse and delta."""
-        from steplab.kernels.attention import _triton_launch as launch
+        from steplab.kernels.attention import triton_flash as launch
 
         q, k, v, d_out, out, lse, delta = inputs
         mask = (True, None, None)
@@ -148,12 +148,12 @@ class Bench:
 
     def full(self, width: int) -> tuple[Any, ...]:
         """Return the inputs of the timed shape."""
-        from steplab.kernels.attention import _triton_launch as launch
+        from steplab.kernels.attention import triton_flash as launch
 
         if width not in self.large:
             self.large.clear()
             q, k, v, d_out = make(width, BATCH, HEADS, LENGTH)
-            out, lse = launch.forward(q, k, v, True, None, None)
+            out, lse = launch.launch_forward(q, k, v, True, None, None)
             _, delta = launch.dq_by(
                 launch.tilings(q).dq, d_out, q, k, v, out, lse, True, None, None
             )

@@ -23,14 +23,13 @@ import torch
 import steplab
 from steplab.cli.command import Parser
 from steplab.cli.flags import exit_without_gpu
-from steplab.engine.trial import trial
-from steplab.errors import SteplabError, UserError, did_you_mean
-from steplab.record import Run, Table
-from steplab.record.table import Column
+from steplab.core import Run, RunSpec, Table
+from steplab.core.errors import SteplabError, UserError, did_you_mean
+from steplab.core.table import Column
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
-from steplab.spec import RunSpec
-from steplab.techniques.parse import parse_recipe
+from steplab.step.trial import trial
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
 BASE = "precision=bf16,optimizer=fused"

@@ -25,16 +25,16 @@ import torch
 from numpy.typing import NDArray
 
 from steplab.cli.command import Parser
+from steplab.core import Column, Samples, Table
+from steplab.core.errors import SteplabError, UserError
+from steplab.core.table import Cell
+from steplab.data.formats.time300b import META, write_time300b
 from steplab.data.loader import Loader
-from steplab.data.normalise import Normalise
+from steplab.data.normalization import NormalizeMode
 from steplab.data.order import Order, Position
 from steplab.data.series import open_series
-from steplab.data.time300b import META, write_time300b
 from steplab.data.windows import Windows
-from steplab.errors import SteplabError, UserError
-from steplab.probes.environment import capture
-from steplab.record import Column, Samples, Table
-from steplab.record.table import Cell
+from steplab.probes.environment import capture_environment
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 
@@ -100,7 +100,7 @@ def measure_all(folder: Path, args: argparse.Namespace) -> Table:
         f"{SERIES_POINTS[0]:,} to {SERIES_POINTS[1]:,} points; repeats of {REPEAT * BATCH:,} "
         f"windows for {args.seconds:g} s. Ratio: to whole sequences in the same cache.\n"
         "'first touch' reads a series whole when it is met first, for its mean and std; 'known' "
-        f"has met all of them.\n{capture().conditions}, {capture().cores} cores",
+        f"has met all of them.\n{capture_environment().conditions}, {capture_environment().cores} cores",
     )
 
 
@@ -128,17 +128,17 @@ def ways(folder: Path) -> Iterator[tuple[str, int, Callable[[], Repeat]]]:
     yield "Loader, by series, known", 2, partial(loading, folder, "series", 2, known=True)
 
 
-def loading(folder: Path, normalise: Normalise, threads: int, known: bool = False) -> Repeat:
+def loading(folder: Path, normalize: NormalizeMode, threads: int, known: bool = False) -> Repeat:
     """Return repeats by a Loader over newly opened files: mapped pages do not leave the cache."""
     series = Reopened(folder)
-    windows = Windows(series, WINDOW, SEQUENCE, normalise)
+    windows = Windows(series, WINDOW, SEQUENCE, normalize)
     if known:
         for window in range(len(windows)):
             windows.read(window)
         series.open()
 
     def repeat(number: int) -> float:
-        chosen = windows if known else Windows(series, WINDOW, SEQUENCE, normalise)
+        chosen = windows if known else Windows(series, WINDOW, SEQUENCE, normalize)
         start = perf_counter()
         position = place(number, len(windows))
         with Loader(chosen, BATCH, SEED, "cpu", position, workers=threads) as loader:

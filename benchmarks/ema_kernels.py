@@ -45,10 +45,10 @@ CANDIDATES = [
 
 def cut_of(kernel: str, candidate: Sequence[int]) -> Any:
     """Return the table's cut with one kernel changed."""
-    from steplab.kernels.ema._scan_config import Cut
+    from steplab.kernels.ema.scan import ScanTiling
 
     chunk, lanes, warps, steps, block = candidate
-    cut = replace(Cut(), chunk=chunk, lanes=lanes, warps=warps)
+    cut = replace(ScanTiling(), chunk=chunk, lanes=lanes, warps=warps)
     if kernel == "sums":
         return replace(cut, sum_steps=steps, sum_block=block)
     if kernel == "outputs":
@@ -60,7 +60,7 @@ def make(length: int, batch: int, dtype: Any, width: int = WIDTH) -> tuple[Any, 
     """Return x, dy and the parameters in fp32; half of the channels remember for long."""
     import torch
 
-    from steplab.kernels.ema import Parameters
+    from steplab.kernels.ema import EMAParameters
 
     made = torch.Generator(device="cuda").manual_seed(0)
 
@@ -71,7 +71,7 @@ def make(length: int, batch: int, dtype: Any, width: int = WIDTH) -> tuple[Any, 
     memory = torch.where(torch.arange(width, device="cuda") % 2 == 0, 0.0, -3.0)[:, None]
     alpha, delta = (0.2 * normal(width, MODES) + memory for _ in range(2))
     rest = normal(width), normal(width, MODES, 2), normal(width)
-    return x, dy, Parameters(alpha, delta, *rest)
+    return x, dy, EMAParameters(alpha, delta, *rest)
 
 
 def gradients(impl: str, x: Any, dy: Any, parameters: Any) -> list[Any]:
@@ -79,20 +79,20 @@ def gradients(impl: str, x: Any, dy: Any, parameters: Any) -> list[Any]:
     import torch
 
     from steplab.kernels import ema as op
-    from steplab.kernels.ema import Parameters
+    from steplab.kernels.ema import EMAParameters
 
     leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
-    y, _ = op.ema(impl, leaves[0], Parameters(*leaves[1:]))
+    y, _ = op.ema(impl, leaves[0], EMAParameters(*leaves[1:]))
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
 
 @functools.cache
 def example(length: int, width: int, dtype: Any) -> tuple[Any, list[Any]]:
     """Return inputs of one row, and what the definition makes of them in fp64."""
-    from steplab.kernels.ema import Parameters
+    from steplab.kernels.ema import EMAParameters
 
     x, dy, parameters = make(length, 1, dtype, width)
-    wide = Parameters(*(p.double() for p in parameters))
+    wide = EMAParameters(*(p.double() for p in parameters))
     return (x, dy, parameters), gradients("sequential", x.double(), dy.double(), wide)
 
 
@@ -105,7 +105,7 @@ def check(kernel: str, candidate: Sequence[int]) -> float:
     """Compare one candidate with fp64 at a short length; return the worst error, NaN if wrong."""
     import torch
 
-    from steplab.kernels.ema import _scan_launch as launch
+    from steplab.kernels.ema import scan as launch
 
     (x, dy, parameters), expected = example(CHECKED_LENGTH, WIDTH, torch.bfloat16)
     cut = cut_of(kernel, candidate)
@@ -180,12 +180,12 @@ def whole(impl: str, dtype_name: str) -> str:
     import torch
 
     from steplab.kernels import ema as op
-    from steplab.kernels.ema import Parameters
+    from steplab.kernels.ema import EMAParameters
 
     dtype = getattr(torch, dtype_name)
     x, dy, parameters = make(LENGTH, BATCH, dtype)
     leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
-    stored = Parameters(*leaves[1:])
+    stored = EMAParameters(*leaves[1:])
 
     def forward() -> Any:
         return op.ema(impl, leaves[0], stored)[0]
@@ -240,7 +240,7 @@ def kernel_rows() -> str:
 
 def time_kernel(kernel: str, candidate: Sequence[int], inputs: Any) -> float:
     """Return the ms of one kernel (gradients: with the sums before and after them)."""
-    from steplab.kernels.ema import _scan_launch as launch
+    from steplab.kernels.ema import scan as launch
 
     xs, dys, parameters = inputs
     cut = cut_of(kernel, candidate)

@@ -25,9 +25,9 @@ from steplab.cli.flags import exit_without_gpu
 from steplab.kernels import activation as activation_op
 from steplab.kernels import grouped_mm as grouped_mm_op
 from steplab.kernels.activation import triton_rows
-from steplab.kernels.experts import _triton_launch as rows
-from steplab.kernels.experts._sorting import sort_rows
-from steplab.kernels.router import _launch as router
+from steplab.kernels.experts import _rows as rows
+from steplab.kernels.experts._rows import sort_rows
+from steplab.kernels.router import triton_router as router
 from steplab.modules.experts import MixtureOfExperts
 
 T, K, E, D, INNER = 65_536, 2, 8, 768, 3072
@@ -100,23 +100,27 @@ def normal(*shape: int) -> torch.Tensor:
 def time_rows(experts_TK: torch.Tensor) -> None:
     """Gather, add up, and the counting sort."""
     x_TD, y_RD = normal(T, D), normal(R, D)
-    row_TK, source_R, _ = rows.place(experts_TK, E)
+    row_TK, source_R, _ = rows.launch_place(experts_TK, E)
     token_R = source_R // K
     moved = 2.0 * D * (R + R)
     row("torch: x[token]", lambda: x_TD[token_R], moved)
     sweep(
-        "gather", lambda tile: rows.gather(x_TD, source_R, K, tile), rows.GATHER, ROW_TILES, moved
+        "gather",
+        lambda tile: rows.launch_gather(x_TD, source_R, K, tile),
+        rows.GATHER,
+        ROW_TILES,
+        moved,
     )
     moved = 2.0 * D * (R + T)
     row("torch: y[row].sum(1)", lambda: y_RD[row_TK].sum(1), moved)
-    sweep("add_up", lambda tile: rows.add_up(y_RD, row_TK, tile), rows.ADD_UP, ROW_TILES, moved)
+    sweep("add_up", lambda tile: rows.launch_sum(y_RD, row_TK, tile), rows.ADD_UP, ROW_TILES, moved)
     row("torch: place (one-hot, running sum)", lambda: sort_rows(experts_TK, E))
-    row("place", lambda: rows.place(experts_TK, E))
+    row("place", lambda: rows.launch_place(experts_TK, E))
 
 
 def time_activations(experts_TK: torch.Tensor) -> None:
     """Forward and backward over (R, 3072), and swiglu at half that width."""
-    _, source_R, _ = rows.place(experts_TK, E)
+    _, source_R, _ = rows.launch_place(experts_TK, E)
     weights = activation_op.Weights(torch.rand(R, device="cuda"), source_R)
     z, dh = normal(R, INNER), normal(R, INNER)
     one = 2.0 * R * INNER
@@ -157,7 +161,7 @@ def time_router() -> None:
         lambda tile: itemgetter(0, 1, 3)(router.forward_by(tile, *inputs, K)),
         *(default[0], ROUTER_TILES, one),
     )
-    p_TE, w_TK, experts_TK, gate_T1 = router.forward(*inputs, K)
+    p_TE, w_TK, experts_TK, gate_T1 = router.launch_forward(*inputs, K)
     slopes = torch.randn_like(p_TE), torch.randn_like(w_TK), torch.randn_like(gate_T1)
     d_T1 = slopes[2].to(x_TD.dtype)
     row("torch: gate dx", lambda: d_T1 @ gate_1D, one)
@@ -171,7 +175,7 @@ def time_router() -> None:
 
 def time_products(experts_TK: torch.Tensor) -> None:
     """The six grouped products of a layer."""
-    offsets_E = rows.place(experts_TK, E)[2]
+    offsets_E = rows.launch_place(experts_TK, E)[2]
     x_RD, h_RF, w_EFD = normal(R, D), normal(R, INNER), normal(E, INNER, D)
     flops = 2.0 * R * D * INNER
 

@@ -25,17 +25,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from steplab import units
 from steplab.cli.command import Parser
-from steplab.errors import SteplabError, UserError, did_you_mean
-from steplab.explain import Case, case_of_run, explain, is_note
-from steplab.record import Column, Finding, Run, Table
-from steplab.record.table import Cell
+from steplab.core import Column, Finding, Run, Table, units
+from steplab.core.errors import SteplabError, UserError, did_you_mean
+from steplab.core.table import Cell
+from steplab.findings import Case, case_of_run, explain, is_note
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store
 from steplab.store.pack import pack_runs
-from steplab.techniques.parse import parse_recipe
+from steplab.techniques.recipes import parse_recipe
 
 ROOT = Path(__file__).parents[1]
 EXHIBITS = Path("examples/faults")

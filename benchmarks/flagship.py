@@ -16,17 +16,16 @@ from typing import Any
 
 from steplab.cli.command import Parser
 from steplab.cli.flags import exit_without_gpu
-from steplab.engine.trial import trial
-from steplab.errors import SteplabError, UserError, did_you_mean
+from steplab.core import Column, Run, RunSpec, Table
+from steplab.core.errors import SteplabError, UserError, did_you_mean
+from steplab.core.table import Cell
 from steplab.hardware.catalog import find_card
-from steplab.record import Column, Run, Table
-from steplab.record.table import Cell
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
-from steplab.spec import RunSpec
-from steplab.techniques.parse import parse_recipe
+from steplab.step.trial import trial
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.tsmoe.config import PRESETS
-from steplab.workloads.tsmoe.work import work
+from steplab.workloads.tsmoe.flops import work
 from steplab.workloads.workload import find_workload
 
 HERE = Path(__file__).parent

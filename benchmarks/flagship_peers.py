@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import steplab
-from steplab.data.walks import random_walks
-from steplab.errors import Unsupported, UserError
+from steplab.core.errors import Unsupported, UserError
+from steplab.data.random_batches import random_walks
 from steplab.modules.experts import Router
 from steplab.workloads.workload import find_workload
 
@@ -53,7 +53,7 @@ def overrule(router: Router, routing: str, tokens: int) -> None:
     router.register_forward_hook(replaced)
 
 
-def routed(size: str = "flagship", routing: str = "skewed", batch: int = 16) -> steplab.Adopted:
+def routed(size: str = "flagship", routing: str = "skewed", batch: int = 16) -> steplab.UserModel:
     """Our mixture with a given load of its experts, for steps of `batch` windows."""
     entry = find_workload("tsmoe")
     workload = entry.open(entry.resolve(size, {}))
@@ -67,12 +67,12 @@ def routed(size: str = "flagship", routing: str = "skewed", batch: int = 16) -> 
     def batches(batch: int) -> Iterator[Any]:
         return random_walks(batch, points + 1, device, seed=42)
 
-    return steplab.Adopted(model, batches, workload.loss, points, optimizer=workload.optimizer)
+    return steplab.UserModel(model, batches, workload.loss, points, optimizer=workload.optimizer)
 
 
 def qwen2_moe(
     width: int = 768, layers: int = 12, inner: int = 2048, experts: str = "eager"
-) -> steplab.Adopted:
+) -> steplab.UserModel:
     """Qwen2-MoE: SwiGLU of inner width 2048 has the FLOPs of our two matrices of 3072.
 
     `experts` is transformers' `experts_implementation`. Its own choice, `grouped_mm`, is slower
@@ -106,4 +106,4 @@ def qwen2_moe(
         found: Tensor = model(input_ids=tokens_BT, labels=tokens_BT).loss
         return found
 
-    return steplab.Adopted(model, batches, loss, TOKENS)
+    return steplab.UserModel(model, batches, loss, TOKENS)

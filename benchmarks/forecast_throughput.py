@@ -20,17 +20,17 @@ import torch
 from numpy.typing import NDArray
 
 from steplab.cli.command import Parser
-from steplab.engine.assemble import find_device
-from steplab.engine.forecasting import Forecaster
-from steplab.engine.forecasting.decode import decode
-from steplab.engine.forecasting.loading import apply_recipe
-from steplab.errors import MeasurementError, SteplabError, UserError
-from steplab.probes.environment import capture
-from steplab.record import Column, Samples, Table
-from steplab.record.table import Cell
+from steplab.core import Column, Samples, Table
+from steplab.core.errors import MeasurementError, SteplabError, UserError
+from steplab.core.table import Cell
+from steplab.forecasting import Forecaster
+from steplab.forecasting.decode import decode
+from steplab.forecasting.loading import apply_recipe
+from steplab.probes.environment import capture_environment
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
-from steplab.techniques.parse import parse_recipe
+from steplab.step.assemble import find_device
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.tsmoe.config import PRESETS
 from steplab.workloads.tsmoe.model import Tsmoe
 
@@ -83,7 +83,7 @@ def measure_all(args: argparse.Namespace) -> Table:
     columns = [("device", ""), ("size", ""), ("recipe", ""), ("way", ""), ("series", "")]
     columns += [("throughput", "series/s"), ("one series", "ms"), ("ratio", "x")]
     columns += [("largest difference", "std")]
-    environment = capture()
+    environment = capture_environment()
     conditions = "\n".join(f"{one}: {environment.conditions_on(one)}" for one in args.device)
     return Table(
         title=f"Forecasts of {args.horizon} points after contexts of {args.points}",

@@ -18,15 +18,14 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from steplab.engine.assemble import assemble, micro_batches
-from steplab.engine.step import Step
-from steplab.engine.trial import clean_up
-from steplab.hardware.figures import utilisation
+from steplab.core import Column, RunSpec, Table
+from steplab.core.table import Cell
+from steplab.hardware.mfu import utilization
 from steplab.probes.ran import is_kernel
-from steplab.record import Column, Table
-from steplab.record.table import Cell
 from steplab.report.export import to_markdown, write_table
-from steplab.spec import RunSpec
+from steplab.step.assemble import assemble, micro_batches
+from steplab.step.step import Step
+from steplab.step.trial import clean_up
 
 GIB = 2**30
 WARM = 2  # plain steps after the first ones, which compile and capture
@@ -119,7 +118,7 @@ def _timed(spec: RunSpec, steps: int, check: bool, look: Look | None) -> tuple[C
     ran = {str(m.op): str(m.ran) for m in step.model.modules() if hasattr(m, "op")}
     work = step.workload.work(spec.batch, spec.mode, ran)
     name = torch.cuda.get_device_name() if on_cuda else "cpu"
-    mfu = utilisation(work, ms, name, step.parts.matmul_dtype).mfu if work else None
+    mfu = utilization(work, ms, name, step.parts.matmul_dtype).mfu if work else None
     peak = torch.cuda.max_memory_allocated() / GIB if on_cuda else None
     if look is not None:
         look(step, batches[0])

@@ -17,9 +17,8 @@ from hydra_cells import Desk, synchronise
 from hydra_notes import AS_PROFILED, EAGER, spec_of
 
 from steplab.cli.flags import exit_without_gpu
-from steplab.engine.assemble import assemble
-from steplab.record import Column
-from steplab.spec import RunSpec
+from steplab.core import Column, RunSpec
+from steplab.step.assemble import assemble
 
 CALLS = 6
 COLUMNS = (

@@ -28,14 +28,13 @@ from hydra_cells import STEP, Desk, kernels, timed
 
 from steplab.cli.command import Parser
 from steplab.cli.flags import exit_without_gpu
-from steplab.engine.profiling.plan import Plan
-from steplab.errors import SteplabError, UserError, did_you_mean
-from steplab.explain.rows import Rows
-from steplab.record import Column, Run, Table
-from steplab.record.table import Cell
+from steplab.core import Column, Run, RunSpec, Table
+from steplab.core.errors import SteplabError, UserError, did_you_mean
+from steplab.core.table import Cell
+from steplab.findings.rows import Rows
+from steplab.profiling.plan import ProfilePlan
 from steplab.report.export import to_markdown, write_table
-from steplab.spec import RunSpec
-from steplab.techniques.parse import parse_recipe
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
 EAGER = "precision=bf16,optimizer=fused"
@@ -158,15 +157,15 @@ def profile(desk: Desk) -> None:
 
 def profile_tables(spec: RunSpec) -> list[Table]:
     """Return the tables of one profiled step, or one with the reason why there are none."""
-    from steplab.engine.profiling.session import profile_spec
-    from steplab.trace.stored import analyse_run
+    from steplab.profiling.recorder import profile_spec
+    from steplab.trace.analyze import analyze_run
 
     with tempfile.TemporaryDirectory() as folder:
-        run = profile_spec(spec, Plan((0, 1, 1, 1)), Path(folder), lambda text: None)
+        run = profile_spec(spec, ProfilePlan((0, 1, 1, 1)), Path(folder), lambda text: None)
         if run.clock is None or run.profile is None:
             cells = ((f"{run.status}: {run.reason}",),)
             return [Table("As profiled", (Column("status"),), cells)]
-        analysis = analyse_run(run, Path(folder))
+        analysis = analyze_run(run, Path(folder))
     assert analysis is not None
     return [*phase_tables(run), *work_tables(Rows(analysis))]
 

@@ -12,16 +12,15 @@ import torch.nn.functional as F
 from hydra_cells import Desk
 from torch import Tensor
 
+from steplab.core import Column, RunSpec
+from steplab.core.table import Cell
 from steplab.data.loader import Loader
 from steplab.data.text import TextWindows, python_sources
-from steplab.engine.assemble import assemble
-from steplab.engine.step import Step
 from steplab.kernels.attention import attention
-from steplab.record import Column
-from steplab.record.table import Cell
-from steplab.spec import RunSpec
+from steplab.step.assemble import assemble
+from steplab.step.step import Step
+from steplab.workloads.hydra.attention import convolutions
 from steplab.workloads.hydra.config import PRESETS, HydraConfig
-from steplab.workloads.hydra.convolution import convolutions
 
 INSIDE, REPEATS = 20, 20  # calls per timing, timings
 

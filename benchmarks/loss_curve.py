@@ -24,15 +24,14 @@ import torch
 from numpy.typing import NDArray
 
 from steplab.cli.command import Parser
-from steplab.engine.assemble import assemble, micro_batches
-from steplab.errors import SteplabError, UserError
-from steplab.probes.environment import capture
-from steplab.record import Column, Table
-from steplab.record.table import Cell
+from steplab.core import Column, RunSpec, Table
+from steplab.core.errors import SteplabError, UserError
+from steplab.core.table import Cell
+from steplab.probes.environment import capture_environment
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
-from steplab.spec import RunSpec
-from steplab.techniques.parse import parse_recipe
+from steplab.step.assemble import assemble, micro_batches
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -96,7 +95,7 @@ def judged(args: argparse.Namespace) -> Table:
         f"{inside_S.sum()} of {len(inside_S)} steps within the widened range of {args.twins} runs "
         f"({100 * inside_S.mean():.1f} %); of a twin among the others {min(alone):.1f} to "
         f"{max(alone):.1f} %; means of {WINDOW} steps. {SHAPE}, batch {args.batch} x "
-        f"{args.context}.\n{capture().conditions_on(args.device)}"
+        f"{args.context}.\n{capture_environment().conditions_on(args.device)}"
     )
     names = ("step", "twins, lowest", "twins, highest", "fast", "within")
     return Table("Loss of the fast recipe among the reference's twins",

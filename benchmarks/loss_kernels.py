@@ -22,7 +22,7 @@ from torch import Tensor
 
 from steplab.cli.flags import exit_without_gpu
 from steplab.kernels import cross_entropy as op
-from steplab.kernels.cross_entropy import _by_words, _chunked_head, _triton_rows
+from steplab.kernels.cross_entropy import _chunks, triton_chunked
 
 T, D, V = (int(word) for word in sys.argv[1:4]) if len(sys.argv) > 3 else (16_384, 768, 50_257)
 WHOLE_V, PADDED_V = V // 8 * 8, -(-V // 64) * 64
@@ -106,13 +106,20 @@ def row_kernels(rows: int, words: int) -> None:
     """Time the kernels between the products: bytes are one read and one write of the logits."""
     targets, norms, losses = torch.randint(V, (T,), device="cuda"), zeros(2, T), zeros(T)
     z, few = normal(rows, PADDED_V)[:, :V], normal(T, words)
-    part, loss = (targets[:rows], -100, losses[:rows], norms[:, :rows]), _triton_rows.loss
+    part, loss = (targets[:rows], -100, losses[:rows], norms[:, :rows]), triton_chunked.launch_loss
     for columns in (2048, 4096, 8192):
         told = f"of {rows} rows, {columns} columns at a time"
         row(f"loss {told}", 2.0 * z.numel(), BYTES, loss, z, *part, None, columns)
         row(f"and gradient {told}", 4.0 * z.numel(), BYTES, loss, z, *part, zeros(1), columns)
     known = (targets, -100, norms, 0, losses)
-    row(f"gradient of {words} words", 4.0 * few.numel(), BYTES, _triton_rows.gradient, few, *known)
+    row(
+        f"gradient of {words} words",
+        4.0 * few.numel(),
+        BYTES,
+        triton_chunked.launch_gradient,
+        few,
+        *known,
+    )
 
 
 def whole(function: Callable[..., Any], weight_dtype: torch.dtype) -> tuple[float, float]:
@@ -146,9 +153,9 @@ def wholes(weight_dtype: torch.dtype) -> None:
     compiled = torch.compile(by("reference"), fullgraph=True, dynamic=False)
     cases: list[tuple[str, Any, Any, int]] = [("full logits, compiled", compiled, None, 0)]
     cases += [("full logits", by("reference"), None, 0)]
-    cases += [("chunked", by("chunked"), _chunked_head, _chunked_head.CHUNKS)]
-    cases += [("triton_chunked", by("triton_chunked"), _chunked_head, n) for n in (8, 12, 16, 24)]
-    cases += [("triton_lean", by("triton_lean"), _by_words, n) for n in (16, 24, 32, 40, 56)]
+    cases += [("chunked", by("chunked"), _chunks, _chunks.TOKEN_CHUNKS)]
+    cases += [("triton_chunked", by("triton_chunked"), _chunks, n) for n in (8, 12, 16, 24)]
+    cases += [("triton_lean", by("triton_lean"), _chunks, n) for n in (16, 24, 32, 40, 56)]
     base_ms = base_mib = math.nan
     for name, function, module, chunks in cases:
         told, usual = name, module.CHUNKS if module else 0
@@ -173,7 +180,7 @@ def main() -> None:
     """Print all tables."""
     exit_without_gpu(__file__)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, T {T} D {D} V {V}, bf16")
-    rows, words = _chunked_head.chunk_rows(T, 2 * PADDED_V), _by_words.chunk_words(V, 2 * T)
+    rows, words = _chunks.chunk_rows(T, 2 * PADDED_V), _chunks.chunk_words(V, 2 * T)
     for weight_dtype in (BF16, FP32):
         torch._dynamo.reset()
         wholes(weight_dtype)

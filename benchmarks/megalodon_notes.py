@@ -38,9 +38,9 @@ GIB = 2**30
 
 def step_of(size: str, recipe: str, batch: int, length: int) -> tuple[Any, Any]:
     """Return a training step and its batches."""
-    from steplab.engine.assemble import assemble, micro_batches
-    from steplab.spec import RunSpec
-    from steplab.techniques.parse import parse_recipe
+    from steplab.core import RunSpec
+    from steplab.step.assemble import assemble, micro_batches
+    from steplab.techniques.recipes import parse_recipe
     from steplab.workloads.workload import find_workload
 
     config = find_workload("megalodon").resolve(size, {"context": length})

@@ -18,10 +18,10 @@ import torch
 
 from steplab import Meter, Samples
 from steplab.cli.command import Parser
-from steplab.errors import SteplabError, UserError
-from steplab.probes.environment import capture
-from steplab.record import Column, Table
-from steplab.record.table import Cell
+from steplab.core import Column, Table
+from steplab.core.errors import SteplabError, UserError
+from steplab.core.table import Cell
+from steplab.probes.environment import capture_environment
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 
@@ -59,7 +59,7 @@ def measure_all(args: argparse.Namespace) -> Table:
             own = own_time(device, line_every, args.steps, args.repeats)
             views = (own.median, own.percentile(10), own.percentile(90))
             rows.append((device, use, len(PHASES), *views, own.median / TEN_MS_IN_US * 100))
-    environment = capture()
+    environment = capture_environment()
     conditions = "\n".join(f"{device}: {environment.conditions_on(device)}" for device in devices)
     units = [("device", ""), ("use", ""), ("phases", ""), ("median", "us")]
     units += [("10th percentile", "us"), ("90th", "us"), ("share of a 10 ms step", "%")]

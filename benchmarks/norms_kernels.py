@@ -24,7 +24,7 @@ from steplab.cli.flags import exit_without_gpu
 from steplab.kernels import rms_norm as norm_op
 from steplab.kernels import rotary as rotary_op
 from steplab.kernels.adamw import Rule, Weight
-from steplab.modules.one_pass_adamw import OnePassAdamW
+from steplab.modules.optimizer import OnePassAdamW
 
 BATCH, TOKENS, HEADS, HEAD = 16, 4096, 12, 64
 ROWS, WIDTH = BATCH * TOKENS, HEADS * HEAD
@@ -200,14 +200,14 @@ def torchs(kind: str, clipped: bool) -> Callable[[], Run]:
 
 def tiling_rows() -> Iterator[list[Row]]:
     """The tilings of every kernel."""
-    from steplab.kernels.adamw import _triton_launch as update
-    from steplab.kernels.rms_norm import _triton_launch as norm
-    from steplab.kernels.rotary import _triton_launch as rotary
+    from steplab.kernels.adamw import triton_update as update
+    from steplab.kernels.rms_norm import triton_norm as norm
+    from steplab.kernels.rotary import triton_rotary as rotary
 
     def forward(tiling: norm.Tiling) -> Callable[[], Run]:
         def prepare() -> Run:
             x, y, weight = normal(ROWS, WIDTH), normal(ROWS, WIDTH), normal(WIDTH)
-            return lambda: norm.forward(x, y, weight, EPS, None, tiling)
+            return lambda: norm.launch_forward(x, y, weight, EPS, None, tiling)
 
         return prepare
 
@@ -215,7 +215,7 @@ def tiling_rows() -> Iterator[list[Row]]:
         def prepare() -> Run:
             x, y, z, weight = *(normal(ROWS, WIDTH) for _ in range(3)), normal(WIDTH)
             rstd = torch.ones(ROWS, device="cuda")
-            return lambda: norm.backward(x, y, z, weight, rstd, tiling)
+            return lambda: norm.launch_backward(x, y, z, weight, rstd, tiling)
 
         return prepare
 
@@ -223,7 +223,7 @@ def tiling_rows() -> Iterator[list[Row]]:
         def prepare() -> Run:
             qkv, q = normal(BATCH, TOKENS, 3, HEADS, HEAD), normal(BATCH, TOKENS, HEADS, HEAD)
             cos = torch.rand(TOKENS, HEAD // 2, device="cuda")
-            return lambda: rotary.rotate(qkv[:, :, 0], q, cos, cos, 1, tile, warps)
+            return lambda: rotary.launch_rotation(qkv[:, :, 0], q, cos, cos, 1, tile, warps)
 
         return prepare
 
@@ -235,7 +235,7 @@ def tiling_rows() -> Iterator[list[Row]]:
             weight = Weight(normal(size), master, normal(size), avg, sq, step)
             lr, clip = torch.tensor([1e-4, 1.0], device="cuda", dtype=torch.float64)
             rule, clip = Rule(0.9, 0.95, 1e-8, 0.1), clip.float()
-            return lambda: update.update(weight, rule, lr, clip, *shape)
+            return lambda: update.launch_update(weight, rule, lr, clip, *shape)
 
         return prepare
 

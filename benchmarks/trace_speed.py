@@ -24,17 +24,17 @@ from statistics import median
 from trace_files import record_sample, write_trace_file
 
 from steplab.cli.command import Parser
-from steplab.errors import MeasurementError, SteplabError, UserError
-from steplab.probes.environment import capture
-from steplab.record import Column, Table
-from steplab.record.table import Cell
+from steplab.core import Column, Table
+from steplab.core.errors import MeasurementError, SteplabError, UserError
+from steplab.core.table import Cell
+from steplab.probes.environment import capture_environment
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 
 STEPLAB, EXPLAINED, PEER = "steplab", "steplab, explained", "HolisticTraceAnalysis"
 IMPORTS = {
     STEPLAB: "from steplab.trace.load import load_trace",
-    EXPLAINED: "from steplab.explain import case_of_trace, explain",
+    EXPLAINED: "from steplab.findings import case_of_trace, explain",
     PEER: "from hta.trace_analysis import TraceAnalysis",
 }
 LOADS = {
@@ -102,7 +102,7 @@ def measure_all(args: argparse.Namespace, folder: Path) -> Table:
         columns=tuple(Column(name, unit) for name, unit in UNITS),
         rows=tuple(rows),
         note=f"steplab: median of {args.repeats} loads, a process each. {beside}. "
-        f"Load average when done: {os.getloadavg()[0]:.1f}.\n{capture().conditions_on('cpu')}",
+        f"Load average when done: {os.getloadavg()[0]:.1f}.\n{capture_environment().conditions_on('cpu')}",
     )
 
 

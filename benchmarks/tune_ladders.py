@@ -20,18 +20,17 @@ from time import monotonic, time
 from typing import Any
 
 from steplab.cli.command import Parser
-from steplab.cli.ladder_view import LadderView
-from steplab.cli.tune import COMMAND, search, show
-from steplab.engine.gate.remote import Scout
-from steplab.engine.gate.spares import Spares
-from steplab.errors import SteplabError, UserError, did_you_mean
-from steplab.record.ladder import Ladder, Rung
+from steplab.cli.tune import COMMAND, LadderView, search, show
+from steplab.core.errors import SteplabError, UserError, did_you_mean
+from steplab.core.ladder import Ladder, Rung
 from steplab.report.export import to_markdown
-from steplab.techniques.situation import where
-from steplab.tune.impact import impact_table, reasons_table, total_line, untried_table
-from steplab.tune.peer import peer_line
-from steplab.tune.state import LadderFolder
-from steplab.tune.stopwatch import told
+from steplab.techniques.context import format_waits
+from steplab.tune.climb import peer_line
+from steplab.tune.folder import LadderFolder
+from steplab.tune.report import impact_table, reasons_table, total_line, untried_table
+from steplab.tune.view import format_timings
+from steplab.verify.remote import ReferenceWorker
+from steplab.workers.pool import WorkerPool
 
 ROOT = Path(__file__).parents[1]  # where the commands below are run
 # The first design: a dense mask, expert by expert, torch's own ops, autocast, torch's update.
@@ -40,8 +39,7 @@ FIRST = (
     "impl.feed_forward=reference,impl.rms_norm=aten,impl.rotary=reference"
 )
 LADDERS = {
-    "tsmoe_flagship": f"tsmoe --size flagship --batch 16 --recipe {FIRST} "
-    "--against recipes/flagship.toml",
+    "tsmoe_flagship": f"tsmoe --size flagship --batch 16 --recipe {FIRST} --against flagship",
     "tsmoe_small": f"tsmoe --size small --batch 4 --recipe {FIRST}",
     "gpt_small": "gpt --size small --batch 4",
     "gpt_xl": "gpt --size xl --batch 4",
@@ -79,7 +77,7 @@ def _interrupted(number: int, frame: Any) -> None:
 def climb_all(names: Sequence[str], out: Path, minutes: float) -> int:
     """Climb with one scout for all: it imports torch once."""
     begun, code = monotonic(), 0
-    scout, spares = Scout(), Spares()
+    scout, spares = ReferenceWorker(), WorkerPool()
     try:
         for name in names:
             spares.prepare()
@@ -101,7 +99,12 @@ def climb_all(names: Sequence[str], out: Path, minutes: float) -> int:
 
 
 def climb(
-    name: str, words: Sequence[str], out: Path, begun: float, scout: Scout, spares: Spares
+    name: str,
+    words: Sequence[str],
+    out: Path,
+    begun: float,
+    scout: ReferenceWorker,
+    spares: WorkerPool,
 ) -> None:
     """Climb one ladder, print what came of it, and write its table whatever happens."""
     parser = Parser("steplab tune", COMMAND.summary)
@@ -157,11 +160,16 @@ def page(ladder: Ladder) -> str:
     lines = [to_markdown(impact_table(ladder)), f"- {total_line(ladder)}"]
     lines += [f"- {peer_line(ladder.peer)}"] if ladder.peer else []
     if ladder.waits:
-        lines.append(f"- the baseline waits {len(ladder.waits)} times: {where(ladder.waits)}")
+        lines.append(
+            f"- the baseline waits {len(ladder.waits)} times: {format_waits(ladder.waits)}"
+        )
     lines.append(f"- stopped after {ladder.seconds:.0f} s: {ladder.stopped or 'interrupted'}")
     lines += [f"- left: {', '.join(ladder.left)}"] if ladder.left else []
-    lines.append(f"- seconds outside the rungs: {told(ladder.parts)}")
-    lines += [f"- {rung.label}, {rung.seconds:.1f} s: {told(rung.parts)}" for rung in ladder.rungs]
+    lines.append(f"- seconds outside the rungs: {format_timings(ladder.parts)}")
+    lines += [
+        f"- {rung.label}, {rung.seconds:.1f} s: {format_timings(rung.parts)}"
+        for rung in ladder.rungs
+    ]
     more = [reasons_table(ladder, all_rungs=False), untried_table(ladder)]
     return "\n".join([*lines, "", *(to_markdown(table) for table in more if table.rows)])
 

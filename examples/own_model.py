@@ -27,7 +27,7 @@ class Forecaster(nn.Module):
         return self.head(hidden_BTD).squeeze(-1)
 
 
-def recurrent(width: int = 64, layers: int = 2, context: int = 96) -> steplab.Adopted:
+def recurrent(width: int = 64, layers: int = 2, context: int = 96) -> steplab.UserModel:
     """A GRU that forecasts random walks."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -37,7 +37,7 @@ def recurrent(width: int = 64, layers: int = 2, context: int = 96) -> steplab.Ad
     def loss(model: nn.Module, series: Tensor) -> Tensor:
         return F.huber_loss(model(series[:, :-1]), series[:, 1:])
 
-    return steplab.Adopted(
+    return steplab.UserModel(
         model=Forecaster(width, layers),
         batches=batches,
         loss=loss,

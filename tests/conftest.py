@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from steplab.spec import Recipe, RunSpec
+from steplab.core import Recipe, RunSpec
 from steplab.store import Store
-from steplab.techniques.parse import parse_recipe
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
 # Two threads on a busy two-core machine wait for each other longer than they compute.

@@ -53,7 +53,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, forget: bool) -> steplab.Adopted:
+def made(width: int, forget: bool) -> steplab.UserModel:
     """As many rows as fill the share of the device; they are on it already."""
     on_cuda = torch.cuda.is_available()
     room = torch.cuda.mem_get_info()[1] if on_cuda else 2**28
@@ -68,14 +68,14 @@ def made(width: int, forget: bool) -> steplab.Adopted:
     def loss(model: nn.Module, x_ND: Tensor) -> Tensor:
         return model(x_ND).abs().mean()
 
-    return steplab.Adopted(Stack(width, forget).bfloat16(), batches, loss, rows, optimizer=adamw)
+    return steplab.UserModel(Stack(width, forget).bfloat16(), batches, loss, rows, optimizer=adamw)
 
 
-def faulty(width: int = 1024) -> steplab.Adopted:
+def faulty(width: int = 1024) -> steplab.UserModel:
     """Keeps everything."""
     return made(width, forget=False)
 
 
-def clean(width: int = 1024) -> steplab.Adopted:
+def clean(width: int = 1024) -> steplab.UserModel:
     """Keeps what enters a block."""
     return made(width, forget=True)

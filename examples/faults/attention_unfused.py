@@ -45,7 +45,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, heads: int, context: int, layers: int, by_hand: bool) -> steplab.Adopted:
+def made(width: int, heads: int, context: int, layers: int, by_hand: bool) -> steplab.UserModel:
     """A stack of attention."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -57,16 +57,18 @@ def made(width: int, heads: int, context: int, layers: int, by_hand: bool) -> st
         return model(x_BTD).abs().mean()
 
     model = nn.Sequential(*(Attention(width, heads, by_hand) for _ in range(layers)))
-    return steplab.Adopted(model, batches, loss, context, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, context, optimizer=adamw)
 
 
 def faulty(
     width: int = 256, heads: int = 4, context: int = 256, layers: int = 2
-) -> steplab.Adopted:
+) -> steplab.UserModel:
     """By hand."""
     return made(width, heads, context, layers, by_hand=True)
 
 
-def clean(width: int = 256, heads: int = 4, context: int = 256, layers: int = 2) -> steplab.Adopted:
+def clean(
+    width: int = 256, heads: int = 4, context: int = 256, layers: int = 2
+) -> steplab.UserModel:
     """Fused."""
     return made(width, heads, context, layers, by_hand=False)

@@ -40,7 +40,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, rows: int, layers: int, mixed: bool) -> steplab.Adopted:
+def made(width: int, rows: int, layers: int, mixed: bool) -> steplab.UserModel:
     """A stack of such layers."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -52,14 +52,14 @@ def made(width: int, rows: int, layers: int, mixed: bool) -> steplab.Adopted:
         return model(x_ND).abs().mean()
 
     model = nn.Sequential(*(Layer(width, mixed) for _ in range(layers)))
-    return steplab.Adopted(model, batches, loss, rows, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, rows, optimizer=adamw)
 
 
-def faulty(width: int = 512, rows: int = 512, layers: int = 6) -> steplab.Adopted:
+def faulty(width: int = 512, rows: int = 512, layers: int = 6) -> steplab.UserModel:
     """Back and forth."""
     return made(width, rows, layers, mixed=True)
 
 
-def clean(width: int = 512, rows: int = 512, layers: int = 6) -> steplab.Adopted:
+def clean(width: int = 512, rows: int = 512, layers: int = 6) -> steplab.UserModel:
     """One dtype."""
     return made(width, rows, layers, mixed=False)

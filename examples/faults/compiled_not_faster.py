@@ -34,7 +34,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def faulty(width: int = 64, layers: int = 24) -> steplab.Adopted:
+def faulty(width: int = 64, layers: int = 24) -> steplab.UserModel:
     """A stack of narrow layers."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -46,9 +46,9 @@ def faulty(width: int = 64, layers: int = 24) -> steplab.Adopted:
         return model(x_ND).abs().mean()
 
     model = nn.Sequential(*(Residual(width) for _ in range(layers)))
-    return steplab.Adopted(model, batches, loss, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, optimizer=adamw)
 
 
-def clean(width: int = 64, layers: int = 24) -> steplab.Adopted:
+def clean(width: int = 64, layers: int = 24) -> steplab.UserModel:
     """The same, as it is."""
     return faulty(width, layers)

@@ -39,7 +39,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, context: int, layers: int, transposed: bool) -> steplab.Adopted:
+def made(width: int, context: int, layers: int, transposed: bool) -> steplab.UserModel:
     """A stack of such layers."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -51,14 +51,14 @@ def made(width: int, context: int, layers: int, transposed: bool) -> steplab.Ado
         return model(x_BTD).abs().mean()
 
     model = nn.Sequential(*(Scale(width, transposed) for _ in range(layers)))
-    return steplab.Adopted(model, batches, loss, context, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, context, optimizer=adamw)
 
 
-def faulty(width: int = 64, context: int = 2048, layers: int = 6) -> steplab.Adopted:
+def faulty(width: int = 64, context: int = 2048, layers: int = 6) -> steplab.UserModel:
     """Two copies a layer, and two more in backward."""
     return made(width, context, layers, transposed=True)
 
 
-def clean(width: int = 64, context: int = 2048, layers: int = 6) -> steplab.Adopted:
+def clean(width: int = 64, context: int = 2048, layers: int = 6) -> steplab.UserModel:
     """No copies."""
     return made(width, context, layers, transposed=False)

@@ -56,15 +56,15 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def faulty(width: int = 768) -> steplab.Adopted:
+def faulty(width: int = 768) -> steplab.UserModel:
     """Reads in the step."""
-    return steplab.Adopted(
+    return steplab.UserModel(
         network(width), lambda size: read(size, width), loss, 128, optimizer=adamw
     )
 
 
-def clean(width: int = 768) -> steplab.Adopted:
+def clean(width: int = 768) -> steplab.UserModel:
     """Reads ahead."""
-    return steplab.Adopted(
+    return steplab.UserModel(
         network(width), lambda size: read_ahead(size, width), loss, 128, optimizer=adamw
     )

@@ -50,7 +50,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, hidden: int, experts: int, context: int, factor: float) -> steplab.Adopted:
+def made(width: int, hidden: int, experts: int, context: int, factor: float) -> steplab.UserModel:
     """One mixture on random tokens."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -61,20 +61,20 @@ def made(width: int, hidden: int, experts: int, context: int, factor: float) -> 
     def loss(model: nn.Module, x_TD: Tensor) -> Tensor:
         return model(x_TD).abs().mean()
 
-    return steplab.Adopted(
+    return steplab.UserModel(
         Mixture(width, hidden, experts, factor), batches, loss, context, optimizer=adamw
     )
 
 
 def faulty(
     width: int = 128, hidden: int = 512, experts: int = 8, context: int = 256
-) -> steplab.Adopted:
+) -> steplab.UserModel:
     """Room for half."""
     return made(width, hidden, experts, context, factor=0.5)
 
 
 def clean(
     width: int = 128, hidden: int = 512, experts: int = 8, context: int = 256
-) -> steplab.Adopted:
+) -> steplab.UserModel:
     """Room for a quarter more than an even share."""
     return made(width, hidden, experts, context, factor=1.25)

@@ -51,7 +51,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, hidden: int, experts: int, context: int, favour: float) -> steplab.Adopted:
+def made(width: int, hidden: int, experts: int, context: int, favour: float) -> steplab.UserModel:
     """One mixture on random tokens."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -62,20 +62,20 @@ def made(width: int, hidden: int, experts: int, context: int, favour: float) -> 
     def loss(model: nn.Module, x_TD: Tensor) -> Tensor:
         return model(x_TD).abs().mean()
 
-    return steplab.Adopted(
+    return steplab.UserModel(
         Mixture(width, hidden, experts, favour), batches, loss, context, optimizer=adamw
     )
 
 
 def faulty(
     width: int = 128, hidden: int = 512, experts: int = 8, context: int = 256
-) -> steplab.Adopted:
+) -> steplab.UserModel:
     """Two experts take nearly everything."""
     return made(width, hidden, experts, context, favour=3.0)
 
 
 def clean(
     width: int = 128, hidden: int = 512, experts: int = 8, context: int = 256
-) -> steplab.Adopted:
+) -> steplab.UserModel:
     """All experts take about the same."""
     return made(width, hidden, experts, context, favour=0.0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import steplab
-from steplab.errors import Unsupported
+from steplab.core.errors import Unsupported
 
 rule = "exposed_communication"
 where = "cuda"
@@ -53,7 +53,7 @@ class Replicated(nn.Module):
         return self.layers(x_ND)
 
 
-def made(width: int, rows: int, layers: int, overlapped: bool) -> steplab.Adopted:
+def made(width: int, rows: int, layers: int, overlapped: bool) -> steplab.UserModel:
     """Batches lie on the first GPU."""
     if torch.cuda.device_count() < gpus:
         raise Unsupported("This exhibit needs two GPUs.")
@@ -71,14 +71,14 @@ def made(width: int, rows: int, layers: int, overlapped: bool) -> steplab.Adopte
         return torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
 
     model = Replicated(width, layers, overlapped)
-    return steplab.Adopted(model, batches, loss, rows, optimizer=optimizer)
+    return steplab.UserModel(model, batches, loss, rows, optimizer=optimizer)
 
 
-def faulty(width: int = 4096, rows: int = 4096, layers: int = 8) -> steplab.Adopted:
+def faulty(width: int = 4096, rows: int = 4096, layers: int = 8) -> steplab.UserModel:
     """One after the other."""
     return made(width, rows, layers, overlapped=False)
 
 
-def clean(width: int = 4096, rows: int = 4096, layers: int = 8) -> steplab.Adopted:
+def clean(width: int = 4096, rows: int = 4096, layers: int = 8) -> steplab.UserModel:
     """Side by side."""
     return made(width, rows, layers, overlapped=True)

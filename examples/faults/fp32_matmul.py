@@ -20,7 +20,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, rows: int, layers: int, half: bool) -> steplab.Adopted:
+def made(width: int, rows: int, layers: int, half: bool) -> steplab.UserModel:
     """Square layers; batches lie on the device."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -35,14 +35,14 @@ def made(width: int, rows: int, layers: int, half: bool) -> steplab.Adopted:
             return model(x_ND).float().abs().mean()
 
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
-    return steplab.Adopted(model, batches, loss, rows, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, rows, optimizer=adamw)
 
 
-def faulty(width: int = 4096, rows: int = 4096, layers: int = 4) -> steplab.Adopted:
+def faulty(width: int = 4096, rows: int = 4096, layers: int = 4) -> steplab.UserModel:
     """Twenty-four bits for every product."""
     return made(width, rows, layers, half=False)
 
 
-def clean(width: int = 4096, rows: int = 4096, layers: int = 4) -> steplab.Adopted:
+def clean(width: int = 4096, rows: int = 4096, layers: int = 4) -> steplab.UserModel:
     """Eight bits."""
     return made(width, rows, layers, half=True)

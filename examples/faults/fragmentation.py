@@ -48,7 +48,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, rows: int, kept: bool) -> steplab.Adopted:
+def made(width: int, rows: int, kept: bool) -> steplab.UserModel:
     """Batches lie on the device."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -61,14 +61,14 @@ def made(width: int, rows: int, kept: bool) -> steplab.Adopted:
         return model(x_ND).abs().mean()
 
     model = Watched(width, 4 * rows, kept).to(torch.bfloat16)
-    return steplab.Adopted(model, batches, loss, rows, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, rows, optimizer=adamw)
 
 
-def faulty(width: int = 4096, rows: int = 2048) -> steplab.Adopted:
+def faulty(width: int = 4096, rows: int = 2048) -> steplab.UserModel:
     """A buffer of a new size every step, 64 MiB to 2.5 GiB: a larger one never fits an old one."""
     return made(width, rows, kept=False)
 
 
-def clean(width: int = 4096, rows: int = 2048) -> steplab.Adopted:
+def clean(width: int = 4096, rows: int = 2048) -> steplab.UserModel:
     """One buffer of 2.5 GiB."""
     return made(width, rows, kept=True)

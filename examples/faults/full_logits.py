@@ -64,7 +64,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(vocabulary: int, width: int, loss: object) -> steplab.Adopted:
+def made(vocabulary: int, width: int, loss: object) -> steplab.UserModel:
     """As many tokens as fill the share of memory."""
     context = int(SHARE * memory_bytes() / (4 * 4 * vocabulary))  # four sequences, fp32
 
@@ -73,14 +73,14 @@ def made(vocabulary: int, width: int, loss: object) -> steplab.Adopted:
         while True:
             yield batch
 
-    return steplab.Adopted(Reader(vocabulary, width), batches, loss, context, optimizer=adamw)
+    return steplab.UserModel(Reader(vocabulary, width), batches, loss, context, optimizer=adamw)
 
 
-def faulty(vocabulary: int = 50_304, width: int = 32) -> steplab.Adopted:
+def faulty(vocabulary: int = 50_304, width: int = 32) -> steplab.UserModel:
     """All logits at once."""
     return made(vocabulary, width, whole)
 
 
-def clean(vocabulary: int = 50_304, width: int = 32) -> steplab.Adopted:
+def clean(vocabulary: int = 50_304, width: int = 32) -> steplab.UserModel:
     """A sixteenth of them at a time."""
     return made(vocabulary, width, chunked)

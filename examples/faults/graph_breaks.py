@@ -53,7 +53,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, rows: int, layers: int, in_python: bool) -> steplab.Adopted:
+def made(width: int, rows: int, layers: int, in_python: bool) -> steplab.UserModel:
     """A compiled stack of gates."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -66,14 +66,14 @@ def made(width: int, rows: int, layers: int, in_python: bool) -> steplab.Adopted
 
     model = Stack(*(Gate(width, in_python) for _ in range(layers)))
     model.compile()
-    return steplab.Adopted(model, batches, loss, rows, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, rows, optimizer=adamw)
 
 
-def faulty(width: int = 64, rows: int = 64, layers: int = 6) -> steplab.Adopted:
+def faulty(width: int = 64, rows: int = 64, layers: int = 6) -> steplab.UserModel:
     """One break per layer."""
     return made(width, rows, layers, in_python=True)
 
 
-def clean(width: int = 64, rows: int = 64, layers: int = 6) -> steplab.Adopted:
+def clean(width: int = 64, rows: int = 64, layers: int = 6) -> steplab.UserModel:
     """One graph."""
     return made(width, rows, layers, in_python=False)

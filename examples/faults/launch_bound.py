@@ -34,7 +34,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def faulty(width: int = 256, rows: int = 64, layers: int = 64) -> steplab.Adopted:
+def faulty(width: int = 256, rows: int = 64, layers: int = 64) -> steplab.UserModel:
     """A deep stack; batches lie on the device."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -47,7 +47,7 @@ def faulty(width: int = 256, rows: int = 64, layers: int = 64) -> steplab.Adopte
         return model(x_ND).abs().mean()
 
     model = nn.Sequential(*(Narrow(width) for _ in range(layers))).to(torch.bfloat16)
-    return steplab.Adopted(model, batches, loss, rows, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, rows, optimizer=adamw)
 
 
 clean = faulty

@@ -38,7 +38,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, layers: int, padded: bool) -> steplab.Adopted:
+def made(width: int, layers: int, padded: bool) -> steplab.UserModel:
     """A compiled stack, replayed by CUDA graphs; batches lie on the device."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -53,14 +53,14 @@ def made(width: int, layers: int, padded: bool) -> steplab.Adopted:
     layered = (nn.Linear(width, width) for _ in range(layers))
     model = Stack(*(part for layer in layered for part in (layer, nn.GELU()))).to(torch.bfloat16)
     model.compile(mode="reduce-overhead", dynamic=not padded)
-    return steplab.Adopted(model, batches, loss, LONGEST, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, LONGEST, optimizer=adamw)
 
 
-def faulty(width: int = 4096, layers: int = 16) -> steplab.Adopted:
+def faulty(width: int = 4096, layers: int = 16) -> steplab.UserModel:
     """One capture per length, at every second step."""
     return made(width, layers, padded=False)
 
 
-def clean(width: int = 4096, layers: int = 16) -> steplab.Adopted:
+def clean(width: int = 4096, layers: int = 16) -> steplab.UserModel:
     """One capture."""
     return made(width, layers, padded=True)

@@ -23,7 +23,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, rows: int, disturbed: bool) -> steplab.Adopted:
+def made(width: int, rows: int, disturbed: bool) -> steplab.UserModel:
     """One layer; the disturbance is in the loss, where no fetch hides it."""
     number = count()
 
@@ -38,14 +38,14 @@ def made(width: int, rows: int, disturbed: bool) -> steplab.Adopted:
         return model(x_ND).abs().mean()
 
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
-    return steplab.Adopted(model, batches, loss, rows, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, rows, optimizer=adamw)
 
 
-def faulty(width: int = 512, rows: int = 256) -> steplab.Adopted:
+def faulty(width: int = 512, rows: int = 256) -> steplab.UserModel:
     """Disturbed."""
     return made(width, rows, disturbed=True)
 
 
-def clean(width: int = 512, rows: int = 256) -> steplab.Adopted:
+def clean(width: int = 512, rows: int = 256) -> steplab.UserModel:
     """Left alone."""
     return made(width, rows, disturbed=False)

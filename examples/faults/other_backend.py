@@ -58,7 +58,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, heads: int, context: int, compiled: bool) -> steplab.Adopted:
+def made(width: int, heads: int, context: int, compiled: bool) -> steplab.UserModel:
     """One layer."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -70,14 +70,14 @@ def made(width: int, heads: int, context: int, compiled: bool) -> steplab.Adopte
         return model(x_BTD).abs().mean()
 
     model = Attention(width, heads, compiled)
-    return steplab.Adopted(model, batches, loss, 16 * context, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, 16 * context, optimizer=adamw)
 
 
-def faulty(width: int = 128, heads: int = 8, context: int = 24) -> steplab.Adopted:
+def faulty(width: int = 128, heads: int = 8, context: int = 24) -> steplab.UserModel:
     """A compiled graph that keeps its kernel."""
     return made(width, heads, context, compiled=True)
 
 
-def clean(width: int = 128, heads: int = 8, context: int = 24) -> steplab.Adopted:
+def clean(width: int = 128, heads: int = 8, context: int = 24) -> steplab.UserModel:
     """Does as it is asked."""
     return made(width, heads, context, compiled=False)

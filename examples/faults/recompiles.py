@@ -39,7 +39,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, padded: bool) -> steplab.Adopted:
+def made(width: int, padded: bool) -> steplab.UserModel:
     """A small compiled network on sequences of growing length."""
     torch._dynamo.config.recompile_limit = LONGEST
 
@@ -53,14 +53,14 @@ def made(width: int, padded: bool) -> steplab.Adopted:
 
     model = Stack(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
     model.compile(dynamic=False, backend="aot_eager")
-    return steplab.Adopted(model, batches, loss, LONGEST, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, LONGEST, optimizer=adamw)
 
 
-def faulty(width: int = 64) -> steplab.Adopted:
+def faulty(width: int = 64) -> steplab.UserModel:
     """A new graph at every step."""
     return made(width, padded=False)
 
 
-def clean(width: int = 64) -> steplab.Adopted:
+def clean(width: int = 64) -> steplab.UserModel:
     """One graph."""
     return made(width, padded=True)

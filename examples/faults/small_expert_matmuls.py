@@ -69,7 +69,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, hidden: int, experts: int, context: int, loop: bool) -> steplab.Adopted:
+def made(width: int, hidden: int, experts: int, context: int, loop: bool) -> steplab.UserModel:
     """One mixture on random tokens."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -80,20 +80,20 @@ def made(width: int, hidden: int, experts: int, context: int, loop: bool) -> ste
     def loss(model: nn.Module, x_TD: Tensor) -> Tensor:
         return model(x_TD).abs().mean()
 
-    return steplab.Adopted(
+    return steplab.UserModel(
         Mixture(width, hidden, experts, loop), batches, loss, context, optimizer=adamw
     )
 
 
 def faulty(
     width: int = 128, hidden: int = 256, experts: int = 64, context: int = 128
-) -> steplab.Adopted:
+) -> steplab.UserModel:
     """One after the other."""
     return made(width, hidden, experts, context, loop=True)
 
 
 def clean(
     width: int = 128, hidden: int = 256, experts: int = 64, context: int = 128
-) -> steplab.Adopted:
+) -> steplab.UserModel:
     """All at once."""
     return made(width, hidden, experts, context, loop=False)

@@ -21,7 +21,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def faulty(width: int = 512, rows: int = 256) -> steplab.Adopted:
+def faulty(width: int = 512, rows: int = 256) -> steplab.UserModel:
     """Two products in bf16."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -34,9 +34,9 @@ def faulty(width: int = 512, rows: int = 256) -> steplab.Adopted:
             return model(x_ND).float().abs().mean()
 
     model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
-    return steplab.Adopted(model, batches, loss, rows, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, rows, optimizer=adamw)
 
 
-def clean(width: int = 512, rows: int = 256) -> steplab.Adopted:
+def clean(width: int = 512, rows: int = 256) -> steplab.UserModel:
     """The same step."""
     return faulty(width, rows)

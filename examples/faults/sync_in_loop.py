@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import steplab
 
-rule = "synchronisation"
+rule = "synchronization"
 where = "cuda"
 
 
@@ -39,7 +39,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, rows: int, layers: int, read_back: bool) -> steplab.Adopted:
+def made(width: int, rows: int, layers: int, read_back: bool) -> steplab.UserModel:
     """Batches lie on the device, so that nothing else waits."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -54,14 +54,14 @@ def made(width: int, rows: int, layers: int, read_back: bool) -> steplab.Adopted
     # A layer keeps an H200 busy for longer than its launches take: it is the waiting that costs
     # here, not the launching.
     model = Logged(width, layers, read_back).to(torch.bfloat16)
-    return steplab.Adopted(model, batches, loss, rows, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, rows, optimizer=adamw)
 
 
-def faulty(width: int = 2048, rows: int = 2048, layers: int = 32) -> steplab.Adopted:
+def faulty(width: int = 2048, rows: int = 2048, layers: int = 32) -> steplab.UserModel:
     """Waits in every layer."""
     return made(width, rows, layers, read_back=True)
 
 
-def clean(width: int = 2048, rows: int = 2048, layers: int = 32) -> steplab.Adopted:
+def clean(width: int = 2048, rows: int = 2048, layers: int = 32) -> steplab.UserModel:
     """Never waits."""
     return made(width, rows, layers, read_back=False)

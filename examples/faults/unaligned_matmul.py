@@ -14,7 +14,7 @@ rule = "unaligned_matmul"
 where = "cuda"
 
 
-def made(width: int, rows: int, vocabulary: int) -> steplab.Adopted:
+def made(width: int, rows: int, vocabulary: int) -> steplab.UserModel:
     """A head alone, in bf16; batches lie on the device."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -32,14 +32,14 @@ def made(width: int, rows: int, vocabulary: int) -> steplab.Adopted:
     model = nn.Sequential(
         nn.Linear(width, width, bias=False), nn.Linear(width, vocabulary, bias=False)
     ).bfloat16()
-    return steplab.Adopted(model, batches, loss, rows, optimizer=optimizer)
+    return steplab.UserModel(model, batches, loss, rows, optimizer=optimizer)
 
 
-def faulty(width: int = 2048, rows: int = 4096, vocabulary: int = 50_257) -> steplab.Adopted:
+def faulty(width: int = 2048, rows: int = 4096, vocabulary: int = 50_257) -> steplab.UserModel:
     """As many words as there are."""
     return made(width, rows, vocabulary)
 
 
-def clean(width: int = 2048, rows: int = 4096, vocabulary: int = 50_304) -> steplab.Adopted:
+def clean(width: int = 2048, rows: int = 4096, vocabulary: int = 50_304) -> steplab.UserModel:
     """The next multiple of 64."""
     return made(width, rows, vocabulary)

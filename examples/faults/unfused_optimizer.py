@@ -14,7 +14,7 @@ rule = "unfused_optimizer"
 where = "cpu"
 
 
-def made(width: int, layers: int, fused: bool) -> steplab.Adopted:
+def made(width: int, layers: int, fused: bool) -> steplab.UserModel:
     """Square layers on four rows."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -29,14 +29,14 @@ def made(width: int, layers: int, fused: bool) -> steplab.Adopted:
         return torch.optim.AdamW(model.parameters(), fused=fused, foreach=False)
 
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
-    return steplab.Adopted(model, batches, loss, optimizer=optimizer)
+    return steplab.UserModel(model, batches, loss, optimizer=optimizer)
 
 
-def faulty(width: int = 1024, layers: int = 8) -> steplab.Adopted:
+def faulty(width: int = 1024, layers: int = 8) -> steplab.UserModel:
     """One operation after the other, over all weights."""
     return made(width, layers, fused=False)
 
 
-def clean(width: int = 1024, layers: int = 8) -> steplab.Adopted:
+def clean(width: int = 1024, layers: int = 8) -> steplab.UserModel:
     """One pass over all weights."""
     return made(width, layers, fused=True)

@@ -42,7 +42,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, rows: int, trials: int) -> steplab.Adopted:
+def made(width: int, rows: int, trials: int) -> steplab.UserModel:
     """One layer, `trials` of whose trials are still to come."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -55,14 +55,14 @@ def made(width: int, rows: int, trials: int) -> steplab.Adopted:
 
     model = Tuned(width)
     model.tried = TRIALS - trials
-    return steplab.Adopted(model, batches, loss, rows, optimizer=adamw)
+    return steplab.UserModel(model, batches, loss, rows, optimizer=adamw)
 
 
-def faulty(width: int = 1024, rows: int = 128) -> steplab.Adopted:
+def faulty(width: int = 1024, rows: int = 128) -> steplab.UserModel:
     """Tries in the steps."""
     return made(width, rows, TRIALS)
 
 
-def clean(width: int = 1024, rows: int = 128) -> steplab.Adopted:
+def clean(width: int = 1024, rows: int = 128) -> steplab.UserModel:
     """Has tried before."""
     return made(width, rows, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steplab import shelf
+from steplab.core import registry
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "steplab"
@@ -23,13 +23,13 @@ LONGEST_FUNCTION = 60
         "steplab",
         "steplab.report.terminal",
         "steplab.report.export",
-        "steplab.explain",
+        "steplab.findings",
         "steplab.store",
-        "steplab.compare.steps",
-        "steplab.record",
-        "steplab.spec",
-        "steplab.hardware.figures",
-        "steplab.engine.isolate",
+        "steplab.compare.step_tables",
+        "steplab.core",
+        "steplab.core",
+        "steplab.hardware.mfu",
+        "steplab.workers.client",
         "steplab.cli.main",
         "steplab.cli.bench.step",
         "steplab.cli.bench.precision",
@@ -44,7 +44,7 @@ LONGEST_FUNCTION = 60
         "steplab.cli.data.pack",
         "steplab.cli.data.download",
         "steplab.cli.runs",
-        "steplab.techniques.parse",
+        "steplab.techniques.recipes",
         "steplab.workloads.gpt",
     ],
 )
@@ -59,7 +59,7 @@ def test_these_leave_torch_out(module):
 def test_reading_a_recipe_needs_no_torch():
     code = (
         "import sys\n"
-        "from steplab.techniques.parse import parse_recipe\n"
+        "from steplab.techniques.recipes import parse_recipe\n"
         "parse_recipe('precision=bf16,compile=blocks,impl.attention=flash,optimizer=fused')\n"
         "sys.exit('torch' in sys.modules)"
     )
@@ -97,7 +97,7 @@ def test_no_technique_is_named_in_the_engine():
         ("steplab.techniques", "TECHNIQUE"),
         ("steplab.probes", "PROBE"),
         ("steplab.workloads", "WORKLOAD"),
-        ("steplab.explain.rules", "RULE"),
+        ("steplab.findings.rules", "RULE"),
         ("steplab.cli", "COMMAND"),
         ("steplab.cli.bench", "COMMAND"),
         ("steplab.cli.data", "COMMAND"),
@@ -106,19 +106,19 @@ def test_no_technique_is_named_in_the_engine():
 def test_every_member_of_every_shelf_loads(package, constant):
     if "cli" in package:
         pytest.importorskip("rich")
-    members = shelf.names(package, constant)
+    members = registry.names(package, constant)
     assert members
     for name in members:
-        assert shelf.load(package, name, constant) is not None
+        assert registry.load(package, name, constant) is not None
 
 
 def test_every_probe_fills_a_field_of_run():
     import dataclasses
 
-    from steplab.record import Run
+    from steplab.core import Run
 
     fields = {field.name for field in dataclasses.fields(Run)}
-    assert set(shelf.names("steplab.probes", "PROBE")) <= fields
+    assert set(registry.names("steplab.probes", "PROBE")) <= fields
 
 
 def test_public_names_exist_and_are_documented():

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
+from steplab.bench.op_isolate import CellIsolation
 from steplab.cli import op_bench
 from steplab.cli.main import main
 from steplab.store import Store
-from steplab.studies.ops.isolate import CellIsolation
 
 SMALL = "--context 16 32 --heads 1 --head-width 8 --impl flash cudnn --warmup 1 --repeats 6"
 
@@ -14,12 +14,12 @@ class InThisProcess(CellIsolation):
     """Measures without a worker, whose start takes seconds."""
 
     def environment(self):
-        from steplab.probes.environment import capture
+        from steplab.probes.environment import capture_environment
 
-        return capture()
+        return capture_environment()
 
     def trial(self, spec, environment, key="", progress=None):
-        from steplab.studies.ops.cell import measure_cell
+        from steplab.bench.op_cell import measure_cell
 
         return measure_cell(spec)
 

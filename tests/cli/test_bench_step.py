@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("rich")
 
 from steplab.cli.main import main
-from steplab.spec import RunSpec, fingerprint
+from steplab.core import RunSpec, fingerprint
 from steplab.store import Store
 from steplab.workloads.workload import find_workload
 
@@ -82,7 +82,7 @@ def test_a_loss_that_is_no_scalar(tmp_path, capsys):
         "def make():\n"
         "    def batches(size):\n"
         "        while True: yield torch.ones(size, 2)\n"
-        "    return steplab.Adopted(torch.nn.Linear(2, 2), batches, lambda m, x: m(x))\n"
+        "    return steplab.UserModel(torch.nn.Linear(2, 2), batches, lambda m, x: m(x))\n"
     )
     words = ["bench", "step", f"{path}:make", "--mode", "full", "--store", str(tmp_path / "s")]
     assert main(words) == 2

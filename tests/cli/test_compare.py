@@ -9,8 +9,8 @@ pytest.importorskip("rich")
 
 from steplab.cli.compare import read_share
 from steplab.cli.main import main
-from steplab.errors import UserError
-from steplab.record import Samples
+from steplab.core import Samples
+from steplab.core.errors import UserError
 from steplab.workloads.workload import find_workload
 from tests.compare.sides import noisy, run_of
 from tests.trace.traces import launched, op, range_, write_trace

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from steplab.cli.main import main
-from steplab.studies.evaluation import sources
+from steplab.forecasting.evaluation import data
 
 TINY = """--hidden-size 16 --n-decoder-layers 1 --n-head 2 --num-experts 2 --d-ff 16 --d-expert 8
 --seq-max-len 40 --horizons 1,8 --batch-size 2 --steps-per-epoch 2 --log-every 2
@@ -23,8 +23,8 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def few_series(monkeypatch):
-    monkeypatch.setattr(sources, "SERIES_PER_FAMILY", 1)
-    monkeypatch.setattr(sources, "LENGTH", 128)
+    monkeypatch.setattr(data, "SERIES_PER_FAMILY", 1)
+    monkeypatch.setattr(data, "LENGTH", 128)
 
 
 def evaluate(*words):
@@ -104,7 +104,7 @@ def test_without_a_checkpoint_it_says_how_to_make_one(tmp_path, monkeypatch, cap
 
 
 def test_series_of_the_training_are_not_held_out(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("steplab.studies.evaluation.held_out.EVALUATION_SEED", 42)
+    monkeypatch.setattr("steplab.forecasting.evaluation.held_out.EVALUATION_SEED", 42)
     assert main(["train", *TINY, "--checkpoint-dir", str(tmp_path)]) == 0
     assert evaluate("--checkpoint", tmp_path, "--horizon", 8) == 2
     assert "not held out" in capsys.readouterr().err

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("rich")
 
 from steplab.cli.main import main
-from steplab.record import Samples
-from tests.compare.test_steps import make_run
+from steplab.core import Samples
+from tests.compare.test_step_tables import make_run
 from tests.trace.traces import op, range_, write_trace
 
 

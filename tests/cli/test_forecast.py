@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("rich")
 
 from steplab.cli.main import main
-from tests.engine.forecasting.trained import train
+from tests.forecasting.trained import train
 
 ROOT = Path(__file__).parents[2]
 

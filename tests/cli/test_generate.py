@@ -47,7 +47,7 @@ def test_train_then_resume_then_generate(tmp_path, capsys, monkeypatch):
     assert shown.out.startswith("h\u00e9") and "20 bytes by" in shown.err
     assert "the first after" in shown.err and "bytes/s" in shown.err
     with monkeypatch.context() as patch:
-        patch.setattr("steplab.engine.generating.Writer.write", interrupted)
+        patch.setattr("steplab.train.generate.TextGenerator.generate", interrupted)
         assert main(["generate", *words]) == 130
     assert capsys.readouterr().out == "def x\n"  # whatever is said next begins a line
     assert main(["generate", *words, "--recipe", "impl.attention=cudnn"]) == 3

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("rich")
 
-from steplab import shelf
 from steplab.cli.main import _SUMMARY, main
+from steplab.core import registry
 
 
 def test_help_lists_the_commands(capsys):
@@ -111,9 +111,9 @@ def test_a_store_that_cannot_be_written(capsys, tmp_path):
 
 @pytest.mark.parametrize("package", ["steplab.cli", "steplab.cli.bench", "steplab.cli.data"])
 def test_help_tells_summaries_without_importing_the_commands(package):
-    for name in shelf.names(package, "COMMAND"):
-        found = _SUMMARY.search(shelf.source(package, name))
-        assert found and found[1] == shelf.load(package, name, "COMMAND").summary
+    for name in registry.names(package, "COMMAND"):
+        found = _SUMMARY.search(registry.source(package, name))
+        assert found and found[1] == registry.load(package, name, "COMMAND").summary
 
 
 def test_a_terminal_of_another_encoding_is_no_error():

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("rich")
 
 from steplab.cli.main import main
-from steplab.record import Environment, Run
+from steplab.core import Environment, Run
 from steplab.store import Store
-from steplab.trace.stored import analyse_run
+from steplab.trace.analyze import analyze_run
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--ff-width", "16", "--context", "8"]
 QUICK = [*SMALL, "--vocab-size", "32", "--steps", "2", "--warmup", "1"]
@@ -61,7 +61,7 @@ def test_the_run_holds_it_all(profiled):
     assert set(run.artifacts) == {*files, "page.html"}
     folder = root / "store" / "runs" / run.id
     assert {path.name for path in folder.iterdir()} == {*run.artifacts, "run.json"}
-    assert analyse_run(run, folder).budget.steps == run.profile.budget.steps[:2]
+    assert analyze_run(run, folder).budget.steps == run.profile.budget.steps[:2]
     assert "<html" in (folder / "page.html").read_text()
 
 

@@ -63,7 +63,7 @@ def test_perf_metrics_line(tmp_path, capsys):
         (["--resume", "nowhere"], "nowhere"),
         (["--compile", "--recipe", "compile=blocks"], "contradict"),
         (["--amp", "--recipe", "precision=fp16"], "contradict"),
-        (["--normalise", "sereis"], "Did you mean 'series'"),
+        (["--normalize", "sereis"], "Did you mean 'series'"),
         (["gpt", "--steps-per-epoch", "1"], "what can be trained: hydra, megalodon, tsmoe"),
         (["--lr", "fast"], "--lr needs float"),
         (["--lr", "1e38"], "must lie between"),
@@ -120,13 +120,13 @@ def test_what_makes_the_run_is_not_ignored_on_resume(words, tmp_path, capsys):
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path):
-    from steplab.engine.checkpoint import only_writer
-    from steplab.errors import UserError
+    from steplab.core.errors import UserError
+    from steplab.train.checkpoint import lock_checkpoint_folder
 
     with (
-        only_writer(tmp_path),
+        lock_checkpoint_folder(tmp_path),
         pytest.raises(UserError, match="Another run"),
-        only_writer(tmp_path),
+        lock_checkpoint_folder(tmp_path),
     ):
         pass
 

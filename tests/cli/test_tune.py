@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("rich")
 
 from steplab.cli.main import main
-from steplab.techniques.parse import read_recipe_file
+from steplab.techniques.recipes import read_recipe_file
 
 SMALL = "--width 32 --ff-width 64 --layers 2 --heads 2 --context 16 --vocab-size 64".split()
 
@@ -30,7 +30,7 @@ def test_a_slip_of_the_pen_is_told_before_anything_starts(words, said, capsys, m
     def no_worker(*args):
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr("steplab.engine.isolate.Worker.__init__", no_worker)
+    monkeypatch.setattr("steplab.workers.client.Worker.__init__", no_worker)
     assert main(["tune", "gpt", *words]) == 2
     assert said in capsys.readouterr().err
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from steplab.compare.sides import Side
-from steplab.record import Clock, Environment, Memory, Ran, Run, Samples, Work
-from steplab.spec import Recipe, RunSpec
+from steplab.compare.inputs import Side
+from steplab.core import Clock, Environment, Memory, Ran, Recipe, Run, RunSpec, Samples, Work
 
 ENVIRONMENT = Environment("0.1.0", "3.11", "Linux", "A CPU", 2, None, torch="2.13")
 

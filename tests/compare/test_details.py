@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from steplab.compare.details import compilation_table, phase_table, utilisation_table
-from steplab.record import Compilation, Counters, Figures, Recompile, Samples
-from tests.compare.test_steps import cells, make_run
+from steplab.compare.step_tables import compilation_table, phase_table, utilization_table
+from steplab.core import Compilation, Counters, Figures, Recompile, Samples
+from tests.compare.test_step_tables import cells, make_run
 
 
 def test_phases_and_waits_are_told_and_unknown_columns_left_out():
@@ -33,10 +33,10 @@ def test_limits():
 def test_figures_and_counters_stand_side_by_side():
     figures = Figures(0.4, 0.45, 0.5, 989.4, "datasheet")
     counters = Counters(power_w=Samples((600.0, 620.0), "W"))
-    row = cells(utilisation_table([replace(make_run(), figures=figures, counters=counters)]))[0]
+    row = cells(utilization_table([replace(make_run(), figures=figures, counters=counters)]))[0]
     assert (row["MFU [%]"], row["MFU PaLM [%]"], row["HFU [%]"]) == (40.0, 45.0, 50.0)
     assert row["power [W]"] == 610 and "HBM bandwidth [%]" not in row
-    assert utilisation_table([make_run()]) is None
+    assert utilization_table([make_run()]) is None
 
 
 def test_compilation_names_its_reasons():

@@ -1,16 +1,16 @@
 from dataclasses import replace
 
-from steplab.compare.differences import differences_table
-from steplab.record import Accelerator, Compilation, Ran
+from steplab.compare.same_work import condition_diff
+from steplab.core import Accelerator, Compilation, Ran
 from tests.compare.sides import ENVIRONMENT, run_of
 
 
 def rows(a, b):
-    return {(row[0], row[1]): row[2:] for row in differences_table(a, b).rows}
+    return {(row[0], row[1]): row[2:] for row in condition_diff(a, b).rows}
 
 
 def test_equal_runs_differ_in_nothing():
-    assert differences_table(run_of(), run_of(noise := (9.0,) * 5)) is None and noise
+    assert condition_diff(run_of(), run_of(noise := (9.0,) * 5)) is None and noise
 
 
 def test_every_field_is_named():
@@ -40,5 +40,5 @@ def test_every_field_is_named():
 
 
 def test_an_empty_setting_is_one_that_is_not_set():
-    table = differences_table(run_of(config={"quantiles": ""}), run_of(config={"heads": 4}))
+    table = condition_diff(run_of(config={"quantiles": ""}), run_of(config={"heads": 4}))
     assert [row[1] for row in table.rows] == ["heads"]

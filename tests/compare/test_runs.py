@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.compare.runs import check_alike, compare_rounds, compare_stored
-from steplab.compare.sides import Side
-from steplab.compare.verdict import slower_than
-from steplab.errors import UserError
-from steplab.record import Samples
-from steplab.record.comparison import Change
+from steplab.compare.bootstrap import slower_than
+from steplab.compare.inputs import Side
+from steplab.compare.runs import check_same_work, compare_rounds, compare_stored
+from steplab.core import Samples
+from steplab.core.comparison import Change
+from steplab.core.errors import UserError
 from tests.compare.sides import ENVIRONMENT, noisy, run_of, side
 from tests.report.analyses import KERNELS, analysis_of
 
@@ -67,7 +67,7 @@ def test_other_work_is_not_held_against_each_other():
     assert found.reason == "they did different work: batch 4 and 8, context 128 and 256."
     assert list(found.tables) == ["sides", "differences"]
     with pytest.raises(UserError, match="context 128 and 256"):
-        check_alike(a, b)
+        check_same_work(a, b)
 
 
 def test_bad_sides():

@@ -2,12 +2,12 @@ import random
 
 import pytest
 
-from steplab.compare.statistics import line_fit, local_exponent, round_ratio
+from steplab.compare.bootstrap import line_fit, local_exponent, ratio_of_rounds
 
 
 def ratio_of(numerator, denominator):
     """Every sample a round of its own."""
-    return round_ratio([[v] for v in numerator], [[v] for v in denominator])
+    return ratio_of_rounds([[v] for v in numerator], [[v] for v in denominator])
 
 
 def test_a_real_difference_is_seen_and_noise_is_not():
@@ -46,7 +46,7 @@ def test_rounds_that_differ_widen_the_interval():
     drift = [100, 130, 95, 120, 105, 90]
     a = [[source.gauss(d, 1) for _ in range(10)] for d in drift]
     b = [[source.gauss(d + source.gauss(0, 4), 1) for _ in range(10)] for d in drift]
-    interval = round_ratio(a, b)
+    interval = ratio_of_rounds(a, b)
     assert not interval.excludes_one
-    faster = round_ratio(a, [[v * 0.8 for v in values] for values in a])
+    faster = ratio_of_rounds(a, [[v * 0.8 for v in values] for values in a])
     assert faster.excludes_one and faster.ratio == pytest.approx(1.25)

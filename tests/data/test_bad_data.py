@@ -6,9 +6,9 @@ import os
 import numpy as np
 import pytest
 
+from steplab.core.errors import UserError
 from steplab.data.series import open_series
 from steplab.data.windows import Windows
-from steplab.errors import UserError
 
 from .stubs import write_raw
 
@@ -192,9 +192,9 @@ def test_one_point_series_only(tmp_path):
         Windows(open_series(tmp_path / "x.jsonl"), 8, 8)
 
 
-@pytest.mark.parametrize("normalise", ["series", "max", "none"])
-def test_all_nan_series_only(tmp_path, normalise):
+@pytest.mark.parametrize("normalize", ["series", "max", "none"])
+def test_all_nan_series_only(tmp_path, normalize):
     (tmp_path / "x.jsonl").write_text("[null, null, null]\n[NaN, 1, Infinity]\n")
-    windows = Windows(open_series(tmp_path / "x.jsonl"), 2, 1, normalise)
+    windows = Windows(open_series(tmp_path / "x.jsonl"), 2, 1, normalize)
     with pytest.raises(UserError, match=r"x\.jsonl has no window with 2 finite points"):
         windows.read(0)

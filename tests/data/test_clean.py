@@ -9,10 +9,10 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.data.clean import FLAT, NOT_FINITE, TOO_SHORT, Rule, clean, is_flat, stretches
+from steplab.core.errors import UserError
+from steplab.data.clean import FLAT, NOT_FINITE, TOO_SHORT, CleaningRule, clean, is_flat, stretches
+from steplab.data.formats.time300b import SeriesWriter
 from steplab.data.series import open_series
-from steplab.data.series_writer import SeriesWriter
-from steplab.errors import UserError
 
 from .stubs import ListSeries
 
@@ -23,7 +23,7 @@ SERIES = st.lists(
     st.lists(VALUES | st.floats(-9, 9, width=32), max_size=60), min_size=1, max_size=4
 )
 RULES = st.builds(
-    Rule, st.integers(3, 9), st.sampled_from([0.0, 0.2, 0.5, 1.0]), st.integers(1, 12)
+    CleaningRule, st.integers(3, 9), st.sampled_from([0.0, 0.2, 0.5, 1.0]), st.integers(1, 12)
 )
 
 
@@ -108,7 +108,7 @@ def test_reasons():
             ramp,
             np.concatenate([wave[:9], [np.nan], wave]),
         ],
-        Rule(),
+        CleaningRule(),
     )
     assert [len(run) for run in runs] == [256, 100, 300]
     assert tally.dropped_points == {FLAT: 512, NOT_FINITE: 1, TOO_SHORT: 9}
@@ -139,7 +139,7 @@ def test_the_result_is_a_folder_that_opens():
         out = Path(folder, "out")
         source = ListSeries([np.sin(np.arange(40.0)), [np.nan] * 5])
         with SeriesWriter(out) as writer:
-            clean(source, Rule(), writer)
+            clean(source, CleaningRule(), writer)
         found = open_series(out)
         assert found.lengths.tolist() == [40]
         assert (found.read(0, 0, 40) == source.arrays[0]).all()
@@ -148,7 +148,7 @@ def test_the_result_is_a_folder_that_opens():
 @pytest.mark.parametrize("rule", [(2, 0.2, 16), (128, 1.5, 16), (128, float("nan"), 1), (9, 0, 0)])
 def test_wrong_rules(rule):
     with pytest.raises(UserError):
-        Rule(*rule)
+        CleaningRule(*rule)
 
 
 def test_memory_stays_bounded():
@@ -176,7 +176,7 @@ def test_memory_stays_bounded():
 
     sink = Nowhere()
     tracemalloc.start()
-    clean(Long(), Rule(), sink, chunk=2**14)
+    clean(Long(), CleaningRule(), sink, chunk=2**14)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sink.points > 3_900_000 and peak < 2 * 2**20  # the series alone is 15 MiB

@@ -13,11 +13,11 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.data.frames import Columns, from_pandas, read_frame, to_pandas, write_frame
+from steplab.core.errors import Unsupported, UserError
+from steplab.data.formats.frames import Columns, from_pandas, read_frame, to_pandas, write_frame
 from steplab.data.series import open_series
-from steplab.data.time_step import Step, count_gaps, infer_step
+from steplab.data.time_step import TimeStep, count_gaps, infer_time_step
 from steplab.data.windows import Windows
-from steplab.errors import Unsupported, UserError
 
 
 def long_frame(names=("unique_id", "ds", "y"), **more):
@@ -127,7 +127,7 @@ def test_zones_are_read_as_utc_and_told(tmp_path):
     )
     frame = read_frame(path)
     assert frame.timestamps[0].tolist()[0].isoformat() == "2024-03-30T23:00:00"
-    assert infer_step(frame.timestamps[0]) == Step(3600 * 10**9, "ns")
+    assert infer_time_step(frame.timestamps[0]) == TimeStep(3600 * 10**9, "ns")
     assert any("UTC" in note for note in frame.notes)
 
 
@@ -203,20 +203,20 @@ def test_steps_are_found_with_and_without_gaps(freq, text, unit):
         pytest.skip("seconds hold no milliseconds")
     times = pd.date_range("2023-01-02", periods=40, freq=freq).to_numpy()
     times = times.astype(f"datetime64[{unit}]")
-    step = infer_step(times)
+    step = infer_time_step(times)
     assert str(step) == text and count_gaps(times, step) == (0, None)
     gappy = np.delete(times, [3, 4, 30])
-    assert str(infer_step(gappy)) == text
+    assert str(infer_time_step(gappy)) == text
     assert count_gaps(gappy, step) == (3, times[2])
 
 
 def test_times_without_a_step():
-    assert infer_step(np.array([5])) is None
-    assert infer_step(np.array([0, 3, 7, 12, 20])) is None
+    assert infer_time_step(np.array([5])) is None
+    assert infer_time_step(np.array([0, 3, 7, 12, 20])) is None
     odd = np.array(["2024-01-01", "2024-01-02T07", "2024-01-05", "2024-01-11"], "datetime64[s]")
-    assert infer_step(odd) is None
-    assert str(infer_step(np.array([0, 2, 4, 8]))) == "2 steps"
-    assert count_gaps(np.array([0, 2, 4, 8]), Step(2, "step")) == (1, 4)
+    assert infer_time_step(odd) is None
+    assert str(infer_time_step(np.array([0, 2, 4, 8]))) == "2 steps"
+    assert count_gaps(np.array([0, 2, 4, 8]), TimeStep(2, "step")) == (1, 4)
 
 
 @given(st.binary(max_size=120), st.sampled_from([".csv", ".parquet"]), st.booleans())

@@ -4,10 +4,10 @@ import sys
 import numpy as np
 import pytest
 
+from steplab.core.errors import Unsupported, UserError
 from steplab.data import hub
+from steplab.data.formats.time300b import write_time300b
 from steplab.data.series import open_series
-from steplab.data.time300b import write_time300b
-from steplab.errors import Unsupported, UserError
 
 from .stub_hub import Offline, fake_hub
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from steplab.core.errors import UserError
+from steplab.data.formats.time300b import write_time300b
 from steplab.data.loader import Loader
 from steplab.data.order import Order, Position
 from steplab.data.series import open_series
-from steplab.data.time300b import write_time300b
 from steplab.data.windows import Windows
-from steplab.errors import UserError
 
 from .stubs import ListSeries
 

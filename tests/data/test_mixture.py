@@ -7,6 +7,7 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steplab.core.errors import UserError
 from steplab.data.loader import Loader
 from steplab.data.mixture import (
     ENDLESS,
@@ -19,7 +20,6 @@ from steplab.data.mixture import (
 )
 from steplab.data.order import Position
 from steplab.data.windows import Windows
-from steplab.errors import UserError
 
 from .stubs import ListSeries
 

@@ -5,9 +5,9 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.codec import decode, encode
+from steplab.core.codec import decode, encode
+from steplab.core.errors import UserError
 from steplab.data.order import Order, Position
-from steplab.errors import UserError
 
 GOLDEN = [416, 709, 630, 107, 173, 480]
 ANY_SEED = st.integers(-(2**70), 2**70)

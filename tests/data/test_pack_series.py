@@ -9,12 +9,11 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steplab.core.errors import MeasurementError, UserError
 from steplab.data import pack_series
-from steplab.data.pack_series import pack
+from steplab.data.formats.time300b import SeriesWriter, write_time300b
+from steplab.data.pack_series import pack_sets
 from steplab.data.series import open_series
-from steplab.data.series_writer import SeriesWriter
-from steplab.data.time300b import write_time300b
-from steplab.errors import MeasurementError, UserError
 
 from .stubs import ListSeries
 
@@ -34,7 +33,7 @@ def test_what_is_packed_is_read_back_bit_for_bit(arrays, part_elements, chunk):
         patch.setattr(pack_series, "chunks", lambda series, index: real(series, index, chunk))
         out = Path(folder, "out")
         told = []
-        packed = pack([ListSeries(arrays)], out, told.append, part_elements)
+        packed = pack_sets([ListSeries(arrays)], out, told.append, part_elements)
         assert packed.series == len(arrays)
         assert packed.points == sum(told) == sum(map(len, arrays))
         found = open_series(out)
@@ -48,7 +47,7 @@ def test_what_is_packed_is_read_back_bit_for_bit(arrays, part_elements, chunk):
 
 def test_the_layout_is_that_of_the_other_writer(tmp_path):
     arrays = [np.arange(5.0), np.empty(0), np.arange(3.0)]
-    pack([ListSeries(arrays)], tmp_path / "a", part_elements=3)
+    pack_sets([ListSeries(arrays)], tmp_path / "a", part_elements=3)
     write_time300b(tmp_path / "b", arrays, 3)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "b").iterdir())
@@ -61,7 +60,7 @@ def test_several_inputs_of_several_formats(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(6.0).reshape(2, 3))
     (tmp_path / "b.jsonl").write_text('{"sequence": [7, null]}\n[8]\n')
     sets = [open_series(tmp_path / name) for name in ("a.npy", "b.jsonl")]
-    pack(sets, tmp_path / "out")
+    pack_sets(sets, tmp_path / "out")
     found = points_of(open_series(tmp_path / "out"))
     assert found[:2] == [[0, 1, 2], [3, 4, 5]] and found[2][0] == 7 and found[3] == [8]
     assert np.isnan(found[2][1])
@@ -75,10 +74,10 @@ def test_an_error_leaves_nothing_behind(tmp_path):
             return super().read(index, start, stop)
 
     with pytest.raises(UserError, match="series 1 cannot be read from point 0: a bad sector"):
-        pack([Broken([[1, 2], [3]], "broken")], tmp_path / "out")
+        pack_sets([Broken([[1, 2], [3]], "broken")], tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="no series to write"):
-        pack([], tmp_path / "out")
+        pack_sets([], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -86,7 +85,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
     (tmp_path / "x").write_text("mine")
     for path in (tmp_path, tmp_path / "x"):
         with pytest.raises(UserError, match="is not an empty folder"):
-            pack([ListSeries([[1]])], path)
+            pack_sets([ListSeries([[1]])], path)
     assert (tmp_path / "x").read_text() == "mine"
 
 
@@ -98,4 +97,4 @@ def test_a_disk_that_writes_other_bytes_is_noticed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pack_series, "SeriesWriter", Forgetful)
     with pytest.raises(MeasurementError, match="reads back other numbers"):
-        pack([ListSeries([[1, 2]])], tmp_path / "out")
+        pack_sets([ListSeries([[1, 2]])], tmp_path / "out")

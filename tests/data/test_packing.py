@@ -6,13 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.data.filling import filling
+from steplab.core.errors import UserError
 from steplab.data.loader import Batch, Loader, PackedBatch
 from steplab.data.order import Position
-from steplab.data.packed_windows import PADDING, PackedWindows, piece_lengths
-from steplab.data.packing import pack
+from steplab.data.packing import PADDING, PackedWindows, pack_pieces, piece_lengths
+from steplab.data.stats import window_stats
 from steplab.data.windows import Windows
-from steplab.errors import UserError
 
 from .stubs import ListSeries
 
@@ -42,10 +41,10 @@ shapes = st.tuples(
 ).filter(lambda shape: max(shape[0]) >= 2)
 
 
-def build(shape, normalise="none"):
+def build(shape, normalize="none"):
     lengths, tokens, patch, stride = shape
     length = 2 * tokens * patch + 1
-    return PackedWindows(series_of(lengths), length, stride or length - 1, normalise, patch)
+    return PackedWindows(series_of(lengths), length, stride or length - 1, normalize, patch)
 
 
 @settings(max_examples=150, deadline=None)
@@ -54,7 +53,7 @@ def test_lengths_are_packed_as_pieces_would_be(shape):
     lengths, tokens, patch, _ = shape
     window = 2 * tokens * patch + 1
     short = [n for n in lengths if 2 <= n <= window]
-    groups = pack(np.bincount(short, minlength=1), window, patch)
+    groups = pack_pieces(np.bincount(short, minlength=1), window, patch)
     rooms = sorted(group.room for group in groups for _ in range(group.windows))
     assert rooms == best_fit(short, window, patch)
     if patch == 1:
@@ -110,7 +109,7 @@ def test_filling_is_what_the_windows_hold(shape):
     packed = build(shape)
     plain = Windows(packed.series, packed.length, packed.stride, "none")
     for windows, is_packed in ((packed, True), (plain, False)):
-        told = filling(packed.series.lengths, packed.length, packed.stride, patch, is_packed)
+        told = window_stats(packed.series.lengths, packed.length, packed.stride, patch, is_packed)
         masks, used = [], set()
         for number in range(len(windows)):
             values, mask = windows.read(number)[:2]
@@ -130,7 +129,7 @@ def test_tails_are_what_follows_the_last_full_window():
 
 def test_packing_wastes_little():
     lengths = np.random.default_rng(0).integers(20, 256, 5000)
-    plain, packed = (filling(lengths, 257, 256, 1, kind) for kind in (False, True))
+    plain, packed = (window_stats(lengths, 257, 256, 1, kind) for kind in (False, True))
     assert plain.padding > 0.4 and packed.padding < 0.01
     assert packed.windows < 0.6 * plain.windows
     assert str(packed).startswith("windows=2,")
@@ -138,7 +137,7 @@ def test_packing_wastes_little():
 
 def test_many_pieces_are_few_groups():
     lengths = np.random.default_rng(0).integers(2, 1025, 300_000)
-    groups = pack(np.bincount(lengths), 1025, 1)
+    groups = pack_pieces(np.bincount(lengths), 1025, 1)
     assert len(groups) < 5_000
     pieces = [run.each * group.windows for group in groups for run in group.runs]
     assert sum(pieces) == len(lengths)

@@ -4,9 +4,9 @@ import os
 import numpy as np
 import pytest
 
+from steplab.core.errors import UserError
+from steplab.data.formats.time300b import write_time300b
 from steplab.data.series import open_series
-from steplab.data.time300b import write_time300b
-from steplab.errors import UserError
 
 
 def test_a_folder_is_walked_and_joined_in_the_order_of_paths(tmp_path):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from steplab.cli.main import main
-from steplab.data.arrays import read_npz
+from steplab.core.errors import UserError
+from steplab.data.formats.arrays import read_npz
 from steplab.data.series import open_series
-from steplab.data.shipped import FOLDER, shipped_names, shipped_or_own
-from steplab.errors import UserError
+from steplab.data.shipped import FOLDER, resolve_path, shipped_names
 
 AIRPORTS, QUANTITIES = 3, 5
 HOURS, LATER_HOURS = 7050, 1680  # 1 January 06:00 to 21 October 23:00, to 30 December 23:00
@@ -16,17 +16,17 @@ HOURS, LATER_HOURS = 7050, 1680  # 1 January 06:00 to 21 October 23:00, to 30 De
 def test_names_become_files_and_paths_stay(tmp_path):
     assert shipped_names() == ["nyc-weather", "nyc-weather-later"]
     for name in shipped_names():
-        assert shipped_or_own(f"shipped:{name}").is_file()
-    assert shipped_or_own("shipped/x.npz").name == "x.npz"
-    assert shipped_or_own(tmp_path) == tmp_path
+        assert resolve_path(f"shipped:{name}").is_file()
+    assert resolve_path("shipped/x.npz").name == "x.npz"
+    assert resolve_path(tmp_path) == tmp_path
     with pytest.raises(UserError, match="Did you mean 'nyc-weather'"):
-        shipped_or_own("shipped:nyc-wether")
+        resolve_path("shipped:nyc-wether")
     with pytest.raises(UserError, match="There is no shipped:"):
-        shipped_or_own("shipped:../../arrays")
+        resolve_path("shipped:../../arrays")
 
 
 def test_what_is_in_them():
-    first, later = (read_npz(shipped_or_own(f"shipped:{name}")) for name in shipped_names())
+    first, later = (read_npz(resolve_path(f"shipped:{name}")) for name in shipped_names())
     for series, hours in ((first, HOURS), (later, LATER_HOURS)):
         assert series.lengths.tolist() == [hours] * AIRPORTS * QUANTITIES
     # The first three rows of EWR in the source: 39.02 degrees Fahrenheit each.
@@ -41,7 +41,7 @@ def test_what_is_in_them():
 
 def test_days_follow_each_other_across_the_two():
     """The later set goes on where the first ends: an hour apart, and at the same phase of day."""
-    first, later = (read_npz(shipped_or_own(f"shipped:{name}")) for name in shipped_names())
+    first, later = (read_npz(resolve_path(f"shipped:{name}")) for name in shipped_names())
     for index in (0, 5, 10):
         end, start = first.read(index, HOURS - 1, HOURS), later.read(index, 0, 1)
         assert abs(float(end[0] - start[0])) < 5

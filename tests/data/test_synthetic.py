@@ -3,6 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 
+from steplab.core.errors import UserError
 from steplab.data.synthetic import (
     FAMILIES,
     HELD_OUT_FAMILIES,
@@ -10,7 +11,6 @@ from steplab.data.synthetic import (
     VERSION,
     SyntheticSeries,
 )
-from steplab.errors import UserError
 
 GOLDEN = {
     "trend_seasonal": "18f80e7e2afbe429",

@@ -4,11 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.data.fingerprint import fingerprint
+from steplab.core.errors import UserError
 from steplab.data.loader import Loader, TextBatch
 from steplab.data.order import Position
+from steplab.data.series import fingerprint
 from steplab.data.text import TextFiles, TextWindows, is_text, open_text, python_sources
-from steplab.errors import UserError
 
 
 def write(folder, *contents):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from steplab.core.errors import UserError
+from steplab.data.formats.time300b import Time300B, write_time300b
 from steplab.data.series import open_series
-from steplab.data.time300b import Time300B, write_time300b
-from steplab.errors import UserError
 
 from .stubs import write_raw
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from steplab.core.errors import UserError
 from steplab.data.windows import Windows
-from steplab.errors import UserError
 
 from .stubs import ListSeries
 

@@ -79,7 +79,7 @@ def test_peaks_are_in_proportion(card):
     ("tflops", "owner"),
     [(1979, "H100 SXM5"), (1671, "H100 NVL"), (1513, "H100 PCIe"), (624, "A100 40GB"), (242, "L4")],
 )
-def test_sparse_peaks_are_recognised(tflops, owner):
+def test_sparse_peaks_are_recognized(tflops, owner):
     assert sparse_peak_owner(tflops, "bf16").name == owner
 
 
@@ -131,7 +131,7 @@ def test_tensor_core_peaks_are_named(tflops, device, name):
 
 def test_cards_entered_from_memory_say_so_beside_their_figures():
     from steplab.hardware.catalog import FROM_MEMORY
-    from steplab.hardware.figures import choose_peak
+    from steplab.hardware.mfu import choose_peak
 
     assert set(FROM_MEMORY) <= {card.name for card in CARDS}
     assert "entered from memory" in choose_peak("NVIDIA L40", "bf16", None)[1]

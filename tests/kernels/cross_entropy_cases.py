@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from steplab.kernels import cross_entropy as op
-from steplab.kernels.cross_entropy import _by_words, _chunked_head
-from steplab.kernels.cross_entropy._products import wide
+from steplab.kernels.cross_entropy import _chunks
+from steplab.kernels.cross_entropy._chunks import wide
 from tests.kernels.case import Named
 
 NAMES = ("loss", "dx", "dw")
@@ -31,10 +31,10 @@ class Case(Named):
 
 def in_small_chunks(monkeypatch, rows=8):
     """Let short tests have several chunks: of `rows` or more, and of twice as many words."""
-    monkeypatch.setattr(_chunked_head, "WHOLE_ROWS", rows)
-    monkeypatch.setattr(_by_words, "WHOLE_WORDS", 2 * rows)
-    for module in (_chunked_head, _by_words):
-        monkeypatch.setattr(module, "LEAST_BYTES", 1)
+    monkeypatch.setattr(_chunks, "WHOLE_ROWS", rows)
+    monkeypatch.setattr(_chunks, "WHOLE_WORDS", 2 * rows)
+    for module in (_chunks, _chunks):
+        monkeypatch.setattr(module, "MIN_BYTES", 1)
 
 
 def make(case: Case, device="cpu"):
@@ -48,7 +48,7 @@ def make(case: Case, device="cpu"):
     weight_VD = normal(case.vocabulary, case.width) * case.size / case.width**0.5
     targets_T = torch.randint(case.vocabulary, (case.tokens,), generator=generator)
     ignored_T = torch.rand(case.tokens, generator=generator) < case.ignored
-    targets_T[ignored_T] = op.IGNORE
+    targets_T[ignored_T] = op.IGNORE_INDEX
     d_loss = normal(*(() if case.reduction == "mean" else (case.tokens,)))
     weight_VD = weight_VD.to(case.weight_dtype or case.dtype)
     return x_TD, weight_VD, targets_T.to(device), d_loss.to(wide(case.dtype))

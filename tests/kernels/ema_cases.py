@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from steplab.kernels import ema as op
-from steplab.kernels.ema import Parameters
+from steplab.kernels.ema import EMAParameters
 from tests.kernels.case import Named
 
 EPS = torch.finfo(torch.float32).eps
@@ -31,7 +31,7 @@ class Inputs:
     """Everything in one dtype; the parameters at least in fp32. None: not part of the case."""
 
     x: torch.Tensor
-    parameters: Parameters
+    parameters: EMAParameters
     state: torch.Tensor | None
     dy: torch.Tensor
     dlast: torch.Tensor | None
@@ -40,7 +40,7 @@ class Inputs:
         def wide(x):
             return None if x is None else x.double()
 
-        parameters = Parameters(*(p.double() for p in self.parameters))
+        parameters = EMAParameters(*(p.double() for p in self.parameters))
         return Inputs(wide(self.x), parameters, wide(self.state), wide(self.dy), wide(self.dlast))
 
 
@@ -52,7 +52,7 @@ def make(case: Case, device="cpu") -> Inputs:
 
     B, L, D, N = case.batch, case.length, case.width, case.modes
     alpha, delta = (0.2 * normal(D, N) + case.memory for _ in range(2))
-    parameters = Parameters(alpha, delta, normal(D), normal(D, N, 2), normal(D))
+    parameters = EMAParameters(alpha, delta, normal(D), normal(D, N, 2), normal(D))
     x, dy = (normal(B, L, D, dtype=case.dtype) for _ in range(2))
     state, dlast = normal(B, 2, N, D), normal(B, 2, N, D)
     return Inputs(x, parameters, state if case.state else None, dy, dlast if case.last else None)
@@ -64,7 +64,7 @@ def results(impl: str, inputs: Inputs) -> dict[str, torch.Tensor]:
     if inputs.state is not None:
         named["state"] = inputs.state
     leaves = {name: value.detach().clone().requires_grad_() for name, value in named.items()}
-    stored = Parameters(*(leaves[name] for name in Parameters._fields))
+    stored = EMAParameters(*(leaves[name] for name in EMAParameters._fields))
     wants_last = inputs.dlast is not None
     y, last = op.ema(impl, leaves["x"], stored, leaves.get("state"), wants_last)
     outputs, upstream = [y], [inputs.dy]

@@ -6,7 +6,7 @@ import torch
 
 from steplab.kernels import stream_norm as op
 from steplab.kernels.stream_norm import Norm, Update
-from steplab.workloads.hydra.rows import chosen
+from steplab.workloads.hydra.routing import choose_rows
 from tests.kernels.case import Named
 from tests.kernels.norm_cases import BF16, EPS, FP32, compare
 
@@ -49,7 +49,7 @@ CASES = [
 def choice_of(batch, length, taken, generator, device):
     """Return some rows of every sequence, in any order."""
     rows = [torch.randperm(length, generator=generator)[:taken] for _ in range(batch)]
-    return chosen(torch.stack(rows).to(device), length)
+    return choose_rows(torch.stack(rows).to(device), length)
 
 
 def stream_inputs(case, device="cpu"):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from steplab.errors import Unsupported, UserError
+from steplab.core.errors import Unsupported, UserError
 from steplab.kernels import attention as op
-from steplab.kernels.impl import impls, load, ops
+from steplab.kernels.dispatch import impls, load, ops
 from steplab.testing.tolerance import assert_as_good_as
 
 CPU_IMPLS = ["math", "flash"]

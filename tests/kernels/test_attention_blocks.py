@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from steplab.hardware import op_costs
+from steplab.costs import op_flops
 from steplab.kernels import attention as op
-from steplab.kernels.attention import _blocks
+from steplab.kernels.attention import blocks
 from steplab.testing.tolerance import assert_as_good_as
-from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 SHAPES = [  # B, H, T, S, K, V, causal
     (2, 1, 11, 11, 8, 24, True),
@@ -48,7 +48,7 @@ def check(shape, dtype, device="cpu"):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_equals_the_definition(shape, dtype, monkeypatch):
-    monkeypatch.setattr(_blocks, "BLOCK", 4)
+    monkeypatch.setattr(blocks, "BLOCK", 4)
     if dtype == torch.float64:
         inputs, causal = make(shape, dtype), shape[-1]
         for found, expected in zip(
@@ -111,12 +111,12 @@ def test_the_kernels_compile_for_hopper():
 
 
 def test_blocks_cover_every_pair_once(monkeypatch):
-    monkeypatch.setattr(_blocks, "BLOCK", 4)
+    monkeypatch.setattr(blocks, "BLOCK", 4)
     for queries, keys in ((11, 11), (8, 8), (5, 14), (1, 3)):
         by_query, by_key = torch.zeros(queries, keys), torch.zeros(queries, keys)
-        for own, seen in _blocks.query_blocks(queries, keys, True):
+        for own, seen in blocks.query_blocks(queries, keys, True):
             by_query[own, seen] += 1
-        for own, later in _blocks.key_blocks(queries, keys, True):
+        for own, later in blocks.key_blocks(queries, keys, True):
             by_key[later, own] += 1
         visible = torch.ones(queries, keys).tril(keys - queries)
         assert torch.equal(by_query, by_key) and bool((by_query >= visible).all())
@@ -128,7 +128,7 @@ def test_the_pairs_are_those_that_the_formula_counts():
 
     q, k = torch.empty(2, 1, 1300, 8, device="meta"), torch.empty(2, 1, 1500, 8, device="meta")
     v = torch.empty(2, 1, 1500, 24, device="meta")
-    pairs = op_costs.attention_block_pairs(1300, 1500)
+    pairs = op_flops.attention_block_pairs(1300, 1500)
     assert OWN_OPS["blocks_attention"](q, k, v, True) == 2 * pairs * 2 * (8 + 24)
     assert pairs == 512 * 712 + 512 * 1224 + 276 * 1500
 

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.errors import Unsupported, UserError
+from steplab.core.errors import Unsupported, UserError
 from steplab.kernels import attention as op
 from steplab.kernels.attention import tiled
-from steplab.kernels.attention._documents import document_bounds, document_of
+from steplab.kernels.attention._inputs import document_bounds, document_of
 from tests.kernels.attention_cases import Case, alone, check, make, results
 from tests.kernels.mismatch import assert_results, worst_tiles
 

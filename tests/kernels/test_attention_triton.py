@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.errors import Unsupported
+from steplab.core.errors import Unsupported
 from steplab.kernels import attention as op
-from steplab.kernels.attention._documents import document_bounds
+from steplab.kernels.attention._inputs import document_bounds
 from tests.kernels.attention_cases import Case, alone, check, make, results
 from tests.kernels.mismatch import assert_results
-from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
 NAME = "triton_flash"
@@ -63,7 +63,7 @@ class Interpreted:
 
     @pytest.mark.parametrize("causal", [False, True])
     def test_descriptors_give_the_same_bits_as_pointers(self, causal):
-        from steplab.kernels.attention import _triton_launch as launch
+        from steplab.kernels.attention import triton_flash as launch
 
         q, k, v, d_out, ids = make(Case(queries=36, dtype=torch.float16, documents=True))
         mask = (causal, *document_bounds(ids))
@@ -126,10 +126,10 @@ class Interpreted:
         assert all(torch.isfinite(x).all() for x in gradients)
 
     def test_the_log_sum_exp_is_that_of_the_scores_in_bits(self):
-        from steplab.kernels.attention import _triton_launch as launch
+        from steplab.kernels.attention import triton_flash as launch
 
         q, k, v, _, _ = make(Case(heads=1, queries=40, causal=False))
-        _, lse = launch.forward(q, k, v, False, None, None)
+        _, lse = launch.launch_forward(q, k, v, False, None, None)
         expected = (q.double() @ k.double().mT / 4.0).logsumexp(-1) / torch.tensor(2.0).log()
         assert lse.dtype == torch.float32
         torch.testing.assert_close(lse.double(), expected, rtol=1e-6, atol=1e-6)
@@ -184,7 +184,7 @@ def test_without_a_gpu_it_is_refused():
 
 
 def test_every_width_and_dtype_has_tilings():
-    from steplab.kernels.attention._triton_config import tilings_for
+    from steplab.kernels.attention.triton_flash import tilings_for
 
     for capability in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0)):
         for itemsize in (2, 4):

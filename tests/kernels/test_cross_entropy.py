@@ -8,12 +8,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.errors import Unsupported, UserError
+from steplab.core.errors import Unsupported, UserError
 from steplab.kernels import cross_entropy as op
-from steplab.kernels.cross_entropy import _by_words, _chunked_head
-from steplab.kernels.cross_entropy._by_words import chunk_words
-from steplab.kernels.cross_entropy._chunked_head import ChunkedHead, chunk_rows
-from steplab.kernels.cross_entropy._products import add_product
+from steplab.kernels.cross_entropy import _chunks
+from steplab.kernels.cross_entropy._chunks import ChunkedHead, add_product, chunk_rows, chunk_words
 from steplab.modules.loss import LinearCrossEntropy
 from tests.kernels.cross_entropy_cases import Case, check, in_small_chunks, make, results
 
@@ -57,7 +55,7 @@ def test_chunks_equal_the_definition(case, reduction):
 )
 def test_any_shape_equals_the_definition(tokens, width, vocabulary, reduction, ignored, seed):
     case = Case(tokens, width, vocabulary, reduction, ignored, seed=seed)
-    if case.ignored and not bool((make(case)[2] != op.IGNORE).any()):
+    if case.ignored and not bool((make(case)[2] != op.IGNORE_INDEX).any()):
         return  # a mean of nothing, which has a test of its own
     check(NAME, case)
 
@@ -108,7 +106,7 @@ def test_logits_may_be_huge():
 def test_the_mean_of_losses_per_token_is_the_mean_loss():
     case = Case(tokens=200, ignored=0.2, dtype=torch.float64)
     x, weight, targets, _ = make(case)
-    share = torch.full((200,), 1 / int((targets != op.IGNORE).sum()), dtype=torch.float64)
+    share = torch.full((200,), 1 / int((targets != op.IGNORE_INDEX).sum()), dtype=torch.float64)
     mean, *gradients = results(NAME, x, weight, targets, torch.ones((), dtype=x.dtype), "mean")
     losses, *others = results(NAME, x, weight, targets, share, "none")
     torch.testing.assert_close((losses * share).sum(), mean)
@@ -121,7 +119,7 @@ def test_only_the_gradients_that_are_needed_are_computed(reduction, monkeypatch)
     x, weight, targets, d_loss = make(Case(tokens=20, reduction=reduction))
     whole = results(NAME, x, weight, targets, d_loss, reduction)
     calls = []
-    for module in (_chunked_head, _by_words):
+    for module in (_chunks, _chunks):
         monkeypatch.setattr(module, "add_product", lambda *args: calls.append(add_product(*args)))
     op.cross_entropy(NAME, x, weight, targets, reduction)
     with torch.no_grad():
@@ -202,7 +200,7 @@ def test_chunks_are_a_fixed_share_within_bounds(monkeypatch):
     assert chunk_rows(16_384, row) == 1408  # 12 chunks
     assert chunk_rows(100, row) == 100
     assert chunk_rows(2048, row) == 768  # 64 MiB and a little
-    assert chunk_rows(1_000_000, row) * row <= _chunked_head.MOST_BYTES
+    assert chunk_rows(1_000_000, row) * row <= _chunks.MAX_TOKEN_BYTES
     assert chunk_rows(16_384, 2**30) == 128
     assert chunk_words(50_257, 2 * 16_384) == 1280
     assert chunk_words(50_257, 2 * 1024) == 16_384  # 32 MiB

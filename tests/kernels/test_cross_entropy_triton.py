@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from steplab.kernels import cross_entropy as op
-from steplab.kernels.cross_entropy._by_words import chunk_words
-from steplab.kernels.cross_entropy._chunked_head import chunk_rows
+from steplab.kernels.cross_entropy._chunks import chunk_rows, chunk_words
 from steplab.modules.loss import LinearCrossEntropy
 from tests.kernels.cross_entropy_cases import Case, check, in_small_chunks, make, results
-from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
 NAME = "triton_chunked"

@@ -5,20 +5,19 @@ import math
 import pytest
 import torch
 
-from steplab.errors import Unsupported, UserError
+from steplab.core.errors import Unsupported, UserError
 from steplab.kernels import ema as op
-from steplab.kernels.ema import fft
-from steplab.kernels.ema._parameters import Parameters, coefficients
+from steplab.kernels.ema import EMAParameters, coefficients, fft
 from tests.kernels.ema_cases import Case, check, make, results
 
 # log2(n) butterflies of rounding each, three transforms: small beside the 1e-5 that is asked for.
 FFT_SLACK = 1e-6
 
 
-def single(alpha: float, delta: float, theta: float, gamma: complex, omega: float) -> Parameters:
+def single(alpha: float, delta: float, theta: float, gamma: complex, omega: float) -> EMAParameters:
     """One channel with one mode."""
     stored = [[alpha]], [[delta]], [theta], [[[gamma.real, gamma.imag]]], [omega]
-    return Parameters(*(torch.tensor(x, dtype=torch.float64) for x in stored))
+    return EMAParameters(*(torch.tensor(x, dtype=torch.float64) for x in stored))
 
 
 @pytest.mark.parametrize("impl", ["sequential", "fft", "fft_table"])
@@ -55,7 +54,7 @@ def test_nothing_remembered_stays_finite(impl):
     )
     x = inputs.x.clone().requires_grad_()
     leaves = [p.clone().requires_grad_() for p in parameters]
-    y, last = op.ema(impl, x, Parameters(*leaves), None, True)
+    y, last = op.ema(impl, x, EMAParameters(*leaves), None, True)
     gamma, omega = parameters.gamma_DN2[0, 0, 0], parameters.omega_D[0]
     torch.testing.assert_close(y, x * (gamma + omega))
     (y.sum() + last.sum()).backward()
@@ -65,7 +64,9 @@ def test_nothing_remembered_stays_finite(impl):
 def test_states_never_grow():
     """|q| < 1; where what a step forgets is below 1e-16, the nearest fp64 number is 1."""
     alpha, delta = (100 * torch.randn(50, 4) for _ in range(2))
-    parameters = Parameters(alpha, delta, 50 * torch.randn(50), torch.randn(50, 4, 2), alpha[:, 0])
+    parameters = EMAParameters(
+        alpha, delta, 50 * torch.randn(50), torch.randn(50, 4, 2), alpha[:, 0]
+    )
     rho = coefficients(parameters).rho_DN
     assert bool((rho >= 0).all() and (rho <= 1).all())
     for memory in (0.0, -4.0, -16.0):
@@ -142,7 +143,7 @@ def test_gradients_of_the_definition_by_differences():
     inputs = make(Case(length=5, width=2, state=True, last=True)).double()
     leaves = [t.requires_grad_() for t in (inputs.x, *inputs.parameters, inputs.state)]
     torch.autograd.gradcheck(
-        lambda x, *p: op.ema("sequential", x, Parameters(*p[:5]), p[5], True), leaves
+        lambda x, *p: op.ema("sequential", x, EMAParameters(*p[:5]), p[5], True), leaves
     )
 
 

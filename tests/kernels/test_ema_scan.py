@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from steplab.errors import Unsupported
+from steplab.core.errors import Unsupported
 from steplab.kernels import ema as op
-from steplab.kernels.ema import Parameters
+from steplab.kernels.ema import EMAParameters
 from tests.kernels.ema_cases import Case, check, make, results
-from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
 
@@ -75,7 +75,7 @@ class Interpreted:
         leaves = [t.detach().requires_grad_() for t in (inputs.x, *inputs.parameters)]
 
         def last_gradients(impl):
-            _, last = op.ema(impl, leaves[0], Parameters(*leaves[1:]), inputs.state, True)
+            _, last = op.ema(impl, leaves[0], EMAParameters(*leaves[1:]), inputs.state, True)
             return torch.autograd.grad(last, leaves, inputs.dlast, allow_unused=True)
 
         for found, expected in zip(
@@ -101,14 +101,14 @@ class Interpreted:
         leaves = [t.detach().requires_grad_() for t in (inputs.x, *inputs.parameters)]
 
         def run(x, state, *stored):
-            parameters = Parameters(*stored)
+            parameters = EMAParameters(*stored)
             return op.ema(op.choose("scan", x, parameters, state), x, parameters, state, True)
 
         compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
         y, last = compiled(leaves[0], inputs.state, *leaves[1:])
         gradients = torch.autograd.grad([y, last], leaves, [inputs.dy, inputs.dlast])
         assert torch.equal(y, eager["y"]) and torch.equal(last, eager["last"])
-        names = [f"d_{name}" for name in ("x", *Parameters._fields)]
+        names = [f"d_{name}" for name in ("x", *EMAParameters._fields)]
         assert all(torch.equal(g, eager[name]) for g, name in zip(gradients, names, strict=True))
 
     def test_the_ops_are_registered_as_torch_wants_them(self):
@@ -154,12 +154,12 @@ def test_without_a_gpu_it_is_refused():
 
 
 def test_long_sequences_have_a_bounded_number_of_chunks():
-    from steplab.kernels.ema._scan_config import MOST_CHUNKS, Cut
+    from steplab.kernels.ema.scan import MAX_CHUNKS, ScanTiling
 
     for length in (1, 256, 257, 8192, 8193, 1_000_000):
-        chunk = Cut().chunk_length(length)
-        assert -(-length // chunk) <= MOST_CHUNKS
-        assert chunk == 256 or -(-length // (chunk // 2)) > MOST_CHUNKS
+        chunk = ScanTiling().chunk_length(length)
+        assert -(-length // chunk) <= MAX_CHUNKS
+        assert chunk == 256 or -(-length // (chunk // 2)) > MAX_CHUNKS
 
 
 GPU_CASES = [
@@ -193,5 +193,5 @@ def test_gpu_repeats_its_bits():
 @pytest.mark.gpu
 def test_gpu_compiles_to_one_graph():
     inputs = make(Case(length=300, width=64, modes=8, dtype=torch.bfloat16), "cuda")
-    run = torch.compile(lambda x, *p: op.ema("scan", x, Parameters(*p))[0], fullgraph=True)
+    run = torch.compile(lambda x, *p: op.ema("scan", x, EMAParameters(*p))[0], fullgraph=True)
     assert torch.equal(run(inputs.x, *inputs.parameters), results("scan", inputs)["y"])

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from steplab.errors import Unsupported
+from steplab.core.errors import Unsupported
 from steplab.kernels import activation as activation_op
 from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
+from steplab.kernels.dispatch import worth_trying
 from steplab.kernels.experts import epilogue
 from steplab.kernels.grouped_mm import _epilogue as launch
 from steplab.kernels.grouped_mm import product
-from steplab.kernels.impl import worth_trying
 from steplab.testing.tolerance import assert_as_good_as
 from tests.kernels.expert_cases import (
     ROUTINGS,
@@ -23,7 +23,7 @@ from tests.kernels.expert_cases import (
     one_expert,
     results,
 )
-from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
 GROUPS = {

@@ -6,17 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steplab.kernels import activation as activation_op
-from steplab.kernels.experts._sorting import place_assignments
-from tests.kernels.expert_cases import (
-    Case,
-    assert_results,
-    double,
-    make,
-    one_expert,
-    results,
-)
+from steplab.kernels.experts._rows import place_assignments
+from tests.kernels.expert_cases import Case, assert_results, double, make, one_expert, results
 from tests.kernels.expert_checks import GELU_ERROR, check_activation
-from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
 
@@ -60,11 +53,11 @@ class Interpreted:
     @settings(max_examples=12, deadline=None, derandomize=True)
     @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 9), st.integers(0, 99))
     def test_any_assignments_are_placed_as_by_the_definition(self, tokens, chosen, experts, seed):
-        from steplab.kernels.experts._triton_launch import place
+        from steplab.kernels.experts._rows import launch_place
 
         generator = torch.Generator().manual_seed(seed)
         experts_TK = torch.randint(experts, (tokens, chosen), generator=generator)
-        row_TK, source_R, offsets_E = place(experts_TK, experts)
+        row_TK, source_R, offsets_E = launch_place(experts_TK, experts)
         expected = place_assignments(experts_TK, experts)
         assert torch.equal(row_TK.long(), expected.row_TK)
         assert torch.equal(offsets_E.long(), expected.offsets_E)
@@ -72,18 +65,18 @@ class Interpreted:
 
     @pytest.mark.parametrize("width", [24, 200, 256])
     def test_rows_are_copied_and_added_up(self, width):
-        from steplab.kernels.experts import _triton_launch as launch
+        from steplab.kernels.experts import _rows as launch
 
         torch.manual_seed(0)
         x = torch.randn(5, width, dtype=torch.bfloat16)
         source = torch.randperm(15).int()
-        x_rows = launch.gather(x, source, 3)
+        x_rows = launch.launch_gather(x, source, 3)
         assert torch.equal(x_rows, x[source // 3])
         row = torch.randperm(15).int().view(5, 3)
         first, second, third = (x_rows[row[:, k]].float() for k in range(3))
         expected = (first + second + third).bfloat16()
         # The interpreter of Triton 3.6 rounds an exact 0 to 1e-38.
-        torch.testing.assert_close(launch.add_up(x_rows, row), expected, rtol=0, atol=1e-37)
+        torch.testing.assert_close(launch.launch_sum(x_rows, row), expected, rtol=0, atol=1e-37)
 
     @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
     @pytest.mark.parametrize("routing", ["skewed", "one expert"])
@@ -96,9 +89,9 @@ class Interpreted:
         assert_results(results("fused", case, inputs, experts_TK, d_out), peer, truth, str(case))
 
     def test_without_a_token_every_expert_is_empty(self):
-        from steplab.kernels.experts._triton_launch import place
+        from steplab.kernels.experts._rows import launch_place
 
-        row_TK, source_R, offsets_E = place(torch.empty(0, 2, dtype=torch.int64), 5)
+        row_TK, source_R, offsets_E = launch_place(torch.empty(0, 2, dtype=torch.int64), 5)
         assert row_TK.shape == (0, 2) and not source_R.numel() and not offsets_E.any()
 
     def test_the_network_equals_the_definition(self):
@@ -171,11 +164,10 @@ def test_gpu_activations_equal_the_definition(rows, inner, activation, weighed):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("tokens", "chosen", "experts"), [(9999, 2, 8), (333, 8, 256), (1, 1, 3)])
 def test_gpu_assignments_are_placed_as_by_the_definition(tokens, chosen, experts):
-    from steplab.kernels.experts._rows import place
 
     torch.manual_seed(0)
     experts_TK = torch.randint(experts, (tokens, chosen), device="cuda")
-    row_TK, source_R, offsets_E = place(experts_TK, experts)
+    row_TK, source_R, offsets_E = launch_place(experts_TK, experts)
     expected = place_assignments(experts_TK, experts)
     assert torch.equal(row_TK.long(), expected.row_TK)
     assert torch.equal(offsets_E.long(), expected.offsets_E)

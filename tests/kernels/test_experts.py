@@ -5,7 +5,7 @@ import torch
 
 from steplab.kernels import experts as op
 from steplab.kernels import grouped_mm as grouped
-from steplab.kernels.experts._sorting import sort_rows
+from steplab.kernels.experts._rows import sort_rows
 from steplab.kernels.experts.capacity import capacity, kept_assignments
 from steplab.testing.tolerance import assert_as_good_as, relative_error
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from steplab.errors import Unsupported
+from steplab.core.errors import Unsupported
 from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
 from tests.kernels.expert_cases import Case, Products, make, results
@@ -35,10 +35,10 @@ def test_what_is_frozen_changes_no_other_gradient(wanted):
 
 
 def test_gradients_of_frozen_matrices_are_not_computed(monkeypatch):
-    from steplab.kernels.experts import _fused_op
+    from steplab.kernels.experts import fused
 
     (x, weights, w_in, w_out), experts_TK, d_out = make(Case())
-    monkeypatch.setattr(_fused_op, "weight_gradient", None)  # whoever calls it fails
+    monkeypatch.setattr(fused, "weight_gradient", None)  # whoever calls it fails
     bundle = experts_op.ExpertWeights(w_in, w_out, "gelu")
     out, _ = experts_op.experts(
         "fused", x.requires_grad_(), weights, experts_TK, bundle, Products()

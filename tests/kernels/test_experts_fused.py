@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from steplab.errors import Unsupported
+from steplab.core.errors import Unsupported
 from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
-from steplab.kernels.experts._rows import place
+from steplab.kernels.experts._rows import place_rows
 from tests.kernels.expert_cases import (
     ROUTINGS,
     Case,
@@ -22,7 +22,7 @@ from tests.kernels.expert_cases import (
     one_expert,
     results,
 )
-from tests.kernels.without_gpu import needs_no_gpu
+from tests.kernels.triton_on_cpu import needs_no_gpu
 
 FEED_FORWARD = ("out", "dx", "dw_in", "dw_out", "dweights")
 
@@ -127,7 +127,7 @@ def test_the_ops_are_registered_as_torch_wants_them():
     (x, weights, w_in, w_out), experts_TK, _ = make(Case(tokens=6))
     leaves = [t.detach().requires_grad_() for t in (x, weights, w_in, w_out)]
     torch.library.opcheck(torch.ops.steplab.place_assignments, (experts_TK, 4))
-    placed = place(experts_TK, 4)
+    placed = place_rows(experts_TK, 4)
     torch.library.opcheck(torch.ops.steplab.fused_experts, (*leaves, *placed, "gelu", "loop"))
     one = [leaf[0].detach().requires_grad_() for leaf in leaves[2:]]
     gate = leaves[1][:, :1].detach().requires_grad_()

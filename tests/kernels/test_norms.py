@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.errors import Unsupported
+from steplab.core.errors import Unsupported
 from steplab.kernels import rms_norm as norm_op
 from steplab.kernels import rotary as rotary_op
-from steplab.modules.rms_norm import RMSNorm
+from steplab.modules.norms import RMSNorm
 from steplab.modules.rotary import Rotary, RotaryHeads
 from tests.kernels.norm_cases import BF16, EPS, FP32, NormCase, check_norm, norm_inputs
 

@@ -20,8 +20,8 @@ from tests.kernels.norm_cases import (
     rotary_inputs,
     rotary_results,
 )
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
 from tests.kernels.update_cases import check_update
-from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
 NARROW = NormCase(stream=BF16, weight=BF16, added=BF16)
@@ -60,7 +60,7 @@ class Interpreted:
 
     @pytest.mark.parametrize("shape", [(1, 5), (9, 3, 7), (4, 40)], ids=str)
     def test_what_the_programs_found_is_added_up(self, shape):
-        from steplab.kernels._column_sums import column_sums
+        from steplab.kernels.triton_blocks import column_sums
 
         partial = torch.randn(shape)
         torch.testing.assert_close(column_sums(partial), partial.sum(0))
@@ -237,7 +237,7 @@ def test_gpu_update_equals_its_definition(param, grad, size, clipped):
 
 @pytest.mark.gpu
 def test_gpu_norm_and_rotation_compile_to_one_graph():
-    from steplab.modules.rms_norm import RMSNorm
+    from steplab.modules.norms import RMSNorm
     from steplab.modules.rotary import Rotary, RotaryHeads
 
     class Block(torch.nn.Module):

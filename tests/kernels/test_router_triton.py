@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from steplab.errors import Unsupported
+from steplab.core.errors import Unsupported
 from steplab.kernels import router as router_op
 from tests.kernels.expert_checks import check_router, routed
-from tests.kernels.without_gpu import needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
 
@@ -77,12 +77,12 @@ class Interpreted:
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
     def test_the_routers_flops_are_counted(self):
-        from steplab.probes.work import Counter
+        from steplab.probes.work import FlopCounter
 
         leaves = router_leaves()
-        with Counter(visible=True) as forward:
+        with FlopCounter(visible=True) as forward:
             weights = router_op.router("triton_router", *leaves, 2)[1]
-        with Counter(visible=True) as backward:
+        with FlopCounter(visible=True) as backward:
             weights.sum().backward()
         assert forward.matrix == 2 * 5 * 16 * (4 + 1) and backward.matrix == 2 * forward.matrix
         assert not forward.uncovered and not backward.uncovered

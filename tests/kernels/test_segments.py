@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from steplab.kernels.grouped_mm import grouped_mm, weight_gradient
-from steplab.kernels.grouped_mm._segments import PIECES, add_segments, find_segments
+from steplab.kernels.grouped_mm.aten import PIECES, add_segments, find_segments
 from steplab.testing.tolerance import assert_as_good_as
-from tests.kernels.without_gpu import needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
 ROUTINGS = {

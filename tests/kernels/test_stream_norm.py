@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.errors import Unsupported
+from steplab.core.errors import Unsupported
 from steplab.kernels import stream_norm as op
-from steplab.kernels.stream_norm import Norm, put_back
+from steplab.kernels.stream_norm import Norm, scatter_rows
 from tests.kernels.norm_cases import BF16, EPS, FP32
 from tests.kernels.stream_cases import (
     CASES,
@@ -17,7 +17,7 @@ from tests.kernels.stream_cases import (
     stream_inputs,
     stream_results,
 )
-from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 NARROW = StreamCase(stream=BF16, weight=BF16, added=BF16, placed=3, taken=4)
 
@@ -27,7 +27,7 @@ def test_the_definition_is_torchs_norm_of_the_sum(placed):
     case = StreamCase(placed=placed)
     leaves, (choice, _), _ = stream_inputs(case)
     normed, stream = run_stream("reference", case, leaves, (choice, None))
-    added = leaves["added"] if choice is None else put_back(leaves["added"], choice)
+    added = leaves["added"] if choice is None else scatter_rows(leaves["added"], choice)
     assert torch.equal(stream, leaves["x"] + added)
     shifted = stream + leaves["offset"]
     expected = torch.nn.functional.rms_norm(shifted, (24,), leaves["weight"], EPS)

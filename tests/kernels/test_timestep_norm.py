@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from steplab.errors import Unsupported
+from steplab.core.errors import Unsupported
 from steplab.kernels import timestep_norm as op
 from steplab.kernels.timestep_norm import Affine, Statistics
-from steplab.workloads.megalodon.norms import TimestepNorm
+from steplab.workloads.megalodon.layers import TimestepNorm
 from tests.kernels.case import Named
-from tests.kernels.without_gpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 EPS = 1e-5

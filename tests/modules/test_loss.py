@@ -53,13 +53,13 @@ def test_a_gpt_has_the_same_loss_and_gradients_by_chunks():
 @pytest.mark.parametrize("products", [1, 2, 3])
 def test_its_products_are_counted(products):
     """Logits, dx and dw: 2 T V D each. Losses per token compute the logits a second time."""
-    from steplab.probes.work import Counter
+    from steplab.probes.work import FlopCounter
 
     x, weight, targets, _ = make(Case())
     x.requires_grad_(products > 1)
     weight.requires_grad_(products > 2)
     once = 2 * x.shape[0] * weight.numel()
-    with Counter(visible=True) as counter:
+    with FlopCounter(visible=True) as counter:
         loss = op.cross_entropy(NAME, x, weight, targets)
         losses = op.cross_entropy(NAME, x, weight, targets, "none")
         assert counter.matrix == (products + 1) * once
@@ -72,12 +72,12 @@ def test_its_products_are_counted(products):
 @pytest.mark.parametrize("impl", ["reference", NAME])
 @pytest.mark.parametrize("mode", ["forward", "full"])
 def test_the_formula_of_a_gpt_equals_its_counted_flops(impl, mode, tiny_spec):
-    from steplab.engine.assemble import assemble, micro_batches
-    from steplab.probes.work import Counter
+    from steplab.probes.work import FlopCounter
+    from steplab.step.assemble import assemble, micro_batches
 
     spec = tiny_spec(f"impl.cross_entropy={impl},impl.attention=reference", mode=mode)
     step = assemble(spec)
-    with Counter(visible=False) as counter:
+    with FlopCounter(visible=False) as counter:
         step(next(micro_batches(step, spec)))
     ran = {"attention": "reference", "cross_entropy": impl}
     assert step.workload.work(spec.batch, mode, ran).hardware == counter.matrix

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from steplab.engine.trial import MOST_CONTENDED, _judged, trial
-from steplab.probes.contention import seconds_without_core
+from steplab.probes.clock import seconds_without_core
+from steplab.step.trial import MAX_CONTENTION, _with_figures, trial
 
 
 def test_threads_are_summed_and_what_cannot_be_read_is_left_out(tmp_path):
@@ -19,8 +19,8 @@ def test_where_the_kernel_does_not_tell(tmp_path):
 
 def test_a_contended_run_says_so(tiny_spec):
     run = replace(trial(tiny_spec(steps=2)), notes=())
-    for share, told in ((0.9 * MOST_CONTENDED, False), (0.5, True), (None, False)):
-        judged = _judged(replace(run, clock=replace(run.clock, contended=share)), "fp32")
+    for share, told in ((0.9 * MAX_CONTENTION, False), (0.5, True), (None, False)):
+        judged = _with_figures(replace(run, clock=replace(run.clock, contended=share)), "fp32")
         notes = [note for note in judged.notes if note.startswith("contended: ")]
         assert bool(notes) is told
         assert not told or "threads waited 50% of the time for a core" in notes[0]

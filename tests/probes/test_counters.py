@@ -113,7 +113,7 @@ def test_the_names_exist_in_the_real_library():
 @pytest.mark.gpu
 def test_real_counters(tiny_spec):
     pytest.importorskip("pynvml")
-    from steplab.engine.trial import trial
+    from steplab.step.trial import trial
 
     counters = trial(tiny_spec(device="cuda", steps=20)).counters
     assert counters.power_w.median > 10 and counters.sm_clock_mhz.median > 100

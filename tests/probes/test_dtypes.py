@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steplab.probes.dtypes import audit
-from steplab.studies.precision.audit import audit_toy
+from steplab.bench.precision import audit_toy
+from steplab.probes.dtypes import audit_dtypes
 from steplab.workloads.gpt.config import GPTConfig
 from steplab.workloads.gpt.model import GPT
 
@@ -57,12 +57,12 @@ def test_a_bare_mean_of_a_low_precision_output_stays_low() -> None:
             loss: Tensor = model(torch.ones(2, 4)).mean()
         return loss
 
-    assert by_module(audit(model, forward))["loss"]["output"] == "bfloat16"
+    assert by_module(audit_dtypes(model, forward))["loss"]["output"] == "bfloat16"
 
 
 def test_repeated_blocks_share_a_row_and_are_counted() -> None:
     model, tokens = small_gpt()
-    rows = by_module(audit(model, lambda: model(tokens, tokens)))
+    rows = by_module(audit_dtypes(model, lambda: model(tokens, tokens)))
     assert rows["blocks.*.attention.q"]["count"] == LAYERS
     # One rotary module serves every block: it is counted in each place.
     assert rows["blocks.*.attention.rotary"]["count"] == LAYERS
@@ -92,7 +92,7 @@ def test_outputs_agree_with_dtypes_seen_module_by_module() -> None:
             loss: Tensor = model(tokens, tokens)
         return loss
 
-    rows = by_module(audit(model, forward))
+    rows = by_module(audit_dtypes(model, forward))
     for hook in hooks:
         hook.remove()
     assert rows["blocks.*.attention.q"]["parameters"] == "bfloat16, float32"
@@ -103,7 +103,7 @@ def test_outputs_agree_with_dtypes_seen_module_by_module() -> None:
 
 def test_containers_of_different_kinds_keep_their_numbers() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    rows = by_module(audit(model, lambda: model(torch.ones(2, 4)).sum()))
+    rows = by_module(audit_dtypes(model, lambda: model(torch.ones(2, 4)).sum()))
     assert rows["*"]["kind"] == "Linear" and rows["*"]["count"] == 2
     assert rows["1"]["kind"] == "ReLU"
     assert rows["(model)"]["kind"] == "Sequential"
@@ -111,7 +111,7 @@ def test_containers_of_different_kinds_keep_their_numbers() -> None:
 
 def test_nested_outputs_unused_modules_and_frozen_parameters() -> None:
     model = Custom()
-    rows = by_module(audit(model, lambda: model(torch.ones(2, 4))["y"].sum()))
+    rows = by_module(audit_dtypes(model, lambda: model(torch.ones(2, 4))["y"].sum()))
     assert rows["(model)"]["output"] == "float32, int64"
     assert rows["unused"]["output"] == "not called"
     assert rows["unused"]["gradients"] == rows["table"]["gradients"] == "none"
@@ -121,9 +121,9 @@ def test_nested_outputs_unused_modules_and_frozen_parameters() -> None:
 def test_nothing_is_left_behind_when_the_model_fails() -> None:
     model = nn.Linear(4, 4)
     with pytest.raises(RuntimeError):
-        audit(model, lambda: model(torch.ones(2, 3)).sum())
+        audit_dtypes(model, lambda: model(torch.ones(2, 3)).sum())
     assert not model._forward_hooks
-    audit(model, lambda: model(torch.ones(2, 4)).sum())
+    audit_dtypes(model, lambda: model(torch.ones(2, 4)).sum())
     assert not model._forward_hooks and model.weight.grad is None
 
 

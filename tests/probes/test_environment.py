@@ -6,13 +6,13 @@ import types
 
 import torch
 
-from steplab.codec import encode
+from steplab.core.codec import encode
 from steplab.probes import environment as environment_module
-from steplab.probes.environment import capture
+from steplab.probes.environment import capture_environment
 
 
 def test_environment_says_what_runs():
-    environment = capture()
+    environment = capture_environment()
     assert environment.torch == torch.__version__
     assert environment.python == platform.python_version()
     assert environment.cores >= 1 and environment.memory_bytes > 2**20
@@ -20,7 +20,7 @@ def test_environment_says_what_runs():
 
 
 def test_environment_holds_no_host_or_home():
-    text = json.dumps(encode(capture()))
+    text = json.dumps(encode(capture_environment()))
     assert platform.node() not in text or platform.node() in ("", "localhost")
     assert f"/home/{getpass.getuser()}" not in text
 
@@ -29,7 +29,7 @@ def test_paths_in_variables_are_not_kept(monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/home/alice/cache")
     monkeypatch.setenv("CUDA_HOME", "C:\\alice\\cuda")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    variables = capture.__wrapped__().variables
+    variables = capture_environment.__wrapped__().variables
     assert variables["TORCHINDUCTOR_CACHE_DIR"] == variables["CUDA_HOME"] == "<path>"
     assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
 

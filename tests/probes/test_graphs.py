@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from steplab.engine.assemble import assemble, micro_batches
 from steplab.probes.memory import unused_in_private_pools
 from steplab.probes.probe import Subject
 from steplab.probes.ran import RanProbe
 from steplab.probes.work import count_work
+from steplab.step.assemble import assemble, micro_batches
 from steplab.workloads.workload import StepOutput
 
 

@@ -7,21 +7,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from steplab.engine.assemble import assemble, micro_batches
-from steplab.errors import MeasurementError, Unsupported
-from steplab.probes import memory_timeline
-from steplab.probes.allocations import cuda
-from steplab.probes.allocations.blocks import Finder, build_blocks
-from steplab.probes.allocations.cuda import cuda_recording, read_snapshots
-from steplab.probes.allocations.curve import thinned
-from steplab.probes.allocations.recording import Change, Recording
-from steplab.probes.allocations.segments import SegmentChange, largest_gap, reserved_ranges
+from steplab.core import RunSpec
+from steplab.core.errors import MeasurementError, Unsupported
+from steplab.core.memory import KINDS, MemoryTimeline
+from steplab.probes import allocator, memory_timeline
+from steplab.probes.allocator import (
+    Change,
+    Recording,
+    SegmentChange,
+    cuda_recording,
+    largest_gap,
+    read_snapshots,
+    reserved_ranges,
+)
 from steplab.probes.compilation import graph_count
-from steplab.probes.environment import capture
-from steplab.probes.memory_timeline import record_memory
+from steplab.probes.environment import capture_environment
+from steplab.probes.memory_timeline import BlockFinder, build_blocks, record_memory, thinned
 from steplab.probes.probe import Subject
-from steplab.record.memory_timeline import KINDS, MemoryTimeline
-from steplab.spec import RunSpec
+from steplab.step.assemble import assemble, micro_batches
 from steplab.workloads.workload import StepOutput
 
 WIDTHS = (24, 96, 48, 8)
@@ -75,12 +78,12 @@ class ChainWorkload:
 def chain(warm: int = 1, recompute: bool = False, device: str = "cpu", **changes) -> Subject:
     spec = RunSpec("chain", batch=BATCH, device=device, **changes)
     step = assemble(spec, ChainWorkload(recompute))
-    return warmed(Subject(step, micro_batches(step, spec), spec, capture()), warm)
+    return warmed(Subject(step, micro_batches(step, spec), spec, capture_environment()), warm)
 
 
 def assembled(spec: RunSpec, warm: int = 1) -> Subject:
     step = assemble(spec)
-    return warmed(Subject(step, micro_batches(step, spec), spec, capture()), warm)
+    return warmed(Subject(step, micro_batches(step, spec), spec, capture_environment()), warm)
 
 
 def warmed(subject: Subject, steps: int) -> Subject:
@@ -322,7 +325,7 @@ def test_memory_known_to_the_allocator_is_paired_exactly():
     changes = [Change(10, 1, 100), Change(20, 1, -100), Change(20, 1, 60), Change(30, 7, -8)]
     blocks = build_blocks({}, changes)
     assert [(b.bytes, b.made, b.freed) for b in blocks] == [(100, 0, 1), (60, 2, None), (8, -1, 3)]
-    finder = Finder(blocks, changes)
+    finder = BlockFinder(blocks, changes)
     assert finder.find(1, 9) is None
     assert finder.find(1, 15) is blocks[0] and finder.find(1, 20) is blocks[1]
     assert finder.find(7, 29) is blocks[2] and finder.find(7, 30) is None
@@ -397,7 +400,7 @@ def test_the_allocators_history_is_read():
 
 
 def test_a_history_that_lost_its_beginning_is_refused(monkeypatch):
-    monkeypatch.setattr(cuda, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(allocator, "MAX_ENTRIES", 2)
     history = [allocator_entry("alloc", 1, 1, 1)] * 2
     with pytest.raises(MeasurementError, match="more than 2 allocations"):
         read_snapshots(Recording(""), [], history, device=0)

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from steplab.engine.trial import trial
-from steplab.probes.metrics import MOST_NUMBERS, read_metrics
-from steplab.record import run_from_json, run_to_json
-from steplab.spec import Recipe, RunSpec
+from steplab.core import Recipe, RunSpec, run_from_json, run_to_json
+from steplab.probes.metrics import MAX_NUMBERS, read_metrics
+from steplab.step.trial import trial
 from steplab.workloads.workload import find_workload
 
 
@@ -40,7 +39,7 @@ def test_what_is_large_is_left_out():
         "count": torch.tensor(3),
         "vector": torch.tensor([1.0, float("nan")]),
         "cube": torch.zeros(2, 2, 2),
-        "wide": torch.zeros(MOST_NUMBERS + 1),
+        "wide": torch.zeros(MAX_NUMBERS + 1),
         "spectrum": torch.zeros(2, dtype=torch.complex64),
     }
     found = read_metrics(metrics)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import steplab
-from steplab.engine.meter import meter as meter_module
-from steplab.probes.products import judge_products, shares_by_dtype
-from tests.engine.meter.fakes import tiny_model
+from steplab.meter import meter as meter_module
+from steplab.probes.ran import matmul_dtype, matmul_shares
+from tests.meter.fakes import tiny_model
 
 CPU = torch.device("cpu")
 BF16 = {"device_type": "cpu", "dtype": torch.bfloat16}
@@ -78,8 +78,8 @@ def test_float_is_tf32_where_the_loop_allows_it(precision: None) -> None:
     with pytest.raises(RuntimeError):
         torch.get_float32_matmul_precision()
     product = traced("aten::mm", "float", (4, 4), (4, 4))
-    assert judge_products([product], torch.device("cuda"))[0] == "tf32"
-    assert judge_products([product], CPU)[0] == "fp32"
+    assert matmul_dtype([product], torch.device("cuda"))[0] == "tf32"
+    assert matmul_dtype([product], CPU)[0] == "fp32"
 
 
 def test_products_that_autocast_wraps_count_once() -> None:
@@ -178,16 +178,16 @@ def test_multiply_adds_are_those_of_the_shapes() -> None:
     ]
     expected = {"c10::BFloat16": 0.5, "c10::Float8_e4m3fn": 1 / 3}
     expected |= {"float": 1 / 12, "c10::Half": 1 / 12}
-    assert shares_by_dtype(calls) == pytest.approx(expected)
-    assert judge_products(calls[5:], CPU) == (None, "ran its matrix products in c10::Float8_e4m3fn")
+    assert matmul_shares(calls) == pytest.approx(expected)
+    assert matmul_dtype(calls[5:], CPU) == (None, "ran its matrix products in c10::Float8_e4m3fn")
 
 
 def test_95_percent_of_the_work_decide() -> None:
     most = traced("aten::mm", "c10::BFloat16", (19, 10), (10, 10), at=0)
     rest = traced("aten::mm", "float", (1, 10), (10, 10), at=10)
-    assert judge_products([rest, most], CPU) == ("bf16", "")
+    assert matmul_dtype([rest, most], CPU) == ("bf16", "")
     more = traced("aten::mm", "float", (1, 10), (10, 1), at=20)
-    dtype, reason = judge_products([most, rest, more], CPU)
+    dtype, reason = matmul_dtype([most, rest, more], CPU)
     assert dtype is None and reason == "ran its matrix products in 94.5 % bf16, 5.5 % fp32"
 
 
@@ -195,7 +195,7 @@ def test_calls_in_two_threads_do_not_hide_each_other() -> None:
     forward = traced("aten::mm", "float", (2, 2), (2, 2), at=0, ns=100)
     backward = traced("aten::mm", "c10::BFloat16", (2, 2), (2, 2), at=10)
     backward.start_thread_id = lambda: 2
-    assert shares_by_dtype([forward, backward]) == {"float": 0.5, "c10::BFloat16": 0.5}
+    assert matmul_shares([forward, backward]) == {"float": 0.5, "c10::BFloat16": 0.5}
 
 
 def test_the_inspected_step_prints_nothing() -> None:

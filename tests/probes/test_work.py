@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from steplab.probes.formulas import MATRIX_OPS
-from steplab.probes.work import Counter
+from steplab.probes.work import FlopCounter
 
 
 def count(run, visible=True):
-    with Counter(visible) as counter:
+    with FlopCounter(visible) as counter:
         run()
     return counter
 
@@ -80,8 +80,8 @@ def test_custom_ops_are_named_as_uncovered():
 
 def test_checkpointing_raises_the_hardware_count_only(tmp_path):
     """Recomputation is in HFU, not in MFU."""
-    from steplab.engine.trial import trial
-    from steplab.spec import RunSpec
+    from steplab.core import RunSpec
+    from steplab.step.trial import trial
     from steplab.workloads.workload import find_workload
 
     path = tmp_path / "mine.py"
@@ -97,7 +97,7 @@ def test_checkpointing_raises_the_hardware_count_only(tmp_path):
         "            yield torch.randn(size, 8, requires_grad=True)\n"
         "    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(),"
         " torch.nn.Linear(8, 8))\n"
-        "    return steplab.Adopted(model, batches, loss)\n"
+        "    return steplab.UserModel(model, batches, loss)\n"
     )
     name = f"{path}:make"
     work = {}
@@ -217,8 +217,8 @@ def test_a_full_step_of_light_ops_leaves_nothing_uncovered():
 
 def adopted(tmp_path, body):
     """Return the Work of one trial of a model of the user's."""
-    from steplab.engine.trial import trial
-    from steplab.spec import RunSpec
+    from steplab.core import RunSpec
+    from steplab.step.trial import trial
 
     path = tmp_path / "mine.py"
     path.write_text(
@@ -228,7 +228,7 @@ def adopted(tmp_path, body):
         "    while True:\n"
         "        yield torch.randn(size, 6, 8)\n"
         "def make():\n"
-        "    return steplab.Adopted(Model(), batches, lambda model, x: model(x).square().mean())\n"
+        "    return steplab.UserModel(Model(), batches, lambda model, x: model(x).square().mean())\n"
     )
     return trial(RunSpec(f"{path}:make", {}, batch=4, steps=1, warmup=0)).work
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steplab.record.budget import TERMS, Budget, Category, StepBudget
-from steplab.trace.analysis import UNATTRIBUTED, Analysis, Syncs, Window, Work
+from steplab.core.budget import TERMS, Budget, Category, StepBudget
+from steplab.trace.analysis import UNATTRIBUTED, Analysis, Syncs, Window, WorkTable
 from tests.trace.traces import call, kernel, op, range_, trace_of
 
 STEP_NS = 10_000_000
@@ -34,7 +34,7 @@ KERNELS = (
     Kernel("ampere_bf16_s16816gemm", 1_000_000, 2_000_000, flops=2e11, bytes=1e8, ideal=1e6),
     Kernel("vectorized_elementwise_kernel", 3_000_000, 1_000_000, "elementwise", flops=1e6,
            bytes=1e7, ideal=4e5, module="blocks.1.attention"),
-    Kernel("layer_norm", 4_500_000, 500_000, "normalisation", "backward", "blocks.0.norm"),
+    Kernel("layer_norm", 4_500_000, 500_000, "normalization", "backward", "blocks.0.norm"),
     Kernel("FusedAdam", 6_000_000, 1_500_000, "optimizer", "optimizer", UNATTRIBUTED, stream=9),
 )  # fmt: skip
 PHASES = (("forward", 0, 4), ("backward", 4, 6), ("optimizer", 6, 9))  # ms
@@ -67,7 +67,7 @@ def _events(kernels, step, device):
     return events
 
 
-def _work(kernels, steps) -> Work:
+def _work(kernels, steps) -> WorkTable:
     rows = [(step, k) for step in range(steps) for k in kernels]
     labels = [UNATTRIBUTED]
 
@@ -89,7 +89,7 @@ def _work(kernels, steps) -> Work:
         "op": codes(["aten::mm" for _ in rows]),
         "matmul_dtype": codes([UNATTRIBUTED for _ in rows]),
     }
-    return Work(
+    return WorkTable(
         labels=(*labels, "cudaStreamSynchronize", "aten::item"),
         start=column((s * STEP_NS + k.start for s, k in rows), np.int64),
         duration=column((k.duration for _, k in rows), np.int64),
@@ -113,15 +113,15 @@ def _budget(kernels, steps, device) -> Budget:
     categories = {}
     for k in kernels:
         before = categories.get(k.category, Category(k.category, 0.0, 0))
-        modelled = k.ideal == k.ideal
-        ideal = (before.ideal_ms or 0.0) + k.ideal / 1e6 if modelled else before.ideal_ms
+        modeled = k.ideal == k.ideal
+        ideal = (before.ideal_ms or 0.0) + k.ideal / 1e6 if modeled else before.ideal_ms
         categories[k.category] = Category(
             *(k.category, before.ms + k.duration / 1e6, before.launches + 1, ideal),
-            before.modelled_ms + (k.duration / 1e6 if modelled else 0.0),
+            before.modeled_ms + (k.duration / 1e6 if modeled else 0.0),
         )
     busy = sum(k.duration for k in kernels) / 1e6
     terms = {**dict.fromkeys(TERMS, 0.0), "kernels": busy}
-    terms |= {"synchronisation": 0.4, "launch": 3.5, "dispatch": 0.2}
+    terms |= {"synchronization": 0.4, "launch": 3.5, "dispatch": 0.2}
     ranked = tuple(sorted(categories.values(), key=lambda c: -c.ms))
     wall = STEP_NS / 1e6
     return Budget(tuple(StepBudget(n, wall, terms, ranked) for n in range(steps)), device)

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("rich")
 
-from steplab.codec import decode, encode
-from steplab.record.budget import TERMS, Budget, Category, StepBudget
-from steplab.record.profile import Profile
+from steplab.core.budget import TERMS, Budget, Category, StepBudget
+from steplab.core.codec import decode, encode
+from steplab.core.run import Profile
 from steplab.report.budget import budget_table, print_budget
 from steplab.report.export import to_csv, to_json, to_markdown
 from steplab.report.pages.sections import READ_ANEW, budget_of
@@ -18,16 +18,16 @@ from tests.compare.sides import run_of
 from tests.report.analyses import analysis_of
 
 CATEGORIES = (
-    Category("matmul bf16", 4.0, 120, ideal_ms=2.5, modelled_ms=3.5),
-    Category("elementwise", 2.0, 300, ideal_ms=1.0, modelled_ms=2.0),
+    Category("matmul bf16", 4.0, 120, ideal_ms=2.5, modeled_ms=3.5),
+    Category("elementwise", 2.0, 300, ideal_ms=1.0, modeled_ms=2.0),
     Category("sort and index", 0.95, 7),
-    Category("reduction", 0.03, 2, ideal_ms=0.01, modelled_ms=0.03),
+    Category("reduction", 0.03, 2, ideal_ms=0.01, modeled_ms=0.03),
     Category("memset", 0.02, 1),
 )
 
 
 def step(number=4, wall=10.0, **terms) -> StepBudget:
-    given = {"kernels": 7.0, "launch": 2.0, "synchronisation": 0.75, **terms}
+    given = {"kernels": 7.0, "launch": 2.0, "synchronization": 0.75, **terms}
     ordered = {term: given.get(term.replace(" ", "_"), given.get(term, 0.0)) for term in TERMS}
     return StepBudget(number, wall, ordered, CATEGORIES)
 
@@ -51,7 +51,7 @@ def row(text: str, name: str) -> list[str]:
 def test_terms_categories_and_residual_add_up_on_screen():
     text = printed(budget())
     assert "Time budget: 10.00 ms (one profiled step)" in text
-    names = ("kernels", "launch", "synchronisation", "residual")
+    names = ("kernels", "launch", "synchronization", "residual")
     shown = {name: float(row(text, name)[0]) for name in names}
     assert sum(shown.values()) == pytest.approx(float(row(text, "step")[0]))
     assert shown["residual"] == pytest.approx(0.25)

@@ -9,10 +9,10 @@ pytest.importorskip("rich")
 image = pytest.importorskip("matplotlib.image")
 
 from steplab.report.pages import write_ladder_page
-from steplab.tune.impact import gate_table, impact_table
+from steplab.tune.report import gate_table, impact_table
 from tests.compare.sides import run_of
 from tests.report.analyses import analysis_of
-from tests.tune.test_outcome import ladder
+from tests.tune.test_report import ladder
 
 BROWSER = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: chromium)")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 500], ids=["wide", "narrow"])
 def test_the_page_is_drawn(tmp_path, dark, width):
-    """Most of a page is its background; the ladder's bars are green, grey and red."""
+    """Most of a page is its background; the ladder's bars are green, gray and red."""
     tables = {"impact": impact_table(ladder()), "gate": gate_table(ladder())}
     page, picture = tmp_path / "page.html", tmp_path / "page.png"
     write_ladder_page(ladder(), tables, "", run_of(), analysis_of(), (), page)

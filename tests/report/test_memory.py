@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.codec import decode, encode
-from steplab.record.memory_timeline import KINDS, Allocation, MemoryTimeline
+from steplab.core.codec import decode, encode
+from steplab.core.memory import KINDS, Allocation, MemoryTimeline
 from steplab.report.memory import memory_svg, memory_tables, print_memory
 
 MIB = 2**20
@@ -33,9 +33,9 @@ def timeline(**changes) -> MemoryTimeline:
     return replace(made, **changes)
 
 
-def heights(svg: str, colour: str) -> list[float]:
+def heights(svg: str, color: str) -> list[float]:
     """The vertical coordinates of one layer's upper edge."""
-    path = re.search(rf'fill="{colour}" d="([^"]*)"', svg)
+    path = re.search(rf'fill="{color}" d="([^"]*)"', svg)
     assert path is not None
     return [float(y) for y in re.findall(r"V([\d.]+)", path.group(1))]
 

@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("rich")
 
-from steplab.errors import UserError
-from steplab.record import Accelerator, Column, Finding, Samples, Table
-from steplab.record.comparison import Change, Comparison
-from steplab.record.memory_timeline import KINDS, Allocation, MemoryTimeline
-from steplab.record.profile import Profile
+from steplab.core import Accelerator, Column, Finding, Samples, Table
+from steplab.core.comparison import Change, Comparison
+from steplab.core.errors import UserError
+from steplab.core.memory import KINDS, Allocation, MemoryTimeline
+from steplab.core.run import Profile
+from steplab.report.markup import Html, data_block, element, join
 from steplab.report.pages import write_compare_page, write_explain_page, write_profile_page
-from steplab.report.pages.markup import Html, data_block, element, join
-from steplab.report.pages.tables import table_html
+from steplab.report.pages.document import table_html
 from tests.compare.sides import ENVIRONMENT, noisy, run_of
 from tests.report.analyses import KERNELS, Kernel, analysis_of
 from tests.report.reading import Page

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("rich")
 
 from steplab.cli.main import main
-from steplab.record import Figures
+from steplab.core import Figures
 from steplab.report.pages import write_runs_page
 from steplab.report.pages.runs import run_names
 from tests.compare.sides import noisy, run_of
@@ -40,7 +40,7 @@ def test_a_failure_is_a_lane_with_its_reason(tmp_path):
     assert page.text().count("oom: too large") == 2 and "1without a result" in page.text()
 
 
-def test_an_impossible_utilisation_is_not_shown(tmp_path):
+def test_an_impossible_utilization_is_not_shown(tmp_path):
     figures = Figures(8.026, None, None, 66.9, "a peak", "measurement error: not possible")
     assert "802.6" not in page_of(tmp_path, replace(run_of(), figures=figures)).text()
     right = replace(figures, mfu=0.436, warning="")

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("rich")
 
-from steplab.codec import decode
-from steplab.errors import UserError
-from steplab.record import Column, Table
+from steplab.core import Column, Table
+from steplab.core.codec import decode
+from steplab.core.errors import UserError
 from steplab.report.export import to_csv, to_json, to_markdown, to_svg, write_table
 from steplab.report.terminal import print_table
 

@@ -2,7 +2,7 @@ import zipfile
 
 import pytest
 
-from steplab.errors import UserError
+from steplab.core.errors import UserError
 from steplab.store import Store, pack_runs, unpack_runs
 from tests.store.test_store import make_run
 

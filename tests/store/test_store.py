@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from steplab.errors import UserError
-from steplab.record import Environment, Run, new_run_id
-from steplab.spec import RunSpec
+from steplab.core import Environment, Run, RunSpec, new_run_id
+from steplab.core.errors import UserError
 from steplab.store import Store
 
 ENVIRONMENT = Environment("0", "3.11", "Linux", "cpu", 2, None)
@@ -93,8 +92,8 @@ def test_kill_at_any_moment_leaves_whole_runs_only(store):
     """A process that saves without end is killed at random moments, several times."""
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from steplab.record import Environment, Run, new_run_id\n"
-        "from steplab.spec import RunSpec\n"
+        "from steplab.core import Environment, Run, new_run_id\n"
+        "from steplab.core import RunSpec\n"
         "from steplab.store import Store\n"
         "store = Store(sys.argv[2]); spec = RunSpec('gpt')\n"
         "environment = Environment('0', '3.11', 'Linux', 'cpu', 2, None)\n"

@@ -1,7 +1,6 @@
 from dataclasses import replace
 
-from steplab.record import Run, new_run_id
-from steplab.spec import RunSpec, fingerprint
+from steplab.core import Run, RunSpec, fingerprint, new_run_id
 from steplab.store import open_sweep
 from tests.store.test_store import ENVIRONMENT
 

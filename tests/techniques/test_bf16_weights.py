@@ -6,19 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from steplab.engine.assemble import assemble, micro_batches
-from steplab.engine.checkpoint import load_weights, newest
-from steplab.engine.signals import Stop
-from steplab.engine.training import train
-from steplab.engine.training.log import TrainingLog
-from steplab.engine.training.loop import Session
-from steplab.engine.trial import trial
-from steplab.errors import UserError
-from steplab.modules.one_pass_adamw import MASTER, OnePassAdamW
-from steplab.record import Environment, Ran, Run
-from steplab.spec import RunSpec
-from steplab.spec.training import TrainSettings, TrainSpec
-from steplab.techniques.parse import parse_recipe, technique
+from steplab.core import Environment, Ran, Run, RunSpec
+from steplab.core.errors import UserError
+from steplab.core.spec import TrainSettings, TrainSpec
+from steplab.modules.optimizer import MASTER, OnePassAdamW
+from steplab.step.assemble import assemble, micro_batches
+from steplab.step.trial import trial
+from steplab.techniques.recipes import parse_recipe, technique
+from steplab.train.checkpoint import load_weights, newest_checkpoint
+from steplab.train.log import TrainingLog
+from steplab.train.loop import Stop, Trainer, train
 from steplab.workloads.workload import find_workload
 
 BF16 = torch.bfloat16
@@ -125,11 +122,11 @@ def test_what_ran_is_compared_with_what_was_asked():
 
     precision, optimizer = technique("precision"), technique("optimizer")
     bf16, fp32 = seen(matmul_dtypes={"c10::BFloat16": 9}), seen(matmul_dtypes={"float": 9})
-    assert not precision.deviation({"dtype": "bf16-weights"}, bf16)
-    assert "was asked for" in precision.deviation({"dtype": "bf16-weights"}, fp32)
+    assert not precision.mismatch({"dtype": "bf16-weights"}, bf16)
+    assert "was asked for" in precision.mismatch({"dtype": "bf16-weights"}, fp32)
     one_pass = {"impl": "one-pass"}
-    assert not optimizer.deviation(one_pass, seen(optimizer="one-pass triton_update"))
-    assert "was asked for" in optimizer.deviation(one_pass, seen(optimizer="fused"))
+    assert not optimizer.mismatch(one_pass, seen(optimizer="one-pass triton_update"))
+    assert "was asked for" in optimizer.mismatch(one_pass, seen(optimizer="fused"))
 
 
 @pytest.mark.parametrize("clip", [0.0, 1e-3, 1.0])
@@ -161,21 +158,21 @@ def test_checkpoints_hold_the_fp32_weights_once(tmp_path):
 
     spec = training(tmp_path)
     train(spec, silent(), Stop())
-    saved = load_file(newest(tmp_path) / "model.safetensors")
-    moments = load_file(newest(tmp_path) / "optimizer.safetensors")
+    saved = load_file(newest_checkpoint(tmp_path) / "model.safetensors")
+    moments = load_file(newest_checkpoint(tmp_path) / "optimizer.safetensors")
     assert {t.dtype for t in saved.values()} == {torch.float32}
     assert not torch.equal(saved["heads.weight"], saved["heads.weight"].to(BF16).float())
     assert {name.partition("/")[0] for name in moments} == {"exp_avg", "exp_avg_sq", "step"}
     model = find_workload("tsmoe").open(spec.config).model()
-    load_weights(newest(tmp_path), model)
+    load_weights(newest_checkpoint(tmp_path), model)
     assert torch.equal(model.heads.weight, saved["heads.weight"])
 
 
 def test_a_new_run_starts_from_all_digits_of_old_weights(tmp_path):
     train(training(tmp_path / "old", "plain"), silent(), Stop())
-    origin = newest(tmp_path / "old")
+    origin = newest_checkpoint(tmp_path / "old")
     spec = training(tmp_path / "new", from_checkpoint=str(origin))
-    session = Session(spec, silent())
+    session = Trainer(spec, silent())
     session.start_from(Path(origin))
     model = find_workload("tsmoe").open(spec.config).model()
     load_weights(origin, model)
@@ -186,10 +183,10 @@ def test_a_new_run_starts_from_all_digits_of_old_weights(tmp_path):
 
 def test_a_checkpoint_of_torchs_optimizer_is_refused_as_a_whole(tmp_path):
     train(training(tmp_path, "plain"), silent(), Stop())
-    session = Session(replace(training(tmp_path), device="cpu"), silent())
+    session = Trainer(replace(training(tmp_path), device="cpu"), silent())
     before = [p.detach().clone() for p in session.step.model.parameters()]
     with pytest.raises(UserError, match="state of AdamW"):
-        session.resume(newest(tmp_path))
+        session.resume(newest_checkpoint(tmp_path))
     for p, was in zip(session.step.model.parameters(), before, strict=True):
         assert p.dtype == BF16 and torch.equal(p, was)
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch._functorch.config
 
-from steplab.engine.assemble import assemble, micro_batches
-from steplab.errors import UserError
+from steplab.core import RunSpec
+from steplab.core.errors import UserError
 from steplab.modules.experts import Router
-from steplab.spec import RunSpec
-from steplab.techniques.parse import parse_recipe
+from steplab.step.assemble import assemble, micro_batches
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
 

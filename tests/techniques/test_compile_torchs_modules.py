@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from steplab.engine.trial import trial
-from steplab.spec import RunSpec
+from steplab.core import RunSpec
+from steplab.step.trial import trial
 from steplab.techniques.compile import compile_module
-from steplab.techniques.parse import parse_recipe
+from steplab.techniques.recipes import parse_recipe
 
 OWN = """
 import torch, steplab
@@ -21,7 +21,7 @@ def factory(width: int = 8):
 
     layer = nn.TransformerEncoderLayer(width, 2, 16, dropout=0.0, batch_first=True)
     model = nn.Sequential(nn.TransformerEncoder(layer, 6), nn.Linear(width, width))
-    return steplab.Adopted(model, batches, lambda m, x: m(x).square().mean())
+    return steplab.UserModel(model, batches, lambda m, x: m(x).square().mean())
 """
 
 STAGES = """
@@ -44,7 +44,7 @@ def stages():
         while True:
             yield torch.randn(size, 8)
 
-    return steplab.Adopted(Stages(), batches, lambda m, x: m(x).square().mean())
+    return steplab.UserModel(Stages(), batches, lambda m, x: m(x).square().mean())
 """
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from steplab.engine.assemble import assemble, micro_batches
-from steplab.errors import Unsupported, UserError
-from steplab.spec import Recipe
-from steplab.techniques.parse import check_recipe, parse_recipe, presets, technique
+from steplab.core import Recipe
+from steplab.core.errors import Unsupported, UserError
+from steplab.step.assemble import assemble, micro_batches
+from steplab.techniques.recipes import check_recipe, parse_recipe, presets, technique
 
 
 def test_every_preset_is_a_recipe_whose_label_reads_back():

@@ -8,15 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from steplab import shelf
-from steplab.codec import type_hints
-from steplab.engine.assemble import assemble, micro_batches
-from steplab.engine.trial import trial
-from steplab.errors import Unsupported
-from steplab.record import Compilation, Environment, Ran, Run
-from steplab.spec import RunSpec
+from steplab.core import Compilation, Environment, Ran, Run, RunSpec, registry
+from steplab.core.codec import type_hints
+from steplab.core.errors import Unsupported
+from steplab.step.assemble import assemble, micro_batches
+from steplab.step.trial import trial
 from steplab.techniques.compile import repeated_blocks
-from steplab.techniques.parse import parse_recipe, technique
+from steplab.techniques.recipes import parse_recipe, technique
 
 
 def loss_of(spec):
@@ -28,7 +26,7 @@ def test_the_guide_names_every_technique_value_and_setting():
     guide = Path(__file__).parents[2] / "docs" / "techniques.md"
     lines = [line.split("|") for line in guide.read_text(encoding="utf-8").splitlines()]
     values = {row[1].strip(): row[2] for row in lines if len(row) == 7}
-    for name in shelf.names("steplab.techniques", "TECHNIQUE"):
+    for name in registry.names("steplab.techniques", "TECHNIQUE"):
         if name == "impl":  # its settings are the folders of kernels
             assert "`impl.<op>`" in values
             continue
@@ -147,7 +145,7 @@ def test_blocks_are_found_in_any_model():
     ],
 )  # fmt: skip
 def test_what_ran_is_compared_with_what_was_asked(name, settings, ran):
-    assert "was asked for" in technique(name).deviation(settings, seen(ran))
+    assert "was asked for" in technique(name).mismatch(settings, seen(ran))
 
 
 def seen(ran=None, compilation=None, **spec) -> Run:
@@ -157,41 +155,41 @@ def seen(ran=None, compilation=None, **spec) -> Run:
 
 def test_an_fp32_router_in_a_bf16_model_is_no_deviation():
     ran = Ran(matmul_dtypes={"c10::BFloat16": 90, "float": 12})
-    assert technique("precision").deviation({"dtype": "bf16"}, seen(ran)) == ""
-    assert technique("precision").doubt({"dtype": "bf16"}, seen(ran)) == ""
+    assert technique("precision").mismatch({"dtype": "bf16"}, seen(ran)) == ""
+    assert technique("precision").unverified({"dtype": "bf16"}, seen(ran)) == ""
 
 
 def test_replayed_graphs_are_judged_by_their_kernels():
     kernels = {"void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Params)": 12}
     flash, cudnn = {"attention": "flash"}, {"attention": "cudnn"}
     impl = technique("impl")
-    assert impl.deviation(flash, seen(Ran({"attention": ("flash",)}, kernels=kernels))) == ""
+    assert impl.mismatch(flash, seen(Ran({"attention": ("flash",)}, kernels=kernels))) == ""
     wrong = seen(Ran({"attention": ("cudnn",)}, kernels=kernels))
-    assert "trace shows flash" in impl.deviation(cudnn, wrong)
+    assert "trace shows flash" in impl.mismatch(cudnn, wrong)
 
 
 def test_without_evidence_there_is_a_doubt_and_no_verdict():
     bare = seen(Ran({"attention": ("flash",)}))
-    assert technique("impl").deviation({"attention": "flash"}, bare) == ""
-    assert "unverified" in technique("impl").doubt({"attention": "flash"}, bare)
-    assert "unverified" in technique("precision").doubt({"dtype": "bf16"}, bare)
+    assert technique("impl").mismatch({"attention": "flash"}, bare) == ""
+    assert "unverified" in technique("impl").unverified({"attention": "flash"}, bare)
+    assert "unverified" in technique("precision").unverified({"dtype": "bf16"}, bare)
 
 
 def test_an_optimizer_without_an_update_is_noted():
-    doubt = technique("optimizer").doubt({"impl": "fused"}, seen(Ran(), mode="forward"))
+    doubt = technique("optimizer").unverified({"impl": "fused"}, seen(Ran(), mode="forward"))
     assert "no effect" in doubt
 
 
 def test_compile_must_compile():
     compile_ = technique("compile")
-    assert "nothing was compiled" in compile_.deviation({"scope": "blocks"}, seen(Ran()))
+    assert "nothing was compiled" in compile_.mismatch({"scope": "blocks"}, seen(Ran()))
     done = Compilation(1, 0)
-    assert compile_.deviation({"scope": "blocks"}, seen(Ran(), done)) == ""
+    assert compile_.mismatch({"scope": "blocks"}, seen(Ran(), done)) == ""
 
 
 def test_cuda_graph_modes_must_replay_graphs():
     settings = {"scope": "whole", "mode": "reduce-overhead"}
-    check = technique("compile").deviation
+    check = technique("compile").mismatch
     replayed, skipped = Compilation(1, 0), Compilation(1, 0, cudagraph_skips=3)
     assert check(settings, seen(Ran(graph_launches=4), replayed, device="cuda")) == ""
     assert "skipped 3" in check(settings, seen(Ran(graph_launches=4), skipped, device="cuda"))
@@ -212,7 +210,7 @@ def test_skipped_fp16_updates_are_not_timed(tmp_path):
         "    def batches(size):\n"
         "        while True: yield torch.randn(size, 64)\n"
         "    loss = lambda model, x: (30 * model(x).float()).square().mean()\n"
-        "    return steplab.Adopted(torch.nn.Linear(64, 64), batches, loss)\n"
+        "    return steplab.UserModel(torch.nn.Linear(64, 64), batches, loss)\n"
     )
     fp16 = parse_recipe("precision=fp16")
     run = trial(RunSpec(f"{path}:make", batch=4, warmup=0, steps=5, recipe=fp16))

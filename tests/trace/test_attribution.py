@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from steplab.trace.analysis import Labels
 from steplab.trace.attribution import Attribution
-from steplab.trace.labels import Labels
 from steplab.trace.lines import user_line
 from steplab.trace.phases import phase_of_range
 
@@ -183,7 +183,7 @@ def test_ranges_that_are_phases(name, phase):
         "steplab/modules/attention.py(24): forward": "steplab/modules/attention.py:24 (forward)",
         "/x/src/steplab/workloads/gpt/model.py(9): f": "gpt/model.py:9 (f)",
         "<ipython-input-3-ab>(4): train": "<ipython-input-3-ab>:4 (train)",
-        "steplab/engine/step.py(52): __call__": None,
+        "steplab/step/step.py(52): __call__": None,
         "torch/nn/modules/linear.py(130): forward": None,
         "/venv/lib/python3.11/site-packages/einops/einops.py(3): f": None,
         "/tmp/torchinductor_me/ab/cab.py(88): call": None,

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from steplab.trace.analyse import analyse
-from steplab.trace.borrow import matched
+from steplab.trace.analyze import analyze
+from steplab.trace.borrow import match_rows
 
 from .traces import MAIN, call, kernel, launched, op, python, range_, trace_of
 
@@ -12,12 +12,12 @@ def test_partners_have_the_same_key_and_position_in_their_step():
     step = np.array([0, 0, 0, 1, 1, 1, 1])
     time = np.array([0, 1, 2, 9, 8, 7, 6])
     other_key, other_time = np.array([8, 7, 7]), np.array([5, 4, 3])
-    partner = matched(key, step, (time,), other_key, (other_time,))
+    partner = match_rows(key, step, (time,), other_key, (other_time,))
     assert partner.tolist() == [2, 0, 1, 1, 2, 0, -1]
 
 
 def test_a_different_number_of_a_key_matches_nothing():
-    partner = matched(
+    partner = match_rows(
         np.array([7, 7, 8]), np.zeros(3, int), (np.arange(3),), np.array([7, 8]), (np.arange(2),)
     )
     assert partner.tolist() == [-1, -1, 1]
@@ -25,8 +25,8 @@ def test_a_different_number_of_a_key_matches_nothing():
 
 def test_work_outside_steps_has_no_partner():
     one = np.array([7])
-    assert matched(one, np.array([-1]), (one,), one, (one,)).tolist() == [-1]
-    assert matched(one, np.array([0]), (one,), one[:0], (one[:0],)).tolist() == [-1]
+    assert match_rows(one, np.array([-1]), (one,), one, (one,)).tolist() == [-1]
+    assert match_rows(one, np.array([0]), (one,), one[:0], (one[:0],)).tolist() == [-1]
 
 
 def launches(names: list[str], at: int, delay: int, first: int) -> list:
@@ -52,7 +52,7 @@ def test_a_lean_trace_learns_who_did_its_work():
     head = [range_("ProfilerStep#3", 0, 400), range_("ProfilerStep#4", 1_000, 400)]
     phases = [range_("forward", 0, 390), range_("forward", 1_000, 390)]
     steps = launches(names, 10, 9_000, 1) + launches(names, 1_010, 9_000, 11)
-    found = analyse(trace_of([*head, *phases, *steps]), detailed(names))
+    found = analyze(trace_of([*head, *phases, *steps]), detailed(names))
     work = found.work
     text = np.array(work.labels)
     assert text[work.module].tolist() == ["m0", "m1", "m2"] * 2
@@ -67,7 +67,7 @@ def test_a_lean_trace_learns_who_did_its_work():
 def test_names_whose_counts_differ_stay_unattributed():
     head = [range_("ProfilerStep#3", 0, 500), range_("forward", 0, 490)]
     lean = trace_of([*head, *launches(["a", "b", "a", "a"], 10, 9_000, 1)])
-    found = analyse(lean, detailed(["a", "b", "a"]))
+    found = analyze(lean, detailed(["a", "b", "a"]))
     text = np.array(found.work.labels)
     assert text[found.work.module].tolist() == ["unattributed", "m1"] + ["unattributed"] * 2
     assert found.work.op_row.tolist() == [-1, 1, -1, -1]
@@ -81,7 +81,7 @@ def test_a_replayed_graph_borrows_what_was_seen_before_its_capture():
     replay = [kernel(name, 900 + 60 * i, 50, 5, graph=1) for i, name in enumerate(names)]
     launch = call("cudaGraphLaunch", 100, 300, 5, MAIN)
     around = [range_("ProfilerStep#3", 0, 700), range_("step", 1, 690), range_("replay", 90, 400)]
-    found = analyse(trace_of([*around, launch, *replay]), detailed(names))
+    found = analyze(trace_of([*around, launch, *replay]), detailed(names))
     text = np.array(found.work.labels)
     assert text[found.work.module].tolist() == ["m0", "m1", "m2"]
     assert text[found.work.phase].tolist() == ["forward"] * 3
@@ -92,7 +92,7 @@ def test_a_phase_with_other_counts_does_not_spoil_the_rest():
     head = [range_("ProfilerStep#3", 0, 700), range_("forward", 0, 290)]
     more = range_("optimizer", 300, 300)
     lean = trace_of([*head, more, *launches(["a", "b", "a", "a", "b"], 10, 9_000, 1)])
-    found = analyse(lean, detailed(["a", "b", "a"]))
+    found = analyze(lean, detailed(["a", "b", "a"]))
     text = np.array(found.work.labels)
     assert text[found.work.module].tolist() == ["m0", "m1", "m2"] + ["unattributed"] * 2
 
@@ -106,7 +106,7 @@ def test_waits_borrow_their_lines():
         return [*events, *launches(["k", "k"], 600, 50, first + 5)]
 
     lines = [python(f"train.py({i}): f", 100 + 200 * i, 95) for i in range(2)]
-    found = analyse(trace_of(waits(1, 10, [])), trace_of(waits(2, 20, lines)))
+    found = analyze(trace_of(waits(1, 10, [])), trace_of(waits(2, 20, lines)))
     text = np.array(found.work.labels)
     assert text[found.syncs.line].tolist() == ["train.py:0 (f)", "train.py:1 (f)"]
     assert text[found.syncs.op].tolist() == ["aten::item"] * 2

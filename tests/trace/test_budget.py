@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.record.budget import TERMS
-from steplab.trace.analysis import Syncs, Window, Work
-from steplab.trace.budget import budget_of
-from steplab.trace.cut import without_cut
+from steplab.core.budget import TERMS
+from steplab.trace.analysis import Syncs, Window, WorkTable
+from steplab.trace.budget import IDLE_TERMS, idle_before, time_budget
 from steplab.trace.events import KERNEL, Trace
-from steplab.trace.gaps import IDLE_TERMS, idle_before
+from steplab.trace.windows import drop_cut_step
 from tests.trace.traces import call, copy, fill, kernel, launched, op, python, range_, trace_of
 from tests.trace.works import LABELS, syncs_on, work_on
 
 
 def steps_of(trace: Trace, *windows: Window, ideal: float = float("nan")):
-    budget = budget_of(trace, windows, work_on(trace, ideal), syncs_on(trace))
+    budget = time_budget(trace, windows, work_on(trace, ideal), syncs_on(trace))
     return budget.steps
 
 
@@ -42,7 +41,7 @@ def covers(spans, t: int) -> bool:
     return bool(np.any((spans.start <= t) & (t < spans.end)))
 
 
-def term_at(trace: Trace, work: Work, syncs: Syncs, t: int) -> str:
+def term_at(trace: Trace, work: WorkTable, syncs: Syncs, t: int) -> str:
     device = trace.device
     running = (device.start <= t) & (t < device.end)
     talks = work.category == LABELS.index("communication")
@@ -67,7 +66,7 @@ def term_at(trace: Trace, work: Work, syncs: Syncs, t: int) -> str:
         if t >= work.launched[k]:
             return "dispatch"
         host = True
-    return "data wait" if data else "synchronisation" if sync else "launch" if host else "residual"
+    return "data wait" if data else "synchronization" if sync else "launch" if host else "residual"
 
 
 TIME, LENGTH = st.integers(0, 60), st.integers(1, 12)
@@ -107,8 +106,8 @@ def test_every_instant_is_counted_once_and_by_priority(trace, low, length):
     high = low + length
     work, syncs = work_on(trace), syncs_on(trace)
     windows = (Window(0, low, high), Window(1, high, high + 20))
-    budget = budget_of(trace, windows, work, syncs)
-    for window, step in zip(without_cut(windows, work)[0], budget.steps, strict=True):
+    budget = time_budget(trace, windows, work, syncs)
+    for window, step in zip(drop_cut_step(windows, work)[0], budget.steps, strict=True):
         every = [term_at(trace, work, syncs, t) for t in range(window.start, window.end)]
         assert in_ns(step) == {name: every.count(name) for name in set(every)}
         assert all(ms >= 0 for ms in step.terms.values()) and tuple(step.terms) == TERMS
@@ -121,7 +120,7 @@ def test_every_instant_is_counted_once_and_by_priority(trace, low, length):
 @given(timelines(), st.integers(0, 40), st.integers(1, 50))
 def test_idle_time_belongs_to_the_work_that_ends_it_and_sums_to_the_terms(trace, low, length):
     work, syncs, window = work_on(trace), syncs_on(trace), Window(0, low, low + length)
-    (step,) = budget_of(trace, (window,), work, syncs).steps
+    (step,) = time_budget(trace, (window,), work, syncs).steps
     idle = idle_before(trace, (window,), work, syncs, window)
     assert {name: ns.sum() for name, ns in idle.items()} == {
         name: pytest.approx(step.terms[name] * 1e6, abs=1e-6) for name in IDLE_TERMS
@@ -195,7 +194,7 @@ def test_a_thread_that_fetches_ahead_delays_nobody():
 def test_waiting_for_the_device_counts_until_the_call_returns():
     events = [*GAP, call("cudaDeviceSynchronize", 2, 18)]
     found = one_step(events, 100)
-    assert found == {"kernels": 30, "synchronisation": 10, "launch": 40, "dispatch": 20}
+    assert found == {"kernels": 30, "synchronization": 10, "launch": 40, "dispatch": 20}
 
 
 def test_waiting_for_work_that_was_launched_is_dispatch():
@@ -218,7 +217,7 @@ def test_after_the_last_work_the_host_tells():
     events += [range_("optimizer", 25, 15), range_("ProfilerStep#0", 0, 50)]
     found = one_step(events, 50)
     assert found == {
-        "kernels": 10, "synchronisation": 5, "data wait": 10, "launch": 15, "residual": 10,
+        "kernels": 10, "synchronization": 5, "data wait": 10, "launch": 15, "residual": 10,
     }  # fmt: skip
 
 
@@ -265,14 +264,14 @@ def test_an_ideal_is_never_longer_than_the_kernel():
     assert step.categories[0].lost_ms == pytest.approx(0)
 
 
-def test_only_modelled_kernels_have_an_ideal():
+def test_only_modeled_kernels_have_an_ideal():
     trace = trace_of([kernel("mm", 0, 10), kernel("mm", 10, 30), kernel("add", 40, 10)])
     work = replace(work_on(trace), ideal=np.array([4.0, np.nan, np.nan]))
-    budget = budget_of(trace, (Window(0, 0, 50),), work, syncs_on(trace))
+    budget = time_budget(trace, (Window(0, 0, 50),), work, syncs_on(trace))
     mm, add = budget.steps[0].categories
-    assert (mm.ideal_ms * 1e6, mm.modelled_ms * 1e6) == (pytest.approx(4), pytest.approx(10))
+    assert (mm.ideal_ms * 1e6, mm.modeled_ms * 1e6) == (pytest.approx(4), pytest.approx(10))
     assert mm.lost_ms * 1e6 == pytest.approx(6)
-    assert add.ideal_ms is None and add.modelled_ms == 0
+    assert add.ideal_ms is None and add.modeled_ms == 0
 
 
 def test_operators_of_two_threads_share_the_time_they_overlap():
@@ -288,12 +287,12 @@ def test_peaks_and_notes_say_what_the_ideal_rests_on():
     card = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
     trace = trace_of(events, properties=card)
     work = replace(work_on(trace), matmul_dtype=np.array([LABELS.index("bf16")], np.int32))
-    budget = budget_of(trace, window, work, syncs_on(trace))
+    budget = time_budget(trace, window, work, syncs_on(trace))
     assert budget.on_device and set(budget.peaks) == {"memory", "bf16"}
     assert "989.4 TFLOP/s" in budget.peaks["bf16"] and "4800 GB/s" in budget.peaks["memory"]
-    named = budget_of(trace_of(events), window, work, syncs_on(trace), "NVIDIA Q1")
+    named = time_budget(trace_of(events), window, work, syncs_on(trace), "NVIDIA Q1")
     assert not named.peaks and any("NVIDIA Q1 is not in the catalog" in n for n in named.notes)
-    nameless = budget_of(trace_of(events), window, work, syncs_on(trace))
+    nameless = time_budget(trace_of(events), window, work, syncs_on(trace))
     assert any("does not name its device" in note for note in nameless.notes)
     host = trace_of([op("mm", 0, 10)])
-    assert not budget_of(host, window, work_on(host), syncs_on(host)).on_device
+    assert not time_budget(host, window, work_on(host), syncs_on(host)).on_device

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from steplab.trace.categories import CATEGORIES, category_of, operator_category
+from steplab.trace.categories import CATEGORIES, kernel_category, op_category
 
 BF16 = json.dumps(["c10::BFloat16", "c10::BFloat16"])
 FP32 = json.dumps(["float", "float"])
@@ -28,10 +28,10 @@ BY_NAME = {
     "triton_tem_fused_flex_attention_0": "attention triton",
     "_attn_fwd": "attention triton",
     "fmhaSm100aKernel_QkvE4m3OBfloat16H64PagedKvCausal": "attention other",
-    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>": "normalisation",
-    "void at::native::(anonymous namespace)::cuComputeGradGammaBeta<float>": "normalisation",
-    "triton_per_fused__fused_rms_norm_add_3": "normalisation",
-    "triton_red_fused_add_mean_mul_pow_rsqrt_0": "normalisation",
+    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>": "normalization",
+    "void at::native::(anonymous namespace)::cuComputeGradGammaBeta<float>": "normalization",
+    "triton_per_fused__fused_rms_norm_add_3": "normalization",
+    "triton_red_fused_add_mean_mul_pow_rsqrt_0": "normalization",
     "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, float, 3>": "softmax",
     "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float>": "softmax",
     "void at::native::(anonymous namespace)::nll_loss_forward_reduce_cuda_kernel_2d": "softmax",
@@ -73,8 +73,8 @@ BY_NAME = {
     "gather_sum_kernel": "sort and index",
     "gradient_tiles_kernel": "softmax",
     "loss_rows_kernel": "softmax",
-    "rms_norm_backward_kernel": "normalisation",
-    "stream_rms_norm_rows_kernel": "normalisation",
+    "rms_norm_backward_kernel": "normalization",
+    "stream_rms_norm_rows_kernel": "normalization",
     "rotary_kernel": "elementwise",
     "router_softmax_kernel": "softmax",
     "routing_place_kernel": "sort and index",
@@ -85,7 +85,7 @@ BY_NAME = {
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_kernels_name_tells_its_category(name):
-    assert category_of(name) == BY_NAME[name]
+    assert kernel_category(name) == BY_NAME[name]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_kernels_name_tells_its_category(name):
     ],
 )  # fmt: skip
 def test_the_operator_tells_what_the_name_hides(kernel, op, dtypes, category):
-    assert category_of(kernel, op, dtypes) == category
+    assert kernel_category(kernel, op, dtypes) == category
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_operator_tells_what_the_name_hides(kernel, op, dtypes, category):
         ("aten::linear", FP32, "other"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", FP32, "attention flash"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", FP32, "attention flash"),
-        ("aten::native_layer_norm_backward", FP32, "normalisation"),
+        ("aten::native_layer_norm_backward", FP32, "normalization"),
         ("aten::_log_softmax", FP32, "softmax"),
         ("aten::add_", FP32, "elementwise"),
         ("aten::threshold_backward", FP32, "elementwise"),
@@ -143,7 +143,7 @@ def test_the_operator_tells_what_the_name_hides(kernel, op, dtypes, category):
     ],
 )
 def test_operators_of_a_cpu(op, dtypes, category):
-    assert operator_category(op, dtypes) == category
+    assert op_category(op, dtypes) == category
 
 
 def test_every_answer_is_a_known_category():

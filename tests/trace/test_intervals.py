@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steplab.trace.intervals import NOTHING, Intervals, union_of
+from steplab.trace.intervals import EMPTY, Intervals, union
 
 END = 40
 SPANS = st.lists(st.tuples(st.integers(0, END), st.integers(0, 8)), max_size=12)
 
 
 def built(spans) -> Intervals:
-    return union_of([start for start, _ in spans], [start + length for start, length in spans])
+    return union([start for start, _ in spans], [start + length for start, length in spans])
 
 
 def instants(spans) -> set[int]:
@@ -45,22 +45,22 @@ def test_parts(spans, low, length):
 
 
 def test_many_parts_at_once():
-    found = union_of([0, 10], [5, 20])
+    found = union([0, 10], [5, 20])
     assert found.within([0, 4, 12], [100, 11, 12]).tolist() == [15, 2, 0]
 
 
 def test_nanoseconds_of_this_century_are_exact():
     now = 1_790_000_000_123_456_789
-    assert union_of([now], [now + 1]).total == 1
+    assert union([now], [now + 1]).total == 1
 
 
 def test_nothing():
-    assert len(NOTHING) == 0 and NOTHING.total == 0 and NOTHING.within(0, 9) == 0
-    some = union_of([3], [5])
-    assert members(NOTHING | some) == members(some - NOTHING) == {3, 4}
-    assert members(NOTHING & some) == members(NOTHING - some) == set()
+    assert len(EMPTY) == 0 and EMPTY.total == 0 and EMPTY.within(0, 9) == 0
+    some = union([3], [5])
+    assert members(EMPTY | some) == members(some - EMPTY) == {3, 4}
+    assert members(EMPTY & some) == members(EMPTY - some) == set()
 
 
 @pytest.mark.parametrize("empty", [[5], [7]])
 def test_spans_without_length_cover_nothing(empty):
-    assert len(union_of(np.array(empty), np.array([5]))) == 0
+    assert len(union(np.array(empty), np.array([5]))) == 0

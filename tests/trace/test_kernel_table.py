@@ -1,8 +1,8 @@
 import pytest
 
-from steplab.errors import UserError
-from steplab.trace.analyse import analyse
-from steplab.trace.kernel_table import kernel_table, phases_of, readable
+from steplab.core.errors import UserError
+from steplab.trace.analyze import analyze
+from steplab.trace.kernel_table import kernel_table, phases_by_time, short_kernel_name
 
 from .traces import AUTOGRAD, call, kernel, launched, op, range_, trace_of
 
@@ -29,7 +29,7 @@ def analysis():
             kernel("nvjet_hsh_64x64_TNN", at + 9_500, 1_500, first + 3),
         ]
     events += launched("stray", 9_500, 9_510, 50_000, 7_777, 90)
-    return analyse(trace_of(events))
+    return analyze(trace_of(events))
 
 
 def cells(table, *names: str) -> list[tuple]:
@@ -60,7 +60,7 @@ def test_one_phase_one_module_or_one_range(analysis):
     assert names(phase="backward") == names(range_name="backward") == backward
     assert names(module="blocks.1") == names(module="blocks.1.mlp") == [("nvjet_tst_64x64_TNN", 2)]
     assert names(range_name="module:blocks.10") == [("nvjet_tst_64x64_TNN", 2)]
-    assert phases_of(analysis) == ("forward", "backward")
+    assert phases_by_time(analysis) == ("forward", "backward")
 
 
 def test_what_is_not_there_is_an_error_with_a_suggestion(analysis):
@@ -80,7 +80,7 @@ def test_the_rest_beyond_the_top_is_one_row(analysis):
 
 
 def test_a_table_of_nothing_has_no_rows():
-    assert kernel_table(analyse(trace_of([range_("forward", 0, 100)]))).rows == ()
+    assert kernel_table(analyze(trace_of([range_("forward", 0, 100)]))).rows == ()
 
 
 def test_names_are_shortened_for_people():
@@ -88,8 +88,8 @@ def test_names_are_shortened_for_people():
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::OpaqueType<2u>>"
         "(at::native::OpaqueType<2u>*, int)"
     )
-    assert readable(copy) == "CatArrayBatchedCopy<OpaqueType<2u>>"
-    assert readable("nvjet_tst_64x64_TNN") == "nvjet_tst_64x64_TNN"
-    assert len(readable("k" * 500)) == 110
-    short = readable("begins_alike_" + "x" * 500 + "_ends_otherwise", 40)
+    assert short_kernel_name(copy) == "CatArrayBatchedCopy<OpaqueType<2u>>"
+    assert short_kernel_name("nvjet_tst_64x64_TNN") == "nvjet_tst_64x64_TNN"
+    assert len(short_kernel_name("k" * 500)) == 110
+    short = short_kernel_name("begins_alike_" + "x" * 500 + "_ends_otherwise", 40)
     assert len(short) == 40 and short.startswith("begins_") and short.endswith("otherwise")

@@ -1,16 +1,16 @@
 import numpy as np
 
+from steplab.trace.analysis import Labels
 from steplab.trace.attribution import Attribution
-from steplab.trace.labels import Labels
-from steplab.trace.syncs import syncs_of
-from steplab.trace.windows import windows_of
+from steplab.trace.host_calls import find_syncs
+from steplab.trace.windows import step_windows
 
 from .traces import call, copy, kernel, launched, op, python, range_, trace_of
 
 
 def syncs(events):
     trace, labels = trace_of([range_("ProfilerStep#2", 0, 10_000), *events]), Labels()
-    found = syncs_of(trace, windows_of(trace), Attribution(trace, labels), labels)
+    found = find_syncs(trace, step_windows(trace), Attribution(trace, labels), labels)
     return found, np.array(labels.texts())
 
 

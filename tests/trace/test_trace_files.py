@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steplab.trace.analyse import analyse
+from steplab.trace.analyze import analyze
 from steplab.trace.load import load_trace
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -19,7 +19,7 @@ def test_a_larger_file_has_more_steps(tmp_path, monkeypatch):
     steps = {}
     for megabytes in (1, 30):
         events = write_trace_file(path, megabytes, sample)
-        analysis = analyse(load_trace(path))
+        analysis = analyze(load_trace(path))
         steps[megabytes] = len(analysis.windows)
         assert events == steps[megabytes] * (sample.events + 1)
         kernels = np.bincount(analysis.work.step)

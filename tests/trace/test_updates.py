@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steplab.trace.analyse import analyse
+from steplab.trace.analyze import analyze
 from tests.trace.traces import call, kernel, op, range_, trace_of
 
 H200 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
@@ -22,7 +22,7 @@ def analysed(phase: str, kernels: list[tuple[str, int]], weights: int | None = W
         empty = {"shapes": [[], []], "dtypes": ["TensorList", "TensorList"]}
         events += [op("aten::_fused_adamw_", at, 5_000, **empty)]
         events += [call("cudaLaunchKernel", at, 1_000, i), kernel(name, at + 2_000, ns, i)]
-    return analyse(trace_of(events, properties=H200), weights=weights).work
+    return analyze(trace_of(events, properties=H200), weights=weights).work
 
 
 def test_a_fused_update_moves_seven_numbers_per_weight():

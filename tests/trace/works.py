@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from steplab.trace.analysis import UNATTRIBUTED, Syncs, Work
+from steplab.trace.analysis import UNATTRIBUTED, Syncs, WorkTable
 from steplab.trace.events import Trace
 
 LABELS = (UNATTRIBUTED, "matmul bf16", "elementwise", "communication", "copy", "memset", "bf16")
 BY_NAME = {"mm": 1, "add": 2, "nccl": 3}
 
 
-def work_on(trace: Trace, ideal: float = float("nan")) -> Work:
+def work_on(trace: Trace, ideal: float = float("nan")) -> WorkTable:
     """The rows of trace.device, or of its operators taken for leaves."""
     on_device = len(trace.device) > 0
     rows = trace.device if on_device else trace.ops
@@ -20,7 +20,7 @@ def work_on(trace: Trace, ideal: float = float("nan")) -> Work:
     keys = rows.correlation.tolist() if on_device else []
     none = np.zeros(len(rows), np.int32)
     unknown = np.full(len(rows), np.nan)
-    return Work(
+    return WorkTable(
         labels=LABELS,
         start=rows.start,
         duration=rows.duration,

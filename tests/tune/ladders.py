@@ -7,25 +7,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from steplab import shelf as real_shelf
-from steplab.engine.gate.opened import Opened
-from steplab.engine.gate.spares import Spares
-from steplab.errors import MeasurementError
-from steplab.record import Memory, Run, Samples
-from steplab.record.budget import Budget, Category, StepBudget
-from steplab.record.ladder import Check
-from steplab.record.profile import Profile
-from steplab.spec import RunSpec
-from steplab.techniques.situation import Offer
+from steplab.core import Memory, Run, RunSpec, Samples
+from steplab.core import registry as real_shelf
+from steplab.core.budget import Budget, Category, StepBudget
+from steplab.core.errors import MeasurementError
+from steplab.core.ladder import Check
+from steplab.core.run import Profile
+from steplab.techniques.context import Suggestion
 from steplab.techniques.technique import Stage, Technique
 from steplab.tune.champion import Champion
-from steplab.tune.view import Blind
+from steplab.tune.view import NullView
+from steplab.verify.remote import CandidateResult
+from steplab.workers.pool import WorkerPool
 from tests.compare.sides import ENVIRONMENT, run_of
 
 BASE_MS = 100.0
 
 
-class Interrupted(Blind):
+class Interrupted(NullView):
     """Presses Ctrl-C after so many rungs."""
 
     def __init__(self, after: int) -> None:
@@ -66,18 +65,18 @@ class Settings:
 
 
 class Pretended(Technique):
-    """Offers itself with a relief."""
+    """Suggests itself with a savings."""
 
     summary = "for tests"
     stage = Stage.IMPLEMENTATION
     settings: ClassVar[type] = Settings
 
-    def __init__(self, relief: Mapping[str, float], slow: bool = False) -> None:
-        self.relief = relief
+    def __init__(self, savings: Mapping[str, float], slow: bool = False) -> None:
+        self.savings = savings
         self.slow_start = slow  # type: ignore[misc]
 
-    def offers(self, now, own):
-        return [] if own else [Offer({"on": True}, self.relief)]
+    def suggest(self, context, own):
+        return [] if own else [Suggestion({"on": True}, self.savings)]
 
 
 def use_shelf(monkeypatch, shelf: Mapping[str, Technique]) -> None:
@@ -88,7 +87,7 @@ def use_shelf(monkeypatch, shelf: Mapping[str, Technique]) -> None:
         return list(shelf) if constant == "TECHNIQUE" else all_names(package, constant)
 
     monkeypatch.setattr(real_shelf, "names", names)
-    for module in ("steplab.tune.offers", "steplab.tune.remedies", "steplab.techniques.parse"):
+    for module in ("steplab.tune.proposals", "steplab.tune.rung", "steplab.techniques.recipes"):
         monkeypatch.setattr(f"{module}.technique", lambda name: shelf[name])
 
 
@@ -121,10 +120,12 @@ def candidates_of(world: World):
             broken = self.names & set(world.broken)
             if broken:
                 status = world.broken[min(broken)]
-                return Opened(replace(run, status=status, reason="it broke", clock=None))
+                return CandidateResult(replace(run, status=status, reason="it broke", clock=None))
             if self.names & world.red:
-                return Opened(replace(run, clock=None), (Check("gradients", False, "wrong"),))
-            return Opened(run, (Check("gradients", True, "right"),))
+                return CandidateResult(
+                    replace(run, clock=None), (Check("gradients", False, "wrong"),)
+                )
+            return CandidateResult(run, (Check("gradients", True, "right"),))
 
         def turn(self, steps, timeout):
             if self.names & world.lost_in_turns:
@@ -139,7 +140,7 @@ def candidates_of(world: World):
     return Candidate
 
 
-class NoSpares(Spares):
+class NoSpares(WorkerPool):
     """Starts no process."""
 
     def fill(self) -> None:
@@ -168,7 +169,7 @@ class FakeScout:
 def use_world(monkeypatch, world: World, saved: list[str]) -> FakeScout:
     """Let a search live in `world`; ids of stored champions go into `saved`."""
     candidate = candidates_of(world)
-    for module in ("trying", "climb", "start"):
+    for module in ("rung", "climb"):
         monkeypatch.setattr(f"steplab.tune.{module}.RemoteCandidate", candidate)
 
     def crowned(candidate, opened, store, timeout, progress, detail):
@@ -177,8 +178,7 @@ def use_world(monkeypatch, world: World, saved: list[str]) -> FakeScout:
         world.details.append(detail)
         return Champion(candidate, run, (), {})
 
-    for module in ("climb", "start"):
-        monkeypatch.setattr(f"steplab.tune.{module}.crowned", crowned)
+    monkeypatch.setattr("steplab.tune.climb.promote", crowned)
     monkeypatch.setattr("steplab.store.Store.save", lambda self, run, files=None: Path())
     return FakeScout(world)
 

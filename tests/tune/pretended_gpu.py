@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from steplab.engine.gate.opened import Opened
-from steplab.record import Accelerator, Compilation, Memory, Ran, Run, Samples
-from steplab.record.budget import Budget, Category, StepBudget
-from steplab.record.ladder import Check
-from steplab.record.profile import Profile
-from steplab.spec import Recipe, RunSpec
+from steplab.core import Accelerator, Compilation, Memory, Ran, Recipe, Run, RunSpec, Samples
+from steplab.core.budget import Budget, Category, StepBudget
+from steplab.core.ladder import Check
+from steplab.core.run import Profile
 from steplab.tune.champion import Champion
+from steplab.verify.remote import CandidateResult
 from tests.compare.sides import ENVIRONMENT, run_of
 
 H200 = replace(ENVIRONMENT, accelerators=(Accelerator("NVIDIA H200", 2**37),), cuda="13.0")
@@ -30,7 +29,7 @@ OPS = {
     ),
     "router": ("softmax", {"triton_router": 8.0, "reference": 20.0}),
     "feed_forward": ("elementwise", {"fused": 4.0, "reference": 14.0}),
-    "rms_norm": ("normalisation", {"triton_norm": 7.0, "aten": 22.0, "reference": 40.0}),
+    "rms_norm": ("normalization", {"triton_norm": 7.0, "aten": 22.0, "reference": 40.0}),
     "rotary": ("copy", {"triton_rotary": 4.0, "reference": 26.0}),
 }
 SEED = (
@@ -136,11 +135,11 @@ def candidates_on(clock: Clock, is_wrong: Callable[[Recipe], bool]):
                 clock.now += 20.0 if "cuda_graph" not in used else 8.0  # graphs find caches filled
             if "compile" in used and waits_of(self.spec.recipe):
                 broken = replace(run, status="failed", reason="a graph break", clock=None)
-                return Opened(broken)
+                return CandidateResult(broken)
             wrong = is_wrong(self.spec.recipe)
             checks = (Check("gradients", not wrong, "far off" if wrong else "near"),)
             seen = replace(run, profile=None, clock=None if wrong else run.clock)
-            return Opened(seen, checks, waits_of(self.spec.recipe))
+            return CandidateResult(seen, checks, waits_of(self.spec.recipe))
 
         def turn(self, steps, timeout):
             ms = step_ms(self.spec.recipe)
@@ -156,7 +155,7 @@ def candidates_on(clock: Clock, is_wrong: Callable[[Recipe], bool]):
 def use_gpu(monkeypatch, clock: Clock, is_wrong: Callable[[Recipe], bool]) -> None:
     """Let a search live on the pretended GPU, whose gate is red for what `is_wrong`."""
     candidate = candidates_on(clock, is_wrong)
-    for module in ("trying", "climb", "start"):
+    for module in ("rung", "climb"):
         monkeypatch.setattr(f"steplab.tune.{module}.RemoteCandidate", candidate)
 
     def crowned(candidate, opened, store, timeout, progress, detail):
@@ -165,8 +164,7 @@ def use_gpu(monkeypatch, clock: Clock, is_wrong: Callable[[Recipe], bool]) -> No
         known = told_by(run.spec.recipe, detail)
         return Champion(candidate, run, waits_of(run.spec.recipe), known)
 
-    for module in ("climb", "start"):
-        monkeypatch.setattr(f"steplab.tune.{module}.crowned", crowned)
-    for module in ("clock", "search", "stopwatch", "turns"):
-        monkeypatch.setattr(f"steplab.tune.{module}.monotonic", clock)
+    monkeypatch.setattr("steplab.tune.climb.promote", crowned)
+    for module in ("tune.clock", "tune.search", "tune.view", "workers.alternate"):
+        monkeypatch.setattr(f"steplab.{module}.monotonic", clock)
     monkeypatch.setattr("steplab.store.Store.save", lambda self, run, files=None: None)

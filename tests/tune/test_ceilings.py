@@ -1,16 +1,16 @@
-"""The most that an offer can gain, counted by hand."""
+"""The most that a suggestion can gain, counted by hand."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from steplab.record import Samples
-from steplab.record.budget import Budget, Category, StepBudget
-from steplab.record.memory_timeline import MemoryTimeline
-from steplab.record.profile import Profile
+from steplab.core import Samples
+from steplab.core.budget import Budget, Category, StepBudget
+from steplab.core.memory import MemoryTimeline
+from steplab.core.run import Profile
 from steplab.trace.analysis import Analysis, Window
-from steplab.trace.budget import budget_of
+from steplab.trace.budget import time_budget
 from steplab.tune.ceilings import ceiling, serves
 from steplab.tune.op_times import op_times, phase_times
 from tests.compare.sides import run_of
@@ -57,7 +57,7 @@ def test_nobody_beats_the_roofline():
     run = profiled()
     assert ceiling({"lost:matmul": 1.0}, run, {}, "time") is None
     step = run.profile.budget.typical
-    known = (Category("matmul bf16", 4.0, 8, ideal_ms=1.0, modelled_ms=3.0), *step.categories[1:])
+    known = (Category("matmul bf16", 4.0, 8, ideal_ms=1.0, modeled_ms=3.0), *step.categories[1:])
     budget = Budget((replace(step, categories=known),), on_device=True)
     run = replace(run, profile=replace(run.profile, budget=budget))
     assert ceiling({"lost:matmul": 1.0}, run, {}, "time").value == pytest.approx(2.0)
@@ -71,10 +71,10 @@ def test_no_more_than_the_whole_step_can_be_gained():
 def test_memory_is_looked_up_where_it_is_wanted():
     kinds = {"weights": 30, "activations": 70}
     timeline = MemoryTimeline((0.0,), {}, {}, 100, 0.0, kinds, (), ())
-    relief = {"memory:activations": 0.5, "kind:matmul": 1.0}
-    found = ceiling(relief, profiled(memory=timeline), {}, "memory")
+    savings = {"memory:activations": 0.5, "kind:matmul": 1.0}
+    found = ceiling(savings, profiled(memory=timeline), {}, "memory")
     assert found.value == 35 and found.share == pytest.approx(0.35)
-    assert serves(relief, "time") and serves(relief, "memory") and serves({}, "memory")
+    assert serves(savings, "time") and serves(savings, "memory") and serves({}, "memory")
     assert not serves({"kind:matmul": 1.0}, "memory")
     assert not serves({"memory:activations": 1.0}, "time")
 
@@ -89,7 +89,7 @@ def test_the_time_of_an_op_is_that_of_its_modules():
 
 
 def starving(profiled_ms=10.0):
-    """A step in which 3 and 2.5 ms were waited for experts, 1.5 ms of it in a synchronisation.
+    """A step in which 3 and 2.5 ms were waited for experts, 1.5 ms of it in a synchronization.
 
     Kernels of 0.5 ms at 3, 6 and 9 ms, launched at 2.5, 5.5 and 9 ms.
     """
@@ -109,7 +109,7 @@ def starving(profiled_ms=10.0):
         module=np.array([experts, first, 0], np.int32),
         phase=np.full(3, len(labels) - 1, np.int32),
     )
-    budget = budget_of(trace, windows, work, syncs)
+    budget = time_budget(trace, windows, work, syncs)
     analysis = Analysis(trace, None, windows, work, syncs, budget)
     run = run_of((10.0,) * 8)
     return replace(run, profile=Profile((0, 1, 1, 1), ("t",), budget=budget)), analysis
@@ -133,9 +133,9 @@ def test_what_the_profiler_added_is_no_wait_for_an_op():
     """Of 12.5 ms the profiler added 2.5 ms: taken from the 6 ms of waiting for launches."""
     run, analysis = starving(profiled_ms=12.5)
     terms = analysis.budget.typical.terms
-    waits = {name: terms[name] for name in ("launch", "synchronisation", "dispatch")}
+    waits = {name: terms[name] for name in ("launch", "synchronization", "dispatch")}
     assert waits == {
-        "launch": pytest.approx(6.0), "synchronisation": pytest.approx(1.5),
+        "launch": pytest.approx(6.0), "synchronization": pytest.approx(1.5),
         "dispatch": pytest.approx(1.0),
     }  # fmt: skip
     share = 1 - 2.5 / 6.0
@@ -144,7 +144,7 @@ def test_what_the_profiler_added_is_no_wait_for_an_op():
 
 
 def test_no_wait_is_counted_twice_nor_longer_than_the_device_still_waits():
-    run = profiled(launch=2.0, dispatch=0.5, synchronisation=0.5)
+    run = profiled(launch=2.0, dispatch=0.5, synchronization=0.5)
     known = {"op:experts": 1.0, "idle:experts": 2.5, "op:router": 0.5, "idle:router": 1.0}
     both = {"op:experts": 1.0, "op:router": 1.0}
     assert ceiling({"op:experts": 1.0}, run, known, "time").value == pytest.approx(3.5)

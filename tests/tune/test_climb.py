@@ -2,10 +2,10 @@
 
 import pytest
 
-from steplab.record.ladder import Ladder
-from steplab.spec import RunSpec
-from steplab.tune.search import Wish, tune
-from steplab.tune.view import Blind
+from steplab.core import RunSpec
+from steplab.core.ladder import Ladder
+from steplab.tune.search import TuneOptions, tune
+from steplab.tune.view import NullView
 from tests.tune.ladders import (
     ENVIRONMENT,
     Interrupted,
@@ -28,8 +28,8 @@ def climb(monkeypatch, store):
         use_shelf(monkeypatch, shelf)
         scout = use_world(monkeypatch, world, [])
         try:
-            watching = (scout, ENVIRONMENT, view or Blind(), NoSpares())
-            return tune(SPEC, Wish(**wish), store, *watching)[0]
+            watching = (scout, ENVIRONMENT, view or NullView(), NoSpares())
+            return tune(SPEC, TuneOptions(**wish), store, *watching)[0]
         finally:
             assert world.alive == 0
 
@@ -57,7 +57,7 @@ def test_the_highest_ceiling_is_tried_first_and_a_low_one_never(climb):
     shelf = {"a": Pretended(LAUNCH), "b": Pretended(MATMUL), "c": Pretended(SMALL)}
     ladder = climb(World(), shelf)
     assert [rung.label for rung in ladder.rungs] == ["b=true", "a=true"]
-    assert [offer.label for offer in ladder.untried] == ["c=true"]
+    assert [suggestion.label for suggestion in ladder.untried] == ["c=true"]
     assert "0.2 %" in ladder.untried[0].reason
     assert ladder.rungs[0].ceiling == pytest.approx(50, rel=0.01)  # 100 ms, as the turns have it
     assert "matmul" in ladder.rungs[0].ceiling_parts
@@ -102,8 +102,8 @@ def test_what_cannot_run_here_is_told_and_looked_at_again_on_another_recipe(clim
     world = World({"good": 0.5}, refused={"never"})
     ladder = climb(world, {"never": Pretended(MATMUL), "good": Pretended(LAUNCH)})
     assert outcomes(ladder) == {"good=true": "kept"}
-    (offer,) = ladder.untried
-    assert offer.reason == "needs something else" and offer.refused_on == "good=true"
+    (suggestion,) = ladder.untried
+    assert suggestion.reason == "needs something else" and suggestion.refused_on == "good=true"
 
 
 def test_a_rung_that_stopped_paying_is_taken_out(climb):

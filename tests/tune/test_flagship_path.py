@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from steplab.spec import RunSpec
-from steplab.techniques.parse import parse_recipe
-from steplab.tune.search import Wish, tune
-from steplab.tune.state import LadderFolder
-from steplab.tune.view import Blind
+from steplab.core import RunSpec
+from steplab.techniques.recipes import parse_recipe
+from steplab.tune.folder import LadderFolder
+from steplab.tune.search import TuneOptions, tune
+from steplab.tune.view import NullView
 from tests.tune.ladders import FakeScout, Interrupted, NoSpares, World
 from tests.tune.pretended_gpu import H200, LINE, SEED, Clock, step_ms, use_gpu
 
 FASTEST = parse_recipe(str(Path(__file__).parents[2] / "recipes" / "flagship.toml"))
 
 
-class Listening(Blind):
+class Listening(NullView):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ def climb(monkeypatch, store):
         spec = RunSpec(
             "tsmoe", {}, "flagship", batch=16, device="cuda", recipe=parse_recipe(recipe)
         )
-        wish = Wish(minutes=minutes, begun=clock.now)
+        wish = TuneOptions(minutes=minutes, begun=clock.now)
         clock.now += 20.0  # the first worker imports torch
-        watching = (SlowScout(clock), H200, view or Blind(), NoSpares())
+        watching = (SlowScout(clock), H200, view or NullView(), NoSpares())
         ladder = tune(spec, wish, store, *watching)[0]
         return ladder, clock.now
 

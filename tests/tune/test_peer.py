@@ -1,10 +1,10 @@
 """A recipe that was found by hand, beside the winner."""
 
-from steplab.techniques.parse import parse_recipe
+from steplab.techniques.recipes import parse_recipe
 from steplab.tune.champion import Champion
-from steplab.tune.peer import held_against, peer_line
-from steplab.tune.trying import Rules
-from steplab.tune.view import Blind
+from steplab.tune.climb import measure_peer, peer_line
+from steplab.tune.rung import GateOptions
+from steplab.tune.view import NullView
 from tests.tune.ladders import NoSpares, World, candidates_of, pretended_run, use_world
 from tests.tune.test_climb import SPEC
 
@@ -19,8 +19,10 @@ def champion_in(world):
 def test_the_winner_is_told_as_a_share_of_the_peers_speed(monkeypatch):
     world = World({"optimizer": 0.8})
     use_world(monkeypatch, world, [])
-    monkeypatch.setattr("steplab.tune.peer.RemoteCandidate", candidates_of(world))
-    peer = held_against(BY_HAND, champion_in(world), Rules(spares=NoSpares()), 60.0, Blind())
+    monkeypatch.setattr("steplab.tune.climb.RemoteCandidate", candidates_of(world))
+    peer = measure_peer(
+        BY_HAND, champion_in(world), GateOptions(spares=NoSpares()), 60.0, NullView()
+    )
     assert peer.change is not None and abs(peer.change.value - 0.25) < 0.01
     assert peer_line(peer).startswith("0.80 (") and "ms against 80." in peer_line(peer)
     assert world.alive == 1, "the champion lives on"
@@ -28,11 +30,15 @@ def test_the_winner_is_told_as_a_share_of_the_peers_speed(monkeypatch):
 
 def test_a_peer_that_cannot_run_costs_nothing_else(monkeypatch):
     world = World(broken={"optimizer": "oom"})
-    monkeypatch.setattr("steplab.tune.peer.RemoteCandidate", candidates_of(world))
-    peer = held_against(BY_HAND, champion_in(world), Rules(spares=NoSpares()), 60.0, Blind())
+    monkeypatch.setattr("steplab.tune.climb.RemoteCandidate", candidates_of(world))
+    peer = measure_peer(
+        BY_HAND, champion_in(world), GateOptions(spares=NoSpares()), 60.0, NullView()
+    )
     assert peer.change is None and peer.reason == "oom: it broke"
     assert "could not be measured: oom" in peer_line(peer)
     lost = World(lost_in_turns={"optimizer"})
-    monkeypatch.setattr("steplab.tune.peer.RemoteCandidate", candidates_of(lost))
-    peer = held_against(BY_HAND, champion_in(lost), Rules(spares=NoSpares()), 60.0, Blind())
+    monkeypatch.setattr("steplab.tune.climb.RemoteCandidate", candidates_of(lost))
+    peer = measure_peer(
+        BY_HAND, champion_in(lost), GateOptions(spares=NoSpares()), 60.0, NullView()
+    )
     assert "worker was lost" in peer.reason

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.record import Compilation, Recompile
-from steplab.record.ladder import Check
-from steplab.tune.remedies import remedy_for_checks, remedy_for_run, remedy_for_slower
+from steplab.core import Compilation, Recompile
+from steplab.core.ladder import Check
+from steplab.tune.rung import remedy_for_checks, remedy_for_run, remedy_for_slower
 from tests.compare.sides import run_of
 from tests.tune.ladders import Pretended, use_shelf
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from steplab.errors import UserError
+from steplab.core.errors import UserError
 from steplab.workloads.gpt.config import PRESETS, GPTConfig
+from steplab.workloads.gpt.flops import matmul_parameters, parameters, work
 from steplab.workloads.gpt.model import GPT
-from steplab.workloads.gpt.work import matmul_parameters, parameters, work
 from steplab.workloads.workload import find_workload
 
 # d_model, d_ff, layers, heads, and the parameters they give, worked out by hand:

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from steplab.engine.assemble import assemble, micro_batches
-from steplab.errors import UserError
-from steplab.spec import RunSpec
-from steplab.techniques.parse import parse_recipe
+from steplab.core import RunSpec
+from steplab.core.errors import UserError
+from steplab.step.assemble import assemble, micro_batches
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.hydra.config import PRESETS
+from steplab.workloads.hydra.flops import matmul_parameters, parameters, work
 from steplab.workloads.hydra.losses import Advantage, ponder_loss, share_loss
 from steplab.workloads.hydra.model import Hydra, Stream
-from steplab.workloads.hydra.work import matmul_parameters, parameters, work
 from steplab.workloads.workload import find_workload
 from tests.workloads.hydra_models import SMALL, gradients, make, tokens
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from steplab.testing.tolerance import assert_as_good_as
-from steplab.workloads.hydra.convolution import (
+from steplab.workloads.hydra.attention import (
     DenseConvolution,
     DepthwiseConvolution,
     HeadConvolution,

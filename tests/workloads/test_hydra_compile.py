@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from steplab.workloads.hydra.rows import best
+from steplab.workloads.hydra.routing import top_rows
 from tests.workloads.hydra_models import gradients, make, tokens
 
 # mod, mor, and the graphs that serve 4 blocks: the first and the last have no token router.
@@ -52,8 +52,8 @@ def test_places_by_comparison_are_a_selection(taken):
     generator = torch.Generator().manual_seed(taken)
     score = torch.randint(4, (3, 12), generator=generator).double()
     score[1] = torch.randn(12, generator=generator, dtype=torch.float64)
-    _, expected = best(score, taken)
-    choice, least = torch.compile(best, backend="eager", fullgraph=True)(score, taken)
+    _, expected = top_rows(score, taken)
+    choice, least = torch.compile(top_rows, backend="eager", fullgraph=True)(score, taken)
     assert torch.equal(least, expected)
     chosen = score.gather(1, choice.rows_BK)
     assert torch.equal(chosen, score.sort(1, descending=True).values[:, :taken])

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.kernels.stream_norm import put_back, take
-from steplab.workloads.hydra.depth import Depth, DepthRouter
-from steplab.workloads.hydra.rows import chosen
+from steplab.kernels.stream_norm import gather_rows, scatter_rows
+from steplab.workloads.hydra.routing import Depth, DepthRouter, choose_rows
 from tests.workloads.hydra_models import SMALL, gradients, make, tokens
 
 FREE = {"aux_factor": 0.0, "ponder_factor": 0.0, "advantage_factor": 0.0}
@@ -122,14 +121,14 @@ def test_rows_come_back_where_they_were(batch, length, seed, data):
     taken = data.draw(st.integers(1, length))
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, length, 3, generator=generator, dtype=torch.float64, requires_grad=True)
-    choice = chosen(torch.rand(batch, length, generator=generator).topk(taken).indices, length)
-    rows = take(x, choice)
+    choice = choose_rows(torch.rand(batch, length, generator=generator).topk(taken).indices, length)
+    rows = gather_rows(x, choice)
     index = choice.rows_BK[..., None].expand(-1, -1, 3)
     assert torch.equal(rows, x.gather(1, index))
-    assert torch.equal(put_back(rows, choice), torch.zeros_like(x).scatter(1, index, rows))
-    assert torch.autograd.gradcheck(lambda t: take(t, choice), (x,))
+    assert torch.equal(scatter_rows(rows, choice), torch.zeros_like(x).scatter(1, index, rows))
+    assert torch.autograd.gradcheck(lambda t: gather_rows(t, choice), (x,))
     assert torch.autograd.gradcheck(
-        lambda t: put_back(t, choice), (rows.detach().requires_grad_(),)
+        lambda t: scatter_rows(t, choice), (rows.detach().requires_grad_(),)
     )
 
 

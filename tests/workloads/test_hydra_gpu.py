@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from steplab.engine.assemble import assemble, micro_batches
-from steplab.errors import Unsupported
-from steplab.spec import RunSpec
-from steplab.techniques.parse import parse_recipe
+from steplab.core import RunSpec
+from steplab.core.errors import Unsupported
+from steplab.step.assemble import assemble, micro_batches
+from steplab.techniques.recipes import parse_recipe
 from steplab.testing.tolerance import relative_error
 from steplab.workloads.hydra.config import PRESETS
 from steplab.workloads.hydra.model import Stream

@@ -10,7 +10,7 @@ import torch
 from steplab.testing.tolerance import assert_as_good_as, relative_error
 from steplab.workloads.tsmoe.config import PRESETS
 from steplab.workloads.tsmoe.model import Tsmoe
-from steplab.workloads.tsmoe.time_moe import load_time_moe, parts, read_config
+from steplab.workloads.tsmoe.time_moe import load_time_moe, parameter_slices, read_config
 from tests.workloads import time_moe_reference as reference
 from tests.workloads.time_moe_folders import CONFIG, listed, random_tensors, write_folder
 
@@ -44,7 +44,7 @@ def test_names_and_shapes_of_the_published_models(size, parameters, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     read = read_config(tmp_path)
     assert read == PRESETS[size]
-    shapes = {name: part.shape for name, part in parts(read).items()}
+    shapes = {name: part.shape for name, part in parameter_slices(read).items()}
     assert shapes == listed(config) and len(shapes) == 463
     assert sum(torch.Size(shape).numel() for shape in shapes.values()) == parameters
 
@@ -53,7 +53,7 @@ def test_the_parts_cover_every_weight_once(tmp_path):
     write_folder(tmp_path, {})
     config = read_config(tmp_path)
     seen = {name: torch.zeros_like(p) for name, p in Tsmoe(config).named_parameters()}
-    for part in parts(config).values():
+    for part in parameter_slices(config).values():
         assert seen[part.parameter][part.at].shape == part.shape
         seen[part.parameter][part.at] += 1
     assert all(bool((count == 1).all()) for count in seen.values())
@@ -98,7 +98,7 @@ def test_short_floats_become_fp32_without_a_change(dtype, tmp_path):
     config, model = load_time_moe(write_folder(tmp_path, tensors))
     own = dict(model.named_parameters())
     assert {p.dtype for p in own.values()} == {torch.float32}
-    for name, part in parts(config).items():
+    for name, part in parameter_slices(config).items():
         assert torch.equal(own[part.parameter][part.at], tensors[name].float()), name
 
 
@@ -126,7 +126,7 @@ def test_what_a_config_may_leave_out_or_add(tmp_path):
 
 def test_reading_a_config_needs_no_torch():
     code = (
-        "import sys; import steplab.workloads.tsmoe.time_moe, steplab.engine.checkpoint.origin; "
-        "import steplab.engine.checkpoint.exporting; sys.exit('torch' in sys.modules)"
+        "import sys; import steplab.workloads.tsmoe.time_moe, steplab.train.pretrained; "
+        "import steplab.train.pretrained; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from steplab.errors import UserError
+from steplab.core.errors import UserError
 from steplab.workloads.tsmoe.time_moe import load_time_moe, load_weights
 from tests.workloads.time_moe_folders import CONFIG, random_tensors, write_folder
 

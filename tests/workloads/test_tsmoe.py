@@ -3,15 +3,15 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from steplab.engine.assemble import assemble, micro_batches
-from steplab.engine.trial import trial
-from steplab.errors import UserError
-from steplab.spec import RunSpec
-from steplab.techniques.parse import parse_recipe
+from steplab.core import RunSpec
+from steplab.core.errors import UserError
+from steplab.step.assemble import assemble, micro_batches
+from steplab.step.trial import trial
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.tsmoe.config import PRESETS, TsmoeConfig
+from steplab.workloads.tsmoe.flops import matmul_parameters, parameters, work
 from steplab.workloads.tsmoe.loss import HorizonLoss, balance, balance_across_layers
 from steplab.workloads.tsmoe.model import Tsmoe
-from steplab.workloads.tsmoe.work import matmul_parameters, parameters, work
 from steplab.workloads.workload import find_workload
 
 SHAPE = {"hidden_size": 32, "n_decoder_layers": 2, "n_head": 2, "num_experts": 4, "d_ff": 32}

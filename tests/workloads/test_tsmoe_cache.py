@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.errors import UserError
+from steplab.core.errors import UserError
 from steplab.modules.kv_cache import KVCache
 from steplab.testing.tolerance import assert_as_good_as
 from steplab.workloads.tsmoe.config import TsmoeConfig

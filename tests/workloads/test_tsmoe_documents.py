@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from steplab.kernels import attention as attention_op
-from steplab.modules.documents import document_positions, document_starts
+from steplab.modules.attention import document_positions, document_starts
 from steplab.workloads.tsmoe.config import TsmoeConfig
 from steplab.workloads.tsmoe.loss import HorizonLoss
 from steplab.workloads.tsmoe.model import Tsmoe

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from steplab.kernels import experts, feed_forward
-from steplab.probes.work import Counter
+from steplab.probes.work import FlopCounter
 from steplab.workloads.tsmoe.config import TsmoeConfig
+from steplab.workloads.tsmoe.flops import work
 from steplab.workloads.tsmoe.model import Tsmoe
-from steplab.workloads.tsmoe.work import work
 
 SHAPE = {"hidden_size": 32, "n_decoder_layers": 2, "n_head": 2, "num_experts": 4, "d_ff": 32}
 
@@ -47,9 +47,9 @@ def test_counted_flops_equal_the_formula(layout, monkeypatch):
     """Forward, and three times that with the backward: nothing is multiplied twice."""
     impls = {"attention": "reference", "experts": "fused", "feed_forward": "fused"}
     model, config = build(layout, monkeypatch, **impls)
-    with Counter(visible=False) as forward:
+    with FlopCounter(visible=False) as forward:
         loss = model(torch.randn(2, 73), torch.ones(2, 73, dtype=torch.bool)).total
-    with Counter(visible=False) as backward:
+    with FlopCounter(visible=False) as backward:
         loss.backward()
     assert not forward.uncovered and not backward.uncovered
     assert forward.matrix == work(config, 2, "forward", {}).palm

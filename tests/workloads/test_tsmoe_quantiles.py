@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from steplab.errors import UserError
+from steplab.core.errors import UserError
 from steplab.modules.kv_cache import KVCache
 from steplab.workloads.tsmoe.config import PRESETS, TsmoeConfig
+from steplab.workloads.tsmoe.flops import parameters, work
 from steplab.workloads.tsmoe.loss import QuantileLoss
 from steplab.workloads.tsmoe.model import Tsmoe
-from steplab.workloads.tsmoe.work import parameters, work
 from steplab.workloads.workload import find_workload
 
 SHAPE = {"hidden_size": 32, "n_decoder_layers": 2, "n_head": 2, "num_experts": 4, "d_ff": 32}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from steplab.errors import UserError, did_you_mean
+from steplab.core.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)

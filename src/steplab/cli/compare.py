@@ -8,26 +8,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from steplab import units
 from steplab.cli.command import Command
 from steplab.cli.progress import CellProgress
-from steplab.compare.opening import open_side
-from steplab.compare.runs import check_alike, compare_rounds, compare_stored
-from steplab.compare.sides import Side, check_side
-from steplab.compare.verdict import signed, slower_than
+from steplab.compare.bootstrap import signed, slower_than
+from steplab.compare.inputs import Side, check_side, open_side
+from steplab.compare.runs import check_same_work, compare_rounds, compare_stored
 from steplab.compare.versus import rounds_table
-from steplab.engine.isolate import Isolation, alternate
-from steplab.errors import UserError, no_gpu
-from steplab.record import Run, Table, new_run_id
-from steplab.record.comparison import Comparison
-from steplab.record.run import now
-from steplab.record.table import Cell
+from steplab.core import Run, RunSpec, Table, new_run_id, units
+from steplab.core.comparison import Comparison
+from steplab.core.errors import UserError, no_gpu
+from steplab.core.run import now
+from steplab.core.table import Cell
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.pages import write_compare_page
 from steplab.report.terminal import console, print_table
-from steplab.spec import RunSpec
 from steplab.store import DEFAULT_ROOT, Store
-from steplab.trace.kernel_table import readable
+from steplab.trace.kernel_table import short_kernel_name
+from steplab.workers.client import TrialRunner, alternate
 from steplab.workloads.workload import find_workload
 
 DEFAULT_ROUNDS = 8
@@ -69,7 +66,7 @@ def _run(args: argparse.Namespace) -> int:
     if a.name == b.name and not args.rerun:
         raise UserError("A and B are the same.", "To see the noise, measure it twice: --rerun")
     if args.fail_if_slower is not None:
-        check_alike(a, b)
+        check_same_work(a, b)
     saved = None
     if args.rerun:
         comparison, saved = _rerun(args, a, b, store)
@@ -87,9 +84,9 @@ def _run(args: argparse.Namespace) -> int:
 def _rerun(args: argparse.Namespace, a: Side, b: Side, store: Store) -> tuple[Comparison, Path]:
     """Measure both specs in turns on this machine; store the rounds as a Run, and say where."""
     first, second = (_spec(side) for side in (a, b))
-    check_alike(a, b)
+    check_same_work(a, b)
     store.check_writable()
-    with Isolation(args.timeout) as isolation:
+    with TrialRunner(args.timeout) as isolation:
         environment = isolation.environment()
     if "cuda" in (first.device, second.device) and not environment.accelerators:
         raise no_gpu()
@@ -169,7 +166,7 @@ def _shortened(table: Table) -> Table:
 
 
 def _short(cell: Cell) -> Cell:
-    return readable(cell, LONGEST_NAME) if isinstance(cell, str) else cell
+    return short_kernel_name(cell, LONGEST_NAME) if isinstance(cell, str) else cell
 
 
 def _gate(limit: float | None, comparison: Comparison) -> int:

@@ -6,11 +6,10 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from steplab import units
 from steplab.cli.command import Command
-from steplab.codec import encode
+from steplab.core import Accelerator, Environment, units
+from steplab.core.codec import encode
 from steplab.hardware.catalog import find_card
-from steplab.record import Accelerator, Environment
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -18,9 +17,9 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from steplab.probes.environment import capture
+    from steplab.probes.environment import capture_environment
 
-    environment = capture()
+    environment = capture_environment()
     if args.json:
         print(json.dumps(encode(environment), indent=1))
     else:

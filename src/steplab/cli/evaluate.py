@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
-from steplab.codec import encode
-from steplab.errors import UserError
-from steplab.techniques.parse import parse_recipe
+from steplab.core.codec import encode
+from steplab.core.errors import UserError
+from steplab.techniques.recipes import parse_recipe
 
 if TYPE_CHECKING:
-    from steplab.engine.forecasting import Forecaster
-    from steplab.studies.evaluation.sources import Source
-    from steplab.studies.evaluation.study import Outcome
+    from steplab.forecasting import Forecaster
+    from steplab.forecasting.evaluation.data import EvaluationData
+    from steplab.forecasting.evaluation.evaluate import EvaluationResult
 
 OUT_SUFFIXES = (".json", ".md", ".csv")
 
@@ -46,13 +46,13 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from steplab.forecasting.evaluation.tables import metrics_table, ratios_table, verdict
     from steplab.report.terminal import print_table
-    from steplab.studies.evaluation.tables import metrics_table, ratios_table, verdict
 
     _check(args)
     recipe = parse_recipe(args.recipe)
     source = _source(args)
-    from steplab.engine.forecasting import Forecaster  # imports torch
+    from steplab.forecasting import Forecaster  # imports torch
 
     forecaster = Forecaster.load(args.checkpoint, args.device, recipe, tell=_note)
     outcome = _evaluate(args, forecaster, source)
@@ -72,11 +72,11 @@ def _run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Tell slips before torch is imported and a model is loaded."""
     from steplab.cli.flags import check_device
-    from steplab.report.forecast_panels import check_picture
-    from steplab.studies.evaluation.sources import check_period
-    from steplab.studies.evaluation.windows import Plan
+    from steplab.forecasting.evaluation.data import check_period
+    from steplab.forecasting.evaluation.windows import EvaluationPlan
+    from steplab.forecasting.panels import check_picture
 
-    Plan(args.horizon, args.windows, 1 if args.context is None else args.context)
+    EvaluationPlan(args.horizon, args.windows, 1 if args.context is None else args.context)
     check_period(args.period)
     check_device(args.device)
     if args.batch < 1:
@@ -88,33 +88,35 @@ def _check(args: argparse.Namespace) -> None:
         check_picture(args.picture)
 
 
-def _source(args: argparse.Namespace) -> Source:
-    from steplab.studies.evaluation.sources import generated_source, source_at
+def _source(args: argparse.Namespace) -> EvaluationData:
+    from steplab.forecasting.evaluation.data import generated_data, open_data
 
-    source = source_at(args.data, args.period) if args.data else generated_source(args.period)
+    source = open_data(args.data, args.period) if args.data else generated_data(args.period)
     for note in source.notes:
         _note(note)
     return source
 
 
-def _evaluate(args: argparse.Namespace, forecaster: Forecaster, source: Source) -> Outcome:
+def _evaluate(
+    args: argparse.Namespace, forecaster: Forecaster, source: EvaluationData
+) -> EvaluationResult:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from steplab.cli.progress import Live
-    from steplab.probes.environment import capture
-    from steplab.studies.evaluation.study import evaluate
-    from steplab.studies.evaluation.windows import Plan
+    from steplab.cli.progress import ProgressBar
+    from steplab.forecasting.evaluation.evaluate import evaluate
+    from steplab.forecasting.evaluation.windows import EvaluationPlan
+    from steplab.probes.environment import capture_environment
 
     if not args.data:
-        from steplab.studies.evaluation.held_out import check_held_out
+        from steplab.forecasting.evaluation.held_out import check_held_out
 
         check_held_out(Path(forecaster.name))
     most = forecaster.passes(args.horizon)[0].context
-    plan = Plan(args.horizon, args.windows, min(args.context or most, most))
+    plan = EvaluationPlan(args.horizon, args.windows, min(args.context or most, most))
     if args.context and args.context > most:
         _note(f"the model uses {most:,} points of the past, not {args.context:,}")
     columns = (TextColumn("window"), MofNCompleteColumn(), BarColumn(30), TimeRemainingColumn())
-    with Live(sys.stderr, len(source.series) * args.windows, *columns) as shown:
+    with ProgressBar(sys.stderr, len(source.series) * args.windows, *columns) as shown:
         outcome = evaluate(
             lambda contexts, horizon: forecaster.predict(
                 contexts,
@@ -127,14 +129,14 @@ def _evaluate(args: argparse.Namespace, forecaster: Forecaster, source: Source) 
             plan,
         )
     device = next(forecaster.model.parameters()).device.type
-    conditions = capture().conditions_on(device)
+    conditions = capture_environment().conditions_on(device)
     return replace(outcome, evaluation=replace(outcome.evaluation, conditions=conditions))
 
 
-def _write(outcome: Outcome, path: Path) -> None:
+def _write(outcome: EvaluationResult, path: Path) -> None:
+    from steplab.forecasting.evaluation.tables import metrics_table, ratios_table
     from steplab.report.export import write_table
     from steplab.store.atomic import disk_errors, write_file
-    from steplab.studies.evaluation.tables import metrics_table, ratios_table
 
     found = outcome.evaluation
     if path.suffix == ".json":
@@ -147,13 +149,13 @@ def _write(outcome: Outcome, path: Path) -> None:
     write_table(ratios_table(found), path.with_suffix(f".ratios{path.suffix}"))
 
 
-def _draw(outcome: Outcome, path: Path) -> None:
+def _draw(outcome: EvaluationResult, path: Path) -> None:
     if path.suffix.lower() == ".png":
-        from steplab.studies.evaluation.figure import write_evaluation_figure
+        from steplab.forecasting.evaluation.figure import write_evaluation_figure
 
         write_evaluation_figure(outcome, path)
         return
-    from steplab.studies.evaluation.page import write_evaluation_page
+    from steplab.forecasting.evaluation.page import write_evaluation_page
 
     write_evaluation_page(outcome, path)
 

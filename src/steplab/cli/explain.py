@@ -7,10 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab import units
 from steplab.cli.command import Command
-from steplab.explain import Case, case_of_run, case_of_trace, explain, is_note, share
-from steplab.record import Finding
+from steplab.core import Finding, units
+from steplab.findings import Case, case_of_run, case_of_trace, explain, is_note, share
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
 from steplab.report.pages.sections import budget_of

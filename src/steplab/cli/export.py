@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.spec.training import TrainSettings
-from steplab.units import bytes_
+from steplab.core.spec import TrainSettings
+from steplab.core.units import bytes_
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -20,7 +20,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from steplab.engine.checkpoint.exporting import export_time_moe
+    from steplab.train.pretrained import export_time_moe
 
     done = export_time_moe(args.checkpoint, args.out)
     print(f"exported {done.source} to {done.folder}")

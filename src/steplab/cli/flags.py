@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from steplab.codec import read_word, type_hints
-from steplab.errors import Unsupported, UserError, no_gpu
-from steplab.record import Environment
-from steplab.workloads.workload import Entry, find_workload
+from steplab.core import Environment
+from steplab.core.codec import read_word, type_hints
+from steplab.core.errors import Unsupported, UserError, no_gpu
+from steplab.workloads.workload import WorkloadEntry, find_workload
 
 
-def add_workload(parser: argparse.ArgumentParser, words: Sequence[str], default: str) -> Entry:
+def add_workload_argument(
+    parser: argparse.ArgumentParser, words: Sequence[str], default: str
+) -> WorkloadEntry:
     """Add the workload as the first word and return it: the flags that follow depend on it."""
     name = words[0] if words and not words[0].startswith("-") else default
     about = "a built-in workload or path/to/file.py:factory; stands before all flags"
@@ -60,7 +62,7 @@ def add_config_flags(
         group.add_argument(f"--{field.name.replace('_', '-')}", **options)
 
 
-def given(args: argparse.Namespace, prefix: str = "config") -> dict[str, Any]:
+def given_fields(args: argparse.Namespace, prefix: str = "config") -> dict[str, Any]:
     """Return the fields that were given on the command line, of the config with that prefix."""
     start = f"{prefix}_"
     return {
@@ -86,7 +88,7 @@ def check_device(asked: str) -> None:
         raise UserError(f"There is no device {asked!r}.", "Use cpu, cuda or auto.")
 
 
-def chosen_device(asked: str, environment: Environment) -> str:
+def resolve_device(asked: str, environment: Environment) -> str:
     """Return "cpu" or "cuda" for what `--device` asked for; `auto`: a GPU where there is one."""
     check_device(asked)
     if asked == "cuda" and not environment.accelerators:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
-from steplab.data.shipped import shipped_or_own
-from steplab.errors import UserError
-from steplab.techniques.parse import parse_recipe
+from steplab.core.errors import UserError
+from steplab.data.shipped import resolve_path
+from steplab.techniques.recipes import parse_recipe
 
 if TYPE_CHECKING:
-    from steplab.engine.forecasting.forecaster import Forecaster
-    from steplab.engine.forecasting.prediction import Prediction
-    from steplab.engine.forecasting.sources import Histories
+    from steplab.forecasting.forecaster import Forecaster
+    from steplab.forecasting.histories import Histories
+    from steplab.forecasting.prediction import Prediction
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -44,11 +44,11 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 def _run(args: argparse.Namespace) -> int:
     recipe = parse_recipe(args.recipe)
     _check(args)
-    from steplab.engine.forecasting.forecaster import Forecaster
-    from steplab.engine.forecasting.long_table import check_suffix, write_forecasts
-    from steplab.engine.forecasting.sources import read_histories
-    from steplab.engine.forecasting.views import picture_of
-    from steplab.report.forecast_panels import write_picture
+    from steplab.forecasting.forecast_report import forecast_picture
+    from steplab.forecasting.forecaster import Forecaster
+    from steplab.forecasting.histories import read_histories
+    from steplab.forecasting.long_table import check_suffix, write_forecasts
+    from steplab.forecasting.panels import write_picture
 
     if args.out:
         check_suffix(args.out)
@@ -63,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.out:
         write_forecasts(args.out, histories, prediction, forecaster.name)
     if args.picture:
-        write_picture(picture_of(forecaster, histories, prediction), args.picture)
+        write_picture(forecast_picture(forecaster, histories, prediction), args.picture)
     _say(args, forecaster, histories, prediction)
     return 0
 
@@ -73,10 +73,10 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("horizon", "batch"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} must be at least 1, not {getattr(args, name)}.")
-    args.input = shipped_or_own(args.input)
+    args.input = resolve_path(args.input)
     if not args.input.exists():
         raise UserError(f"{args.input} does not exist.", "Check the path.")
-    from steplab.report.forecast_panels import check_picture
+    from steplab.forecasting.panels import check_picture
     from steplab.store.atomic import disk_errors
 
     if args.picture:
@@ -90,10 +90,10 @@ def _check(args: argparse.Namespace) -> None:
 def _predict(forecaster: Forecaster, histories: Histories, args: argparse.Namespace) -> Prediction:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from steplab.cli.progress import Live
+    from steplab.cli.progress import ProgressBar
 
     columns = (TextColumn("series"), MofNCompleteColumn(), BarColumn(30), TimeRemainingColumn())
-    with Live(sys.stderr, len(histories), *columns) as shown:
+    with ProgressBar(sys.stderr, len(histories), *columns) as shown:
         return forecaster.predict(
             list(histories.values),
             args.horizon,
@@ -108,10 +108,10 @@ def _predict(forecaster: Forecaster, histories: Histories, args: argparse.Namesp
 def _say(
     args: argparse.Namespace, forecaster: Forecaster, histories: Histories, prediction: Prediction
 ) -> None:
-    from steplab.engine.forecasting.views import table_of
+    from steplab.forecasting.forecast_report import forecast_table
     from steplab.report.terminal import print_table
 
-    print_table(table_of(forecaster, histories, prediction))
+    print_table(forecast_table(forecaster, histories, prediction))
     for what, path in (("forecasts", args.out), ("picture", args.picture)):
         if path:
             print(f"{what} in {path}")

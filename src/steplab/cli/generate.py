@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab import units
 from steplab.cli.command import Command
-from steplab.errors import Unsupported, UserError
-from steplab.techniques.parse import parse_recipe
+from steplab.core import units
+from steplab.core.errors import Unsupported, UserError
+from steplab.techniques.recipes import parse_recipe
 
 PROMPT = "def "  # a model of Python's sources goes on from it
 
@@ -35,10 +35,10 @@ def _run(args: argparse.Namespace) -> int:
     recipe = parse_recipe(args.recipe)
     prompt = _prompt(args)
     _check(args)
-    from steplab.engine.generating import load  # imports torch
-    from steplab.engine.trial import is_out_of_memory, memory_sentence
+    from steplab.step.trial import is_out_of_memory, memory_sentence
+    from steplab.train.generate import load_text_generator  # imports torch
 
-    writer = load(args.checkpoint, args.device, recipe)
+    generator = load_text_generator(args.checkpoint, args.device, recipe)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     times = [time.perf_counter()]
 
@@ -48,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
         _show(beginning + decoder.decode(bytes([byte])))
 
     try:
-        writer.write(prompt, args.length, args.temperature, args.top_k, args.seed, tell)
+        generator.generate(prompt, args.length, args.temperature, args.top_k, args.seed, tell)
     except KeyboardInterrupt:
         _show("\n")  # what is said next begins a line
         raise
@@ -58,7 +58,9 @@ def _run(args: argparse.Namespace) -> int:
         why = f"Out of memory: {memory_sentence(error)}."
         raise Unsupported(why, "Use a shorter prompt or a smaller --length.") from None
     _show(decoder.decode(b"", final=True) + "\n")
-    print(f"{units.counted(args.length, 'byte')} by {writer.name}{_speed(times)}", file=sys.stderr)
+    print(
+        f"{units.counted(args.length, 'byte')} by {generator.name}{_speed(times)}", file=sys.stderr
+    )
     return 0
 
 

@@ -6,14 +6,19 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab import units
 from steplab.cli.command import Command
-from steplab.cli.flags import add_config_flags, add_workload, check_device, given, workload_name
-from steplab.errors import UserError
+from steplab.cli.flags import (
+    add_config_flags,
+    add_workload_argument,
+    check_device,
+    given_fields,
+    workload_name,
+)
+from steplab.core import RunSpec, units
+from steplab.core.errors import UserError
 from steplab.report.export import WRITERS, check_suffixes, write_table
 from steplab.report.terminal import print_table
-from steplab.spec import RunSpec
-from steplab.techniques.parse import parse_recipe
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
 DEFAULT_WORKLOAD = "tsmoe"
@@ -24,7 +29,7 @@ ON_CPU = (
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    entry = add_workload(parser, words, DEFAULT_WORKLOAD)
+    entry = add_workload_argument(parser, words, DEFAULT_WORKLOAD)
     add = parser.add_argument
     sizes = ", ".join(entry.presets) or "this workload has none"
     add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
@@ -46,8 +51,8 @@ def _run(args: argparse.Namespace) -> int:
         raise UserError(f"--steps must be at least 2, not {args.steps}: sizes are compared.")
     spec = _spec(args)
 
-    from steplab.engine.lint.hazard import hazard_table
-    from steplab.engine.lint.lint import lint
+    from steplab.lint.hazards import hazard_table
+    from steplab.lint.lint import lint
 
     hazards = lint(spec, args.steps)
     note = ON_CPU if spec.device == "cpu" else ""
@@ -74,7 +79,7 @@ def _spec(args: argparse.Namespace) -> RunSpec:
     size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
     return RunSpec(
         workload=name,
-        config=entry.resolve(size, given(args)),
+        config=entry.resolve(size, given_fields(args)),
         size=size,
         batch=args.batch,
         mode=args.mode,

@@ -8,9 +8,9 @@ import re
 import sys
 from collections.abc import Sequence
 
-from steplab import shelf
 from steplab.cli.command import Command, Group, Parser
-from steplab.errors import SteplabError, UserError, did_you_mean
+from steplab.core import registry
+from steplab.core.errors import SteplabError, UserError, did_you_mean
 
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
 _SUMMARY = re.compile(r'^COMMAND\b[^(]*\(\s*"([^"]*)"', re.MULTILINE)
@@ -38,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def dispatch(program: str, package: str, words: list[str]) -> int:
     """Run the command named by the first word, out of the shelf of commands in `package`."""
-    commands = shelf.names(package, "COMMAND")
+    commands = registry.names(package, "COMMAND")
     if not words or words[0] in ("-h", "--help", "help"):
         _print_help(program, package, commands)
         return 0
@@ -51,7 +51,7 @@ def dispatch(program: str, package: str, words: list[str]) -> int:
     if name not in commands:
         kind = "flag" if name.startswith("-") else "command"
         raise UserError(f"{program} has no {kind} {name!r}.", did_you_mean(name, commands))
-    command: Command | Group = shelf.load(package, name, "COMMAND")
+    command: Command | Group = registry.load(package, name, "COMMAND")
     if isinstance(command, Group):
         return dispatch(f"{program} {name}", command.package, words[1:])
     parser = Parser(f"{program} {name}", command.summary)
@@ -71,8 +71,8 @@ def _print_help(program: str, package: str, commands: list[str]) -> None:
 
 def _summary(package: str, name: str) -> str:
     """Return what a command says of itself; importing them all would take a third of a second."""
-    found = _SUMMARY.search(shelf.source(package, name))
+    found = _SUMMARY.search(registry.source(package, name))
     if found:
         return found[1]
-    command: Command | Group = shelf.load(package, name, "COMMAND")
+    command: Command | Group = registry.load(package, name, "COMMAND")
     return command.summary

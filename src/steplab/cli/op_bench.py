@@ -10,22 +10,20 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from steplab import units
-from steplab.cli.flags import check_device, chosen_device
-from steplab.cli.progress import Live
-from steplab.codec import read_word
-from steplab.errors import MeasurementError, UserError
-from steplab.record import Run
+from steplab.bench.op_bench import Dtype, Objective, OpBench, shape_text, variant_text
+from steplab.bench.op_chart import chart_of, check_plot, write_chart
+from steplab.bench.op_isolate import CellIsolation
+from steplab.bench.op_results import cell_result
+from steplab.bench.op_tables import best_table, cell_table
+from steplab.bench.sweep import sweep
+from steplab.cli.flags import check_device, resolve_device
+from steplab.cli.progress import ProgressBar
+from steplab.core import Run, RunSpec, units
+from steplab.core.codec import read_word
+from steplab.core.errors import MeasurementError, UserError
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
-from steplab.spec import RunSpec
 from steplab.store import DEFAULT_ROOT, Store
-from steplab.studies.ops.chart import chart_of, check_plot, write_chart
-from steplab.studies.ops.isolate import CellIsolation
-from steplab.studies.ops.op import Dtype, Objective, Op, shape_text, way_text
-from steplab.studies.ops.rows import seen
-from steplab.studies.ops.table import best_table, cell_table
-from steplab.studies.step import sweep
 
 Planner = Callable[[argparse.Namespace, RunSpec], list[RunSpec]]
 
@@ -49,7 +47,7 @@ def add_op_flags(parser: argparse.ArgumentParser) -> None:
     add("--plot", type=Path, default=None, metavar="FILE", help="draw a chart: .svg or .png")
 
 
-def run_bench(args: argparse.Namespace, op: Op, planner: Planner) -> int:
+def run_bench(args: argparse.Namespace, op: OpBench, planner: Planner) -> int:
     """Measure, show and write a study of an op; `planner` makes the cells for a device."""
     check_suffixes(args.out)
     check_device(args.device)
@@ -64,7 +62,7 @@ def run_bench(args: argparse.Namespace, op: Op, planner: Planner) -> int:
     store.check_writable()
     with CellIsolation(args.timeout) as isolation:
         environment = isolation.environment()
-        specs = _plan(args, op, planner, chosen_device(args.device, environment))
+        specs = _plan(args, op, planner, resolve_device(args.device, environment))
         runs: list[Run] = []
         with OpProgress(op, len(specs)) as progress:
             show = (progress.stage, progress.say)
@@ -79,18 +77,18 @@ def run_bench(args: argparse.Namespace, op: Op, planner: Planner) -> int:
     _show(args, op, runs)
     print(f"{units.counted(len(runs), 'Run')} in {store.root}; list them with: steplab runs")
     if all(run.status != "ok" for run in runs):
-        measured = any(seen(run).both_ms for run in runs)
+        measured = any(cell_result(run).both_ms for run in runs)
         ended = "No cell is right" if measured else "No cell could be measured"
         raise MeasurementError(f"{ended}; the first: {runs[0].reason.rstrip('.')}.")
     return 0
 
 
-def _plan(args: argparse.Namespace, op: Op, planner: Planner, device: str) -> list[RunSpec]:
+def _plan(args: argparse.Namespace, op: OpBench, planner: Planner, device: str) -> list[RunSpec]:
     options = {"mode": "forward+backward", "device": device, "seed": args.seed}
     return planner(args, RunSpec(op.name, steps=args.repeats, warmup=args.warmup, **options))
 
 
-def _show(args: argparse.Namespace, op: Op, runs: list[Run]) -> None:
+def _show(args: argparse.Namespace, op: OpBench, runs: list[Run]) -> None:
     best = best_table(op, runs, args.objective)
     for path in args.out:
         write_table(cell_table(op, runs, args.objective, whole=True), path)
@@ -101,10 +99,10 @@ def _show(args: argparse.Namespace, op: Op, runs: list[Run]) -> None:
     print_table(best)
 
 
-class OpProgress(Live):
+class OpProgress(ProgressBar):
     """Progress over the cells of an op, on stderr so that stdout stays clean."""
 
-    def __init__(self, op: Op, cells: int) -> None:
+    def __init__(self, op: OpBench, cells: int) -> None:
         what = TextColumn("{task.description}", markup=False)
         columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), what)
         super().__init__(sys.stderr, cells, *columns)
@@ -121,10 +119,10 @@ class OpProgress(Live):
         if self.live:
             self.bar.advance(self.task)
             return
-        found = seen(run)
+        found = cell_result(run)
         times = (found.forward_ms, found.backward_ms, found.both_ms)
         shown = " / ".join(units.milliseconds(ms) for ms in times) if found.both_ms else run.reason
         self.say(f"[{self.count}/{self.cells}] {self._name(run.spec)}: {found.status}, {shown}")
 
     def _name(self, spec: RunSpec) -> str:
-        return f"{way_text(self.op, spec.config)}, {shape_text(self.op, spec.config)}"
+        return f"{variant_text(self.op, spec.config)}, {shape_text(self.op, spec.config)}"

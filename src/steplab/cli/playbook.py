@@ -10,14 +10,20 @@ import os
 from pathlib import Path
 from typing import Any
 
-from steplab import units
-from steplab.cli.flags import chosen_device, given
-from steplab.engine.profiling.plan import Plan
-from steplab.errors import Unsupported, UserError
-from steplab.record import Column, Table
+from steplab.bench.playbook import (
+    DEFAULT_PRESET,
+    SUMMARY,
+    WORKLOAD,
+    Playbook,
+    append_line,
+    check_summary,
+    playbook_cells,
+)
+from steplab.cli.flags import given_fields, resolve_device
+from steplab.core import Column, Table, units
+from steplab.core.errors import Unsupported, UserError
+from steplab.profiling.plan import ProfilePlan
 from steplab.report.terminal import print_table
-from steplab.studies.playbook.plan import DEFAULT_PRESET, WORKLOAD, Playbook, cells
-from steplab.studies.playbook.summary import SUMMARY, append_line, check_summary
 
 PREFIX = "playbook"  # of its flags in the namespace
 DEFAULT_LENGTH = 2048
@@ -68,7 +74,7 @@ def add_playbook_flags(parser: argparse.ArgumentParser) -> None:
 
 def asks_for_playbook(args: argparse.Namespace) -> bool:
     """Whether any of the playbook's flags was given."""
-    return bool(given(args, PREFIX))
+    return bool(given_fields(args, PREFIX))
 
 
 def run_playbook(args: argparse.Namespace) -> int:
@@ -82,15 +88,15 @@ def run_playbook(args: argparse.Namespace) -> int:
     _book(args, "cpu")  # a slip of the pen is told before torch is imported
     # The profiler of memory warns on a CPU of every block that is older than itself.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from steplab.probes.environment import capture
-    from steplab.studies.playbook.cell import run_cell
+    from steplab.bench.playbook_cell import run_cell
+    from steplab.probes.environment import capture_environment
 
-    book = _book(args, chosen_device(args.device, capture()))
+    book = _book(args, resolve_device(args.device, capture_environment()))
     if book.bf16_sweep and book.device == "cpu":
         raise Unsupported("--bf16-sweep sets cuBLAS, which a CPU does not use.", "Leave it out.")
     check_summary(book.out)
     lines: list[dict[str, Any]] = []
-    for cell in cells(book):
+    for cell in playbook_cells(book):
         print(f"{cell.folder} ...", flush=True)
         lines.append(run_cell(cell, book))
         append_line(book.out, lines[-1])
@@ -108,15 +114,15 @@ def _table(title: str, lines: list[dict[str, Any]]) -> Table:
 
 def _book(args: argparse.Namespace, device: str) -> Playbook:
     """Return what was asked for; the cells are made once, so that a bad config is told."""
-    asked = {"seq_lens": [DEFAULT_LENGTH], **given(args, PREFIX)}
+    asked = {"seq_lens": [DEFAULT_LENGTH], **given_fields(args, PREFIX)}
     renamed = {"batch_size": "batch", "train_use_cache": "use_cache"}
     book = Playbook(
-        schedule=Plan(tuple(args.schedule), detail=False),
+        schedule=ProfilePlan(tuple(args.schedule), detail=False),
         out=args.out or Path("profile"),
-        config=given(args),
+        config=given_fields(args),
         device=device,
         seed=args.seed,
         **{renamed.get(name, name): value for name, value in asked.items()},
     )
-    cells(book)
+    playbook_cells(book)
     return book

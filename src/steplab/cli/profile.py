@@ -12,35 +12,35 @@ from pathlib import Path
 from steplab.cli.command import Command
 from steplab.cli.flags import (
     add_config_flags,
-    add_workload,
+    add_workload_argument,
     check_device,
-    chosen_device,
-    given,
+    given_fields,
+    resolve_device,
     workload_name,
 )
-from steplab.cli.playbook import (
-    add_playbook_flags,
-    asks_for_playbook,
-    has_playbook,
-    run_playbook,
-)
+from steplab.cli.playbook import add_playbook_flags, asks_for_playbook, has_playbook, run_playbook
 from steplab.cli.progress import CellProgress
-from steplab.engine.profiling.isolated import ProfilingWorker
-from steplab.engine.profiling.outcome import PAGE, read_traces, save_files, scratch
-from steplab.engine.profiling.plan import AVERAGES, DEFAULT_SCHEDULE, Plan
-from steplab.engine.profiling.summary import append_summary, check_summary
-from steplab.errors import MeasurementError, Unsupported, UserError
-from steplab.record import Run, Table
+from steplab.core import Run, RunSpec, Table
+from steplab.core.errors import MeasurementError, Unsupported, UserError
+from steplab.profiling.isolated import ProfilingWorker
+from steplab.profiling.output import (
+    PAGE_FILE,
+    append_summary,
+    check_summary,
+    read_traces,
+    save_files,
+    scratch_folder,
+)
+from steplab.profiling.plan import AVERAGES_FILE, DEFAULT_SCHEDULE, ProfilePlan
 from steplab.report.budget import print_budget
 from steplab.report.memory import print_memory
 from steplab.report.terminal import print_table
-from steplab.spec import RunSpec
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.store.atomic import disk_errors
-from steplab.techniques.parse import parse_recipe
+from steplab.techniques.recipes import parse_recipe
 from steplab.trace.analysis import UNATTRIBUTED, Analysis
-from steplab.trace.kernel_table import kernel_table, phases_of
-from steplab.workloads.workload import Entry, find_workload
+from steplab.trace.kernel_table import kernel_table, phases_by_time
+from steplab.workloads.workload import WorkloadEntry, find_workload
 
 DEFAULT_WORKLOAD = "gpt"
 PHASES = ("data", "forward", "backward", "clip", "optimizer")
@@ -48,7 +48,7 @@ SMALL_PHASE = 0.01  # of the work's time: below it a phase gets no table
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    entry = add_workload(parser, words, DEFAULT_WORKLOAD)
+    entry = add_workload_argument(parser, words, DEFAULT_WORKLOAD)
     add = parser.add_argument
     sizes = ", ".join(entry.presets) or "this workload has none"
     add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace) -> int:
         return run_playbook(args)
     entry = find_workload(name)
     # Checked before a worker is started (2 s), so that a slip of the pen is told at once.
-    plan = Plan(tuple(args.schedule), not args.no_detail)
+    plan = ProfilePlan(tuple(args.schedule), not args.no_detail)
     if not args.timeout > 0 or args.top < 1:
         raise UserError("--timeout must be more than 0 seconds and --top at least 1.")
     check_device(args.device)
@@ -93,7 +93,7 @@ def _run(args: argparse.Namespace) -> int:
     store = Store(args.store)
     store.check_writable()
     check_summary(args.out or store.root)
-    with scratch(store) as folder:
+    with scratch_folder(store) as folder:
         run = _recorded(args, entry, name, plan, folder)
         if run.status != "ok":
             store.save(run)
@@ -112,11 +112,13 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _recorded(args: argparse.Namespace, entry: Entry, name: str, plan: Plan, folder: Path) -> Run:
+def _recorded(
+    args: argparse.Namespace, entry: WorkloadEntry, name: str, plan: ProfilePlan, folder: Path
+) -> Run:
     """Measure and record in a worker; whatever ends it is in the Run."""
     with ProfilingWorker(args.timeout) as worker, CellProgress(1) as progress:
         environment = worker.environment()
-        spec = _spec(args, entry, name, chosen_device(args.device, environment))
+        spec = _spec(args, entry, name, resolve_device(args.device, environment))
         run = worker.profile(
             spec, plan, folder, environment, lambda text: progress.stage(spec, text)
         )
@@ -125,11 +127,11 @@ def _recorded(args: argparse.Namespace, entry: Entry, name: str, plan: Plan, fol
     return replace(run, command=tuple(sys.argv))
 
 
-def _spec(args: argparse.Namespace, entry: Entry, name: str, device: str) -> RunSpec:
+def _spec(args: argparse.Namespace, entry: WorkloadEntry, name: str, device: str) -> RunSpec:
     size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
     return RunSpec(
         workload=name,
-        config=entry.resolve(size, given(args)),
+        config=entry.resolve(size, given_fields(args)),
         size=size,
         batch=args.batch,
         accumulate=args.accumulate,
@@ -194,7 +196,7 @@ def _phases(analysis: Analysis) -> list[str]:
     least = SMALL_PHASE * work.duration[inside].sum()
     worth = [
         phase
-        for phase in phases_of(analysis)
+        for phase in phases_by_time(analysis)
         if phase != UNATTRIBUTED
         and work.duration[inside & (work.phase == work.labels.index(phase))].sum() >= least
     ]
@@ -204,12 +206,12 @@ def _phases(analysis: Analysis) -> list[str]:
 def _files(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the names of a Run's files and what they are for."""
     assert run.profile is not None
-    yield PAGE, "budget, timeline, kernels and memory in one page for a browser"
+    yield PAGE_FILE, "budget, timeline, kernels and memory in one page for a browser"
     for name in run.profile.traces:
         yield name, "trace for https://ui.perfetto.dev"
     if run.profile.detail:
         yield run.profile.detail, "one step with stacks, shapes, modules and memory, likewise"
-    yield AVERAGES, "time of every range, and torch's table of operators"
+    yield AVERAGES_FILE, "time of every range, and torch's table of operators"
 
 
 COMMAND = Command("record a step: time budget, kernels per phase, memory, traces", _flags, _run)

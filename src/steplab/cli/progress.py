@@ -16,12 +16,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from steplab import units
-from steplab.record import Run
-from steplab.spec import RunSpec
+from steplab.core import Run, RunSpec, units
 
 
-class Live:
+class ProgressBar:
     """A bar that is drawn only where somebody can see it move."""
 
     def __init__(self, stream: TextIO, total: int | None, *columns: ProgressColumn) -> None:
@@ -44,7 +42,7 @@ class Live:
         self.bar.console.print(line, markup=False, soft_wrap=True)
 
 
-class StepProgress(Live):
+class StepProgress(ProgressBar):
     """Progress over training steps, on stdout below the lines of the log."""
 
     def __init__(self, total: int) -> None:
@@ -59,7 +57,7 @@ class StepProgress(Live):
             self.bar.update(self.task, completed=step)
 
 
-class CellProgress(Live):
+class CellProgress(ProgressBar):
     """Progress over the cells of a study, on stderr so that stdout stays clean.
 
     `cells` is None for a search: it does not know how many it will measure.

@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab import units
 from steplab.cli.command import Command
-from steplab.cli.selection import add_selection_flags, selected
-from steplab.errors import UserError
-from steplab.record import Run
+from steplab.cli.selection import add_selection_flags, select_runs
+from steplab.core import Run, units
+from steplab.core.errors import UserError
 from steplab.report.pages import write_runs_page
 from steplab.store import Store
 
@@ -25,7 +24,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.out.suffix != ".html":
         raise UserError(f"--out must end in .html, but is {args.out}.")
     store = Store(args.store)
-    chosen = selected(store, args)
+    chosen = select_runs(store, args)
     runs = [run for _, run in chosen if isinstance(run, Run)]
     if not runs:
         raise UserError("There is no Run to report.", "List them with: steplab runs")

@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab import units
 from steplab.cli.command import Command
-from steplab.cli.selection import add_selection_flags, is_filtered, selected
-from steplab.errors import UserError
-from steplab.record import Column, Run, Table, run_to_json
-from steplab.record.table import Cell
+from steplab.cli.selection import add_selection_flags, is_selective, select_runs
+from steplab.core import Column, Run, Table, run_to_json, units
+from steplab.core.errors import UserError
+from steplab.core.table import Cell
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store, pack_runs, unpack_runs
@@ -34,7 +33,7 @@ def _run(args: argparse.Namespace) -> int:
         added, known = unpack_runs(store, args.unpack)
         print(f"{added} Runs added to {store.root}, {known} were there already")
         return 0
-    chosen = selected(store, args)
+    chosen = select_runs(store, args)
     if args.pack:
         readable = [run_id for run_id, run in chosen if isinstance(run, Run)]
         if not readable:
@@ -56,7 +55,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _delete(store: Store, args: argparse.Namespace, ids: list[str]) -> None:
-    if not is_filtered(args):
+    if not is_selective(args):
         raise UserError(
             "--delete without a selection would delete every Run.",
             "Name ids, or filter with --workload, --status, --group or --newest.",

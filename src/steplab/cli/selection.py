@@ -6,9 +6,9 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from steplab.codec import read_word
-from steplab.errors import UserError
-from steplab.record import Run, Status
+from steplab.core import Run, Status
+from steplab.core.codec import read_word
+from steplab.core.errors import UserError
 from steplab.store import DEFAULT_ROOT, Store
 
 
@@ -25,12 +25,12 @@ def add_selection_flags(parser: argparse.ArgumentParser) -> None:
     add("--newest", type=int, default=0, metavar="N", help="only the N newest; 0: all")
 
 
-def is_filtered(args: argparse.Namespace) -> bool:
+def is_selective(args: argparse.Namespace) -> bool:
     """Whether anything was asked for that leaves Runs out."""
     return bool(args.ids or args.workload or args.status or args.group or args.newest)
 
 
-def selected(store: Store, args: argparse.Namespace) -> list[tuple[str, Run | UserError]]:
+def select_runs(store: Store, args: argparse.Namespace) -> list[tuple[str, Run | UserError]]:
     """Return ids and Runs, the oldest first; a Run that cannot be read is its error."""
     if args.newest < 0:
         raise UserError(f"--newest must not be negative, but is {args.newest}.")

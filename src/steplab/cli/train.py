@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steplab import shelf
 from steplab.cli.command import Command
-from steplab.cli.flags import add_config_flags, add_workload, given, workload_name
-from steplab.codec import decode
-from steplab.errors import UserError
-from steplab.spec import PLAIN, Recipe
-from steplab.spec.training import TrainSettings, TrainSpec
-from steplab.techniques.parse import check_recipe, parse_recipe
-from steplab.workloads.workload import Entry, find_workload
+from steplab.cli.flags import add_config_flags, add_workload_argument, given_fields, workload_name
+from steplab.core import PLAIN, Recipe, registry
+from steplab.core.codec import decode
+from steplab.core.errors import UserError
+from steplab.core.spec import TrainSettings, TrainSpec
+from steplab.techniques.recipes import check_recipe, parse_recipe
+from steplab.workloads.workload import WorkloadEntry, find_workload
 
 DEFAULT_WORKLOAD = "tsmoe"
 # What may differ when a run is resumed: the others make the run what it is.
@@ -26,7 +25,7 @@ FREE_SETTINGS = frozenset(
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    entry = add_workload(parser, words, DEFAULT_WORKLOAD)
+    entry = add_workload_argument(parser, words, DEFAULT_WORKLOAD)
     add = parser.add_argument
     add("--size", default="", help=f"preset: {', '.join(entry.presets)}; empty: by the device")
     add("--device", default="auto", help="cpu, cuda, or auto")
@@ -51,31 +50,31 @@ def _run(args: argparse.Namespace) -> int:
 def _new_spec(args: argparse.Namespace) -> TrainSpec:
     name = workload_name(args)
     entry = find_workload(name)
-    asked = given(args, "train")
+    asked = given_fields(args, "train")
     settings = decode(TrainSettings, asked, "flags")
     if settings.from_checkpoint:
         return _tuned_spec(args, settings)
     if entry.data is None and settings.total_steps:
         raise _no_data(name)
     # Checked before torch is imported (2 s), so that a slip of the pen is told at once.
-    entry.resolve(args.size or entry.cpu_preset, given(args))
+    entry.resolve(args.size or entry.cpu_preset, given_fields(args))
     recipe = _recipe(args, on_gpu=False)
     device = _device(args.device)
     recipe = _recipe(args, device == "cuda")
-    size = args.size or _default_size(entry, device, given(args))
+    size = args.size or _default_size(entry, device, given_fields(args))
     settings = decode(TrainSettings, {**entry.training.get(size, {}), **asked}, "flags")
-    return TrainSpec(name, entry.resolve(size, given(args)), size, recipe, device, settings)
+    return TrainSpec(name, entry.resolve(size, given_fields(args)), size, recipe, device, settings)
 
 
 def _no_data(workload: str) -> UserError:
-    trained = [n for n in shelf.names("steplab.workloads", "WORKLOAD") if find_workload(n).data]
+    trained = [n for n in registry.names("steplab.workloads", "WORKLOAD") if find_workload(n).data]
     return UserError(
         f"There is no data to train {workload} on; what can be trained: {', '.join(trained)}.",
         "In a loop of your own, steplab.apply gives it the same step.",
     )
 
 
-def _default_size(entry: Entry, device: str, model_flags: Mapping[str, Any]) -> str:
+def _default_size(entry: WorkloadEntry, device: str, model_flags: Mapping[str, Any]) -> str:
     """Return the size when none is named; flags of the model change a plain preset."""
     if device == "cuda":
         return entry.gpu_preset
@@ -84,9 +83,9 @@ def _default_size(entry: Entry, device: str, model_flags: Mapping[str, Any]) -> 
 
 def _tuned_spec(args: argparse.Namespace, settings: TrainSettings) -> TrainSpec:
     """Return the spec of a new run on the model that `--from-checkpoint` names."""
-    from steplab.engine.checkpoint.origin import find_origin
+    from steplab.train.pretrained import find_pretrained
 
-    origin = find_origin(Path(settings.from_checkpoint))
+    origin = find_pretrained(Path(settings.from_checkpoint))
     if args.workload not in (DEFAULT_WORKLOAD, origin.workload):
         raise UserError(
             f"{origin.path} is a model of {origin.workload}, not of {args.workload}.",
@@ -94,7 +93,7 @@ def _tuned_spec(args: argparse.Namespace, settings: TrainSettings) -> TrainSpec:
         )
     if args.size not in ("", origin.size):
         raise origin.conflict("size", args.size, origin.size)
-    config = origin.config_with(given(args))
+    config = origin.config_with(given_fields(args))
     _recipe(args, on_gpu=False)
     device = _device(args.device)
     recipe = _recipe(args, device == "cuda")
@@ -118,7 +117,7 @@ def _recipe(args: argparse.Namespace, on_gpu: bool) -> Recipe:
 
 
 def _device(asked: str) -> str:
-    from steplab.engine.assemble import find_device
+    from steplab.step.assemble import find_device
 
     if asked != "auto":
         return find_device(asked).type
@@ -130,12 +129,12 @@ def _device(asked: str) -> str:
 def _resumed(args: argparse.Namespace) -> Path | None:
     if args.resume is None:
         return None
-    from steplab.engine.checkpoint import find, newest
+    from steplab.train.checkpoint import find_checkpoint, newest_checkpoint
 
     if args.resume != "newest":
-        return find(Path(args.resume))
-    folder = Path(given(args, "train").get("checkpoint_dir", TrainSettings().checkpoint_dir))
-    found = newest(folder)
+        return find_checkpoint(Path(args.resume))
+    folder = Path(given_fields(args, "train").get("checkpoint_dir", TrainSettings().checkpoint_dir))
+    found = newest_checkpoint(folder)
     if found is None:
         raise UserError(f"There is no checkpoint in {folder}.", "Train first: steplab train")
     return found
@@ -143,10 +142,10 @@ def _resumed(args: argparse.Namespace) -> Path | None:
 
 def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
     """Return the checkpoint's spec with the settings that may change; refuse the others."""
-    from steplab.engine.checkpoint import read_progress
+    from steplab.train.checkpoint import read_progress
 
     saved: TrainSpec = decode(TrainSpec, dict(read_progress(path).spec), f"{path}: spec")
-    asked = given(args, "train")
+    asked = given_fields(args, "train")
     if args.workload not in (DEFAULT_WORKLOAD, saved.workload):
         raise UserError(
             f"{path} is a run of {saved.workload}, not of {args.workload}.",
@@ -155,7 +154,7 @@ def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
     for name, value, has in _asked_of_the_run(args, saved):
         if value != has:
             raise _changed(name, has, value)
-    for name, value in given(args).items():
+    for name, value in given_fields(args).items():
         if saved.config.get(name) != value:
             raise _changed(name, saved.config.get(name), value)
     for name, value in asked.items():

@@ -10,14 +10,18 @@ from pathlib import Path
 import torch
 
 from steplab.cli.progress import StepProgress
-from steplab.engine.assemble import find_device
-from steplab.engine.checkpoint import newest, only_writer, read_progress
-from steplab.engine.signals import interruptible
-from steplab.engine.training import Outcome, train
-from steplab.engine.training.log import TrainingLog
-from steplab.engine.training.loop import describe_parameters, peak_memory_line
-from steplab.errors import UserError
-from steplab.spec.training import TrainSpec
+from steplab.core.errors import UserError
+from steplab.core.spec import TrainSpec
+from steplab.step.assemble import find_device
+from steplab.train.checkpoint import lock_checkpoint_folder, newest_checkpoint, read_progress
+from steplab.train.log import TrainingLog
+from steplab.train.loop import (
+    TrainResult,
+    describe_parameters,
+    peak_memory_line,
+    stop_on_signal,
+    train,
+)
 from steplab.workloads.workload import find_workload
 
 
@@ -31,7 +35,7 @@ def run_training(spec: TrainSpec, resume: Path | None) -> int:
     if not spec.settings.total_steps:
         return 0
     folder = Path(spec.settings.checkpoint_dir) if spec.settings.checkpoint_every else None
-    held = newest(folder) if folder and resume is None else None
+    held = newest_checkpoint(folder) if folder and resume is None else None
     if held is not None:
         workload = read_progress(held).spec["workload"]
         elsewhere = "choose another --checkpoint-dir."
@@ -42,8 +46,8 @@ def run_training(spec: TrainSpec, resume: Path | None) -> int:
         )
     with contextlib.ExitStack() as stack:
         if folder:
-            stack.enter_context(only_writer(folder))
-        stop = stack.enter_context(interruptible())
+            stack.enter_context(lock_checkpoint_folder(folder))
+        stop = stack.enter_context(stop_on_signal())
         progress = stack.enter_context(StepProgress(spec.settings.total_steps))
         log = TrainingLog(progress.say, folder, spec.settings.log_perf_metrics, progress.advance)
         outcome = train(spec, log, stop, resume)
@@ -54,7 +58,7 @@ def run_training(spec: TrainSpec, resume: Path | None) -> int:
     return 128 + signal.Signals[stop.signal] if outcome.stopped else 0
 
 
-def closing_lines(spec: TrainSpec, outcome: Outcome) -> list[str]:
+def closing_lines(spec: TrainSpec, outcome: TrainResult) -> list[str]:
     """Say where the run stands and how to go on."""
     total, folder = spec.settings.total_steps, spec.settings.checkpoint_dir
     where = f" --checkpoint-dir {shlex.quote(folder)}" if folder != "checkpoints" else ""

@@ -3,40 +3,141 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import Self
 
-from steplab.cli.again import bench_command
+from rich import box
+from rich.console import Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table as RichTable
+from rich.text import Text
+
 from steplab.cli.command import Command
 from steplab.cli.flags import (
     add_config_flags,
-    add_workload,
+    add_workload_argument,
     check_device,
-    chosen_device,
-    given,
+    given_fields,
+    resolve_device,
     workload_name,
 )
-from steplab.cli.ladder_view import LadderView
-from steplab.engine.gate.remote import Scout
-from steplab.engine.gate.spares import Spares
-from steplab.errors import UserError
-from steplab.record.ladder import Ladder
+from steplab.core import RunSpec
+from steplab.core.errors import UserError
+from steplab.core.ladder import Ladder, Rung, Untried
 from steplab.report.terminal import console, print_table
-from steplab.spec import RunSpec
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.store.atomic import disk_errors
-from steplab.techniques.parse import parse_recipe
-from steplab.techniques.situation import where
-from steplab.tune.batch import find_batch, forget_batch
-from steplab.tune.impact import impact_table, reasons_table, total_line, untried_table
-from steplab.tune.outcome import Files, write_outcome
-from steplab.tune.peer import peer_line
-from steplab.tune.search import Wish, tune
-from steplab.tune.view import View
+from steplab.techniques.context import format_waits
+from steplab.techniques.recipes import parse_recipe
+from steplab.tune.batch_size import find_batch, forget_batch
+from steplab.tune.climb import peer_line
+from steplab.tune.report import (
+    OutcomeFiles,
+    impact_table,
+    interval,
+    reasons_table,
+    speed_up,
+    total_line,
+    untried_table,
+    write_outcome,
+)
+from steplab.tune.search import TuneOptions, tune
+from steplab.tune.view import View, format_timings
+from steplab.verify.remote import ReferenceWorker
+from steplab.workers.pool import WorkerPool
 from steplab.workloads.workload import find_workload
+
+_STYLES = {"kept": "green", "needed": "green", "red gate": "red", "failed": "red"}
+_COLUMNS = ("rung", "ceiling", "outcome", "speed-up", "why")
+
+
+class LadderView:
+    """Draws on stderr, so that stdout holds the result alone."""
+
+    def __init__(self, in_ms: bool) -> None:
+        self.out = console(sys.stderr)
+        self.in_ms = in_ms
+        self.rungs: list[Rung] = []
+        self.now = "starting"
+        self.live = Live(console=self.out, transient=True, refresh_per_second=4)
+        self.drawn = sys.stderr.isatty()
+
+    def __enter__(self) -> Self:
+        if self.drawn:
+            self.live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.drawn:
+            self.live.stop()
+
+    def stage(self, text: str) -> None:
+        """Show what is being done right now, where it can be wiped out again."""
+        self.now = text
+        self._draw()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.out.print(Text(text))
+
+    def rung(self, rung: Rung) -> None:
+        """Add a row, or print it where nothing is drawn."""
+        self.rungs.append(rung)
+        if not self.drawn:
+            self.say(f"[{len(self.rungs)}] " + ": ".join(filter(None, self._cells(rung))))
+            self.say(f"    {rung.seconds:.1f} s: {format_timings(rung.parts)}")
+        self._draw()
+
+    def untried(self, offer: Untried) -> None:
+        """Print an offer that cannot be tried here."""
+        if not self.drawn:
+            self.say(f"[-] {offer.label}: not tried: {offer.reason}")
+
+    def _draw(self) -> None:
+        if not self.drawn:
+            return
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for name in _COLUMNS:
+            table.add_column(name)
+        for rung in self.rungs:
+            style = _STYLES.get(rung.outcome, "")
+            table.add_row(*(Text(cell, style=style) for cell in self._cells(rung)))
+        self.live.update(Group(table, Spinner("dots", Text(self.now))))
+
+    def _cells(self, rung: Rung) -> tuple[str, ...]:
+        """The cells of a row; over a red gate no speed-up is shown."""
+        ceiling = ""
+        if rung.ceiling_share is not None:
+            ceiling = (
+                f"at most {rung.ceiling_share * 100:.0f} % ({rung.ceiling_parts or 'nothing'})"
+            )
+        shown = rung.gain if rung.green else None
+        gain = f"{speed_up(shown)}x ({interval(shown)})" if shown else ""
+        why = f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason
+        if self.in_ms and shown:
+            why = rung.remedy
+        return rung.label, ceiling, rung.outcome, gain, why
+
+
+def bench_command(spec: RunSpec, recipe: Path) -> str:
+    """Return `steplab bench step ...` for the step of `spec` with the recipe of a file."""
+    usual = find_workload(spec.workload).resolve(spec.size, {})
+    words = ["steplab", "bench", "step", spec.workload]
+    words += ["--size", spec.size] if spec.size else []
+    words += ["--batch", str(spec.batch)]
+    words += ["--accumulate", str(spec.accumulate)] if spec.accumulate > 1 else []
+    for name, value in spec.config.items():
+        if value != usual[name]:
+            shown = str(value).lower() if isinstance(value, bool) else str(value)
+            words += [f"--{name.replace('_', '-')}", shown]
+    return shlex.join([*words, "--mode", spec.mode, "--recipe", str(recipe)])
+
 
 DEFAULT_WORKLOAD = "tsmoe"
 BATCH = {"cpu": 4, "cuda": 16}
@@ -49,7 +150,7 @@ AUTO = "auto"
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    entry = add_workload(parser, words, DEFAULT_WORKLOAD)
+    entry = add_workload_argument(parser, words, DEFAULT_WORKLOAD)
     add = parser.add_argument
     sizes = ", ".join(entry.presets) or "this workload has none"
     add("--objective", default="time", choices=("time", "memory"), help="what is to be less")
@@ -87,7 +188,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.out is not None:
         with disk_errors(args.out, "--out"):
             args.out.mkdir(parents=True, exist_ok=True)
-    begun, scout, spares = monotonic(), Scout(), Spares()
+    begun, scout, spares = monotonic(), ReferenceWorker(), WorkerPool()
     try:
         spares.prepare()
         with LadderView(args.objective == "time") as view:
@@ -103,12 +204,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def search(
-    args: argparse.Namespace, begun: float, scout: Scout, spares: Spares, view: View
-) -> tuple[Ladder, Files]:
+    args: argparse.Namespace, begun: float, scout: ReferenceWorker, spares: WorkerPool, view: View
+) -> tuple[Ladder, OutcomeFiles]:
     """Do what the flags ask for, its time counted from `begun` on; write recipe and report."""
     store = Store(args.store)
     environment = scout.environment(START_SECONDS)
-    device = chosen_device(args.device, environment)
+    device = resolve_device(args.device, environment)
     spec = _spec(args, device)
     if args.batch == AUTO:
         asked = (spec, store, environment)
@@ -116,7 +217,7 @@ def search(
     limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
     minutes = args.budget or MINUTES[device]
     against = parse_recipe(args.against) if args.against else None
-    wish = Wish(args.objective, minutes, begun, limit, args.also_batch, against)
+    wish = TuneOptions(args.objective, minutes, begun, limit, args.also_batch, against)
     ladder, folder = tune(spec, wish, store, scout, environment, view, spares)
     if args.batch == AUTO and ladder.finished:
         forget_batch(spec, store, environment)
@@ -130,7 +231,7 @@ def _spec(args: argparse.Namespace, device: str) -> RunSpec:
     size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
     return RunSpec(
         workload=name,
-        config=entry.resolve(size, given(args)),
+        config=entry.resolve(size, given_fields(args)),
         size=size,
         batch={None: BATCH[device], AUTO: 1}.get(args.batch, args.batch),
         accumulate=args.accumulate,
@@ -158,7 +259,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise UserError(f"--{flag.replace('_', '-')} must be more than 0, not {value}.")
 
 
-def show(ladder: Ladder, files: Files) -> None:
+def show(ladder: Ladder, files: OutcomeFiles) -> None:
     """Print what each rung gained, why, the winner, and where the files are."""
     print_table(impact_table(ladder))
     for table in (reasons_table(ladder, all_rungs=False), untried_table(ladder)):
@@ -168,7 +269,10 @@ def show(ladder: Ladder, files: Files) -> None:
     if ladder.peer is not None:
         print(peer_line(ladder.peer))
     if ladder.waits:
-        print(f"the baseline waits for the device {len(ladder.waits)} times: {where(ladder.waits)}")
+        print(
+            f"the baseline waits for the device {len(ladder.waits)} times: "
+            f"{format_waits(ladder.waits)}"
+        )
     print(f"stopped: {ladder.stopped}")
     if ladder.left:
         print(f"left for another call of the same command: {', '.join(ladder.left)}")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steplab.compare.alike import what_sets_apart
-from steplab.compare.apart import apart_ratio
-from steplab.compare.differences import differences_table
-from steplab.compare.moved import budget_table, kernels_table, modules_table, phases_table
-from steplab.compare.side_by_side import sides_table
-from steplab.compare.sides import Side, check_side, comparable_samples
-from steplab.compare.statistics import round_ratio
-from steplab.compare.verdict import change_of, verdict_on
-from steplab.errors import UserError
-from steplab.record import Samples, Table
-from steplab.record.comparison import Comparison
-from steplab.trace.costs import device_name_of
+from steplab.compare.bootstrap import change_of, ratio_of_rounds, ratio_of_samples, verdict_on
+from steplab.compare.inputs import Side, check_side, comparable_samples
+from steplab.compare.same_work import condition_diff, work_differences
+from steplab.compare.step_tables import constants
+from steplab.compare.time_diff import budget_diff, kernel_diff, module_diff, phase_diff
+from steplab.core import Column, Samples, Table
+from steplab.core.comparison import Comparison
+from steplab.core.errors import UserError
+from steplab.core.table import Cell
+from steplab.trace.roofline import trace_device_name
 
 
 def compare_stored(a: Side, b: Side) -> Comparison:
@@ -38,7 +36,7 @@ def compare_stored(a: Side, b: Side) -> Comparison:
             *(tables | differing, conditions),
         )
     count = min(len(first), len(second))
-    change = change_of(apart_ratio(second.values, first.values), count)
+    change = change_of(ratio_of_samples(second.values, first.values), count)
     verdict, reason = verdict_on(change, count, "steps")
     details = _present(_details(a, b))
     return Comparison(
@@ -58,7 +56,7 @@ def compare_rounds(
     What moved is told from the stored traces: the rounds have none.
     """
     count = len(rounds_a)
-    interval = round_ratio([s.values for s in rounds_b], [s.values for s in rounds_a])
+    interval = ratio_of_rounds([s.values for s in rounds_b], [s.values for s in rounds_a])
     change = change_of(interval, count)
     verdict, reason = verdict_on(change, count, "rounds")
     method = (
@@ -76,7 +74,7 @@ def compare_rounds(
     )
 
 
-def check_alike(a: Side, b: Side) -> None:
+def check_same_work(a: Side, b: Side) -> None:
     """Raise a UserError where the work differs."""
     if apart := _apart(a, b):
         raise UserError(f"A and B cannot be held against each other: {apart}")
@@ -86,12 +84,12 @@ def _apart(a: Side, b: Side) -> str:
     """Why the work differs, as a sentence; "" when it is the same, or when a trace hides it."""
     if a.run is None or b.run is None:
         return ""
-    apart = what_sets_apart(a.run, b.run)
+    apart = work_differences(a.run, b.run)
     return f"they did different work: {', '.join(apart)}." if apart else ""
 
 
 def _differences(a: Side, b: Side) -> Table | None:
-    return differences_table(a.run, b.run) if a.run and b.run else None
+    return condition_diff(a.run, b.run) if a.run and b.run else None
 
 
 def _details(a: Side, b: Side) -> dict[str, Table | None]:
@@ -99,11 +97,11 @@ def _details(a: Side, b: Side) -> dict[str, Table | None]:
     tables = {"differences": _differences(a, b)}
     clocks = [side.run.clock if side.run else None for side in (a, b)]
     if clocks[0] and clocks[1]:
-        tables["phases"] = phases_table(clocks[0], clocks[1])
+        tables["phases"] = phase_diff(clocks[0], clocks[1])
     if a.budget and b.budget:
-        tables["budget"] = budget_table(a.budget, b.budget)
-        tables["kernels"] = kernels_table(a.cycles, b.cycles)
-        tables["modules"] = modules_table(a.cycles, b.cycles)
+        tables["budget"] = budget_diff(a.budget, b.budget)
+        tables["kernels"] = kernel_diff(a.cycles, b.cycles)
+        tables["modules"] = module_diff(a.cycles, b.cycles)
     return tables
 
 
@@ -115,7 +113,7 @@ def _where(side: Side) -> str:
     """The conditions of a Run; of a trace its device, where it names one."""
     if side.run is not None:
         return side.run.environment.conditions_on(side.run.spec.device)
-    return device_name_of(side.cycles[0].trace) if side.cycles else ""
+    return trace_device_name(side.cycles[0].trace) if side.cycles else ""
 
 
 def _conditions(a: Side, b: Side) -> tuple[str, ...]:
@@ -125,3 +123,29 @@ def _conditions(a: Side, b: Side) -> tuple[str, ...]:
     if len(named) == 2 and len(set(named.values())) == 1:
         return (named["A"],)
     return tuple(f"{letter}: {text}" for letter, text in named.items())
+
+
+def sides_table(a: Side, samples_a: Samples, b: Side, samples_b: Samples) -> Table:
+    """Return A and B with their step times, and what a Run tells besides."""
+    columns = (
+        *(Column(""), Column("Run or trace"), Column("what"), Column("step median", "ms")),
+        *(Column("p10", "ms"), Column("p90", "ms"), Column("spread", "%"), Column("steps")),
+        *(Column("tokens/s"), Column("MFU", "%"), Column("peak memory", "GiB")),
+    )
+    rows = (("A", *_row(a, samples_a)), ("B", *_row(b, samples_b)))
+    return Table("A and B", columns, rows).without_unknown_columns()
+
+
+def _row(side: Side, samples: Samples) -> tuple[Cell, ...]:
+    times = (samples.median, samples.percentile(10), samples.percentile(90), samples.spread * 100)
+    run = side.run
+    if run is None:
+        return (side.name, None, *times, len(samples), None, None, None)
+    tokens = round(run.work.tokens / samples.median * 1e3) if run.work else None
+    # A stored MFU belongs to the stored times, not to those of another measurement.
+    own = run.clock is not None and samples == run.clock.step
+    mfu = run.figures.possible_mfu if run.figures and own else None
+    what = f"{run.spec.workload}: {constants([run])}"
+    memory = run.memory.peak / 2**30 if run.memory else None
+    share = None if mfu is None else mfu * 100
+    return (side.name, what, *times, len(samples), tokens, share, memory)

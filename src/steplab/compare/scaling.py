@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from steplab.compare.axes import axis_value, varying_axes
-from steplab.compare.details import limit_of
-from steplab.compare.statistics import line_fit, local_exponent
-from steplab.record import Column, Run, Table
-from steplab.record.table import Cell
+from steplab.compare.bootstrap import line_fit, local_exponent
+from steplab.compare.step_tables import axis_value, limit_of, varying_axes
+from steplab.core import Column, Run, Table
+from steplab.core.table import Cell
 
 
 def scaling_table(runs: Sequence[Run], axis: str) -> Table | None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steplab.compare.statistics import CONFIDENCE, round_ratio
-from steplab.record import Column, Samples, Table
-from steplab.record.table import Cell
-from steplab.spec import RunSpec
+from steplab.compare.bootstrap import CONFIDENCE, ratio_of_rounds
+from steplab.core import Column, RunSpec, Samples, Table
+from steplab.core.table import Cell
 
-LEAST_ROUNDS = 6  # of 5 equal rounds, one side is ahead in all about once in 16 tries
+MIN_ROUNDS = 6  # of 5 equal rounds, one side is ahead in all about once in 16 tries
 
 
 def versus_table(
     first: RunSpec, a: Sequence[Samples], second: RunSpec, b: Sequence[Samples], conditions: str
 ) -> Table:
     """Return medians and the ratio of the second to the first with its interval, by rounds."""
-    interval = round_ratio([s.values for s in a], [s.values for s in b])
-    if len(a) < LEAST_ROUNDS or not interval.excludes_one:
+    interval = ratio_of_rounds([s.values for s in a], [s.values for s in b])
+    if len(a) < MIN_ROUNDS or not interval.excludes_one:
         verdict = "cannot tell"
     else:
         verdict = "faster" if interval.ratio > 1 else "slower"

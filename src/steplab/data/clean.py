@@ -18,17 +18,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.data.chunks import CHUNK, chunks
-from steplab.data.series import SeriesSet
-from steplab.data.series_writer import SeriesWriter
-from steplab.errors import UserError
+from steplab.core.errors import UserError
+from steplab.data.formats.time300b import SeriesWriter
+from steplab.data.series import CHUNK_POINTS, SeriesSet, chunks
 
 NOT_FINITE, FLAT, TOO_SHORT = "NaN or Inf", "flat", "too short"
 REASONS = (NOT_FINITE, FLAT, TOO_SHORT)
 
 
 @dataclass(frozen=True)
-class Rule:
+class CleaningRule:
     """What is kept. The window and the share are those described for Time-300B."""
 
     window: int = 128  # points
@@ -45,7 +44,7 @@ class Rule:
 
 
 @dataclass
-class Tally:
+class CleaningCounts:
     """What became of the points and series that were read."""
 
     series: int = 0
@@ -59,13 +58,13 @@ class Tally:
 
 def clean(
     series: SeriesSet,
-    rule: Rule,
+    rule: CleaningRule,
     writer: SeriesWriter,
     advance: Callable[[int], None] = lambda points: None,
-    chunk: int = CHUNK,
-) -> Tally:
+    chunk: int = CHUNK_POINTS,
+) -> CleaningCounts:
     """Write what is good of every series; `advance` is told the points read."""
-    tally = Tally()
+    tally = CleaningCounts()
     for index in range(len(series)):
         cleaner = _Cleaner(rule, writer)
         for points in chunks(series, index, chunk):
@@ -85,7 +84,7 @@ def clean(
 class _Cleaner:
     """The state of cleaning one series: never more than a chunk, a window and a short run."""
 
-    def __init__(self, rule: Rule, writer: SeriesWriter) -> None:
+    def __init__(self, rule: CleaningRule, writer: SeriesWriter) -> None:
         self.rule, self.writer = rule, writer
         self.runs, self.kept = 0, 0
         self.dropped: Counter[str] = Counter()

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steplab.data.time300b import META
-from steplab.errors import SteplabError, Unsupported, UserError, did_you_mean
-from steplab.units import bytes_
+from steplab.core.errors import SteplabError, Unsupported, UserError, did_you_mean
+from steplab.core.units import bytes_
+from steplab.data.formats.time300b import META
 
 REPOSITORY = "Maple728/Time-300B"
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steplab.core.errors import UserError
 from steplab.data.mixture import MixedOrder, order_of
 from steplab.data.order import Order, Position
 from steplab.data.windows import WindowSet
-from steplab.errors import UserError
 
 
 class Batch(NamedTuple):

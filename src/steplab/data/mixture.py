@@ -15,10 +15,10 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.data.joined import JoinedSeries
+from steplab.core.errors import UserError
 from steplab.data.order import Order
+from steplab.data.points import JoinedSeries
 from steplab.data.windows import WindowSet
-from steplab.errors import UserError
 
 ENDLESS = 2**62  # draws of the one epoch that a mixture has
 LARGEST_TOTAL = 2**31  # of the parts: their products stay inside int64

@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.errors import UserError
+from steplab.core.errors import UserError
 
 MASK_64 = 2**64 - 1
 ROUNDS = 6  # each half is mixed into the other three times

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steplab.data.chunks import chunks
-from steplab.data.series import SeriesSet
-from steplab.data.series_writer import PART_ELEMENTS, SeriesWriter
-from steplab.data.time300b import Time300B
-from steplab.errors import MeasurementError, UserError
+from steplab.core.errors import MeasurementError, UserError
+from steplab.data.formats.time300b import PART_ELEMENTS, SeriesWriter, Time300B
+from steplab.data.series import SeriesSet, chunks
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Packed:
     points: int
 
 
-def pack(
+def pack_sets(
     sets: Sequence[SeriesSet],
     folder: Path,
     advance: Callable[[int], None] = lambda points: None,

@@ -1,21 +1,30 @@
-"""Pieces of different lengths into windows of one length: best fit, the longest first.
-
-Lengths are packed, not pieces: windows that were filled alike are one group, so that millions of
-pieces cost no more than a few thousand groups. Which piece lies where follows by arithmetic.
-"""
+"""Windows in which several short pieces lie side by side, each a document of its own."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from steplab.data.normalization import NormalizeMode
+from steplab.data.windows import (
+    MIN_POINTS,
+    NormalizedPoints,
+    check_window,
+    full_windows,
+    no_windows,
+    nothing_finite,
+    skipped_by_reason,
+    substitutes,
+)
 
-class Run(NamedTuple):
+
+class PieceRun(NamedTuple):
     """`each` pieces of one length in every window of a group; `first` is window 0's first one.
 
     Pieces are counted from the longest to the shortest.
@@ -27,22 +36,22 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class WindowGroup:
     """Windows that were filled alike, and the points that are free at the end of each."""
 
     windows: int
     room: int
-    runs: tuple[Run, ...] = ()
+    runs: tuple[PieceRun, ...] = ()
 
-    def part(self, start: int, windows: int) -> Group:
+    def part(self, start: int, windows: int) -> WindowGroup:
         """Return some of the windows, from number `start` on, as a group of their own."""
-        moved = (Run(run.first + start * run.each, run.each, run.length) for run in self.runs)
-        return Group(windows, self.room, tuple(moved))
+        moved = (PieceRun(run.first + start * run.each, run.each, run.length) for run in self.runs)
+        return WindowGroup(windows, self.room, tuple(moved))
 
-    def filled(self, run: Run, patch: int) -> Group:
+    def filled(self, run: PieceRun, patch: int) -> WindowGroup:
         """Return the group after the pieces of `run` were put in."""
         room = self.room - run.each * footprint(run.length, patch)
-        return Group(self.windows, room, (*self.runs, run))
+        return WindowGroup(self.windows, room, (*self.runs, run))
 
 
 def footprint(length: int, patch: int) -> int:
@@ -50,41 +59,41 @@ def footprint(length: int, patch: int) -> int:
     return -(-length // patch) * patch
 
 
-def pack(counts: NDArray[np.int64], window: int, patch: int) -> list[Group]:
+def pack_pieces(counts: NDArray[np.int64], window: int, patch: int) -> list[WindowGroup]:
     """Return the groups of windows that hold `counts[n]` pieces of n points, for every n.
 
     A piece begins at a multiple of `patch`; only the last one may use a point beyond the last
     whole token, where a window has one more point than its tokens.
     """
-    shelf, first = _Shelf(), 0
+    shelf, first = _GroupsByRoom(), 0
     for length in range(len(counts) - 1, 0, -1):
         left = int(counts[length])
         while left:
-            group = shelf.tightest(length) or Group(left, window)
+            group = shelf.tightest(length) or WindowGroup(left, window)
             each = min(left, (group.room - length) // footprint(length, patch) + 1)
             windows = min(group.windows, left // each)
-            shelf.add(group.part(0, windows).filled(Run(first, each, length), patch))
+            shelf.add(group.part(0, windows).filled(PieceRun(first, each, length), patch))
             if group.runs and windows < group.windows:
                 shelf.add(group.part(windows, group.windows - windows))
             first, left = first + windows * each, left - windows * each
     return shelf.groups()
 
 
-class _Shelf:
+class _GroupsByRoom:
     """Groups by the room they have left."""
 
     def __init__(self) -> None:
         self._rooms: list[int] = []  # rising
-        self._groups: dict[int, deque[Group]] = {}
+        self._groups: dict[int, deque[WindowGroup]] = {}
 
-    def add(self, group: Group) -> None:
+    def add(self, group: WindowGroup) -> None:
         """Put a group where its room is found."""
         if group.room not in self._groups:
             insort(self._rooms, group.room)
             self._groups[group.room] = deque()
         self._groups[group.room].append(group)
 
-    def tightest(self, length: int) -> Group | None:
+    def tightest(self, length: int) -> WindowGroup | None:
         """Take out the group with the least room in which `length` points fit."""
         place = bisect_left(self._rooms, length)
         if place == len(self._rooms):
@@ -95,6 +104,115 @@ class _Shelf:
             del self._groups[room], self._rooms[place]
         return group
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[WindowGroup]:
         """Return all groups, the fullest first."""
         return [group for room in self._rooms for group in self._groups[room]]
+
+
+if TYPE_CHECKING:
+    from steplab.data.series import SeriesSet
+
+PackedWindow = tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.int32]]
+PADDING = -1  # the document of points that belong to no series
+
+
+class PackedWindows:
+    """Full windows as in `Windows`; then packed ones, of short series and of tails.
+
+    A tail is what follows the last full window of a series: it begins where the next window would
+    and is taken if it has points that no window has. Pieces begin at a multiple of `patch_length`.
+    What lies where depends on the lengths alone. 16 bytes per series.
+    """
+
+    def __init__(
+        self,
+        series: SeriesSet,
+        length: int,
+        stride: int,
+        normalize: NormalizeMode = "series",
+        patch_length: int = 1,
+    ) -> None:
+        check_window(length, stride)
+        self.series, self.length, self.stride, self.patch_length = (
+            series, length, stride, patch_length,
+        )  # fmt: skip
+        self._points = NormalizedPoints(series, normalize)
+        self._too_short = int((series.lengths < MIN_POINTS).sum())
+        pieces = piece_lengths(series.lengths, length, stride)
+        # The longest first; of one length in the order of the series.
+        self._order = np.argsort(-pieces, kind="stable")[: int((pieces > 0).sum())]
+        self._groups = pack_pieces(np.bincount(pieces), length, patch_length)
+        self._full_ends = np.cumsum(full_windows(series.lengths, length, stride))
+        self._full = int(self._full_ends[-1]) if len(series) else 0
+        self._group_ends = self._full + np.cumsum([group.windows for group in self._groups])
+        self._count = int(self._group_ends[-1]) if self._groups else self._full
+        if not self._count:
+            raise no_windows(series)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Series left out by reason; NaN series count from the moment they are first touched."""
+        return skipped_by_reason(self._too_short, self._points)
+
+    def pieces(self, window: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (series, start, stop, place in the window) of the pieces of a window."""
+        if not 0 <= window < self._count:
+            raise IndexError(f"window {window} of {self._count}")
+        if window < self._full:
+            series = int(np.searchsorted(self._full_ends, window, side="right"))
+            before = int(self._full_ends[series - 1]) if series else 0
+            start = (window - before) * self.stride
+            yield series, start, start + self.length, 0
+            return
+        number = int(np.searchsorted(self._group_ends, window, side="right"))
+        group = self._groups[number]
+        yield from self._short_pieces(group, window - int(self._group_ends[number]))
+
+    def _short_pieces(self, group: WindowGroup, window: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the pieces of one window of a group; `window` is counted from the group's end."""
+        place = 0
+        for run in group.part(group.windows + window, 1).runs:
+            for series in self._order[run.first : run.first + run.each].tolist():
+                stop = int(self.series.lengths[series])
+                yield series, stop - run.length, stop, place
+                place += footprint(run.length, self.patch_length)
+
+    def read(self, window: int) -> PackedWindow:
+        """Return (values, mask, documents), all of shape [length].
+
+        Documents are numbered from 0 in every window. The mask is False on padding and on NaN or
+        Inf points; values are 0 there. A piece with fewer than 2 finite points is padding.
+        """
+        for number in substitutes(window, self._count):
+            found = self._read(number)
+            if found is not None:
+                return found
+        raise nothing_finite(self.series, self._count)
+
+    def _read(self, window: int) -> PackedWindow | None:
+        values = np.zeros(self.length, np.float32)
+        mask = np.zeros(self.length, np.bool_)
+        documents = np.full(self.length, PADDING, np.int32)
+        document = 0
+        for series, start, stop, place in self.pieces(window):
+            found = self._points.read(series, start, stop)
+            if found is None:
+                continue
+            end = place + stop - start
+            values[place:end], mask[place:end] = found
+            # What is left of its last token belongs to the piece too.
+            documents[place : place + footprint(stop - start, self.patch_length)] = document
+            document += 1
+        return (values, mask, documents) if document else None
+
+
+def piece_lengths(lengths: NDArray[np.int64], length: int, stride: int) -> NDArray[np.int64]:
+    """Return the points of each series' short piece: a whole short series, a tail, or 0."""
+    full = full_windows(lengths, length, stride)
+    start = full * stride
+    seen = np.where(full > 0, start - stride + length, 0)
+    pieces = lengths - start
+    return np.where((lengths > seen) & (pieces >= MIN_POINTS), pieces, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,13 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.data.arrays import open_npy, read_npz
-from steplab.data.frames import open_frame
-from steplab.data.joined import JoinedSeries
-from steplab.data.jsonl import read_json, read_jsonl
-from steplab.data.shipped import shipped_or_own
-from steplab.data.time300b import META, PART, Time300B
-from steplab.errors import UserError
+from steplab.core.errors import SteplabError, UserError
+from steplab.data.formats.arrays import open_npy, read_npz
+from steplab.data.formats.frames import open_frame
+from steplab.data.formats.jsonl import read_json, read_jsonl
+from steplab.data.formats.time300b import META, PART, Time300B
+from steplab.data.points import JoinedSeries
+from steplab.data.shipped import resolve_path
 
 
 class Source(Protocol):
@@ -74,7 +75,7 @@ def open_series(path: Path | str) -> SeriesSet:
     Everything is joined in the order of the paths, so that an index means the same series on
     every machine.
     """
-    path = shipped_or_own(path)
+    path = resolve_path(path)
     try:
         if path.is_dir():
             return _open_folder(path)
@@ -161,3 +162,40 @@ def _near(path: Path) -> str:
     names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
     return f"Did you mean {str(parent / close[0])!r}?" if close else "Check the path."
+
+
+CHUNK_POINTS = 2**18  # points per read: 1 MiB
+
+
+def chunks(
+    series: SeriesSet, index: int, size: int = CHUNK_POINTS
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the points of series `index` in order, at most `size` at a time."""
+    length = int(series.lengths[index])
+    for start in range(0, length, size):
+        try:
+            yield series.read(index, start, min(start + size, length))
+        except SteplabError:
+            raise
+        except Exception as error:  # whatever a reader raises is told with its place
+            raise UserError(
+                f"{series.name}: series {index} cannot be read from point {start}: "
+                f"{error or type(error).__name__}."
+            ) from error
+
+
+SAMPLED_SERIES, SAMPLED_POINTS = 16, 64  # sampled: 16 reads, however large the set is
+
+
+def fingerprint(series: Source) -> str:
+    """Return a short text that differs when the number, lengths or sampled points differ."""
+    check = zlib.crc32(np.ascontiguousarray(series.lengths).tobytes())
+    for index in (
+        np.linspace(0, len(series) - 1, min(SAMPLED_SERIES, len(series))).astype(int).tolist()
+    ):
+        length = int(series.lengths[index])
+        start = max(0, (length - SAMPLED_POINTS) // 2)
+        check = zlib.crc32(
+            series.read(index, start, min(length, start + SAMPLED_POINTS)).tobytes(), check
+        )
+    return f"{len(series)} series, {check:08x}"

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.errors import UserError
+from steplab.core.errors import UserError
 
-LOOKED_AT = 2**16  # bytes at a file's start that tell whether it is text
+PROBE_BYTES = 2**16  # bytes at a file's start that tell whether it is text
 HELD_OUT_EVERY = 20  # of Python's own sources: each 20th file is kept for validation
 # Folders beside Python's own modules: installed packages, and tests with odd encodings.
 FOREIGN = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
@@ -133,7 +133,7 @@ def python_sources(held_out: bool) -> TextFiles:
 def is_text(path: Path) -> bool:
     """Say whether the beginning of a file is UTF-8 without zero bytes."""
     with path.open("rb") as file:
-        start = file.read(LOOKED_AT)
+        start = file.read(PROBE_BYTES)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(start)  # may end within a character
     except UnicodeDecodeError:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Unit = Literal["step", "ns", "business day", "month"]
-LEAST_SHARE = 0.5  # of the differences must be the step itself; else there is no step
+MIN_SHARE = 0.5  # of the differences must be the step itself; else there is no step
 FIRST_MONDAY = 4  # days since 1970-01-01, a Thursday
 NANOSECONDS = {
     "week": 604_800 * 10**9,
@@ -25,7 +25,7 @@ TICKS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}  # what pandas stores ti
 
 
 @dataclass(frozen=True)
-class Step:
+class TimeStep:
     """`count` of a unit; "step" where times are whole numbers."""
 
     count: int
@@ -41,7 +41,7 @@ class Step:
         return f"{count:,} {unit}{'s' if count != 1 else ''}"
 
 
-def infer_step(times: NDArray[Any]) -> Step | None:
+def infer_time_step(times: NDArray[Any]) -> TimeStep | None:
     """Return the step of sorted times [points], int64 or datetime64; None where there is none.
 
     The step is the most common difference, if every other difference is a multiple of it. Months
@@ -52,21 +52,21 @@ def infer_step(times: NDArray[Any]) -> Step | None:
         return None
     if times.dtype.kind in "iu":
         count = _most_common(np.diff(times))
-        return Step(count, "step") if count else None
+        return TimeStep(count, "step") if count else None
     months = _months(times)
     if months is not None:
         count = _most_common(np.diff(months))
-        return Step(count, "month") if count else None
+        return TimeStep(count, "month") if count else None
     difference = _most_common(np.diff(times).astype(np.int64))
     count = difference * _nanoseconds(times)
     if not count:
         return None
     if count == NANOSECONDS["day"] and _skips_weekends(times):
-        return Step(1, "business day")
-    return Step(count, "ns")
+        return TimeStep(1, "business day")
+    return TimeStep(count, "ns")
 
 
-def count_gaps(times: NDArray[Any], step: Step) -> tuple[int, Any]:
+def count_gaps(times: NDArray[Any], step: TimeStep) -> tuple[int, Any]:
     """Return (rows missing between the first and the last time, the time before the first gap)."""
     differences: NDArray[Any]
     if step.unit == "month":
@@ -83,7 +83,7 @@ def count_gaps(times: NDArray[Any], step: Step) -> tuple[int, Any]:
     return count, times[int(np.argmax(missing > 0))] if count else None
 
 
-def time_text(time: Any) -> str:
+def format_time(time: Any) -> str:
     """Write a time as briefly as it can be: 2024-01-31, or 2024-01-31T13:00; a count as it is."""
     return (
         str(np.datetime_as_string(time, "auto")) if isinstance(time, np.datetime64) else str(time)
@@ -95,7 +95,7 @@ def _most_common(differences: NDArray[np.int64]) -> int:
     found, counts = np.unique(differences, return_counts=True)
     step = int(found[np.argmax(counts)])
     even = step > 0 and not (found % step).any()
-    return step if even and counts.max() >= LEAST_SHARE * len(differences) else 0
+    return step if even and counts.max() >= MIN_SHARE * len(differences) else 0
 
 
 def _nanoseconds(times: NDArray[Any]) -> int:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.data.normalise import LEAST_FINITE, Normalise, Normaliser
-from steplab.errors import SteplabError, UserError
+from steplab.core.errors import SteplabError, UserError
+from steplab.data.normalization import MIN_FINITE, NormalizeMode, Normalizer
 
 if TYPE_CHECKING:
     from steplab.data.series import SeriesSet, Source
 
 Window = tuple[NDArray[np.float32], NDArray[np.bool_]]
-LEAST_POINTS = 2  # one to see, one to predict
+MIN_POINTS = 2  # one to see, one to predict
 
 
 class WindowSet(Protocol):
@@ -46,12 +46,12 @@ class WindowSet(Protocol):
         ...
 
 
-class Points:
+class NormalizedPoints:
     """Normalised points of a set of series, and which of them are finite."""
 
-    def __init__(self, series: SeriesSet, normalise: Normalise) -> None:
+    def __init__(self, series: SeriesSet, normalize: NormalizeMode) -> None:
         self.series = series
-        self._normaliser = Normaliser(series, normalise)
+        self._normaliser = Normalizer(series, normalize)
 
     @property
     def unusable(self) -> int:
@@ -69,7 +69,7 @@ class Points:
             points = self.series.read(series, start, stop)
             finite = np.isfinite(points)
             whole = bool(finite.all())
-            if not whole and finite.sum() < LEAST_FINITE:
+            if not whole and finite.sum() < MIN_FINITE:
                 return None
             points = self._normaliser.apply(series, points)
             return points if whole else np.where(finite, points, np.float32(0)), finite
@@ -94,13 +94,13 @@ class Windows:
     """
 
     def __init__(
-        self, series: SeriesSet, length: int, stride: int, normalise: Normalise = "series"
+        self, series: SeriesSet, length: int, stride: int, normalize: NormalizeMode = "series"
     ) -> None:
-        check_shape(length, stride)
+        check_window(length, stride)
         self.series, self.length, self.stride = series, length, stride
-        self._points = Points(series, normalise)
+        self._points = NormalizedPoints(series, normalize)
         lengths = series.lengths
-        counts = np.maximum(full_windows(lengths, length, stride), lengths >= LEAST_POINTS)
+        counts = np.maximum(full_windows(lengths, length, stride), lengths >= MIN_POINTS)
         self._too_short = int((counts == 0).sum())
         self._ends = np.cumsum(counts)
         self._count = int(self._ends[-1]) if len(counts) else 0
@@ -113,7 +113,7 @@ class Windows:
     @property
     def skipped(self) -> dict[str, int]:
         """Series left out by reason; NaN series count from the moment they are first touched."""
-        return skipped(self._too_short, self._points)
+        return skipped_by_reason(self._too_short, self._points)
 
     def locate(self, window: int) -> tuple[int, int]:
         """Return (series, start) of a window by its number."""
@@ -166,27 +166,27 @@ def _spread_step(count: int) -> int:
     return step
 
 
-def check_shape(length: int, stride: int) -> None:
+def check_window(length: int, stride: int) -> None:
     """Refuse windows without a target, and a stride that does not move."""
-    if length < LEAST_POINTS or stride < 1:
+    if length < MIN_POINTS or stride < 1:
         raise UserError(
             f"Windows of {length} points every {stride} points are not possible.",
-            f"The length must be at least {LEAST_POINTS}, the stride at least 1.",
+            f"The length must be at least {MIN_POINTS}, the stride at least 1.",
         )
 
 
-def skipped(too_short: int, points: Points) -> dict[str, int]:
+def skipped_by_reason(too_short: int, points: NormalizedPoints) -> dict[str, int]:
     """Return the series left out by reason."""
     return {
-        f"fewer than {LEAST_POINTS} points": too_short,
-        f"fewer than {LEAST_FINITE} finite points": points.unusable,
+        f"fewer than {MIN_POINTS} points": too_short,
+        f"fewer than {MIN_FINITE} finite points": points.unusable,
     }
 
 
 def no_windows(series: SeriesSet) -> UserError:
     """All series are too short."""
     return UserError(
-        f"{series.name} has no series with {LEAST_POINTS} points "
+        f"{series.name} has no series with {MIN_POINTS} points "
         f"({len(series):,} series are shorter)."
     )
 
@@ -194,6 +194,6 @@ def no_windows(series: SeriesSet) -> UserError:
 def nothing_finite(series: SeriesSet, windows: int) -> UserError:
     """All windows were tried in vain."""
     return UserError(
-        f"{series.name} has no window with {LEAST_FINITE} finite points "
+        f"{series.name} has no window with {MIN_FINITE} finite points "
         f"({windows:,} windows were read)."
     )

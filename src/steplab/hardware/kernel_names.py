@@ -7,6 +7,9 @@ dtype: triton_tem_fused_mm_* (Inductor), gemv kernels.
 from __future__ import annotations
 
 import re
+from collections import Counter
+
+from steplab.core import Ran
 
 # cuBLAS, XMMA: gemm_<A><B>_<multiplied as><accumulated in>_..., so that tf32 and the SIMT units
 # (ffma) differ: sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x64x16_..._cublas.
@@ -72,3 +75,34 @@ def matmul_class(name: str) -> str | None:
 def attention_backend(name: str) -> str | None:
     """Return "flash", "efficient" or "cudnn" for a fused attention kernel. None: not sure."""
     return next((backend for backend, pattern in _ATTENTIONS if re.search(pattern, name)), None)
+
+
+# What the profiler calls the C++ types.
+_TRACED = {"c10::BFloat16": "bf16", "c10::Half": "fp16"}
+
+
+def matmul_dtypes(ran: Ran | None) -> dict[str, int]:
+    """Return calls of matrix products by fp32, tf32, bf16, fp16: by op, else by kernel name.
+
+    A replayed graph dispatches no op: where its kernels name more products than ops do, they count.
+    An fp32 op may use TF32 units; which, only the kernel's name or the setting tells.
+    """
+    if ran is None:
+        return {}
+    by_op: Counter[str] = Counter()
+    ours = {**_TRACED, "float": "tf32" if ran.matmul_precision != "highest" else "fp32"}
+    for traced, calls in ran.matmul_dtypes.items():
+        by_op[ours.get(traced, traced)] += calls
+    by_kernel: Counter[str] = Counter()
+    for kernel, launches in ran.kernels.items():
+        dtype = matmul_class(kernel)
+        if dtype:
+            by_kernel[dtype] += launches
+    hidden = bool(ran.graph_launches) and by_kernel.total() > by_op.total()
+    return dict(by_kernel if hidden else by_op or by_kernel)
+
+
+def main_matmul_dtype(ran: Ran | None, declared: str) -> str:
+    """Return the dtype of most products; `declared` where the trace does not tell."""
+    seen = matmul_dtypes(ran)
+    return max(seen, key=lambda name: seen[name], default=declared)

@@ -1,12 +1,34 @@
-"""The attention core: heads in, heads out, by the implementation that was asked for."""
+"""The attention core, and the documents that may be packed into one row."""
 
-# B batch, H heads, T queries, S keys, D head width
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from steplab.kernels import attention as attention_op
-from steplab.kernels.impl import AUTO
+from steplab.kernels.dispatch import AUTO
+
+# B batch, T places of a row
+
+
+def document_starts(documents_BT: Tensor) -> Tensor:
+    """Return (B, T) int64: the place where each place's document begins.
+
+    Two places are of one document when these are equal. No value is read on the host.
+    """
+    place_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
+    is_new_BT = documents_BT[:, 1:] != documents_BT[:, :-1]
+    start_BT = torch.nn.functional.pad(torch.where(is_new_BT, place_T[1:], 0), (1, 0))
+    return start_BT.cummax(1).values
+
+
+def document_positions(documents_BT: Tensor) -> Tensor:
+    """Return (B, T) int64: each place counted from where its document begins."""
+    place_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
+    return place_T - document_starts(documents_BT)
+
+
+# B batch, H heads, T queries, S keys, D head width
 
 
 class Attention(nn.Module):

@@ -12,8 +12,8 @@ from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
 from steplab.kernels import grouped_mm as grouped_mm_op
 from steplab.kernels import router as router_op
-from steplab.kernels.impl import AUTO
-from steplab.modules.autocast import matmul_dtype, without_autocast
+from steplab.kernels.dispatch import AUTO
+from steplab.modules.precision import matmul_dtype, without_autocast
 
 
 class Routing(NamedTuple):

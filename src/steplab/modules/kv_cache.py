@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from steplab.errors import UserError
-from steplab.modules.autocast import matmul_dtype
-from steplab.modules.documents import document_positions
+from steplab.core.errors import UserError
+from steplab.modules.attention import document_positions
+from steplab.modules.precision import matmul_dtype
 from steplab.modules.rotary import Rotary
 
 
@@ -30,7 +30,7 @@ class Cacheable(Protocol):
         ...
 
 
-class Arrival(NamedTuple):
+class NewTokens(NamedTuple):
     """Where new tokens stand."""
 
     positions_BT: Tensor  # counted within the document; (1, T) when all rows have the same
@@ -84,7 +84,7 @@ class KVCache:
         """Tokens that fit into a row."""
         return self.documents_BS.shape[1]
 
-    def arrive(self, batch: int, tokens: int, documents_BT: Tensor | None) -> Arrival:
+    def add_tokens(self, batch: int, tokens: int, documents_BT: Tensor | None) -> NewTokens:
         """Note the documents of new tokens; they count as seen after `advance`.
 
         Without `documents_BT` they go on with the document that each row ended in.
@@ -103,9 +103,9 @@ class KVCache:
             self.documents_BS[:, self.length : stop] = self.documents_BS[:, self.length - 1, None]
         if not self.has_documents:
             places_T = torch.arange(self.length, stop, device=self.documents_BS.device)
-            return Arrival(places_T[None], None)
+            return NewTokens(places_T[None], None)
         documents_BS = self.documents_BS[:, :stop]
-        return Arrival(document_positions(documents_BS)[:, self.length :], documents_BS)
+        return NewTokens(document_positions(documents_BS)[:, self.length :], documents_BS)
 
     def layer(self, index: int) -> LayerCache:
         """Return the share of one layer."""

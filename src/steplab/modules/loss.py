@@ -6,9 +6,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from steplab.kernels import cross_entropy as cross_entropy_op
-from steplab.kernels.cross_entropy import IGNORE, Reduction
-from steplab.kernels.impl import AUTO
-from steplab.modules.autocast import matmul_dtype, without_autocast
+from steplab.kernels.cross_entropy import IGNORE_INDEX, Reduction
+from steplab.kernels.dispatch import AUTO
+from steplab.modules.precision import matmul_dtype, without_autocast
 
 
 class LinearCrossEntropy(nn.Module):
@@ -20,7 +20,7 @@ class LinearCrossEntropy(nn.Module):
 
     op = "cross_entropy"
 
-    def __init__(self, reduction: Reduction = "mean", ignore: int = IGNORE) -> None:
+    def __init__(self, reduction: Reduction = "mean", ignore: int = IGNORE_INDEX) -> None:
         super().__init__()
         self.reduction: Reduction = reduction
         self.ignore = ignore

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from steplab.kernels import rotary as rotary_op
-from steplab.kernels.impl import AUTO
+from steplab.kernels.dispatch import AUTO
 from steplab.kernels.rotary.reference import rotate
-from steplab.modules.precise import Precise
+from steplab.modules.precision import Fp32Module
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2) or (B, 1, T, D / 2)
 
 
-class Rotary(Precise):
+class Rotary(Fp32Module):
     """Rotates queries and keys by angles that grow with the position; its table is in fp32."""
 
     cos_TD: Tensor

@@ -7,14 +7,30 @@ import gc
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from steplab.probes.contention import seconds_without_core
+from steplab.core import Clock, Samples
 from steplab.probes.probe import Probe, Subject
-from steplab.record import Clock, Samples
+
+THREAD_FOLDERS = Path("/proc/self/task")  # one folder for each thread
+
+
+def seconds_without_core(tasks: Path = THREAD_FOLDERS) -> float | None:
+    """Return the sum over the living threads so far; None where the kernel does not tell.
+
+    The second number of `schedstat` is a thread's time on a run queue, in nanoseconds.
+    """
+    waited = []
+    for path in tasks.glob("*/schedstat"):
+        try:
+            waited.append(int(path.read_text().split()[1]))
+        except (OSError, IndexError, ValueError):  # it has just ended, or nothing is counted
+            continue
+    return sum(waited) / 1e9 if waited else None
 
 
 class Stopwatch:

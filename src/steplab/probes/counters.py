@@ -1,7 +1,7 @@
 """Device counters through NVML, read by a thread while the steps run.
 
-HBM utilisation is measured bandwidth over peak, from the GPM counters (Hopper and newer). Where
-these are missing it stays unknown: NVML's "memory utilisation" is the share of time in which the
+HBM utilization is measured bandwidth over peak, from the GPM counters (Hopper and newer). Where
+these are missing it stays unknown: NVML's "memory utilization" is the share of time in which the
 memory controller was busy at all, a different quantity.
 """
 
@@ -11,9 +11,29 @@ import threading
 from time import perf_counter
 from typing import Any
 
-from steplab.probes.nvml import open_device
+from steplab.core import Counters, Samples
 from steplab.probes.probe import Probe, Subject
-from steplab.record import Counters, Samples
+
+
+def open_nvml_device(index: int) -> tuple[Any, Any] | None:
+    """Return (pynvml, handle) of torch's CUDA device number `index`, or None without NVML.
+
+    The device is found by its UUID: CUDA_VISIBLE_DEVICES renumbers the devices for torch, but
+    not for NVML.
+    """
+    import torch
+
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError:
+        return None
+
 
 READINGS_PER_SECOND = 10.0
 NVML_AVERAGES_S = 1.0  # utilisation and power are averages over 1/6 s to 1 s, by device
@@ -96,7 +116,7 @@ class NvmlReader:
         """Return a reader for torch's current device, or None without NVML."""
         import torch
 
-        opened = open_device(torch.cuda.current_device())
+        opened = open_nvml_device(torch.cuda.current_device())
         return cls(*opened) if opened else None
 
     def renew(self) -> None:

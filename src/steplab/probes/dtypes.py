@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steplab.record import Column, Table
+from steplab.core import Column, Table
 
 COLUMNS = tuple(map(Column, ("module", "kind", "count", "parameters", "output", "gradients")))
 NOTHING = "-"
@@ -16,7 +16,7 @@ NOT_CALLED = "not called"
 WHOLE_MODEL = "(model)"
 
 
-def audit(model: nn.Module, forward: Callable[[], Tensor]) -> Table:
+def audit_dtypes(model: nn.Module, forward: Callable[[], Tensor]) -> Table:
     """Return the dtypes of parameters, outputs and gradients, one row per kind of module.
 
     `forward` runs the model and returns a scalar loss; autocast, if any, begins and ends inside

@@ -9,16 +9,16 @@ from functools import cache
 from pathlib import Path
 
 import steplab
+from steplab.core import Accelerator, Environment
 from steplab.hardware.catalog import find_card
-from steplab.probes.nvml import open_device
-from steplab.record import Accelerator, Environment
+from steplab.probes.counters import open_nvml_device
 
 # Prefixes of variables that change how fast or how exactly a step runs.
 SPEED_VARIABLES = ("TORCH", "CUDA_", "NCCL_", "OMP_", "MKL_", "PYTORCH_", "TRITON_", "GOMP_")
 
 
 @cache
-def capture() -> Environment:
+def capture_environment() -> Environment:
     """Describe this machine and its torch. Cached: it does not change while a process lives."""
     import numpy
     import torch
@@ -117,7 +117,7 @@ def _accelerators() -> tuple[Accelerator, ...]:
 
 def _nvml_facts(index: int) -> tuple[float | None, float | None, str]:
     """Return (power limit in W, its default, driver version); None where NVML does not tell."""
-    opened = open_device(index)
+    opened = open_nvml_device(index)
     if opened is None:
         return None, None, ""
     nvml, handle = opened

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from steplab.hardware import op_costs
+from steplab.costs import op_flops
 
 aten = torch.ops.aten
 Formula = Callable[..., float]
@@ -61,11 +61,11 @@ def _attention(op: Any, visible: bool, backward: bool) -> Formula:
         q_BHTD, k_BHSD, v_BHSD = given["query"], given["key"], given["value"]
         B, H, T, d_qk = q_BHTD.shape
         causal = visible and bool(given.get("is_causal"))
-        pairs = op_costs.attention_pairs(T, k_BHSD.shape[-2], causal) * B
+        pairs = op_flops.attention_pairs(T, k_BHSD.shape[-2], causal) * B
         shape = (pairs, H, d_qk, v_BHSD.shape[-1])
         if backward:
-            return op_costs.attention_backward(*shape, recompute=True)
-        return op_costs.attention_forward(*shape)
+            return op_flops.attention_backward(*shape, recompute=True)
+        return op_flops.attention_forward(*shape)
 
     return formula
 
@@ -96,7 +96,7 @@ def rnn_products(x: Any, weights: Any) -> float:
     (gates x hidden, in), (gates x hidden, hidden) and, with a projection, (out, hidden).
     """
     rows = x.numel() // x.shape[-1]
-    return sum(op_costs.matmul(rows, *w.shape) for w in weights if w.ndim == 2)
+    return sum(op_flops.matmul(rows, *w.shape) for w in weights if w.ndim == 2)
 
 
 def _mkldnn_layer(x: Any, w_input: Any, w_hidden: Any, *args: Any, **kwargs: Any) -> float:
@@ -123,11 +123,11 @@ def _fft(x: Any, dims: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> f
     length = 1
     for dim in dims:
         length *= full.shape[dim]
-    return op_costs.fft(length, full.numel() // max(length, 1), real)
+    return op_flops.fft(length, full.numel() // max(length, 1), real)
 
 
 def _scan(x: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> float:
-    return op_costs.scan(x.numel())
+    return op_flops.scan(x.numel())
 
 
 def _fused_experts(x: Any, weights: Any, w_in: Any, w_out: Any, *args: Any, **kw: Any) -> float:
@@ -176,7 +176,7 @@ def _head_again(d_losses: Any, *args: Any, **kwargs: Any) -> float:
 
 def _blocks_attention(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> float:
     """Products of scores and values, over the pairs that are computed."""
-    from steplab.kernels.attention._blocks import query_blocks
+    from steplab.kernels.attention.blocks import query_blocks
 
     (B, H, T, K), (S, V) = q.shape, v.shape[2:]
     blocks = query_blocks(T, S, bool(args[-1]))

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from steplab.core import Memory
 from steplab.probes.probe import Probe, Subject
-from steplab.record import Memory
 
 STATUS = Path("/proc/self/status")
 CLEAR_PEAK = Path("/proc/self/clear_refs")

@@ -1,30 +1,202 @@
-"""Who holds how much memory when: one further step, every allocation of it booked."""
+"""Who holds how much memory when: one further step, every allocation of it attributed.
+
+A position is a number of changes: at position p the first p allocations and frees have happened.
+Clocks tell a moment to a microsecond, in which a device may see several changes; positions are
+exact.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from steplab.errors import MeasurementError
-from steplab.probes.allocations.blocks import (
-    Block,
-    Finder,
-    build_blocks,
-    name_kinds,
-    saved_by_module,
+from steplab.core.errors import MeasurementError
+from steplab.core.memory import KINDS, Allocation, MemoryTimeline
+from steplab.core.units import bytes_
+from steplab.probes.allocator import (
+    Change,
+    Recording,
+    cpu_recording,
+    cuda_recording,
+    largest_gap,
+    reserved_ranges,
 )
-from steplab.probes.allocations.cpu import cpu_recording
-from steplab.probes.allocations.cuda import cuda_recording
-from steplab.probes.allocations.curve import bytes_by_position, thinned
-from steplab.probes.allocations.recording import Recording
-from steplab.probes.allocations.segments import largest_gap, reserved_ranges
-from steplab.probes.allocations.witness import Witness
 from steplab.probes.compilation import graph_count
 from steplab.probes.probe import Subject
-from steplab.record.memory_timeline import KINDS, Allocation, MemoryTimeline
-from steplab.units import bytes_
+from steplab.probes.tensor_tracker import SAVED, Phase, TensorRecord, TensorTracker
+
+
+@dataclass
+class Block:
+    """Memory from one allocation to its free."""
+
+    address: int
+    bytes: int
+    made: int = -1  # number of the change that made it; -1: it was there before
+    freed: int | None = None  # number of the change that freed it; None: none did
+    line: str = ""
+    op: str = ""
+    kind: str = ""
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    module: str = ""
+
+    def is_live(self, position: int) -> bool:
+        """Whether it was held after `position` changes."""
+        return self.made < position and (self.freed is None or position <= self.freed)
+
+
+def build_blocks(held: Mapping[int, int], changes: Sequence[Change]) -> list[Block]:
+    """Pair allocations with their frees. `held` is what was there before: address to bytes."""
+    live = {address: Block(address, size) for address, size in held.items()}
+    blocks = list(live.values())
+    for number, change in enumerate(changes):
+        before = live.pop(change.address, None)
+        if before is None and change.bytes < 0:
+            # Freed, but never seen: it was there before the step.
+            before = Block(change.address, -change.bytes)
+            blocks.append(before)
+        if before is not None:
+            before.freed = number
+        if change.bytes > 0:
+            block = Block(change.address, change.bytes, number, None, change.line, change.op)
+            live[change.address] = block
+            blocks.append(block)
+    return blocks
+
+
+class BlockFinder:
+    """Finds the block that stood at an address at a moment."""
+
+    def __init__(self, blocks: Iterable[Block], changes: Sequence[Change]) -> None:
+        self._times = [change.time_ns for change in changes]
+        self._blocks: dict[int, list[Block]] = defaultdict(list)
+        for block in blocks:
+            self._blocks[block.address].append(block)
+
+    def position(self, moment_ns: int) -> int:
+        """Return how many changes had happened."""
+        return bisect_right(self._times, moment_ns)
+
+    def find(self, address: int, moment_ns: int) -> Block | None:
+        """Return the block, or None: memory of another allocator."""
+        position = self.position(moment_ns)
+        lives = self._blocks.get(address, [])
+        latest = bisect_left(lives, position, key=lambda block: block.made) - 1
+        return lives[latest] if latest >= 0 and lives[latest].is_live(position) else None
+
+
+def name_kinds(
+    blocks: Sequence[Block],
+    records: Iterable[TensorRecord],
+    phases: Sequence[Phase],
+    finder: BlockFinder,
+) -> None:
+    """Set the kind of every block, and its shape, dtype and owner where a tensor was seen."""
+    saved = set()
+    for record in records:
+        block = finder.find(record.address, record.time_ns)
+        if block is None:
+            continue
+        if record.role == SAVED:
+            saved.add(id(block))
+        elif not block.kind:
+            block.kind, block.module = record.role, record.module
+        if block.shape is None:
+            block.shape, block.dtype = record.shape, record.dtype
+    course = PhaseBorders(phases, finder)
+    for block in blocks:
+        block.kind = block.kind or course.kind(block, id(block) in saved)
+
+
+class PhaseBorders:
+    """The phases of a step as positions."""
+
+    def __init__(self, phases: Sequence[Phase], finder: BlockFinder) -> None:
+        self.names = [phase.name for phase in phases]
+        moments = [moment for phase in phases for moment in (phase.begin_ns, phase.end_ns)]
+        self.borders = [finder.position(moment) for moment in moments]
+
+    def part(self, change: int) -> int:
+        """Return the number of the part of the step: odd in a phase, even between phases."""
+        return bisect_right(self.borders, change)
+
+    def kind(self, block: Block, saved: bool) -> str:
+        """Tell activations, temporaries and the rest apart by where a block lived."""
+        if block.made < 0:
+            return "other"
+        part = self.part(block.made)
+        if part % 2 and self.names[part // 2] == "forward":
+            following = self.names[part // 2 + 1 : part // 2 + 2]
+            crosses = following == ["backward"] and block.is_live(self.borders[part + 1])
+            if saved or crosses:
+                return "activations"
+        brief = block.freed is not None and self.part(block.freed) == part
+        return "temporaries" if brief else "other"
+
+
+def saved_by_module(
+    records: Iterable[TensorRecord], phases: Sequence[Phase], finder: BlockFinder
+) -> dict[str, int]:
+    """Return bytes saved for backward by the module that saved them first, most first.
+
+    What the model itself holds is left out. Of several micro-batches it is the one that saved
+    most: each is freed before the next.
+    """
+    forwards = [phase for phase in phases if phase.name == "forward"]
+    starts = [phase.begin_ns for phase in forwards]
+    sums: list[dict[str, int]] = [defaultdict(int) for _ in forwards]
+    seen: set[tuple[int, int]] = set()
+    for record in records:
+        if record.role != SAVED:
+            continue
+        block = finder.find(record.address, record.time_ns)
+        turn = bisect_right(starts, record.time_ns) - 1
+        key = (turn, id(block) if block else record.address)
+        if key not in seen and (block is None or block.kind != "weights"):
+            sums[turn][record.module] += record.bytes
+        seen.add(key)
+    most = max(sums, key=lambda by_module: sum(by_module.values()), default={})
+    return dict(sorted(most.items(), key=lambda item: -item[1]))
+
+
+MAX_POINTS = 2000
+
+Ints = NDArray[np.int64]
+
+
+def bytes_by_position(blocks: Iterable[Block], changes: int) -> Ints:
+    """Return bytes held at every position, shape (changes + 1, kinds)."""
+    steps = np.zeros((changes + 1, len(KINDS)), dtype=np.int64)
+    column = {kind: number for number, kind in enumerate(KINDS)}
+    for block in blocks:
+        steps[block.made + 1, column[block.kind]] += block.bytes
+        if block.freed is not None:
+            steps[block.freed + 1, column[block.kind]] -= block.bytes
+    return np.cumsum(steps, axis=0)
+
+
+def thinned(totals: Ints) -> Ints:
+    """Return at most MAX_POINTS positions: the first, the last, and each stretch's extremes.
+
+    The highest of all is among them: it is the highest of its stretch.
+    """
+    if len(totals) <= MAX_POINTS:
+        return np.arange(len(totals))
+    kept = {0, len(totals) - 1}
+    borders = np.linspace(0, len(totals), (MAX_POINTS - 2) // 2 + 1).astype(int)
+    for begin, end in pairwise(borders.tolist()):
+        stretch = totals[begin:end]
+        kept |= {begin + int(stretch.argmax()), begin + int(stretch.argmin())}
+    return np.array(sorted(kept))
+
 
 LISTED = 20
 SLOWED = "recording slows the step: its times show order, not speed"
@@ -41,13 +213,13 @@ def record_memory(subject: Subject) -> MemoryTimeline:
     into it; temporaries were freed in the phase that made them. The fetch of the batch is the
     phase `data`. A step that is compiled must have run before.
     """
-    witness = Witness(subject.step)
+    tracker = TensorTracker(subject.step)
     graphs = graph_count()
     if subject.on_cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    with cuda_recording() if subject.on_cuda else cpu_recording() as recording, witness.watching():
-        with witness.phase("data"):
+    with cuda_recording() if subject.on_cuda else cpu_recording() as recording, tracker.watching():
+        with tracker.phase("data"):
             batches = next(subject.feed)
         subject.step(batches)
     if graph_count() != graphs:
@@ -55,64 +227,66 @@ def record_memory(subject: Subject) -> MemoryTimeline:
             "The step was compiled while its memory was recorded.", "Let it run some steps before."
         )
     counted = torch.cuda.max_memory_allocated() if subject.on_cuda else None
-    return timeline_of(recording, witness, counted)
+    return timeline_of(recording, tracker, counted)
 
 
-def timeline_of(recording: Recording, witness: Witness, counted: int | None) -> MemoryTimeline:
-    """Join what the allocator did with what the witness saw.
+def timeline_of(
+    recording: Recording, tracker: TensorTracker, counted: int | None
+) -> MemoryTimeline:
+    """Join what the allocator did with what the tracker saw.
 
     `counted` is the peak by the allocator's own counter, None where it has none.
     """
-    blocks, finder = _booked(recording, witness)
+    blocks, finder = _booked(recording, tracker)
     table = bytes_by_position(blocks, len(recording.changes))
     totals = table.sum(axis=1)
     kept, peak = thinned(totals), int(totals.argmax())
-    times_ms = [0.0, *(_ms(change.time_ns, witness) for change in recording.changes)]
+    times_ms = [0.0, *(_ms(change.time_ns, tracker) for change in recording.changes)]
     at_peak = [block for block in blocks if block.is_live(peak)]
     reserved, largest_free = _reserved(recording, at_peak, peak)
     return MemoryTimeline(
         times_ms=tuple(times_ms[position] for position in kept),
         bytes_by_kind={k: tuple(table[kept, i].tolist()) for i, k in enumerate(KINDS)},
-        phases_ms=_phases_ms(witness),
+        phases_ms=_phases_ms(tracker),
         peak_bytes=int(totals[peak]),
         peak_ms=times_ms[peak],
         peak_by_kind=dict(zip(KINDS, table[peak].tolist(), strict=True)),
         at_peak=_largest(at_peak),
         largest=_largest([block for block in blocks if block.made >= 0]),
-        saved_by_module=saved_by_module(witness.sightings, witness.phases, finder),
+        saved_by_module=saved_by_module(tracker.records, tracker.phases, finder),
         reserved_bytes=reserved,
         largest_free_block=largest_free,
         source=recording.source,
-        notes=_notes(recording, witness, int(totals[peak]), counted),
+        notes=_notes(recording, tracker, int(totals[peak]), counted),
     )
 
 
-def _booked(recording: Recording, witness: Witness) -> tuple[list[Block], Finder]:
+def _booked(recording: Recording, tracker: TensorTracker) -> tuple[list[Block], BlockFinder]:
     """Return all blocks with their kinds and modules, and what finds them."""
     changes = recording.changes
-    held = witness.held if recording.held is None else recording.held
+    held = tracker.held if recording.held is None else recording.held
     blocks = build_blocks(held, changes)
-    finder = Finder(blocks, changes)
-    name_kinds(blocks, witness.sightings, witness.phases, finder)
+    finder = BlockFinder(blocks, changes)
+    name_kinds(blocks, tracker.records, tracker.phases, finder)
     for block in blocks:
         if block.made >= 0 and not block.module:
-            block.module = witness.module_at(changes[block.made].time_ns)
+            block.module = tracker.module_at(changes[block.made].time_ns)
     return blocks, finder
 
 
-def _ms(moment_ns: int, witness: Witness) -> float:
-    return max(0, moment_ns - witness.begin_ns) / 1e6
+def _ms(moment_ns: int, tracker: TensorTracker) -> float:
+    return max(0, moment_ns - tracker.begin_ns) / 1e6
 
 
-def _phases_ms(witness: Witness) -> dict[str, tuple[float, float]]:
+def _phases_ms(tracker: TensorTracker) -> dict[str, tuple[float, float]]:
     """Return begin and end of every phase; a further micro-batch has `forward 2`, and so on."""
     spans: dict[str, tuple[float, float]] = {}
     passes: Counter[str] = Counter()
-    for phase in witness.phases:
+    for phase in tracker.phases:
         passes[phase.name] += 1
         turn = passes[phase.name]
         name = phase.name if turn == 1 else f"{phase.name} {turn}"
-        spans[name] = (_ms(phase.begin_ns, witness), _ms(phase.end_ns, witness))
+        spans[name] = (_ms(phase.begin_ns, tracker), _ms(phase.end_ns, tracker))
     return spans
 
 
@@ -135,10 +309,10 @@ def _largest(blocks: Sequence[Block]) -> tuple[Allocation, ...]:
 
 
 def _notes(
-    recording: Recording, witness: Witness, peak_bytes: int, counted: int | None
+    recording: Recording, tracker: TensorTracker, peak_bytes: int, counted: int | None
 ) -> tuple[str, ...]:
     notes = [SLOWED, *recording.notes]
-    if witness.compiled:
+    if tracker.compiled:
         notes.append(COMPILED)
     if counted is not None:
         if counted < peak_bytes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from steplab.core.run import Metric
 from steplab.probes.probe import Probe, Subject
-from steplab.record.run import Metric
 
-MOST_NUMBERS = 4096  # 64 layers of 64 experts; what is larger is data, and stays on the device
-MOST_AXES = 2
+MAX_NUMBERS = 4096  # 64 layers of 64 experts; what is larger is data, and stays on the device
+MAX_AXES = 2
 
 
 class MetricsProbe(Probe):
@@ -35,7 +35,7 @@ def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Metric]:
 
 
 def _is_small(tensor: Any) -> bool:
-    return tensor.ndim <= MOST_AXES and tensor.numel() <= MOST_NUMBERS and not tensor.is_complex()
+    return tensor.ndim <= MAX_AXES and tensor.numel() <= MAX_NUMBERS and not tensor.is_complex()
 
 
 def _numbers(listed: Any) -> Any:

@@ -11,11 +11,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from steplab.record import Environment
-    from steplab.spec import RunSpec
+    from steplab.core import Environment, RunSpec
 
 
-class Watched(Protocol):
+class WatchedStep(Protocol):
     """What a probe may know of a Step: it can be called, and its phases can be watched."""
 
     watch: Callable[[str], contextlib.AbstractContextManager[Any]]
@@ -38,7 +37,7 @@ class Watched(Protocol):
 class Subject:
     """A step under measurement, with the stream that feeds it."""
 
-    step: Watched
+    step: WatchedStep
     feed: Iterator[Any]
     spec: RunSpec
     environment: Environment

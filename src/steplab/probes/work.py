@@ -11,14 +11,14 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from steplab.core import Work
 from steplab.probes.formulas import VECTOR_OPS, is_heavy, matrix_formulas
 from steplab.probes.probe import Probe, Subject
-from steplab.record import Work
 
 TRAINING_MODES = ("forward+backward", "full")
 
 
-class Counter(TorchDispatchMode):
+class FlopCounter(TorchDispatchMode):
     """Adds up FLOPs by torch's formulas and ours, and notes heavy ops that have none."""
 
     supports_higher_order_operators = True
@@ -92,12 +92,12 @@ def count_work(subject: Subject) -> Work:
     with torch.compiler.set_stance("force_eager"):
         forward = {}
         for visible in (True, False):
-            with Counter(visible) as counter, torch.no_grad(), step.parts.forward_context():
+            with FlopCounter(visible) as counter, torch.no_grad(), step.parts.forward_context():
                 for batch in next(subject.feed):
                     run = step.workload.predict if spec.mode == "infer" else step.workload.loss
                     run(step.model, batch)
             forward[visible] = counter
-        with Counter(visible=True) as whole, subject.op_by_op():
+        with FlopCounter(visible=True) as whole, subject.op_by_op():
             subject.run_step()
     uncovered = forward[True].uncovered | whole.uncovered
     return Work(

@@ -12,9 +12,8 @@ from rich.bar import Bar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from steplab import units
-from steplab.record import Column, Table
-from steplab.record.budget import Budget, Category, StepBudget
+from steplab.core import Column, Table, units
+from steplab.core.budget import Budget, Category, StepBudget
 from steplab.report.terminal import console
 
 CLOSED = 0.02  # a residual above this share of the step is said aloud
@@ -26,7 +25,7 @@ _MEANING = {
     "communication": "exposed, no kernel beside",
     "copies": "copies and fills alone",
     "data wait": "host fetched a batch",
-    "synchronisation": "host waited for the device",
+    "synchronization": "host waited for the device",
     "launch": "host was late",
     "dispatch": "launched, not begun",
     "host": "Python and framework",
@@ -38,7 +37,7 @@ _COLORS = {
     "communication": "magenta",
     "copies": "cyan",
     "data wait": "yellow",
-    "synchronisation": "red",
+    "synchronization": "red",
     "launch": "bright_red",
     "dispatch": "blue",
 }
@@ -55,16 +54,16 @@ class _Line:
     is_category: bool = False
     launches: int | None = None
     ideal_ms: float | None = None
-    modelled_ms: float = 0.0
+    modeled_ms: float = 0.0
 
     @property
     def lost_ms(self) -> float | None:
         """Time beyond the ideal, of the part that has one."""
-        return None if self.ideal_ms is None else self.modelled_ms - self.ideal_ms
+        return None if self.ideal_ms is None else self.modeled_ms - self.ideal_ms
 
     @property
     def color(self) -> str:
-        """Colour of its term."""
+        """Color of its term."""
         return _COLORS.get(self.term, "white")
 
     @property
@@ -167,7 +166,7 @@ def _remarks(budget: Budget, step: StepBudget) -> Iterator[str]:
             f"unprofiled {units.milliseconds(budget.unprofiled_ms)}: {units.ratio(ratio)}"
         )
     if kernels.ideal_ms is not None:
-        share = units.percent(kernels.modelled_ms / kernels.ms if kernels.ms else None)
+        share = units.percent(kernels.modeled_ms / kernels.ms if kernels.ms else None)
         yield (
             f"ideal: the longer of FLOPs / peak and least bytes / bandwidth, where shapes tell it "
             f"({share} of the {_term_name('kernels', budget)}); lost: time beyond it"
@@ -235,5 +234,5 @@ def _sum(
         is_category,
         sum(c.launches for c in categories),
         sum(ideals) if ideals else None,
-        sum(c.modelled_ms for c in categories),
+        sum(c.modeled_ms for c in categories),
     )

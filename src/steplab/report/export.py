@@ -8,10 +8,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab.codec import encode
-from steplab.errors import UserError
-from steplab.record import Table
-from steplab.report.cells import cell_text, is_number
+from steplab.core import Table
+from steplab.core.codec import encode
+from steplab.core.errors import UserError
+from steplab.core.table import cell_text, is_number
 from steplab.store.atomic import disk_errors, write_file
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TextIO
 
-from steplab.record import Column, Table
-from steplab.record.memory_timeline import KINDS, Allocation, MemoryTimeline
-from steplab.record.module_paths import fold_numbers
-from steplab.report.memory_drawing import memory_svg
+from steplab.core import Column, Table
+from steplab.core.memory import KINDS, Allocation, MemoryTimeline
+from steplab.core.units import bytes_, fold_layer_numbers, milliseconds, percent
+from steplab.report.charts.memory import memory_svg
 from steplab.report.terminal import print_table
-from steplab.units import bytes_, milliseconds, percent
 
 __all__ = ["memory_svg", "memory_tables", "print_memory"]
 
@@ -95,7 +94,7 @@ def _saved(timeline: MemoryTimeline) -> Table:
     """One row per kind of place: repeated blocks share one (`blocks.*.attention`)."""
     groups: dict[str, list[int]] = defaultdict(list)
     for name, size in timeline.saved_by_module.items():
-        groups[fold_numbers(name)].append(size)
+        groups[fold_layer_numbers(name)].append(size)
     total = sum(timeline.saved_by_module.values())
     ordered = sorted(groups.items(), key=lambda item: -sum(item[1]))
     rows = [(name, len(sizes), *_part(sum(sizes), total)) for name, sizes in ordered]

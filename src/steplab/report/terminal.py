@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from steplab.record import Table
-from steplab.report.cells import cell_text, is_number
+from steplab.core import Table
+from steplab.core.table import cell_text, is_number
 
 # A file or pipe has no width of its own; this keeps the widest of our tables on one line.
 PLAIN_WIDTH = 200
-LEAST_PICTURE = 80  # characters
+MIN_PICTURE = 80  # characters
 
 
 def console(file: TextIO | None = None) -> Console:
@@ -47,7 +47,7 @@ def to_svg(table: Table) -> str:
     As wide as its columns: a long note is wrapped, or all would be drawn too small to read.
     """
     wide = Console(file=io.StringIO(), record=True, width=1000, highlight=False)
-    width = max(wide.measure(_rich(table)).maximum, len(table.title), LEAST_PICTURE)
+    width = max(wide.measure(_rich(table)).maximum, len(table.title), MIN_PICTURE)
     recorder = Console(file=io.StringIO(), record=True, width=width, highlight=False)
     _draw(table, recorder)
     svg = recorder.export_svg(title="steplab")

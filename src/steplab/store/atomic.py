@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from steplab.errors import UserError
+from steplab.core.errors import UserError
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -6,8 +6,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from steplab.errors import UserError
-from steplab.record import run_from_json
+from steplab.core import run_from_json
+from steplab.core.errors import UserError
 from steplab.store.atomic import disk_errors
 from steplab.store.store import RUN_FILE, Store
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from steplab.errors import UserError
-from steplab.record import Run, run_from_json, run_to_json
+from steplab.core import Run, run_from_json, run_to_json
+from steplab.core.errors import UserError
 from steplab.store.atomic import disk_errors, sync_folder, write_file
 
 DEFAULT_ROOT = Path("steplab-runs")

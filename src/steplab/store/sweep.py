@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from steplab.codec import encode
-from steplab.record import Environment, Run
-from steplab.spec import RunSpec, fingerprint
+from steplab.core import Environment, Run, RunSpec, fingerprint
+from steplab.core.codec import encode
 from steplab.store.atomic import disk_errors, write_file
 from steplab.store.store import Store
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from steplab.errors import UserError
-from steplab.spec.recipe import Setting, Settings
+from steplab.core.errors import UserError
+from steplab.core.spec import Setting, Settings
 from steplab.techniques.compile import repeated_blocks
-from steplab.techniques.situation import Offer, Situation
+from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Checkpointing(Technique):
         if not 0 <= float(settings.get("keep", 0.5)) < 1:
             raise UserError(f"{name}.keep must be at least 0 and below 1, not {settings['keep']}.")
 
-    def clash(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
+    def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
         """Only a compiler that sees the whole model can spend a budget for it."""
         whole = recipe.get("compile", {}).get("scope") == "whole"
         if settings.get("how") == "budget" and not whole:
@@ -65,16 +65,16 @@ class Checkpointing(Technique):
         for index, block in enumerate(blocks):
             recompute(block, index % every == 0, rng)
 
-    def offers(self, now: Situation, own: Settings) -> list[Offer]:
-        """It costs time, so only memory is offered: a kept share of the activations."""
-        if now.objective != "memory" or now.run.spec.mode not in TRAINING:
+    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
+        """It costs time, so only memory is suggested: a kept share of the activations."""
+        if context.objective != "memory" or context.run.spec.mode not in TRAINING:
             return []
-        all_blocks = Offer({"how": "blocks"}, {"memory:activations": 1.0})
-        every_other = Offer({"how": "blocks", "every": 2}, {"memory:activations": 0.5})
-        whole = now.recipe.techniques.get("compile", {}).get("scope") == "whole"
-        budget = Offer({"how": "budget", "keep": 0.5}, {"memory:activations": 0.5})
+        all_blocks = Suggestion({"how": "blocks"}, {"memory:activations": 1.0})
+        every_other = Suggestion({"how": "blocks", "every": 2}, {"memory:activations": 0.5})
+        whole = context.recipe.techniques.get("compile", {}).get("scope") == "whole"
+        budget = Suggestion({"how": "budget", "keep": 0.5}, {"memory:activations": 0.5})
         found = [all_blocks, every_other, *([budget] if whole else [])]
-        return [offer for offer in found if offer.settings != own]
+        return [suggestion for suggestion in found if suggestion.settings != own]
 
 
 def recompute(block: nn.Module, wanted: bool, rng: bool) -> None:

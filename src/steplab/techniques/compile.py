@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from steplab import units
-from steplab.codec import decode
-from steplab.errors import Unsupported, UserError
-from steplab.record import Run
-from steplab.spec.recipe import Setting, Settings
-from steplab.techniques.situation import Offer, Situation
+from steplab.core import Run, units
+from steplab.core.codec import decode
+from steplab.core.errors import Unsupported, UserError
+from steplab.core.spec import Setting, Settings
+from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 if TYPE_CHECKING:
@@ -31,15 +30,17 @@ class CompileSettings:
     optimizer: bool = False  # compile the optimizer's step too, apart from the model
 
 
-BROKEN = "steplab lint names the line; compile.fullgraph=false, tried next, compiles around it"
+GRAPH_BREAK_REMEDY = (
+    "steplab lint names the line; compile.fullgraph=false, tried next, compiles around it"
+)
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 # Timing kernels for every product took more than 136 s of gpt xl's blocks on an H200, where the
 # default needed 25 s with all that a gate asks.
-TUNING = 6.0
+AUTOTUNE_EFFORT = 6.0
 # Work that a compiler puts into one kernel with its neighbours, or does away with: on a CPU the
 # operators of no category are views, allocations and the like.
 FUSIBLE = (
-    *("elementwise", "normalisation", "softmax", "reduction", "copy", "memset", "embedding"),
+    *("elementwise", "normalization", "softmax", "reduction", "copy", "memset", "embedding"),
     "other",
 )
 
@@ -88,32 +89,34 @@ class Compile(Technique):
         # The first step compiles forward and backward; the second shows whether it was enough.
         parts.settle_steps = 2
 
-    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
         """Each scope; once one is in the recipe, the update too, tuned products and graphs."""
         # Fewer kernels: fewer launches, and in a replayed graph fewer gaps between them.
         fused = {"term:launch": 1.0, "term:dispatch": 1.0, "memory:activations": 1.0}
         fused |= {f"kind:{kind}": 1.0 for kind in FUSIBLE}
         if not own:
-            odds = {"blocks": 1.0, "whole": 0.5}  # equal blocks compile once and gain as much
-            fresh = [Offer({"scope": s}, fused, likely) for s, likely in odds.items()]
+            prior = {"blocks": 1.0, "whole": 0.5}  # equal blocks compile once and gain as much
+            fresh = [Suggestion({"scope": s}, fused, likely) for s, likely in prior.items()]
             # What a graph break has stopped can be compiled in pieces.
-            broken = [o.settings for o in fresh if f"compile={o.settings['scope']}" in now.failed]
-            return fresh + [Offer({**s, "fullgraph": False}, fused, odds=0.5) for s in broken]
+            broken = [
+                o.settings for o in fresh if f"compile={o.settings['scope']}" in context.failed
+            ]
+            return fresh + [Suggestion({**s, "fullgraph": False}, fused, prior=0.5) for s in broken]
         found = []
         if own["scope"] == "blocks":
-            found.append(Offer({**own, "scope": "whole"}, fused, odds=0.5))
-        if now.run.spec.mode == "full" and not own.get("optimizer"):
-            found.append(Offer({**own, "optimizer": True}, {"phase:optimizer": 1.0}))
-        if now.on_cuda and own.get("mode", "default") == "default":
+            found.append(Suggestion({**own, "scope": "whole"}, fused, prior=0.5))
+        if context.run.spec.mode == "full" and not own.get("optimizer"):
+            found.append(Suggestion({**own, "optimizer": True}, {"phase:optimizer": 1.0}))
+        if context.on_cuda and own.get("mode", "default") == "default":
             tuned = {**own, "mode": "max-autotune-no-cudagraphs"}
-            found.append(Offer(tuned, {"lost:matmul": 1.0}, trouble=TUNING))
-            found.append(Offer({**own, "mode": "reduce-overhead"}, {"term:launch": 1.0}))
+            found.append(Suggestion(tuned, {"lost:matmul": 1.0}, effort=AUTOTUNE_EFFORT))
+            found.append(Suggestion({**own, "mode": "reduce-overhead"}, {"term:launch": 1.0}))
         return found
 
     def remedy(self, run: Run) -> str:
         """A break stops it; recompiling, or pieces, make it slow."""
         if run.status == "failed":
-            return BROKEN
+            return GRAPH_BREAK_REMEDY
         seen = run.compilation
         if run.status != "ok" or seen is None:
             return ""
@@ -124,7 +127,7 @@ class Compile(Technique):
             return f"{breaks}: steplab lint names the lines"
         return "nothing recompiles: there is little to fuse, or the step waits for something else"
 
-    def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
+    def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Something must have been compiled, and CUDA graphs replayed where the mode has them."""
         if run.compilation is None or not run.compilation.graphs:
             return "compile was asked for, but nothing was compiled"

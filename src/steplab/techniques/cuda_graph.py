@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from steplab.errors import Unsupported, UserError
-from steplab.record import Run
-from steplab.spec.recipe import Setting, Settings
+from steplab.core import Run
+from steplab.core.errors import Unsupported, UserError
+from steplab.core.spec import Setting, Settings
 from steplab.techniques.compile import GRAPH_MODES
-from steplab.techniques.situation import Offer, Situation, where
+from steplab.techniques.context import StepContext, Suggestion, format_waits
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 
@@ -36,7 +36,7 @@ class CudaGraph(Technique):
         if int(settings.get("warmup", 3)) < 1:
             raise UserError(f"{name}.warmup must be at least 1, not {settings['warmup']}.")
 
-    def clash(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
+    def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
         """Inductor's own graphs cannot be captured into another one."""
         mode = recipe.get("compile", {}).get("mode")
         if mode in GRAPH_MODES:
@@ -57,16 +57,18 @@ class CudaGraph(Technique):
         # The plain steps, the one that captures, and a first pure replay.
         parts.settle_steps = max(parts.settle_steps, parts.graph_warmup + 2)
 
-    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
         """One launch for all: the gaps in which the device waited for the host's launches."""
-        settings, relief = {"scope": "step"}, {"term:launch": 1.0, "term:dispatch": 1.0}
-        mode = now.recipe.techniques.get("compile", {}).get("mode")
-        if own or not now.on_cuda or mode in GRAPH_MODES:
+        settings, savings = {"scope": "step"}, {"term:launch": 1.0, "term:dispatch": 1.0}
+        mode = context.recipe.techniques.get("compile", {}).get("mode")
+        if own or not context.on_cuda or mode in GRAPH_MODES:
             return []
-        refusal = f"the host waits for the device: {where(now.waits)}" if now.waits else ""
-        return [Offer(settings, relief, refusal=refusal)]
+        refusal = (
+            f"the host waits for the device: {format_waits(context.waits)}" if context.waits else ""
+        )
+        return [Suggestion(settings, savings, refusal=refusal)]
 
-    def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
+    def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
         """The profiled step must have been a replay."""
         if run.ran is not None and not run.ran.graph_launches:
             return "cuda_graph was asked for, but no graph was replayed"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from steplab.errors import Unsupported, UserError, did_you_mean
+from steplab.core import Run
+from steplab.core.errors import Unsupported, UserError, did_you_mean
+from steplab.core.spec import Setting, Settings
 from steplab.hardware.kernel_names import attention_backend
-from steplab.kernels.impl import AUTO, DEFINITION, impls, needs_gpu, worth_trying
-from steplab.record import Run
-from steplab.spec.recipe import Setting, Settings
-from steplab.techniques.situation import Offer, Situation
+from steplab.kernels.dispatch import AUTO, REFERENCE, impls, needs_gpu, worth_trying
+from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 FUSED = ("flash", "efficient", "cudnn")
@@ -57,29 +57,29 @@ class Impl(Technique):
             for module in modules:
                 module.impl = impl  # type: ignore[assignment]
 
-    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
         """The library's own choice for all ops that have another; then op by op.
 
         Not what the baseline ran: what is set now has beaten it. Where `auto` has chosen, the
         others are less likely to win.
         """
-        named = [op for op in now.impls if own.get(op, AUTO) != AUTO]
+        named = [op for op in context.impls if own.get(op, AUTO) != AUTO]
         free = {**own, **dict.fromkeys(named, AUTO)}
-        at_once = [Offer(free, {f"op:{op}": 1.0 for op in named})] if named else []
+        at_once = [Suggestion(free, {f"op:{op}": 1.0 for op in named})] if named else []
         one_by_one = [
-            Offer(
+            Suggestion(
                 {**own, op: impl},
                 {f"op:{op}": 1.0},
-                odds=1.0 if op in named else UNLIKELY,
-                refusal="needs a GPU" if needs_gpu(op, impl) and not now.on_cuda else "",
+                prior=1.0 if op in named else UNLIKELY,
+                refusal="needs a GPU" if needs_gpu(op, impl) and not context.on_cuda else "",
             )
-            for op, ran in now.impls.items()
+            for op, ran in context.impls.items()
             for impl in impls(op)
-            if impl not in (ran, DEFINITION, now.first_impls.get(op)) and worth_trying(op, impl)
+            if impl not in (ran, REFERENCE, context.first_impls.get(op)) and worth_trying(op, impl)
         ]
         return at_once + one_by_one
 
-    def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
+    def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Compare with what the modules dispatched and with the attention seen in the trace."""
         for op, impl in settings.items():
             seen = run.ran.impls.get(op, ()) if run.ran else ()
@@ -91,7 +91,7 @@ class Impl(Technique):
             return f"attention {asked!r} was asked for, but the trace shows {names}"
         return ""
 
-    def doubt(self, settings: Mapping[str, Setting], run: Run) -> str:
+    def unverified(self, settings: Mapping[str, Setting], run: Run) -> str:
         """A replayed CUDA graph dispatches no ops, and its kernel names may be unknown."""
         asked = settings.get("attention")
         if asked in FUSED and not traced_attention(run):

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from steplab.codec import type_hints
-from steplab.record import Run
-from steplab.spec.recipe import Setting, Settings
-from steplab.techniques.situation import Offer, Situation
+from steplab.core import Run
+from steplab.core.codec import type_hints
+from steplab.core.spec import Setting, Settings
+from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 ONE_PASS = "one-pass"
@@ -37,7 +37,7 @@ class Optimizer(Technique):
         """Pass the choice to the workload's optimizer, or put ours in its place."""
         asked = settings["impl"]
         if asked == ONE_PASS:
-            from steplab.modules.one_pass_adamw import OnePassAdamW
+            from steplab.modules.optimizer import OnePassAdamW
 
             parts.replace_optimizer = OnePassAdamW.instead_of
             return
@@ -45,28 +45,28 @@ class Optimizer(Technique):
             {"foreach": False, "fused": False} if asked == "forloop" else {str(asked): True}
         )
 
-    def clash(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
+    def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
         """The one pass has nothing left to compile."""
         if settings["impl"] == ONE_PASS and recipe.get("compile", {}).get("optimizer"):
             return "one-pass is a kernel already, so compile.optimizer has nothing to do"
         return ""
 
-    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
         """What needs fewer passes than the update that ran; the fewest first."""
         known = get_args(type_hints(self.settings)["impl"])
-        known = known if now.on_cuda else known[:-1]  # one-pass is a kernel on a GPU only
-        ran = now.run.ran.optimizer if now.run.ran else ""
+        known = known if context.on_cuda else known[:-1]  # one-pass is a kernel on a GPU only
+        ran = context.run.ran.optimizer if context.run.ran else ""
         fewer = known[known.index(ran) + 1 :] if ran in known else ()
-        return [Offer({"impl": impl}, {"phase:optimizer": 1.0}) for impl in reversed(fewer)]
+        return [Suggestion({"impl": impl}, {"phase:optimizer": 1.0}) for impl in reversed(fewer)]
 
-    def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
+    def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Compare with the update that the trace shows."""
         ran = run.ran.optimizer if run.ran else ""
         if ran and ran.split()[0] != settings["impl"]:
             return f"optimizer {settings['impl']!r} was asked for, but {ran} ran"
         return ""
 
-    def doubt(self, settings: Mapping[str, Setting], run: Run) -> str:
+    def unverified(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Only a full step has an update."""
         return "" if run.spec.mode == "full" else f"no effect: {run.spec.mode} has no optimizer"
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from steplab.errors import Unsupported
-from steplab.hardware.product_dtypes import product_dtypes
-from steplab.record import Run
-from steplab.spec.recipe import Setting, Settings
-from steplab.techniques.situation import Offer, Relief, Situation
+from steplab.core import Run
+from steplab.core.errors import Unsupported
+from steplab.core.spec import Setting, Settings
+from steplab.hardware.kernel_names import matmul_dtypes
+from steplab.techniques.context import Savings, StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
-NARROW = "bf16-weights"
-KEEPER = "one-pass"  # the optimizer that keeps fp32 weights beside 16-bit ones
+BF16_WEIGHTS = "bf16-weights"
+MASTER_WEIGHT_OPTIMIZER = "one-pass"  # the optimizer that keeps fp32 weights beside 16-bit ones
 # Work that moves numbers more than it multiplies them: half the bytes, half the time.
-MOVING = ("elementwise", "normalisation", "softmax", "reduction", "copy", "embedding")
+MEMORY_BOUND = ("elementwise", "normalization", "softmax", "reduction", "copy", "embedding")
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Precision(Technique):
 
         dtype = str(settings["dtype"])
         parts.matmul_dtype = product_dtype(dtype)
-        if dtype == NARROW:
+        if dtype == BF16_WEIGHTS:
             # Norms' weights and biases too: one of them in fp32 would widen the whole stream.
             for parameter in parts.model.parameters():
                 if parameter.dtype == torch.float32:
-                    parts.masters[parameter] = parameter.detach()
+                    parts.master_weights[parameter] = parameter.detach()
                     parameter.data = parameter.data.bfloat16()
         if dtype == "tf32":
             if parts.device.type != "cuda" or torch.cuda.get_device_capability() < (8, 0):
@@ -65,36 +65,40 @@ class Precision(Technique):
         if dtype == "fp16":
             parts.scaler = torch.amp.GradScaler(parts.device.type)
 
-    def clash(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
+    def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
         """Of torch's optimizers none keeps fp32 weights; without an update none is needed."""
-        asked = recipe.get("optimizer", {}).get("impl", KEEPER)
-        if settings["dtype"] == NARROW and asked != KEEPER:
-            return f"{NARROW} needs optimizer={KEEPER}, which keeps the weights in fp32 too"
+        asked = recipe.get("optimizer", {}).get("impl", MASTER_WEIGHT_OPTIMIZER)
+        if settings["dtype"] == BF16_WEIGHTS and asked != MASTER_WEIGHT_OPTIMIZER:
+            return f"{BF16_WEIGHTS} needs optimizer={MASTER_WEIGHT_OPTIMIZER}, which keeps the weights in fp32 too"
         return ""
 
-    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
         """Fewer bits than now; bf16 rather than fp16, which needs a scaler.
 
         bf16 weights bring the optimizer along that keeps them in fp32 too.
         """
-        ladder = ("fp32", "tf32", "bf16", NARROW) if now.on_cuda else ("fp32", "bf16")
+        ladder = ("fp32", "tf32", "bf16", BF16_WEIGHTS) if context.on_cuda else ("fp32", "bf16")
         present = str(own.get("dtype", "fp32"))
         fewer = ladder[ladder.index(present) + 1 :] if present in ladder else ()
-        updates = now.run.spec.mode == "full"
-        has_keeper = now.recipe.techniques.get("optimizer", {}).get("impl") == KEEPER
+        updates = context.run.spec.mode == "full"
+        has_keeper = (
+            context.recipe.techniques.get("optimizer", {}).get("impl") == MASTER_WEIGHT_OPTIMIZER
+        )
         found = []
         for dtype in reversed(fewer):
-            relief = _relief(dtype, present, now)
-            if dtype != NARROW or not updates or has_keeper:
-                found.append(Offer({"dtype": dtype}, relief))
+            savings = _savings(dtype, present, context)
+            if dtype != BF16_WEIGHTS or not updates or has_keeper:
+                found.append(Suggestion({"dtype": dtype}, savings))
                 continue
-            along = {"optimizer": {"impl": KEEPER}}
-            found.append(Offer({"dtype": dtype}, {**relief, "phase:optimizer": 1.0}, along=along))
+            requires = {"optimizer": {"impl": MASTER_WEIGHT_OPTIMIZER}}
+            found.append(
+                Suggestion({"dtype": dtype}, {**savings, "phase:optimizer": 1.0}, requires=requires)
+            )
         return found
 
-    def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
+    def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Most matrix products must have run in the dtype, as the trace's ops or kernels show."""
-        asked, seen = product_dtype(str(settings["dtype"])), product_dtypes(run.ran)
+        asked, seen = product_dtype(str(settings["dtype"])), matmul_dtypes(run.ran)
         if seen and seen.get(asked, 0) <= 0.5 * sum(seen.values()):
             shown = ", ".join(f"{n} x {dtype}" for dtype, n in seen.items())
             return f"precision {asked} was asked for, but the matrix products ran as {shown}"
@@ -104,9 +108,9 @@ class Precision(Technique):
             return f"{asked} was asked for, but matmul precision was {found!r}"
         return ""
 
-    def doubt(self, settings: Mapping[str, Setting], run: Run) -> str:
+    def unverified(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Replayed graphs and generated kernels do not always tell their dtype."""
-        if product_dtypes(run.ran):
+        if matmul_dtypes(run.ran):
             return ""
         return (
             f"unverified: no matrix product in the trace tells a dtype ({settings['dtype']} asked)"
@@ -115,21 +119,21 @@ class Precision(Technique):
 
 def product_dtype(dtype: str) -> str:
     """Return how a setting multiplies matrices: fp32, tf32, bf16 or fp16."""
-    return "bf16" if dtype == NARROW else dtype
+    return "bf16" if dtype == BF16_WEIGHTS else dtype
 
 
-def _relief(setting: str, present: str, now: Situation) -> Relief:
+def _savings(setting: str, present: str, context: StepContext) -> Savings:
     """Products by the ratio of the peaks, where the card is known; 16 bits halve the bytes."""
     dtype = product_dtype(setting)
     if product_dtype(present) == dtype:  # the products stay as they are, the stream gets narrow
-        return {f"kind:{kind}": 0.5 for kind in MOVING}
-    before, after = (now.card.peak(d) if now.card else None for d in ("fp32", dtype))
+        return {f"kind:{kind}": 0.5 for kind in MEMORY_BOUND}
+    before, after = (context.card.peak(d) if context.card else None for d in ("fp32", dtype))
     share = 1 - before / after if before and after else 1.0
-    relief = {"kind:matmul fp32": share, "kind:matmul other": share}
+    savings = {"kind:matmul fp32": share, "kind:matmul other": share}
     if dtype in TORCH_NAMES:
-        relief |= {"kind:attention": share, "kind:matmul tf32": 0.5}
-        relief |= {f"kind:{kind}": 0.5 for kind in MOVING} | {"memory:activations": 0.5}
-    return relief
+        savings |= {"kind:attention": share, "kind:matmul tf32": 0.5}
+        savings |= {f"kind:{kind}": 0.5 for kind in MEMORY_BOUND} | {"memory:activations": 0.5}
+    return savings
 
 
 TECHNIQUE = Precision()

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from steplab.errors import UserError
-from steplab.spec.recipe import Setting, Settings
-from steplab.techniques.situation import Offer, Situation
+from steplab.core.errors import UserError
+from steplab.core.spec import Setting, Settings
+from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 
@@ -36,9 +36,9 @@ class Prefetch(Technique):
         """Ask for it."""
         parts.batches_ahead = int(settings["batches"])
 
-    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
         """The time in which the device waited for a batch."""
-        return [] if own else [Offer({"batches": 2}, {"term:data wait": 1.0})]
+        return [] if own else [Suggestion({"batches": 2}, {"term:data wait": 1.0})]
 
 
 TECHNIQUE = Prefetch()

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steplab.codec import decode, read_word, type_hints
-from steplab.errors import UserError, did_you_mean
-from steplab.record import Run
-from steplab.spec.recipe import Setting, Settings
-from steplab.techniques.situation import Offer, Situation
+from steplab.core import Run
+from steplab.core.codec import decode, read_word, type_hints
+from steplab.core.errors import UserError, did_you_mean
+from steplab.core.spec import Setting, Settings
+from steplab.techniques.context import StepContext, Suggestion
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ class StepParts:
     replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] | None = None
     wrap_optimizer_step: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     # The fp32 weights of parameters that were made 16-bit; an optimizer has to keep them.
-    masters: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
+    master_weights: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
     matmul_dtype: str = "fp32"  # fp32, tf32, bf16 or fp16: which peak MFU is measured against
     settle_steps: int = 0  # steps that must run before warm-up can begin (compilation, capture)
     graph_warmup: int = 0  # plain steps before the whole step is captured; 0: it is not
@@ -88,7 +88,7 @@ class Technique:
         """Raise a UserError when the settings, as data, are not valid."""
         decode(self.settings, dict(settings), name)
 
-    def clash(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
+    def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
         """Say which settings of other techniques of the recipe rule these out; "" when none do.
 
         For what `needs` and `conflicts`, which know names only, cannot tell.
@@ -99,25 +99,25 @@ class Technique:
         """Change the parts, or raise Unsupported with the reason."""
         raise NotImplementedError
 
-    def offers(self, now: Situation, own: Settings) -> list[Offer]:
+    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
         """Return what is worth trying on the step as it is: whole settings, and what they relieve.
 
         `own` is how the technique is set now; empty when the recipe has it not. By default it is
-        offered as it comes, and what it can gain is not known.
+        suggested as it comes, and what it can gain is not known.
         """
         if own:
             return []
         first = dataclasses.fields(self.settings)[0].name
-        return [Offer({first: getattr(self.settings(), first)})]
+        return [Suggestion({first: getattr(self.settings(), first)})]
 
     def remedy(self, run: Run) -> str:
         """Say what to do about a Run of it that failed, or is slower; "" when it knows nothing."""
         return ""
 
-    def deviation(self, settings: Mapping[str, Setting], run: Run) -> str:
+    def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Say how what ran differs from what was asked for; "" when it does not."""
         return ""
 
-    def doubt(self, settings: Mapping[str, Setting], run: Run) -> str:
+    def unverified(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Say why it cannot be told whether it ran as asked; "" when it can."""
         return ""

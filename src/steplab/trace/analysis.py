@@ -1,13 +1,14 @@
-"""Analysis: a Trace with every piece of work in its place. What rules, tables and pages read."""
+"""Analysis: a Trace with every piece of work attributed. What rules, tables and pages read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from steplab.record.budget import Budget
+from steplab.core.budget import Budget
 from steplab.trace.events import Codes, Ints, Trace
 
 Floats = NDArray[np.float64]
@@ -25,7 +26,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkTable:
     """One row per kernel, copy or fill; without a GPU one row per operator, by its self time.
 
     Codes index `labels`; code 0 is always UNATTRIBUTED.
@@ -72,6 +73,31 @@ class Analysis:
     trace: Trace  # whose times count
     detail: Trace | None  # whose stacks and shapes were borrowed, if another
     windows: tuple[Window, ...]
-    work: Work
+    work: WorkTable
     syncs: Syncs
     budget: Budget
+
+
+class Labels:
+    """A growing list of texts without repetition; number 0 is UNATTRIBUTED."""
+
+    def __init__(self) -> None:
+        self._codes = {UNATTRIBUTED: 0}
+
+    def code(self, text: str) -> int:
+        """Number of `text`, a new one if need be."""
+        return self._codes.setdefault(text, len(self._codes))
+
+    def codes(self, texts: Iterable[str]) -> Codes:
+        """Numbers of several texts."""
+        return np.array([self.code(text) for text in texts], np.int32)
+
+    def texts(self) -> tuple[str, ...]:
+        """All texts so far, in the order of their numbers."""
+        return tuple(self._codes)
+
+    def translated(self, trace: Trace, codes: ArrayLike, name: Callable[[str], str] = str) -> Codes:
+        """Turn numbers of `Trace.texts` into labels, each text through `name`; -1 becomes 0."""
+        distinct, where = np.unique(np.asarray(codes), return_inverse=True)
+        labels = [self.code(name(trace.texts[c])) if c >= 0 else 0 for c in distinct.tolist()]
+        return np.array(labels, np.int32)[where.ravel()]

@@ -14,12 +14,50 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.trace.events import Codes, Ints, Spans, Trace
-from steplab.trace.forward import forward_ops
-from steplab.trace.labels import Labels
+from steplab.trace.analysis import Labels
+from steplab.trace.events import Codes, Ints, Ops, Spans, Trace
 from steplab.trace.lines import MODULE, user_line
 from steplab.trace.nesting import Nest, nest
 from steplab.trace.phases import AUTOGRAD_NODE, may_be_phase, phase_of_call, phase_of_range
+
+
+def forward_ops(ops: Ops) -> Ints:
+    """For every operator of the backward the row of the forward one that made its node; else -1.
+
+    Sequence numbers are counted per thread. The backward names the forward's thread by a number
+    that no other event has; it stands for the host thread that explains most of its operators.
+    """
+    made_by = np.full(len(ops), -1, np.int64)
+    numbered = ops.sequence >= 0
+    forward = np.flatnonzero(numbered & (ops.forward_thread <= 0))
+    backward = np.flatnonzero(numbered & (ops.forward_thread > 0))
+    threads = np.unique(ops.thread[forward])
+    makers = [_makers(ops.sequence, forward[ops.thread[forward] == t]) for t in threads]
+    for number in np.unique(ops.forward_thread[backward]):
+        rows = backward[ops.forward_thread[backward] == number]
+        found = [_earlier(ops, rows, *of_thread) for of_thread in makers]
+        if found:
+            made_by[rows] = max(found, key=lambda maker: int((maker >= 0).sum()))
+    return made_by
+
+
+def _makers(sequence: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Distinct sequence numbers, and of each the operator begun last: it made the node.
+
+    Those before it only looked at the counter.
+    """
+    latest_first = rows[::-1]
+    distinct, first = np.unique(sequence[latest_first], return_index=True)
+    return distinct, latest_first[first]
+
+
+def _earlier(ops: Ops, rows: Ints, sequences: Ints, makers: Ints) -> Ints:
+    """Of each row the maker with its sequence number, if that began before it; else -1."""
+    place = np.minimum(np.searchsorted(sequences, ops.sequence[rows]), len(sequences) - 1)
+    maker = makers[place]
+    fits = (sequences[place] == ops.sequence[rows]) & (ops.start[maker] <= ops.start[rows])
+    return np.where(fits, maker, -1)
+
 
 MODULE_RANGE = "module:"
 
@@ -42,7 +80,7 @@ class Attribution:
         self.trace = trace
         self.ops = nest(trace.ops)
         self._labels = labels
-        is_node = named_so(trace, trace.ops, lambda name: name.startswith(AUTOGRAD_NODE))
+        is_node = spans_named(trace, trace.ops, lambda name: name.startswith(AUTOGRAD_NODE))
         self._nodes = nest(trace.ops, is_node | (trace.ops.forward_thread > 0))
         self._autograd_threads = np.unique(trace.ops.thread[is_node])
         self._made_by = forward_ops(trace.ops)
@@ -51,7 +89,7 @@ class Attribution:
         self._phases = _Marks(trace, trace.ranges, labels, phase_of_range)
         self._called_phases = _Marks(trace, trace.python, labels, phase_of_call)
         self._other_ranges = _outermost_ranges(trace)
-        backward = named_so(trace, trace.ranges, lambda n: phase_of_range(n) == "backward")
+        backward = spans_named(trace, trace.ranges, lambda n: phase_of_range(n) == "backward")
         self._backward = nest(trace.ranges, backward, across_threads=True)
 
     def at(self, thread: Ints, time: Ints) -> Places:
@@ -123,7 +161,7 @@ class _Marks:
         return np.where(code >= 0, _at(self._labels, code), 0).astype(np.int32)
 
 
-def named_so(trace: Trace, spans: Spans, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+def spans_named(trace: Trace, spans: Spans, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
     """Tell for every span whether its name is wanted; each name is asked for once."""
     used = np.bincount(spans.name, minlength=len(trace.texts)) > 0
     chosen = [bool(u) and wanted(text) for u, text in zip(used, trace.texts, strict=True)]
@@ -147,7 +185,7 @@ def _class_of_call(name: str) -> str | None:
 
 
 def _outermost_ranges(trace: Trace) -> Nest:
-    chosen = named_so(trace, trace.ranges, may_be_phase)
+    chosen = spans_named(trace, trace.ranges, may_be_phase)
     return nest(trace.ranges, chosen & (nest(trace.ranges, chosen).parents() < 0))
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from steplab.trace.analysis import Syncs, Work
+from steplab.trace.analysis import Syncs, WorkTable
 from steplab.trace.events import Ints
 
 
-def borrow_work(lean: Work, detail: Work, step: int) -> tuple[Work, float]:
+def borrow_work(lean: WorkTable, detail: WorkTable, step: int) -> tuple[WorkTable, float]:
     """Return `lean` with the attribution of `detail`'s step number `step`, and the share found.
 
     Both count in the same labels. The share is of the time of the work inside steps. A phase
@@ -41,7 +41,7 @@ def borrow_syncs(lean: Syncs, detail: Syncs, step: int) -> Syncs:
     """Return `lean` with the lines of `detail`'s step: the n-th call of a name by an operator."""
     rows = np.flatnonzero(detail.step == step)
     scale = 1 + int(max(lean.op.max(initial=0), detail.op.max(initial=0)))
-    row = matched(
+    row = match_rows(
         lean.call.astype(np.int64) * scale + lean.op,
         lean.step,
         (lean.start,),
@@ -53,7 +53,7 @@ def borrow_syncs(lean: Syncs, detail: Syncs, step: int) -> Syncs:
     return replace(lean, line=np.where(row >= 0, detail.line[rows[row]], lean.line))
 
 
-def matched(
+def match_rows(
     key: Ints, step: Ints, order: tuple[Ints, ...], other_key: Ints, other_order: tuple[Ints, ...]
 ) -> Ints:
     """Return for every row its partner's row, -1 for none.
@@ -79,7 +79,7 @@ def matched(
     return partner
 
 
-def _same_work(lean: Work, detail: Work, rows: Ints) -> Ints:
+def _same_work(lean: WorkTable, detail: WorkTable, rows: Ints) -> Ints:
     """Rows of `detail` by phase and name; by name alone where the lean trace has no phase.
 
     In a replayed CUDA graph all kernels have one launch: there the device's order counts.
@@ -90,7 +90,7 @@ def _same_work(lean: Work, detail: Work, rows: Ints) -> Ints:
     def partners(with_phase: int) -> Ints:
         key = lean.phase.astype(np.int64) * scale * with_phase + lean.name
         other = (detail.phase.astype(np.int64) * scale * with_phase + detail.name)[rows]
-        return matched(key, lean.step, orders[0], other, orders[1])
+        return match_rows(key, lean.step, orders[0], other, orders[1])
 
     by_phase = partners(1)
     by_name = np.where(lean.phase == 0, partners(0), -1)

@@ -2,35 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.record.budget import TERMS, Budget, Category, StepBudget
-from steplab.trace.analysis import Floats, Syncs, Window, Work
-from steplab.trace.costs import card_of, device_name_of, peak_sources
-from steplab.trace.cut import without_cut
-from steplab.trace.events import KERNEL, Ints, Trace
-from steplab.trace.gaps import (
-    begun_in,
-    data_ranges,
-    host_events,
-    idle_terms,
-    launch_calls,
-    operators,
-)
-from steplab.trace.intervals import NOTHING, Intervals, union_of
+from steplab.core.budget import TERMS, Budget, Category, StepBudget
+from steplab.trace.analysis import Floats, Syncs, Window, WorkTable
+from steplab.trace.events import KERNEL, Ints, Spans, Trace
+from steplab.trace.intervals import EMPTY, Intervals, union
+from steplab.trace.phases import phase_of_range
+from steplab.trace.roofline import peak_sources, trace_card, trace_device_name
+from steplab.trace.windows import drop_cut_step
+
+IDLE_TERMS = ("data wait", "synchronization", "launch", "dispatch")
+
+
+def idle_terms(
+    trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs
+) -> Mapping[str, Intervals]:
+    """Return the idle instants of the device by term; `work` holds the rows of trace.device.
+
+    A gap that device work k ends is known from k's launch: before the launch call returned the
+    host was late, for a reason that its data ranges and sync calls tell; after that the device
+    was. A gap without a known launch is explained by the host's own events, as far as they cover.
+    """
+    start, end, row = _bounds(windows, work)
+    launched = _launch_times(trace, work, start, row)
+    known = launched >= 0
+    until = np.clip(launched, start, end)
+    late = union(start[known], until[known])
+    unclear = union(start[~known], end[~known])
+    open_ = late | unclear
+    data = data_ranges(trace) & open_
+    sync = (union(syncs.start, syncs.start + syncs.duration) & open_) - data
+    launch = (late | (unclear & host_events(trace))) - data - sync
+    dispatch = union(until[known], end[known])
+    return dict(zip(IDLE_TERMS, (data, sync, launch, dispatch), strict=True))
+
+
+def idle_before(
+    trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs, window: Window
+) -> Mapping[str, Floats]:
+    """Return by term the idle ns of a window that each row of `work` ended by starting.
+
+    One entry more than `work` has rows: the last holds what no work ended. The entries of a term
+    sum to what the budget has for it in the window.
+    """
+    start, end, row = _bounds(windows, work)
+    ended_by = np.where(row >= 0, row, len(work))
+    low, high = (np.clip(border, window.start, window.end) for border in (start, end))
+
+    def by_row(instants: Intervals) -> Floats:
+        ns = instants.within(low, high)
+        return np.bincount(ended_by, ns, len(work) + 1).astype(np.float64)
+
+    terms = idle_terms(trace, windows, work, syncs)
+    return {name: by_row(instants) for name, instants in terms.items()}
+
+
+def launch_calls(trace: Trace) -> Ints:
+    """Return when the host calls began that started device work, ns; a replayed graph is one."""
+    return trace.calls.start[np.isin(trace.calls.correlation, trace.device.correlation)]
+
+
+def count_in(times: Ints, window: Window) -> int:
+    """Return how many of the sorted times lie in a step."""
+    return int(np.diff(np.searchsorted(times, (window.start, window.end)))[0])
+
+
+def data_ranges(trace: Trace) -> Intervals:
+    """Return when the thread of the steps was fetching a batch; others may fetch ahead."""
+    ranges = trace.ranges
+    is_data = _named(trace, lambda name: phase_of_range(name) == "data")[ranges.name]
+    is_step = ~_named(trace, _is_no_step)[ranges.name]
+    if is_step.any():
+        is_data &= np.isin(ranges.thread, ranges.thread[is_step])
+    return union(ranges.start[is_data], ranges.end[is_data])
+
+
+def host_events(trace: Trace) -> Intervals:
+    """Return when the host was in anything recorded; a step's own range explains nothing."""
+    ranges = _cover(trace.ranges, _named(trace, _is_no_step))
+    return ranges | operators(trace) | _cover(trace.calls) | _cover(trace.python)
+
+
+def operators(trace: Trace) -> Intervals:
+    """Return when the host was in an operator; old traces have steps among them."""
+    return _cover(trace.ops, _named(trace, _is_no_step))
+
+
+def _is_no_step(name: str) -> bool:
+    return not name.startswith("ProfilerStep#")
+
+
+def _named(trace: Trace, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+    return np.array([wanted(text) for text in trace.texts], bool)
+
+
+def _cover(spans: Spans, wanted: NDArray[np.bool_] | None = None) -> Intervals:
+    """Return the union of spans; `wanted` picks by name, one entry per text of the trace."""
+    rows = slice(None) if wanted is None else wanted[spans.name]
+    return union(spans.start[rows], spans.end[rows])
+
+
+def _bounds(windows: Sequence[Window], work: WorkTable) -> tuple[Ints, Ints, Ints]:
+    """Return start, end and the Work row that ends it of every gap, borders of the trace too."""
+    busy = union(work.start, work.start + work.duration)
+    low = min([window.start for window in windows] + busy.start[:1].tolist())
+    high = max([window.end for window in windows] + busy.end[-1:].tolist())
+    start = np.concatenate(([low], busy.end))
+    end = np.concatenate((busy.start, [high]))
+    row = np.concatenate((np.searchsorted(work.start, busy.start, "left"), [-1]))
+    some = start < end
+    return start[some], end[some], row[some]
+
+
+def _launch_times(trace: Trace, work: WorkTable, start: Ints, row: Ints) -> Ints:
+    """Return when the launch call of each gap's next work returned; -1 where that is unknown.
+
+    Work of a replayed graph that is already running needs no further launch.
+    """
+    launched = np.where(row >= 0, work.launched[row], -1)
+    correlation = trace.device.correlation
+    before = np.maximum(row, 1) - 1
+    same_call = (row > 0) & (correlation[row] == correlation[before]) & (launched >= 0)
+    return np.where(same_call, start, launched)
+
 
 COMMUNICATION = "communication"  # the category, and the term of the same name
 MS = 1e-6  # per ns
 
 
-def budget_of(
+def time_budget(
     trace: Trace,
     windows: Sequence[Window],
-    work: Work,
+    work: WorkTable,
     syncs: Syncs,
     device_name: str = "",
 ) -> Budget:
@@ -43,15 +151,15 @@ def budget_of(
         steps = _host_steps(trace, windows, work)
         note = "no device in the trace: operators count as kernels, and the ideal is unknown"
         return Budget(steps, on_device=False, notes=(note,))
-    whole, remarks = without_cut(windows, work)
+    whole, remarks = drop_cut_step(windows, work)
     steps = _device_steps(trace, whole, work, syncs)
-    card = card_of(trace, device_name)
+    card = trace_card(trace, device_name)
     dtypes = [work.labels[code] for code in np.unique(work.matmul_dtype) if code > 0]
     peaks = peak_sources(card, dtypes) if card else {}
     budget = Budget(steps, on_device=True, peaks=peaks)
     notes = [_launch_note(trace, whole, budget.typical.number), *remarks]
     if card is None:
-        name = device_name or device_name_of(trace)
+        name = device_name or trace_device_name(trace)
         missing = f"{name} is not in the catalog" if name else "the trace does not name its device"
         notes.append(f"{missing}: the ideal is unknown")
     return replace(budget, notes=tuple(notes))
@@ -59,20 +167,20 @@ def budget_of(
 
 def _launch_note(trace: Trace, windows: Sequence[Window], number: int) -> str:
     window = next(window for window in windows if window.number == number)
-    calls = begun_in(launch_calls(trace), window)
-    begun = begun_in(trace.device.start, window)
+    calls = count_in(launch_calls(trace), window)
+    begun = count_in(trace.device.start, window)
     return f"{calls:,} launch calls by the host; {begun:,} kernels, copies and fills on the device"
 
 
 def _device_steps(
-    trace: Trace, windows: Sequence[Window], work: Work, syncs: Syncs
+    trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs
 ) -> tuple[StepBudget, ...]:
     is_kernel = trace.device.kind == KERNEL
     talks = np.array([label == COMMUNICATION for label in work.labels])[work.category]
     end = work.start + work.duration
-    kernels = union_of(work.start[is_kernel & ~talks], end[is_kernel & ~talks])
-    communication = union_of(work.start[is_kernel & talks], end[is_kernel & talks]) - kernels
-    copies = union_of(work.start[~is_kernel], end[~is_kernel]) - kernels - communication
+    kernels = union(work.start[is_kernel & ~talks], end[is_kernel & ~talks])
+    communication = union(work.start[is_kernel & talks], end[is_kernel & talks]) - kernels
+    copies = union(work.start[~is_kernel], end[~is_kernel]) - kernels - communication
     sets = {
         "kernels": kernels,
         "communication": communication,
@@ -83,7 +191,7 @@ def _device_steps(
     return _steps(windows, sets, [running.categories(work, window) for window in windows])
 
 
-def _host_steps(trace: Trace, windows: Sequence[Window], work: Work) -> tuple[StepBudget, ...]:
+def _host_steps(trace: Trace, windows: Sequence[Window], work: WorkTable) -> tuple[StepBudget, ...]:
     """Without a device: operators, then fetching data, then whatever else was recorded."""
     ops = operators(trace)
     data = data_ranges(trace) - ops
@@ -98,7 +206,7 @@ def _steps(
     categories: Sequence[tuple[Category, ...]],
 ) -> tuple[StepBudget, ...]:
     start, end = ([getattr(w, border) for w in windows] for border in ("start", "end"))
-    ns = {name: sets.get(name, NOTHING).within(start, end).tolist() for name in TERMS}
+    ns = {name: sets.get(name, EMPTY).within(start, end).tolist() for name in TERMS}
     return tuple(
         StepBudget(
             number=window.number,
@@ -122,14 +230,14 @@ class _Running:
     ideal: Floats  # ns
 
     @staticmethod
-    def of(work: Work, rows: Ints) -> _Running:
+    def of(work: WorkTable, rows: Ints) -> _Running:
         start, duration = work.start[rows], work.duration[rows]
         reached = np.maximum.accumulate(start + duration)
         own = np.maximum(start, np.concatenate((start[:1], reached[:-1])))
         ideal = np.minimum(work.ideal[rows], duration)
         return _Running(rows, start, start + duration, own, reached, ideal)
 
-    def categories(self, work: Work, window: Window) -> tuple[Category, ...]:
+    def categories(self, work: WorkTable, window: Window) -> tuple[Category, ...]:
         """Sum one window by category.
 
         The ideal of a kernel counts in full even where an earlier one hides it: the device has
@@ -144,7 +252,7 @@ class _Running:
         return _by_category(work, self.rows[some], counted, begun, self.ideal[some] * part)
 
 
-def _host_categories(work: Work, window: Window, ops: Intervals) -> tuple[Category, ...]:
+def _host_categories(work: WorkTable, window: Window, ops: Intervals) -> tuple[Category, ...]:
     """Self times of the operators, scaled to sum to the time in which any of them ran."""
     rows = np.arange(*np.searchsorted(work.start, (window.start, window.end)))
     self_time = work.duration[rows].astype(np.float64)
@@ -154,25 +262,25 @@ def _host_categories(work: Work, window: Window, ops: Intervals) -> tuple[Catego
 
 
 def _by_category(
-    work: Work, rows: Ints, counted: Floats, begun: NDArray[np.bool_], ideal: Floats
+    work: WorkTable, rows: Ints, counted: Floats, begun: NDArray[np.bool_], ideal: Floats
 ) -> tuple[Category, ...]:
     """Sum ns by category; rows without a model have a nan in `ideal`."""
     code = work.category[rows]
-    modelled = np.isfinite(ideal) & ((counted > 0) | (ideal > 0))
+    modeled = np.isfinite(ideal) & ((counted > 0) | (ideal > 0))
 
     def total(values: Floats | NDArray[np.bool_]) -> Floats:
         return np.bincount(code, values, len(work.labels)).astype(np.float64)
 
     ms, launches = total(counted) * MS, total(begun)
-    ideal_ms = total(np.where(modelled, ideal, 0.0)) * MS
-    modelled_ms, models = total(np.where(modelled, counted, 0.0)) * MS, total(modelled)
+    ideal_ms = total(np.where(modeled, ideal, 0.0)) * MS
+    modeled_ms, models = total(np.where(modeled, counted, 0.0)) * MS, total(modeled)
     found = [
         Category(
             name=work.labels[i],
             ms=float(ms[i]),
             launches=int(launches[i]),
             ideal_ms=float(ideal_ms[i]) if models[i] else None,
-            modelled_ms=float(modelled_ms[i]),
+            modeled_ms=float(modeled_ms[i]),
         )
         for i in np.flatnonzero((ms > 0) | (launches > 0)).tolist()
     ]

@@ -11,15 +11,125 @@ import json
 import re
 
 from steplab.hardware.kernel_names import attention_backend, matmul_class
-from steplab.trace.op_categories import ADDING, PRODUCTS, category_of_op
-from steplab.trace.triton_names import category_of_triton
+
+ADDING_OPS = frozenset(
+    ("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::addmv", "aten::addr")
+)
+PRODUCT_OPS = ADDING_OPS | frozenset(
+    (
+        *("aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::vdot", "aten::_grouped_mm"),
+        *("aten::_scaled_mm", "aten::_scaled_grouped_mm", "aten::_int_mm"),
+        *("aten::mkldnn_linear", "aten::mkldnn_linear_backward_input"),
+        *("aten::mkldnn_linear_backward_weights", "aten::mkldnn_convolution"),
+        *("aten::cudnn_convolution", "aten::miopen_convolution", "aten::convolution_backward"),
+        *("aten::_slow_conv2d_forward", "aten::_slow_conv2d_backward", "aten::slow_conv3d_forward"),
+        *("mkldnn::_linear_pointwise", "mkldnn::_convolution_pointwise", "mkl::_mkl_linear"),
+    )
+)
+
+_NAMES = {
+    "normalization": (
+        "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward "
+        "native_batch_norm native_batch_norm_backward native_group_norm native_group_norm_backward "
+        "_batch_norm_impl_index cudnn_batch_norm cudnn_batch_norm_backward"
+    ),
+    "softmax": (
+        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data logsumexp "
+        "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward"
+    ),
+    "reduction": (
+        "sum mean amax amin max min argmax argmin any all norm linalg_vector_norm var std var_mean "
+        "prod cumsum cumprod _foreach_norm aminmax median logcumsumexp"
+    ),
+    "copy": "copy_ cat _cat constant_pad_nd repeat_interleave roll flip _pin_memory",
+    "memset": "fill_ zero_",
+    "embedding": "embedding index_select embedding_dense_backward embedding_renorm_ _embedding_bag",
+    "sort and index": (
+        "sort topk gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ "
+        "index index_put_ _index_put_impl_ index_add index_add_ index_copy_ index_fill_ nonzero "
+        "masked_select masked_scatter_ bincount histc searchsorted bucketize _unique2 take "
+        "kthvalue multinomial"
+    ),
+    "elementwise": (
+        "add sub rsub mul div neg pow sqrt rsqrt exp exp2 expm1 log log2 log1p sigmoid silu "
+        "gelu relu tanh sin cos erf abs sign reciprocal square floor ceil round threshold clamp "
+        "clamp_min clamp_max where addcmul addcdiv lerp masked_fill eq ne lt le gt ge "
+        "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_xor "
+        "bitwise_not maximum minimum normal uniform random bernoulli exponential log_normal "
+        "native_dropout softplus elu leaky_relu hardtanh hardswish mish logit glu fmod "
+        "remainder isnan isfinite isinf arange tril triu hypot atan2 mse_loss smooth_l1_loss "
+        "huber_loss nan_to_num polar angle complex fill_diagonal im2col col2im "
+        "upsample_nearest2d"
+    ),
+}
+_CATEGORY = {name: category for category, names in _NAMES.items() for name in names.split()}
+_ATTENTIONS = (
+    ("attention flash", r"_flash_attention(_forward|_backward|_for_cpu|_for_cpu_backward)$"),
+    ("attention cudnn", r"_cudnn_attention(_forward|_backward)?$"),
+    ("attention efficient", r"_efficient_attention(_forward|_backward)?$"),
+)
+_FRAMES = re.compile(r"c10d::|nccl:|gloo:|record_param_comms")
+
+
+def listed_category(op: str) -> str | None:
+    """Return the category of an operator other than a matrix product; None: it has none."""
+    if _FRAMES.match(op):
+        return "communication"
+    for category, pattern in _ATTENTIONS:
+        if re.search(pattern, op):
+            return category
+    name = op.removeprefix("aten::")
+    if name == op:
+        return None
+    if name in _CATEGORY:
+        return _CATEGORY[name]
+    if name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")):
+        return "optimizer"
+    # In place, and the backward of elementwise functions: add_, threshold_backward.
+    plain = name.removesuffix("_").removesuffix("_backward")
+    return "elementwise" if _CATEGORY.get(plain) == "elementwise" else None
+
+
+_NAME = re.compile(r"(?:triton_(?P<kind>poi|red|per|tem|mm|for|spl)|cpp)_fused_(?P<ops>\w*?)_?\d*")
+_MOVES = frozenset(
+    "clone copy to view transpose permute t cat stack expand slice split unsqueeze squeeze select "
+    "constant pad nd reshape unsafe as strided contiguous".split()
+)
+# The first that is found decides.
+_INSIDE = (
+    (r"layer_norm|rms_norm|group_norm|batch_norm", "normalization"),
+    (r"softmax|logsumexp|nll_loss|cross_entropy", "softmax"),
+    (r"embedding", "embedding"),
+    (r"sort|topk|scatter|gather|index_put|index_add|nonzero", "sort and index"),
+)
+
+
+def inductor_category(kernel: str) -> str | None:
+    """Return the category of an Inductor kernel; "matmul " for a product; None: not Inductor's."""
+    parts = _NAME.fullmatch(kernel)
+    if parts is None:
+        return None
+    kind, ops = parts["kind"], parts["ops"]
+    if kind in ("tem", "mm"):
+        return "attention triton" if re.search("attention", ops) else "matmul "
+    if kind == "for":
+        return "optimizer"
+    for pattern, category in _INSIDE:
+        if re.search(pattern, ops):
+            return category
+    if kind in ("red", "per", "spl"):
+        # A mean of squares under a root is a norm that was written out.
+        return "normalization" if "rsqrt" in ops else "reduction"
+    words = {word for word in ops.split("_") if word}
+    return "copy" if words and words <= _MOVES else "elementwise"
+
 
 CATEGORIES = (
     *("matmul fp32 simt", "matmul tf32", "matmul bf16", "matmul fp16", "matmul fp8"),
     "matmul other",
     *("attention flash", "attention cudnn", "attention efficient", "attention triton"),
     "attention other",
-    *("normalisation", "softmax", "elementwise", "reduction", "copy", "memset", "optimizer"),
+    *("normalization", "softmax", "elementwise", "reduction", "copy", "memset", "optimizer"),
     *("embedding", "sort and index", "communication", "other"),
 )
 MATMUL = "matmul "  # how the categories of matrix products begin
@@ -45,7 +155,7 @@ _KERNELS = tuple(
         (
             r"([Ll]ayer|[Rr]ms|RMS|[Gg]roup|[Bb]atch|instance)_?[Nn]orm|\bbn_[fb]w_"
             r"|GammaBeta|RowwiseMoments|InternalGradients|Compute(Backward)?FusedParams",
-            "normalisation",
+            "normalization",
         ),
         (r"[Ss]oft_?[Mm]ax|nll_loss|cross_entropy|logsumexp", "softmax"),
         (r"rotary|rope|upsample|_with_index", "elementwise"),
@@ -93,7 +203,7 @@ _SPELLED = (
 
 
 @functools.lru_cache(maxsize=65536)
-def category_of(kernel: str, op: str = "", dtypes: str = "") -> str:
+def kernel_category(kernel: str, op: str = "", dtypes: str = "") -> str:
     """Return the category of a kernel; `op` is the innermost operator around its launch.
 
     `dtypes` are the types of that operator's inputs, as the profiler wrote them: JSON.
@@ -112,20 +222,20 @@ def category_of(kernel: str, op: str = "", dtypes: str = "") -> str:
     dtype = matmul_class(kernel)
     if dtype or _PRODUCT.search(kernel):
         return product_category(dtype or _product_dtype(kernel, op, dtypes))
-    triton = category_of_triton(kernel)
+    triton = inductor_category(kernel)
     if triton == MATMUL:
         return product_category(_input_dtype(op, dtypes), plain_units=False)
     if triton:
         return triton
     found = next((category for pattern, category in _KERNELS if pattern.search(kernel)), None)
-    return found or operator_category(op, dtypes)
+    return found or op_category(op, dtypes)
 
 
-def operator_category(op: str, dtypes: str = "") -> str:
+def op_category(op: str, dtypes: str = "") -> str:
     """Return the category of an operator that does its work itself, as all do on a CPU."""
-    if op in PRODUCTS:
+    if op in PRODUCT_OPS:
         return product_category(_input_dtype(op, dtypes))
-    return category_of_op(op) or category_of_triton(op) or "other"
+    return listed_category(op) or inductor_category(op) or "other"
 
 
 def product_category(dtype: str | None, plain_units: bool = True) -> str:
@@ -140,7 +250,7 @@ def product_category(dtype: str | None, plain_units: bool = True) -> str:
 
 def _other_attention(kernel: str, op: str) -> str:
     """Attention whose name is of no known backend: by its operator; Triton's are plain words."""
-    known = category_of_op(op) or ""
+    known = listed_category(op) or ""
     if known.startswith(ATTENTION):
         return known
     plain = re.fullmatch(r"\w+", kernel) is not None and not re.search(r"fmha|Sm\d+", kernel)
@@ -170,5 +280,5 @@ def _input_dtype(op: str, dtypes: str) -> str | None:
     """What an operator multiplies, by its first factor; None: not recorded or not a float."""
     if not dtypes:
         return None
-    types = [word for word in json.loads(dtypes)[1 if op in ADDING else 0 :] if word in _DTYPES]
+    types = [word for word in json.loads(dtypes)[1 if op in ADDING_OPS else 0 :] if word in _DTYPES]
     return _DTYPES[types[0]] if types else None

@@ -18,7 +18,7 @@ _ONLY_A = np.array([False, True, False, False])
 class Intervals:
     """Half-open intervals [start, end) in ns: sorted, none empty, none touching the next.
 
-    Build it with `union_of`; the constructor trusts its arguments.
+    Build it with `union`; the constructor trusts its arguments.
     """
 
     start: Ints
@@ -30,7 +30,7 @@ class Intervals:
     def __or__(self, other: Intervals) -> Intervals:
         """Instants in one or both."""
         both = np.concatenate((self.start, other.start)), np.concatenate((self.end, other.end))
-        return union_of(*both)
+        return union(*both)
 
     def __and__(self, other: Intervals) -> Intervals:
         """Instants in both."""
@@ -67,13 +67,13 @@ class Intervals:
         return lengths[begun] - np.where(begun > 0, still_to_come, 0)
 
 
-def union_of(start: ArrayLike, end: ArrayLike) -> Intervals:
+def union(start: ArrayLike, end: ArrayLike) -> Intervals:
     """Return the set that spans of any order and overlap cover; empty spans cover nothing."""
     starts, ends = np.asarray(start, np.int64), np.asarray(end, np.int64)
     some = starts < ends
     starts, ends = starts[some], ends[some]
     if not len(starts):
-        return NOTHING
+        return EMPTY
     # Timsort: linear where the input is made of a few sorted runs, as tables of a trace are.
     order = np.argsort(starts, kind="stable")
     starts, reached = starts[order], np.maximum.accumulate(ends[order])
@@ -83,7 +83,7 @@ def union_of(start: ArrayLike, end: ArrayLike) -> Intervals:
     return Intervals(starts[first], reached[last])
 
 
-NOTHING = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
+EMPTY = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def _combine(a: Intervals, b: Intervals, stays: NDArray[np.bool_]) -> Intervals:
@@ -92,4 +92,4 @@ def _combine(a: Intervals, b: Intervals, stays: NDArray[np.bool_]) -> Intervals:
     order = np.argsort(times, kind="stable")
     times, place = times[order], np.cumsum(changes[order])
     kept = stays[place[:-1]] & (times[1:] > times[:-1])
-    return union_of(times[:-1][kept], times[1:][kept])
+    return union(times[:-1][kept], times[1:][kept])

@@ -7,12 +7,12 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.errors import UserError, did_you_mean
-from steplab.record.table import Cell, Column, Table
-from steplab.trace.analysis import Analysis, Floats, Work
-from steplab.trace.attribution import named_so
+from steplab.core.errors import UserError, did_you_mean
+from steplab.core.table import Cell, Column, Table
+from steplab.trace.analysis import Analysis, Floats, WorkTable
+from steplab.trace.attribution import spans_named
 from steplab.trace.events import Ints
-from steplab.trace.launches import launches_of
+from steplab.trace.host_calls import find_launches
 from steplab.trace.nesting import nest
 from steplab.trace.phases import AUTOGRAD_NODE
 
@@ -47,7 +47,9 @@ def kernel_table(
     total = work.duration[mask].sum()
     shown = groups if top is None else groups[:top]
     rows = [
-        _statistics(work.duration[r] / 1e3, total, steps, readable(_text(work, work.name[r[0]])))
+        _statistics(
+            work.duration[r] / 1e3, total, steps, short_kernel_name(_text(work, work.name[r[0]]))
+        )
         for r in shown
     ]
     rest = groups[len(shown) :]
@@ -59,7 +61,7 @@ def kernel_table(
     return Table(f"{what}{where}, {_steps(steps)}", _KERNEL_COLUMNS, tuple(rows), note)
 
 
-def phases_of(analysis: Analysis) -> tuple[str, ...]:
+def phases_by_time(analysis: Analysis) -> tuple[str, ...]:
     """Return the phases that have work inside steps, most time first."""
     work = analysis.work
     inside = work.step >= 0
@@ -68,7 +70,7 @@ def phases_of(analysis: Analysis) -> tuple[str, ...]:
     return tuple(work.labels[c] for c in present[np.argsort(-spent[present], kind="stable")])
 
 
-def readable(kernel: str, longest: int = NAME_WIDTH) -> str:
+def short_kernel_name(kernel: str, longest: int = NAME_WIDTH) -> str:
     """Return a kernel's name without what all C++ kernels share, at most `longest` characters.
 
     The middle is left out, not the end: that often tells apart what begins alike.
@@ -89,7 +91,7 @@ def _chosen(
     mask: Mask = work.step >= 0
     where = ""
     if phase is not None:
-        _check("phase", phase, phases_of(analysis))
+        _check("phase", phase, phases_by_time(analysis))
         mask = mask & (work.phase == work.labels.index(phase))
         where += f" of phase {phase}"
     if range_name is not None:
@@ -108,11 +110,11 @@ def _chosen(
 def _in_range(analysis: Analysis, name: str) -> Mask:
     """Work launched while a range was open on its thread, or on any one for autograd's threads."""
     trace = analysis.trace
-    spans = named_so(trace, trace.ranges, name.__eq__)
+    spans = spans_named(trace, trace.ranges, name.__eq__)
     if not spans.any():
         _check("range", name, {trace.text(code) for code in np.unique(trace.ranges.name).tolist()})
     thread, time = _launch_points(analysis)
-    nodes = named_so(trace, trace.ops, lambda op: op.startswith(AUTOGRAD_NODE))
+    nodes = spans_named(trace, trace.ops, lambda op: op.startswith(AUTOGRAD_NODE))
     engine = np.isin(thread, np.unique(trace.ops.thread[nodes]))
     anywhere = nest(trace.ranges, spans, across_threads=True)
     meanwhile = anywhere.innermost(np.zeros_like(thread), time) >= 0
@@ -121,7 +123,7 @@ def _in_range(analysis: Analysis, name: str) -> Mask:
 
 def _launch_points(analysis: Analysis) -> tuple[Ints, Ints]:
     if analysis.budget.on_device:
-        launches = launches_of(analysis.trace)
+        launches = find_launches(analysis.trace)
         return launches.thread, launches.called
     ops = analysis.trace.ops
     return ops.thread.astype(np.int64), ops.start
@@ -132,7 +134,7 @@ def _check(kind: str, name: str, known: set[str] | tuple[str, ...]) -> None:
         raise UserError(f"The trace has no {kind} {name!r}.", did_you_mean(name, known))
 
 
-def _by_name(work: Work, mask: Mask) -> list[Ints]:
+def _by_name(work: WorkTable, mask: Mask) -> list[Ints]:
     """Rows of each name, the name with most time first."""
     rows = np.flatnonzero(mask)
     rows = rows[np.argsort(work.name[rows], kind="stable")]
@@ -157,5 +159,5 @@ def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
 
 
-def _text(work: Work, code: int) -> str:
+def _text(work: WorkTable, code: int) -> str:
     return work.labels[code]

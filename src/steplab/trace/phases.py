@@ -29,7 +29,7 @@ _INNER = re.compile(r"ProfilerStep#|module:|##? |nccl:|gloo:|c10d::|FSDP::|Torch
 # Our own ranges around all phases: what a replayed graph does in there, the detailed step tells.
 _AROUND = {"step", "replay"}
 # Our own wait for the step before, so that the host is never further ahead: no fault of the step.
-PACE = "wait for the step before"
+PACING_RANGE = "wait for the step before"
 _CALLS = (
     (re.compile(re.escape(MODULE)), "forward"),
     (re.compile(r"torch/_tensor\.py\(\d+\): backward$"), "backward"),

@@ -1,4 +1,4 @@
-"""Step windows: what the profiler called ProfilerStep#N."""
+"""Step windows: what the profiler called ProfilerStep#N, and whether the first one is cut."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from steplab.trace.analysis import Window
+from steplab.trace.analysis import Window, WorkTable
 from steplab.trace.events import Ints, Spans, Trace
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
-def windows_of(trace: Trace) -> tuple[Window, ...]:
+def step_windows(trace: Trace) -> tuple[Window, ...]:
     """Return the steps of a trace in order, none overlapping; without steps one window for all.
 
     Old traces count steps among the operators. Where several threads or profilers marked the
@@ -61,3 +61,38 @@ def _apart(marks: Iterable[Window]) -> list[Window]:
         else:
             kept.append(mark)
     return kept
+
+
+# Of the device's time in a step, by work whose launch nobody saw. A host that is ahead of the
+# device by a step makes it all of the first one and none of the others.
+CUT_SHARE = 0.05
+
+
+def drop_cut_step(
+    windows: Sequence[Window], work: WorkTable
+) -> tuple[Sequence[Window], tuple[str, ...]]:
+    """Return the whole steps, and a remark where the first is cut; the only one stays."""
+    if not first_is_cut(windows[0], work):
+        return windows, ()
+    seen = "it shows work launched before the recording"
+    if len(windows) == 1:
+        return windows, (f"the only step is cut: {seen}; record more steps in a cycle",)
+    return windows[1:], (f"the first step is left out: {seen}",)
+
+
+def first_is_cut(first: Window, work: WorkTable) -> bool:
+    """Whether the first step shows the work of one that was launched before.
+
+    Of that work only what began after the recording did is there, without operator and shapes:
+    idle time would be seen where the device was busy, and ideals would be missing. A trace that
+    knows no launches later on either is not cut.
+    """
+    here = (work.start >= first.start) & (work.start < first.end)
+    later = work.start >= first.end
+    return _unseen(work, here, 0.0) > CUT_SHARE >= _unseen(work, later, 1.0)
+
+
+def _unseen(work: WorkTable, rows: NDArray[np.bool_], without: float) -> float:
+    """The share of the rows' time whose launch is not known; `without` any rows."""
+    total = work.duration[rows].sum()
+    return float(work.duration[rows & (work.launched < 0)].sum() / total) if total else without

@@ -1,17 +1,20 @@
-"""Ceilings: the most that an offer can gain, by the time budget of the step. No torch."""
+"""Ceilings: the most that a suggestion can gain, by the time budget of the step. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from steplab import units
-from steplab.record import Run
-from steplab.record.budget import Budget, StepBudget
-from steplab.techniques.situation import Objective, Relief
+from steplab.core import Run, units
+from steplab.core.budget import Budget, StepBudget
+from steplab.techniques.context import Objective, Savings
 
-WORTH = 0.02  # a ceiling below this share of the step, or of its peak, is not worth a try
-STARVED = ("launch", "dispatch", "synchronisation")  # terms in which the device waits for the host
+MIN_SHARE = 0.02  # a ceiling below this share of the step, or of its peak, is not worth a try
+STARVED_TERMS = (
+    "launch",
+    "dispatch",
+    "synchronization",
+)  # terms in which the device waits for the host
 THEIR_WAITS = "idle:waiting for these"
 
 
@@ -24,20 +27,20 @@ class Ceiling:
     parts: str
 
 
-def serves(relief: Relief, objective: Objective) -> bool:
-    """Whether an offer is one for the objective; one that names nothing may serve any."""
-    return not relief or bool(_wanted(relief, objective))
+def serves(savings: Savings, objective: Objective) -> bool:
+    """Whether a suggestion is one for the objective; one that names nothing may serve any."""
+    return not savings or bool(_for_objective(savings, objective))
 
 
 def ceiling(
-    relief: Relief, run: Run, known: Mapping[str, float], objective: Objective
+    savings: Savings, run: Run, known: Mapping[str, float], objective: Objective
 ) -> Ceiling | None:
-    """Return the most that `relief` can give back; None where some part is not known.
+    """Return the most that `savings` can give back; None where some part is not known.
 
     `known` has ms of parts ("op:attention", "phase:optimizer") that the Run itself does not tell,
     and for which the device waited before the kernels of an op ("idle:attention").
     """
-    wanted = _wanted(relief, objective)
+    wanted = _for_objective(savings, objective)
     sizes = {part: _size(part, run, known) for part in wanted}
     if not wanted or any(size is None for size in sizes.values()):
         return None
@@ -49,9 +52,9 @@ def ceiling(
     return Ceiling(total, total / whole if whole else 0.0, _parts(gains, show))
 
 
-def _wanted(relief: Relief, objective: Objective) -> Relief:
+def _for_objective(savings: Savings, objective: Objective) -> Savings:
     in_bytes = objective == "memory"
-    return {p: share for p, share in relief.items() if p.startswith("memory:") == in_bytes}
+    return {p: share for p, share in savings.items() if p.startswith("memory:") == in_bytes}
 
 
 def step_ms(run: Run) -> float:
@@ -103,20 +106,20 @@ def launch_share(typical: StepBudget, run: Run) -> float:
     return max(0.0, 1 - max(0.0, added) / spent) if spent else 1.0
 
 
-def _idle(wanted: Relief, run: Run, known: Mapping[str, float]) -> float:
-    """Return the ms for which the device waits for the ops that an offer names.
+def _idle(wanted: Savings, run: Run, known: Mapping[str, float]) -> float:
+    """Return the ms for which the device waits for the ops that a suggestion names.
 
     They may have been told by an earlier recipe, so they are no more than the device still waits,
-    and than is left of that by the terms that the offer names itself.
+    and than is left of that by the terms that the suggestion names itself.
     """
     ops = {part.partition(":")[2]: share for part, share in wanted.items() if part[:3] == "op:"}
     told = sum(known.get(f"idle:{op}", 0.0) * share for op, share in ops.items())
     budget = _budget(run)
     if not told or budget is None:
         return told
-    left = {term: 1 - wanted.get(f"term:{term}", 0.0) for term in STARVED}
-    waits = {term: _term(term, budget.typical, run, budget.on_device) for term in STARVED}
-    return min(told, sum(waits[term] * left[term] for term in STARVED))
+    left = {term: 1 - wanted.get(f"term:{term}", 0.0) for term in STARVED_TERMS}
+    waits = {term: _term(term, budget.typical, run, budget.on_device) for term in STARVED_TERMS}
+    return min(told, sum(waits[term] * left[term] for term in STARVED_TERMS))
 
 
 def _budget(run: Run) -> Budget | None:

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from steplab.engine.gate.opened import Opened
-from steplab.engine.gate.remote import RemoteCandidate
-from steplab.engine.isolate import Progress
-from steplab.engine.profiling.outcome import read_traces, save_files, scratch
-from steplab.engine.profiling.plan import Plan
-from steplab.errors import SteplabError
-from steplab.record import Run
+from steplab.core import Run
+from steplab.core.errors import SteplabError
+from steplab.profiling.output import read_traces, save_files, scratch_folder
+from steplab.profiling.plan import ProfilePlan
 from steplab.store import Store
 from steplab.tune.op_times import op_times, phase_times
+from steplab.verify.remote import CandidateResult, RemoteCandidate
+from steplab.workers.client import Progress
 
 # One step for the profiler's own start and some for the budget. A GPU repeats itself, and its
 # traces are long: reading them takes longer than recording.
@@ -38,9 +37,9 @@ class Champion:
         return self.run.memory.peak if self.run.memory else None
 
 
-def crowned(
+def promote(
     candidate: RemoteCandidate,
-    opened: Opened,
+    opened: CandidateResult,
     store: Store,
     timeout: float,
     progress: Progress,
@@ -51,9 +50,9 @@ def crowned(
     `detail`: with a step that tells modules and shapes, or also lines and memory, which takes
     longer than all the rest. A profiler that fails costs the ceilings, not the ladder.
     """
-    with scratch(store) as folder:
+    with scratch_folder(store) as folder:
         try:
-            run, traced = _profiled(candidate, opened, folder, timeout, progress, detail)
+            run, traced = _profile(candidate, opened, folder, timeout, progress, detail)
             save_files(store, run, folder)
         except SteplabError as error:
             run, traced = opened.run, {}
@@ -65,15 +64,15 @@ def crowned(
     return Champion(candidate, run, opened.waits, {**traced, **phases})
 
 
-def _profiled(
+def _profile(
     candidate: RemoteCandidate,
-    opened: Opened,
+    opened: CandidateResult,
     folder: Path,
     timeout: float,
     progress: Progress,
     detail: Detail,
 ) -> tuple[Run, dict[str, float]]:
-    plan = Plan(SCHEDULES[candidate.spec.device], detail != "none", stacks=detail == "all")
+    plan = ProfilePlan(SCHEDULES[candidate.spec.device], detail != "none", stacks=detail == "all")
     run = candidate.record(opened.run, plan, folder, timeout, progress)
     progress("reading the traces")
     run, analysis = read_traces(run, folder)

@@ -4,25 +4,102 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from steplab import units
-from steplab.engine.gate.opened import Opened
-from steplab.engine.gate.remote import RemoteCandidate, Scout
-from steplab.record import Run, new_run_id
-from steplab.record.ladder import Ladder, Rung, Untried
-from steplab.spec import Recipe
+from steplab.core import Environment, Recipe, Run, RunSpec, new_run_id, units
+from steplab.core.errors import MeasurementError, SteplabError, Unsupported
+from steplab.core.ladder import Check, Ladder, Peer, Rung, Untried
 from steplab.store import Store
-from steplab.tune.ceilings import WORTH, step_ms
-from steplab.tune.champion import Champion, Detail, crowned
-from steplab.tune.choosing import choose
+from steplab.tune.ceilings import MIN_SHARE, step_ms
+from steplab.tune.champion import Champion, Detail, promote
 from steplab.tune.clock import SearchClock
-from steplab.tune.known import still_known
-from steplab.tune.offers import Proposal, conflict, is_slow
-from steplab.tune.peer import held_against
-from steplab.tune.start import opened_or_raise
-from steplab.tune.state import LadderFolder
-from steplab.tune.stopwatch import Stopwatch, added
-from steplab.tune.trying import Rules, Tried, try_recipe
-from steplab.tune.turns import take_turns
+from steplab.tune.folder import LadderFolder
+from steplab.tune.op_times import still_known
+from steplab.tune.proposals import Proposal, choose, is_slow, recipe_conflict
+from steplab.tune.report import interval, speed_up
+from steplab.tune.rung import GateOptions, RungResult, try_recipe
+from steplab.tune.view import Stopwatch, View, add_timings
+from steplab.verify.checks import run_checks
+from steplab.verify.remote import CandidateResult, ReferenceWorker, RemoteCandidate
+from steplab.workers.alternate import alternate
+from steplab.workers.client import Progress
+
+
+def open_baseline(
+    spec: RunSpec,
+    environment: Environment,
+    scout: ReferenceWorker,
+    rules: GateOptions,
+    store: Store,
+    group: str,
+    timeout: float,
+    view: View,
+) -> tuple[Champion, tuple[Check, ...]]:
+    """Measure and profile the baseline; return it alive, with its own way through the gate."""
+    view.stage("looking at it")
+    dtype, problem = scout.look(spec, rules.shapes[0], timeout)
+    view.stage("computing the references")
+    for shape in rules.shapes if not problem else ():
+        problem = problem or scout.reference(shape, dtype, timeout)
+    view.stage("starting")
+    if problem:
+        raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")
+    candidate = RemoteCandidate(spec, environment, rules.spares)
+    try:
+        opened = open_required(candidate, rules, timeout, view.stage)
+        opened = replace(opened, run=replace(opened.run, group=group))
+        checks = (*opened.checks, *run_checks(opened.run, opened.waits, opened.waits, None))
+        detail: Detail = "all" if rules.objective == "memory" else "modules"
+        return promote(candidate, opened, store, timeout, view.stage, detail), checks
+    except BaseException:
+        candidate.close()
+        raise
+
+
+def open_required(
+    candidate: RemoteCandidate, rules: GateOptions, timeout: float, progress: Progress
+) -> CandidateResult:
+    """Open a candidate without which the search cannot go on; the caller closes it."""
+    opened = candidate.open(rules.shapes, rules.references, timeout, progress)
+    run = opened.run
+    if run.status != "ok":
+        kind = Unsupported if run.status == "unsupported" else MeasurementError
+        label = run.spec.recipe.label
+        raise kind(f"The recipe {label} cannot be measured: {run.status}, {run.reason}")
+    wrong = next((check for check in opened.checks if not check.passed), None)
+    if wrong is not None:
+        raise MeasurementError(
+            f"No speed-up could be verified: the gate is red for {run.spec.recipe.label} itself "
+            f"({wrong.name}: {wrong.detail})."
+        )
+    return opened
+
+
+def measure_peer(
+    recipe: Recipe, champion: Champion, rules: GateOptions, timeout: float, view: View
+) -> Peer:
+    """Open `recipe` beside the champion and measure both in turns; its numerics are not asked."""
+    spec = replace(champion.run.spec, recipe=recipe)
+    candidate = RemoteCandidate(spec, champion.run.environment, rules.spares)
+    try:
+        run = candidate.open((), rules.references, timeout, view.stage).run
+        if run.status != "ok":
+            return Peer(recipe, reason=f"{run.status}: {run.reason}")
+        both = (candidate, champion.candidate)
+        bounds = (rules.turns_seconds, timeout)
+        turns = alternate(*both, step_ms(champion.run), *bounds, view.stage)
+        return Peer(recipe, turns.before, turns.after, turns.change)
+    except SteplabError as error:
+        return Peer(recipe, reason=str(error))
+    finally:
+        candidate.close()
+
+
+def peer_line(peer: Peer) -> str:
+    """The winner against the peer, in one sentence."""
+    if peer.change is None or peer.theirs is None or peer.ours is None:
+        return f"{peer.recipe.label} could not be measured: {peer.reason}"
+    speed = f"{speed_up(peer.change)} ({interval(peer.change)}) of the speed of {peer.recipe.label}"
+    return f"{speed}: {peer.ours.median:.4g} ms against {peer.theirs.median:.4g} ms a step"
+
 
 FINAL_SHARE = 0.1  # of the budget at most, kept for the last turns
 FINAL_STEPS, FINAL_SECONDS = 10, 3.0  # what they are expected to take: steps of each side, and more
@@ -37,8 +114,8 @@ class Climb:
         ladder: Ladder,
         folder: LadderFolder,
         store: Store,
-        scout: Scout,
-        rules: Rules,
+        scout: ReferenceWorker,
+        rules: GateOptions,
         clock: SearchClock,
         view: Stopwatch,
     ) -> None:
@@ -73,7 +150,7 @@ class Climb:
         return self.ladder
 
     def _climb(self) -> None:
-        """Try the most promising offer until none is worth it or the budget is spent."""
+        """Try the most promising suggestion until none is worth it or the budget is spent."""
         before = len(self.ladder.rungs)
         while True:
             champion, known = self.champion, self.ladder.known_ms
@@ -81,7 +158,7 @@ class Climb:
             for proposal, reason in choice.not_worth:
                 self._leave(Untried(proposal.key, reason))
             if choice.best is None:
-                said = f"nothing is left that could gain {units.percent(WORTH)}"
+                said = f"nothing is left that could gain {units.percent(MIN_SHARE)}"
                 if choice.late:
                     minutes = self.clock.seconds / 60
                     budget = f"{minutes:g} minute{'s' * (minutes != 1)}"
@@ -104,9 +181,9 @@ class Climb:
         for shape in self.rules.shapes if not problem else ():
             problem = problem or self.scout.reference(shape, dtype, timeout)
         if problem:
-            offer = Untried(proposal.key, problem, self.champion.run.spec.recipe.label)
-            self._leave(offer)
-            self.view.untried(offer)
+            suggestion = Untried(proposal.key, problem, self.champion.run.spec.recipe.label)
+            self._leave(suggestion)
+            self.view.untried(suggestion)
             return
         limit = proposal.ceiling
         blank = Rung(
@@ -115,7 +192,7 @@ class Climb:
             ceiling=limit.value if limit else None,
             ceiling_share=limit.share if limit else None,
             ceiling_parts=limit.parts if limit else "",
-            along=proposal.along,
+            requires=proposal.requires,
         )
         self._judge(blank)
 
@@ -146,7 +223,7 @@ class Climb:
 
     def _lap(self, name: str = "") -> None:
         """Count what has been done outside of any rung; what follows is about `name`."""
-        parts = added(self.ladder.parts, self.view.lap(name))
+        parts = add_timings(self.ladder.parts, self.view.lap(name))
         self.ladder = replace(self.ladder, parts=parts)
 
     def _restart_champion(self) -> None:
@@ -158,7 +235,7 @@ class Climb:
             self.baseline = self.champion
         self._learn()
 
-    def _crown(self, tried: Tried) -> None:
+    def _crown(self, tried: RungResult) -> None:
         """Let the candidate take the champion's place."""
         assert tried.candidate is not None
         run = self._stored(tried.opened.run, tried.rung)
@@ -180,7 +257,12 @@ class Climb:
             rest = {n: s for n, s in recipe.techniques.items() if n != name}
             last = self.ladder.kept[-1].technique
             done = any(r.technique == name and not r.change for r in self.ladder.rungs)
-            if name == last or name not in recipe.techniques or done or conflict(Recipe(rest)):
+            if (
+                name == last
+                or name not in recipe.techniques
+                or done
+                or recipe_conflict(Recipe(rest))
+            ):
                 continue
             if not self._in_time(Recipe(rest)):
                 continue
@@ -197,23 +279,23 @@ class Climb:
             self.view.name = "the winner against the baseline"
             both = (self.baseline.candidate, self.champion.candidate)
             bounds = (self.rules.turns_seconds, self.clock.timeout(False))
-            turns = take_turns(*both, step_ms(self.baseline.run), *bounds, self.view.stage)
+            turns = alternate(*both, step_ms(self.baseline.run), *bounds, self.view.stage)
             ladder = replace(ladder, before=turns.before, after=turns.after, total=turns.change)
         if against is not None:
             self.view.name = f"the winner against {against.label}"
             timeout = self.clock.timeout(is_slow(against))
-            peer = held_against(against, self.champion, self.rules, timeout, self.view)
+            peer = measure_peer(against, self.champion, self.rules, timeout, self.view)
             ladder = replace(ladder, peer=peer)
         if self.clock.left > DETAIL_SECONDS:
             ladder = replace(ladder, winner_run=self._in_detail().run.id)
-        self._save(replace(ladder, parts=added(ladder.parts, self.view.lap())))
+        self._save(replace(ladder, parts=add_timings(ladder.parts, self.view.lap())))
 
     def _in_detail(self) -> Champion:
         """Profile the winner once more, for the report, as a Run of its own."""
         self.view.name = "the winner in detail"
         spec = self.champion.run.spec
         run = replace(self.champion.run, id=new_run_id(spec), profile=None)
-        return self._profiled(self.champion.candidate, Opened(run), "all")
+        return self._profiled(self.champion.candidate, CandidateResult(run), "all")
 
     def _reopened(self, recipe: Recipe) -> Champion:
         """Start a recipe that has passed the gate before."""
@@ -221,7 +303,7 @@ class Climb:
         timeout = self.clock.timeout(is_slow(recipe))
         candidate = RemoteCandidate(spec, self.ladder.environment, self.rules.spares)
         try:
-            opened = opened_or_raise(candidate, self.rules, timeout, self.view.stage)
+            opened = open_required(candidate, self.rules, timeout, self.view.stage)
             opened = replace(opened, run=replace(opened.run, group=self.ladder.id))
             return self._profiled(candidate, opened)
         except BaseException:
@@ -229,7 +311,7 @@ class Climb:
             raise
 
     def _profiled(
-        self, candidate: RemoteCandidate, opened: Opened, detail: Detail | None = None
+        self, candidate: RemoteCandidate, opened: CandidateResult, detail: Detail | None = None
     ) -> Champion:
         """Profile and store a candidate; in detail where memory is wanted: only that tells it.
 
@@ -239,7 +321,7 @@ class Climb:
             detail = "all"
         detail = detail or ("modules" if candidate.spec.device == "cuda" else "none")
         timeout = self.clock.timeout(is_slow(candidate.spec.recipe))
-        return crowned(candidate, opened, self.store, timeout, self.view.stage, detail)
+        return promote(candidate, opened, self.store, timeout, self.view.stage, detail)
 
     def _stored(self, run: Run, rung: Rung) -> Run:
         """The Run as it goes into the store; one that the gate stopped has failed."""
@@ -252,18 +334,18 @@ class Climb:
         known = {**self.ladder.known_ms, **self.champion.known_ms}
         self._save(replace(self.ladder, known_ms=known))
 
-    def _leave(self, offer: Untried) -> None:
-        """Note an offer that is not tried; the last reason counts."""
-        if offer not in self.ladder.untried:
-            others = tuple(u for u in self.ladder.untried if u.label != offer.label)
-            self._save(replace(self.ladder, untried=(*others, offer)))
+    def _leave(self, suggestion: Untried) -> None:
+        """Note a suggestion that is not tried; the last reason counts."""
+        if suggestion not in self.ladder.untried:
+            others = tuple(u for u in self.ladder.untried if u.label != suggestion.label)
+            self._save(replace(self.ladder, untried=(*others, suggestion)))
 
-    def _in_time(self, recipe: Recipe, trouble: float = 1.0) -> bool:
+    def _in_time(self, recipe: Recipe, effort: float = 1.0) -> bool:
         """Whether there is time for one more candidate, and for the last turns."""
         both_ms = step_ms(self.baseline.run) + step_ms(self.champion.run)
         last = FINAL_SECONDS + FINAL_STEPS * both_ms / 1e3
         last = min(last, FINAL_SHARE * self.clock.seconds)
-        return self.clock.left - last >= trouble * self.clock.expected(is_slow(recipe))
+        return self.clock.left - last >= effort * self.clock.expected(is_slow(recipe))
 
     def _save(self, ladder: Ladder) -> None:
         self.ladder = replace(ladder, seconds=self.clock.total)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from time import monotonic
 
-from steplab.tune.offers import PLAIN_SECONDS, SLOW_SECONDS
+from steplab.tune.proposals import PLAIN_SECONDS, SLOW_SECONDS
 
 CONFIRM_SHARE = 0.2  # of the budget at most, for two processes that confirm one small gain
-LEAST_TIMEOUT = 60.0  # seconds: on a busy machine even a plain candidate may take so long
+MIN_TIMEOUT = 60.0  # seconds: on a busy machine even a plain candidate may take so long
 
 
 class SearchClock:
@@ -54,4 +54,4 @@ class SearchClock:
 
     def timeout(self, slow: bool) -> float:
         """Return how long a single answer may take: what is left, and some grace."""
-        return max(LEAST_TIMEOUT, self.left + self.expected(slow))
+        return max(MIN_TIMEOUT, self.left + self.expected(slow))

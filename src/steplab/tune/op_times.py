@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from steplab.record import Run
+from steplab.core import Run
 from steplab.trace.analysis import Analysis, Floats
-from steplab.trace.gaps import idle_before
+from steplab.trace.budget import idle_before
 from steplab.trace.phases import PHASES
-from steplab.tune.ceilings import STARVED, launch_share, step_ms
+from steplab.tune.ceilings import STARVED_TERMS, launch_share, step_ms
+from steplab.tune.proposals import impls_of
 
 
 def op_times(
@@ -67,9 +68,20 @@ def _idle_ms(run: Run, analysis: Analysis) -> Floats:
     window = next(w for w in analysis.windows if w.number == typical.number)
     idle = idle_before(analysis.trace, analysis.windows, work, analysis.syncs, window)
     shares = {"launch": launch_share(typical, run)}
-    total: Floats = sum((idle[term] * shares.get(term, 1.0) for term in STARVED), np.zeros(1))
+    total: Floats = sum((idle[term] * shares.get(term, 1.0) for term in STARVED_TERMS), np.zeros(1))
     return total[:-1] / 1e6
 
 
 def _within(label: str, paths: Sequence[str]) -> bool:
     return any(label == path or label.startswith(f"{path}.") for path in paths)
+
+
+def still_known(known: Mapping[str, float], before: Run, after: Run) -> dict[str, float]:
+    """Return the ms by part that may be said of the step `after`, where it tells none itself.
+
+    Of an op that another implementation computes now, nothing is known.
+    """
+    had, has = impls_of(before), impls_of(after)
+    changed = {op for op in had.keys() | has.keys() if had.get(op) != has.get(op)}
+    gone = {f"{scheme}:{op}" for scheme in ("op", "idle") for op in changed}
+    return {part: ms for part, ms in known.items() if part not in gone}

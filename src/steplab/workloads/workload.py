@@ -8,19 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from steplab import shelf
-from steplab.codec import decode, encode
-from steplab.errors import UserError, did_you_mean
-from steplab.spec import Mode
-from steplab.spec.knob import knob
+from steplab.core import Mode, registry
+from steplab.core.codec import decode, encode
+from steplab.core.errors import UserError, did_you_mean
+from steplab.core.spec import option
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from steplab.record import Work
+    from steplab.core import Work
 
-__all__ = ["Entry", "StepOutput", "Workload", "find_workload", "knob"]
+__all__ = ["StepOutput", "Workload", "WorkloadEntry", "find_workload", "option"]
 
 
 class StepOutput(NamedTuple):
@@ -66,13 +65,13 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True)
-class Entry:
+class WorkloadEntry:
     """A workload as the command line sees it: its config type and presets, without torch."""
 
     name: str
     summary: str
     config: Any  # a frozen dataclass type
-    opener: str | Callable[[Any], Workload]  # "module:callable" from config to Workload
+    factory: str | Callable[[Any], Workload]  # "module:callable" from config to Workload
     presets: Mapping[str, Any] = field(default_factory=dict)
     cpu_preset: str = ""  # the size taken on a CPU when none is named
     gpu_preset: str = ""
@@ -96,18 +95,18 @@ class Entry:
     def open(self, config: Mapping[str, Any]) -> Workload:
         """Import the torch side and return the workload for a complete config."""
         built = decode(self.config, dict(config), f"{self.name} config")
-        if callable(self.opener):
-            return self.opener(built)
-        module, _, name = self.opener.partition(":")
+        if callable(self.factory):
+            return self.factory(built)
+        module, _, name = self.factory.partition(":")
         workload: Workload = getattr(importlib.import_module(module), name)(built)
         return workload
 
 
-def find_workload(name: str) -> Entry:
+def find_workload(name: str) -> WorkloadEntry:
     """Return the entry for a shelf name, or for `path/to/file.py:factory`."""
     if ".py" in name or ":" in name:
-        from steplab.workloads.adopt import adopt
+        from steplab.workloads.user_model import load_user_model
 
-        return adopt(name)
-    entry: Entry = shelf.load("steplab.workloads", name, "WORKLOAD")
+        return load_user_model(name)
+    entry: WorkloadEntry = registry.load("steplab.workloads", name, "WORKLOAD")
     return entry

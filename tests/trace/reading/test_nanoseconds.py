@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from steplab.trace.reading.nanoseconds import NO_TIME, nanoseconds
+from steplab.trace.reading.decode import NO_TIME, nanoseconds
 
 DECIMALS = st.integers(-(10**18), 10**18).map(lambda ns: str(Decimal(ns) / 1000))
 WHOLE = st.integers(-(10**15), 10**15).map(str)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steplab.errors import UserError
+from steplab.core.errors import UserError
 from steplab.trace.load import load_trace, read_trace
 from tests.trace import traces
 from tests.trace.traces import kineto, write_trace

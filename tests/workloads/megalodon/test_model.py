@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from steplab.errors import Unsupported, UserError
+from steplab.core.errors import Unsupported, UserError
 from steplab.techniques.checkpointing import recompute
 from steplab.workloads.megalodon.attention import rotate_pairs
 from steplab.workloads.megalodon.config import PRESETS, MegalodonConfig
+from steplab.workloads.megalodon.flops import parameters, work
 from steplab.workloads.megalodon.model import Megalodon
 from steplab.workloads.megalodon.precision import configure_precision
-from steplab.workloads.megalodon.work import parameters, work
 from steplab.workloads.workload import find_workload
 
 COUNTS = {

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from steplab.errors import UserError
+from steplab.core.errors import UserError
 from steplab.workloads.megalodon.model import Megalodon
 from steplab.workloads.megalodon.stream import Stream
 from steplab.workloads.workload import find_workload

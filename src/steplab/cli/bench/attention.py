@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from steplab.bench.ops.attention import OP, Grid, plan
 from steplab.cli.command import Command
 from steplab.cli.op_bench import add_op_flags, run_bench
-from steplab.kernels.impl import impls
-from steplab.spec import RunSpec
-from steplab.studies.attention.plan import OP, Grid, plan
+from steplab.core import RunSpec
+from steplab.kernels.dispatch import impls
 
 # The flagship's attention on a GPU; on a CPU what ends within a minute on two cores.
 DEFAULTS: dict[str, dict[str, list[Any]]] = {

@@ -8,22 +8,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from steplab import units
+from steplab.bench.collectives.job import OPS, CollectiveOp, Dtype
+from steplab.bench.collectives.sweep import Grid, collectives_table, plan, sweep
 from steplab.cli.command import Command
-from steplab.codec import read_word
-from steplab.errors import MeasurementError, Unsupported, no_gpu
-from steplab.record import Environment, Run
+from steplab.core import Environment, Run, units
+from steplab.core.codec import read_word
+from steplab.core.errors import MeasurementError, Unsupported, no_gpu
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.store import DEFAULT_ROOT, Store
-from steplab.studies.collectives.job import OPS, Dtype, Op
-from steplab.studies.collectives.study import Grid, plan, sweep
-from steplab.studies.collectives.table import collectives_table
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
-    add("--op", nargs="+", type=_one_of(Op, "--op"), default=list(OPS), metavar="OP",
+    add("--op", nargs="+", type=_one_of(CollectiveOp, "--op"), default=list(OPS), metavar="OP",
         help=f"any of {', '.join(OPS)}")  # fmt: skip
     add("--mib", nargs="+", type=float, default=[1.0, 10.0, 100.0], help="full messages in MiB")
     add("--world", nargs="+", type=int, default=argparse.SUPPRESS,
@@ -42,9 +40,9 @@ def _run(args: argparse.Namespace) -> int:
     check_suffixes(args.out)
     store = Store(args.store)
     store.check_writable()
-    from steplab.probes.environment import capture
+    from steplab.probes.environment import capture_environment
 
-    environment = capture()
+    environment = capture_environment()
     grid = _grid(args, environment)
     total = len(plan(grid))
     runs: list[Run] = []

@@ -6,15 +6,13 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from steplab.bench.ops.ema import OP, Grid, bound_table, plan
 from steplab.cli.command import Command
 from steplab.cli.op_bench import add_op_flags, run_bench
-from steplab.kernels.impl import impls
-from steplab.record import Run
+from steplab.core import Run, RunSpec, fingerprint
+from steplab.kernels.dispatch import impls
 from steplab.report.terminal import print_table
-from steplab.spec import RunSpec, fingerprint
 from steplab.store import Store
-from steplab.studies.ema.bound import bound_table
-from steplab.studies.ema.plan import OP, Grid, plan
 
 # mega200m's layer on a GPU; on a CPU what ends within a minute on two cores.
 DEFAULTS: dict[str, dict[str, list[Any]]] = {

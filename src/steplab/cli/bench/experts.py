@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, get_args
 
+from steplab.bench.ops.experts import OP, Activation, Grid, Routing, plan
 from steplab.cli.command import Command
 from steplab.cli.op_bench import add_op_flags, run_bench
-from steplab.codec import read_word
-from steplab.kernels.impl import impls
-from steplab.spec import RunSpec
-from steplab.studies.experts.plan import OP, Activation, Grid, Routing, plan
+from steplab.core import RunSpec
+from steplab.core.codec import read_word
+from steplab.kernels.dispatch import impls
 
 # The flagship's layer on a GPU; on a CPU what ends within a minute on two cores.
 DEFAULTS: dict[str, dict[str, list[Any]]] = {

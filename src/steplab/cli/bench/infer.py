@@ -7,19 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab import units
+from steplab.bench.infer import MODEL, Grid, infer_table, plan, sweep
 from steplab.cli.command import Command
-from steplab.cli.flags import check_device, chosen_device
-from steplab.errors import MeasurementError
-from steplab.record import Run
+from steplab.cli.flags import check_device, resolve_device
+from steplab.core import Run, RunSpec, units
+from steplab.core.errors import MeasurementError
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
-from steplab.spec import RunSpec
 from steplab.store import DEFAULT_ROOT, Store
-from steplab.studies.infer.plan import MODEL, Grid, plan
-from steplab.studies.infer.study import sweep
-from steplab.studies.infer.table import infer_table
-from steplab.techniques.parse import parse_recipe
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
 
@@ -45,10 +41,10 @@ def _run(args: argparse.Namespace) -> int:
     _specs(args, "cpu")  # a slip of the pen is told before torch is imported
     store = Store(args.store)
     store.check_writable()
-    from steplab.probes.environment import capture
+    from steplab.probes.environment import capture_environment
 
-    environment = capture()
-    specs = _specs(args, chosen_device(args.device, environment))
+    environment = capture_environment()
+    specs = _specs(args, resolve_device(args.device, environment))
     runs: list[Run] = []
     try:
         for run in sweep(specs, store, environment, sys.argv):

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from steplab.bench.ops.loss import OP, Grid, Reduction, Weight, plan
 from steplab.cli.command import Command
 from steplab.cli.op_bench import add_op_flags, run_bench
-from steplab.codec import read_word
-from steplab.spec import RunSpec
-from steplab.studies.loss.plan import OP, Grid, Reduction, Weight, plan
+from steplab.core import RunSpec
+from steplab.core.codec import read_word
 
 # GPT-2's head on a GPU; on a CPU what ends within a minute on two cores.
 DEFAULTS: dict[str, dict[str, list[Any]]] = {

@@ -9,20 +9,22 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from steplab.bench.precision import (
+    accumulation_table,
+    autocast_table,
+    normalization_table,
+    workload_was_audited,
+)
 from steplab.cli.command import Command
-from steplab.cli.flags import add_config_flags, add_workload, given, workload_name
-from steplab.codec import read_word
-from steplab.errors import MeasurementError
-from steplab.record import Run, Table, new_run_id
-from steplab.record.run import now
+from steplab.cli.flags import add_config_flags, add_workload_argument, given_fields, workload_name
+from steplab.core import PLAIN, Run, RunSpec, Table, new_run_id
+from steplab.core.codec import read_word
+from steplab.core.errors import MeasurementError
+from steplab.core.run import now
 from steplab.report.export import WRITERS, check_suffixes, write_table
 from steplab.report.terminal import print_table
-from steplab.spec import PLAIN, RunSpec
 from steplab.store import DEFAULT_ROOT, Store
-from steplab.studies.precision.accumulation import accumulation
-from steplab.studies.precision.audit import dtype_audit, workload_was_audited
-from steplab.studies.precision.normalisation import normalisation
-from steplab.techniques.parse import parse_recipe
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
 DEFAULT_WORKLOAD = "gpt"
@@ -31,7 +33,7 @@ BATCH = 2  # dtypes do not depend on it; batch norm refuses a batch of 1
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    entry = add_workload(parser, words, DEFAULT_WORKLOAD)
+    entry = add_workload_argument(parser, words, DEFAULT_WORKLOAD)
     add = parser.add_argument
     add("--dtype", nargs="+", type=_dtype, default=list(DTYPES), metavar="bf16|fp16",
         help="low precisions to study")  # fmt: skip
@@ -50,9 +52,9 @@ def _run(args: argparse.Namespace) -> int:
     spec, dtypes = _spec(args), list(dict.fromkeys(args.dtype))
     store.check_writable()
 
-    from steplab.probes.environment import capture
+    from steplab.probes.environment import capture_environment
 
-    environment, tables = capture(), {}
+    environment, tables = capture_environment(), {}
     for name, table in _studies(spec, dtypes):
         tables[name] = table
         for path in args.out:
@@ -70,19 +72,19 @@ def _run(args: argparse.Namespace) -> int:
 
 def _studies(spec: RunSpec, dtypes: Sequence[str]) -> Iterator[tuple[str, Table]]:
     """Yield each table under its name as soon as it is made."""
-    from steplab.engine.assemble import find_device
+    from steplab.step.assemble import find_device
 
     device = find_device(spec.device)
-    yield "accumulation", accumulation(device)
-    yield "normalisation", normalisation(device, dtypes)
-    yield "dtypes", dtype_audit(spec, dtypes)
+    yield "accumulation", accumulation_table(device)
+    yield "normalisation", normalization_table(device, dtypes)
+    yield "dtypes", autocast_table(spec, dtypes)
 
 
 def _spec(args: argparse.Namespace) -> RunSpec:
     """Return what is audited. Several dtypes make no one recipe: then it is the plain one."""
     import torch
 
-    from steplab.engine.assemble import find_device
+    from steplab.step.assemble import find_device
 
     device = args.device
     if device == "auto":
@@ -94,7 +96,7 @@ def _spec(args: argparse.Namespace) -> RunSpec:
     one = len(set(args.dtype)) == 1
     return RunSpec(
         workload=name,
-        config=entry.resolve(size, given(args)),
+        config=entry.resolve(size, given_fields(args)),
         size=size,
         batch=BATCH,
         mode="forward+backward",

@@ -7,39 +7,41 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab import units
+from steplab.bench.sweep import Grid, plan, search_batches, sweep
 from steplab.cli.command import Command
 from steplab.cli.flags import (
     add_config_flags,
-    add_workload,
-    chosen_device,
-    given,
+    add_workload_argument,
+    given_fields,
+    resolve_device,
     workload_name,
 )
 from steplab.cli.progress import CellProgress
-from steplab.compare.axes import numeric_axes
-from steplab.compare.details import compilation_table, phase_table, utilisation_table
 from steplab.compare.scaling import scaling_table
-from steplab.compare.steps import step_table
+from steplab.compare.step_tables import (
+    compilation_table,
+    numeric_axes,
+    phase_table,
+    step_table,
+    utilization_table,
+)
 from steplab.compare.versus import rounds_table, versus_table
-from steplab.engine.isolate import Isolation, alternate
-from steplab.errors import MeasurementError, UserError
-from steplab.record import Environment, Run, Table, new_run_id
-from steplab.record.run import now
+from steplab.core import MODES, Environment, Run, RunSpec, Table, new_run_id, units
+from steplab.core.errors import MeasurementError, UserError
+from steplab.core.run import now
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import console, print_table
-from steplab.spec import MODES, RunSpec
 from steplab.store import DEFAULT_ROOT, Store
-from steplab.studies.step import Grid, plan, search_batches, sweep
-from steplab.techniques.parse import parse_recipe
-from steplab.workloads.workload import Entry, find_workload
+from steplab.techniques.recipes import parse_recipe
+from steplab.workers.client import TrialRunner, alternate
+from steplab.workloads.workload import WorkloadEntry, find_workload
 
 DEFAULT_WORKLOAD = "gpt"
 AUTO = "auto"
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    entry = add_workload(parser, words, DEFAULT_WORKLOAD)
+    entry = add_workload_argument(parser, words, DEFAULT_WORKLOAD)
     add = parser.add_argument
     sizes = ", ".join(entry.presets) or "this workload has none"
     add("--size", nargs="+", default=[], help=f"presets ({sizes}); none: by the device")
@@ -78,9 +80,9 @@ def _run(args: argparse.Namespace) -> int:
         )
     store = Store(args.store)
     store.check_writable()
-    with Isolation(args.timeout) as isolation:
+    with TrialRunner(args.timeout) as isolation:
         environment = isolation.environment()
-        specs, grid = _plan(args, entry, name, chosen_device(args.device, environment))
+        specs, grid = _plan(args, entry, name, resolve_device(args.device, environment))
         if args.alternate:
             return _compare(args, specs, store, environment)
         measure = _search if AUTO in args.batch else _measure
@@ -98,20 +100,20 @@ def _run(args: argparse.Namespace) -> int:
 
 def _tables(runs: list[Run], title: str) -> list[Table]:
     """The step table first, then those that have something to say."""
-    details = [phase_table(runs), utilisation_table(runs), compilation_table(runs)]
+    details = [phase_table(runs), utilization_table(runs), compilation_table(runs)]
     details += [scaling_table(runs, axis) for axis in numeric_axes(runs)]
     return [step_table(runs, title), *(table for table in details if table is not None)]
 
 
 def _plan(
-    args: argparse.Namespace, entry: Entry, name: str, device: str
+    args: argparse.Namespace, entry: WorkloadEntry, name: str, device: str
 ) -> tuple[list[RunSpec], Grid]:
     default_size = entry.gpu_preset if device == "cuda" else entry.cpu_preset
     if AUTO in args.batch and (len(args.batch) > 1 or args.alternate):
         raise UserError("--batch auto stands alone: it measures several batches by itself.")
     grid = Grid(
         sizes=args.size or [default_size],
-        overrides=given(args),
+        overrides=given_fields(args),
         batches=[1] if AUTO in args.batch else args.batch,
         modes=args.mode,
         recipes=[parse_recipe(text) for text in args.recipe],
@@ -135,7 +137,7 @@ def _measure(
     specs: list[RunSpec],
     grid: Grid,
     store: Store,
-    isolation: Isolation,
+    isolation: TrialRunner,
     environment: Environment,
 ) -> list[Run]:
     runs: list[Run] = []
@@ -160,7 +162,7 @@ def _search(
     specs: list[RunSpec],
     grid: Grid,
     store: Store,
-    isolation: Isolation,
+    isolation: TrialRunner,
     environment: Environment,
 ) -> list[Run]:
     """Find the fastest batch of every cell; all that was measured stands in the table."""

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
 from steplab.cli.data.points import PointProgress
-from steplab.codec import encode
-from steplab.errors import UserError
-from steplab.record import Column, Table
-from steplab.record.table import Cell
+from steplab.core import Column, Table
+from steplab.core.codec import encode
+from steplab.core.errors import UserError
+from steplab.core.table import Cell
 from steplab.report.terminal import print_table
 from steplab.store.atomic import disk_errors, write_file
 
 if TYPE_CHECKING:
-    from steplab.data.clean import Rule, Tally
+    from steplab.data.clean import CleaningCounts, CleaningRule
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -33,12 +33,12 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from steplab.data.clean import Rule, clean
+    from steplab.data.clean import CleaningRule, clean
+    from steplab.data.formats.time300b import SeriesWriter
     from steplab.data.pack_series import verify
     from steplab.data.series import CLEANING, notes, open_series
-    from steplab.data.series_writer import SeriesWriter
 
-    rule = Rule(args.flat_window, args.flat_share, args.shortest)
+    rule = CleaningRule(args.flat_window, args.flat_share, args.shortest)
     series = open_series(args.path)
     for note in notes(series):
         print(f"note: {note}")
@@ -61,12 +61,12 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report(source: str, rule: Rule, tally: Tally) -> str:
+def _report(source: str, rule: CleaningRule, tally: CleaningCounts) -> str:
     record = {"source": source, "rule": encode(rule), "tally": encode(tally)}
     return json.dumps(record, indent=1) + "\n"
 
 
-def _table(source: str, tally: Tally) -> Table:
+def _table(source: str, tally: CleaningCounts) -> Table:
     from steplab.data.clean import REASONS
 
     rows: list[tuple[Cell, ...]] = [("read", tally.points, 100.0, tally.series)]
@@ -83,7 +83,7 @@ def _table(source: str, tally: Tally) -> Table:
     return Table(f"cleaning {source}", columns, tuple(rows), note)
 
 
-def _percent(points: int, tally: Tally) -> float:
+def _percent(points: int, tally: CleaningCounts) -> float:
     return 100 * points / max(tally.points, 1)
 
 

@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab import units
 from steplab.cli.command import Command
-from steplab.errors import UserError
-from steplab.record import Column, Table
+from steplab.core import Column, Table, units
+from steplab.core.errors import UserError
 from steplab.report.terminal import print_table
 
 

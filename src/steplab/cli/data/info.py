@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steplab import units
 from steplab.cli.command import Command
 from steplab.cli.data.points import PointProgress
-from steplab.record import Column, Table
-from steplab.record.table import Cell
+from steplab.core import Column, Table, units
+from steplab.core.table import Cell
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.workloads.tsmoe.config import TsmoeConfig
 
 if TYPE_CHECKING:
-    from steplab.data.census import Census
     from steplab.data.series import SeriesSet
+    from steplab.data.stats import SeriesStats
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -30,18 +29,18 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from steplab.data.census import bytes_on_disk, take_census
     from steplab.data.series import notes, open_series
-    from steplab.data.shipped import shipped_or_own
-    from steplab.data.windows import check_shape
+    from steplab.data.shipped import resolve_path
+    from steplab.data.stats import bytes_on_disk, series_stats
+    from steplab.data.windows import check_window
 
     check_suffixes(args.out)
     stride = args.seq_stride or args.seq_max_len
-    check_shape(args.seq_max_len + 1, stride)
+    check_window(args.seq_max_len + 1, stride)
     series = open_series(args.path)
     with PointProgress(int(series.lengths.sum())) as progress:
-        census = take_census(series, progress.advance)
-    rows = _rows(census, bytes_on_disk(shipped_or_own(args.path)))
+        census = series_stats(series, progress.advance)
+    rows = _rows(census, bytes_on_disk(resolve_path(args.path)))
     rows += _training_rows(series, args.seq_max_len + 1, stride)
     columns = (Column("what"), Column("value"), Column("unit"))
     table = Table(str(args.path), columns, tuple(rows))
@@ -53,7 +52,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(census: Census, size: int) -> list[tuple[Cell, ...]]:
+def _rows(census: SeriesStats, size: int) -> list[tuple[Cell, ...]]:
     named = [f"{step} ({count:,})" for step, count in census.steps.items()]
     steps = next(iter(census.steps)) if len(census.steps) == 1 else ", ".join(named[:3])
     return [
@@ -70,11 +69,11 @@ def _rows(census: Census, size: int) -> list[tuple[Cell, ...]]:
 
 
 def _training_rows(series: SeriesSet, length: int, stride: int) -> list[tuple[Cell, ...]]:
-    from steplab.data.filling import filling
+    from steplab.data.stats import window_stats
 
     rows: list[tuple[Cell, ...]] = []
     for packed, how in ((False, ""), (True, " with --pack")):
-        found = filling(series.lengths, length, stride, 1, packed)
+        found = window_stats(series.lengths, length, stride, 1, packed)
         rows += [
             (f"windows{how}", found.windows, f"of {length:,} points"),
             (f"padding{how}", 100 * found.padding, "% of the windows"),

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab import units
 from steplab.cli.command import Command
 from steplab.cli.data.points import PointProgress
+from steplab.core import units
 from steplab.store.atomic import disk_errors
 
 
@@ -19,9 +19,9 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from steplab.data.census import bytes_on_disk
-    from steplab.data.pack_series import pack
+    from steplab.data.pack_series import pack_sets
     from steplab.data.series import notes, open_series
+    from steplab.data.stats import bytes_on_disk
 
     sets = [open_series(path) for path in args.paths]
     for series in sets:
@@ -29,7 +29,7 @@ def _run(args: argparse.Namespace) -> int:
             print(f"note: {note}")
     points = sum(int(series.lengths.sum()) for series in sets)
     with disk_errors(args.out, "--out"), PointProgress(points) as progress:
-        packed = pack(sets, args.out, progress.advance)
+        packed = pack_sets(sets, args.out, progress.advance)
     size = units.bytes_(bytes_on_disk(args.out))
     print(
         f"{args.out}: {packed.series:,} series, {packed.points:,} points of float32, {size}; "

@@ -6,10 +6,10 @@ import sys
 
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from steplab.cli.progress import Live
+from steplab.cli.progress import ProgressBar
 
 
-class PointProgress(Live):
+class PointProgress(ProgressBar):
     """A bar over the points of a set of series."""
 
     def __init__(self, points: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steplab.errors import UserError, did_you_mean
+from steplab.core.errors import UserError, did_you_mean
 
 PREFIX = "shipped:"
 SUFFIX = ".npz"
@@ -16,7 +16,7 @@ def shipped_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob(f"*{SUFFIX}"))
 
 
-def shipped_or_own(path: Path | str) -> Path:
+def resolve_path(path: Path | str) -> Path:
     """Return the file that `shipped:NAME` stands for; any other path as it is."""
     text = str(path)
     if not text.startswith(PREFIX):

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from steplab.kernels._triton import by_triton
-from steplab.kernels.impl import impls, load
+from steplab.kernels.dispatch import impls, load
+from steplab.kernels.triton_runtime import use_triton
 
 
 class Weights(NamedTuple):
@@ -39,7 +39,7 @@ IMPLS = {name: load("activation", name) for name in impls("activation")}
 
 def choose(z: Tensor) -> str:
     """Return the implementation to run: the definition where Triton has no place."""
-    return "triton_rows" if by_triton(z) else "reference"
+    return "triton_rows" if use_triton(z) else "reference"
 
 
 def forward(impl: str, z: Tensor, activation: str, weights: Weights | None = None) -> Tensor:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from steplab.errors import Unsupported
-from steplab.kernels.impl import AUTO, impls, load
+from steplab.core.errors import Unsupported
+from steplab.kernels.dispatch import AUTO, impls, load
 
 
 class Weight(NamedTuple):

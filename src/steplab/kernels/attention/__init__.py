@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.errors import UserError
-from steplab.kernels.impl import impls, load, select
+from steplab.core.errors import UserError
+from steplab.kernels.dispatch import impls, load, select
 
 # Loaded once, so that torch.compile traces plain dictionary look-ups.
 IMPLS = {name: load("attention", name) for name in impls("attention")}

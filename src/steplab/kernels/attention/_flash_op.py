@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention._documents import document_bounds
+from steplab.kernels.attention._inputs import document_bounds
 
 Forward = Callable[..., tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]

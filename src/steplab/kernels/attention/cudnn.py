@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention import _limits
+from steplab.kernels.attention import _inputs
 
 # Asked once, here: torch.compile cannot trace the question.
 HAS_CUDNN = torch.backends.cudnn.is_available()
@@ -30,7 +30,7 @@ def refuse(
         return f"needs fp16 or bf16, not {q_BHTD.dtype}"
     if q_BHTD.shape[-1] % 8 or q_BHTD.shape[-1] > 128:
         return f"needs a head width that is a multiple of 8 up to 128, not {q_BHTD.shape[-1]}"
-    return _limits.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
+    return _inputs.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
 
 
 def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from steplab.kernels.attention import _limits
+from steplab.kernels.attention import _inputs
 
 UNTRIED = "it is here to be measured against"
 
@@ -25,7 +25,7 @@ def refuse(
     """Return why it cannot run, or ""."""
     if not causal:
         return "is causal: without a mask it would be torch's own choice"
-    return _limits.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
+    return _inputs.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
 
 
 def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:

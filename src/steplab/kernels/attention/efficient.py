@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention import _limits
+from steplab.kernels.attention import _inputs
 
 NEEDS_GPU = True
 
@@ -25,7 +25,7 @@ def refuse(
     # 16-byte loads: 4 fp32 or 8 half elements.
     if q_BHTD.shape[-1] * q_BHTD.element_size() % 16:
         return f"needs head rows of a multiple of 16 bytes, not width {q_BHTD.shape[-1]}"
-    return _limits.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
+    return _inputs.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
 
 
 def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention import _limits
+from steplab.kernels.attention import _inputs
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -18,7 +18,7 @@ def refuse(
     documents_BS: Tensor | None = None,
 ) -> str:
     """Return why it cannot run, or ""."""
-    reason = _limits.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
+    reason = _inputs.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
     if reason:
         return reason
     if q_BHTD.device.type == "cpu":

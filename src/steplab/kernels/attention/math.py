@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention import _limits
+from steplab.kernels.attention import _inputs
 
 
 def refuse(
@@ -16,7 +16,7 @@ def refuse(
     documents_BS: Tensor | None = None,
 ) -> str:
     """Return why it cannot run, or ""."""
-    return _limits.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
+    return _inputs.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
 
 
 def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:

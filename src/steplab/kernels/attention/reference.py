@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention._documents import document_of
+from steplab.kernels.attention._inputs import document_of
 
 
 def refuse(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention import _limits
+from steplab.kernels.attention import _inputs
 from steplab.kernels.attention._flash_op import empty_lse, flash_op, heads_inside
 
 TILE = 64  # queries and keys
@@ -30,7 +30,7 @@ def refuse(
     documents_BS: Tensor | None = None,
 ) -> str:
     """Return why it cannot run, or ""."""
-    return _limits.flash_inputs(q_BHTD, k_BGSD, v_BGSD, causal, documents_BS)
+    return _inputs.flash_inputs(q_BHTD, k_BGSD, v_BGSD, causal, documents_BS)
 
 
 def tiles(length: int) -> Iterator[slice]:

@@ -22,11 +22,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from steplab.errors import UserError
-from steplab.kernels.impl import AUTO, impls, load, select
+from steplab.core.errors import UserError
+from steplab.kernels.dispatch import AUTO, impls, load, select
 
 Reduction = Literal["mean", "none"]
-IGNORE = -100  # torch's own default
+IGNORE_INDEX = -100  # torch's own default
 
 # Loaded once, so that torch.compile traces plain dictionary look-ups.
 IMPLS = {name: load("cross_entropy", name) for name in impls("cross_entropy")}
@@ -55,7 +55,7 @@ def cross_entropy(
     weight_VD: Tensor,
     targets_T: Tensor,
     reduction: Reduction = "mean",
-    ignore: int = IGNORE,
+    ignore: int = IGNORE_INDEX,
 ) -> Tensor:
     """Return the mean loss, or (T) losses, by exactly the implementation named (not `auto`)."""
     module = IMPLS[impl]

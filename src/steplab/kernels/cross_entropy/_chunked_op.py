@@ -4,19 +4,46 @@ torch.compile sees single nodes and does not look inside, so what is saved for t
 is written here: for the mean the two gradients, for losses per token the norm of each softmax.
 """
 
-# T tokens, C tokens of one chunk, D width, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from steplab.kernels._triton import DTYPES, by_triton
-from steplab.kernels.cross_entropy._by_words import gradients
-from steplab.kernels.cross_entropy._chunked_head import ChunkedHead
-from steplab.kernels.cross_entropy._products import wide
+from steplab.kernels.cross_entropy._chunks import ChunkedHead, gradients_by_vocabulary, wide
+from steplab.kernels.triton_blocks import narrow
+from steplab.kernels.triton_runtime import DTYPES, INTERPRETED, on_device_of, use_triton
+
+# mypy: disable-error-code="no-untyped-def"
+
+
+SCALED_BLOCK = 1024 if INTERPRETED else 4096
+
+
+@triton.jit
+def scaled_kernel(x, factor, out, numel, BLOCK: tl.constexpr, UPCAST: tl.constexpr):
+    """Write x times the one element of `factor`, multiplied in fp32."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    product = tl.load(x + index, mask=index < numel).to(tl.float32) * tl.load(factor)
+    tl.store(out + index, narrow(product, out.dtype.element_ty, UPCAST), mask=index < numel)
+
+
+def _scaled_by_triton(x: Tensor, factor: Tensor) -> Tensor:
+    """Return a contiguous `x` times a scalar tensor in fp32, in the dtype of `x`."""
+    out = torch.empty_like(x)
+    with on_device_of(x):
+        scaled_kernel[(triton.cdiv(x.numel(), SCALED_BLOCK),)](
+            *(x, factor, out, x.numel()), BLOCK=SCALED_BLOCK, UPCAST=INTERPRETED, num_warps=8
+        )
+    return out
+
+
+# T tokens, C tokens of one chunk, D width, V vocabulary
+
 
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 Pair = tuple[Tensor, Tensor]
@@ -126,10 +153,8 @@ def scaled(gradient: Tensor, factor: Tensor) -> Tensor:
 
     One kernel and no temporary: as two ops, an fp32 copy of the gradient would live in between.
     """
-    if by_triton(gradient) and gradient.dtype in DTYPES and gradient.is_contiguous():
-        from steplab.kernels.cross_entropy import _triton_scaled
-
-        return _triton_scaled.scaled(gradient, factor)
+    if use_triton(gradient) and gradient.dtype in DTYPES and gradient.is_contiguous():
+        return _scaled_by_triton(gradient, factor)
     # One element and not none: torch would round a scalar to the dtype of the gradient first.
     return torch.mul(gradient, factor.reshape(1), out=torch.empty_like(gradient))
 
@@ -158,7 +183,7 @@ def _token_op(name: str, rows: RowMath) -> Loss:
         def gradient(logits_TC: Tensor, first: int) -> None:
             rows.gradient(logits_TC, targets, ignore, norms, first, d_losses)
 
-        return gradients(gradient, x, weight, need_dx, need_dw)
+        return gradients_by_vocabulary(gradient, x, weight, need_dx, need_dw)
 
     def differentiate(ctx: Any, d_losses: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         if d_losses is None:

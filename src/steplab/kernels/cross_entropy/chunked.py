@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from steplab.kernels.cross_entropy._chunked_op import RowMath, chunked_op
-from steplab.kernels.cross_entropy._products import wide
+from steplab.kernels.cross_entropy._chunks import wide
 
 
 def refuse(x_TD: Tensor, weight_VD: Tensor) -> str:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from steplab.kernels.ema._parameters import (
+from steplab.kernels.ema import (
     Coefficients,
-    Parameters,
+    EMAParameters,
     coefficients,
     complex_state,
     stored_state,
@@ -23,13 +23,13 @@ from steplab.kernels.ema._parameters import (
 FINE = 64  # steps that the fine table covers
 
 
-def refuse(x_BLD: Tensor, parameters: Parameters) -> str:
+def refuse(x_BLD: Tensor, parameters: EMAParameters) -> str:
     """Return why it cannot run, or ""."""
     return ""
 
 
 def ema(
-    x_BLD: Tensor, parameters: Parameters, state_B2ND: Tensor | None, wants_last: bool
+    x_BLD: Tensor, parameters: EMAParameters, state_B2ND: Tensor | None, wants_last: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the outputs and, if wanted, the last state in closed form."""
     real = torch.promote_types(x_BLD.dtype, torch.float32)

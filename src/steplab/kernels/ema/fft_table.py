@@ -9,20 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.errors import Unsupported
-from steplab.kernels.ema._parameters import Parameters, coefficients
+from steplab.core.errors import Unsupported
+from steplab.kernels.ema import EMAParameters, coefficients
 from steplab.kernels.ema.fft import causal_convolution
 
 UNTRIED = "it is here to be measured against"
 
 
-def refuse(x_BLD: Tensor, parameters: Parameters) -> str:
+def refuse(x_BLD: Tensor, parameters: EMAParameters) -> str:
     """Return why it cannot run, or ""."""
     return ""
 
 
 def ema(
-    x_BLD: Tensor, parameters: Parameters, state_B2ND: Tensor | None, wants_last: bool
+    x_BLD: Tensor, parameters: EMAParameters, state_B2ND: Tensor | None, wants_last: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the outputs, and None for the state."""
     if state_B2ND is not None or wants_last:

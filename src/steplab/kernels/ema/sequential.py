@@ -6,21 +6,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels.ema._parameters import (
-    Parameters,
-    coefficients,
-    complex_state,
-    stored_state,
-)
+from steplab.kernels.ema import EMAParameters, coefficients, complex_state, stored_state
 
 
-def refuse(x_BLD: Tensor, parameters: Parameters) -> str:
+def refuse(x_BLD: Tensor, parameters: EMAParameters) -> str:
     """The definition takes everything."""
     return ""
 
 
 def ema(
-    x_BLD: Tensor, parameters: Parameters, state_B2ND: Tensor | None, wants_last: bool
+    x_BLD: Tensor, parameters: EMAParameters, state_B2ND: Tensor | None, wants_last: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return y_t = Re(sum of c g_t) + omega x_t with g_t = q g_{t-1} + x_t, and the last g."""
     real = torch.promote_types(x_BLD.dtype, torch.float32)

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from steplab.kernels.impl import impls, load, select
+from steplab.kernels.dispatch import impls, load, select
 
 
 class GroupedMatmul(Protocol):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from steplab.kernels.activation.reference import activate
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul
-from steplab.kernels.experts._sorting import rank_assignments
+from steplab.kernels.experts._rows import rank_assignments
 
 UNTRIED = "tokens that find their expert full go without it"
 FACTOR = 1.25  # rows per expert over those of a perfectly balanced routing

@@ -1,15 +1,131 @@
 """As `grouped`, in hand-written passes: what stays for the backward is z and the tokens."""
 
-# T tokens, K chosen experts, E experts, D width, F inner width (2F for swiglu), R = T * K rows
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from steplab.kernels._triton import refuse_device
+from steplab.kernels import activation as activation_op
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul
-from steplab.kernels.experts._fused_op import fused_experts
-from steplab.kernels.experts._rows import place
+from steplab.kernels.experts._rows import gather_rows, place_rows, sum_rows
+from steplab.kernels.grouped_mm import product, weight_gradient
+from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, product_gelu, product_slope
+from steplab.kernels.triton_runtime import refuse_device
+
+# T tokens, K chosen experts, E experts, D width, F inner width (2F in z for swiglu), R = T * K rows
+
+
+@torch.library.custom_op("steplab::fused_experts", mutates_args=())
+def fused_experts(
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    w_in_EFD: Tensor,
+    w_out_EDF: Tensor,
+    row_TK: Tensor,
+    source_R: Tensor,
+    offsets_E: Tensor,
+    activation: str,
+    matmul: str,
+) -> tuple[Tensor, Tensor]:
+    """Return (output_TD, z_RF); `matmul` names the grouped product."""
+    x_RD = gather_rows(x_TD, source_R, row_TK.shape[1])
+    # Weighed here and not after the second product: one factor in a pass that is there anyway.
+    weights = activation_op.Weights(weights_TK.flatten(), source_R)
+    if activation == IN_PRODUCT:
+        z_RF, h_RF = product_gelu(x_RD, w_in_EFD, offsets_E, weights)
+    else:
+        z_RF = product(matmul, x_RD, w_in_EFD.transpose(-2, -1), offsets_E)
+        h_RF = activation_op.forward(activation_op.choose(z_RF), z_RF, activation, weights)
+    del x_RD
+    y_RD = product(matmul, h_RF, w_out_EDF.transpose(-2, -1), offsets_E)
+    del h_RF
+    return sum_rows(y_RD, row_TK), z_RF
+
+
+@fused_experts.register_fake
+def _(
+    x_TD: Tensor, weights_TK: Tensor, w_in_EFD: Tensor, *rest: Any, **named: Any
+) -> tuple[Tensor, Tensor]:
+    z_RF = x_TD.new_empty(weights_TK.numel(), w_in_EFD.shape[1])
+    return x_TD.new_empty(x_TD.shape), z_RF
+
+
+@torch.library.custom_op("steplab::fused_experts_backward", mutates_args=())
+def fused_experts_backward(
+    dout_TD: Tensor,
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    w_in_EFD: Tensor,
+    w_out_EDF: Tensor,
+    row_TK: Tensor,
+    source_R: Tensor,
+    offsets_E: Tensor,
+    z_RF: Tensor,
+    activation: str,
+    matmul: str,
+    need_dx: bool,
+    need_dw_in: bool,
+    need_dw_out: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of x, the weights and both matrices; empty where not needed."""
+    chosen = row_TK.shape[1]
+    dout_RD = gather_rows(dout_TD, source_R, chosen)
+    weights = activation_op.Weights(weights_TK.flatten(), source_R)
+    if activation == IN_PRODUCT:
+        dz_RF, h_RF, dweights_R = product_slope(dout_RD, w_out_EDF, offsets_E, z_RF, weights)
+    else:
+        dh_RF = product(matmul, dout_RD, w_out_EDF, offsets_E)
+        impl = activation_op.choose(z_RF)
+        dz_RF, h_RF, dweights_R = activation_op.backward(impl, z_RF, dh_RF, activation, weights)
+        del dh_RF
+    assert dweights_R is not None
+    dw_out_EDF, dw_in_EFD, dx_TD = (t.new_empty(0) for t in (w_out_EDF, w_in_EFD, x_TD))
+    if need_dw_out:
+        dw_out_EDF = weight_gradient(matmul, dout_RD, h_RF, offsets_E)
+    del dout_RD, h_RF  # 1 GiB with 65,536 tokens of width 768, before the next products need it
+    if need_dw_in:
+        x_RD = gather_rows(x_TD, source_R, chosen)
+        dw_in_EFD = weight_gradient(matmul, dz_RF, x_RD, offsets_E)
+        del x_RD
+    if need_dx:
+        dx_RD = product(matmul, dz_RF, w_in_EFD, offsets_E)
+        del dz_RF
+        dx_TD = sum_rows(dx_RD, row_TK)
+    dweights_TK = dweights_R.view_as(weights_TK).to(weights_TK.dtype)
+    return dx_TD, dweights_TK, dw_in_EFD, dw_out_EDF
+
+
+@fused_experts_backward.register_fake
+def _(dout_TD: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    need_dx, *need_matrices = inputs[-3:]
+    pairs = zip(inputs[:4], (need_dx, True, *need_matrices), strict=True)
+    return tuple(tensor.new_empty(tensor.shape if need else 0) for tensor, need in pairs)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.activation, ctx.matmul = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros in the size of what is kept
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _differentiate(ctx: Any, dout_TD: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if dout_TD is None:
+        return (None,) * 9
+    kept = (*ctx.saved_tensors, ctx.activation, ctx.matmul)
+    need_dx, _, *need_matrices = needs = ctx.needs_input_grad[:4]
+    found = fused_experts_backward(dout_TD, *kept, need_dx, *need_matrices)
+    gradients = (g if need else None for g, need in zip(found, needs, strict=True))
+    return *gradients, None, None, None, None, None
+
+
+fused_experts.register_autograd(_differentiate, setup_context=_keep)
+
+
+# T tokens, K chosen experts, E experts, D width, F inner width (2F for swiglu), R = T * K rows
+
 
 NEEDS_GPU = True
 
@@ -40,6 +156,6 @@ def experts(
     """Return (output_TD, 0)."""
     w_in_EFD, w_out_EDF, activation = experts
     product = matmul.choose(x_TD, w_in_EFD.transpose(-2, -1))
-    placed = place(experts_TK, w_in_EFD.shape[0])
+    placed = place_rows(experts_TK, w_in_EFD.shape[0])
     out_TD, _ = fused_experts(x_TD, weights_TK, w_in_EFD, w_out_EDF, *placed, activation, product)
     return out_TD, weights_TK.new_zeros(())

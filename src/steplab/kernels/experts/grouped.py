@@ -2,12 +2,72 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from steplab.kernels.activation.reference import activate
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul
-from steplab.kernels.experts._permute import combine, gather
-from steplab.kernels.experts._sorting import sort_rows
+from steplab.kernels.experts._rows import sort_rows
+
+# T tokens, K chosen experts, D width, R = T * K rows
+
+
+class Gather(torch.autograd.Function):
+    """x_TD -> x_RD: each token is copied to its K rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, token_R: Tensor, row_TK: Tensor) -> Tensor:
+        """Return x_TD[token_R]."""
+        ctx.save_for_backward(row_TK)
+        return x_TD[token_R]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Add up the gradients of a token's K rows."""
+        (row_TK,) = ctx.saved_tensors
+        return gradients[0][row_TK].sum(1), None, None
+
+
+class Combine(torch.autograd.Function):
+    """(y_RD, weights_TK) -> out_TD: a token's K rows, weighed and added in the weights' dtype."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y_RD: Tensor, weights_TK: Tensor, token_R: Tensor, row_TK: Tensor
+    ) -> Tensor:
+        """Return sum over k of weights[t, k] * y[row[t, k]], in the dtype of the weights.
+
+        The cast to the dtype of y is the caller's: with a `.to` that changes nothing as the last
+        op here, torch 2.11 compiles this function to one whose gradients are all zero.
+        """
+        ctx.save_for_backward(y_RD, weights_TK, token_R, row_TK)
+        return (y_RD[row_TK] * weights_TK[..., None]).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Gradients of the rows, and of the weights as inner products."""
+        (dout_TD,) = gradients
+        y_RD, weights_TK, token_R, row_TK = ctx.saved_tensors
+        weight_R = torch.empty_like(weights_TK.flatten()).scatter_(
+            0, row_TK.flatten(), weights_TK.flatten()
+        )
+        dy_RD = (dout_TD[token_R] * weight_R[:, None]).to(y_RD.dtype)
+        products_TKD = y_RD[row_TK].to(weights_TK.dtype) * dout_TD[:, None]
+        return dy_RD, products_TKD.sum(-1).to(weights_TK.dtype), None, None
+
+
+def gather(x_TD: Tensor, token_R: Tensor, row_TK: Tensor) -> Tensor:
+    """Return (R, D)."""
+    out_RD: Tensor = Gather.apply(x_TD, token_R, row_TK)
+    return out_RD
+
+
+def combine(y_RD: Tensor, weights_TK: Tensor, token_R: Tensor, row_TK: Tensor) -> Tensor:
+    """Return (T, D) in the dtype of y."""
+    out_TD: Tensor = Combine.apply(y_RD, weights_TK, token_R, row_TK)
+    return out_TD.to(y_RD.dtype)
 
 
 def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.kernels.impl import impls, load, select
+from steplab.kernels.dispatch import impls, load, select
 
 IMPLS = {name: load("feed_forward", name) for name in impls("feed_forward")}
 PREFERENCE = ("fused", "reference")

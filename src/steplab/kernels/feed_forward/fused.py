@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from steplab.kernels import activation as activation_op
-from steplab.kernels._triton import refuse_device
 from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, product_gelu, product_slope
+from steplab.kernels.triton_runtime import refuse_device
 
 DTYPES = (torch.bfloat16, torch.float16)  # its gelu is exact to 18 bits, too few for fp32
 NEEDS_GPU = True

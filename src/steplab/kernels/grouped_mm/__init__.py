@@ -5,14 +5,59 @@
 torch's op cannot take). Each file offers `product` and `weight_gradient`.
 """
 
-# R rows, E groups, K inner width, N outer width
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from steplab.kernels.grouped_mm._op import make_op
-from steplab.kernels.impl import impls, load, select
+from steplab.kernels.dispatch import impls, load, select
+
+# R rows, E groups, K inner width, N outer width
+
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def make_op(impl: str, product: Product, gradient: Product, tags: tuple[torch.Tag, ...]) -> Product:
+    """Return (x_RK, w_EKN, offsets_E) -> (R, N), differentiable, registered under `impl`."""
+
+    @torch.library.custom_op(f"steplab::grouped_mm_{impl}", mutates_args=(), tags=tags)
+    def grouped_mm(x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
+        return product(x_RK, w_EKN, offsets_E)
+
+    @grouped_mm.register_fake
+    def _(x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
+        return x_RK.new_empty(x_RK.shape[0], w_EKN.shape[-1])
+
+    name = f"steplab::grouped_mm_{impl}_weight_gradient"
+
+    @torch.library.custom_op(name, mutates_args=(), tags=tags)
+    def weight_gradient(x_RK: Tensor, dout_RN: Tensor, offsets_E: Tensor) -> Tensor:
+        return gradient(x_RK, dout_RN, offsets_E)
+
+    @weight_gradient.register_fake
+    def _(x_RK: Tensor, dout_RN: Tensor, offsets_E: Tensor) -> Tensor:
+        return x_RK.new_empty(offsets_E.shape[0], x_RK.shape[-1], dout_RN.shape[-1])
+
+    def keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def differentiate(ctx: Any, dout_RN: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x_RK, w_EKN, offsets_E = ctx.saved_tensors
+        need_dx, need_dw, _ = ctx.needs_input_grad
+        dout_RN = dout_RN.contiguous()  # a sum's gradient is one number expanded, stride 0
+        dx_RK = grouped_mm(dout_RN, w_EKN.transpose(-2, -1), offsets_E) if need_dx else None
+        return dx_RK, weight_gradient(x_RK, dout_RN, offsets_E) if need_dw else None, None
+
+    grouped_mm.register_autograd(differentiate, setup_context=keep)
+    return grouped_mm
+
+
+# R rows, E groups, K inner width, N outer width
+
 
 IMPLS = {name: load("grouped_mm", name) for name in impls("grouped_mm")}
 PREFERENCE = ("aten", "loop")

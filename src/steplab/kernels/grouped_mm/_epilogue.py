@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from steplab.kernels._triton import INTERPRETED, on_device_of
 from steplab.kernels.activation import Gradients, Weights
+from steplab.kernels.triton_runtime import INTERPRETED, on_device_of
 
 IN_PRODUCT = "gelu in the product"  # the activation by which fused layers ask for these kernels
 FOUND = 32  # blocks of rows that a program finds: against all of 255 groups in 128 registers
@@ -58,8 +58,10 @@ def product_gelu(
     tiling: Tiling = FORWARD,
 ) -> tuple[Tensor, Tensor]:
     """Return (z_RF, h_RF): x w^T of each group, and weight times gelu of it."""
-    from steplab.kernels.grouped_mm._epilogue_kernels import matmul_gelu_kernel
-    from steplab.kernels.grouped_mm._shadow_kernels import shadow_matmul_gelu_kernel
+    from steplab.kernels.grouped_mm._epilogue_kernels import (
+        matmul_gelu_kernel,
+        shadow_matmul_gelu_kernel,
+    )
 
     (R, D), F = x_RD.shape, w_EFD.shape[1]
     z_RF, h_RF = x_RD.new_empty(R, F), x_RD.new_empty(R, F)
@@ -93,8 +95,10 @@ def product_slope(
     tiling: Tiling = BACKWARD,
 ) -> Gradients:
     """As `activation.backward`, where dh = dout w of each group."""
-    from steplab.kernels.grouped_mm._epilogue_kernels import matmul_slope_kernel
-    from steplab.kernels.grouped_mm._shadow_kernels import shadow_matmul_slope_kernel
+    from steplab.kernels.grouped_mm._epilogue_kernels import (
+        matmul_slope_kernel,
+        shadow_matmul_slope_kernel,
+    )
 
     (R, F), D = z_RF.shape, dout_RD.shape[1]
     dz_RF, h_RF, dots_RN = torch.empty_like(z_RF), torch.empty_like(z_RF), None

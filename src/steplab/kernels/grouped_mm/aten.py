@@ -4,10 +4,113 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from steplab.kernels._triton import by_triton
-from steplab.kernels.grouped_mm._segments import add_segments, find_segments
+from steplab.kernels.triton_blocks import narrow
+from steplab.kernels.triton_runtime import INTERPRETED, on_device_of, use_triton
+
+# S segments padded to a power of two, R of them that a program places
+# mypy: disable-error-code="no-untyped-def"
+
+
+# fmt: off
+@triton.jit
+def _end(offsets, s, rows, mark, GROUPS: tl.constexpr):
+    """Return where a segment ends: at the offset of a group, or, after those, at a mark."""
+    offset = tl.load(offsets + s, mask=s < GROUPS, other=0)
+    return tl.where(s < GROUPS, offset, tl.minimum((s - GROUPS + 1) * mark, rows))
+
+
+@triton.jit
+def find_segments_kernel(
+    offsets, ends, group, rows, mark, GROUPS: tl.constexpr, PIECES: tl.constexpr, S: tl.constexpr,
+    R: tl.constexpr,
+):
+    """Sort the offsets and the multiples of `mark` by counting for each those before it.
+
+    Grid: blocks of R segments.
+    """
+    s_S, s_R = tl.arange(0, S), tl.program_id(0) * R + tl.arange(0, R)
+    end_S = _end(offsets, s_S, rows, mark, GROUPS)
+    end_R = _end(offsets, s_R, rows, mark, GROUPS)
+    known_S = s_S < GROUPS + PIECES
+    earlier = (end_S[None, :] < end_R[:, None]) & known_S[None, :]
+    tied = (end_S[None, :] == end_R[:, None]) & (s_S[None, :] < s_R[:, None]) & known_S[None, :]
+    rank_R = tl.sum((earlier | tied).to(tl.int32), 1)
+    # Where this segment starts: at the largest end that is smaller, or at the same one if tied.
+    start_R = tl.max(tl.where(earlier | tied, end_S[None, :], 0), 1)
+    # A group that ends at or before the start is behind it.
+    is_group_S = s_S < GROUPS
+    behind = is_group_S[None, :] & (end_S[None, :] <= start_R[:, None])
+    group_R = tl.where(start_R < end_R, tl.sum(behind.to(tl.int32), 1), -1)
+    known_R = s_R < GROUPS + PIECES
+    tl.store(ends + rank_R, end_R, mask=known_R)
+    tl.store(group + rank_R, group_R, mask=known_R)
+
+
+@triton.jit
+def add_segments_kernel(
+    parts, group, out, size, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+):
+    """Write one block of one group's sum. Grid: blocks, groups."""
+    own = tl.program_id(1)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    total = tl.zeros([BLOCK], tl.float32)
+    part = parts + place
+    for segment in tl.range(SEGMENTS):
+        if tl.load(group + segment) == own:
+            total += tl.load(part, mask=inside, other=0.0).to(tl.float32)
+        part += size
+    target = out + own.to(tl.int64) * size + place
+    tl.store(target, narrow(total, out.dtype.element_ty, UPCAST), mask=inside)
+
+
+# E groups, S segments, K and N widths
+
+
+
+PIECES = 16
+FOUND = 32  # segments that a program finds: against all of 255 experts in 128 registers
+SUM_BLOCK = 64 if INTERPRETED else 2048
+SUM_WARPS = 8
+
+
+def find_segments(offsets_E: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Return (ends_S, group_S), int32: where each segment ends, and its group; -1: it is empty.
+
+    S is PIECES + E whatever the offsets are, so shapes stay and nothing is read on the host.
+    """
+    import triton
+
+
+    groups = offsets_E.shape[0]
+    count = groups + PIECES
+    ends_S, group_S = offsets_E.new_empty(count), offsets_E.new_empty(count)
+    with on_device_of(offsets_E):
+        find_segments_kernel[(triton.cdiv(count, FOUND),)](
+            *(offsets_E, ends_S, group_S, rows, triton.cdiv(rows, PIECES), groups, PIECES),
+            S=triton.next_power_of_2(count),
+            R=FOUND,
+        )
+    return ends_S, group_S
+
+
+def add_segments(parts_SKN: Tensor, group_S: Tensor, groups: int) -> Tensor:
+    """Return (E, K, N): the sum of each group's segments, in fp32 until it is rounded."""
+    import triton
+
+
+    S, K, N = parts_SKN.shape
+    out_EKN = parts_SKN.new_empty(groups, K, N)
+    with on_device_of(parts_SKN):
+        add_segments_kernel[(triton.cdiv(K * N, SUM_BLOCK), groups)](
+            *(parts_SKN, group_S, out_EKN, K * N, S, SUM_BLOCK, INTERPRETED), num_warps=SUM_WARPS
+        )
+    return out_EKN
+
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TAGS = ()
@@ -37,7 +140,7 @@ def product(x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
 
 def weight_gradient(x_RK: Tensor, dout_RN: Tensor, offsets_E: Tensor) -> Tensor:
     """Return (E, K, N)."""
-    if not by_triton(x_RK):
+    if not use_triton(x_RK):
         return F.grouped_mm(x_RK.transpose(0, 1), dout_RN, offs=offsets_E)
     ends_S, group_S = find_segments(offsets_E, x_RK.shape[0])
     parts_SKN = F.grouped_mm(x_RK.transpose(0, 1), dout_RN, offs=ends_S)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels.impl import impls, load, select
+from steplab.kernels.dispatch import impls, load, select
 
 # Loaded once, so that torch.compile traces plain dictionary look-ups.
 IMPLS = {name: load("rms_norm", name) for name in impls("rms_norm")}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.kernels.impl import impls, load, select
+from steplab.kernels.dispatch import impls, load, select
 
 # Loaded once, so that torch.compile traces plain dictionary look-ups.
 IMPLS = {name: load("rotary", name) for name in impls("rotary")}

@@ -4,15 +4,115 @@ torch's own backward of the split would copy the three gradients into one tensor
 torch.compile sees opaque ops.
 """
 
-# B batch, T tokens, H heads, D head width
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from steplab.kernels._triton import DTYPES, refuse_batch, refuse_device
+from steplab.kernels.triton_blocks import narrow
+from steplab.kernels.triton_runtime import (
+    DTYPES,
+    INTERPRETED,
+    on_device_of,
+    refuse_batch,
+    refuse_device,
+)
+
+# R rows of a tile: neighbouring heads of neighbouring tokens; E half the head width, padded to a
+# power of two
+# mypy: disable-error-code="no-untyped-def"
+
+
+# fmt: off
+@triton.jit
+def rotary_kernel(
+    source, target, cos, sin, source_strides, target_strides, angle_stride, T, H: tl.constexpr,
+    HALF: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Rotate ROWS heads by the angles of their tokens (TURN 1), back by them (-1), or not at all
+    (0: a copy). Grid: tiles, batch.
+
+    The strides are those of (B, T, H); along a head the step is 1.
+    """
+    batch = tl.program_id(1).to(tl.int64)
+    row_R1 = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    e_1E = tl.arange(0, E)[None, :]
+    token_R1, head_R1 = (row_R1 // H).to(tl.int64), row_R1 % H
+    inside_RE = (row_R1 < T * H) & (e_1E < HALF)
+    head_R1 = head_R1.to(tl.int64)
+    place_R1 = token_R1 * source_strides[1] + head_R1 * source_strides[2]
+    from_RE = source + batch * source_strides[0] + (place_R1 + e_1E)
+    left_RE = tl.load(from_RE, mask=inside_RE, other=0.0).to(tl.float32)
+    right_RE = tl.load(from_RE + HALF, mask=inside_RE, other=0.0).to(tl.float32)
+    place_R1 = token_R1 * target_strides[1] + head_R1 * target_strides[2]
+    to_RE = target + batch * target_strides[0] + (place_R1 + e_1E)
+    dtype = target.dtype.element_ty
+    if TURN != 0:
+        angle_RE = batch * angle_stride + token_R1 * HALF + e_1E
+        cos_RE = tl.load(cos + angle_RE, mask=inside_RE, other=0.0)
+        sin_RE = tl.load(sin + angle_RE, mask=inside_RE, other=0.0) * TURN
+        turned_RE = left_RE * cos_RE - right_RE * sin_RE
+        right_RE = right_RE * cos_RE + left_RE * sin_RE
+        left_RE = turned_RE
+    tl.store(to_RE, narrow(left_RE, dtype, UPCAST), mask=inside_RE)
+    tl.store(to_RE + HALF, narrow(right_RE, dtype, UPCAST), mask=inside_RE)
+
+
+# B batch, T tokens, H heads, D head width
+
+
+
+# The fastest on an H200 over 65,536 tokens of 12 heads of 64: 3.3 TB/s.
+TILE = 16 if INTERPRETED else 512  # pairs of numbers that a program rotates
+WARPS = 2
+
+
+def launch_rotation(
+    source_BTHD: Tensor,
+    target_BTHD: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    turn: int = 1,
+    tile: int = TILE,
+    warps: int = WARPS,
+) -> None:
+    """Write the source to the target, rotated by the angles of its tokens.
+
+    `turn` is 1, -1 for back by them, or 0 for a copy (torch's own takes three times as long where
+    the target is a part of a product).
+    """
+    B, T, H, D = source_BTHD.shape
+    if source_BTHD.stride(-1) != 1:
+        source_BTHD = source_BTHD.contiguous()
+    cos, sin = cos.contiguous(), sin.contiguous()
+    padded = triton.next_power_of_2(D // 2)
+    rows = max(tile // padded, 1)
+    if not source_BTHD.numel():
+        return
+    with on_device_of(source_BTHD):
+        rotary_kernel[(triton.cdiv(T * H, rows), B)](
+            *(source_BTHD, target_BTHD, cos, sin),
+            *(source_BTHD.stride()[:3], target_BTHD.stride()[:3]),
+            *(T * D // 2 if cos.ndim > 2 and cos.shape[0] > 1 else 0, T),
+            H=H,
+            HALF=D // 2,
+            E=padded,
+            ROWS=rows,
+            TURN=turn,
+            UPCAST=INTERPRETED,
+            num_warps=warps,
+        )
+
+
+# B batch, T tokens, H heads, D head width
+
+
+
 
 WIDEST = 512  # of a head
 NEEDS_GPU = True
@@ -55,11 +155,10 @@ class _Rotary(torch.autograd.Function):
 
 @torch.library.custom_op("steplab::rotary", mutates_args=())
 def _forward(qkv_BT3HD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    from steplab.kernels.rotary import _triton_launch
 
     q_BTHD, k_BTHD = empty_heads(qkv_BT3HD), empty_heads(qkv_BT3HD)
     for part, target_BTHD in enumerate((q_BTHD, k_BTHD)):
-        _triton_launch.rotate(qkv_BT3HD[:, :, part], target_BTHD, cos, sin)
+        launch_rotation(qkv_BT3HD[:, :, part], target_BTHD, cos, sin)
     return q_BTHD, k_BTHD
 
 
@@ -67,12 +166,11 @@ def _forward(qkv_BT3HD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tenso
 def _backward(
     dq_BHTD: Tensor, dk_BHTD: Tensor, dv_BHTD: Tensor, cos: Tensor, sin: Tensor
 ) -> Tensor:
-    from steplab.kernels.rotary import _triton_launch
 
     dqkv_BT3HD = empty_product(dq_BHTD)
     for part, (d_BHTD, turn) in enumerate(((dq_BHTD, -1), (dk_BHTD, -1), (dv_BHTD, 0))):
         target_BTHD = dqkv_BT3HD[:, :, part]
-        _triton_launch.rotate(d_BHTD.transpose(1, 2), target_BTHD, cos, sin, turn)
+        launch_rotation(d_BHTD.transpose(1, 2), target_BTHD, cos, sin, turn)
     return dqkv_BT3HD
 
 

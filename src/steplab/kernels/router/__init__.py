@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.kernels.impl import impls, load, select
+from steplab.kernels.dispatch import impls, load, select
 
 IMPLS = {name: load("router", name) for name in impls("router")}
 PREFERENCE = ("triton_router", "reference")

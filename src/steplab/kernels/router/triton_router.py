@@ -1,16 +1,273 @@
 """Product, softmax, choice and gate in one kernel; all gradients in another."""
 
-# T tokens, D width, E experts, K chosen
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from steplab.kernels._triton import refuse_device
+from steplab.kernels.triton_blocks import narrow
+from steplab.kernels.triton_runtime import INTERPRETED, on_device_of, refuse_device
 
-MOST_EXPERTS = 255  # and the gate, in one tile: the registers of a program end there
+# R tokens of the tile, C columns of one step, E experts and then the gate, padded to a power of two
+# mypy: disable-error-code="no-untyped-def"
+
+
+# fmt: off
+@triton.jit
+def _load(begin_R, inside_R, column, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return columns [column, column + COLUMNS) of the rows that begin there, 0 beyond all ends."""
+    column_C = column + tl.arange(0, COLUMNS)
+    inside_RC = inside_R[:, None]
+    if WIDTH % COLUMNS:
+        inside_RC = inside_RC & (column_C < WIDTH)[None, :]
+    return tl.load(begin_R[:, None] + column_C[None, :], mask=inside_RC, other=0.0)
+
+
+@triton.jit
+def _parts(x):
+    """Return three bf16 numbers whose sum is the fp32 `x`, the largest first."""
+    high = x.to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def _product(x, y, total, UPCAST: tl.constexpr):
+    """Return total + x y, with `x` in bf16 and `y` in fp32."""
+    if UPCAST:
+        return tl.dot(x.to(tl.float32), y, total, input_precision="ieee")
+    high, middle, low = _parts(y)
+    total = tl.dot(x, low, total)
+    total = tl.dot(x, middle, total)
+    return tl.dot(x, high, total)
+
+
+@triton.jit
+def _rough_product(x, y, total, UPCAST: tl.constexpr):
+    """Return total + x y, both in fp32, to 16 bits: twice what the bf16 it is stored in has."""
+    if UPCAST:
+        return tl.dot(x, y, total, input_precision="ieee")
+    x_high, x_middle, _ = _parts(x)
+    y_high, y_middle, _ = _parts(y)
+    total = tl.dot(x_high, y_middle, total)
+    total = tl.dot(x_middle, y_high, total)
+    return tl.dot(x_high, y_high, total)
+
+
+@triton.jit
+def router_softmax_kernel(
+    x, weight, gate, probabilities, weights, experts, gates, tokens, EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+):
+    """Route one tile of tokens. Of equal probabilities the first expert's comes first."""
+    row_R, expert_E = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
+    inside_R = row_R < tokens
+    x_R = x + row_R.to(tl.int64) * WIDTH
+    w_E = tl.where(expert_E < EXPERTS, weight + expert_E * WIDTH, gate)
+    logits_RE = tl.zeros([ROWS, PADDED], tl.float32)
+    for column in tl.range(0, WIDTH, COLUMNS):
+        x_RC = _load(x_R, inside_R, column, WIDTH, COLUMNS)
+        w_EC = _load(w_E, expert_E <= EXPERTS, column, WIDTH, COLUMNS).to(tl.float32)
+        logits_RE = _product(x_RC, tl.trans(w_EC), logits_RE, UPCAST)
+    gate_R = tl.sum(tl.where((expert_E == EXPERTS)[None, :], logits_RE, 0.0), 1)
+    tl.store(gates + row_R, tl.sigmoid(gate_R), mask=inside_R)
+    known_1E = (expert_E < EXPERTS)[None, :]
+    logits_RE = tl.where(known_1E, logits_RE, float("-inf"))
+    powers_RE = tl.exp(logits_RE - tl.max(logits_RE, 1)[:, None])
+    left_RE = powers_RE / tl.sum(powers_RE, 1)[:, None]
+    places_RE = row_R.to(tl.int64)[:, None] * EXPERTS + expert_E[None, :]
+    tl.store(probabilities + places_RE, left_RE, mask=inside_R[:, None] & known_1E)
+    left_RE = tl.where(known_1E, left_RE, -1.0)
+    for chosen in tl.static_range(CHOSEN):
+        most_R, best_R = tl.max(left_RE, 1, return_indices=True)
+        best_R = tl.minimum(best_R, EXPERTS - 1)  # whatever NaN leads to, it is an expert
+        place_R = row_R.to(tl.int64) * CHOSEN + chosen
+        tl.store(weights + place_R, most_R, mask=inside_R)
+        tl.store(experts + place_R, best_R.to(tl.int64), mask=inside_R)
+        left_RE = tl.where(expert_E[None, :] == best_R[:, None], -1.0, left_RE)
+
+
+@triton.jit
+def _dlogits(
+    dprobabilities, dweights, dgates, probabilities, experts, gates, row_R, inside_R, expert_E,
+    EXPERTS: tl.constexpr, CHOSEN: tl.constexpr,
+):
+    """Return the gradient of the logits; the weights are a choice of the probabilities."""
+    inside_RE = inside_R[:, None] & (expert_E < EXPERTS)[None, :]
+    places_RE = row_R.to(tl.int64)[:, None] * EXPERTS + expert_E[None, :]
+    p_RE = tl.load(probabilities + places_RE, mask=inside_RE, other=0.0)
+    dp_RE = tl.load(dprobabilities + places_RE, mask=inside_RE, other=0.0)
+    for chosen in tl.static_range(CHOSEN):
+        place_R = row_R.to(tl.int64) * CHOSEN + chosen
+        expert_R = tl.load(experts + place_R, mask=inside_R, other=-1).to(tl.int32)
+        dweight_R = tl.load(dweights + place_R, mask=inside_R, other=0.0)
+        dp_RE += tl.where(expert_E[None, :] == expert_R[:, None], dweight_R[:, None], 0.0)
+    dlogits_RE = p_RE * (dp_RE - tl.sum(p_RE * dp_RE, 1)[:, None])
+    gate_R = tl.load(gates + row_R, mask=inside_R, other=0.0)
+    dgate_R = tl.load(dgates + row_R, mask=inside_R, other=0.0) * gate_R * (1 - gate_R)
+    return tl.where((expert_E == EXPERTS)[None, :], dgate_R[:, None], dlogits_RE)
+
+
+@triton.jit
+def router_softmax_backward_kernel(
+    dprobabilities, dweights, dgates, x, weight, gate, probabilities, experts, gates, dx,
+    drow_parts, tokens, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+):
+    """Write dx of one tile of tokens, and its part of the gradient of the weight's rows and the
+    gate's: (EXPERTS + 1, WIDTH)."""
+    row_R, expert_E = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
+    inside_R, inside_E = row_R < tokens, expert_E <= EXPERTS
+    dlogits_RE = _dlogits(
+        dprobabilities, dweights, dgates, probabilities, experts, gates, row_R, inside_R, expert_E,
+        EXPERTS, CHOSEN,
+    )
+    x_R = x + row_R.to(tl.int64) * WIDTH
+    w_E = tl.where(expert_E < EXPERTS, weight + expert_E * WIDTH, gate)
+    own = drow_parts + tl.program_id(0).to(tl.int64) * ((EXPERTS + 1) * WIDTH)
+    for column in tl.range(0, WIDTH, COLUMNS):
+        w_EC = _load(w_E, inside_E, column, WIDTH, COLUMNS).to(tl.float32)
+        x_RC = _load(x_R, inside_R, column, WIDTH, COLUMNS)
+        dx_RC = tl.zeros([ROWS, COLUMNS], tl.float32)
+        dx_RC = _rough_product(dlogits_RE, w_EC, dx_RC, UPCAST)
+        dw_CE = tl.zeros([COLUMNS, PADDED], tl.float32)
+        dw_CE = _product(tl.trans(x_RC), dlogits_RE, dw_CE, UPCAST)
+        column_C = column + tl.arange(0, COLUMNS)
+        targets_RC = dx + row_R.to(tl.int64)[:, None] * WIDTH + column_C[None, :]
+        inside_RC = inside_R[:, None] & (column_C < WIDTH)[None, :]
+        tl.store(targets_RC, narrow(dx_RC, dx.dtype.element_ty, UPCAST), mask=inside_RC)
+        targets_CE = own + expert_E[None, :] * WIDTH + column_C[:, None]
+        inside_CE = (column_C < WIDTH)[:, None] & inside_E[None, :]
+        tl.store(targets_CE, dw_CE, mask=inside_CE)
+
+
+# T tokens, D width, E experts, K chosen, B tiles of tokens
+
+
+
+
+
+class Tiling(NamedTuple):
+    """Tokens that a program routes, columns of one step of its loop, warps and stages."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+# By the padded number of experts up to which they serve, forward and backward.
+# `benchmarks/experts_kernels.py` measures others.
+TILINGS = {
+    32: (Tiling(64, 128, 4, 2), Tiling(64, 128, 4, 3)),  # 8 experts: the fastest on an H200
+    64: (Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2)),
+    256: (Tiling(64, 32, 8, 2), Tiling(64, 32, 8, 1)),
+}
+INTERPRETED_TILING = Tiling(16, 16, 1, 1)
+
+
+def launch_forward(
+    x_TD: Tensor, weight_ED: Tensor, gate_1D: Tensor, chosen: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (probabilities_TE, weights_TK, experts_TK, gate_T1)."""
+    return forward_by(tilings(weight_ED)[0], x_TD, weight_ED, gate_1D, chosen)
+
+
+def launch_backward(
+    gradients: tuple[Tensor, Tensor, Tensor],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    outputs: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Return dx and, in fp32, the gradient of the weight's rows followed by the gate's.
+
+    Of probabilities, weights and gate the gradients; x, weight and gate; and, of what the forward
+    gave, probabilities, experts and gate.
+    """
+    return backward_by(tilings(inputs[1])[1], *gradients, *inputs, *outputs)
+
+
+def tilings(weight_ED: Tensor) -> tuple[Tiling, Tiling]:
+    """Return those of the forward and of the backward."""
+    if INTERPRETED:
+        return INTERPRETED_TILING, INTERPRETED_TILING
+    return next(found for most, found in TILINGS.items() if _padded(weight_ED) <= most)
+
+
+def _padded(weight_ED: Tensor) -> int:
+    """Return the rows of a tile of the weight: one is the gate's, and tensor cores take 16."""
+    return max(16, triton.next_power_of_2(weight_ED.shape[0] + 1))
+
+
+def _options(tiling: Tiling, weight_ED: Tensor, chosen: int) -> dict[str, Any]:
+    return {
+        "EXPERTS": weight_ED.shape[0],
+        "CHOSEN": chosen,
+        "WIDTH": weight_ED.shape[1],
+        "PADDED": _padded(weight_ED),
+        "ROWS": tiling.rows,
+        "COLUMNS": tiling.columns,
+        "UPCAST": INTERPRETED,
+        "num_warps": tiling.warps,
+        "num_stages": tiling.stages,
+    }
+
+
+def forward_by(
+    tiling: Tiling, x_TD: Tensor, weight_ED: Tensor, gate_1D: Tensor, chosen: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `forward`, by the tiling given."""
+    T, E = x_TD.shape[0], weight_ED.shape[0]
+    probabilities_TE = x_TD.new_empty(T, E, dtype=torch.float32)
+    weights_TK = probabilities_TE.new_empty(T, chosen)
+    experts_TK = probabilities_TE.new_empty(T, chosen, dtype=torch.int64)
+    gate_T1 = probabilities_TE.new_empty(T, 1)
+    with on_device_of(x_TD):
+        router_softmax_kernel[(triton.cdiv(T, tiling.rows),)](
+            *(x_TD, weight_ED, gate_1D, probabilities_TE, weights_TK, experts_TK, gate_T1, T),
+            **_options(tiling, weight_ED, chosen),
+        )
+    return probabilities_TE, weights_TK, experts_TK, gate_T1
+
+
+def backward_by(
+    tiling: Tiling,
+    dprobabilities_TE: Tensor,
+    dweights_TK: Tensor,
+    dgate_T1: Tensor,
+    x_TD: Tensor,
+    weight_ED: Tensor,
+    gate_1D: Tensor,
+    probabilities_TE: Tensor,
+    experts_TK: Tensor,
+    gate_T1: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """As `backward`, by the tiling given."""
+    T, tiles = x_TD.shape[0], triton.cdiv(x_TD.shape[0], tiling.rows)
+    E, D = weight_ED.shape
+    dx_TD = torch.empty_like(x_TD)
+    parts_BED = probabilities_TE.new_empty(tiles, E + 1, D)
+    with on_device_of(x_TD):
+        router_softmax_backward_kernel[(tiles,)](
+            *(dprobabilities_TE, dweights_TK, dgate_T1, x_TD, weight_ED, gate_1D),
+            *(probabilities_TE, experts_TK, gate_T1, dx_TD, parts_BED, T),
+            **_options(tiling, weight_ED, experts_TK.shape[1]),
+        )
+    # Added up by torch, always in the same order: the same inputs give the same bits.
+    return dx_TD, parts_BED.sum(0)
+
+
+# T tokens, D width, E experts, K chosen
+
+
+
+
+MAX_EXPERTS = 255  # and the gate, in one tile: the registers of a program end there
 NEEDS_GPU = True
 
 
@@ -21,8 +278,8 @@ def refuse(x_TD: Tensor, weight_ED: Tensor) -> str:
         return reason
     if x_TD.dtype != torch.bfloat16:
         return f"needs bf16, not {x_TD.dtype}"
-    if weight_ED.shape[0] > MOST_EXPERTS:
-        return f"needs at most {MOST_EXPERTS} experts, not {weight_ED.shape[0]}"
+    if weight_ED.shape[0] > MAX_EXPERTS:
+        return f"needs at most {MAX_EXPERTS} experts, not {weight_ED.shape[0]}"
     return ""
 
 
@@ -31,9 +288,8 @@ def router(
     x_TD: Tensor, weight_ED: Tensor, gate_1D: Tensor, chosen: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (probabilities_TE, weights_TK, experts_TK, gate_T1)."""
-    from steplab.kernels.router import _launch
 
-    return _launch.forward(x_TD.contiguous(), *_rows(weight_ED, gate_1D), chosen)
+    return launch_forward(x_TD.contiguous(), *_rows(weight_ED, gate_1D), chosen)
 
 
 @router.register_fake
@@ -59,11 +315,10 @@ def router_backward(
     gate_T1: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return dx and, in fp32, the gradient of the weight's rows followed by the gate's."""
-    from steplab.kernels.router import _launch
 
     gradients = dprobabilities_TE.contiguous(), dweights_TK.contiguous(), dgate_T1.contiguous()
     inputs = (x_TD.contiguous(), *_rows(weight_ED, gate_1D))
-    return _launch.backward(gradients, inputs, (probabilities_TE, experts_TK, gate_T1))
+    return launch_backward(gradients, inputs, (probabilities_TE, experts_TK, gate_T1))
 
 
 @router_backward.register_fake

@@ -17,17 +17,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steplab.kernels.impl import impls, load, select
-from steplab.kernels.stream_norm._rows import Chosen, put_back, take
+from steplab.kernels.dispatch import impls, load, select
+from steplab.kernels.stream_norm._rows import RowSelection, gather_rows, scatter_rows
 
-__all__ = ["Chosen", "Norm", "Scored", "Update", "put_back", "take"]
+__all__ = ["Norm", "RowSelection", "Scored", "Update", "gather_rows", "scatter_rows"]
 
 
 class Update(NamedTuple):
     """What is added to a stream (B, S, D): as many rows, or (B, K, D) and whose they are."""
 
     added: Tensor
-    choice: Chosen | None = None
+    choice: RowSelection | None = None
 
 
 class Norm(NamedTuple):
@@ -84,7 +84,7 @@ def add_and_score(
 def take_normed(
     impl: str,
     scored: Scored,
-    choice: Chosen,
+    choice: RowSelection,
     norm: Norm,
     router_D: Tensor,
     dtype: torch.dtype | None = None,

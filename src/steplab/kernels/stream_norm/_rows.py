@@ -13,26 +13,26 @@ import torch
 from torch import Tensor
 
 
-class Chosen(NamedTuple):
+class RowSelection(NamedTuple):
     """K different rows of each sequence of S."""
 
     rows_BK: Tensor  # int64: which row stands at each place
     places_BS: Tensor  # int64: at which place each row stands; K for rows that were not taken
 
 
-def take(x_BSD: Tensor, choice: Chosen) -> Tensor:
+def gather_rows(x_BSD: Tensor, choice: RowSelection) -> Tensor:
     """Return the chosen rows, (B, K, D)."""
-    out_BKD: Tensor = _Take.apply(x_BSD, *choice)
+    out_BKD: Tensor = _GatherRows.apply(x_BSD, *choice)
     return out_BKD
 
 
-def put_back(y_BKD: Tensor, choice: Chosen) -> Tensor:
+def scatter_rows(y_BKD: Tensor, choice: RowSelection) -> Tensor:
     """Return (B, S, D): the chosen rows where they came from, zeros elsewhere."""
-    out_BSD: Tensor = _PutBack.apply(y_BKD, *choice)
+    out_BSD: Tensor = _ScatterRows.apply(y_BKD, *choice)
     return out_BSD
 
 
-def rows_of(x_BSD: Tensor, rows_BK: Tensor) -> Tensor:
+def index_rows(x_BSD: Tensor, rows_BK: Tensor) -> Tensor:
     """Return rows (B, K, D) of `x`; autograd sees a gather."""
     batch, length, _ = x_BSD.shape
     first_B1 = torch.arange(0, batch * length, length, device=x_BSD.device)[:, None]
@@ -40,29 +40,29 @@ def rows_of(x_BSD: Tensor, rows_BK: Tensor) -> Tensor:
     return flat.view(*rows_BK.shape, -1)
 
 
-def _put_back(y_BKD: Tensor, places_BS: Tensor) -> Tensor:
+def _scatter_rows(y_BKD: Tensor, places_BS: Tensor) -> Tensor:
     taken = y_BKD.shape[1]
-    rows_BSD = rows_of(y_BKD, places_BS.clamp(max=taken - 1))
+    rows_BSD = index_rows(y_BKD, places_BS.clamp(max=taken - 1))
     return rows_BSD.masked_fill((places_BS == taken)[..., None], 0)
 
 
-class _Take(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSD: Tensor, rows_BK: Tensor, places_BS: Tensor) -> Tensor:
         ctx.save_for_backward(places_BS)
-        return rows_of(x_BSD, rows_BK)
+        return index_rows(x_BSD, rows_BK)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _put_back(gradients[0], *ctx.saved_tensors), None, None
+        return _scatter_rows(gradients[0], *ctx.saved_tensors), None, None
 
 
-class _PutBack(torch.autograd.Function):
+class _ScatterRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y_BKD: Tensor, rows_BK: Tensor, places_BS: Tensor) -> Tensor:
         ctx.save_for_backward(rows_BK)
-        return _put_back(y_BKD, places_BS)
+        return _scatter_rows(y_BKD, places_BS)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return rows_of(gradients[0], *ctx.saved_tensors), None, None
+        return index_rows(gradients[0], *ctx.saved_tensors), None, None

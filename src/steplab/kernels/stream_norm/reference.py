@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels.stream_norm import Chosen, Norm, Scored, Update, put_back
-from steplab.kernels.stream_norm import take as take_rows
+from steplab.kernels.stream_norm import Norm, RowSelection, Scored, Update, scatter_rows
+from steplab.kernels.stream_norm import gather_rows as take_rows
 
 
 def refuse(x_BSD: Tensor, update: Update | None, norm: Norm) -> str:
@@ -38,7 +38,7 @@ def score(x_BSD: Tensor, update: Update | None, norm: Norm, router_D: Tensor) ->
 
 def take(
     scored: Scored,
-    choice: Chosen,
+    choice: RowSelection,
     norm: Norm,
     router_D: Tensor,
     dtype: torch.dtype | None = None,
@@ -53,7 +53,7 @@ def _added(x_BSD: Tensor, update: Update | None) -> Tensor:
     if update is None:
         return x_BSD
     added, choice = update
-    return x_BSD + (added if choice is None else put_back(added, choice))
+    return x_BSD + (added if choice is None else scatter_rows(added, choice))
 
 
 def _normed(stream_BSD: Tensor, norm: Norm) -> Tensor:

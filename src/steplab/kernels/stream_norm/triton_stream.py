@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steplab.kernels._triton import DTYPES, refuse_device
 from steplab.kernels.rms_norm.triton_norm import WIDEST
-from steplab.kernels.stream_norm import Chosen, Norm, Scored, Update
-from steplab.kernels.stream_norm._rows import rows_of
-from steplab.kernels.stream_norm._triton_op import stream_backward, stream_forward, stream_rows
+from steplab.kernels.stream_norm import Norm, RowSelection, Scored, Update
+from steplab.kernels.stream_norm._rows import index_rows
+from steplab.kernels.stream_norm._stream_ops import stream_backward, stream_forward, stream_rows
+from steplab.kernels.triton_runtime import DTYPES, refuse_device
 
 NEEDS_GPU = True
 
@@ -52,7 +52,7 @@ def score(x_BSD: Tensor, update: Update | None, norm: Norm, router_D: Tensor) ->
 
 def take(
     scored: Scored,
-    choice: Chosen,
+    choice: RowSelection,
     norm: Norm,
     router_D: Tensor,
     dtype: torch.dtype | None = None,
@@ -79,7 +79,7 @@ def _of_added(d_stream: Tensor, rows_BK: Tensor | None, dtype: torch.dtype | Non
     """Return the gradient of what was added."""
     if dtype is None:
         return None
-    return (d_stream if rows_BK is None else rows_of(d_stream, rows_BK)).to(dtype)
+    return (d_stream if rows_BK is None else index_rows(d_stream, rows_BK)).to(dtype)
 
 
 class _AddAndNorm(torch.autograd.Function):

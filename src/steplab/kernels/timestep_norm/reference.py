@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels.timestep_norm._statistics import Affine, Statistics
+from steplab.kernels.timestep_norm import Affine, Statistics
 
 
 def refuse(

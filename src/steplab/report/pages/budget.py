@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from steplab import units
-from steplab.record.budget import TERMS, Budget, Category, StepBudget
-from steplab.report.pages.colours import category_class, term_class
-from steplab.report.pages.markup import NOTHING, Html, element, join
+from steplab.core import units
+from steplab.core.budget import TERMS, Budget, Category, StepBudget
+from steplab.report.charts.colors import category_class, term_class
+from steplab.report.markup import NOTHING, Html, element, join
 
 
 def budget_html(budget: Budget) -> Html:
@@ -48,7 +48,7 @@ def _strip(category: Category | None, width: str) -> Html:
     """Under a segment: how much of it the roofline asks for, how much is lost."""
     if category is None or category.ideal_ms is None or not category.ms:
         return element("i", style=width)
-    ideal = min(category.ideal_ms, category.modelled_ms) / category.ms * 100
+    ideal = min(category.ideal_ms, category.modeled_ms) / category.ms * 100
     lost = max(category.lost_ms or 0.0, 0.0) / category.ms * 100
     parts = (
         element("i", class_="ideal", style=f"width:{ideal:.2f}%"),
@@ -106,7 +106,7 @@ def _row(
     cells = [whole, f"{_share(ms, step) * 100:.1f}"]
     cells.append(None if category is None else f"{category.launches:,}")
     if _has_ideal(step):
-        share = category.modelled_ms / category.ms if category and category.ms else 0.0
+        share = category.modeled_ms / category.ms if category and category.ms else 0.0
         cells += [ideal, lost, f"{share * 100:.0f}" if category else None]
     numbers = [element("td", cell or "", class_="number") for cell in cells]
     return element("tr", element("td", mark, name), *numbers, class_=css)
@@ -120,7 +120,7 @@ def _sum(step: StepBudget) -> Category:
         ms=sum(c.ms for c in step.categories),
         launches=sum(c.launches for c in step.categories),
         ideal_ms=sum(ideals) if ideals else None,
-        modelled_ms=sum(c.modelled_ms for c in step.categories),
+        modeled_ms=sum(c.modeled_ms for c in step.categories),
     )
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steplab import units
-from steplab.record.comparison import Comparison
-from steplab.report.pages.conditions import paragraphs, tiles
-from steplab.report.pages.document import Section, write_page
-from steplab.report.pages.markup import Html, element, join
-from steplab.report.pages.samples import change_html, samples_html
-from steplab.report.pages.tables import table_html
+from steplab.core import units
+from steplab.core.comparison import Comparison
+from steplab.report.charts.step_times import change_chart, samples_chart
+from steplab.report.markup import Html, element, join
+from steplab.report.pages.document import Section, paragraphs, table_html, tiles, write_page
 
 SUMMED = "budget"  # the last row of this table is the sum
 
@@ -21,7 +19,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
         Section(
             "samples",
             "Every sample",
-            join([change_html(comparison.change), samples_html(comparison)]),
+            join([change_chart(comparison.change), samples_chart(comparison)]),
             comparison.method,
         )
     ]

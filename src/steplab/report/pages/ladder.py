@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from steplab import units
-from steplab.record import Finding, Run, Table
-from steplab.record.ladder import Ladder
-from steplab.report.pages.conditions import paragraphs, tiles
-from steplab.report.pages.document import Section, write_page
-from steplab.report.pages.headroom import headroom_html
-from steplab.report.pages.ladder_drawing import ladder_html
-from steplab.report.pages.markup import NOTHING, Html, element, join
+from steplab.core import Finding, Run, Table, units
+from steplab.core.ladder import Ladder
+from steplab.report.charts.step_times import ladder_chart
+from steplab.report.markup import NOTHING, Html, element, join
+from steplab.report.pages.document import Section, paragraphs, table_html, tiles, write_page
 from steplab.report.pages.sections import (
     budget_of,
     budget_section,
     findings_section,
+    headroom_html,
     roofline_section,
     step_ms_of,
 )
-from steplab.report.pages.tables import table_html
 from steplab.trace.analysis import Analysis
 
 
@@ -41,7 +38,7 @@ def write_ladder_page(
     """
     note = "Time of a step, measured in turns with the recipe below. Hover for the reasons."
     sections = [
-        Section("ladder", "The ladder", ladder_html(ladder), note),
+        Section("ladder", "The ladder", ladder_chart(ladder), note),
         _table("impact", "Performance impact", tables),
         Section("recipe", "The recipe", _recipe(ladder, recipe_text)),
         _table("why", "Why", tables),

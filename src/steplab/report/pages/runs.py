@@ -1,19 +1,66 @@
-"""The page of many Runs: those that can be held against each other side by side."""
+"""The pages of one profiled Run or trace, of its findings, and of many Runs side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab import units
-from steplab.record import Column, Run, Table
-from steplab.record.table import Cell
+from steplab.core import Column, Finding, Run, Table, units
+from steplab.core.table import Cell
+from steplab.report.charts.step_times import runs_chart
+from steplab.report.markup import NOTHING, Html, element, join
 from steplab.report.pages.budget import budget_html
-from steplab.report.pages.conditions import paragraphs, tiles
-from steplab.report.pages.document import Section, write_page
-from steplab.report.pages.markup import NOTHING, Html, element, join
-from steplab.report.pages.step_bars import step_bars
-from steplab.report.pages.tables import table_html
+from steplab.report.pages.document import Section, paragraphs, table_html, tiles, write_page
+from steplab.report.pages.sections import (
+    budget_section,
+    categories_section,
+    findings_section,
+    kernels_section,
+    memory_section,
+    page_foot,
+    page_head,
+    page_title,
+    roofline_section,
+    step_ms_of,
+    timeline_section,
+)
+from steplab.trace.analysis import Analysis
+
+
+def write_profile_page(run: Run | None, analysis: Analysis | None, path: Path) -> None:
+    """Write everything that the traces and the Run tell as one self-contained file."""
+    sections = [
+        budget_section(run, analysis),
+        timeline_section(analysis),
+        categories_section(analysis),
+        kernels_section(analysis),
+        memory_section(run),
+        roofline_section(run, analysis),
+    ]
+    if run is not None and run.findings:
+        sections.append(findings_section(run.findings, step_ms_of(run, analysis)))
+    write_page(path, page_title(run, analysis), page_head(run), sections, page_foot(run, analysis))
+
+
+def write_explain_page(
+    run: Run | None,
+    analysis: Analysis | None,
+    findings: Sequence[Finding],
+    path: Path,
+    trace: str = "",
+) -> None:
+    """Write budget, findings and timeline of a Run, or of a trace that is no Run's.
+
+    `trace` is the name of such a trace.
+    """
+    sections = [
+        budget_section(run, analysis),
+        findings_section(findings, step_ms_of(run, analysis)),
+        timeline_section(analysis),
+    ]
+    title = trace or page_title(run, analysis)
+    write_page(path, title, page_head(run), sections, page_foot(run, analysis))
+
 
 COLUMNS = (
     *(Column("name"), Column("step median", "ms"), Column("spread", "%"), Column("tokens/s")),
@@ -50,7 +97,7 @@ def _group_html(runs: Sequence[Run]) -> Html:
     rows = tuple(_row(name, run) for name, run in zip(names, runs, strict=True))
     budgets = [_budget(name, run) for name, run in zip(names, runs, strict=True)]
     table = Table("", COLUMNS, rows).without_unknown_columns()
-    return join([step_bars(names, runs), table_html(table), *budgets])
+    return join([runs_chart(names, runs), table_html(table), *budgets])
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:

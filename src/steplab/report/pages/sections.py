@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from steplab.record import Finding, Run
-from steplab.record.budget import Budget
+from steplab.core import Column, Finding, Run, Table, units
+from steplab.core.budget import Budget, StepBudget
+from steplab.core.memory import MemoryTimeline
+from steplab.core.table import Cell
+from steplab.report.charts.colors import category_class
+from steplab.report.charts.roofline import roofline_chart
+from steplab.report.charts.timeline import Names, timeline_chart
+from steplab.report.markup import NOTHING, Html, data_block, element, join
+from steplab.report.memory import memory_svg, memory_tables
 from steplab.report.pages.budget import budget_html
-from steplab.report.pages.categories import categories_html
-from steplab.report.pages.conditions import paragraphs, run_figures, run_foot, run_title, tiles
-from steplab.report.pages.document import Section
-from steplab.report.pages.findings import findings_html
-from steplab.report.pages.kernels import kernels_html
-from steplab.report.pages.markup import NOTHING, Html, data_block, join
-from steplab.report.pages.memory import memory_html
-from steplab.report.pages.roofline import roofline_html
-from steplab.report.pages.timeline import Names, timeline_html
+from steplab.report.pages.document import (
+    Section,
+    paragraphs,
+    run_figures,
+    run_foot,
+    run_title,
+    table_html,
+    tiles,
+)
 from steplab.trace.analysis import Analysis
-from steplab.trace.costs import card_of, device_name_of
+from steplab.trace.kernel_table import kernel_table, phases_by_time
+from steplab.trace.roofline import trace_card, trace_device_name
 
 READ_ANEW = "read anew from the first trace: the budget stored with the Run is another"
 
@@ -34,7 +42,7 @@ def timeline_section(analysis: Analysis | None) -> Section:
     if analysis is None:
         return Section("timeline", "Timeline", NOTHING)
     names = Names()
-    drawn = timeline_html(analysis, names)
+    drawn = timeline_chart(analysis, names)
     note = "One step; short events side by side are drawn as one box. Hover for names."
     return Section("timeline", "Timeline", join([drawn, data_block("names", names.texts)]), note)
 
@@ -65,10 +73,10 @@ def roofline_section(run: Run | None, analysis: Analysis | None) -> Section:
     if analysis is None:
         return Section("roofline", "Roofline", NOTHING)
     named = run.environment.device_name if run is not None and run.spec.device == "cuda" else ""
-    card = card_of(analysis.trace, named)
+    card = trace_card(analysis.trace, named)
     where = f" of the {card.name} ({card.source})" if card else ""
     note = f"FLOP/s over FLOP/byte by shapes, under the dense peaks{where}; larger is longer."
-    return Section("roofline", "Roofline", roofline_html(analysis, card), note)
+    return Section("roofline", "Roofline", roofline_chart(analysis, card), note)
 
 
 def findings_section(findings: Sequence[Finding], step_ms: float | None) -> Section:
@@ -80,7 +88,7 @@ def page_title(run: Run | None, analysis: Analysis | None) -> str:
     """What the page is about."""
     if run is not None:
         return run_title(run)
-    name = device_name_of(analysis.trace) if analysis else ""
+    name = trace_device_name(analysis.trace) if analysis else ""
     return f"A trace of {name}" if name else "A trace"
 
 
@@ -115,3 +123,124 @@ def step_ms_of(run: Run | None, analysis: Analysis | None) -> float | None:
         return run.clock.step.median
     budget = budget_of(run, analysis)
     return budget.typical.wall_ms if budget else None
+
+
+NOTE_BELOW = 0.03  # of the step: less at stake is a note, not a finding
+
+
+def findings_html(findings: Sequence[Finding], step_ms: float | None) -> Html:
+    """Return one card per Finding; those with little at stake are drawn in gray."""
+    if not findings:
+        return element("p", "No rule finds anything.", class_="soft")
+    return join(_card(finding, step_ms) for finding in findings)
+
+
+def _card(finding: Finding, step_ms: float | None) -> Html:
+    gain = finding.gain_ms if finding.gain_ms is not None else finding.stake_ms
+    small = step_ms and gain is not None and gain < NOTE_BELOW * step_ms
+    stakes = _stakes(finding, step_ms)
+    badge = element("span", stakes, class_="badge") if stakes else NOTHING
+    title = element("h3", finding.claim, badge)
+    rule = element("p", element("code", finding.rule), class_="soft")
+    evidence = element("ul", *(element("li", line) for line in finding.evidence))
+    why = element("p", finding.why) if finding.why else NOTHING
+    remedy = element("p", element("b", "Remedy: "), finding.remedy)
+    parts = (title, rule, evidence if finding.evidence else NOTHING, why, remedy, _gain(finding))
+    return element("article", *parts, class_="finding small" if small else "finding")
+
+
+def _stakes(finding: Finding, step_ms: float | None) -> str:
+    words = []
+    if finding.stake_ms is not None:
+        share = f" ({units.percent(finding.stake_ms / step_ms)})" if step_ms else ""
+        words.append(f"{units.milliseconds(finding.stake_ms)}{share}")
+    if finding.stake_bytes is not None:
+        words.append(units.bytes_(finding.stake_bytes))
+    return ", ".join(words)
+
+
+def _gain(finding: Finding) -> Html:
+    if finding.gain_ms is None:
+        return NOTHING
+    return element("p", f"Expected gain: {units.milliseconds(finding.gain_ms)}", class_="soft")
+
+
+MAX_KERNELS = 25  # of one phase; the rest is one row
+MAX_PHASES = 12  # foreign traces may have hundreds of ranges
+
+
+def kernels_html(analysis: Analysis) -> Html:
+    """Return one table per phase, the longest phase first and open."""
+    parts = []
+    for number, phase in enumerate(phases_by_time(analysis)[:MAX_PHASES]):
+        table = _name_first(kernel_table(analysis, phase=phase, top=MAX_KERNELS))
+        total = sum(row[2] for row in table.rows if isinstance(row[2], (int, float)))
+        per_step = total / max(len(analysis.windows), 1)
+        count = element("span", f"{per_step:.4g} ms per step")
+        title = element("summary", phase, count)
+        opened = "" if number == 0 else None
+        parts.append(element("details", title, table_html(table), open=opened))
+    return join(parts)
+
+
+def _name_first(table: Table) -> Table:
+    """Move the name from the last column to the first, which is what a narrow screen shows."""
+    rows = tuple((row[-1], *row[:-1]) for row in table.rows)
+    return replace(table, columns=(table.columns[-1], *table.columns[:-1]), rows=rows)
+
+
+def categories_html(step: StepBudget) -> Html:
+    """Return one bar per category of the step, with its share of the step."""
+    longest = max((category.ms for category in step.categories), default=0.0)
+    rows = []
+    for category in sorted(step.categories, key=lambda c: -c.ms):
+        width = category.ms / longest * 100 if longest else 0.0
+        bar = element("i", class_=category_class(category.name), style=f"width:{width:.2f}%")
+        share = units.percent(category.ms / step.wall_ms if step.wall_ms else None)
+        value = f"{units.milliseconds(category.ms)}, {share}"
+        cells = (
+            element("div", category.name, class_="label"),
+            element("div", bar, class_="track"),
+            element("div", value, class_="value"),
+        )
+        rows.append(element("div", *cells, class_="hbar"))
+    return join(rows)
+
+
+WAITING = ("copies", "data wait", "synchronization", "launch", "dispatch")
+
+
+def headroom_html(budget: Budget | None) -> Html:
+    """Return a sentence and a table of what could go, the most first; nothing without a budget."""
+    if budget is None or not budget.steps:
+        return NOTHING
+    step = budget.typical
+    rows: list[tuple[str, float, float | None]] = [
+        (c.name, c.ms, c.lost_ms if c.lost_ms is None else max(c.lost_ms, 0.0))
+        for c in step.categories
+    ]
+    host = {} if budget.on_device else {"launch": "host: Python and framework"}
+    terms = {name: step.terms.get(name, 0.0) for name in WAITING}
+    rows += [(host.get(name, name), ms, ms) for name, ms in terms.items() if ms > 0]
+    rows.sort(key=lambda row: -(row[2] or 0.0))
+    could = sum(row[2] or 0.0 for row in rows)
+    unknown = sum(row[1] for row in rows if row[2] is None)
+    share = could / step.wall_ms if step.wall_ms else 0.0
+    words = f"Of {units.milliseconds(step.wall_ms)}, {units.milliseconds(could)} "
+    words += f"({units.percent(share)}) lie above the roofline or are spent waiting"
+    if unknown:
+        words += f"; {units.milliseconds(unknown)} is work whose ideal time is not known"
+    columns = (Column("part"), Column("time", "ms"), Column("could go", "ms"))
+    shown: tuple[tuple[Cell, ...], ...] = tuple(rows)
+    return join([element("p", f"{words}."), table_html(Table("headroom", columns, shown))])
+
+
+def memory_html(timeline: MemoryTimeline) -> Html:
+    """Return the picture of the timeline with its tables; the first is open."""
+    # The drawing escapes its own texts.
+    parts = [element("div", Html(memory_svg(timeline)), class_="picture")]
+    for number, table in enumerate(memory_tables(timeline)):
+        opened = "" if number == 0 else None
+        title = element("summary", table.title)
+        parts.append(element("details", title, table_html(table), open=opened))
+    return join(parts)

@@ -1,15 +1,66 @@
-"""Decode: JSON events to typed objects. Times, which must stay exact, and arguments stay text."""
+"""Decodes JSON events into typed objects; times are exact to the nanosecond.
+
+A float64 of the microseconds since 1970 is 125 ns off, so times stay text until a whole chunk is
+read at once. Arguments are decoded by kind of event.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import reduce
+from decimal import Decimal, InvalidOperation
+from functools import cache, reduce
 from operator import or_
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct, defstruct
+import numpy as np
+from msgspec import Raw, Struct, defstruct, field
+
+from steplab.trace.events import Ints
+
+# Half the range of 64 bits, so that a base time can be added: 2**62 ns after 1970 is the year 2116.
+LATEST = 2**62
+NO_TIME = LATEST  # stands for a text that is no time
+
+
+def nanoseconds(texts: Sequence[Raw]) -> Ints:
+    """Return JSON numbers of microseconds as ns, halves to even; NO_TIME for what is no time."""
+    if not texts:
+        return np.empty(0, np.int64)
+    joined = b"\n".join(texts)
+    read = _decimals(joined, len(texts)) if b"." in joined else _integers(joined, 1000)
+    return np.array([_one(bytes(text)) for text in texts], np.int64) if read is None else read
+
+
+def _decimals(joined: bytes, count: int) -> Ints | None:
+    """Read lines that all have one to three decimals; None if one has not."""
+    codes = np.frombuffer(joined, np.uint8)
+    dots = np.flatnonzero(codes == ord("."))
+    if len(dots) != count:
+        return None
+    decimals = np.append(np.flatnonzero(codes == ord("\n")), len(codes)) - dots - 1
+    if decimals.min() < 1 or decimals.max() > 3:
+        return None
+    return _integers(joined.replace(b".", b""), 10 ** (3 - decimals))
+
+
+def _integers(joined: bytes, scale: Ints | int) -> Ints | None:
+    """Read lines of digits and multiply them; None if they are not all digits, or too many."""
+    if joined.translate(None, b"0123456789-\n"):
+        return None
+    read = np.fromstring(joined, np.int64, sep="\n")
+    largest = max(int(read.max()), -int(read.min()))
+    return read * scale if largest < LATEST // np.max(scale) else None
+
+
+def _one(text: bytes) -> int:
+    try:
+        exact = Decimal(text.decode().strip('"')) * 1000
+        return int(exact.to_integral_value()) if abs(exact) < LATEST else NO_TIME
+    except (InvalidOperation, ValueError, OverflowError):
+        return NO_TIME
+
 
 # Times without decimals would take the slow way of `nanoseconds` for their whole chunk.
 NO_DURATION = Raw(b"0.000")
@@ -88,7 +139,7 @@ def decode_events(text: bytes) -> Sequence[Event | None]:
         raise msgspec.DecodeError("a name is not UTF-8") from error
 
 
-def mended(text: bytes) -> bytes:
+def repair_json(text: bytes) -> bytes:
     """Return a text without what JSON forbids but programs write.
 
     Numbers such as NaN, control characters in names, and bytes that are not UTF-8.
@@ -102,3 +153,69 @@ def _event_or_none(text: Raw) -> Event | None:
         return _ONE_EVENT.decode(text)
     except msgspec.ValidationError:
         return None
+
+
+NO_VALUE = Raw(b"")
+
+
+class OpArgs(Struct, gc=False):
+    """What an operator says of itself."""
+
+    sequence: int = field(default=-1, name="Sequence number")
+    forward_thread: int = field(default=0, name="Fwd thread id")
+    values: Raw = field(default=NO_VALUE, name="Concrete Inputs")
+    dtypes: Raw = field(default=NO_VALUE, name="Input type")
+    strides: Raw = field(default=NO_VALUE, name="Input Strides")
+    shapes: Raw = field(default=NO_VALUE, name="Input Dims")
+    early_shapes: Raw = field(default=NO_VALUE, name="Input dims")  # torch 1.8
+
+
+class CallArgs(Struct, gc=False):
+    """What a call of the CUDA runtime says of itself."""
+
+    correlation: int = -1
+
+
+class DeviceArgs(Struct, gc=False):
+    """What a kernel, copy or fill says of itself."""
+
+    device: int | None = None
+    stream: int | None = None
+    correlation: int = -1
+    bytes: int = 0
+    graph: int = field(default=0, name="graph id")
+    grid: tuple[int, ...] = (0,)
+
+
+class MemoryArgs(Struct, gc=False):
+    """What an allocation or a free says of itself."""
+
+    bytes: int = field(default=0, name="Bytes")
+    address: int = field(default=0, name="Addr")
+    allocated: int = field(default=0, name="Total Allocated")
+    device_type: int = field(default=0, name="Device Type")  # torch's number; 0 is the CPU
+
+
+Args = TypeVar("Args", bound=Struct)
+Decoded = TypeVar("Decoded")
+
+
+def decode_args(events: Sequence[Span | Instant], kind: type[Args]) -> list[Args]:
+    """Decode the arguments of many events at once; unreadable ones count as not recorded."""
+    try:
+        joined = b",".join([event.args for event in events])
+        return _args_decoder(list[kind]).decode(b"[" + joined + b"]")  # type: ignore[valid-type]
+    except msgspec.ValidationError:
+        return [_args_or_default(event.args, kind) for event in events]
+
+
+def _args_or_default(text: Raw, kind: type[Args]) -> Args:
+    try:
+        return _args_decoder(kind).decode(text)
+    except msgspec.ValidationError:
+        return kind()
+
+
+@cache
+def _args_decoder(kind: type[Decoded]) -> msgspec.json.Decoder[Decoded]:
+    return msgspec.json.Decoder(kind, strict=False)

@@ -1,19 +1,222 @@
-"""Tables: sorts decoded events into the tables of a Trace, chunk by chunk."""
+"""Sorts decoded events into the tables of a Trace, chunk by chunk, as columns of numbers.
+
+Names and threads are kept once each, in order of first appearance.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from decimal import Decimal, InvalidOperation
 from typing import TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import Raw
+from numpy.typing import NDArray
 
-from steplab.trace.events import Calls, Device, MemoryEvents, Ops, Spans, Trace
-from steplab.trace.reading.columns import DEVICE_KINDS, ColumnMaker, Columns
-from steplab.trace.reading.decode import Begin, End, Event, Instant, Span
-from steplab.trace.reading.nanoseconds import NO_TIME
-from steplab.trace.reading.pairs import OpenSpans
+from steplab.trace.events import (
+    COPY,
+    FILL,
+    KERNEL,
+    Calls,
+    Codes,
+    Device,
+    Ints,
+    MemoryEvents,
+    Ops,
+    Spans,
+    Trace,
+)
+from steplab.trace.reading.decode import (
+    NO_TIME,
+    Begin,
+    CallArgs,
+    DeviceArgs,
+    End,
+    Event,
+    Instant,
+    MemoryArgs,
+    OpArgs,
+    Place,
+    Span,
+    decode_args,
+    nanoseconds,
+)
+
+NOT_RECORDED = -1
+
+
+class Texts(dict[str, int]):
+    """A number for every text."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = number = len(self)
+        return number
+
+    def codes(self, texts: Iterable[str]) -> Codes:
+        """Return the number of each text."""
+        return np.array([self[text] for text in texts], np.int32)
+
+
+class JsonStrings(dict[bytes, int]):
+    """The number, in a `Texts`, of JSON values that are kept as text on one line."""
+
+    def __init__(self, texts: Texts) -> None:
+        super().__init__({b"": NOT_RECORDED, b"null": NOT_RECORDED})
+        self._texts = texts
+
+    def __missing__(self, value: bytes) -> int:
+        # A tool that indents its files breaks every list of shapes into lines.
+        line = msgspec.json.format(value, indent=0) if b"\n" in value else value
+        self[value] = number = self._texts[line.decode(errors="replace")]
+        return number
+
+    def codes(self, values: Iterable[Raw]) -> Codes:
+        """Return the number of each value; NOT_RECORDED for none."""
+        return np.array([self[bytes(value)] for value in values], np.int32)
+
+
+class Threads(dict[tuple[Place, Place], int]):
+    """A number for every pair of process and thread, or of device and stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = Texts()
+
+    def __missing__(self, pair: tuple[Place, Place]) -> int:
+        # Early versions of torch named the threads of a device "stream 7".
+        first, second = pair
+        self[pair] = number = self.names[f"{first}/{str(second).removeprefix('stream ')}"]
+        return number
+
+    def codes(self, pairs: Iterable[tuple[Place, Place]]) -> Codes:
+        """Return the number of each pair."""
+        return np.array([self[pair] for pair in pairs], np.int32)
+
+
+class OpenSpans:
+    """Beginnings that still wait for their end. The format orders both by time on a thread."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[Place, Place], list[Begin]] = defaultdict(list)
+
+    def closed_by(self, events: Iterable[Begin | End]) -> Iterator[Span]:
+        """Yield the spans that end among `events`; an end without a beginning is passed over."""
+        for event in events:
+            waiting = self._open[event.pid, event.tid]
+            if isinstance(event, Begin):
+                # Copied: a view would keep the whole chunk alive as long as the span is open.
+                event.ts, event.args = event.ts.copy(), event.args.copy()
+                waiting.append(event)
+            elif waiting and (span := _joined(waiting.pop(), event)):
+                yield span
+
+
+def _joined(begin: Begin, end: End) -> Span | None:
+    try:
+        duration = Decimal(bytes(end.ts).decode()) - Decimal(bytes(begin.ts).decode())
+    except InvalidOperation:
+        return None
+    dur = Raw(f"{duration:f}".encode())
+    return Span(begin.ts, begin.name, begin.cat, begin.pid, begin.tid, dur, begin.args)
+
+
+DEVICE_KINDS = {
+    "kernel": KERNEL,
+    "Kernel": KERNEL,
+    "gpu_memcpy": COPY,
+    "Memcpy": COPY,
+    "gpu_memset": FILL,
+    "Memset": FILL,
+}
+
+Columns = tuple[NDArray[np.generic], ...]
+
+
+class ColumnBuilder:
+    """Makes columns in the order of the fields of `steplab.trace.events`."""
+
+    def __init__(self) -> None:
+        self.texts = Texts()
+        self.threads = Threads()
+        self._values = JsonStrings(self.texts)
+
+    def spans(self, spans: Sequence[Span]) -> Columns:
+        """Return the columns of Spans."""
+        return self._spans(spans, [(span.pid, span.tid) for span in spans])
+
+    def ops(self, spans: Sequence[Span]) -> Columns:
+        """Return the columns of Ops."""
+        args = decode_args(spans, OpArgs)
+        return (
+            *self.spans(spans),
+            integers([one.sequence for one in args]),
+            integers([one.forward_thread for one in args]),
+            self._values.codes([one.shapes or one.early_shapes for one in args]),
+            self._values.codes([one.strides for one in args]),
+            self._values.codes([one.dtypes for one in args]),
+            self._values.codes([one.values for one in args]),
+        )
+
+    def calls(self, spans: Sequence[Span]) -> Columns:
+        """Return the columns of Calls."""
+        args = decode_args(spans, CallArgs)
+        return *self.spans(spans), integers([one.correlation for one in args])
+
+    def device(self, spans: Sequence[Span]) -> Columns:
+        """Return the columns of Device."""
+        args = decode_args(spans, DeviceArgs)
+        places = [
+            (
+                span.pid if one.device is None else one.device,
+                span.tid if one.stream is None else one.stream,
+            )
+            for span, one in zip(spans, args, strict=True)
+        ]
+        return (
+            *self._spans(spans, places),
+            np.array([DEVICE_KINDS[span.cat] for span in spans], np.int8),
+            np.array([_number(device) for device, _ in places], np.int32),
+            integers([one.correlation for one in args]),
+            integers([one.bytes for one in args]),
+            integers([one.graph for one in args]),
+            integers([math.prod(one.grid) for one in args]),
+        )
+
+    def memory(self, instants: Sequence[Instant]) -> Columns:
+        """Return the columns of MemoryEvents."""
+        args = decode_args(instants, MemoryArgs)
+        return (
+            nanoseconds([instant.ts for instant in instants]),
+            integers([one.bytes for one in args]),
+            integers([one.address for one in args]),
+            integers([one.allocated for one in args]),
+            np.array([one.device_type != 0 for one in args], np.bool_),
+        )
+
+    def _spans(self, spans: Sequence[Span], places: Sequence[tuple[Place, Place]]) -> Columns:
+        return (
+            nanoseconds([span.ts for span in spans]),
+            nanoseconds([span.dur for span in spans]),
+            self.texts.codes([span.name for span in spans]),
+            self.threads.codes(places),
+        )
+
+
+def integers(values: Sequence[int]) -> Ints:
+    """Return 64-bit integers; larger ones, such as unsigned addresses, wrap around."""
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array([(value + 2**63) % 2**64 - 2**63 for value in values], np.int64)
+
+
+def _number(device: Place) -> int:
+    return device if isinstance(device, int) else 0
+
 
 UNREAD, EARLY_OPERATOR = "unread", "early operator"
 TABLE_OF = {
@@ -45,7 +248,7 @@ class Tables:
     """Columns that grow by chunks of events."""
 
     def __init__(self) -> None:
-        self._maker = maker = ColumnMaker()
+        self._maker = maker = ColumnBuilder()
         self._columns_of = {"ops": maker.ops, "calls": maker.calls, "device": maker.device}
         self._parts: dict[str, list[Columns]] = defaultdict(list)
         self._open = OpenSpans()

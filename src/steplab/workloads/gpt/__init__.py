@@ -1,14 +1,14 @@
 """A plain decoder transformer: RMSNorm, RoPE, SwiGLU, untied head."""
 
 from steplab.workloads.gpt.config import PRESETS, GPTConfig
-from steplab.workloads.workload import Entry
+from steplab.workloads.workload import WorkloadEntry
 
-WORKLOAD = Entry(
+WORKLOAD = WorkloadEntry(
     name="gpt",
     summary="decoder transformer: RMSNorm, RoPE, SwiGLU, untied head",
     config=GPTConfig,
     presets=PRESETS,
-    opener="steplab.workloads.gpt.workload:GPTWorkload",
+    factory="steplab.workloads.gpt.workload:GPTWorkload",
     cpu_preset="tiny",
     gpu_preset="small",
 )

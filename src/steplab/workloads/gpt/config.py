@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from steplab.errors import UserError
-from steplab.spec.knob import knob
+from steplab.core.errors import UserError
+from steplab.core.spec import option
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """Shape of the model and length of its sequences."""
 
-    width: int = knob(768, "width of the residual stream")
-    ff_width: int = knob(3072, "hidden width of the SwiGLU feed-forward")
-    layers: int = knob(12, "number of blocks")
-    heads: int = knob(12, "attention heads; must divide the width")
-    context: int = knob(256, "tokens per sequence")
-    max_context: int = knob(8192, "longest sequence the rotary table covers")
-    vocab_size: int = knob(10_000, "number of tokens in the vocabulary")
-    rope_theta: float = knob(10_000.0, "base of the rotary frequencies")
-    fused_projections: bool = knob(False, "one matmul for q, k, v and one for gate, up")
+    width: int = option(768, "width of the residual stream")
+    ff_width: int = option(3072, "hidden width of the SwiGLU feed-forward")
+    layers: int = option(12, "number of blocks")
+    heads: int = option(12, "attention heads; must divide the width")
+    context: int = option(256, "tokens per sequence")
+    max_context: int = option(8192, "longest sequence the rotary table covers")
+    vocab_size: int = option(10_000, "number of tokens in the vocabulary")
+    rope_theta: float = option(10_000.0, "base of the rotary frequencies")
+    fused_projections: bool = option(False, "one matmul for q, k, v and one for gate, up")
 
     def __post_init__(self) -> None:
         for name in ("width", "ff_width", "layers", "heads", "context", "vocab_size"):

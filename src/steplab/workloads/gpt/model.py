@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from steplab.modules.attention import Attention
 from steplab.modules.loss import LinearCrossEntropy
-from steplab.modules.rms_norm import RMSNorm
+from steplab.modules.norms import RMSNorm
 from steplab.modules.rotary import Rotary
 from steplab.workloads.gpt.config import GPTConfig
 
@@ -93,7 +93,7 @@ class GPT(nn.Module):
         self.norm = RMSNorm(config.width, EPS)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         self.loss = LinearCrossEntropy()
-        self.apply(_initialise)
+        self.apply(_initialize)
         # Residual branches scaled by depth keep the stream's variance near one at the start.
         for block in self.blocks:
             for linear in (block.attention.out, block.feed_forward.down):  # type: ignore[union-attr]
@@ -112,6 +112,6 @@ class GPT(nn.Module):
         return loss
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)

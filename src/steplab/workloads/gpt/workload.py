@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from steplab.data.tokens import random_tokens
-from steplab.record import Work
-from steplab.spec import Mode
+from steplab.core import Mode, Work
+from steplab.data.random_batches import random_tokens
 from steplab.workloads.gpt.config import GPTConfig
+from steplab.workloads.gpt.flops import work
 from steplab.workloads.gpt.model import GPT
-from steplab.workloads.gpt.work import work
 from steplab.workloads.workload import StepOutput
 
 Batch = tuple[Tensor, Tensor]

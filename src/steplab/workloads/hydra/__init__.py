@@ -1,14 +1,14 @@
 """A recurrent hybrid: compressed convolutional attention, then a feed-forward that is repeated."""
 
 from steplab.workloads.hydra.config import PRESETS, TRAINING, HydraConfig
-from steplab.workloads.workload import Entry
+from steplab.workloads.workload import WorkloadEntry
 
-WORKLOAD = Entry(
+WORKLOAD = WorkloadEntry(
     name="hydra",
     summary="compressed convolutional attention, repeated feed-forward, routed tokens and depths",
     config=HydraConfig,
     presets=PRESETS,
-    opener="steplab.workloads.hydra.workload:HydraWorkload",
+    factory="steplab.workloads.hydra.workload:HydraWorkload",
     cpu_preset="tiny",
     gpu_preset="100m",
     training=TRAINING,

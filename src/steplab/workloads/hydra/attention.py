@@ -1,10 +1,5 @@
-"""CCGQA: attention in a compressed space, its queries and keys convolved and coupled.
+"""CCGQA: attention in a compressed space, its queries and keys convolved and coupled."""
 
-The rotation pairs channel j with j + E/2, not with its neighbour: another order of the channels
-within each head, which every learned weight around it follows.
-"""
-
-# B batch, S tokens, D width, H query heads, G key heads, E head width, C channels of q and k
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -14,11 +9,91 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from steplab.modules.attention import Attention
-from steplab.modules.autocast import matmul_dtype
 from steplab.modules.kv_cache import LayerCache
+from steplab.modules.precision import matmul_dtype
 from steplab.modules.rotary import Angles, Rotary
-from steplab.workloads.hydra.config import HydraConfig
-from steplab.workloads.hydra.convolution import REACH, convolutions, shifted
+from steplab.workloads.hydra.config import KERNEL, HydraConfig
+
+# B batch, S tokens, C channels, K taps, H heads, E head width
+
+
+def shift_tokens(x_BSC: Tensor, by: int) -> list[Tensor]:
+    """Return x delayed by `by`, by - 1, ..., 0 tokens; what lies before the start is zero."""
+    padded = F.pad(x_BSC, (0, 0, by, 0))
+    return [padded[:, i : i + x_BSC.shape[1]] for i in range(by + 1)]
+
+
+def convolve(x_BSC: Tensor, weight_CKC: Tensor) -> Tensor:
+    """Return the causal convolution (B, S, C) by (out, tap, in) weights, the oldest tap first."""
+    return F.linear(
+        torch.cat(shift_tokens(x_BSC, weight_CKC.shape[1] - 1), -1), weight_CKC.flatten(1)
+    )
+
+
+class HeadConvolution(nn.Module):
+    """Mixes time and the channels within each head."""
+
+    def __init__(self, heads: int, head_width: int) -> None:
+        super().__init__()
+        self.inputs = KERNEL * head_width  # that one output sums up
+        self.weight_HEKE = nn.Parameter(torch.empty(heads, head_width, KERNEL, head_width))
+
+    def forward(self, x_BSC: Tensor) -> Tensor:
+        """Map (B, S, C) to (B, S, C), C being all heads side by side."""
+        heads = len(self.weight_HEKE)
+        between_HH = torch.eye(heads, dtype=self.weight_HEKE.dtype, device=x_BSC.device)
+        dense = self.weight_HEKE[:, :, :, None] * between_HH[:, None, None, :, None]
+        return convolve(x_BSC, dense.flatten(3).flatten(0, 1))
+
+
+class DenseConvolution(nn.Module):
+    """Mixes time and all query channels, and apart from them time and all key channels."""
+
+    def __init__(self, query_width: int, key_width: int) -> None:
+        super().__init__()
+        self.inputs = KERNEL * query_width
+        self.query_QKQ = nn.Parameter(torch.empty(query_width, KERNEL, query_width))
+        self.key_CKC = nn.Parameter(torch.empty(key_width, KERNEL, key_width))
+
+    def forward(self, x_BSC: Tensor) -> Tensor:
+        """Map (B, S, C) to (B, S, C), C being queries, then keys."""
+        query = F.pad(self.query_QKQ, (0, self.key_CKC.shape[0]))
+        key = F.pad(self.key_CKC, (self.query_QKQ.shape[0], 0))
+        return convolve(x_BSC, torch.cat([query, key]))
+
+
+class DepthwiseConvolution(nn.Module):
+    """Mixes time, each channel by itself."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.inputs = KERNEL
+        self.weight_KC = nn.Parameter(torch.empty(KERNEL, channels))
+
+    def forward(self, x_BSC: Tensor) -> Tensor:
+        """Map (B, S, C) to (B, S, C)."""
+        taps = zip(shift_tokens(x_BSC, KERNEL - 1), self.weight_KC, strict=True)
+        return torch.stack([x * weight_C for x, weight_C in taps]).sum(0)
+
+
+def convolutions(config: HydraConfig) -> nn.Sequential:
+    """Return the two convolutions, without a bias and with nothing between them.
+
+    HYDRA: within heads, then dense. The paper: over time alone, then within heads.
+    """
+    heads = config.heads + config.kv_heads
+    within = HeadConvolution(heads, config.head_width)
+    if config.attention == "hydra":
+        return nn.Sequential(within, DenseConvolution(config.latent, config.kv_width))
+    return nn.Sequential(DepthwiseConvolution(config.latent + config.kv_width), within)
+
+
+# What a new token's convolved channels depend on: so many tokens before it.
+REACH = 2 * (KERNEL - 1)
+
+
+# B batch, S tokens, D width, H query heads, G key heads, E head width, C channels of q and k
+
 
 TINY = 1e-12  # keeps the norm of a zero vector from dividing by zero
 
@@ -56,7 +131,7 @@ class CCGQA(nn.Module):
             z_BSZ = torch.cat([before.latent_BRZ, z_BSZ], 1)
             before.latent_BRZ.copy_(z_BSZ[:, -REACH:])
         qk_BSC, now, late = z_BSZ.split(self.parts, -1)
-        v_BSF = torch.cat([now, shifted(late, 1)[0]], -1)
+        v_BSF = torch.cat([now, shift_tokens(late, 1)[0]], -1)
         q_BSHE, k_BSGE = self._couple(qk_BSC, self.convolutions(qk_BSC))
         q, k, v = (
             t.transpose(1, 2)
@@ -93,12 +168,12 @@ class CCGQA(nn.Module):
             q_BSHE = q_BSHE + mean_BSGME.flatten(2, 3)
             k_BSGE = k_BSGE + mean_BSGME.mean(3)
             scale = self.temperature.exp()[:, None] * root
-            return unit(q_BSHE) * root, unit(k_BSGE) * scale
+            return normalize(q_BSHE) * root, normalize(k_BSGE) * scale
         q_BSHE = q_BSHE + 0.5 * k0_BSGE.mean(2, keepdim=True)
         k_BSGE = k_BSGE + 0.5 * q0_BSHE.mean(2, keepdim=True)
-        return unit(q_BSHE), unit(k_BSGE) * self.temperature
+        return normalize(q_BSHE), normalize(k_BSGE) * self.temperature
 
 
-def unit(x: Tensor) -> Tensor:
+def normalize(x: Tensor) -> Tensor:
     """Return the vectors of the last dimension with length 1."""
     return x * (x.square().sum(-1, keepdim=True) + TINY).rsqrt()

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from steplab.errors import UserError
-from steplab.spec.knob import knob
+from steplab.core.errors import UserError
+from steplab.core.spec import option
 
 COMPRESSION = 4  # attention works in a quarter of the width
 KERNEL = 3  # taps of each of the two convolutions
@@ -25,32 +25,32 @@ class HydraConfig:
     `threshold` in both: top-k and capacity as generation has them, by a token's own score.
     """
 
-    width: int = knob(768, "width of the residual stream")
-    ff_width: int = knob(2304, "hidden width of the SwiGLU feed-forward")
-    blocks: int = knob(8, "number of blocks")
-    recursions: int = knob(4, "passes through each block's feed-forward")
-    heads: int = knob(12, "query heads; they share a quarter of the width")
-    kv_heads: int = knob(3, "key and value heads; must divide the heads")
-    context: int = knob(1024, "tokens per sequence")
-    max_context: int = knob(8192, "longest sequence the rotary table covers")
-    vocab_size: int = knob(50_257, "number of tokens in the vocabulary")
-    attention: Literal["hydra", "paper"] = knob("hydra", "convolutions, means and scales as in")
-    mod: Literal["dense", "top-k", "soft", "threshold"] = knob(
+    width: int = option(768, "width of the residual stream")
+    ff_width: int = option(2304, "hidden width of the SwiGLU feed-forward")
+    blocks: int = option(8, "number of blocks")
+    recursions: int = option(4, "passes through each block's feed-forward")
+    heads: int = option(12, "query heads; they share a quarter of the width")
+    kv_heads: int = option(3, "key and value heads; must divide the heads")
+    context: int = option(1024, "tokens per sequence")
+    max_context: int = option(8192, "longest sequence the rotary table covers")
+    vocab_size: int = option(50_257, "number of tokens in the vocabulary")
+    attention: Literal["hydra", "paper"] = option("hydra", "convolutions, means and scales as in")
+    mod: Literal["dense", "top-k", "soft", "threshold"] = option(
         "top-k", "which tokens the middle blocks' feed-forward takes"
     )
-    capacity: float = knob(0.5, "share of the tokens that top-k takes")
-    mod_gate: Literal["router", "one"] = knob(
+    capacity: float = option(0.5, "share of the tokens that top-k takes")
+    mod_gate: Literal["router", "one"] = option(
         "router", "weight of a taken token; with one, no gradient of the task reaches the router"
     )
-    mor: Literal["fixed", "masked", "soft", "capacity", "packed", "threshold"] = knob(
+    mor: Literal["fixed", "masked", "soft", "capacity", "packed", "threshold"] = option(
         "fixed", "how many passes a token makes"
     )
-    min_depth: int = knob(0, "passes that every token makes beyond the first")
-    aux_factor: float = knob(0.1, "weight of the loss that keeps the share near the capacity")
-    ponder_factor: float = knob(0.01, "weight of the loss on depth and its spread")
-    advantage_factor: float = knob(0.1, "weight of the loss that sends hard tokens deeper")
-    router_warmup: int = knob(1000, "updates until the losses on depth count in full")
-    rope_theta: float = knob(10_000.0, "base of the rotary frequencies")
+    min_depth: int = option(0, "passes that every token makes beyond the first")
+    aux_factor: float = option(0.1, "weight of the loss that keeps the share near the capacity")
+    ponder_factor: float = option(0.01, "weight of the loss on depth and its spread")
+    advantage_factor: float = option(0.1, "weight of the loss that sends hard tokens deeper")
+    router_warmup: int = option(1000, "updates until the losses on depth count in full")
+    rope_theta: float = option(10_000.0, "base of the rotary frequencies")
 
     def __post_init__(self) -> None:
         counts = ("width", "ff_width", "blocks", "recursions", "heads", "kv_heads", "context")

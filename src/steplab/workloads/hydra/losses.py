@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from steplab.workloads.hydra.config import HydraConfig
 from steplab.workloads.hydra.recursion import Routed
 
-PACE = 0.01  # of the running mean and variance of the tokens' losses
+LOSS_EMA_RATE = 0.01  # of the running mean and variance of the tokens' losses
 LARGEST_PONDER = 5.0
 
 
@@ -53,8 +53,8 @@ class Advantage(nn.Module):
         """Return (advantage_BS in -1 to 1, 0 during warm-up; how far warm-up is, 0 to 1)."""
         losses_BS = losses_BS.detach().to(self.mean.dtype)
         if self.training:
-            self.mean.lerp_(losses_BS.mean(), PACE)
-            self.variance.lerp_(losses_BS.var(correction=0), PACE)
+            self.mean.lerp_(losses_BS.mean(), LOSS_EMA_RATE)
+            self.variance.lerp_(losses_BS.var(correction=0), LOSS_EMA_RATE)
             self.updates.add_(1)
         warm = (self.updates / self.warmup).clamp(max=1)
         advantage_BS = torch.tanh((losses_BS - self.mean) * self.variance.rsqrt())

@@ -9,13 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from steplab.kernels.stream_norm import Chosen, Update, put_back, take
-from steplab.modules.stream_norm import Entry, StreamNorm
+from steplab.kernels.stream_norm import RowSelection, Update, gather_rows, scatter_rows
+from steplab.modules.norms import NormInput, StreamNorm
 from steplab.workloads.hydra.config import HydraConfig
-from steplab.workloads.hydra.depth import Depth, DepthRouter
-from steplab.workloads.hydra.routing import RoutedFeedForward, Took
-from steplab.workloads.hydra.rows import chosen
-from steplab.workloads.hydra.thresholds import Thresholds
+from steplab.workloads.hydra.routing import (
+    Depth,
+    DepthRouter,
+    RoutedFeedForward,
+    Thresholds,
+    Took,
+    choose_rows,
+)
 
 EPS = 1e-6
 OnePass = Callable[[int, Tensor], Tensor]  # (pass, h_BSD) -> what the pass adds, (B, S, D)
@@ -55,7 +59,7 @@ class Recursion(nn.Module):
 
         def enter(index: int, h_BSD: Tensor, update: Update | None) -> tuple[Update, Tensor]:
             least = None if mod_R is None else mod_R[index]
-            entry = Entry(self.norm, h_BSD, update, offsets_RD[index])
+            entry = NormInput(self.norm, h_BSD, update, offsets_RD[index])
             found, h_BSD, own = self.feed_forward(entry, matrices, least)
             if own is not None:
                 took.append(own)
@@ -63,7 +67,7 @@ class Recursion(nn.Module):
 
         def one_pass(index: int, h_BSD: Tensor) -> Tensor:
             (added, choice), _ = enter(index, h_BSD, None)
-            return added if choice is None else put_back(added, choice)
+            return added if choice is None else scatter_rows(added, choice)
 
         if self.router.form == "fixed":
             update = first
@@ -79,40 +83,44 @@ class Recursion(nn.Module):
             out_BSD = torch.zeros_like(h_BSD)
             for index, weight_BS in enumerate(depth.pass_weights(self.passes)):
                 h_BSD = h_BSD + one_pass(index, h_BSD)
-                out_BSD = out_BSD + weighed(h_BSD, weight_BS)
+                out_BSD = out_BSD + scale_tokens(h_BSD, weight_BS)
             return out_BSD
         if self.router.form == "capacity":
             assert depth.order is not None
             sizes = self.config.pass_sizes(h_BSD.shape[1])
-            h_BSD = shrinking(h_BSD, depth.order, sizes, one_pass)
+            h_BSD = shrinking_passes(h_BSD, depth.order, sizes, one_pass)
         elif self.router.form == "packed":
             h_BSD = self._packed(h_BSD, depth.depth_BS, one_pass)
         else:
             for index in range(self.passes):
                 goes_on_BS1 = (depth.depth_BS >= index)[..., None]
                 h_BSD = h_BSD + one_pass(index, h_BSD) * goes_on_BS1
-        return weighed(h_BSD, depth.straight_through())
+        return scale_tokens(h_BSD, depth.straight_through())
 
     def _packed(self, h_BSD: Tensor, depth_BS: Tensor, one_pass: OnePass) -> Tensor:
         """Run each pass on the tokens that make it; their number is read on the host."""
         depth_1T = depth_BS.reshape(1, -1)
-        order = chosen(depth_1T.argsort(dim=1, descending=True, stable=True), depth_1T.shape[1])
+        order = choose_rows(
+            depth_1T.argsort(dim=1, descending=True, stable=True), depth_1T.shape[1]
+        )
         index_R1 = torch.arange(self.passes, device=depth_BS.device)[:, None]
         sizes = (depth_1T >= index_R1).sum(1).tolist()
-        return shrinking(h_BSD.flatten(0, 1)[None], order, sizes, one_pass).view_as(h_BSD)
+        return shrinking_passes(h_BSD.flatten(0, 1)[None], order, sizes, one_pass).view_as(h_BSD)
 
 
-def shrinking(h_BSD: Tensor, order: Chosen, sizes: Sequence[int], one_pass: OnePass) -> Tensor:
+def shrinking_passes(
+    h_BSD: Tensor, order: RowSelection, sizes: Sequence[int], one_pass: OnePass
+) -> Tensor:
     """Run pass i on the first `sizes[i]` tokens in `order`; sizes fall from all tokens on."""
-    active, done = take(h_BSD, order), []
+    active, done = gather_rows(h_BSD, order), []
     for index, size in enumerate(sizes):
         done.append(active[:, size:])
         active = active[:, :size]
         if size:
             active = active + one_pass(index, active)
-    return put_back(torch.cat([active, *reversed(done)], 1), order)
+    return scatter_rows(torch.cat([active, *reversed(done)], 1), order)
 
 
-def weighed(x_BSD: Tensor, weight_BS: Tensor) -> Tensor:
+def scale_tokens(x_BSD: Tensor, weight_BS: Tensor) -> Tensor:
     """Weigh tokens without widening them: a wide weight would widen the residual stream."""
     return x_BSD * weight_BS[..., None].to(x_BSD.dtype)

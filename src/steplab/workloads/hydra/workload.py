@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from steplab.data.tokens import random_tokens
-from steplab.record import Work
-from steplab.spec import Mode
+from steplab.core import Mode, Work
+from steplab.data.random_batches import random_tokens
 from steplab.workloads.hydra.config import HydraConfig
+from steplab.workloads.hydra.flops import work
 from steplab.workloads.hydra.model import Hydra, Stream
-from steplab.workloads.hydra.work import work
 from steplab.workloads.workload import StepOutput
 
 Batch = tuple[Tensor, Tensor]

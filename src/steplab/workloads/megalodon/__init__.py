@@ -1,14 +1,14 @@
 """Megalodon: chunked attention fed by complex moving averages that never forget all at once."""
 
 from steplab.workloads.megalodon.config import PRESETS, TRAINING, MegalodonConfig
-from steplab.workloads.workload import Entry
+from steplab.workloads.workload import WorkloadEntry
 
-WORKLOAD = Entry(
+WORKLOAD = WorkloadEntry(
     name="megalodon",
     summary="complex moving averages, chunked gated attention, timestep norms, two-hop residual",
     config=MegalodonConfig,
     presets=PRESETS,
-    opener="steplab.workloads.megalodon.workload:MegalodonWorkload",
+    factory="steplab.workloads.megalodon.workload:MegalodonWorkload",
     cpu_preset="tiny",
     gpu_preset="mega200m",
     training=TRAINING,

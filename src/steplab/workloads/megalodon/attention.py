@@ -10,19 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from steplab.errors import Unsupported
+from steplab.core.errors import Unsupported
 from steplab.kernels import attention as attention_op
-from steplab.kernels.impl import AUTO, select
+from steplab.kernels.dispatch import AUTO, select
 from steplab.kernels.timestep_norm import Statistics
 from steplab.modules.attention import Attention
-from steplab.modules.precise import Precise
+from steplab.modules.precision import Fp32Module
 from steplab.modules.rotary import Angles, Rotary
-from steplab.workloads.megalodon.averages import MovingAverages
 from steplab.workloads.megalodon.cache import LayerCache
 from steplab.workloads.megalodon.config import MegalodonConfig
-from steplab.workloads.megalodon.norms import RootMeanSquareNorm, TimestepNorm
+from steplab.workloads.megalodon.layers import MovingAverages, TimestepNorm, ZeroCenteredRMSNorm
 
-WIDE = ("blocks", "reference")  # implementations for values wider than keys
+WIDE_VALUE_IMPLS = ("blocks", "reference")  # implementations for values wider than keys
 
 
 class Carry(NamedTuple):
@@ -46,18 +45,18 @@ class WideAttention(Attention):
         """Return (B, H, T, V)."""
         if v_BHSV.shape[-1] == q_BHTK.shape[-1]:
             return super().forward(q_BHTK, k_BHSK, v_BHSV, documents_BS)
-        if self.impl not in (AUTO, *WIDE):
+        if self.impl not in (AUTO, *WIDE_VALUE_IMPLS):
             raise Unsupported(
                 f"attention {self.impl!r} needs values as wide as keys, but a head's values have "
                 f"{v_BHSV.shape[-1]} and its keys {q_BHTK.shape[-1]}.",
-                f"Use impl.attention={WIDE[0]}, or leave it out.",
+                f"Use impl.attention={WIDE_VALUE_IMPLS[0]}, or leave it out.",
             )
         inputs = (q_BHTK, k_BHSK, v_BHSV, self.causal, documents_BS)
-        self.ran = select("attention", attention_op.IMPLS, WIDE, self.impl, *inputs)
+        self.ran = select("attention", attention_op.IMPLS, WIDE_VALUE_IMPLS, self.impl, *inputs)
         return attention_op.attention(self.ran, *inputs)
 
 
-class QueriesKeys(Precise):
+class QueriesKeys(Fp32Module):
     """Queries and keys from one shared projection: normed per head, each with its own affine."""
 
     def __init__(self, config: MegalodonConfig) -> None:
@@ -102,7 +101,7 @@ class GatedAttention(nn.Module):
         self.chunk, self.rotary, self.heads = config.chunk, rotary, config.heads
         self.norm = TimestepNorm(width, config.norm_groups, config.eps)
         self.averages = MovingAverages(width, config.modes)
-        self.average_norm = RootMeanSquareNorm(width, config.eps)
+        self.average_norm = ZeroCenteredRMSNorm(width, config.eps)
         # What queries and keys are made of, the gate, and what passes attention by.
         self.parts = (config.shared_width, value_width, width)
         self.from_averages = nn.Linear(width, sum(self.parts))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from steplab.errors import UserError
+from steplab.core.errors import UserError
 from steplab.kernels.timestep_norm import Statistics
 from steplab.modules.rotary import Angles, Rotary
 from steplab.workloads.megalodon.config import MegalodonConfig

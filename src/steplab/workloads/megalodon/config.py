@@ -7,31 +7,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from steplab.errors import UserError
-from steplab.spec.knob import knob
+from steplab.core.errors import UserError
+from steplab.core.spec import option
 
 
 @dataclass(frozen=True)
 class MegalodonConfig:
     """Shape of the model and length of its sequences."""
 
-    width: int = knob(1024, "width of the residual stream")
-    layers: int = knob(12, "number of blocks")
-    heads: int = knob(1, "attention heads; must divide shared_width and value_width")
-    shared_width: int = knob(256, "width of what queries and keys are made of, all heads together")
-    value_width: int = knob(2048, "width of the values, all heads together")
-    ff_width: int = knob(2560, "hidden width of the feed-forward")
-    modes: int = knob(16, "complex moving averages per channel")
-    norm_groups: int = knob(32, "groups of channels of a timestep norm; must divide the width")
-    chunk: int = knob(2048, "tokens that attend to one another")
-    context: int = knob(4096, "tokens per sequence")
-    vocab_size: int = knob(32_000, "number of tokens in the vocabulary")
-    rope_theta: float = knob(10_000.0, "base of the rotary frequencies")
-    eps: float = knob(1e-5, "what norms add to a variance")
-    swiglu: bool = knob(False, "a gate in the feed-forward")
-    rescale_ff: bool = knob(False, "a trained factor per channel on the feed-forward")
-    scale_embedding: bool = knob(False, "embeddings times the root of the width")
-    tied: bool = knob(False, "the head is the embedding")
+    width: int = option(1024, "width of the residual stream")
+    layers: int = option(12, "number of blocks")
+    heads: int = option(1, "attention heads; must divide shared_width and value_width")
+    shared_width: int = option(
+        256, "width of what queries and keys are made of, all heads together"
+    )
+    value_width: int = option(2048, "width of the values, all heads together")
+    ff_width: int = option(2560, "hidden width of the feed-forward")
+    modes: int = option(16, "complex moving averages per channel")
+    norm_groups: int = option(32, "groups of channels of a timestep norm; must divide the width")
+    chunk: int = option(2048, "tokens that attend to one another")
+    context: int = option(4096, "tokens per sequence")
+    vocab_size: int = option(32_000, "number of tokens in the vocabulary")
+    rope_theta: float = option(10_000.0, "base of the rotary frequencies")
+    eps: float = option(1e-5, "what norms add to a variance")
+    swiglu: bool = option(False, "a gate in the feed-forward")
+    rescale_ff: bool = option(False, "a trained factor per channel on the feed-forward")
+    scale_embedding: bool = option(False, "embeddings times the root of the width")
+    tied: bool = option(False, "the head is the embedding")
 
     def __post_init__(self) -> None:
         counts = ("width", "layers", "heads", "shared_width", "value_width", "ff_width", "modes")

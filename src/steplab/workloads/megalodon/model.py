@@ -7,16 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from steplab.errors import Unsupported, UserError
-from steplab.kernels.cross_entropy import IGNORE
-from steplab.modules.autocast import matmul_dtype
+from steplab.core.errors import Unsupported, UserError
+from steplab.kernels.cross_entropy import IGNORE_INDEX
 from steplab.modules.loss import LinearCrossEntropy
-from steplab.modules.precise import Precise
+from steplab.modules.precision import Fp32Module, matmul_dtype
 from steplab.modules.rotary import Rotary
 from steplab.workloads.megalodon.attention import Carry, GatedAttention
 from steplab.workloads.megalodon.cache import Cache, LayerCache
 from steplab.workloads.megalodon.config import MegalodonConfig
-from steplab.workloads.megalodon.norms import LayerNorm, TimestepNorm
+from steplab.workloads.megalodon.layers import LayerNorm, TimestepNorm
 
 
 class FeedForward(nn.Module):
@@ -38,7 +37,7 @@ class FeedForward(nn.Module):
         return self.down(F.silu(inner_BLF))
 
 
-class Rescale(Precise):
+class Rescale(Fp32Module):
     """A trained factor per channel, small at the start and smaller the deeper the block."""
 
     def __init__(self, width: int, layer: int) -> None:
@@ -87,7 +86,7 @@ class Megalodon(nn.Module):
         self.loss = LinearCrossEntropy()
         self.keeps_states = False  # in training: compute the states after the last token too
         self.carries: list[Carry] = []  # of the last forward, where kept
-        initialise(self)
+        initialize_weights(self)
         if config.tied:
             self.head.weight = self.embedding.weight
 
@@ -112,7 +111,7 @@ class Megalodon(nn.Module):
         if targets_BL is None:
             return self._logits(x_BLD)
         loss = self.loss(x_BLD, self.head.weight, targets_BL)
-        return torch.where((targets_BL != IGNORE).any(), loss, 0.0)
+        return torch.where((targets_BL != IGNORE_INDEX).any(), loss, 0.0)
 
     @torch.no_grad()
     def extend(self, tokens_BT: Tensor, cache: Cache) -> Tensor:
@@ -161,7 +160,7 @@ def check_padding(valid_BL: Tensor) -> None:
 
 
 @torch.no_grad()
-def initialise(model: Megalodon) -> None:
+def initialize_weights(model: Megalodon) -> None:
     """Matrices by their fan-in, embedding and head by the width; biases and affines are 0."""
     for module in model.modules():
         if isinstance(module, nn.Linear):

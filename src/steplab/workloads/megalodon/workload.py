@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from steplab.data.tokens import random_tokens
-from steplab.record import Work
-from steplab.spec import Mode
+from steplab.core import Mode, Work
+from steplab.data.random_batches import random_tokens
 from steplab.workloads.megalodon.config import MegalodonConfig
+from steplab.workloads.megalodon.flops import work
 from steplab.workloads.megalodon.model import Megalodon
 from steplab.workloads.megalodon.stream import Stream
-from steplab.workloads.megalodon.work import work
 from steplab.workloads.workload import StepOutput
 
 Batch = tuple[Tensor, Tensor]

@@ -1,14 +1,14 @@
 """A time-series mixture-of-experts decoder: one value (or patch) is one token."""
 
 from steplab.workloads.tsmoe.config import PRESETS, TRAINING, TsmoeConfig
-from steplab.workloads.workload import Entry
+from steplab.workloads.workload import WorkloadEntry
 
-WORKLOAD = Entry(
+WORKLOAD = WorkloadEntry(
     name="tsmoe",
     summary="time-series mixture-of-experts decoder with multi-horizon heads",
     config=TsmoeConfig,
     presets=PRESETS,
-    opener="steplab.workloads.tsmoe.workload:TsmoeWorkload",
+    factory="steplab.workloads.tsmoe.workload:TsmoeWorkload",
     cpu_preset="tiny",
     gpu_preset="small",
     starter="starter",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from steplab.errors import UserError
-from steplab.spec.knob import knob
+from steplab.core.errors import UserError
+from steplab.core.spec import option
 
 
 @dataclass(frozen=True)
@@ -17,22 +17,22 @@ class TsmoeConfig:
     is that of the Time-MoE models: SwiGLU experts, unbiased heads, a final norm, its own
     definition of the balancing loss."""
 
-    hidden_size: int = knob(768, "width of the residual stream")
-    n_decoder_layers: int = knob(12, "number of blocks")
-    n_head: int = knob(12, "attention heads; must divide the hidden size")
-    num_experts: int = knob(8, "routed experts per mixture layer")
-    k: int = knob(2, "experts per token")
-    d_ff: int = knob(3072, "inner width of the shared expert")
-    d_expert: int = knob(3072, "inner width of a routed expert")
-    num_expert_layers: int = knob(1, "mixture layers in sequence per block")
-    seq_max_len: int = knob(4096, "points per training window")
-    patch_length: int = knob(1, "points per token")
-    horizons: str = knob("1,8,32,64", "points that each head predicts")
-    layout: Literal["gelu", "time-moe"] = knob("gelu", "experts, heads and final norm")
-    aux_factor: float = knob(0.02, "weight of the load-balancing loss")
-    huber_delta: float = knob(2.0, "where the loss turns from quadratic to linear")
-    rope_theta: float = knob(10_000.0, "base of the rotary frequencies")
-    quantiles: str = knob("", "levels predicted beside the point, as in 0.1,0.5,0.9; empty: none")
+    hidden_size: int = option(768, "width of the residual stream")
+    n_decoder_layers: int = option(12, "number of blocks")
+    n_head: int = option(12, "attention heads; must divide the hidden size")
+    num_experts: int = option(8, "routed experts per mixture layer")
+    k: int = option(2, "experts per token")
+    d_ff: int = option(3072, "inner width of the shared expert")
+    d_expert: int = option(3072, "inner width of a routed expert")
+    num_expert_layers: int = option(1, "mixture layers in sequence per block")
+    seq_max_len: int = option(4096, "points per training window")
+    patch_length: int = option(1, "points per token")
+    horizons: str = option("1,8,32,64", "points that each head predicts")
+    layout: Literal["gelu", "time-moe"] = option("gelu", "experts, heads and final norm")
+    aux_factor: float = option(0.02, "weight of the load-balancing loss")
+    huber_delta: float = option(2.0, "where the loss turns from quadratic to linear")
+    rope_theta: float = option(10_000.0, "base of the rotary frequencies")
+    quantiles: str = option("", "levels predicted beside the point, as in 0.1,0.5,0.9; empty: none")
 
     def __post_init__(self) -> None:
         counts = ("hidden_size", "n_decoder_layers", "n_head", "num_experts", "k", "d_ff")

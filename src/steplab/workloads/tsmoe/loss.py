@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from steplab.modules.documents import document_starts
+from steplab.modules.attention import document_starts
 
 
 class HorizonLoss(nn.Module):

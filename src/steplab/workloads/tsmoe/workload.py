@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from steplab.data.walks import random_walks
-from steplab.record import Work
-from steplab.spec import Mode
+from steplab.core import Mode, Work
+from steplab.data.random_batches import random_walks
 from steplab.workloads.tsmoe.config import TsmoeConfig
+from steplab.workloads.tsmoe.flops import parameters, work
 from steplab.workloads.tsmoe.model import Tsmoe
-from steplab.workloads.tsmoe.work import parameters, work
 from steplab.workloads.workload import StepOutput
 
 Batch = tuple[Tensor, Tensor]

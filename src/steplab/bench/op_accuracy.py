@@ -1,0 +1,111 @@
+"""How far an op's output and gradients lie from fp64, and how far they may. Imports torch.
+
+The budget is derived from a peer, the definition in the same dtype: as a whole twice the peer's own
+error and one rounding; in every tile of 16 rows four times the larger of the peer's error there and
+on average, and one rounding, so that a single wrong row cannot hide among millions of right ones.
+An op may add slack, a share of the truth: what its algorithm must cost and the peer's does not. Of
+a tile that is a share of its own truth or of the mean tile's; for long sums, of its own only.
+"""
+
+# R rows, D the last axis
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from steplab.core import Column, Table
+
+TILE = 16  # rows
+FEW, FEW_ROUNDINGS = 64, 16  # of fewer values the peer may be right by chance: then roundings
+COLUMNS = (Column("result"), Column("error"), Column("budget"), Column("worst tile", "of budget"))
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One result against fp64: norms of differences over the norm of the truth."""
+
+    name: str  # "out", "dq", ...
+    error: float
+    budget: float
+    worst_tile: float  # error of the worst tile over what a tile may have
+
+    @property
+    def of_budget(self) -> float:
+        """The larger share of the two budgets; above 1 the result is wrong."""
+        return max(self.error / self.budget, self.worst_tile)
+
+
+@dataclass
+class AccuracyCheck:
+    """Adds up one result piece by piece, so that fp64 need never hold all of it."""
+
+    name: str
+    slack: float = 0.0
+    sum_slack: float = 0.0
+    truth: list[Tensor] = field(default_factory=list)  # norms of tiles, as the next three
+    ours: list[Tensor] = field(default_factory=list)
+    theirs: list[Tensor] = field(default_factory=list)
+    rounding: list[Tensor] = field(default_factory=list)
+    values: int = 0
+    unit: float = 0.0  # one rounding of the dtype
+
+    def add(self, actual: Tensor, peer: Tensor, truth: Tensor) -> None:
+        """Note one piece; all three have one shape."""
+        if actual.shape != truth.shape:
+            raise ValueError(f"{self.name} is {tuple(actual.shape)}, not {tuple(truth.shape)}")
+        truth = truth.double()
+        self.truth.append(_tile_norms(truth))
+        self.ours.append(_tile_norms(actual.double() - truth))
+        self.theirs.append(_tile_norms(peer.double() - truth))
+        self.rounding.append(_tile_norms(truth.to(actual.dtype).double() - truth))
+        self.values += truth.numel()
+        self.unit = torch.finfo(actual.dtype).eps / 2
+
+    def result(self) -> Accuracy:
+        """Return the deviation over all pieces."""
+        lists = (self.truth, self.ours, self.theirs, self.rounding)
+        truth, ours, theirs, rounding = (torch.cat(norms) for norms in lists)
+        slack = self.slack + (FEW_ROUNDINGS * self.unit if self.values < FEW else 0.0)
+        allowed = 4 * _at_least_mean(theirs) + rounding + slack * _at_least_mean(truth)
+        allowed += self.sum_slack * truth
+        size = max(float(truth.norm()), 1e-300)
+        budget = float(2 * theirs.norm() + rounding.norm()) / size + slack + self.sum_slack
+        worst = float((ours / allowed.clamp_min(1e-300)).max())  # 0 of 0 is right
+        return Accuracy(self.name, float(ours.norm()) / size, max(budget, 1e-300), worst)
+
+
+def check_accuracy(
+    actual: Mapping[str, Tensor],
+    peer: Mapping[str, Tensor],
+    truth: Mapping[str, Tensor],
+    slack: float = 0.0,
+) -> list[Accuracy]:
+    """Return the deviation of every result, by name."""
+    found = []
+    for name in truth:
+        comparison = AccuracyCheck(name, slack)
+        comparison.add(actual[name], peer[name], truth[name])
+        found.append(comparison.result())
+    return found
+
+
+def accuracy_table(deviations: list[Accuracy], checked: str) -> Table:
+    """Return the record of a check; `checked` says how much of the cell's shape it covers."""
+    rows = tuple((d.name, d.error, d.budget, d.worst_tile) for d in deviations)
+    return Table(f"against fp64: {checked}", COLUMNS, rows)
+
+
+def _at_least_mean(norms: Tensor) -> Tensor:
+    return torch.maximum(norms, norms.mean())
+
+
+def _tile_norms(difference: Tensor) -> Tensor:
+    """Return the norm of every tile of rows, fp64; NaN counts as infinite."""
+    last = difference.shape[-1] if difference.dim() > 1 else 1
+    squares_R = difference.reshape(-1, last).nan_to_num(nan=math.inf).square().sum(-1)
+    padded = torch.nn.functional.pad(squares_R, (0, -len(squares_R) % TILE))
+    return padded.view(-1, TILE).sum(-1).sqrt()

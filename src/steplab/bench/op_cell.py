@@ -1,0 +1,147 @@
+"""One cell of an op benchmark: build the op, time it, measure its memory, compare it with fp64.
+
+Imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch._dynamo.utils import counters
+
+from steplab.bench.op_accuracy import Accuracy, accuracy_table
+from steplab.bench.op_bench import COMPILED
+from steplab.bench.op_measure import OpCall, TimingOptions, measure, measure_forward, measure_memory
+from steplab.bench.op_results import ERRORS, WRONG
+from steplab.core import Run, RunSpec, Status, new_run_id
+from steplab.core.errors import Unsupported, UserError
+from steplab.core.run import now
+from steplab.probes.environment import capture_environment
+from steplab.step.assemble import find_device
+from steplab.step.trial import is_out_of_memory, memory_sentence
+
+FUSED = "fuse_attention"  # Inductor's counter of patterns that it replaced by a fused attention
+
+
+class OpInstance(Protocol):
+    """An op at one shape, by one implementation."""
+
+    subject: OpCall
+
+    def check(self) -> tuple[list[Accuracy], str]:
+        """Return how far each result is from fp64, and in words what was checked."""
+        ...
+
+    def notes(self) -> list[str]:
+        """Return what a reader must know of what ran; called after the op has run."""
+        ...
+
+
+def compiled_if_asked(impl: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, under torch.compile where the name of the implementation says so."""
+    if not impl.startswith(COMPILED):
+        return function
+    counters["inductor"].pop(FUSED, None)
+    return torch.compile(function, fullgraph=True, dynamic=False)
+
+
+def compiler_notes(impl: str) -> list[str]:
+    """Say what torch.compile replaced: a fused attention is no longer the definition."""
+    if impl.startswith(COMPILED) and counters["inductor"][FUSED]:
+        return ["torch.compile put a fused attention in place of the definition"]
+    return []
+
+
+Progress = Callable[[str], None]
+HOST_BOUND = 0.9  # the host took this share of the time, or more
+
+
+def measure_cell(spec: RunSpec, progress: Progress = lambda text: None) -> Run:
+    """Return the Run of one cell. UserErrors propagate; every other failure is a status."""
+    run = Run(new_run_id(spec), spec, capture_environment(), created=now())
+    try:
+        return _measured(run, progress)
+    except UserError:
+        raise
+    except Exception as error:
+        return _failed(run, error)
+    finally:
+        _clean_up()
+
+
+def _measured(run: Run, progress: Progress) -> Run:
+    spec = run.spec
+    progress("building")
+    study = importlib.import_module(f"steplab.bench.ops.{spec.workload}_case")
+    torch.manual_seed(spec.seed)
+    case: OpInstance = study.build(spec, find_device(spec.device))
+    effort = TimingOptions(spec.steps, spec.warmup, spec.config["seconds"])
+    progress("first forward")
+    out = case.subject.forward()
+    try:
+        progress("first backward")
+        case.subject.backward(out)
+    except Exception as error:
+        del out
+        clock = measure_forward(case.subject, effort)
+        return replace(_failed(run, error, "backward: "), clock=clock, notes=tuple(case.notes()))
+    del out
+    progress("timing")
+    run = replace(run, clock=measure(case.subject, effort))
+    run = replace(run, memory=measure_memory(case.subject))
+    progress("comparing with fp64")
+    deviations, checked = case.check()
+    notes = (*case.notes(), *_host_note(run))
+    run = replace(run, tables={ERRORS: accuracy_table(deviations, checked)}, notes=notes)
+    return _judged(run, deviations)
+
+
+def _judged(run: Run, deviations: list[Accuracy]) -> Run:
+    worst = max(deviations, key=lambda d: d.of_budget)
+    if worst.of_budget <= 1:
+        return run
+    why = f"{WRONG}: {worst.name} is {worst.error:.1e} from fp64 and may be {worst.budget:.1e}"
+    if worst.error <= worst.budget:
+        why += f", but one tile of 16 rows is off by {worst.worst_tile:.1f} times what it may be"
+    return replace(run, status="failed", reason=why)
+
+
+def _host_note(run: Run) -> list[str]:
+    clock = run.clock
+    if clock is None or clock.source == "perf_counter":
+        return []
+    host, device = clock.host.median, clock.step.median
+    if host < HOST_BOUND * device:
+        return []
+    return [f"the host needs {host:.3g} ms to issue what takes {device:.3g} ms on the device"]
+
+
+def _clean_up() -> None:
+    """Free what the cell held. After a fault of the device nothing can be freed, nor need it be."""
+    gc.collect()
+    torch._dynamo.reset()
+    if torch.cuda.is_available():
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
+
+
+def _failed(run: Run, error: Exception, where: str = "") -> Run:
+    text = " ".join(str(error).split()).split(". ")[0][:300]
+    status: Status = "failed"
+    if is_out_of_memory(error):
+        status, text = "oom", memory_sentence(error)
+    elif isinstance(error, Unsupported) or _is_too_large(error):
+        status = "unsupported"
+    else:
+        text = f"{type(error).__name__}: {text}"
+    return replace(run, status=status, reason=f"{where}{text}")
+
+
+def _is_too_large(error: Any) -> bool:
+    """Whether Triton found a tile that no multiprocessor of this device can hold."""
+    return type(error).__name__ == "OutOfResources"

@@ -1,0 +1,254 @@
+"""Time and memory of an op's forward and backward. Imports torch.
+
+Forward, backward and both are measured separately, never by subtraction. On CUDA a sample is the
+time between two events. Before the first event the device writes zeros over a buffer twice as large
+as its L2 cache, so that inputs come from memory as they do in a training step; the writes also last
+until the host has issued the whole op, so that a short op is not timed together with the gaps
+between its launches. On a CPU a sample is wall time with warm caches."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from steplab.bench.op_results import KEPT
+from steplab.core import Clock, Memory, Samples
+from steplab.core.errors import Unsupported
+from steplab.probes.allocator import CPU_SOURCE, read_tree
+
+TORCH_DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """`forward()` computes the output from `leaves`; `dout` is the gradient that it is given."""
+
+    forward: Callable[[], Tensor]
+    leaves: Mapping[str, Tensor]  # by name; their gradients are wanted
+    dout: Tensor  # of the shape and dtype of the output
+
+    def backward(self, out: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of the leaves; the graph of `out` is used up."""
+        return torch.autograd.grad(out, list(self.leaves.values()), self.dout)
+
+    def results(self) -> dict[str, Tensor]:
+        """Return the output as `out` and the gradient of each leaf as `d<name>`."""
+        out = self.forward()
+        names = [f"d{name}" for name in self.leaves]
+        return {"out": out.detach(), **dict(zip(names, self.backward(out), strict=True))}
+
+
+def use_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Set the precision of fp32 products as `name` says, and return torch's dtype for it."""
+    if name == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability() < (8, 0)):
+        raise Unsupported("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer.")
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    return TORCH_DTYPES[name]
+
+
+PHASES = ("forward", "backward", "both")
+MIN_REPEATS = 6  # an interval of the median at 95 % needs as many
+MAX_COVER_MS = 5.0  # an op whose host needs longer waits inside, and covering cannot help it
+
+
+@dataclass(frozen=True)
+class TimingOptions:
+    """How much is measured: at most `repeats`, and no more once `seconds` are over."""
+
+    repeats: int
+    warmup: int
+    seconds: float
+
+
+class HostTimer:
+    """Wall time."""
+
+    source = "perf_counter"
+
+    def __init__(self) -> None:
+        self.host_ms: dict[str, list[float]] = {phase: [] for phase in PHASES}
+
+    def timed(self, phase: str, work: Callable[[], Any]) -> Any:
+        """Do the work and note how long it took."""
+        start = perf_counter()
+        done = work()
+        self.host_ms[phase].append((perf_counter() - start) * 1e3)
+        return done
+
+    def finish(self) -> None:
+        """Wait until all is done."""
+
+    def device_ms(self, phase: str) -> list[float]:
+        """Milliseconds of each sample of a phase."""
+        return self.host_ms[phase]
+
+
+class DeviceTimer(HostTimer):
+    """Time between CUDA events; the host's time to issue the work is kept beside it."""
+
+    source = "cuda events"
+
+    def __init__(self, cover_ms: float) -> None:
+        super().__init__()
+        self.events: dict[str, list[tuple[Any, Any]]] = {phase: [] for phase in PHASES}
+        size = 2 * torch.cuda.get_device_properties(0).L2_cache_size
+        self.buffer = torch.empty(max(size, 2**26), dtype=torch.int8, device="cuda")
+        self.writes = 1 + math.ceil(cover_ms / self._write_ms())
+
+    def timed(self, phase: str, work: Callable[[], Any]) -> Any:
+        """Empty the cache, then do the work between two events."""
+        pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        for _ in range(self.writes):
+            self.buffer.zero_()
+        pair[0].record()
+        done = super().timed(phase, work)
+        pair[1].record()
+        self.events[phase].append(pair)
+        return done
+
+    def finish(self) -> None:
+        """Wait until all is done."""
+        torch.cuda.synchronize()
+
+    def device_ms(self, phase: str) -> list[float]:
+        """Milliseconds of each sample of a phase."""
+        return [start.elapsed_time(end) for start, end in self.events[phase]]
+
+    def _write_ms(self) -> float:
+        pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.buffer.zero_()
+        pair[0].record()
+        for _ in range(10):
+            self.buffer.zero_()
+        pair[1].record()
+        torch.cuda.synchronize()
+        return max(pair[0].elapsed_time(pair[1]) / 10, 1e-3)
+
+
+def measure(subject: OpCall, effort: TimingOptions) -> Clock:
+    """Return a Clock whose `step` is both, with the phases forward and backward beside it.
+
+    The three take turns, so that drift touches all alike. `host` is the time that the host needed
+    to issue both. The op must have run before: nothing here compiles.
+    """
+    return _clock(_repeat(subject, effort, lambda timer: _turn(subject, timer)))
+
+
+def measure_forward(subject: OpCall, effort: TimingOptions) -> Clock:
+    """Measure the forward alone, for an op whose backward fails; `step` then has no samples."""
+    return _clock(_repeat(subject, effort, lambda timer: _forward_turn(subject, timer)))
+
+
+def _repeat(subject: OpCall, effort: TimingOptions, turn: Callable[[HostTimer], None]) -> HostTimer:
+    on_cuda = subject.dout.device.type == "cuda"
+    warm = HostTimer()
+    for _ in range(max(1, effort.warmup)):
+        turn(warm)
+        if on_cuda:
+            torch.cuda.synchronize()
+    longest = max(values[-1] for values in warm.host_ms.values() if values)
+    timer = DeviceTimer(min(1.5 * longest, MAX_COVER_MS)) if on_cuda else HostTimer()
+    gc.collect()
+    gc.disable()
+    end = perf_counter() + effort.seconds
+    try:
+        for count in range(effort.repeats):
+            if count >= MIN_REPEATS and perf_counter() > end:
+                break
+            turn(timer)
+            timer.finish()
+    finally:
+        gc.enable()
+    return timer
+
+
+def _turn(subject: OpCall, timer: HostTimer) -> None:
+    # A fresh forward for every backward: compiled code frees what it saved.
+    backward = partial(subject.backward, timer.timed("forward", subject.forward))
+    timer.timed("backward", backward)
+    del backward  # and the output with it
+    timer.timed("both", lambda: subject.backward(subject.forward()))
+
+
+def _forward_turn(subject: OpCall, timer: HostTimer) -> None:
+    timer.timed("forward", subject.forward)
+
+
+def _clock(timer: HostTimer) -> Clock:
+    device = {phase: _marked(timer.device_ms(phase)) for phase in PHASES}
+    host = {phase: Samples(tuple(values), "ms") for phase, values in timer.host_ms.items()}
+    return Clock(
+        step=device["both"],
+        host=host["both"],
+        data_wait=Samples((), "ms"),
+        phases={name: device[name] for name in ("forward", "backward")},
+        host_phases={name: host[name] for name in ("forward", "backward")},
+        window_ms=sum(device["both"].values),
+        source=timer.source,
+    )
+
+
+def _marked(values: list[float]) -> Samples:
+    samples = Samples(tuple(values), "ms")
+    return replace(samples, marks={str(i): "slow, no cause seen" for i in samples.slow_indices()})
+
+
+def measure_memory(subject: OpCall) -> Memory:
+    """Run forward and backward once and return what was held at most, in each and in between.
+
+    Output and gradients count, inputs do not: they are in `before`. On a CPU `before` is 0, and
+    all else is told by the profiler's allocations.
+    """
+    gc.collect()
+    return _on_cuda(subject) if subject.dout.device.type == "cuda" else _on_cpu(subject)
+
+
+def _on_cuda(subject: OpCall) -> Memory:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    out = subject.forward()
+    peaks = {"forward": torch.cuda.max_memory_allocated(), KEPT: torch.cuda.memory_allocated()}
+    torch.cuda.reset_peak_memory_stats()
+    gradients = subject.backward(out)
+    peaks["backward"] = torch.cuda.max_memory_allocated()
+    reserved = torch.cuda.max_memory_reserved()
+    del out, gradients
+    total = torch.cuda.get_device_properties(0).total_memory
+    return Memory(before, max(peaks.values()), reserved, total, "cuda allocator", peaks)
+
+
+def _on_cpu(subject: OpCall) -> Memory:
+    # Without stacks: a Python loop inside the op (Triton's interpreter) would take minutes.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        out = subject.forward()
+        moment_ns = time.time_ns()
+        gradients = subject.backward(out)
+        end_ns = time.time_ns()
+    del out, gradients
+    changes = read_tree(seen.profiler.kineto_results.experimental_event_tree())
+    first = [change.bytes for change in changes if change.time_ns <= moment_ns]
+    second = [change.bytes for change in changes if moment_ns < change.time_ns <= end_ns]
+    kept = sum(first)
+    peaks = {"forward": _highest(0, first), KEPT: kept, "backward": _highest(kept, second)}
+    return Memory(0, max(peaks.values()), None, None, CPU_SOURCE, peaks)
+
+
+def _highest(start: int, changes: Iterable[int]) -> int:
+    return max(accumulate(changes, initial=start))

@@ -1,0 +1,137 @@
+"""The numbers of a cell, read from its Run, and which variant is best at each shape. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from steplab.bench.op_bench import Objective, OpBench, variant_text
+from steplab.compare.bootstrap import MIN_SAMPLES, ratio_of_samples
+from steplab.core import Run, Samples
+from steplab.core.table import Cell
+
+ERRORS = "errors"  # the table of a Run that holds its deviations from fp64
+WRONG = "wrong"  # the first word of the reason where they exceed their budget
+KEPT = "between"  # the pause after the forward: what the backward needs, and the output
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """Medians and bytes of one cell; None where it was not measured."""
+
+    forward_ms: float | None
+    backward_ms: float | None
+    both_ms: float | None
+    host_ms: float | None
+    repeats: int
+    extra_bytes: int | None  # at most, beyond what was there before
+    kept_bytes: int | None  # from forward to backward, the output among them
+    errors: dict[str, float]  # by result
+    of_budget: float | None  # the largest share of an error budget
+    checked: str
+    status: str
+
+    def value(self, objective: Objective) -> float | None:
+        """Return what is to be small."""
+        if objective == "memory":
+            return self.extra_bytes
+        values = {"forward": self.forward_ms, "backward": self.backward_ms, "both": self.both_ms}
+        return values[objective]
+
+
+def samples_of(run: Run, objective: Objective) -> Samples:
+    """Return every measured time of a cell that `objective` names; none for memory."""
+    if run.clock is None or objective == "memory":
+        return Samples((), "ms")
+    return run.clock.step if objective == "both" else run.clock.phases[objective]
+
+
+def cell_result(run: Run) -> CellResult:
+    """Read a Run of a cell, however it ended."""
+    memory, table = run.memory, run.tables.get(ERRORS)
+    rows = table.rows if table else ()
+    shares = [max(_number(r[1]) / _number(r[2]), _number(r[3])) for r in rows]
+    extra = memory.peak - memory.before if memory else None
+    return CellResult(
+        forward_ms=_median(samples_of(run, "forward")),
+        backward_ms=_median(samples_of(run, "backward")),
+        both_ms=_median(samples_of(run, "both")),
+        host_ms=_median(run.clock.host) if run.clock else None,
+        repeats=len(samples_of(run, "forward")),
+        extra_bytes=extra,
+        kept_bytes=memory.phase_peaks[KEPT] - memory.before if memory else None,
+        errors={str(r[0]): _number(r[1]) for r in rows},
+        of_budget=max(shares) if shares else None,
+        checked=table.title.removeprefix("against fp64: ") if table else "",
+        status=WRONG if run.reason.startswith(f"{WRONG}:") else run.status,
+    )
+
+
+def _median(samples: Samples) -> float | None:
+    return samples.median if samples.values else None
+
+
+def _number(cell: object) -> float:
+    # A table's JSON has "Infinity" as text, because it may hold any cell.
+    return float(cell) if isinstance(cell, (int, float, str)) else float("nan")
+
+
+MIB = 2**20
+
+
+def group_by_shape(op: OpBench, runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the Runs that compute the same thing together, in the order of their first."""
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(run.spec.config[name] for name in op.shape), []).append(run)
+    return list(groups.values())
+
+
+def rank_runs(runs: Sequence[Run], objective: Objective) -> list[Run]:
+    """Return the Runs that are right and have a number, the best first."""
+    fit = [(cell_result(run).value(objective), run) for run in runs if run.status == "ok"]
+    return [run for _, run in sorted(((v, r) for v, r in fit if v is not None), key=_by_value)]
+
+
+def best_run(runs: Sequence[Run], objective: Objective) -> Run | None:
+    """Return the best Run of one shape; None where none is right."""
+    order = rank_runs(runs, objective)
+    return order[0] if order else None
+
+
+def best_mark(runs: Sequence[Run], objective: Objective) -> str:
+    """Return `best`, or `best?` where the next one cannot be told from it."""
+    order = rank_runs(runs, objective)
+    unsure = len(order) > 1 and not _surety(order, objective)[0].isnumeric()
+    return "best?" if unsure and objective != "memory" else "best"
+
+
+def verdict(op: OpBench, runs: Sequence[Run], objective: Objective) -> tuple[Cell, ...]:
+    """Return the best, its number, the next, next / best, and whether that is more than noise."""
+    order = rank_runs(runs, objective)
+    if not order:
+        return "none", "", "", "", "no row is right"
+    value = cell_result(order[0]).value(objective)
+    number = value / MIB if value is not None and objective == "memory" else value
+    name = variant_text(op, order[0].spec.config)
+    if len(order) == 1:
+        return name, number, "", "", "no other row is right"
+    other = cell_result(order[1]).value(objective)
+    ratio = other / value if value and other is not None else None
+    return name, number, variant_text(op, order[1].spec.config), ratio, _surety(order, objective)
+
+
+def _surety(order: Sequence[Run], objective: Objective) -> str:
+    if objective == "memory":
+        equal = cell_result(order[0]).extra_bytes == cell_result(order[1]).extra_bytes
+        return "equal" if equal else "exact"
+    one, two = (samples_of(run, objective).values for run in order[:2])
+    if min(len(one), len(two)) < MIN_SAMPLES:
+        return f"cannot tell: fewer than {MIN_SAMPLES} samples"
+    interval = ratio_of_samples(two, one)
+    told = f"{interval.low:.3f} to {interval.high:.3f}"
+    return told if interval.excludes_one else f"cannot tell: {told}"
+
+
+def _by_value(pair: tuple[float, Run]) -> float:
+    return pair[0]

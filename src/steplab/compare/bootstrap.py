@@ -1,0 +1,173 @@
+"""Ratios of step times with bootstrap intervals, and what an interval allows to be said."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steplab.core.comparison import Change, Verdict
+from steplab.core.units import percent
+
+RESAMPLES = 4000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class RatioInterval:
+    """The ratio of two medians with its bootstrap interval at CONFIDENCE."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def excludes_one(self) -> bool:
+        """Whether the difference is real at this confidence."""
+        return self.low > 1 or self.high < 1
+
+
+def ratio_of_rounds(
+    numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]]
+) -> RatioInterval:
+    """Return the ratio of medians of two specs measured in turns, with its interval.
+
+    Whole rounds are drawn, not single steps: steps of one round share the machine's mood, and
+    taken as independent they would make the interval too narrow.
+    """
+    source = random.Random(0)
+    rounds = len(numerators)
+
+    def ratio(chosen: Sequence[int]) -> float:
+        pooled = ([v for i in chosen for v in side[i]] for side in (numerators, denominators))
+        top, bottom = (statistics.median(values) for values in pooled)
+        return top / bottom
+
+    ratios = sorted(ratio(source.choices(range(rounds), k=rounds)) for _ in range(RESAMPLES))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = ratios[int(tail * RESAMPLES)], ratios[math.ceil((1 - tail) * RESAMPLES) - 1]
+    return RatioInterval(ratio(range(rounds)), low, high)
+
+
+def local_exponent(x0: float, y0: float, x1: float, y1: float) -> float:
+    """Return p in y ~ x^p between two points."""
+    return math.log(y1 / y0) / math.log(x1 / x0)
+
+
+def line_fit(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """Return (intercept, slope) of the least-squares line through the points."""
+    fit = statistics.linear_regression(xs, ys)
+    return fit.intercept, fit.slope
+
+
+# The smallest and largest of 6 values hold the true median between them with probability 97 %, of
+# 5 values with 94 %: below 6 no interval at 95 % can be had.
+MIN_SAMPLES = 6
+MAX_DRAWN = 4_000_000  # indices held at once, 32 MB
+
+
+def ratio_of_samples(numerator: Sequence[float], denominator: Sequence[float]) -> RatioInterval:
+    """Return the ratio of medians of two independent series, with its bootstrap interval.
+
+    Blocks of neighboring samples are drawn, sqrt(n) long: steps that follow each other share the
+    machine's mood. In 300 trials each with equal distributions, n = 6 to 200, the interval left
+    one out in 3 to 4 % of the cases, and in 4 to 16 % where neighbors correlated by 0.5. What
+    changed between the two series, no resampling of them can know.
+    """
+    source = np.random.default_rng(0)
+    series = [np.asarray(values, dtype=np.float64) for values in (numerator, denominator)]
+    top, bottom = (_medians(values, source) for values in series)
+    tail = _tail(min(_blocks(len(values))[1] for values in series))
+    low, high = np.quantile(top / bottom, [tail, 1 - tail], method="inverted_cdf")
+    ratio = float(np.median(series[0]) / np.median(series[1]))
+    return RatioInterval(ratio, float(low), float(high))
+
+
+def _blocks(count: int) -> tuple[int, int]:
+    """Length and number of the blocks that a series of `count` samples is made of."""
+    length = max(1, round(math.sqrt(count)))
+    return length, math.ceil(count / length)
+
+
+def _medians(series: NDArray[np.float64], source: np.random.Generator) -> NDArray[np.float64]:
+    """Medians of RESAMPLES series, each made of blocks of this one, which is taken as a circle."""
+    count = len(series)
+    length, blocks = _blocks(count)
+    at_once = max(1, MAX_DRAWN // (blocks * length))
+    medians = []
+    for begin in range(0, RESAMPLES, at_once):
+        draws = min(at_once, RESAMPLES - begin)
+        starts = source.integers(count, size=(draws, blocks, 1))
+        chosen = (starts + np.arange(length)) % count
+        medians.append(np.median(series[chosen.reshape(draws, -1)[:, :count]], axis=1))
+    return np.concatenate(medians)
+
+
+def _tail(blocks: int) -> float:
+    """The share of resamples to leave out at each end.
+
+    Resamples of few blocks spread too little. Hesterberg's expanded percentiles (2015) put that
+    right: Student's quantile for the blocks of both series in place of the normal one, and
+    sqrt(k / (k - 1)) for the variance.
+    """
+    normal = NormalDist()
+    z = normal.inv_cdf((1 + CONFIDENCE) / 2)
+    if blocks < 2:
+        return 0.0
+    freedom = 2 * blocks - 2
+    # Three terms of Cornish and Fisher's series: off by 0.3 % at 4 degrees of freedom.
+    student = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    student += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    return normal.cdf(-student * math.sqrt(blocks / (blocks - 1)))
+
+
+POWER = 0.8  # a change of the size returned is seen four times in five
+
+
+def least_detectable(interval: RatioInterval) -> float:
+    """Return the least relative change (0.02: two percent) that this much spread lets be seen.
+
+    The interval's width on a logarithmic scale gives the standard error of the ratio; a true
+    change must stand off by z(confidence) + z(power) = 2.8 of those.
+    """
+    normal = NormalDist()
+    sure = normal.inv_cdf((1 + CONFIDENCE) / 2)
+    error = math.log(interval.high / interval.low) / (2 * sure)
+    return math.expm1((sure + normal.inv_cdf(POWER)) * error)
+
+
+def change_of(interval: RatioInterval, samples: int) -> Change:
+    """Turn the ratio of times B / A into a change; `samples` are those of the smaller side."""
+    bounds = (interval.ratio - 1, interval.low - 1, interval.high - 1)
+    detectable = least_detectable(interval) if samples >= MIN_SAMPLES else None
+    return Change(*bounds, CONFIDENCE, detectable)
+
+
+def verdict_on(change: Change, samples: int, what: str) -> tuple[Verdict, str]:
+    """Return the verdict on B with its sentence; `what` are the samples: "steps" or "rounds"."""
+    if samples < MIN_SAMPLES:
+        few = f"an interval needs {MIN_SAMPLES} {what} a side or more"
+        return "cannot tell", f"{few}, and there are {samples}."
+    sure = f"at {change.confidence * 100:.0f} % confidence"
+    span = f"between {signed(change.low)} and {signed(change.high)} {sure}"
+    if change.low > 0:
+        return "slower", f"B takes {percent(change.value)} more time per step, {span}."
+    if change.high < 0:
+        return "faster", f"B takes {percent(-change.value)} less time per step, {span}."
+    return "cannot tell", f"the change in time per step lies {span}, zero included."
+
+
+def slower_than(change: Change, limit: float) -> bool:
+    """Whether B is slower than A by more than `limit` (0.03: 3 %), the whole interval long."""
+    return change.detectable is not None and change.low > limit
+
+
+def signed(fraction: float) -> str:
+    """Format a relative change with its sign, as in `+3.2 %`."""
+    return f"{fraction * 100:+.1f} %"

@@ -1,0 +1,82 @@
+"""The two inputs of a comparison: stored Runs, traces, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from steplab.core import Run, Samples
+from steplab.core.budget import Budget
+from steplab.core.errors import UserError
+from steplab.store import Store
+from steplab.trace.analysis import Analysis
+from steplab.trace.analyze import analyze, analyze_cycles
+from steplab.trace.load import load_trace, names_trace
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is known of A or of B."""
+
+    name: str  # id of the Run, or path of the trace file
+    run: Run | None = None
+    cycles: tuple[Analysis, ...] = ()  # of a Run one per trace, of a trace itself; (): none
+
+    @property
+    def timed(self) -> Samples | None:
+        """Milliseconds of the steps that ran without a profiler."""
+        if self.run is None or self.run.clock is None or not self.run.clock.step.values:
+            return None
+        return self.run.clock.step
+
+    @property
+    def profiled(self) -> Samples | None:
+        """Milliseconds of the steps that the traces show."""
+        steps = self.budget.steps if self.budget else ()
+        return Samples(tuple(step.wall_ms for step in steps), "ms") if steps else None
+
+    @property
+    def budget(self) -> Budget | None:
+        """The budget of the profiled steps of all cycles."""
+        if not self.cycles:
+            return None
+        steps = tuple(step for cycle in self.cycles for step in cycle.budget.steps)
+        return replace(self.cycles[0].budget, steps=steps)
+
+
+def check_side(side: Side) -> None:
+    """Refuse a Run that did not end well, or that timed no steps."""
+    if side.run is not None and side.run.status != "ok":
+        reason = side.run.reason or "no reason was kept"
+        raise UserError(
+            f"The Run {side.name} ended with the status {side.run.status}: {reason}",
+            "Only Runs that are ok can be compared.",
+        )
+    if side.timed is None and side.profiled is None:
+        raise UserError(
+            f"{side.name} holds no samples of steps.",
+            "Compare Runs of `bench step` or `profile`; `steplab runs` lists them.",
+        )
+
+
+def comparable_samples(sides: Sequence[Side]) -> tuple[Samples, Samples, str]:
+    """Return the steps of A and of B that were taken in the same way, and which those are."""
+    first, second = sides
+    if first.timed and second.timed:
+        return first.timed, second.timed, "Steps without a profiler"
+    if first.profiled and second.profiled:
+        return first.profiled, second.profiled, "Profiled steps"
+    only = next(side for side in sides if side.timed)
+    raise UserError(
+        f"{only.name} has timed steps, the other side only profiled ones: these are not alike.",
+        "Compare with a Run of `steplab profile`, which has both.",
+    )
+
+
+def open_side(word: str, store: Store) -> Side:
+    """Return the trace file `word`, or the Run of that id, with its traces where it has them."""
+    if names_trace(word):
+        return Side(word, cycles=(analyze(load_trace(Path(word))),))
+    run = store.load(word)
+    return Side(run.id, run, tuple(analyze_cycles(run, store.runs / run.id)))

@@ -1,0 +1,61 @@
+"""The three ways steplab fails on purpose. Any other exception that reaches a user is a bug."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SteplabError(Exception):
+    """A failure that is explained in one sentence, with a suggestion where there is one."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, suggestion: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.suggestion = suggestion
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.suggestion}".strip()
+
+
+class UserError(SteplabError):
+    """The request is wrong: an unknown flag, a missing file, a device that is not there."""
+
+    exit_code = 2
+
+
+class Unsupported(SteplabError):
+    """The request is sound, but this device, dtype or shape cannot do it. No silent fallback."""
+
+    exit_code = 3
+
+
+class MeasurementError(SteplabError):
+    """Something was measured, but the number would not be true."""
+
+    exit_code = 4
+
+
+def no_gpu() -> UserError:
+    """Return the error for a GPU that was asked for and is not there."""
+    return UserError(
+        "The device cuda was asked for, but torch sees no GPU.",
+        "Use --device cpu, or install a CUDA build of torch and check the driver.",
+    )
+
+
+ERROR_KINDS: dict[str, type[SteplabError]] = {
+    kind.__name__: kind for kind in (UserError, Unsupported, MeasurementError)
+}
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a suggestion for a misspelled `word`, or the list of what is known."""
+    names = sorted(known)
+    bare = {name.lstrip("-"): name for name in names}  # the dashes of flags are no likeness
+    close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
+    if close:
+        return f"Did you mean {bare[close[0]]!r}?"
+    return f"Known: {', '.join(names)}." if names else "None is known."

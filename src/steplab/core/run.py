@@ -1,0 +1,256 @@
+"""Run: everything that one measurement leaves behind, and so all that later commands can know."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from steplab.core.budget import Budget
+from steplab.core.codec import decode, encode
+from steplab.core.environment import Environment
+from steplab.core.errors import UserError
+from steplab.core.memory import Memory, MemoryTimeline
+from steplab.core.samples import Samples
+from steplab.core.spec import RunSpec
+from steplab.core.table import Table
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Times in milliseconds, one value per measured step.
+
+    `step` is the period from the end of one step to the end of the next, with no
+    synchronization in between: what a training loop sees. `host` is the time the Python thread
+    needed to issue the step; where `host` is as long as `step`, the host is the limit.
+    `phases` are device times between the marks of forward, backward, clip and optimizer.
+    """
+
+    step: Samples
+    host: Samples
+    data_wait: Samples
+    phases: Mapping[str, Samples]
+    host_phases: Mapping[str, Samples]
+    window_ms: float  # wall time of the whole window, synchronized at both ends
+    source: str  # "cuda events" or "perf_counter"
+    # Time in which threads waited for a core, over that of the window, summed over threads.
+    contended: float | None = field(default=None, kw_only=True)
+
+    @property
+    def agreement(self) -> float:
+        """Sum of the step samples over the wall time of the window; 1 when both clocks agree."""
+        return sum(self.step.values) / self.window_ms if self.window_ms else float("nan")
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOPs of one whole step in its mode, all micro-batches included.
+
+    Three counts that are never mixed: `model` has active matmul parameters and visible
+    attention pairs; `palm` the same with every attention pair (the PaLM convention); `hardware`
+    what the kernels execute, recomputation included. `vector` is work that runs outside the
+    tensor cores (FFT, scans) and belongs to none of the three. None: not known.
+    """
+
+    tokens: int
+    model: float | None
+    palm: float | None
+    hardware: float | None
+    vector: float = 0.0
+    formula: str = ""
+    covered_calls: int | None = None  # matmul-class calls with a FLOP formula, when counted
+    uncovered_calls: Mapping[str, int] = field(default_factory=dict)  # op -> calls without one
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Utilization as fractions of the dense peak of the dtype that ran; None: unknown."""
+
+    mfu: float | None
+    mfu_palm: float | None
+    hfu: float | None
+    peak_tflops: float | None
+    peak_source: str
+    warning: str = ""
+
+    @property
+    def possible_mfu(self) -> float | None:
+        """MFU, unless it is above 1: then the peak, the dtype or the FLOP count is wrong."""
+        return self.mfu if self.mfu is not None and self.mfu <= 1 else None
+
+
+@dataclass(frozen=True)
+class Recompile:
+    """One recompilation: the function and the guard that failed."""
+
+    function: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Graphs, breaks and recompiles up to the end of the measured window."""
+
+    graphs: int
+    graphs_in_window: int  # new graphs while the clock ran: the samples are not steady if > 0
+    breaks: Mapping[str, int] = field(default_factory=dict)  # reason -> count
+    recompiles: tuple[Recompile, ...] = ()
+    first_seconds: float | None = None  # the first step, compilation included
+    cache_hits: int = 0
+    cache_misses: int = 0
+    # The first step again after a reset in the same process, disk cache filled. A new process
+    # pays more: it also imports the compiler and loads the kernels.
+    warm_seconds: float | None = None
+    cudagraph_skips: int = 0  # graphs that Inductor was to replay by CUDA graph and could not
+
+    @property
+    def cold_seconds(self) -> float | None:
+        """The first step's seconds if nothing came out of the compile cache, else None."""
+        return self.first_seconds if self.cache_misses and not self.cache_hits else None
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Evidence of one step. `impls` is what the modules dispatched, the rest what was traced."""
+
+    impls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # op -> impl names
+    attention_ops: Mapping[str, int] = field(default_factory=dict)  # aten op -> calls
+    matmul_dtypes: Mapping[str, int] = field(default_factory=dict)  # dtype -> calls
+    kernels: Mapping[str, int] = field(default_factory=dict)  # device kernel -> executions
+    kernel_launches: int | None = None  # by the host, a graph is one; None on CPU
+    matmul_precision: str = "highest"  # torch.get_float32_matmul_precision() during the step
+    optimizer: str = ""  # forloop, foreach, fused, "one-pass triton_update" or "one-pass reference"
+    graph_launches: int | None = None  # those of kernel_launches that replay a graph; None on CPU
+    # aten::_fused_adamw_, aten::_foreach_* ... -> calls; gradient clipping has foreach ops too
+    optimizer_ops: Mapping[str, int] = field(default_factory=dict)
+    device_busy_ms: float | None = None  # time in which at least one kernel ran; None on CPU
+
+
+@dataclass(frozen=True)
+class Counters:
+    """One value per reading. None: this device or driver does not tell (never a stand-in)."""
+
+    sm_util_pct: Samples | None = None  # share of time in which at least one kernel ran
+    mem_ctrl_util_pct: Samples | None = None  # share of time in which the memory was accessed
+    hbm_util_pct: Samples | None = None  # measured DRAM bandwidth over its peak (GPM counters)
+    tensor_util_pct: Samples | None = None  # share of cycles with the tensor cores active (GPM)
+    power_w: Samples | None = None
+    sm_clock_mhz: Samples | None = None
+    mem_clock_mhz: Samples | None = None
+    temperature_c: Samples | None = None
+    source: str = ""
+    note: str = ""  # what a reader of the numbers must know
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A lean trace for the times, and one step in detail for who did it.
+
+    Stacks, shapes and memory cost the host so much that times taken with them are not the
+    step's own; so they are recorded in another step, and matched kernel by kernel.
+    """
+
+    schedule: tuple[int, int, int, int]  # wait, warm-up, active, repeat
+    traces: tuple[str, ...]  # artifact names, one per repeat
+    detail: str | None = None  # artifact name of the detailed step
+    budget: Budget | None = None
+    memory: MemoryTimeline | None = None
+    updated_weights: int | None = None  # by each step; None: unknown, or none is updated
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement about a Run. `rule` is named for the fault, never for the cure."""
+
+    rule: str
+    claim: str
+    evidence: tuple[str, ...]
+    remedy: str
+    stake_ms: float | None = None  # milliseconds of the step that the fault takes
+    stake_bytes: int | None = None
+    why: str = ""  # why it costs, in one sentence
+    gain_ms: float | None = None  # milliseconds that the remedy is expected to give back
+
+
+RECORD_VERSION = 1
+Metric = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
+Status = Literal["ok", "oom", "unsupported", "timeout", "crashed", "failed"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement: what was asked, where, what was seen, and how it ended."""
+
+    id: str
+    spec: RunSpec
+    environment: Environment
+    status: Status = "ok"
+    reason: str = ""  # why the status is not ok, in one sentence
+    created: str = ""  # UTC, ISO 8601
+    command: tuple[str, ...] = ()
+    group: str = ""  # the sweep this Run is a cell of
+    clock: Clock | None = None
+    memory: Memory | None = None
+    work: Work | None = None
+    figures: Figures | None = None
+    compilation: Compilation | None = None
+    ran: Ran | None = None
+    counters: Counters | None = None
+    profile: Profile | None = None
+    parameters: int | None = None
+    losses: tuple[float, ...] = ()  # one per measured step
+    # What the workload says of one step beside its loss: numbers, vectors and matrices by name.
+    # Two names are understood: `load_LE` has the share of the assignments that each expert of a
+    # layer got, `dropped` the share of them that no expert took.
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what a reader of the numbers must know
+    findings: tuple[Finding, ...] = ()
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    artifacts: tuple[str, ...] = ()  # file names beside run.json
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens of one step over its median time."""
+        if self.clock is None or self.work is None or not self.clock.step.values:
+            return None
+        return self.work.tokens / self.clock.step.median * 1e3
+
+
+def new_run_id(spec: RunSpec) -> str:
+    """Return an id that sorts by time (microseconds), can be read, and does not collide."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    name = spec.workload.rsplit("/", 1)[-1].replace(":", "-").replace(".py", "")
+    safe = "".join(c for c in f"{name}-{spec.size}".strip("-") if c.isalnum() or c in "-_")[:40]
+    return f"{stamp}-{safe}-{secrets.token_hex(3)}"
+
+
+def now() -> str:
+    """Return the present moment in UTC, ISO 8601, whole seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def run_to_json(run: Run) -> str:
+    """Write a Run as JSON text with its record version in front."""
+    document = {"steplab_record": RECORD_VERSION, "run": encode(run)}
+    return json.dumps(document, indent=1, allow_nan=False)
+
+
+def run_from_json(text: str, where: str = "run.json") -> Run:
+    """Read a Run; a foreign, damaged or newer document is a UserError that says so."""
+    try:
+        document: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON ({error.msg}, line {error.lineno}).") from None
+    version = document.get("steplab_record") if isinstance(document, dict) else None
+    if not isinstance(version, int):
+        raise UserError(f"{where} is not a steplab Run.")
+    if version > RECORD_VERSION:
+        raise UserError(
+            f"{where} has record version {version}; this steplab reads up to {RECORD_VERSION}.",
+            "Upgrade steplab to read it.",
+        )
+    run: Run = decode(Run, document.get("run"), where)
+    return run

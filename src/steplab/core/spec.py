@@ -1,0 +1,187 @@
+"""What to run: Recipe, RunSpec (one measurement) and TrainSpec (one training run)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from steplab.core.codec import encode
+from steplab.core.errors import UserError
+
+Setting = str | int | float | bool
+Settings = Mapping[str, Setting]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings per technique: `{"precision": {"dtype": "bf16"}, "compile": {"scope": "blocks"}}`.
+
+    Holds only what was asked for; a technique fills in its own defaults. The order of the
+    techniques means nothing: each declares the stage at which it is applied.
+    """
+
+    techniques: Mapping[str, Settings] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """One line that `parse_recipe` reads back: `precision=bf16,compile=blocks`."""
+        words = []
+        for name in sorted(self.techniques):
+            for index, (key, value) in enumerate(self.techniques[name].items()):
+                # impl is keyed by op, so its first key is no more implied than its second.
+                short = index == 0 and name != "impl"
+                words.append(f"{name if short else f'{name}.{key}'}={_text(value)}")
+        return ",".join(words) or "plain"
+
+
+PLAIN = Recipe()
+
+
+def _text(value: Setting) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+Mode = Literal["infer", "forward", "forward+backward", "full"]
+MODES: tuple[str, ...] = get_args(Mode)
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One cell of a measurement. Frozen, JSON both ways, compared by `fingerprint`."""
+
+    workload: str  # the name of a built-in workload, or path/to/file.py:factory
+    config: Mapping[str, Any] = field(default_factory=dict)  # every field of the workload's config
+    size: str = ""  # the preset that `config` started from, for people
+    batch: int = 4  # sequences per micro-batch
+    accumulate: int = 1  # micro-batches per optimizer step
+    mode: Mode = "full"
+    recipe: Recipe = field(default_factory=Recipe)
+    device: str = "cpu"  # "cpu" or "cuda"
+    clip: float = 1.0  # largest gradient norm; 0 leaves gradients alone
+    warmup: int = 5  # untimed steps after compilation has settled
+    steps: int = 10  # timed steps
+    seed: int = 42
+    peak_tflops: float | None = None  # the user's own dense peak for MFU; None: the catalog's
+    source: str = ""  # hash of the file that a user's own workload came from
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "accumulate", "steps"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.warmup < 0 or self.clip < 0:
+            raise UserError("warmup and clip must not be negative.")
+        if not math.isfinite(self.clip):
+            raise UserError(f"clip must be a finite number, not {self.clip}.")
+        if self.peak_tflops is not None and not 0 < self.peak_tflops < math.inf:
+            raise UserError(f"The peak must be more than 0 TFLOP/s, not {self.peak_tflops}.")
+        if self.mode not in MODES:
+            raise UserError(f"mode is {self.mode!r}.", f"Known: {', '.join(MODES)}.")
+
+
+def fingerprint(spec: RunSpec) -> str:
+    """Return 16 hex digits that are equal exactly for equal specs, on any machine."""
+    text = json.dumps(encode(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def option(default: Any, help: str) -> Any:
+    """Declare a dataclass field with a default and one sentence of help."""
+    return field(default=default, metadata={"help": help})
+
+
+LARGEST_RATE = 100.0  # AdamW moves every weight by about the rate: beyond this it is a slip
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to train. Those marked * may change when a run is resumed; the others make the run."""
+
+    dataset_path: str = option(
+        "", "* file or folder of series or text; empty: generated or Python's own; a,b with --mix"
+    )
+    mix: str = option("", "shares in which the sets a,b of --dataset-path are drawn: 0.7,0.3")
+    val_path: str = option(
+        "", "* for validation; empty: generated or Python's own, none with own data"
+    )
+    ood_path: str = option("", "* series of another kind, for out-of-distribution validation")
+    from_checkpoint: str = option(
+        "", "take the weights and the model of a checkpoint or a Time-MoE folder; the rest is new"
+    )
+    normalize: Literal["series", "max", "none"] = option(
+        "series", "scale by each whole series' mean and deviation, by its largest value, or not"
+    )
+    seq_stride: int = option(0, "points between windows; 0: the window's length")
+    pack: bool = option(False, "several short series and tails in one window, each by itself")
+    batch_size: int = option(16, "windows per micro-batch")
+    accumulate: int = option(1, "micro-batches per step")
+    epochs: int = option(1, "* epochs")
+    steps_per_epoch: int = option(600, "* steps per epoch; 0 builds the model, says its size, ends")
+    lr: float = option(1e-3, "highest learning rate")
+    min_lr: float = option(5e-5, "learning rate at the end of the cosine")
+    warmup_steps: int = option(-1, "steps of linear warm-up; -1: a twentieth of the run")
+    clip: float = option(1.0, "largest gradient norm; 0 for none")
+    seed: int = option(42, "of weights, data order and generated series")
+    workers: int = option(2, "* threads that read windows ahead")
+    log_every: int = option(50, "* steps between lines")
+    validate_every: int = option(200, "* steps between validations; 0: at the end only")
+    validation_batches: int = option(8, "* batches per validation")
+    checkpoint_dir: str = option("checkpoints", "* folder of the checkpoints")
+    checkpoint_every: int = option(200, "* steps between checkpoints; 0: none at all")
+    keep_last: int = option(3, "* checkpoints to keep; 0 keeps all")
+    log_perf_metrics: bool = option(False, "* print FLOPs, MFU and device counters")
+    mfu_peak_tflops: float | None = option(None, "* dense peak to use for MFU")
+    profile: bool = option(False, "* record a Chrome trace of step 21")
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "accumulate", "epochs", "log_every", "workers"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.warmup_steps < -1:
+            raise UserError(f"warmup_steps must be -1 or more, not {self.warmup_steps}.")
+        counts = ("steps_per_epoch", "seq_stride", "validate_every")
+        for name in (*counts, "validation_batches", "checkpoint_every", "keep_last"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must not be negative, but is {getattr(self, name)}.")
+        if not 0 < self.lr <= LARGEST_RATE or not 0 <= self.min_lr <= self.lr:
+            raise UserError(
+                f"lr {self.lr} must lie between 0 and {LARGEST_RATE}, min_lr {self.min_lr} between "
+                "0 and lr."
+            )
+        if not 0 <= self.clip < math.inf:
+            raise UserError(f"clip must be 0 or a positive number, not {self.clip}.")
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.epochs * self.steps_per_epoch
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """Everything that decides a training run. Frozen, JSON both ways."""
+
+    workload: str
+    config: Mapping[str, Any]
+    size: str = ""
+    recipe: Recipe = field(default_factory=Recipe)
+    device: str = "cpu"
+    settings: TrainSettings = field(default_factory=TrainSettings)
+
+    def run_spec(self) -> RunSpec:
+        """Return the spec of one step of this run."""
+        return RunSpec(
+            self.workload,
+            self.config,
+            self.size,
+            batch=self.settings.batch_size,
+            accumulate=self.settings.accumulate,
+            recipe=self.recipe,
+            device=self.device,
+            clip=self.settings.clip,
+            seed=self.settings.seed,
+            peak_tflops=self.settings.mfu_peak_tflops,
+        )

@@ -1,0 +1,1 @@
+"""What an op has to do at least, by its arguments alone: FLOPs and bytes. No torch."""

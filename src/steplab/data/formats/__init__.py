@@ -1,0 +1,1 @@
+"""File formats of series, one file each."""

@@ -1,0 +1,126 @@
+"""What a set of series holds, and how full the windows cut from it are."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steplab.data.packing import pack_pieces, piece_lengths
+from steplab.data.series import CHUNK_POINTS, SeriesSet, chunks
+from steplab.data.windows import MIN_POINTS, full_windows
+
+
+@dataclass(frozen=True)
+class SeriesStats:
+    """Counts over all series. Lengths are in points."""
+
+    series: int
+    points: int
+    shortest: int
+    median: float
+    longest: int
+    missing: int  # points that are NaN or Inf
+    still: int  # points equal to the one before
+    steps: Mapping[str, int]  # series by their step in time, where times are known
+
+    @property
+    def missing_share(self) -> float:
+        """Of all points."""
+        return self.missing / max(self.points, 1)
+
+    @property
+    def flat_share(self) -> float:
+        """Of the points that have one before them; in a clean set at most a fifth."""
+        return self.still / max(self.points - self.series, 1)
+
+
+def series_stats(
+    series: SeriesSet,
+    advance: Callable[[int], None] = lambda points: None,
+    chunk: int = CHUNK_POINTS,
+) -> SeriesStats:
+    """Read every point once; `advance` is told how many were read."""
+    missing = still = 0
+    for index in range(len(series)):
+        last = np.empty(0, np.float32)
+        for points in chunks(series, index, chunk):
+            missing += int((~np.isfinite(points)).sum())
+            joined = np.concatenate([last, points])
+            still += int((joined[1:] == joined[:-1]).sum())
+            last = points[-1:]
+            advance(len(points))
+    lengths = series.lengths
+    return SeriesStats(
+        series=len(series),
+        points=int(lengths.sum()),
+        shortest=int(lengths.min()),
+        median=float(np.median(lengths)),
+        longest=int(lengths.max()),
+        missing=missing,
+        still=still,
+        steps=count_time_steps(series),
+    )
+
+
+def count_time_steps(series: SeriesSet) -> dict[str, int]:
+    """Return how many series have which step in time; empty where the format has no times."""
+    found = Counter(getattr(series, "steps", {}))
+    for member in getattr(series, "members", ()):
+        found.update(count_time_steps(member))
+    return dict(found.most_common())
+
+
+def bytes_on_disk(path: Path) -> int:
+    """Return the size of a file, or of all files in a folder that is not hidden."""
+    if path.is_file():
+        return path.stat().st_size
+    total = 0
+    for where, folders, files in os.walk(path, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        total += sum(Path(where, name).stat().st_size for name in files)
+    return total
+
+
+@dataclass(frozen=True)
+class WindowStats:
+    """What becomes of the points of a set of series."""
+
+    windows: int
+    padding: float  # share of the windows' points that belong to no series
+    unused: float  # share of the series' points that are in no window
+
+    def __str__(self) -> str:
+        return f"windows={self.windows:,} padding={self.padding:.1%} unused={self.unused:.1%}"
+
+
+def window_stats(
+    lengths: NDArray[np.int64], length: int, stride: int, patch_length: int, packed: bool
+) -> WindowStats:
+    """Return how full the windows are: those of `PackedWindows`, or of `Windows`.
+
+    `length` is in points; points between windows with a larger stride are unused.
+    """
+    full = full_windows(lengths, length, stride)
+    seen = np.where(full > 0, (full - 1) * min(stride, length) + length, 0)
+    if packed:
+        pieces = piece_lengths(lengths, length, stride)
+        overlap = np.where(full > 0, max(0, length - stride), 0)
+        groups = pack_pieces(np.bincount(pieces), length, patch_length)
+        more = sum(group.windows for group in groups)
+    else:
+        pieces = np.where((full > 0) | (lengths < MIN_POINTS), 0, lengths)
+        overlap = np.zeros_like(pieces)
+        more = int((pieces > 0).sum())
+    seen = seen + np.where(pieces > 0, pieces - overlap, 0)
+    windows = int(full.sum()) + more
+    inside = int(full.sum()) * length + int(pieces.sum())
+    room, total = windows * length, int(lengths.sum())
+    return WindowStats(
+        windows, 1 - inside / room if room else 0.0, 1 - int(seen.sum()) / total if total else 0.0
+    )

@@ -1,1 +1,0 @@
-"""Makes steps and runs them."""

@@ -1,1 +1,0 @@
-"""The gate: numerics before speed. What cannot be verified has not passed."""

@@ -1,1 +1,0 @@
-"""Capture a call once as a CUDA graph, replay it ever after."""

@@ -1,5 +1,0 @@
-"""The Meter: for people with a training loop of their own."""
-
-from steplab.engine.meter.meter import Meter
-
-__all__ = ["Meter"]

@@ -1,0 +1,160 @@
+"""Case: what the rules look at. A Run, a trace, or both."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steplab.core import Run, RunSpec
+from steplab.core.memory import MemoryTimeline
+from steplab.core.spec import Recipe
+from steplab.findings.rows import Rows
+from steplab.hardware.catalog import Card, find_card
+from steplab.store import Store
+from steplab.trace.analysis import Analysis
+from steplab.trace.analyze import analyze, analyze_run
+from steplab.trace.events import Ints, Trace
+from steplab.trace.load import load_trace
+
+
+@dataclass(frozen=True)
+class Case:
+    """Every part may be missing; a rule that needs it then says nothing."""
+
+    run: Run | None = None
+    analysis: Analysis | None = None
+    others: tuple[Run, ...] = ()  # the same step on the same machine, with another recipe
+
+    @cached_property
+    def step_ms(self) -> float:
+        """Median of the timed steps, else of the profiled ones; NaN when neither is known."""
+        if self.run is not None and self.run.clock is not None and self.run.clock.step.values:
+            return self.run.clock.step.median
+        if self.analysis is not None and self.analysis.budget.steps:
+            return self.analysis.budget.typical.wall_ms
+        return math.nan
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the trace has a GPU's work."""
+        return self.analysis is not None and self.analysis.budget.on_device
+
+    @cached_property
+    def rows(self) -> Rows | None:
+        """The work of the trace; None without a trace.
+
+        On a CPU the profiler slows every operator, so the times are scaled to the timed step;
+        kernels of a GPU take as long as ever.
+        """
+        if self.analysis is None or not self.analysis.budget.steps:
+            return None
+        profiled = self.analysis.budget.typical.wall_ms
+        scale = 1.0 if self.on_device or not profiled else min(1.0, self.step_ms / profiled)
+        return Rows(self.analysis, scale)
+
+    def term_ms(self, term: str) -> float:
+        """Milliseconds of a term of the budget, median of the profiled steps; 0 without one."""
+        steps = self.analysis.budget.steps if self.analysis is not None else ()
+        return statistics.median([step.terms.get(term, 0.0) for step in steps] or [0.0])
+
+    @cached_property
+    def starved_ms(self) -> float:
+        """Idle time of a device for want of launches, a step.
+
+        The budget's term, less the profiler's own cost and what synchronising caused.
+        """
+        if self.analysis is None:
+            return 0.0
+        steps, syncs = self.analysis.windows, self.analysis.syncs
+        slowed = self.analysis.budget.typical.wall_ms - self.step_ms
+        after_syncs = float(syncs.idle[syncs.step >= 0].sum()) / 1e6 / max(len(steps), 1)
+        caused = max(0.0, after_syncs - self.term_ms("synchronization"))
+        return self.term_ms("launch") - max(0.0, slowed) - caused
+
+    @cached_property
+    def card(self) -> Card | None:
+        """The GPU that did the work, when the catalog knows it."""
+        if self.run is not None and self.run.spec.device == "cuda":
+            return find_card(self.run.environment.device_name)
+        return find_card(str(self._device_properties.get("name", "")))
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Memory of the device that the step ran on."""
+        if self.run is None:
+            total = self._device_properties.get("totalGlobalMem")
+            return int(total) if isinstance(total, (int, float)) else None
+        if self.run.spec.device == "cuda":
+            return self.run.memory.total if self.run.memory else None
+        return self.run.environment.memory_bytes
+
+    @property
+    def timeline(self) -> MemoryTimeline | None:
+        """Who held how much memory over one step."""
+        return self.run.profile.memory if self.run is not None and self.run.profile else None
+
+    @property
+    def _device_properties(self) -> Mapping[str, Any]:
+        listed = self.analysis.trace.properties.get("deviceProperties") if self.analysis else None
+        return listed[0] if isinstance(listed, list) and listed else {}
+
+
+def case_of_run(run: Run, store: Store | None = None) -> Case:
+    """Return the case of a Run, with its traces where they lie in the store."""
+    store = store or Store()
+    return Case(run, analyze_run(run, store.runs / run.id), _others(run, store))
+
+
+def case_of_trace(path: Path) -> Case:
+    """Return the case of a trace file of any origin."""
+    return Case(analysis=analyze(load_trace(path)))
+
+
+def _others(run: Run, store: Store) -> tuple[Run, ...]:
+    """Runs of the same step on the same machine that were measured with another recipe."""
+    if not run.spec.recipe.techniques:
+        return ()
+    asked, device = _without_recipe(run.spec), run.environment.device_name
+    return tuple(
+        other
+        for _, other in store.all()
+        if isinstance(other, Run)
+        and other.id != run.id
+        and other.clock is not None
+        and other.environment.device_name == device
+        and _without_recipe(other.spec) == asked
+    )
+
+
+def _without_recipe(spec: RunSpec) -> RunSpec:
+    """The spec without what does not change the work: recipe, number of steps, peak."""
+    return replace(spec, recipe=Recipe(), steps=1, warmup=0, peak_tflops=None)
+
+
+CAPTURE_BEGIN, CAPTURE_END = "StreamBeginCapture", "GraphInstantiate"
+
+
+def capture_ms(case: Case) -> tuple[float, ...]:
+    """Return the ms of the host from each capture's beginning to its instantiation."""
+    if case.analysis is None or not case.on_device:
+        return ()
+    calls = case.analysis.trace.calls
+    starts = calls.start[_calls(case.analysis.trace, CAPTURE_BEGIN)]
+    spent = []
+    for row in _calls(case.analysis.trace, CAPTURE_END):
+        before = starts[starts <= calls.start[row]]
+        began = before[-1] if len(before) else calls.start[row]
+        spent.append(float(calls.end[row] - began) / 1e6)
+    return tuple(spent)
+
+
+def _calls(trace: Trace, part: str) -> Ints:
+    named = np.array([part in text for text in trace.texts], dtype=bool)
+    return np.flatnonzero(named[trace.calls.name])

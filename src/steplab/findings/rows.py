@@ -1,0 +1,168 @@
+"""Rows: the work of a trace, asked by name, category, line and shape.
+
+Times are ms per step, the median over the profiled steps: on a busy machine a single operator
+can be held up for longer than the whole step takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steplab.core import units
+from steplab.costs.op_call import Call, read_call
+from steplab.trace.analysis import UNATTRIBUTED, Analysis, Floats
+from steplab.trace.events import Codes, Ints, Trace
+
+Mask = NDArray[np.bool_]
+CallTest = Callable[[Call], bool]
+
+
+@dataclass(frozen=True)
+class LabelTotal:
+    """Rows that share a label."""
+
+    label: str
+    ms: float  # per step
+    count: float  # per step
+
+
+class Rows:
+    """`scale` turns profiled milliseconds into unprofiled ones, where the profiler slows all."""
+
+    def __init__(self, analysis: Analysis, scale: float = 1.0) -> None:
+        self.analysis = analysis
+        self.work = analysis.work
+        self.scale = scale
+        self.steps = max(len(analysis.windows), 1)
+        self.inside: Mask = analysis.work.step >= 0
+        numbers = np.array(sorted(window.number for window in analysis.windows), dtype=np.int64)
+        self._step = np.searchsorted(numbers, analysis.work.step)  # 0, 1, ... of rows inside
+
+    def labeled(self, column: str, test: Callable[[str], bool]) -> Mask:
+        """Rows inside a step whose text in `column` ("name", "op", "line", ...) passes `test`."""
+        passes = np.array([test(label) for label in self.work.labels], dtype=bool)
+        mask: Mask = passes[getattr(self.work, column)] & self.inside
+        return mask
+
+    def category(self, *names: str) -> Mask:
+        """Rows inside a step that are of one of these categories."""
+        return self.labeled("category", lambda label: label in names)
+
+    def called(self, test: CallTest) -> Mask:
+        """Rows inside a step whose operator's call passes `test`."""
+        passes = np.array([test(call) for call in self.calls], dtype=bool)
+        mask: Mask = passes[self.call] & self.inside
+        return mask
+
+    def ms(self, mask: Mask) -> float:
+        """Milliseconds per step of the rows in `mask`."""
+        return float(self._ms_by(np.zeros(len(self.work), np.int64), mask, 1)[0])
+
+    def count(self, mask: Mask) -> float:
+        """Rows per step in `mask`."""
+        return float(mask.sum()) / self.steps
+
+    def groups(self, column: str, mask: Mask, most: int = 3) -> list[LabelTotal]:
+        """The labels of `column` that hold most of the time in `mask`."""
+        codes: Codes = getattr(self.work, column)
+        spent = self._ms_by(codes, mask, len(self.work.labels))
+        counts = np.bincount(codes[mask], minlength=len(spent)) / self.steps
+        first = np.argsort(-spent, kind="stable")
+        found = [LabelTotal(self.work.labels[i], float(spent[i]), float(counts[i])) for i in first]
+        return [group for group in found if group.count][:most]
+
+    def _ms_by(self, codes: Codes | Ints, mask: Mask, size: int) -> Floats:
+        """Milliseconds per step of each code, 0 to `size`, over the rows in `mask`."""
+        chosen = mask & self.inside
+        cells = codes[chosen].astype(np.int64) * self.steps + self._step[chosen]
+        spent = np.bincount(cells, self.work.duration[chosen], size * self.steps)
+        median: Floats = np.median(spent.reshape(size, self.steps), axis=1) / 1e6 * self.scale
+        return median
+
+    def within(self, test: CallTest) -> Mask:
+        """Rows that were launched inside an operator whose call passes `test`."""
+        spans = np.array([test(call) for call in self._op_calls[1]], dtype=bool)
+        chosen = np.flatnonzero(spans[self._op_calls[0]])
+        mask: Mask = np.zeros(len(self.work), dtype=bool)
+        has_op = (self.work.op_row >= 0) & self.inside
+        rows = self.work.op_row[has_op]
+        found = np.zeros(len(rows), dtype=bool)
+        ops = self.source.ops
+        for thread in np.unique(ops.thread[chosen]):
+            outer = chosen[ops.thread[chosen] == thread]
+            last = np.searchsorted(ops.start[outer], ops.start[rows], side="right") - 1
+            # Of nested operators that pass, the last to start may have ended: carry the end on.
+            ends = np.maximum.accumulate(ops.end[outer])
+            found |= (last >= 0) & (ops.start[rows] < ends[last]) & (ops.thread[rows] == thread)
+        mask[has_op] = found
+        return mask
+
+    @property
+    def source(self) -> Trace:
+        """The trace that `op_row` counts in."""
+        return self.analysis.detail or self.analysis.trace
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """Every distinct call; the last one stands for rows without an operator."""
+        return [*self._op_calls[1], Call("", (), (), ())]
+
+    @cached_property
+    def call(self) -> Ints:
+        """Number of each row's call in `calls`."""
+        numbers = np.append(self._op_calls[0], len(self._op_calls[1]))
+        chosen: Ints = numbers[self.work.op_row]
+        return chosen
+
+    @cached_property
+    def _op_calls(self) -> tuple[Ints, list[Call]]:
+        ops = self.source.ops
+        number: Ints = ops.name.astype(np.int64)
+        for column in (ops.shapes, ops.strides, ops.dtypes, ops.values):
+            pair = number * (len(self.source.texts) + 1) + (column + 1)
+            number = np.unique(pair, return_inverse=True)[1].astype(np.int64)
+        _, examples, number = np.unique(number, return_index=True, return_inverse=True)
+        return number.astype(np.int64), [_read(self.source, int(row)) for row in examples]
+
+
+def _read(trace: Trace, row: int) -> Call:
+    ops, name = trace.ops, trace.text(int(trace.ops.name[row]))
+    found = read_call(
+        name,
+        shapes=trace.text(int(ops.shapes[row])),
+        strides=trace.text(int(ops.strides[row])),
+        dtypes=trace.text(int(ops.dtypes[row])),
+        values=trace.text(int(ops.values[row])),
+    )
+    return found or Call(name, (), (), ())
+
+
+def hot_lines(rows: Rows, mask: Mask, most: int = 3) -> tuple[str, ...]:
+    """Name the lines that hold most of the time; the modules or operators where none is known."""
+    for column in ("line", "module", "op", "name"):
+        groups = rows.groups(column, mask, most + 1)
+        known = [group for group in groups if group.label != UNATTRIBUTED]
+        if known:
+            return tuple(
+                f"{group.label}: {group.count:.3g} a step, {units.milliseconds(group.ms)}"
+                for group in known[:most]
+            )
+    return ()
+
+
+FLOATS = ("float", "c10::BFloat16", "c10::Half")
+
+
+def is_cast(call: Call) -> bool:
+    """Whether a call copies from one floating-point dtype into another."""
+    if call.name != "aten::copy_":
+        return False
+    into, source = call.tensor(0), call.tensor(1)
+    if into is None or source is None or into.dtype == source.dtype:
+        return False
+    return into.dtype in FLOATS and source.dtype in FLOATS

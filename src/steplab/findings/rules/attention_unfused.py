@@ -1,0 +1,138 @@
+"""Attention stores its whole score matrix, or runs the slow one of the fused kernels.
+
+What it sees: a batched product of queries and keys, a softmax over its result, and everything
+else that touches tensors of that size; or the memory-efficient kernel on 16-bit inputs, on a card
+that has flash and cuDNN.
+Why it costs: scores are queries x keys per head; writing, scaling, masking and normalising them
+moves them through memory many times. Fused kernels never store them; the memory-efficient one
+takes 3.3 times cuDNN's time with a mask, whose forbidden half it computes too.
+Remedy: `F.scaled_dot_product_attention` with 16-bit inputs and is_causal instead of a mask.
+When it is wrong: very short sequences, scores that the model itself needs, or a mask that is not
+the causal one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from steplab.core import Finding, units
+from steplab.costs.op_call import Call
+from steplab.findings.case import Case
+from steplab.findings.products import numbered, products
+from steplab.findings.rows import Rows, hot_lines
+
+SHORTEST = 32  # queries or keys
+LARGEST_HEAD = 256  # of the fused kernels
+MATH = "aten::_scaled_dot_product_attention_math"
+EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
+ENTRY = "aten::scaled_dot_product_attention"
+HALF_KERNEL = re.compile(r"\bfmha_cutlass[FB]_b?f16_")
+# B16 H12 T4096 D64 causal on an H200, forward and backward: 3.55 + 8.32 ms with a dense mask,
+# 0.93 + 2.65 by cuDNN, which impl.attention=auto takes.
+EFFICIENT_BY_CUDNN = 3.3
+REMEDY = "F.scaled_dot_product_attention(q, k, v, is_causal=True), or impl.attention=auto"
+
+
+def check(case: Case) -> Finding | None:
+    """Look for stored scores, then for the slow kernel."""
+    return _stored_scores(case) or _slow_kernel(case)
+
+
+def _stored_scores(case: Case) -> Finding | None:
+    """Add up all but the products that touch score matrices."""
+    rows = case.rows
+    sizes = _score_sizes(rows) if rows is not None else set()
+    if rows is None or not sizes:
+        return None
+    touching = rows.called(lambda call: any(t and t.numel in sizes for t in call.tensors))
+    multiplied = numbered(rows, set(products(rows)))
+    spent, moved = rows.ms(touching), rows.ms(touching & ~multiplied)
+    return Finding(
+        rule="attention_unfused",
+        claim=f"attention stores its scores: {units.milliseconds(spent)} around them",
+        evidence=(_reason(case, rows, "math", MATH), *hot_lines(rows, touching)),
+        remedy=REMEDY,
+        stake_ms=spent,
+        why=f"{units.milliseconds(moved)} go into moving scores that a fused kernel never stores",
+        gain_ms=moved,
+    )
+
+
+def _slow_kernel(case: Case) -> Finding | None:
+    """Add up the memory-efficient kernel's time on 16-bit inputs; flash came with bf16 units."""
+    rows = case.rows
+    if rows is None or case.card is None or case.card.peak("bf16") is None:
+        return None
+    slow = rows.labeled("name", lambda name: HALF_KERNEL.search(name) is not None)
+    slow &= ~rows.called(_too_wide)
+    if not slow.any():
+        return None
+    spent = rows.ms(slow)
+    return Finding(
+        rule="attention_unfused",
+        claim=f"attention runs the memory-efficient kernel for {units.milliseconds(spent)}",
+        evidence=(_reason(case, rows, "memory-efficient", EFFICIENT), *hot_lines(rows, slow)),
+        remedy=REMEDY,
+        stake_ms=spent,
+        why=f"with a mask it takes {EFFICIENT_BY_CUDNN} times cuDNN's time, which takes none",
+        gain_ms=spent * (1 - 1 / EFFICIENT_BY_CUDNN),
+    )
+
+
+def _too_wide(call: Call) -> bool:
+    """Whether the heads are wider than flash and cuDNN take."""
+    first = call.tensor(0)
+    return first is not None and first.dims[-1:] > (LARGEST_HEAD,)
+
+
+def _score_sizes(rows: Rows) -> set[int]:
+    """Elements of those results of batched products that a softmax takes."""
+    softmax = {
+        tensor.numel
+        for call in rows.calls
+        if "softmax" in call.name and "log_softmax" not in call.name
+        for tensor in call.tensors
+        if tensor is not None
+    }
+    results = {
+        one.batch * one.m * one.n
+        for one in products(rows).values()
+        if len(one.left.dims) == 3 and min(one.m, one.n) >= SHORTEST
+    }
+    return softmax & results
+
+
+def _reason(case: Case, rows: Rows, path: str, op: str) -> str:
+    """Why no fast kernel ran, as far as the trace tells; `op` is torch's path that may have."""
+    recipe = case.run.spec.recipe.techniques if case.run else {}
+    asked = recipe.get("impl", {}).get("attention")
+    if asked in ("math", "reference", "efficient", "dense_mask"):
+        return f"the recipe asks for impl.attention={asked}"
+    if not rows.within(lambda call: call.name == op).any():
+        return "by hand or by another library: F.scaled_dot_product_attention is not called"
+    named = {name: [call for call in rows.calls if call.name == name] for name in (ENTRY, op)}
+    refusals = (_refusal(call, case.on_device) for call in named[ENTRY] or named[op])
+    reasons = dict.fromkeys(reason for reason in refusals if reason)
+    return f"torch took its {path} path: {', '.join(reasons) or 'no reason in the trace'}"
+
+
+def _refusal(call: Call, on_device: bool) -> str:
+    """Why the fused kernels refuse these inputs; "" when shapes and dtypes do not tell."""
+    query, mask = call.tensor(0), call.tensor(3)
+    if query is None:
+        return ""
+    if query.dtype == "double":
+        return "no fused kernel takes fp64"
+    if query.dims[-1] > LARGEST_HEAD:
+        return f"heads are {query.dims[-1]} wide, fused kernels take up to {LARGEST_HEAD}"
+    if query.dims[-1] % 8:
+        return f"heads are {query.dims[-1]} wide, which is no multiple of 8"
+    dropout = call.values[4] if len(call.values) > 4 else ""
+    if not on_device and dropout and float(dropout) > 0:
+        return f"the CPU's fused kernel has no dropout, and p is {float(dropout):g}"
+    if mask is not None:
+        return f"a mask of {'x'.join(map(str, mask.dims))} is given"
+    return ""
+
+
+RULE = check

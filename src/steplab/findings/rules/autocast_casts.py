@@ -1,0 +1,66 @@
+"""Tensors change their dtype back and forth, or meet a norm of another dtype.
+
+What it sees: copies between fp32 and a 16-bit dtype; norms whose input and weight differ in
+dtype and which torch therefore computes step by step.
+Why it costs: a cast reads and writes the whole tensor and computes nothing; a norm of mixed
+dtypes takes five kernels instead of one.
+Remedy: keep the residual stream in the norms' dtype, drop explicit casts, or compile.
+When it is wrong: autocast casts every weight and its gradient once per step, which is 3 to 6 %
+of a small eager step; only more than 10 % is told.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.costs.op_call import Call
+from steplab.findings.case import Case
+from steplab.findings.rows import FLOATS, Mask, Rows, hot_lines, is_cast
+from steplab.trace.analysis import UNATTRIBUTED
+
+SHARE = 0.10
+# Square, scale and weigh move the tensor three times; fused it moves once.
+UNFUSED = 2 / 3
+NORMS = ("aten::rms_norm", "aten::layer_norm")
+
+
+def check(case: Case) -> Finding | None:
+    """Add up the casts and the norms of mixed dtypes."""
+    rows = case.rows
+    if rows is None:
+        return None
+    casts, norms = rows.called(is_cast), _mixed_norms(rows)
+    both = casts | norms
+    spent = rows.ms(both)
+    if not spent > SHARE * case.step_ms:
+        return None
+    evidence = [f"{rows.count(casts):.0f} casts a step, {units.milliseconds(rows.ms(casts))}"]
+    if norms.any():
+        evidence.append(f"norms of mixed dtypes: {units.milliseconds(rows.ms(norms & ~casts))}")
+    return Finding(
+        rule="autocast_casts",
+        claim=f"changes of dtype take {units.milliseconds(spent)} a step",
+        evidence=(*evidence, *hot_lines(rows, both)),
+        remedy="keep the stream in one dtype and norm weights in that dtype, or compile=blocks",
+        stake_ms=spent,
+        why="a cast reads and writes a whole tensor and computes nothing",
+        gain_ms=rows.ms(casts) + UNFUSED * rows.ms(norms & ~casts),
+    )
+
+
+def _mixed_norms(rows: Rows) -> Mask:
+    """Rows of norms whose weight has another dtype, of their backward where modules are known."""
+    mixed = rows.within(_is_mixed_norm)
+    modules = {g.label for g in rows.groups("module", mixed, most=1000)} - {UNATTRIBUTED}
+    # Where the norm has no module of its own, its whole surroundings would be counted.
+    own = {name for name in modules if "norm" in name.lower()}
+    return mixed | rows.labeled("module", lambda label: label in own)
+
+
+def _is_mixed_norm(call: Call) -> bool:
+    if call.name not in NORMS:
+        return False
+    dtypes = {tensor.dtype for tensor in call.tensors if tensor is not None}
+    return len(dtypes.intersection(FLOATS)) > 1
+
+
+RULE = check

@@ -1,0 +1,70 @@
+"""Tensors are copied without being changed.
+
+What it sees: copies inside the device (`contiguous`, `clone`, `reshape` of a transposed tensor)
+and copies between host and device that nothing hides.
+Why it costs: a copy reads and writes the whole tensor and computes nothing.
+Remedy: order dimensions so that no copy is needed, use views; pin memory for host copies.
+When it is wrong: a copy that makes the products after it quicker than they would be without.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.costs.op_call import Call
+from steplab.findings.case import Case
+from steplab.findings.products import FACTORS
+from steplab.findings.rows import Mask, Rows, hot_lines, is_cast
+
+# Eager attention and its backward copy transposed heads: 2 to 4 % of a decoder's step.
+SHARE = 0.05
+
+
+def check(case: Case) -> Finding | None:
+    """Add up what only moves tensors."""
+    rows = case.rows
+    if rows is None:
+        return None
+    # Copies by the copy engine count where nothing hides them: they are a term of the budget.
+    engine = rows.labeled("name", lambda label: label.startswith("Memcpy"))
+    # On a CPU a product copies its bias into the result; that is part of the product.
+    own = rows.within(lambda call: call.name in FACTORS)
+    # Backward copies in order are autograd's own: the gradient of a square, the first of a sum.
+    backward = rows.labeled("phase", lambda label: label == "backward")
+    own |= backward & ~rows.called(_reorders)
+    moved = rows.category("copy") & ~rows.called(is_cast) & ~own & ~engine
+    within, alone = rows.ms(moved), case.term_ms("copies")
+    if not within + alone > SHARE * case.step_ms:
+        return None
+    groups = rows.groups("name", engine, 2) if alone > within else []
+    evidence = [f"{g.label}: {g.count:.3g} a step, {units.milliseconds(g.ms)}" for g in groups]
+    evidence += [*hot_lines(rows, engine if alone > within else moved), *_layouts(rows, moved)]
+    return Finding(
+        rule="copies",
+        claim=f"copies take {units.milliseconds(within + alone)} a step",
+        evidence=tuple(evidence),
+        remedy="use views and an order of dimensions that needs no copy; pin memory for the host",
+        stake_ms=within + alone,
+        why="a copy reads and writes a whole tensor and computes nothing",
+        gain_ms=within + alone,
+    )
+
+
+def _layouts(rows: Rows, moved: Mask) -> list[str]:
+    """Name the copies of tensors whose memory is not in order."""
+    strided = moved & rows.called(_reorders)
+    if not strided.any():
+        return []
+    count, ms = rows.count(strided), units.milliseconds(rows.ms(strided))
+    return [f"{count:.3g} of them a step bring a transposed tensor into order, {ms}"]
+
+
+def _reorders(call: Call) -> bool:
+    """Whether a call copies out of a tensor whose dimensions are not in the order of memory."""
+    source = call.tensor(1) if call.name == "aten::copy_" else call.tensor(0)
+    if source is None or not source.strides:
+        return False
+    steps = [step for size, step in zip(source.dims, source.strides, strict=False) if size > 1]
+    return 0 not in steps and steps != sorted(steps, reverse=True)
+
+
+RULE = check

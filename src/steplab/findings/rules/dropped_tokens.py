@@ -1,0 +1,56 @@
+"""The experts have room for fewer rows than the router gives out.
+
+What it sees: the share of dropped assignments that the step reported (`dropped`); without one, a
+routing by top-k, and batched products over the experts with fewer rows.
+Why it costs: what does not fit is dropped; those tokens skip the layer and learn nothing from it.
+Remedy: a larger capacity factor, a balanced router, or dropless dispatch.
+When it is wrong: drops that come from imbalance alone are not in the shapes; a step that reports
+nothing hides them.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.findings.experts import dropped_share, expert_capacities, routing
+
+# A capacity that is chosen on purpose drops some when the router wavers.
+FEW = 0.01
+
+
+def check(case: Case) -> Finding | None:
+    """Ask the step for its drops, else compare the experts' room with the assignments."""
+    reported = dropped_share(case)
+    if reported is None:
+        return _by_shapes(case)
+    if not reported > FEW:
+        return None
+    return _dropped(units.percent(reported), ("as the step itself reported",))
+
+
+def _by_shapes(case: Case) -> Finding | None:
+    routed = routing(case.rows) if case.rows is not None else None
+    if case.rows is None or routed is None:
+        return None
+    room = max(expert_capacities(case.rows, routed).values(), default=0) * routed.experts
+    if not room or room >= routed.assignments:
+        return None
+    evidence = (
+        f"{routed.tokens:,} tokens x {routed.k} = {routed.assignments:,} rows are given out",
+        f"{routed.experts} experts have room for {room:,}",
+    )
+    return _dropped(f"at least {units.percent(1 - room / routed.assignments)}", evidence)
+
+
+def _dropped(share: str, evidence: tuple[str, ...]) -> Finding:
+    return Finding(
+        rule="dropped_tokens",
+        claim=f"{share} of the assignments are dropped",
+        evidence=evidence,
+        remedy="raise the capacity factor, balance the router, or impl.experts=grouped",
+        stake_ms=0.0,
+        why="a dropped token skips the layer; it costs no time, but the model learns less",
+    )
+
+
+RULE = check

@@ -1,0 +1,101 @@
+"""Some experts get far more tokens than others, and all are padded to the busiest.
+
+What it sees: a routing by top-k, and batched products over the experts with more rows than
+tokens were given out; or, without padding, very unequal shares of the experts, as the step
+reported them (`load_LE`) or as the sizes of their products show.
+Why it costs: rows of padding are multiplied like any other.
+Remedy: a balancing loss or bias on the router; dropless dispatch (`impl.experts=grouped`).
+When it is wrong: a capacity factor up to 1.5 that was chosen on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.findings.experts import (
+    Routing,
+    expert_capacities,
+    expert_loops,
+    reported_loads,
+    routing,
+)
+from steplab.findings.products import numbered, products
+from steplab.findings.rows import Rows
+
+LARGEST_FACTOR = 1.5  # padded rows over assigned ones
+UNEQUAL = 3.0  # the busiest expert over the mean
+
+
+def check(case: Case) -> Finding | None:
+    """Compare padded rows with assigned ones, else the busiest expert with the mean."""
+    routed = routing(case.rows) if case.rows is not None else None
+    padded = _padded(case.rows, routed) if case.rows is not None and routed else None
+    if padded is not None or reported_loads(case):
+        return padded or _unequal_loads(reported_loads(case))
+    return _unequal_products(case.rows) if case.rows is not None else None
+
+
+def _padded(rows: Rows, routed: Routing) -> Finding | None:
+    capacity = max(expert_capacities(rows, routed).values(), default=0)
+    padded = capacity * routed.experts
+    if padded < LARGEST_FACTOR * routed.assignments:
+        return None
+    # A weight's gradient sums over the rows of an expert: there they are k.
+    over = {
+        number
+        for number, one in products(rows).items()
+        if one.batch == routed.experts and capacity in (one.m, one.k)
+    }
+    mask = numbered(rows, over)
+    spent, wasted = rows.ms(mask), 1 - routed.assignments / padded
+    return Finding(
+        rule="expert_imbalance",
+        claim=f"{units.percent(wasted)} of the experts' rows are padding",
+        evidence=(
+            f"{routed.tokens:,} tokens x {routed.k} = {routed.assignments:,} rows are needed",
+            f"{routed.experts} experts x {capacity:,} = {padded:,} rows are multiplied",
+        ),
+        remedy="balance the router (loss or bias), or dispatch without padding",
+        stake_ms=spent,
+        why="all experts are padded to the busiest one, and padding is multiplied too",
+        gain_ms=spent * wasted,
+    )
+
+
+def _unequal_loads(loads_LE: Sequence[Sequence[float]]) -> Finding | None:
+    """Judge the shares that the step reported; the layer with the busiest expert counts."""
+    busiest = [max(load_E) * len(load_E) / sum(load_E) for load_E in loads_LE]
+    times, layer = max(zip(busiest, range(len(loads_LE)), strict=True))
+    idle = sum(not share for share in loads_LE[layer])
+    seen = f"layer {layer}: {units.percent(max(loads_LE[layer]))} of the assignments to one"
+    seen += f" of {len(loads_LE[layer])} experts"
+    return _unequal(times, f"{seen}, none to {idle}" if idle else seen)
+
+
+def _unequal_products(rows: Rows) -> Finding | None:
+    """Judge the sizes of the products of single experts."""
+    worst = max(expert_loops(rows), key=lambda place: max(place.sizes), default=None)
+    if worst is None:
+        return None
+    mean = sum(worst.sizes) / len(worst.sizes)
+    seen = f"{worst.name}: {max(worst.sizes)} rows, {mean:.0f} on average"
+    return _unequal(max(worst.sizes) / mean, seen)
+
+
+def _unequal(times: float, seen: str) -> Finding | None:
+    """On one device unequal experts cost no time of their own, so this stays a note."""
+    if times < UNEQUAL:
+        return None
+    return Finding(
+        rule="expert_imbalance",
+        claim=f"the busiest expert gets {times:.1f} times the mean",
+        evidence=(seen,),
+        remedy="balance the router (loss or bias)",
+        stake_ms=0.0,
+        why="experts that get no tokens learn nothing",
+    )
+
+
+RULE = check

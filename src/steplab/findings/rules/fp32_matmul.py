@@ -1,0 +1,42 @@
+"""Matrix products run on the ordinary fp32 units of a card that has tensor cores.
+
+What it sees: kernels of fp32 products (SIMT) on a card with a tf32 or fp16 peak.
+Why it costs: the fp32 units of an H200 reach 67 TFLOP/s, its tensor cores 495 in tf32.
+Remedy: `precision=bf16`, or `precision=tf32` where the inputs must stay fp32.
+When it is wrong: a product that needs all 24 bits (an fp32 router is small and stays a note).
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.findings.rows import hot_lines
+from steplab.trace.kernel_table import short_kernel_name
+
+
+def check(case: Case) -> Finding | None:
+    """Add up the time of fp32 products."""
+    rows, card = case.rows, case.card
+    if rows is None or not case.on_device or card is None:
+        return None
+    slow, quick = card.peak("fp32"), card.peak("tf32") or card.peak("fp16")
+    mask = rows.category("matmul fp32 simt")
+    if slow is None or quick is None or quick <= slow or not mask.any():
+        return None
+    spent = rows.ms(mask)
+    kernels = [
+        f"{short_kernel_name(g.label)}: {g.count:.0f}, {units.milliseconds(g.ms)}"
+        for g in rows.groups("name", mask)
+    ]
+    return Finding(
+        rule="fp32_matmul",
+        claim=f"{rows.count(mask):.0f} fp32 products a step take {units.milliseconds(spent)}",
+        evidence=(*kernels, *hot_lines(rows, mask, 2)),
+        remedy="precision=bf16, or precision=tf32",
+        stake_ms=spent,
+        why=f"the {card.name} multiplies at {quick:g} TFLOP/s with tensor cores, {slow:g} without",
+        gain_ms=spent * (1 - slow / quick),
+    )
+
+
+RULE = check

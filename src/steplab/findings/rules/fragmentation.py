@@ -1,0 +1,37 @@
+"""The allocator holds memory that it cannot give out.
+
+What it sees: at the peak, more than 15 % of the memory taken from the driver is free, and the
+largest free block is less than half of that.
+Why it costs: an allocation fails although the sum of the free blocks would do.
+Remedy: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or sizes that do not vary.
+When it is wrong: memory kept from an earlier, larger phase, which later requests will use.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+
+SHARE = 0.15
+
+
+def check(case: Case) -> Finding | None:
+    """Compare reserved with allocated bytes at the peak."""
+    timeline = case.timeline
+    if timeline is None or timeline.reserved_bytes is None or timeline.largest_free_block is None:
+        return None
+    free = timeline.reserved_bytes - timeline.peak_bytes
+    if free < SHARE * timeline.reserved_bytes or timeline.largest_free_block > free / 2:
+        return None
+    largest = units.bytes_(timeline.largest_free_block)
+    return Finding(
+        rule="fragmentation",
+        claim=f"{units.bytes_(free)} are reserved but free in small pieces",
+        evidence=(f"the largest free block is {largest}",),
+        remedy="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or pad to few sizes",
+        stake_bytes=free,
+        why="an allocation fails although the free blocks together would hold it",
+    )
+
+
+RULE = check

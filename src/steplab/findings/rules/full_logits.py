@@ -1,0 +1,77 @@
+"""The loss holds the logits of the whole batch at once.
+
+What it sees: a log-softmax over a vocabulary, and the tensors of its size that live together.
+Why it costs: logits, their log-softmax and their gradient are tokens x vocabulary each, often
+more than all activations of the model.
+Remedy: compute head and loss in chunks of tokens, whose logits are freed before the next chunk:
+impl.cross_entropy, or LinearCrossEntropy in a model of one's own.
+When it is wrong: memory that nobody needs; small shares of the device are a note.
+"""
+
+from __future__ import annotations
+
+import math
+
+from steplab.core import Finding, units
+from steplab.core.memory import MemoryTimeline
+from steplab.costs.op_call import Call, Tensor
+from steplab.findings.case import Case
+from steplab.findings.rows import Rows, hot_lines
+
+SMALLEST_VOCABULARY = 1000
+# Logits, log-softmax and gradient: what eager cross entropy holds at once.
+HELD_AT_ONCE = 3
+HEADS_OWN = ("weights", "gradients", "optimizer state")
+REMEDY = (
+    "compute the head and the loss in chunks of tokens: impl.cross_entropy=triton_chunked (chunked "
+    "without a GPU), or in your own model steplab.modules.loss.LinearCrossEntropy"
+)
+
+
+def check(case: Case) -> Finding | None:
+    """Find the largest log-softmax and the memory of tensors of its size."""
+    if case.rows is None:
+        return None
+    logits = _largest(case.rows)
+    if logits is None:
+        return None
+    held = _held(case.timeline, logits) if case.timeline else HELD_AT_ONCE * logits.bytes
+    if not held:
+        return None
+    tokens, vocabulary = math.prod(logits.dims[:-1]), logits.dims[-1]
+    mask = case.rows.called(lambda call: _logits(call) == logits)
+    return Finding(
+        rule="full_logits",
+        claim=f"logits of {tokens:,} tokens x {vocabulary:,} words hold {units.bytes_(held)}",
+        evidence=(f"one such tensor is {units.bytes_(logits.bytes)}", *hot_lines(case.rows, mask)),
+        remedy=REMEDY,
+        stake_bytes=held,
+        why="logits, log-softmax and gradient of every token live at once",
+    )
+
+
+def _largest(rows: Rows) -> Tensor | None:
+    """The largest tensor that goes into a log-softmax over a vocabulary."""
+    found = [tensor for call in rows.calls if (tensor := _logits(call)) is not None]
+    return max(found, key=lambda tensor: tensor.bytes, default=None)
+
+
+def _logits(call: Call) -> Tensor | None:
+    tensor = call.tensor(0) if call.name == "aten::_log_softmax" else None
+    return tensor if tensor and tensor.dims and tensor.dims[-1] >= SMALLEST_VOCABULARY else None
+
+
+def _held(timeline: MemoryTimeline, logits: Tensor) -> int:
+    """Bytes at the peak in tensors of as many elements as the logits; 0 when none is there.
+
+    Blocks whose shape nobody knew are taken by their size, in any dtype, up to what eager holds.
+    """
+    sizes = {logits.numel * item for item in (2, 4)}
+    blocks = [a for a in timeline.at_peak if a.kind not in HEADS_OWN]
+    held = sum(a.bytes for a in blocks if a.shape and math.prod(a.shape) == logits.numel)
+    shapeless = [a.bytes for a in blocks if not a.shape]
+    alike = sum(found for found in shapeless if any(abs(found - size) <= 512 for size in sizes))
+    return held + min(alike, max(0, HELD_AT_ONCE * logits.bytes - held))
+
+
+RULE = check

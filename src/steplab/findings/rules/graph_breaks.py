@@ -1,0 +1,110 @@
+"""torch.compile splits the model into several graphs.
+
+What it sees: reasons for which dynamo ended a graph, and the time spent between the graphs.
+Why it costs: nothing fuses across a break; the ops between run one by one, from Python.
+Remedy: take the named construct out of the forward pass; `compile.fullgraph=true` keeps it out.
+When it is wrong: a break outside the hot path, once per step, costs some microseconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.trace.events import Ints, Trace
+from steplab.trace.intervals import Intervals, union
+from steplab.trace.lines import user_line
+
+# What runs a graph: Inductor's own code, or what calls it where another backend compiles.
+GRAPHS = ("## Call CompiledFxGraph", "CompiledFunction")
+PASSES = ("forward", "backward")
+RESUME = "torch_dynamo_resume_in_"  # how dynamo names what follows a break
+
+
+def check(case: Case) -> Finding | None:
+    """Count the breaks and the forward time outside of graphs."""
+    compilation = case.run.compilation if case.run else None
+    breaks = compilation.breaks if compilation else {}
+    resumed = _resumed(case)
+    if not breaks and not resumed:
+        return None
+    between, graphs = _between_ms(case), _graphs(case)
+    reasons = sorted(breaks.items(), key=lambda item: -item[1])
+    evidence = [f"{reason} (x {count})" for reason, count in reasons[:3]]
+    evidence += [f"{line}: resumed {count} times a step" for line, count in resumed[:3]]
+    if between is not None:
+        text = f"{units.milliseconds(between)} of forward and backward are between graphs"
+        evidence.append(f"{text}, {graphs:.0f} of which run in a forward")
+    count = sum(breaks.values()) or sum(count for _, count in resumed)
+    return Finding(
+        rule="graph_breaks",
+        claim=f"the compiled model is cut into pieces by {units.counted(count, 'graph break')}",
+        evidence=tuple(evidence),
+        remedy="take the named construct out of the forward pass, then compile.fullgraph=true",
+        stake_ms=between,
+        why="every graph is entered and left from Python, and nothing fuses across a break",
+        # One graph remains to be entered. What fusing would give comes on top.
+        gain_ms=None if between is None else between * (1 - 1 / max(graphs, 1)),
+    )
+
+
+def _resumed(case: Case) -> list[tuple[str, int]]:
+    """Lines at which compiled code goes on after a break, and how often in the detailed step."""
+    if case.analysis is None:
+        return []
+    trace = case.analysis.detail or case.analysis.trace
+    lines: Counter[str] = Counter()
+    for code, count in zip(*np.unique(trace.python.name, return_counts=True), strict=True):
+        name = trace.text(int(code))
+        if RESUME in name:
+            lines[(user_line(name) or name).partition(" (")[0]] += int(count)
+    return lines.most_common()
+
+
+def _between_ms(case: Case) -> float | None:
+    """Milliseconds of forward and backward outside of graphs; None where the trace has no graphs.
+
+    On a GPU that of the kernels launched between them, on a CPU all of the host's time.
+    """
+    rows = case.rows
+    if rows is None or case.analysis is None:
+        return None
+    if case.on_device:
+        launched = rows.labeled("phase", lambda label: label in PASSES)
+        inside = rows.within(lambda call: call.name.startswith(GRAPHS))
+        return rows.ms(launched & ~inside) if (launched & inside).any() else None
+    passes, graphs = _spans(case.analysis.trace, PASSES), _graph_spans(case.analysis.trace)
+    run = passes & union(*graphs)
+    return (passes.total - run.total) / 1e6 / rows.steps * rows.scale if run.total else None
+
+
+def _graphs(case: Case) -> float:
+    """How many graphs run in the forward pass of a step; 0 without a trace."""
+    if case.rows is None or case.analysis is None:
+        return 0.0
+    forward = _spans(case.analysis.trace, ("forward",))
+    starts, ends = _graph_spans(case.analysis.trace)
+    return float((forward.within(starts, ends) > 0).sum()) / case.rows.steps
+
+
+def _graph_spans(trace: Trace) -> tuple[Ints, Ints]:
+    """Starts and ends of the calls of graphs; of Inductor's own where there are any."""
+    for beginning in GRAPHS:
+        named = np.array([text.startswith(beginning) for text in trace.texts], dtype=bool)
+        tables = [(spans, named[spans.name]) for spans in (trace.ops, trace.ranges)]
+        if any(chosen.any() for _, chosen in tables):
+            starts = np.concatenate([spans.start[chosen] for spans, chosen in tables])
+            return starts, np.concatenate([spans.end[chosen] for spans, chosen in tables])
+    return np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+
+def _spans(trace: Trace, names: tuple[str, ...]) -> Intervals:
+    """When ranges of these names were going on."""
+    chosen = np.array([text in names for text in trace.texts], dtype=bool)[trace.ranges.name]
+    return union(trace.ranges.start[chosen], trace.ranges.end[chosen])
+
+
+RULE = check

@@ -1,0 +1,78 @@
+"""The device waits for the host to launch its next work.
+
+What it sees: the device idles more than 10 % of the step because nothing is launched.
+Why it costs: a launch takes the host some microseconds; kernels shorter than that run out.
+Remedy: a CUDA graph of the whole step, fewer and larger kernels (`compile`), larger batches.
+When it is wrong: a host that is busy with something else (logging, another process). While graphs
+are still being captured, launches are many_graph_sizes' matter.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from steplab.core import Finding, units
+from steplab.core.units import fold_layer_numbers
+from steplab.findings.case import Case, capture_ms
+from steplab.findings.rows import Rows
+from steplab.trace.analysis import UNATTRIBUTED
+
+SHARE = 0.10
+SHORT_NS = 10_000
+FEWEST = 8  # short kernels that make a place worth naming
+
+
+def check(case: Case) -> Finding | None:
+    """Compare the device's idle time for want of launches with the step."""
+    idle = case.starved_ms if case.on_device else _idle_ms(case)
+    if not idle > SHARE * case.step_ms or capture_ms(case):
+        return None
+    share = units.percent(idle / case.step_ms)
+    return Finding(
+        rule="launch_bound",
+        claim=f"the device idles {units.milliseconds(idle)}, {share} of the step, for launches",
+        evidence=_evidence(case),
+        remedy="cuda_graph=step, compile=blocks for fewer kernels, or larger batches",
+        stake_ms=idle,
+        why="the host launches kernels more slowly than the device finishes them",
+        gain_ms=idle,
+    )
+
+
+def _idle_ms(case: Case) -> float:
+    """Without a trace: the step less the time in which kernels ran, less the wait for data."""
+    run = case.run
+    if run is None or run.clock is None or run.ran is None or run.ran.device_busy_ms is None:
+        return 0.0
+    return case.step_ms - run.ran.device_busy_ms - run.clock.data_wait.median
+
+
+def _evidence(case: Case) -> tuple[str, ...]:
+    lines = []
+    if case.rows is not None and case.analysis is not None and case.on_device:
+        rows = case.rows
+        # Of the step that the budget shows: steps differ, and the two tables are read together.
+        launches = sum(category.launches for category in case.analysis.budget.typical.categories)
+        middle = units.milliseconds(float(np.median(rows.work.duration[rows.inside])) / 1e6)
+        lines.append(f"{launches:,} kernels in the median step, half of all under {middle}")
+        lines += _places(rows)
+    if case.run is not None and case.run.ran is not None and case.run.ran.kernel_launches:
+        lines.append(f"{case.run.ran.kernel_launches} launches by the host")
+    return tuple(lines)
+
+
+def _places(rows: Rows) -> list[str]:
+    """The modules, layers of a kind together, that launch most of the short kernels."""
+    short = rows.inside & (rows.work.duration < SHORT_NS)
+    counts: dict[str, float] = defaultdict(float)
+    for group in rows.groups("module", short, most=len(rows.work.labels)):
+        if group.label != UNATTRIBUTED:
+            counts[fold_layer_numbers(group.label)] += group.count
+    most = sorted(counts.items(), key=lambda item: -item[1])[:3]
+    words = f"kernels a step under {SHORT_NS // 1000} us"
+    return [f"{name}: {count:.0f} {words}" for name, count in most if count >= FEWEST]
+
+
+RULE = check

@@ -1,0 +1,42 @@
+"""CUDA graphs are captured anew for every size of input.
+
+What it sees: graphs that are still captured in the profiled steps.
+Why it costs: a size runs once without a graph and is captured the second time, so that the host
+launches kernels one by one; a size that comes once or twice is never replayed.
+Remedy: pad inputs to few sizes, so that the same graphs are replayed.
+When it is wrong: a profile that began before all sizes had been seen once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case, capture_ms
+
+
+def check(case: Case) -> Finding | None:
+    """Take what the captures cost, or all waiting for launches, which replays would not need."""
+    spent = capture_ms(case)
+    if not spent or case.rows is None or case.analysis is None:
+        return None
+    steps = case.rows.steps
+    capturing = sum(spent) / steps
+    stake = max(capturing, case.starved_ms)
+    graphs = np.unique(case.analysis.trace.device.graph)
+    return Finding(
+        rule="many_graph_sizes",
+        claim=f"{len(spent)} CUDA graphs were captured in {steps} steps",
+        evidence=(
+            f"capturing takes {units.milliseconds(capturing)} of a step",
+            f"the device waits {units.milliseconds(case.starved_ms)} of a step for launches",
+            f"{int((graphs > 0).sum()) or 'no'} different graphs ran in these steps",
+        ),
+        remedy="pad inputs to few sizes, or leave compile.mode=reduce-overhead out",
+        stake_ms=stake,
+        why="a capture runs the step slowly once; a size that does not come again is not replayed",
+        gain_ms=stake,
+    )
+
+
+RULE = check

@@ -1,0 +1,36 @@
+"""The samples lie too far apart to tell small differences.
+
+What it sees: the middle half of the samples spans more than 10 % of the median.
+Why it costs: a change smaller than the spread can neither be seen nor ruled out.
+Remedy: more steps, a quiet machine, or two Runs measured in turns (`compare A B --rerun`).
+When it is wrong: a workload whose steps truly differ (ragged batches) spreads as well.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+
+LARGEST_SPREAD = 0.10
+
+
+def check(case: Case) -> Finding | None:
+    """Look at the spread of the step's samples."""
+    if case.run is None or case.run.clock is None:
+        return None
+    step = case.run.clock.step
+    if not step.spread > LARGEST_SPREAD:
+        return None
+    low, high = step.percentile(25), step.percentile(75)
+    return Finding(
+        rule="noisy_measurement",
+        claim=f"the middle half of the {len(step)} samples spans {units.percent(step.spread)}",
+        evidence=(f"{units.milliseconds(low)} to {units.milliseconds(high)}", *step.marks.values()),
+        remedy="measure more steps on a quiet machine, or two Runs in turns: "
+        "steplab compare A B --rerun",
+        stake_ms=0.0,
+        why="a change smaller than the spread can neither be seen nor ruled out",
+    )
+
+
+RULE = check

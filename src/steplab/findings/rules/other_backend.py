@@ -1,0 +1,62 @@
+"""Another attention kernel ran than the one that was asked for.
+
+What it sees: `impl.attention` in the recipe, and a trace that shows another backend.
+Why it costs: the numbers belong to another kernel; flash takes 1.6 times cuDNN's time on an H200.
+Remedy: put the kernel's own op into the graph; clear the compile cache.
+When it is wrong: never seen; a kernel whose name is unknown gives no finding.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, Ran
+from steplab.findings.case import Case
+from steplab.hardware.kernel_names import attention_backend
+
+FUSED = ("flash", "efficient", "cudnn")
+FREE = (None, "auto", "dense_mask")  # of which none names a kernel: torch or we choose one
+
+
+def check(case: Case) -> Finding | None:
+    """Compare the recipe with the attention that the trace shows."""
+    settings = case.run.spec.recipe.techniques.get("impl", {}) if case.run else {}
+    asked, seen = settings.get("attention"), _seen(case)
+    others = sorted(seen - {str(asked)})
+    if asked in FREE or not others:
+        return None
+    compiled = "compile" in case.run.spec.recipe.techniques if case.run else False
+    evidence = [f"the trace shows {', '.join(sorted(seen))}"]
+    evidence += ["the model was compiled: a graph out of the cache keeps its kernel"] * compiled
+    return Finding(
+        rule="other_backend",
+        claim=f"attention {asked} was asked for, {' and '.join(others)} ran",
+        evidence=tuple(evidence),
+        remedy="call the kernel's own op in the graph; torch.compiler.reset() and a fresh cache",
+        stake_ms=_attention_ms(case),
+        why="a context such as sdpa_kernel(...) is no part of the compile cache's key",
+    )
+
+
+def _seen(case: Case) -> set[str]:
+    """The fused backends that ran, by operator, kernel or category."""
+    seen: set[str] = set()
+    if case.run is not None and case.run.ran is not None:
+        seen = _traced(case.run.ran)
+    if case.rows is not None:
+        labels = {g.label for g in case.rows.groups("category", case.rows.inside, most=100)}
+        seen |= {impl for impl in FUSED if f"attention {impl}" in labels}
+    return seen
+
+
+def _traced(ran: Ran) -> set[str]:
+    by_op = {impl for impl in FUSED for op in ran.attention_ops if f"_{impl}_attention" in op}
+    return by_op or {impl for name in ran.kernels if (impl := attention_backend(name))}
+
+
+def _attention_ms(case: Case) -> float | None:
+    if case.rows is None:
+        return None
+    mask = case.rows.labeled("category", lambda label: label.startswith("attention"))
+    return case.rows.ms(mask) if mask.any() else None
+
+
+RULE = check

@@ -1,0 +1,66 @@
+"""torch.compile compiles the same function again and again.
+
+What it sees: recompilations with the guard that failed, and the time they take per step.
+Why it costs: every new shape or value that a guard pins costs seconds; after 8 of them the
+function runs uncompiled.
+Remedy: pad to few sizes, mark the dimension dynamic, make changing numbers tensors.
+When it is wrong: recompilations that end during warm-up cost only the start; then it is a note.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+
+COMPILING = ("entire_frame_compile", "entire_backward_compile")
+
+
+def check(case: Case) -> Finding | None:
+    """Count the recompilations by guard, and their time in the steps."""
+    compilation = case.run.compilation if case.run else None
+    recompiles = compilation.recompiles if compilation else ()
+    spent = _traced_ms(case) or _timed_ms(case)
+    if not recompiles and not spent:
+        return None
+    guards = Counter((recompile.function, recompile.reason) for recompile in recompiles)
+    evidence = [f"{name}: {reason} (x {n})" for (name, reason), n in guards.most_common(3)]
+    if spent:
+        evidence.append(f"compiling takes {units.milliseconds(spent)} of a step")
+    again = f"the same code was compiled {len(recompiles)} times more"
+    claim = again if recompiles else "the steps still compile"
+    return Finding(
+        rule="recompiles",
+        claim=claim,
+        evidence=tuple(evidence),
+        remedy="pad to few sizes, or mark the changing dimension with torch._dynamo.mark_dynamic",
+        stake_ms=spent,
+        why="each failed guard compiles the function anew, which takes seconds",
+        gain_ms=spent,
+    )
+
+
+def _traced_ms(case: Case) -> float:
+    """Milliseconds of compilation per profiled step."""
+    if case.rows is None or case.analysis is None:
+        return 0.0
+    trace = case.analysis.trace
+    named = np.array([text in COMPILING for text in trace.texts], dtype=bool)
+    spans = trace.ops.duration[named[trace.ops.name]] if len(trace.ops) else np.zeros(0)
+    return float(spans.sum()) / 1e6 / case.rows.steps * case.rows.scale
+
+
+def _timed_ms(case: Case) -> float:
+    """By how much the mean step is longer than the quick ones, where graphs were made meanwhile."""
+    run = case.run
+    if run is None or run.clock is None or run.compilation is None:
+        return 0.0
+    if not run.compilation.graphs_in_window:
+        return 0.0
+    return max(0.0, run.clock.step.mean - run.clock.step.percentile(10))
+
+
+RULE = check

@@ -1,0 +1,63 @@
+"""Every expert multiplies its few tokens on its own.
+
+What it sees: many products of one shape of weight in one place, each on a part of the tokens;
+with all that stands around them they reach less than half the rate of large products.
+Why it costs: a product of few rows fills neither the tensor cores nor the time its launch takes.
+Remedy: sort the tokens by expert and multiply all groups in one call
+(`impl.experts=grouped`, `torch._grouped_mm`).
+When it is wrong: experts so large that each product alone fills the device. Where grouped
+products have no kernel (a CPU) and run as this loop already, nothing is said.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.findings.experts import expert_loops
+from steplab.findings.products import best_rate, numbered, products
+
+SLOW = 0.5  # of the rate that large products reach
+# Gathering, activation and scattering of a grouped dispatch, over its products: 42 of 74 ms in a
+# flagship mixture on an H200.
+AROUND = 0.5
+
+
+def check(case: Case) -> Finding | None:
+    """Compare the rate of the whole loop with the rate of large products."""
+    rows = case.rows
+    found = expert_loops(rows) if rows is not None else []
+    if rows is None or not found or _is_remedied(case):
+        return None
+    multiplied = np.logical_or.reduce([place.products for place in found])
+    whole = np.logical_or.reduce([place.whole for place in found])
+    spent, best = rows.ms(whole), best_rate(case, numbered(rows, set(products(rows))))
+    ideal = float(np.nansum(rows.work.flops[multiplied])) / rows.steps / best if best else 0.0
+    if not ideal or ideal > SLOW * spent:
+        return None
+    largest = max(found, key=lambda place: rows.ms(place.products))
+    mean = sum(largest.sizes) / len(largest.sizes)
+    count = sum(len(place.sizes) for place in found) / rows.steps
+    return Finding(
+        rule="small_expert_matmuls",
+        claim=f"{count:.0f} products of single experts, one by one, take "
+        f"{units.milliseconds(spent)} with what is around them",
+        evidence=(
+            f"{largest.name}: {mean:.0f} rows on average by ({largest.k} x {largest.n})",
+            f"at the rate of large products they would take {units.milliseconds(ideal)}",
+        ),
+        remedy="impl.experts=grouped, or torch._grouped_mm over tokens sorted by expert",
+        stake_ms=spent,
+        why="a product of few rows fills neither the units nor the time of its own launch",
+        gain_ms=max(0.0, spent - (1 + AROUND) * ideal),
+    )
+
+
+def _is_remedied(case: Case) -> bool:
+    """Whether the products are those of a grouped one without a kernel, which a CPU lacks."""
+    ran = case.run.ran if case.run else None
+    return not case.on_device and ran is not None and "grouped_mm" in ran.impls
+
+
+RULE = check

@@ -1,0 +1,69 @@
+"""The host waits for the device in the middle of a step.
+
+What it sees: calls that wait for the device (`.item()`, `.nonzero()`, copies to the host), and
+the time in which the device then had nothing to do.
+Why it costs: the host loses its head start; the device idles until new work is launched.
+Remedy: keep the value on the device, read it every N steps, or copy it without blocking.
+When it is wrong: a wait that is meant to be there, such as the end of a benchmark.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.trace.analysis import UNATTRIBUTED
+
+SHOWN = 5
+
+
+def check(case: Case) -> Finding | None:
+    """Add up the idle time that each waiting line caused."""
+    if case.rows is None or not case.on_device:
+        return None
+    assert case.analysis is not None
+    syncs, labels, steps = case.analysis.syncs, case.rows.work.labels, case.rows.steps
+    idle: dict[tuple[str, str], float] = defaultdict(float)
+    counts: dict[tuple[str, str], float] = defaultdict(float)
+    for row in ((syncs.step >= 0) & (syncs.idle > 0)).nonzero()[0]:
+        op, line = labels[syncs.op[row]], labels[syncs.line[row]]
+        # Of compiled code the operator is the name of a graph, which says nothing.
+        place = (op if "::" in op else labels[syncs.call[row]], line)
+        idle[place] += float(syncs.idle[row]) / 1e6 / steps
+        counts[place] += 1 / steps
+    if not idle:
+        return None
+    total = sum(idle.values())
+    places = sorted(idle, key=lambda place: -idle[place])
+    evidence = [
+        f"{_where(op, line)}: {counts[op, line]:.3g} a step, "
+        f"{units.milliseconds(idle[op, line])} idle"
+        for op, line in places[:SHOWN]
+    ]
+    return Finding(
+        rule="synchronization",
+        claim=f"{_times(sum(counts.values()))} a step the host waits and the device runs dry",
+        evidence=tuple(evidence),
+        remedy=_remedy(places[0][0]),
+        stake_ms=total,
+        why="after each wait the device idles until the host has launched new work",
+        gain_ms=total,
+    )
+
+
+def _times(count: float) -> str:
+    return "once" if round(count, 2) == 1 else f"{count:.3g} times"
+
+
+def _where(op: str, line: str) -> str:
+    return op if line == UNATTRIBUTED else f"{op} at {line}"
+
+
+def _remedy(op: str) -> str:
+    if "::" in op:
+        return f"keep the value of {op} on the device, or read it every N steps"
+    return f"leave {op} out, or do it every N steps"
+
+
+RULE = check

@@ -1,0 +1,69 @@
+"""The first steps are slower than the rest and were measured with them.
+
+What it sees: one or more samples at the beginning, each twice as long as the steady ones.
+Why it costs: the mean, and with many of them the median, tell of start-up instead of training.
+Remedy: more warm-up steps.
+When it is wrong: a machine that was busy just then; measure again.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+
+SLOW = 2.0  # times the median of the steady samples
+FEWEST = 4  # samples
+
+
+def check(case: Case) -> Finding | None:
+    """Look for a slow beginning among the timed steps, or else among the profiled ones."""
+    samples = _samples(case)
+    count = slow_beginning(samples)
+    if not count:
+        return None
+    steady = statistics.fmean(samples[count:])
+    excess = statistics.fmean(samples) - steady
+    first = ", ".join(units.milliseconds(value) for value in samples[:count][:3])
+    return Finding(
+        rule="warmup_counted",
+        claim=f"the first {count} of {len(samples)} steps are warm-up and were counted",
+        evidence=(f"{first}, then {units.milliseconds(steady)}",),
+        remedy=f"--warmup {_warmup(case) + count} or more",
+        stake_ms=excess,
+        why=f"they add {units.milliseconds(excess)} to the mean step that training will not see",
+        gain_ms=excess,
+    )
+
+
+def slow_beginning(samples: Sequence[float]) -> int:
+    """How many samples at the beginning are slow, when the others are not.
+
+    Beside a single slow one no other may be: it could stand anywhere. Two or more in a row are no
+    accident, and a tenth of the rest may be slow as well, as on a machine with other work.
+    """
+    if len(samples) < FEWEST:
+        return 0
+    for count in range(len(samples) // 2, 0, -1):
+        rest = samples[count:]
+        limit = SLOW * statistics.median(rest)
+        accidents = sum(value >= limit for value in rest)
+        allowed = len(rest) // 10 if count > 1 else 0
+        if min(samples[:count]) > limit and accidents <= allowed:
+            return count
+    return 0
+
+
+def _samples(case: Case) -> Sequence[float]:
+    if case.run is not None and case.run.clock is not None:
+        return case.run.clock.step.values
+    return [step.wall_ms for step in case.analysis.budget.steps] if case.analysis else []
+
+
+def _warmup(case: Case) -> int:
+    return case.run.spec.warmup if case.run else 0
+
+
+RULE = check

@@ -1,0 +1,167 @@
+"""Forecaster: a trained model that forecasts arrays, frames and GluonTS datasets."""
+
+# B series, T points, H points of the horizon, Q quantiles
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from steplab.core import PLAIN, Recipe
+from steplab.core.errors import UserError
+from steplab.forecasting.contexts import Series, read_contexts
+from steplab.forecasting.inference import Progress, forecast_batches
+from steplab.forecasting.loading import ForwardContext, load_model
+from steplab.forecasting.plan import DecodePass, HeadRule, choose_heads, plan_passes
+from steplab.forecasting.prediction import Prediction, choose_levels
+from steplab.techniques.recipes import parse_recipe
+from steplab.workloads.tsmoe.model import Tsmoe
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from steplab.forecasting.gluonts_predictor import GluonTSPredictor
+
+BATCH = 256
+
+
+class Forecaster:
+    """Forecasts series of any length over any horizon; see docs/forecasting.md.
+
+    `tell` gets sentences that a user should read, each kind once.
+    """
+
+    def __init__(
+        self,
+        model: Tsmoe,
+        name: str = "model",
+        forward_context: ForwardContext = contextlib.nullcontext,
+        tell: Callable[[str], None] = lambda text: warnings.warn(text, stacklevel=2),
+    ) -> None:
+        self.model = model.eval()
+        self.name = name
+        self.forward_context = forward_context
+        self._tell = tell
+        self._told: set[str] = set()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | None = None,
+        device: str = "auto",
+        recipe: str | Recipe = PLAIN,
+        **options: Any,
+    ) -> Forecaster:
+        """Load a steplab checkpoint, the newest in a folder of them, or a Time-MoE folder.
+
+        Without a path: the newest in the default folder of `steplab train`. `device` is cpu,
+        cuda or auto; `recipe` may have precision and impl, as in "precision=bf16".
+        """
+        wanted = parse_recipe(recipe) if isinstance(recipe, str) else recipe
+        found = load_model(None if path is None else Path(path), device, wanted)
+        return cls(found.model, found.name, found.forward_context, **options)
+
+    @property
+    def is_point_model(self) -> bool:
+        """Whether the model predicts one value per point and no quantiles."""
+        return not self.levels
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """The quantiles that the model was trained to predict."""
+        return self.model.config.quantile_levels
+
+    def passes(self, horizon: int, head: HeadRule = "largest") -> tuple[DecodePass, ...]:
+        """Return which heads make up the horizon; `passes[0].context` points of the past count."""
+        config = self.model.config
+        takes = choose_heads(horizon, config.horizon_lengths, config.patch_length, head)
+        return plan_passes(takes, config.seq_max_len)
+
+    def predict(
+        self,
+        context: Any,
+        horizon: int,
+        *,
+        quantiles: Sequence[float] | None = None,
+        batch: int = BATCH,
+        head: HeadRule = "largest",
+        cached: bool = True,
+        names: Sequence[Any] | None = None,
+        progress: Progress | None = None,
+    ) -> Prediction:
+        """Forecast `horizon` points after each context, in its units and in the order given.
+
+        `context` is a 1-D array (one series), a list of 1-D arrays, or a 2-D array padded with
+        NaN on the left; numpy or torch. NaN and Inf are missing points. `quantiles` picks levels
+        among the trained ones, all without it. `names` are used in messages; `progress` is
+        called with the number of series done. `cached=False` computes everything anew for every
+        head, which gives the same.
+        """
+        series = read_contexts(context)
+        levels, picked = choose_levels(quantiles, self.levels)
+        passes = self.passes(horizon, head)
+        if batch < 1:
+            raise UserError(f"batch must be at least 1, not {batch}.")
+        self._mention_cut(series, passes[0].context, horizon)
+        names = range(len(series)) if names is None else names
+        found = forecast_batches(
+            self.model, self.forward_context, series, names, passes, batch, cached, progress
+        )
+        if found.quantiles_BHQ is None:
+            return found
+        return Prediction(found.mean_BH, found.quantiles_BHQ[..., picked], levels)
+
+    def predict_df(
+        self,
+        frame: pd.DataFrame,
+        horizon: int,
+        *,
+        id_column: str | None = None,
+        timestamp_column: str | None = None,
+        target: str | None = None,
+        freq: str | None = None,
+        **options: Any,
+    ) -> pd.DataFrame:
+        """Forecast every series of a long frame; return a long frame in the same names.
+
+        Columns are found by name (`unique_id, ds, y` or `item_id, timestamp, target`) where they
+        are not given. `freq` is a pandas frequency for times whose step cannot be seen.
+        `options` are those of `predict`.
+        """
+        import pandas as pd
+
+        from steplab.forecasting.histories import histories_from_frame
+        from steplab.forecasting.long_table import long_table
+
+        most = self.passes(horizon, options.get("head", "largest"))[0].context
+        names = (id_column, timestamp_column, target)
+        found = histories_from_frame(frame, names, freq, most + 1)  # so that a cut can be told
+        for note in found.notes:
+            self.tell(note)
+        prediction = self.predict(list(found.values), horizon, names=found.ids, **options)
+        return pd.DataFrame(long_table(found, prediction))
+
+    def gluonts(self, prediction_length: int, **options: Any) -> GluonTSPredictor:
+        """Return a predictor for GluonTS datasets; `options` are those of `predict`."""
+        from steplab.forecasting.gluonts_predictor import GluonTSPredictor
+
+        return GluonTSPredictor(self, prediction_length, options)
+
+    def tell(self, text: str, kind: str = "") -> None:
+        """Tell a sentence, unless one of its kind has been told."""
+        if (kind or text) not in self._told:
+            self._told.add(kind or text)
+            self._tell(text)
+
+    def _mention_cut(self, series: Sequence[Series], most: int, horizon: int) -> None:
+        if any(len(one) > most and np.isfinite(one[:-most]).any() for one in series):
+            self.tell(
+                f"Some contexts are longer than {most:,} points, of which the last {most:,} are "
+                f"used: for a horizon of {horizon:,} a model trained on windows of "
+                f"{self.model.config.seq_max_len:,} sees no more.",
+                "cut",
+            )

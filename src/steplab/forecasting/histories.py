@@ -1,0 +1,131 @@
+"""What is to be forecast: series with ids and times, out of a file or a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steplab.core.errors import UserError
+from steplab.data.formats.frames import (
+    READERS,
+    SCHEMES,
+    Columns,
+    SeriesFrame,
+    from_pandas,
+    read_frame,
+)
+from steplab.data.series import open_series
+from steplab.data.time_step import TimeStep
+from steplab.forecasting.time_grid import Grid, Times, choose_grids, future_times, on_grid
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ColumnNames = tuple[str | None, str | None, str | None]  # columns of ids, times and values
+# What a frame says of missing rows holds for training; here they are missing points.
+NOT_HERE = "are read as neighbours"
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Series with what is needed to write their forecasts down."""
+
+    name: str
+    columns: Columns
+    ids: tuple[Any, ...]
+    times: tuple[Times, ...]  # at least the last one of each series
+    grids: tuple[Grid, ...]
+    values: tuple[NDArray[np.float64], ...]  # on the grid, NaN where a row is missing
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def future(self, index: int, horizon: int) -> Times:
+        """Return the times of the forecast of one series."""
+        return future_times(self.times[index], self.grids[index], horizon)
+
+
+def read_histories(path: Path, names: ColumnNames, freq: str | None, most: int) -> Histories:
+    """Read the last `most` points of the series in a file or folder.
+
+    Series in files without times are called 0, 1, 2 ... (those of a .npz file by their names), and
+    their times count the points.
+    """
+    if path.suffix.lower() in READERS and path.is_file():
+        return _on_grids(_first_fitting(lambda c: read_frame(path, c), names), freq, most)
+    if any(names) or freq is not None:
+        raise UserError(
+            f"{path} has no columns and no times.", "Columns and --freq are for .csv and .parquet."
+        )
+    series = open_series(path)
+    lengths = series.lengths.tolist()
+    values = [series.read(i, max(0, n - most), n) for i, n in enumerate(lengths)]
+    return Histories(
+        series.name,
+        SCHEMES[0],
+        _ids(path, len(series)),
+        tuple(np.array([length - 1]) for length in lengths),
+        (TimeStep(1, "step"),) * len(series),
+        tuple(one.astype(np.float64) for one in values),
+    )
+
+
+def histories_from_frame(
+    frame: pd.DataFrame, names: ColumnNames, freq: str | None, most: int
+) -> Histories:
+    """Take the last `most` points of the series in a long frame."""
+    return _on_grids(_first_fitting(lambda c: from_pandas(frame, "frame", c), names), freq, most)
+
+
+def _ids(path: Path, count: int) -> tuple[Any, ...]:
+    if path.suffix.lower() == ".npz":
+        with np.load(path, allow_pickle=False) as archive:  # reads the list of names only
+            if len(archive.files) == count:
+                return tuple(archive.files)
+    return tuple(range(count))
+
+
+def _first_fitting(read: Any, names: ColumnNames) -> SeriesFrame:
+    """Read with the names given, the others by the first scheme that fits."""
+    if not any(names):
+        found: SeriesFrame = read(None)
+        return found
+    failures: list[UserError] = []
+    for scheme in SCHEMES:
+        chosen = Columns(*(asked or known for asked, known in zip(names, scheme, strict=True)))
+        try:
+            found = read(chosen)
+            return found
+        except UserError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _on_grids(frame: SeriesFrame, freq: str | None, most: int) -> Histories:
+    grids = choose_grids(frame.timestamps, frame.ids, freq)
+    rows = zip(frame.timestamps, frame.values, grids, frame.ids, strict=True)
+    values = tuple(on_grid(times, own, grid, most, name) for times, own, grid, name in rows)
+    notes = [note for note in frame.notes if NOT_HERE not in note]
+    notes += _missing(values, frame)
+    return Histories(
+        frame.name, frame.columns, frame.ids, frame.timestamps, tuple(grids), values, tuple(notes)
+    )
+
+
+def _missing(values: Sequence[NDArray[np.float64]], frame: SeriesFrame) -> list[str]:
+    """Say how many points of the contexts are not known."""
+    gaps = [int((~np.isfinite(one)).sum()) for one in values]
+    broken = [name for name, count in zip(frame.ids, gaps, strict=True) if count]
+    if not broken:
+        return []
+    are = "points are" if sum(gaps) > 1 else "point is"
+    return [
+        f"{frame.name}: {sum(gaps):,} {are} missing in the contexts of {len(broken):,} of "
+        f"{len(frame):,} series (first: {broken[0]!r}); they are filled in between their neighbours"
+    ]

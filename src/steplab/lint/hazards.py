@@ -1,0 +1,207 @@
+"""Hazards of a step: calls that make the host wait, branches by a value, sizes that vary."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from steplab.core import Table
+from steplab.core.table import Column
+from steplab.step import step
+from steplab.step.user_frames import calling_line
+
+WAIT = "host sync"
+BRANCH = "control flow"
+VARIES = "varying size"
+BREAK = "graph break"
+KINDS = (WAIT, BRANCH, VARIES, BREAK)
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """`line` is the user's, `op` what is called there."""
+
+    kind: str
+    line: str
+    op: str
+    why: str
+    remedy: str
+    times: float | None = None  # a step; None where it was not counted
+
+
+def hazard_table(hazards: list[Hazard], title: str, note: str) -> Table:
+    """Return one row per hazard, kinds together, in the order in which they were met."""
+    columns = tuple(map(Column, ("kind", "line", "op", "a step", "why", "remedy")))
+    ordered = sorted(hazards, key=lambda one: KINDS.index(one.kind))
+    rows = tuple((h.kind, h.line, h.op, _count(h.times), h.why, h.remedy) for h in ordered)
+    return Table(title, columns, rows, note)
+
+
+def _count(times: float | None) -> str:
+    """Not counted is not "unknown": a break is one place, however often it is passed."""
+    return "-" if times is None else f"{times:.3g}"
+
+
+class Wait(NamedTuple):
+    """What a call does and what to write instead."""
+
+    kind: str
+    op: str
+    why: str
+    remedy: str
+
+
+READ = "the host reads a value and waits until the device has it"
+COPY = "the host waits for a copy of the tensor"
+COUNT = "how many results there are depends on the values: the host waits for the number"
+KEEP = "keep it a tensor; read it every N steps, after the step"
+
+# Methods of tensors, as Python calls them.
+METHODS = {
+    "item": Wait(WAIT, ".item()", READ, KEEP),
+    "__float__": Wait(WAIT, "float(tensor)", READ, KEEP),
+    "__int__": Wait(WAIT, "int(tensor)", READ, KEEP),
+    "__index__": Wait(WAIT, "tensor as an index", READ, "index with the tensor, or index_select"),
+    "__bool__": Wait(
+        BRANCH, "bool(tensor)", "a branch by a value waits for it, and no graph can hold it",
+        "compute both and choose with torch.where"
+    ),
+    "tolist": Wait(WAIT, ".tolist()", COPY, KEEP),
+    "numpy": Wait(WAIT, ".numpy()", COPY, KEEP),
+    "cpu": Wait(WAIT, ".cpu()", COPY, "copy to pinned memory, non_blocking=True, read it later"),
+    "__repr__": Wait(WAIT, "print(tensor)", COPY, "print every N steps, after the step"),
+    "__format__": Wait(WAIT, "f'{tensor}'", COPY, "print every N steps, after the step"),
+}  # fmt: skip
+TO_HOST = METHODS["cpu"]._replace(op='.to("cpu")')
+
+# Operators, however they were called.
+MASK = "x[mask]"
+OPERATORS = {
+    "_local_scalar_dense": METHODS["item"],
+    "nonzero": Wait(WAIT, "nonzero", COUNT, "torch.where(mask, a, b), or topk of a fixed size"),
+    MASK: Wait(WAIT, MASK, COUNT, "torch.where(mask, x, 0), or gather a fixed number of rows"),
+    "masked_select": Wait(WAIT, "masked_select", COUNT, "torch.where(mask, x, 0)"),
+    "bincount": Wait(WAIT, "bincount", COUNT, "zeros(n).scatter_add(0, x, ones), or histc"),
+    "repeat_interleave": Wait(WAIT, "repeat_interleave", COUNT, "give it output_size="),
+    "equal": Wait(WAIT, "torch.equal", READ, "(a == b).all(), kept a tensor"),
+    "allclose": Wait(WAIT, "torch.allclose", READ, "torch.isclose(a, b).all(), kept a tensor"),
+}
+TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe)
+
+
+def wait_of(func: Any, args: Any) -> Wait | None:
+    """Return what is to be said of an operator: that it waits, or nothing."""
+    name = func._overloadpacket.__name__
+    if name in ("index", "index_put", "index_put_"):
+        return OPERATORS[MASK] if _by_mask(name, args) else None
+    if not any(tag in func.tags for tag in TAGS):
+        return None
+    if name in OPERATORS:
+        return OPERATORS[name]
+    if torch.Tag.cudagraph_unsafe in func.tags:
+        reads = "it reads values on the host"
+        return Wait(WAIT, f"{func.namespace}::{name}", reads, "use another implementation of it")
+    return Wait(WAIT, name.strip("_"), COUNT, "an operation whose result has a fixed size")
+
+
+def _by_mask(name: str, args: Any) -> bool:
+    """Whether a boolean mask selects; filling with one value needs no count."""
+    masked = any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return masked and (name == "index" or args[2].numel() != 1)
+
+
+OpLocation = tuple[str, str]  # line, op
+STEP_FILE = step.__file__  # lines count that the step calls
+
+
+class ObservedStep:
+    """What was seen in one step."""
+
+    def __init__(self) -> None:
+        self.waits: Counter[tuple[str, Wait]] = Counter()  # by line
+        self.shapes: dict[OpLocation, Counter[tuple[int, ...]]] = defaultdict(Counter)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what runs inside."""
+        calls = _Calls(self)
+        with calls, _Operators(self, calls):
+            yield
+
+    def wait(self, wait: Wait) -> None:
+        """Note a wait; one in torch's own loops, such as an optimizer's, is none of the user's."""
+        line = calling_line(STEP_FILE)
+        if line:
+            self.waits[line, wait] += 1
+
+
+class _Calls(TorchFunctionMode):
+    """Sees calls as Python makes them: tolist, numpy and cpu dispatch nothing on a CPU."""
+
+    def __init__(self, seen: ObservedStep) -> None:
+        super().__init__()
+        self.seen = seen
+        self.inside = 0  # of calls that were noted: their own operators are not noted again
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Note it, then do it."""
+        wait = _method_wait(func, args, kwargs or {})
+        if wait is None:
+            return func(*args, **(kwargs or {}))
+        if not self.inside:
+            self.seen.wait(wait)
+        self.inside += 1
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.inside -= 1
+
+
+class _Operators(TorchDispatchMode):
+    """Sees operators, also those of backward and of a user's own autograd functions."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, seen: ObservedStep, calls: _Calls) -> None:
+        super().__init__()
+        self.seen = seen
+        self.calls = calls
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the op, then note it."""
+        out = func(*args, **(kwargs or {}))
+        if isinstance(func, HigherOrderOperator):
+            return out
+        wait = None if self.calls.inside else wait_of(func, args)
+        if wait is not None:
+            self.seen.wait(wait)
+        line = calling_line(STEP_FILE)
+        if line:
+            place = (line, func._overloadpacket.__name__)
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, Tensor):
+                    self.seen.shapes[place][tuple(leaf.shape)] += 1
+        return out
+
+
+def _method_wait(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Wait | None:
+    name = getattr(func, "__name__", "")
+    if name == "to" and "cpu" in [*args[1:], *kwargs.values()]:
+        return TO_HOST
+    # Of another class, `numpy` or `item` may be anything.
+    own = getattr(torch.Tensor, name, None)
+    return METHODS.get(name) if own is func or name.startswith("__") else None

@@ -1,0 +1,148 @@
+"""A Reading: what the Meter says of a window of steps, as a line and as named metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from steplab.core import Figures, Memory, Work, units
+from steplab.hardware.mfu import utilization
+from steplab.meter.step_timer import StepSamples
+from steplab.probes.memory import status_bytes
+
+
+def read_memory(device: torch.device) -> Memory | None:
+    """Return bytes held now and at most so far; None where the system does not tell."""
+    if device.type == "cuda":
+        return Memory(
+            before=torch.cuda.memory_allocated(device),
+            peak=torch.cuda.max_memory_allocated(device),
+            reserved=torch.cuda.max_memory_reserved(device),
+            total=torch.cuda.get_device_properties(device).total_memory,
+            source="cuda allocator",
+        )
+    now, peak = status_bytes("VmRSS"), status_bytes("VmHWM")
+    if now is None or peak is None:
+        return None
+    return Memory(now, peak, reserved=None, total=None, source="process resident set")
+
+
+NO_DTYPE = Figures(None, None, None, None, "the dtype of the matrix products is not known")
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What a rate of tokens is held against: FLOPs per token, a device and a dtype."""
+
+    flops_per_token: float | None
+    device_name: str
+    dtype: str | None  # None: not known, and then no peak holds
+    peak_tflops: float | None  # the user's own dense peak; None: the catalog's
+
+    def figures(self, tokens_per_s: float | None) -> Figures:
+        """Return the utilisation at `tokens_per_s`: the work of one second over one second."""
+        if self.dtype is None:
+            return NO_DTYPE
+        flops = self.flops_per_s(tokens_per_s)
+        work = Work(round(tokens_per_s or 0), model=flops, palm=None, hardware=None)
+        return utilization(work, 1e3, self.device_name, self.dtype, self.peak_tflops)
+
+    def flops_per_s(self, tokens_per_s: float | None) -> float | None:
+        """Model FLOPs per second at `tokens_per_s`; None where either is not known."""
+        if tokens_per_s is None or self.flops_per_token is None:
+            return None
+        return tokens_per_s * self.flops_per_token
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Medians over a window of steps; `data_stall` is a share of the window's time. None: unknown.
+
+    Not a median, because a loader that makes every fourth step wait would then show as none.
+    """
+
+    step: int  # steps completed so far
+    step_ms: float | None
+    host_ms: float | None
+    tokens_per_s: float | None
+    data_stall: float | None
+    wait_ms: float | None
+    flops_per_s: float | None
+    figures: Figures
+    phase_ms: Mapping[str, float]  # over the steps that entered the phase
+    memory: Memory | None
+    launches: int | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether more than the peak was reached: peak, dtype or FLOP count is wrong."""
+        return self.figures.mfu is not None and self.figures.mfu > 1
+
+    def line(self) -> str:
+        """One line for people; a note is a warning at its end."""
+        mark = " (not possible)" if self.is_impossible else ""
+        words = [
+            f"step {self.step:,}",
+            units.milliseconds(self.step_ms),
+            f"{units.count(self.tokens_per_s)} tok/s",
+            f"MFU {units.percent(self.figures.mfu)}{mark}",
+            f"data {units.percent(self.data_stall)}",
+            f"peak {units.bytes_(self.memory.peak if self.memory else None)}",
+            f"launches {units.count(self.launches)}",
+            *(f"warning: {note}" for note in self.notes),
+        ]
+        return "  ".join(words)
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers under the names that loggers use, MFU as a fraction; unknown ones left out."""
+        stall, flops = self.data_stall, self.flops_per_s
+        found = {
+            "train/toks_per_sec": self.tokens_per_s,
+            "train/step_time_ms": self.step_ms,
+            "train/host_time_ms": self.host_ms,
+            "train/data_stall_pct": None if stall is None else stall * 100,
+            "train/data_wait_ms": self.wait_ms,
+            "train/tflops": None if flops is None else flops / 1e12,
+            "train/mfu": self.figures.mfu,
+            "train/mfu_palm": self.figures.mfu_palm,
+            "train/peak_mem_bytes": self.memory.peak if self.memory else None,
+            "train/kernel_launches_per_step": self.launches,
+            **{f"train/phase_ms/{name}": ms for name, ms in self.phase_ms.items()},
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def read_window(
+    samples: StepSamples,
+    first: int,
+    yardstick: Yardstick,
+    step: int,
+    memory: Memory | None,
+    launches: int | None,
+) -> Reading:
+    """Return the Reading of all rows from `first` on; its notes are the caller's to add."""
+    tokens_per_s, wall_ms = samples.tokens_per_s(first), sum(samples.wall_ms[first:])
+    entered = {
+        name: [ms for ms in column[first:] if ms > 0] for name, column in samples.phase_ms.items()
+    }
+    return Reading(
+        step=step,
+        step_ms=_median(samples.step_ms[first:]),
+        host_ms=_median(samples.host_ms[first:]),
+        tokens_per_s=tokens_per_s,
+        data_stall=sum(samples.wait_ms[first:]) / wall_ms if wall_ms > 0 else None,
+        wait_ms=_median(samples.wait_ms[first:]),
+        flops_per_s=yardstick.flops_per_s(tokens_per_s),
+        figures=yardstick.figures(tokens_per_s),
+        phase_ms={name: median(values) for name, values in entered.items() if values},
+        memory=memory,
+        launches=launches,
+    )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None

@@ -1,0 +1,174 @@
+"""AdamW that reads and writes every number once, and that may keep fp32 weights of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steplab.core.errors import Unsupported, UserError
+from steplab.kernels import adamw as adamw_op
+from steplab.kernels.dispatch import AUTO
+
+MASTER = "master"  # the key of a parameter's fp32 weights in the optimizer's state
+
+
+class OnePassAdamW(torch.optim.Optimizer):
+    """torch.optim.AdamW's groups and state; `lr` is a tensor on the device, and so is the step.
+
+    A 16-bit parameter is the rounded copy of fp32 weights in the state, which are what is updated:
+    so updates too small for 16 bits add up. `keep_masters` hands over the ones it was rounded from.
+    """
+
+    op = "adamw"
+    impl = AUTO
+    ran = ""
+    coefficient: Tensor | None = None  # of the gradients, for the next step alone
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        rule = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+        # capturable: whoever restores the state must leave the step counts on the device.
+        super().__init__(params, {"lr": lr, **rule, "capturable": True})
+
+    @classmethod
+    def instead_of(cls, optimizer: torch.optim.Optimizer) -> OnePassAdamW:
+        """Return one with the groups of a torch.optim.AdamW that has not taken a step."""
+        kind = type(optimizer).__name__
+        if type(optimizer) is not torch.optim.AdamW:
+            raise Unsupported(
+                f"optimizer=one-pass computes AdamW, but this workload is trained by {kind}.",
+                "Leave the optimizer out of the recipe.",
+            )
+        odd = {n for g in optimizer.param_groups for n in ("amsgrad", "maximize") if g.get(n)}
+        if odd:
+            raise Unsupported(f"optimizer=one-pass knows AdamW without {' and '.join(odd)}.")
+        keys = ("params", "lr", "betas", "eps", "weight_decay")
+        return cls([{key: group[key] for key in keys} for group in optimizer.param_groups])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its rate becomes a tensor of its own, which schedulers fill."""
+        super().add_param_group(param_group)
+        _place_rate(self.param_groups[-1])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient; nothing is read on the host."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.ran = adamw_op.choose(self.impl, params)
+        if params:
+            torch._foreach_add_([self._state(p)["step"] for p in params], 1)
+        for group in self.param_groups:
+            if not isinstance(group["lr"], Tensor):  # somebody set it by hand
+                _place_rate(group)
+            beta1, beta2 = group["betas"]
+            rule = adamw_op.Rule(beta1, beta2, group["eps"], group["weight_decay"])
+            for p in group["params"]:
+                if p.grad is not None:
+                    weight = _weight(p, p.grad, self.state[p])
+                    adamw_op.update(self.ran, weight, rule, group["lr"], self.coefficient)
+        self.coefficient = None
+        return loss
+
+    @torch.no_grad()
+    def clip(self, params: Iterable[Tensor], most: float) -> Tensor:
+        """Let the next step scale the gradients as torch's clip_grad_norm_ does; return their norm.
+
+        The norm is summed in fp32 or better, also for 16-bit gradients.
+        """
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for p in params:
+            if p.grad is not None:
+                by_dtype.setdefault(p.grad.dtype, []).append(p.grad)
+        norms: list[Tensor] = []
+        for dtype, grads in by_dtype.items():
+            norms += torch._foreach_norm(grads, 2.0, torch.promote_types(dtype, torch.float32))
+        norm = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+        self.coefficient = (most / (norm + 1e-6)).clamp(max=1.0)
+        return norm
+
+    def keep_masters(self, masters: Mapping[nn.Parameter, Tensor]) -> None:
+        """Take these fp32 weights for the 16-bit parameters that are their rounded copies."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p in masters:
+                    self.state[p][MASTER] = masters[p]
+
+    @contextmanager
+    def full_weights(self) -> Iterator[None]:
+        """Let the parameters be their fp32 weights, to be saved or replaced; then round them."""
+        narrow = {p: p.data for p, state in self.state.items() if MASTER in state}
+        for p in narrow:
+            p.data = self.state[p][MASTER]
+        try:
+            yield
+        finally:
+            for p, data in narrow.items():
+                p.data = data.copy_(self.state[p][MASTER])
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what `state_dict` gave, bit for bit; torch alone would round it to 16 bits."""
+        super().load_state_dict(dict(state_dict))
+        own = chain.from_iterable(group["params"] for group in self.param_groups)
+        saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        for p, number in zip(own, saved, strict=True):
+            for key, value in state_dict["state"].get(number, {}).items():
+                self.state[p][key] = value.detach().to(p.device, copy=True)
+        for group in self.param_groups:
+            _place_rate(group)
+
+    def _state(self, p: Tensor) -> dict[str, Any]:
+        """Return a parameter's state, after making what is missing."""
+        state = self.state[p]
+        if "step" not in state:
+            if p.grad is not None and p.grad.is_sparse:
+                raise Unsupported("optimizer=one-pass takes no sparse gradients.")
+            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+            wide = torch.promote_types(p.dtype, torch.float32)
+            if p.dtype != wide:
+                state.setdefault(MASTER, p.detach().to(wide))
+            for key in ("exp_avg", "exp_avg_sq"):
+                state[key] = torch.zeros_like(p, dtype=wide, requires_grad=False)
+        return state
+
+
+def keep_masters(optimizer: torch.optim.Optimizer, masters: Mapping[nn.Parameter, Tensor]) -> None:
+    """Give an optimizer the fp32 weights of 16-bit parameters, or say that it cannot keep them."""
+    if not isinstance(optimizer, OnePassAdamW):
+        raise UserError(
+            "16-bit weights need an optimizer that keeps them in fp32 too: their own steps are "
+            "too coarse for most updates.",
+            "Add optimizer=one-pass to the recipe.",
+        )
+    optimizer.keep_masters(masters)
+
+
+def full_weights(optimizer: torch.optim.Optimizer | None) -> AbstractContextManager[None]:
+    """Let the parameters be their fp32 weights where the optimizer keeps such."""
+    return optimizer.full_weights() if isinstance(optimizer, OnePassAdamW) else nullcontext()
+
+
+def _place_rate(group: dict[str, Any]) -> None:
+    device = group["params"][0].device if group["params"] else None
+    rate = torch.as_tensor(group["lr"], dtype=torch.float64, device=device)
+    group["lr"] = rate.clone() if rate is group["lr"] else rate
+
+
+def _weight(p: Tensor, grad: Tensor, state: Mapping[str, Any]) -> adamw_op.Weight:
+    return adamw_op.Weight(
+        p, state.get(MASTER), grad, state["exp_avg"], state["exp_avg_sq"], state["step"]
+    )

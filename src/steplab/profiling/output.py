@@ -1,0 +1,149 @@
+"""From recorded traces to a stored Run with its budget, and a line in summary.csv. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from steplab.core import Run
+from steplab.core.errors import UserError
+from steplab.report.pages import write_profile_page
+from steplab.store import Store
+from steplab.store.atomic import disk_errors
+from steplab.trace.analysis import Analysis
+from steplab.trace.analyze import analyze_cycles
+
+PAGE_FILE = "page.html"
+
+
+@contextlib.contextmanager
+def scratch_folder(store: Store) -> Iterator[Path]:
+    """Lend a hidden folder on the store's disk; the store sweeps what a killed process leaves."""
+    folder = store.runs / f".draft-profile-{secrets.token_hex(4)}"
+    with disk_errors(store.root):
+        folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_traces(run: Run, folder: Path) -> tuple[Run, Analysis]:
+    """Return the Run with its budget, and the analysis; write them as a page into `folder`."""
+    cycles = analyze_cycles(run, folder)
+    analysis = next(cycles)
+    run = with_budget(run, analysis, cycles)
+    write_profile_page(run, analysis, folder / PAGE_FILE)
+    return run, analysis
+
+
+def with_budget(run: Run, first: Analysis, others: Iterable[Analysis]) -> Run:
+    """Return the Run with the steps of all its cycles in its budget."""
+    assert run.profile is not None
+    steps, notes = [*first.budget.steps], first.budget.notes
+    for cycle in others:
+        steps += cycle.budget.steps
+    cycles = len(run.profile.traces)
+    if cycles > 1:
+        notes = (*notes, f"all {cycles} cycles count here; kernels and findings are of the first")
+    budget = replace(first.budget, steps=tuple(steps), notes=notes)
+    return replace(run, profile=replace(run.profile, budget=budget))
+
+
+def save_files(store: Store, run: Run, folder: Path) -> Path:
+    """Store the Run with every file in `folder` beside it; return the Run's folder."""
+    return store.save(run, {path.name: path.read_bytes() for path in sorted(folder.iterdir())})
+
+
+SUMMARY_FILE = "summary.csv"
+COLUMNS = (
+    "date",
+    "run",
+    "workload",
+    "size",
+    "recipe",
+    "mode",
+    "batch",
+    "context",
+    "device",
+    "step_ms",
+    "profiled_ms",
+    "peak_gib",
+    "kernels_per_step",
+    "trace",
+)
+
+
+def check_summary(folder: Path) -> None:
+    """Refuse, before anything is measured, a summary.csv that has other columns."""
+    path = folder / SUMMARY_FILE
+    with disk_errors(folder, "--out"):
+        if not path.exists():
+            return
+        with path.open(encoding="utf-8", errors="replace") as file:
+            first = file.readline()
+    if first != _line(COLUMNS):
+        raise UserError(f"{path} has other columns.", "Move it away, or give another --out.")
+
+
+def append_summary(folder: Path, run: Run, trace: Path) -> Path:
+    """Add the Run's line to `folder`/summary.csv, which begins with one header; return the file.
+
+    Several processes may do so at once: whoever comes first links a complete header into place,
+    and a line is one write at the end of the file.
+    """
+    path = folder / SUMMARY_FILE
+    with disk_errors(folder, "--out"):
+        folder.mkdir(parents=True, exist_ok=True)
+        _begin(path)
+        with path.open("ab", buffering=0) as file:
+            file.write(_line(_cells(run, trace)).encode())
+    return path
+
+
+def _begin(path: Path) -> None:
+    if path.exists():
+        return
+    draft = path.with_name(f".{SUMMARY_FILE}.{secrets.token_hex(4)}")
+    draft.write_text(_line(COLUMNS), encoding="utf-8")
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink()
+
+
+def _cells(run: Run, trace: Path) -> tuple[object, ...]:
+    spec, environment = run.spec, run.environment
+    budget = run.profile.budget if run.profile else None
+    step = budget.typical if budget else None
+    return (
+        run.created,
+        run.id,
+        spec.workload,
+        spec.size,
+        spec.recipe.label,
+        spec.mode,
+        spec.batch,
+        spec.config.get("context") or spec.config.get("seq_max_len") or "",
+        environment.device_name if spec.device == "cuda" else environment.cpu,
+        run.clock.step.median if run.clock else "",
+        step.wall_ms if step else "",
+        run.memory.peak / 2**30 if run.memory else "",
+        sum(category.launches for category in step.categories) if step else "",
+        trace,
+    )
+
+
+def _line(cells: tuple[object, ...]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(cells)
+    return out.getvalue()

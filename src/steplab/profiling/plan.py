@@ -1,0 +1,63 @@
+"""Plan: how much of a step is recorded. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steplab.core.errors import UserError
+
+DEFAULT_SCHEDULE = (1, 2, 3, 1)
+# Names of files beside the traces.
+AVERAGES_FILE = "key_averages.txt"
+DETAIL_FILE = "detail.json.gz"
+
+
+@dataclass(frozen=True)
+class ProfilePlan:
+    """The schedule of the lean traces, and whether a detailed step follows.
+
+    A cycle leaves `wait` steps alone, lets the profiler run for `warmup` steps and throws them
+    away, records `active` steps into one trace, and is done `repeat` times.
+    """
+
+    schedule: tuple[int, ...] = DEFAULT_SCHEDULE  # wait, warmup, active, repeat
+    detail: bool = True
+    stacks: bool = True  # in the detailed step: Python's lines and the memory, which take longest
+
+    def __post_init__(self) -> None:
+        if len(self.schedule) != 4:
+            raise UserError("A schedule has four numbers: wait, warmup, active, repeat.")
+        if self.wait < 0 or self.warmup < 0:
+            raise UserError(f"wait and warmup must not be negative: {self.schedule}.")
+        if self.active < 1 or self.repeat < 1:
+            raise UserError(f"active and repeat must be at least 1: {self.schedule}.")
+
+    @property
+    def wait(self) -> int:
+        """Steps at the start of a cycle that are not recorded."""
+        return self.schedule[0]
+
+    @property
+    def warmup(self) -> int:
+        """Steps that the profiler sees and forgets: its own start costs time."""
+        return self.schedule[1]
+
+    @property
+    def active(self) -> int:
+        """Steps in one trace."""
+        return self.schedule[2]
+
+    @property
+    def repeat(self) -> int:
+        """Cycles, one trace each."""
+        return self.schedule[3]
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """The schedule: wait, warmup, active, repeat."""
+        return self.wait, self.warmup, self.active, self.repeat
+
+    @property
+    def steps(self) -> int:
+        """Steps that are run for the lean traces."""
+        return (self.wait + self.warmup + self.active) * self.repeat

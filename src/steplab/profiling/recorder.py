@@ -1,0 +1,249 @@
+"""One spec measured like any trial, then recorded: times first, without a profiler around."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._inductor.config
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from steplab.core import MemoryTimeline, Profile, Run, RunSpec
+from steplab.core.errors import SteplabError
+from steplab.probes.memory_timeline import record_memory
+from steplab.probes.probe import Subject
+from steplab.profiling.plan import AVERAGES_FILE, DETAIL_FILE, ProfilePlan
+from steplab.profiling.ranges import can_name_modules, module_ranges, phase_ranges, run_named
+from steplab.profiling.trace_file import write_averages, write_trace
+from steplab.step.loop import Progress, settle, synchronize, warm_up
+from steplab.step.trial import is_out_of_memory, trial
+from steplab.trace.phases import PACING_RANGE
+
+
+@contextlib.contextmanager
+def cuda_graphs_off() -> Iterator[None]:
+    """Compile what runs inside without Inductor's CUDA graphs, whatever mode was asked for.
+
+    A replayed graph is one launch: nothing tells which line, operator or module a kernel in it
+    comes from. Modes such as reduce-overhead override Inductor's global setting, hence the
+    wrapper around the compiler call. Compiled code is dropped at both ends; Inductor's cache
+    makes the next compilation quick.
+    """
+    compiler: Any = torch._TorchCompileInductorWrapper
+    original = compiler.__call__
+
+    def without_graphs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kept, self.config = self.config, {**self.config, "triton.cudagraphs": False}
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            self.config = kept
+
+    torch._dynamo.reset()
+    compiler.__call__ = without_graphs
+    try:
+        with torch._inductor.config.patch({"triton.cudagraphs": False}):
+            yield
+    finally:
+        compiler.__call__ = original
+        torch._dynamo.reset()
+
+
+DETAIL_WARMUP = 1  # the first step under the Python tracer pays for its start
+
+
+def record_lean(
+    subject: Subject, plan: ProfilePlan, folder: Path, progress: Progress
+) -> tuple[str, ...]:
+    """Run `plan.steps` steps and write one trace per cycle; return the files' names.
+
+    Nothing but phases is recorded, so that times stay close to those without a profiler. The
+    table of averages holds the active steps of all cycles.
+    """
+    names: list[str] = []
+
+    def save(profiler: profile) -> None:
+        names.append(f"trace_{len(names) + 1}.json.gz")
+        write_trace(profiler, folder / names[-1])
+
+    progress(f"tracing {plan.steps} steps")
+    pace = Pace(subject.on_cuda)
+    with (
+        phase_ranges(subject),
+        profile(
+            activities=_activities(subject.on_cuda),
+            schedule=_schedule(plan),
+            on_trace_ready=save,
+            acc_events=True,
+        ) as profiler,
+    ):
+        for _ in range(plan.steps):
+            run_named(subject, then=pace.step_issued)
+            profiler.step()
+    write_averages(profiler, folder / AVERAGES_FILE, subject.on_cuda)
+    return tuple(names)
+
+
+def record_detail(subject: Subject, folder: Path, progress: Progress, stacks: bool = True) -> str:
+    """Record one step with shapes, modules and, with `stacks`, Python's lines and memory.
+
+    Returns the file's name.
+    """
+    progress("tracing in detail")
+    model = subject.step.model
+    with (
+        phase_ranges(subject),
+        module_ranges(model) if can_name_modules(model) else contextlib.nullcontext(),
+        profile(
+            activities=_activities(subject.on_cuda),
+            schedule=schedule(wait=0, warmup=DETAIL_WARMUP, active=1, repeat=1),
+            on_trace_ready=lambda profiler: write_trace(profiler, folder / DETAIL_FILE),
+            with_stack=stacks,
+            record_shapes=True,
+            profile_memory=stacks,
+            acc_events=True,
+        ) as profiler,
+    ):
+        for _ in range(DETAIL_WARMUP + 1):
+            # No kernel of one step may run in the range of the next.
+            run_named(subject, then=lambda: synchronize(subject))
+            profiler.step()
+    return DETAIL_FILE
+
+
+class Pace:
+    """Keeps the host one step ahead of the device, and no further.
+
+    A host that is free to run ahead issues several steps within the first one's time on the
+    device, and its step ranges then say nothing about how long a step takes. The wait is for
+    the step before: while it lasts the device has the present step's work to do.
+    """
+
+    def __init__(self, on_cuda: bool) -> None:
+        self.on_cuda = on_cuda
+        self.before: Any = None
+
+    def step_issued(self) -> None:
+        """Wait until the step before the one just issued is done."""
+        if not self.on_cuda:
+            return
+        done = torch.cuda.Event()
+        done.record()
+        if self.before is not None:
+            with record_function(PACING_RANGE):
+                self.before.synchronize()
+        self.before = done
+
+
+def _activities(on_cuda: bool) -> list[ProfilerActivity]:
+    return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
+
+
+def _schedule(plan: ProfilePlan) -> Callable[[int], Any]:
+    with warnings.catch_warnings():
+        # A schedule without warm-up is noted in the Run instead.
+        warnings.filterwarnings("ignore", "Profiler won't be using warmup")
+        made: Callable[[int], Any] = schedule(
+            wait=plan.wait, warmup=plan.warmup, active=plan.active, repeat=plan.repeat
+        )
+    return made
+
+
+# Inductor warms a CUDA graph up in the first step after a reset and records it in the second.
+STEADY_STEPS = 3
+
+
+def profile_spec(spec: RunSpec, plan: ProfilePlan, folder: Path, progress: Progress) -> Run:
+    """Measure and record `spec` in this process; traces are written into `folder`.
+
+    UserErrors propagate; every other failure is the Run's status.
+    """
+
+    def afterwards(subject: Subject, run: Run) -> Run:
+        _steady(subject, progress)
+        return record_profile(subject, run, plan, folder, progress)
+
+    return trial(spec, progress, afterwards)
+
+
+def record_profile(
+    subject: Subject, run: Run, plan: ProfilePlan, folder: Path, progress: Progress
+) -> Run:
+    """Add a profile to the Run of a step that has been measured and is in its steady state."""
+    notes = [*run.notes]
+    if not plan.warmup:
+        notes.append("schedule without warm-up: recorded steps hold the profiler's own start")
+    traces = record_lean(subject, plan, folder, progress)
+    profile = Profile(plan.numbers, traces, updated_weights=updated_weights(subject))
+    if plan.detail:
+        try:
+            profile = _detailed(subject, run, profile, plan.stacks, folder, progress, notes)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            notes.append("no detail: the step with stacks, shapes and memory ran out of memory")
+    return replace(run, profile=profile, notes=tuple(notes))
+
+
+def updated_weights(subject: Subject) -> int | None:
+    """Return the number of weights that a step updates; None where nobody knows the optimizer."""
+    optimizer = subject.step.optimizer
+    if optimizer is None or subject.spec.mode != "full":
+        return None
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    return sum(p.numel() for p in params if p.requires_grad)
+
+
+def _detailed(
+    subject: Subject,
+    run: Run,
+    profile: Profile,
+    stacks: bool,
+    folder: Path,
+    progress: Progress,
+    notes: list[str],
+) -> Profile:
+    """Return the profile with a detailed step and its memory; add to `notes` what limits them.
+
+    Without `stacks` only modules and shapes are told.
+    """
+    replays = run.ran is not None and bool(run.ran.graph_launches)
+    with contextlib.ExitStack() as stack:
+        if replays:
+            stack.enter_context(cuda_graphs_off())
+            stack.enter_context(subject.op_by_op())
+            notes.append("detail and memory were recorded with CUDA graphs off")
+            _steady(subject, progress)
+        detail = record_detail(subject, folder, progress, stacks)
+        if not can_name_modules(subject.step.model):
+            notes.append("no module ranges: it is not known what is compiled; stacks tell")
+        memory = _memory(subject, progress, notes) if stacks else None
+    return replace(profile, detail=detail, memory=memory)
+
+
+def _memory(subject: Subject, progress: Progress, notes: list[str]) -> MemoryTimeline | None:
+    progress("following the memory")
+    try:
+        return record_memory(subject)
+    except SteplabError as error:
+        notes.append(f"no memory timeline: {error}")
+    except UnicodeDecodeError:
+        # A step that compiles while stacks are recorded frees code whose names are then garbage.
+        notes.append("no memory timeline: torch's profiler could not name freed code")
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        notes.append("no memory timeline: following the step ran out of memory")
+    return None
+
+
+def _steady(subject: Subject, progress: Progress) -> None:
+    """Bring the step back to its steady state: whoever looked at it last may have reset it."""
+    settle(subject, subject.step.parts.settle_steps, progress)
+    warm_up(subject, STEADY_STEPS, progress)

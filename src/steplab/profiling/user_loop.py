@@ -1,0 +1,143 @@
+"""`steplab.profile(step_fn)`: a Run for people who have a loop of their own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from steplab.core import Run, RunSpec, new_run_id
+from steplab.core.errors import UserError
+from steplab.core.run import now
+from steplab.probes.clock import ClockProbe
+from steplab.probes.compilation import graph_count
+from steplab.probes.environment import capture_environment
+from steplab.probes.memory import MemoryProbe
+from steplab.probes.probe import Subject
+from steplab.probes.ran import RanProbe
+from steplab.profiling.output import (
+    append_summary,
+    check_summary,
+    read_traces,
+    save_files,
+    scratch_folder,
+)
+from steplab.profiling.plan import ProfilePlan
+from steplab.profiling.recorder import record_profile
+from steplab.step.loop import measure
+from steplab.step.step import Watch, unwatched
+from steplab.store import DEFAULT_ROOT, Store
+from steplab.techniques.technique import StepParts
+from steplab.workloads.workload import StepOutput
+
+
+def profile(
+    step_fn: Callable[[], object],
+    steps: int = 3,
+    warmup: int = 2,
+    *,
+    name: str = "",
+    detail: bool = True,
+    store: Store | Path | str | None = DEFAULT_ROOT,
+) -> Run:
+    """Time and record `step_fn`, which does one step of your own loop; return the Run.
+
+    Calls it `warmup` times untimed, `steps` times against the clock, then under the profiler:
+    `steps` more times for the times of kernels (after one that is thrown away), and a few more
+    for stacks, shapes, dtypes and memory unless `detail` is False. Whatever it raises is raised
+    here. Ranges that you open with `torch.profiler.record_function`, for example "forward",
+    name the phases.
+
+    The Run and its traces are saved in `store`, a folder, under `name` (the function's name if
+    none is given); with None nothing is kept but the Run that is returned. `steplab.findings`
+    takes it from there.
+    """
+    if steps < 1 or warmup < 0:
+        raise UserError(f"It takes 1 step and 0 warm-up steps at least, not {steps} and {warmup}.")
+    # Kineto reads it when the process's first profiler starts; else it prints two lines a step.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    kept = store if isinstance(store, Store) or store is None else Store(store)
+    if kept is not None:
+        kept.check_writable()
+        check_summary(kept.root)
+    for _ in range(warmup):
+        step_fn()
+    # By now whatever uses the GPU has been there.
+    device = "cuda" if torch.cuda.is_initialized() else "cpu"
+    title = name or getattr(step_fn, "__qualname__", type(step_fn).__name__)
+    spec = RunSpec(title, batch=1, device=device, warmup=warmup, steps=steps)
+    subject = Subject(
+        UserStep(step_fn, device), itertools.repeat(None), spec, capture_environment()
+    )
+    run = _measured(subject)
+    if kept is not None:
+        return _stored(subject, run, detail, kept)
+    with tempfile.TemporaryDirectory() as folder:
+        return _recorded(subject, run, detail, Path(folder))
+
+
+class UserStep:
+    """A user's callable in the place of a Step: its phases and its model are not known."""
+
+    optimizer: torch.optim.Optimizer | None = None
+    workload: Any = None
+    graph: Any = None
+
+    def __init__(self, step_fn: Callable[[], object], device: str) -> None:
+        self.step_fn = step_fn
+        self.watch: Watch = unwatched
+        self.model = nn.Module()
+        scaler = torch.amp.GradScaler(device, enabled=False)
+        self.parts = StepParts(self.model, torch.device(device), scaler)
+        self.output = StepOutput(torch.zeros(()))
+
+    def __call__(self, micro_batches: Any) -> StepOutput:
+        """Run the user's step."""
+        self.step_fn()
+        return self.output
+
+
+def _measured(subject: Subject) -> Run:
+    """Time the steps without a profiler, then look at one more."""
+    spec = subject.spec
+    clock, memory, ran = ClockProbe(), MemoryProbe(), RanProbe()
+    graphs = graph_count()
+    measure(subject, spec.steps, clock, [memory], lambda text: None)
+    notes = ["a loop of your own: its batch, recipe and work are not known"]
+    if graph_count() > graphs:
+        notes.append("still compiling while the clock ran: give more warm-up steps")
+    memory.inspect(subject)
+    ran.inspect(subject)
+    return Run(
+        new_run_id(spec),
+        spec,
+        subject.environment,
+        created=now(),
+        clock=clock.result(),
+        memory=memory.result(),
+        ran=ran.result(),
+        notes=tuple(notes),
+    )
+
+
+def _recorded(subject: Subject, run: Run, detail: bool, folder: Path) -> Run:
+    """Record traces into `folder` and read the budget from them."""
+    plan = ProfilePlan((0, 1, subject.spec.steps, 1), detail)
+    run = record_profile(subject, run, plan, folder, lambda text: None)
+    return read_traces(run, folder)[0]
+
+
+def _stored(subject: Subject, run: Run, detail: bool, store: Store) -> Run:
+    """Record, and return the Run as it is in the store."""
+    with scratch_folder(store) as folder:
+        run = _recorded(subject, run, detail, folder)
+        saved = save_files(store, run, folder)
+    assert run.profile is not None
+    append_summary(store.root, run, saved / run.profile.traces[0])
+    return store.load(run.id)

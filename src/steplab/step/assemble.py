@@ -1,0 +1,94 @@
+"""RunSpec to Step: build the workload, apply the techniques in the order of their stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch._functorch.config
+
+from steplab.core import Mode, Recipe, RunSpec
+from steplab.core.errors import UserError, no_gpu
+from steplab.modules.optimizer import keep_masters
+from steplab.step.graph import graph_step, learning_rates_to_device
+from steplab.step.prefetch import Prefetched
+from steplab.step.step import Step
+from steplab.techniques.recipes import check_recipe, technique
+from steplab.techniques.technique import StepParts
+from steplab.workloads.workload import Workload, find_workload
+
+
+def assemble(spec: RunSpec, workload: Workload | None = None) -> Step:
+    """Return the Step that `spec` describes, on its device, ready for its first call."""
+    check_recipe(spec.recipe)
+    device = find_device(spec.device)
+    torch.manual_seed(spec.seed)
+    workload = workload or find_workload(spec.workload).open(spec.config)
+    with torch.device(device):
+        model = workload.model()
+    return build_step(workload, model, device, spec.recipe, spec.mode, spec.clip)
+
+
+def build_step(
+    workload: Workload,
+    model: torch.nn.Module,
+    device: torch.device,
+    recipe: Recipe,
+    mode: Mode,
+    clip: float,
+) -> Step:
+    """Apply a checked recipe to a model on its device and return the Step.
+
+    Global torch settings that techniques touch are put back to torch's defaults first, so that
+    one assembly cannot leak into the next.
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False  # torch's default lets convolutions use TF32
+    torch._functorch.config.activation_memory_budget = 1.0
+    parts = StepParts(model, device, torch.amp.GradScaler(device.type, enabled=False))
+    chosen = [(technique(name), given) for name, given in recipe.techniques.items()]
+    for one, settings in sorted(chosen, key=lambda pair: pair[0].stage):
+        one.apply(parts, settings)
+    optimizer = None
+    if mode == "full":
+        optimizer = workload.optimizer(model, **parts.optimizer_options)
+        if parts.replace_optimizer is not None:
+            optimizer = parts.replace_optimizer(optimizer)
+        if parts.master_weights:
+            keep_masters(optimizer, parts.master_weights)
+        if parts.wrap_optimizer_step is not None:
+            # As Python floats a schedule would change a guard, and so recompile, at every step.
+            learning_rates_to_device(optimizer, device)
+            optimizer.step = parts.wrap_optimizer_step(optimizer.step)  # type: ignore[method-assign]
+    step = Step(workload, parts, optimizer, mode, clip)
+    if parts.graph_warmup:
+        graph_step(step)
+    return step
+
+
+def micro_batches(step: Step, spec: RunSpec) -> Iterator[list[Any]]:
+    """Yield what one call of the step takes: a list of `spec.accumulate` micro-batches."""
+    device, ahead = step.parts.device, step.parts.batches_ahead
+    stream = iter(step.workload.batches(spec.batch, device, spec.seed))
+    if ahead:
+        stream = Prefetched(stream, device, ahead)
+    while True:
+        try:
+            batches = [next(stream) for _ in range(spec.accumulate)]
+        except StopIteration:
+            raise UserError(
+                "The workload ran out of batches.", "Let batches() yield forever."
+            ) from None
+        yield batches
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device, or raise a UserError when it is not there."""
+    if name == "cpu":
+        return torch.device("cpu")
+    if name == "cuda":
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        raise no_gpu()
+    raise UserError(f"There is no device {name!r}.", "Use cpu or cuda.")

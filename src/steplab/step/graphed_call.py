@@ -1,0 +1,288 @@
+"""GraphedCall: a function of tensors that runs eagerly at first, then as a CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_map,
+    tree_unflatten,
+)
+
+from steplab.core.errors import SteplabError, Unsupported
+from steplab.probes.compilation import graph_count
+from steplab.step.user_frames import error_line
+
+SYNC_MESSAGE = "called a synchronizing CUDA operation"  # torch's words in sync debug mode
+
+
+def is_sync_error(error: BaseException) -> bool:
+    """Whether torch raised because the host would have waited for the device."""
+    return SYNC_MESSAGE in str(error)
+
+
+def refused_sync(error: BaseException) -> Unsupported:
+    """Return the refusal of a call in which the host waits for the device."""
+    return Unsupported(
+        f"No CUDA graph: the host waits for the device at {error_line(error)}.",
+        "Keep the value on the device; steplab lint lists all such lines.",
+    )
+
+
+def refused_capture(error: Exception) -> Exception:
+    """Return what to raise for an error in a capture: a refusal, or the error itself.
+
+    Ending a broken capture raises once more; the first error is the one that tells.
+    """
+    first: BaseException = error
+    while first.__context__ is not None:
+        first = first.__context__
+    if isinstance(first, (SteplabError, torch.OutOfMemoryError)):
+        return first
+    if is_sync_error(first):
+        return refused_sync(first)
+    said = " ".join(str(first).split()).split(". ")[0][:200].rstrip(".")
+    return Unsupported(
+        f"No CUDA graph: {said} ({error_line(first)}).",
+        "steplab lint lists what a graph cannot hold; or leave the graph out.",
+    )
+
+
+PLAIN_TYPES = (int, float, str, bool, type(None))
+
+
+class StaticInputs:
+    """Copies of one call's inputs: tensors in tuples, lists, dicts and named tuples.
+
+    `values` has their structure and is what the captured function is called with.
+    """
+
+    def __init__(self, inputs: Any, device: torch.device) -> None:
+        leaves, self._tree = tree_flatten(inputs)
+        for path, leaf in tree_flatten_with_path(inputs)[0]:
+            _check_leaf(leaf, keystr(path), device)
+        self._example = [_describe(leaf) for leaf in leaves]
+        static = [_strided_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._buffers = [leaf for leaf in static if isinstance(leaf, Tensor)]
+        self.values = tree_unflatten(static, self._tree)
+
+    def fill(self, inputs: Any) -> None:
+        """Copy one call's tensors into the buffers; refuse inputs of another form."""
+        leaves, tree = tree_flatten(inputs)
+        if tree != self._tree or [_describe(leaf) for leaf in leaves] != self._example:
+            raise Unsupported(
+                f"A CUDA graph has fixed shapes: {self._difference(inputs)}.",
+                "Yield batches of one shape (drop the last, or pad), or leave the graph out.",
+            )
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, [x for x in leaves if isinstance(x, Tensor)])
+
+    def _difference(self, inputs: Any) -> str:
+        """Say which input is not what it was when the graph was captured."""
+        found = tree_flatten_with_path(inputs)[0]
+        if len(found) != len(self._example):
+            return f"{len(self._example)} inputs were captured, {len(found)} came"
+        for (path, leaf), was in zip(found, self._example, strict=True):
+            if _describe(leaf) != was:
+                return f"input {keystr(path)} was {was} and is {_describe(leaf)}"
+        return "the inputs stand in another structure than those captured"
+
+
+def _strided_copy(x: Tensor) -> Tensor:
+    """Return a copy with the strides of `x`, gaps included.
+
+    A clone would close the gaps of a slice, and compiled code that was made for the slice would be
+    compiled anew for the clone: in the middle of the capture, which it breaks.
+    """
+    if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
+        return x.detach().clone()  # an expanded tensor cannot be written to
+    strided = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return strided.copy_(x.detach())
+
+
+def _describe(leaf: Any) -> Any:
+    """What must stay the same: shape and dtype of a tensor, anything else as it is."""
+    if isinstance(leaf, Tensor):
+        return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
+    return leaf
+
+
+def _check_leaf(leaf: Any, place: str, device: torch.device) -> None:
+    if isinstance(leaf, Tensor):
+        if leaf.device.type != device.type:
+            raise Unsupported(
+                f"Input {place} is on {leaf.device}: a CUDA graph on {device} cannot read it.",
+                "Move it to the device before the call.",
+            )
+    elif not isinstance(leaf, PLAIN_TYPES):
+        raise Unsupported(
+            f"Input {place} is a {type(leaf).__name__}: its tensors cannot be found and replaced.",
+            "Use tensors in tuples, lists, dicts or named tuples.",
+        )
+
+
+class GraphBackend(Protocol):
+    """What captures: CUDA, or a stand-in that records the call."""
+
+    device: torch.device
+
+    def warm(self, run: Callable[[], Any], strict: bool) -> Any:
+        """Run plainly where the capture will be; `strict` refuses any wait for the device."""
+        ...
+
+    def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        """Record `run` without its effects; return what replays it and gives its outputs."""
+        ...
+
+
+def no_values() -> Mapping[str, Any]:
+    """No values of Python that a capture would freeze."""
+    return {}
+
+
+class GraphedCall:
+    """Calls `function(inputs)`; every call does its work once, whichever way it is done.
+
+    The first `warmup` calls run plainly: they create what is created lazily, compile, and the
+    last of them shows that the host never waits for the device. The next call captures. From
+    then on inputs are copied into the graph's own buffers and outputs are copied out of them.
+    `baked` tells the values of Python that the capture freezes: one that changes is refused.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        graphs: GraphBackend,
+        warmup: int,
+        baked: Callable[[], Mapping[str, Any]] = no_values,
+    ) -> None:
+        self.function = function
+        self.graphs = graphs
+        self.warmup = warmup
+        self.baked = baked
+        self.forget()
+
+    def __call__(self, inputs: Any) -> Any:
+        """Do the work of one call and return outputs that later calls leave alone."""
+        # Code that was compiled anew may have freed what the captured kernels read.
+        if self._replay is not None and graph_count() != self._compiled:
+            self.forget()
+        if self._replay is None and self._warmed < self.warmup:
+            self._warmed += 1
+            strict = self._warmed == self.warmup
+            return self.graphs.warm(partial(self.function, inputs), strict)
+        if self._replay is None:
+            self._capture(inputs)
+        assert self._replay is not None and self._inputs is not None
+        self._refuse_changes()
+        self._inputs.fill(inputs)
+        return tree_map(_clone, self._replay())
+
+    def forget(self) -> None:
+        """Drop the graph: the next calls warm up and capture anew.
+
+        To be called when a tensor that the function reads has been replaced by another one.
+        """
+        self._replay: Callable[[], Any] | None = None
+        self._inputs: StaticInputs | None = None
+        self._frozen: Mapping[str, Any] = {}
+        self._warmed = self._compiled = 0
+
+    def _capture(self, inputs: Any) -> None:
+        static = StaticInputs(inputs, self.graphs.device)
+        self._frozen = self.baked()
+        self._replay = self.graphs.capture(partial(self.function, static.values))
+        self._inputs, self._compiled = static, graph_count()
+
+    def _refuse_changes(self) -> None:
+        now = self.baked()
+        for name, value in now.items():
+            if value != self._frozen.get(name):
+                raise Unsupported(
+                    f"{name} was {self._frozen.get(name)} when the CUDA graph was captured and is "
+                    f"{value} now: a graph cannot see that.",
+                    "Keep it as it was, hold it in a tensor, or leave the graph out.",
+                )
+
+
+def _clone(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+class CudaGraphs:
+    """Warms up and captures on one side stream of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+
+    def warm(self, run: Callable[[], Any], strict: bool) -> Any:
+        """Run plainly where the capture will be; `strict` refuses any wait for the device."""
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            out = _run_without_syncs(run) if strict else run()
+        current.wait_stream(self.stream)
+        return out
+
+    def capture(self, run: Callable[[], Any]) -> CudaReplay:
+        """Record what `run` launches, without executing it."""
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        try:
+            # Thread-local: threads that read data may allocate meanwhile.
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                outputs = run()
+        except Exception as error:
+            # A capture that fails leaves its own stream as the current one.
+            torch.cuda.set_stream(before)
+            raise refused_capture(error) from error
+        return CudaReplay(graph, outputs)
+
+
+class CudaReplay:
+    """A captured graph with the tensors that it writes."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Any) -> None:
+        self.graph = graph
+        self.outputs = outputs
+
+    def __call__(self) -> Any:
+        """Launch it on the current stream; the outputs are overwritten by every call."""
+        self.graph.replay()
+        return self.outputs
+
+
+def _run_without_syncs(run: Callable[[], Any]) -> Any:
+    try:
+        with sync_debug_mode("error"):
+            return run()
+    except RuntimeError as error:
+        if not is_sync_error(error):
+            raise
+        raise refused_sync(error) from error
+
+
+@contextlib.contextmanager
+def sync_debug_mode(mode: str) -> Iterator[None]:
+    """Let torch warn or raise where the host waits for the device."""
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        _set_mode(mode)
+        yield
+    finally:
+        _set_mode(before)
+
+
+def _set_mode(mode: str | int) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode(mode)

@@ -1,0 +1,103 @@
+"""Settle, warm up, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from steplab.core.errors import MeasurementError
+from steplab.probes.clock import ClockProbe
+from steplab.probes.compilation import graph_count
+from steplab.probes.probe import Probe, Subject
+
+# A step that still compiles after this many steps compiles for ever: shapes that keep changing.
+MAX_SETTLE_STEPS = 12
+
+Progress = Callable[[str], None]
+
+
+def settle(subject: Subject, at_least: int, progress: Progress) -> float | None:
+    """Run until a step compiles nothing; return the seconds of the first step.
+
+    An eager step needs no settling: `at_least` is 0 and nothing runs, so that a warm-up study
+    sees the true first step.
+    """
+    if not at_least:
+        return None
+    progress("compiling")
+    preflight(subject)
+    first_seconds = None
+    for count in range(MAX_SETTLE_STEPS):
+        graphs, start = graph_count(), perf_counter()
+        subject.run_step()
+        synchronize(subject)
+        if first_seconds is None:
+            first_seconds = perf_counter() - start
+        if graph_count() == graphs and count + 1 >= at_least:
+            return first_seconds
+    raise MeasurementError(f"Still compiling after {MAX_SETTLE_STEPS} steps: shapes must change.")
+
+
+def settle_scaler(subject: Subject) -> None:
+    """Run until the gradient scaler skips no update: skipped ones would be timed as steps.
+
+    It starts at 65,536 and halves at every overflow, so 16 skips bring it down to 1.
+    """
+    scaler = subject.step.parts.scaler
+    while scaler.is_enabled() and subject.spec.mode == "full":
+        before = scaler.get_scale()
+        subject.run_step()
+        if scaler.get_scale() >= before:
+            return
+        if before < 1:
+            raise MeasurementError("fp16 gradients overflow at any scale: every update is skipped.")
+
+
+def preflight(subject: Subject) -> None:
+    """Run one forward eagerly, so that faults of the model are told in its own words.
+
+    Raised under tracing, the same exception would reach the user as dynamo's. Without gradients
+    it needs less memory than the step, so it cannot run out where the step would not.
+    """
+    parts, workload = subject.step.parts, subject.step.workload
+    run = workload.predict if subject.spec.mode == "infer" else workload.loss
+    with torch.compiler.set_stance("force_eager"), torch.no_grad(), parts.forward_context():
+        run(subject.step.model, next(subject.feed)[0])
+
+
+def warm_up(subject: Subject, steps: int, progress: Progress) -> None:
+    """Run untimed steps."""
+    for index in range(steps):
+        progress(f"warm-up {index + 1}/{steps}")
+        subject.run_step()
+    synchronize(subject)
+
+
+def measure(
+    subject: Subject, steps: int, clock: ClockProbe, probes: list[Probe], progress: Progress
+) -> list[Tensor]:
+    """Run the timed steps, with no synchronisation between them; return their losses."""
+    progress(f"measuring {steps} steps")
+    losses = []
+    for probe in probes:
+        probe.open_window(subject)
+    clock.open_window(subject)
+    for _ in range(steps):
+        with clock.fetching():
+            batch = next(subject.feed)
+        with clock.stepping():
+            losses.append(subject.step(batch).loss)
+    synchronize(subject)
+    clock.close_window(subject)
+    for probe in probes:
+        probe.close_window(subject)
+    return losses
+
+
+def synchronize(subject: Subject) -> None:
+    """Wait until the device has nothing left to do."""
+    if subject.on_cuda:
+        torch.cuda.synchronize()

@@ -1,0 +1,130 @@
+"""The training step. Everything else builds it, changes it or watches it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from steplab.core import Mode
+from steplab.core.errors import UserError
+from steplab.modules.optimizer import OnePassAdamW
+from steplab.techniques.technique import StepParts
+from steplab.workloads.workload import StepOutput, Workload
+
+Watch = Callable[[str], contextlib.AbstractContextManager[Any]]
+
+
+def unwatched(phase: str) -> contextlib.AbstractContextManager[Any]:
+    """Watch nothing: the default."""
+    return contextlib.nullcontext()
+
+
+class Step:
+    """Forward, backward, clip, update; `mode` says how far it goes.
+
+    `watch(phase)` is entered around every phase: "forward", "backward", "clip", "optimizer"; or
+    around the one phase "replay" where `graph` runs the step: inside, phases cannot be told apart.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        parts: StepParts,
+        optimizer: torch.optim.Optimizer | None,
+        mode: Mode = "full",
+        clip: float = 1.0,
+    ) -> None:
+        self.workload = workload
+        self.parts = parts
+        self.optimizer = optimizer
+        self.mode = mode
+        self.clip = clip
+        self.watch: Watch = unwatched
+        self.graph: Callable[[Sequence[Any]], StepOutput] | None = None
+        parts.model.train(mode != "infer")
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that is trained."""
+        return self.parts.model
+
+    def __call__(self, micro_batches: list[Any]) -> StepOutput:
+        """Run one step over one or more micro-batches, whose gradients are averaged."""
+        _check_list(micro_batches)
+        if self.graph is None:
+            return self.run(micro_batches)
+        watch, self.watch = self.watch, unwatched
+        try:
+            with watch("replay"):
+                return self.graph(micro_batches)
+        finally:
+            self.watch = watch
+
+    def run(self, micro_batches: Sequence[Any]) -> StepOutput:
+        """Run one step op by op."""
+        # Tells Inductor's CUDA graphs that the last step's outputs may be overwritten.
+        torch.compiler.cudagraph_mark_step_begin()
+        if self.mode == "infer":
+            return self._infer(micro_batches)
+        outputs = [self._forward_backward(batch, len(micro_batches)) for batch in micro_batches]
+        if self.mode == "full":
+            self._update()
+        else:
+            self.model.zero_grad(set_to_none=True)
+        # New tensors, also for one micro-batch: a CUDA graph overwrites its outputs on replay.
+        loss = torch.stack([output.loss for output in outputs]).mean()
+        names = outputs[0].metrics
+        means = {n: torch.stack([out.metrics[n] for out in outputs]).mean(0) for n in names}
+        return StepOutput(loss, means)
+
+    @torch.no_grad()
+    def _infer(self, micro_batches: Sequence[Any]) -> StepOutput:
+        for batch in micro_batches:
+            with self.watch("forward"), self.parts.forward_context():
+                self.workload.predict(self.model, batch)
+        return StepOutput(torch.zeros((), device=self.parts.device))
+
+    def _forward_backward(self, batch: Any, micro_batches: int) -> StepOutput:
+        with self.watch("forward"), self.parts.forward_context():
+            loss, metrics = self.workload.loss(self.model, batch)
+        if loss.ndim != 0:
+            raise UserError(
+                f"The loss must be a scalar, but it has shape {tuple(loss.shape)}.",
+                "Return loss.mean() or loss.sum().",
+            )
+        if self.mode != "forward":
+            # Outside autocast, whose cache of 16-bit weights has been freed by now.
+            with self.watch("backward"):
+                self.parts.scaler.scale(loss / micro_batches).backward()
+        return StepOutput(loss.detach(), {k: v.detach() for k, v in metrics.items()})
+
+    def _update(self) -> None:
+        assert self.optimizer is not None
+        scaler = self.parts.scaler
+        if self.clip:
+            with self.watch("clip"):
+                scaler.unscale_(self.optimizer)
+                self._clip(self.model.parameters())
+        with self.watch("optimizer"):
+            scaler.step(self.optimizer)
+            scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _clip(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        if isinstance(self.optimizer, OnePassAdamW):
+            self.optimizer.clip(parameters, self.clip)  # by the update, in the same pass
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, self.clip)
+
+
+def _check_list(micro_batches: Any) -> None:
+    """Refuse a bare batch: a tensor would be taken apart, and each row trained on by itself."""
+    if isinstance(micro_batches, list) and micro_batches:
+        return
+    found = "an empty one" if isinstance(micro_batches, list) else type(micro_batches).__name__
+    raise UserError(
+        f"A step takes a list of micro-batches, not {found}.", "Call it as step([batch])."
+    )

@@ -1,0 +1,40 @@
+"""Which line of the user's code is running, or has failed."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from types import FrameType
+
+from steplab.trace.lines import user_line
+
+Frame = tuple[str, int, str]  # file, line, function
+
+
+def innermost_line(frames: Iterable[Frame]) -> str | None:
+    """Return the first of the frames, innermost first, that is the user's: `model.py:12 (f)`."""
+    lines = (user_line(f"{path}({line}): {function}") for path, line, function in frames)
+    return next((line for line in lines if line), None)
+
+
+def calling_line(within: str) -> str | None:
+    """Return the innermost line of the user's code that is running now.
+
+    Only what was called by the file `within` counts, not who called that file.
+    """
+    return innermost_line(_running(within))
+
+
+def error_line(error: BaseException) -> str:
+    """Return the innermost line of the user's code in a traceback, else the innermost of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else "unknown"
+    return innermost_line((f.filename, f.lineno or 0, f.name) for f in reversed(frames)) or last
+
+
+def _running(within: str) -> Iterator[Frame]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename != within:
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back

@@ -1,1 +1,0 @@
-"""How fast, how large and how exact the routed experts are, by implementation and routing."""

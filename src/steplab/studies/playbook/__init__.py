@@ -1,1 +1,0 @@
-"""Megalodon's profiling playbook: lengths x reductions, traces, tables and one summary."""

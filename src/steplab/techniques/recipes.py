@@ -1,0 +1,106 @@
+"""Words and files to Recipes, checked against the techniques that exist."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from steplab.core import PLAIN, Recipe, registry
+from steplab.core.errors import UserError
+from steplab.techniques.technique import Technique
+
+PRESETS = Path(__file__).parents[1] / "recipes"
+OFF = "off"
+
+
+def technique(name: str) -> Technique:
+    """Return the technique of that name."""
+    found: Technique = registry.load("steplab.techniques", name, "TECHNIQUE")
+    return found
+
+
+def presets() -> list[str]:
+    """Return the names of the recipes that come with steplab."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def parse_recipe(text: str) -> Recipe:
+    """Read `plain`, a preset's name, a .toml or .json file, or `precision=bf16,compile=blocks`.
+
+    Words may follow a name or a file and change it: `production-training,compile.mode=default`;
+    `compile=off` takes a technique out.
+    """
+    first, _, rest = text.partition(",")
+    base, left = (_named(first.strip()), rest) if "=" not in first else (None, text)
+    if base is None:
+        base, left = PLAIN, text
+    techniques = dict(base.techniques)
+    for name, given in _words(left, text).items():
+        found = technique(name)
+        if given == {"": OFF}:
+            if techniques.pop(name, None) is None:
+                raise UserError(f"There is no {name} to take out of {first.strip()!r}.")
+            continue
+        techniques[name] = found.read(given, name, techniques.get(name))
+    recipe = Recipe(techniques) if techniques else PLAIN
+    check_recipe(recipe)
+    return recipe
+
+
+def _named(word: str) -> Recipe | None:
+    """Return the recipe of a file or a preset; None for a word that names neither."""
+    if word == "plain":
+        return PLAIN
+    if word.endswith((".toml", ".json")):
+        return read_recipe_file(Path(word))
+    return read_recipe_file(PRESETS / f"{word}.toml") if word in presets() else None
+
+
+def _words(text: str, whole: str) -> dict[str, dict[str, str]]:
+    """Return `{"compile": {"": "blocks", "mode": "default"}}` for the words of a recipe."""
+    words: dict[str, dict[str, str]] = {}
+    for part in text.split(",") if text else []:
+        left, equals, value = part.partition("=")
+        name, _, key = left.strip().partition(".")
+        if not equals or not name or not value:
+            raise UserError(
+                f"{part!r} in the recipe {whole!r} is not technique=value.",
+                f"Example: precision=bf16,compile=blocks. Presets: {', '.join(presets())}.",
+            )
+        own = words.setdefault(name, {})
+        if key in own:
+            raise UserError(f"The recipe {whole!r} sets {left.strip()} twice.", "Keep one.")
+        own[key] = value.strip()
+    return words
+
+
+def read_recipe_file(path: Path) -> Recipe:
+    """Read a recipe from TOML (`[precision]` / `dtype = "bf16"`) or the same as JSON."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise UserError(f"There is no recipe file {path}.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"The recipe {path} cannot be read ({error}).") from None
+    if not isinstance(data, dict) or not all(isinstance(v, dict) for v in data.values()):
+        raise UserError(f"The recipe {path} must hold one table of settings per technique.")
+    return Recipe({name: technique(name).complete(given, name) for name, given in data.items()})
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise a UserError for unknown techniques, bad settings or techniques that conflict."""
+    for name, settings in recipe.techniques.items():
+        found = technique(name)
+        found.check(settings, name)
+        clash = next((other for other in found.conflicts if other in recipe.techniques), None)
+        if clash:
+            raise UserError(f"The techniques {name} and {clash} cannot be used together.")
+        missing = next((other for other in found.needs if other not in recipe.techniques), None)
+        if missing:
+            raise UserError(f"The technique {name} needs {missing}.", f"Add {missing}=...")
+        reason = found.conflict(settings, recipe.techniques)
+        if reason:
+            raise UserError(f"{name}: {reason}.", f"Change it, or leave {name} out.")

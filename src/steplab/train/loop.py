@@ -1,0 +1,395 @@
+"""The training loop: fetch, step, report, validate, save; until the last step or a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+import steplab
+from steplab.core.codec import decode, encode
+from steplab.core.errors import MeasurementError, Unsupported, UserError
+from steplab.core.run import now
+from steplab.core.spec import TrainSettings, TrainSpec
+from steplab.data.loader import Loader
+from steplab.data.order import Position
+from steplab.data.series import fingerprint, notes
+from steplab.data.windows import WindowSet
+from steplab.meter import Meter
+from steplab.modules.optimizer import full_weights
+from steplab.probes.counters import NvmlReader
+from steplab.step.assemble import assemble
+from steplab.step.step import Step
+from steplab.step.trial import is_out_of_memory, memory_sentence
+from steplab.train import checkpoint
+from steplab.train.data import describe_data, training_windows, validation_windows
+from steplab.train.log import LAST_STEP, StepReport, TrainingLog, trace_one_step
+from steplab.train.pretrained import load_pretrained
+
+__all__ = ["TrainResult", "train"]
+
+
+WARMUP_SHARE = 0.05
+
+
+def learning_rate(settings: TrainSettings, step: int) -> float:
+    """Return the rate for optimizer step `step`, counted from 1."""
+    total = max(settings.total_steps, 1)
+    asked = settings.warmup_steps
+    warmup = max(1, round(WARMUP_SHARE * total)) if asked < 0 else asked
+    if step <= warmup:
+        return settings.lr * step / warmup
+    progress = min(1.0, (step - warmup) / max(total - warmup, 1))
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return settings.min_lr + (settings.lr - settings.min_lr) * cosine
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give all groups the rate; one that is a tensor is filled, so compiled code sees it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+@torch.no_grad()
+def validate(step: Step, windows: WindowSet, settings: TrainSettings) -> float:
+    """Return the mean prediction loss over some batches, always the same ones.
+
+    They are drawn from all series by a fixed seed: the first ones would be one series' windows.
+    Runs eagerly: a compiled model would need a second set of graphs without gradients.
+    """
+    batch = min(settings.batch_size, len(windows))
+    count = min(settings.validation_batches, len(windows) // batch)
+    model, device = step.model, step.parts.device
+    model.eval()
+    losses = []
+    try:
+        with (
+            Loader(windows, batch, 0, device) as loader,
+            torch.compiler.set_stance("force_eager"),
+            step.parts.forward_context(),
+        ):
+            for _ in range(count):
+                loss, metrics = step.workload.loss(model, next(loader))
+                losses.append(metrics.get("pred", loss).float())
+    finally:
+        model.train()
+    return float(torch.stack(losses).mean())
+
+
+@dataclass
+class Stop:
+    """Whether somebody asked to stop, and how."""
+
+    requested: bool = False
+    signal: str = ""  # SIGINT or SIGTERM, whichever came first
+
+
+@contextlib.contextmanager
+def stop_on_signal() -> Iterator[Stop]:
+    """Turn SIGINT and SIGTERM into `stop.requested`; a second SIGINT interrupts at once.
+
+    Only the main thread can receive signals: in any other one nothing is changed.
+    """
+    stop = Stop()
+    interrupts = 0
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupts
+        stop.requested, stop.signal = True, stop.signal or signal.Signals(number).name
+        interrupts += number == signal.SIGINT
+        if interrupts > 1:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in before:
+            signal.signal(number, ask)
+        yield stop
+    finally:
+        for number, handler in before.items():
+            # None: installed by C code, which Python cannot put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+READ_AHEAD = 4  # batches, by the loader's threads, whatever the recipe
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended."""
+
+    step: int
+    saved: Path | None  # the newest checkpoint of this run
+    stopped: bool  # by a signal, before the last step
+    metrics: dict[str, float]  # last losses, validation included
+
+
+def train(spec: TrainSpec, log: TrainingLog, stop: Stop, resume: Path | None = None) -> TrainResult:
+    """Train to the end of the spec, from its first weights or from the checkpoint `resume`."""
+    session = None
+    try:
+        session = Trainer(spec, log)
+        if resume is not None:
+            session.resume(resume)
+        elif spec.settings.from_checkpoint:
+            session.start_from(Path(spec.settings.from_checkpoint))
+        return session.run(stop)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _out_of_memory(error, session) from None
+
+
+def _out_of_memory(error: BaseException, session: Trainer | None) -> Unsupported:
+    why = memory_sentence(error)
+    if session is None:
+        return Unsupported(f"The model does not fit: {why}.", "Choose a smaller --size.")
+    return Unsupported(
+        f"Out of memory in step {session.step_number + 1}: {why}.",
+        "Use a smaller --batch-size with --accumulate, or --recipe precision=bf16.",
+    )
+
+
+class Trainer:
+    """One run: the step, its data, its Meter and where it stands."""
+
+    def __init__(self, spec: TrainSpec, log: TrainingLog) -> None:
+        self.spec, self.settings, self.log = spec, spec.settings, log
+        self.step = assemble(spec.run_spec())
+        self.device = self.step.parts.device
+        self.windows = training_windows(spec)
+        self.held_out = validation_windows(spec)
+        self.position = Position(0, 0)
+        self.step_number = 0
+        self.saved: Path | None = None
+        self.metrics: dict[str, float] = {}
+        self.since_report: list[dict[str, Tensor]] = []  # scalars of every step, on the device
+        workload, batch = self.step.workload, self.settings.batch_size
+        self.tokens = workload.tokens(batch) * self.settings.accumulate
+        work = workload.work(batch, "full", {})
+        flops = work.model / work.tokens if work and work.model else None
+        self.meter = Meter(
+            self.step.model,
+            flops_per_token=flops,
+            peak_tflops=self.settings.mfu_peak_tflops,
+            dtype=self.step.parts.matmul_dtype,  # type: ignore[arg-type]
+        )
+        self.step.watch = self.meter.phase
+        wanted = self.settings.log_perf_metrics and self.device.type == "cuda"
+        self.counters = NvmlReader.open() if wanted else None
+
+    def start_from(self, path: Path) -> None:
+        """Take the weights at `path`, and nothing else: step 0 of a new run."""
+        with full_weights(self.step.optimizer):
+            load_pretrained(path, self.step.model, self.spec.config)
+        self.log.say(f"weights of {path}")
+
+    def resume(self, path: Path) -> None:
+        """Go back to a checkpoint: weights, optimizer, scaler, random numbers, data position."""
+        assert self.step.optimizer is not None
+        progress = checkpoint.restore_checkpoint(
+            path, self.step.model, self.step.optimizer, self.step.parts.scaler
+        )
+        saved = dict(progress.position)
+        data = fingerprint(self.windows.series)
+        if saved.pop("data", data) != data:
+            raise UserError(
+                f"{self.windows.series.name} holds other series than {path} was trained on.",
+                "Resume with the same data, or train anew in another --checkpoint-dir.",
+            )
+        self.step_number = progress.step
+        self.position = decode(Position, saved, "data position")
+        self.metrics = dict(progress.metrics)
+        self.saved = path
+        self.log.say(f"resumed {path} at step {self.step_number}")
+        # Rows of later steps than this one, further up in the file, belong to the broken run.
+        self.log.write(self.step_number, {"train/resumed_at": float(self.step_number)})
+
+    def run(self, stop: Stop) -> TrainResult:
+        """Step until the end, or until a signal asks to stop."""
+        total = self.settings.total_steps
+        if self.step_number >= total:
+            self.log.say(f"nothing to do: already at step {self.step_number} of {total}")
+        self.log.say(describe_data(self.windows, self.spec))
+        if not self.held_out or not self.settings.validation_batches:
+            self.log.say("no validation: give --val-path")
+        for note in notes(self.windows.series):
+            self.log.say(f"note: {note}")
+        if self.settings.log_perf_metrics:
+            self.log.say(f"flops {self.meter.formula}")
+        trace_path = Path(self.settings.checkpoint_dir) / "profiler" / "chrome_trace.json"
+        on_cuda = self.device.type == "cuda"
+        with (
+            Loader(
+                self.windows,
+                self.settings.batch_size,
+                self.settings.seed,
+                self.device,
+                position=self.position,
+                prefetch=max(READ_AHEAD, self.step.parts.batches_ahead),
+                workers=self.settings.workers,
+            ) as loader,
+            trace_one_step(self.settings.profile, on_cuda, trace_path) as trace,
+        ):
+            first = self.step_number
+            while self.step_number < self.settings.total_steps and not stop.requested:
+                self._one_step(loader)
+                trace.step()
+                if self.settings.profile and self.step_number - first == LAST_STEP:
+                    self.log.say(f"trace of step {self.step_number} in {trace_path}")
+        return self._finish(stop, self.step_number - first)
+
+    def _one_step(self, loader: Loader) -> None:
+        batches = [next(loader) for _ in range(self.settings.accumulate)]
+        number = self.step_number + 1
+        assert self.step.optimizer is not None
+        set_learning_rate(self.step.optimizer, learning_rate(self.settings, number))
+        with self.meter.step(tokens=self.tokens):
+            output = self.step(batches)
+        scalars = {name: value for name, value in output.metrics.items() if value.ndim == 0}
+        self.since_report.append({"loss": output.loss, **scalars})
+        self.step_number, self.position = number, loader.position
+        self.log.advance(number)
+        self._between_steps(last=number == self.settings.total_steps)
+
+    def _between_steps(self, last: bool) -> None:
+        """Report, validate and save where it is time; none of it counts as data wait."""
+
+        def due(every: int) -> bool:
+            return last or (every > 0 and self.step_number % every == 0)
+
+        report, check = due(self.settings.log_every), due(self.settings.validate_every)
+        save = self.settings.checkpoint_every > 0 and due(self.settings.checkpoint_every)
+        if report:
+            self._report()
+        if check:
+            self._validate()
+        if save:
+            self._save_or_warn(last)
+        if report or check or save:
+            self.meter.pause()
+
+    def _report(self) -> None:
+        """Read the losses since the last report: the only wait for the device in the loop."""
+        if not self.since_report:
+            return
+        means = {
+            name: float(torch.stack([scalars[name] for scalars in self.since_report]).mean())
+            for name in self.since_report[0]
+        }
+        self.since_report = []
+        self._refuse_non_finite(means["loss"], "loss")
+        self.metrics |= means
+        counters = self.counters.read() if self.counters else {}
+        rate = learning_rate(self.settings, self.step_number)
+        meter, loss = self.meter.metrics(), means.pop("loss")
+        for note in self.meter.notes():
+            self.log.say(f"warning: {note}")
+        self.log.report(StepReport(self.step_number, loss, means, rate, meter, counters))
+
+    def _validate(self) -> None:
+        if not self.settings.validation_batches:
+            return
+        found = {
+            name: validate(self.step, windows, self.settings)
+            for name, windows in self.held_out.items()
+        }
+        for name, value in found.items():
+            self._refuse_non_finite(value, f"{name} loss")
+        if found:
+            self.metrics |= found
+            words = " ".join(f"{name}={value:.4f}" for name, value in found.items())
+            self.log.say(f"validation step={self.step_number} {words}")
+            named = {f"{name}/pred": value for name, value in found.items()}
+            self.log.write(self.step_number, named)
+
+    def _save_or_warn(self, last: bool) -> None:
+        """Save; a full disk in the middle of a run is told, and the next save tries again."""
+        try:
+            self.save()
+        except UserError as error:
+            if last:
+                raise
+            self.log.say(f"warning: no checkpoint of step {self.step_number}: {error}")
+
+    def save(self) -> Path:
+        """Write a checkpoint, unless a weight is not finite: the last good one stays the newest."""
+        weights = [parameter.detach() for parameter in self.step.model.parameters()]
+        norms = torch.stack(torch._foreach_norm(weights))
+        self._refuse_non_finite(float(norms.sum()), "norm of the weights")
+        assert self.step.optimizer is not None
+        progress = checkpoint.TrainProgress(
+            step=self.step_number,
+            position={**encode(self.position), "data": fingerprint(self.windows.series)},
+            spec=encode(self.spec),
+            metrics=self.metrics,
+            steplab=steplab.__version__,
+            torch=torch.__version__,
+            created=now(),
+        )
+        self.saved = checkpoint.save_checkpoint(
+            Path(self.settings.checkpoint_dir),
+            self.step.model,
+            self.step.optimizer,
+            self.step.parts.scaler,
+            progress,
+            self.settings.keep_last,
+        )
+        return self.saved
+
+    def _refuse_non_finite(self, value: float, what: str) -> None:
+        if math.isfinite(value):
+            return
+        kept = f"{self.saved} is intact." if self.saved else "No checkpoint was written yet."
+        raise MeasurementError(
+            f"The {what} is {value} at step {self.step_number}; training has diverged. {kept}",
+            "Lower --lr, or look at the data.",
+        )
+
+    def _finish(self, stop: Stop, steps: int) -> TrainResult:
+        if self.settings.profile and steps < LAST_STEP:
+            self.log.say(f"no trace: step {LAST_STEP} would have been recorded")
+        for reason, count in self.windows.skipped.items():
+            if count:
+                self.log.say(f"{count:,} series were left out: {reason}")
+        unfinished = self.step_number < self.settings.total_steps
+        if unfinished:
+            self._report()
+        if unfinished and self.settings.checkpoint_every and not self._is_saved():
+            self.save()
+        return TrainResult(
+            self.step_number, self.saved, stop.requested and unfinished, self.metrics
+        )
+
+    def _is_saved(self) -> bool:
+        return (
+            self.saved is not None and checkpoint.read_progress(self.saved).step == self.step_number
+        )
+
+
+def describe_parameters(total: int, active: int) -> str:
+    """`params total=538.13M (538,130,793) active=198.39M (198,392,169)`."""
+    return f"params total={total / 1e6:.2f}M ({total:,}) active={active / 1e6:.2f}M ({active:,})"
+
+
+def peak_memory_line(device: torch.device, precision: str) -> str:
+    """`run model=NVIDIA H200 precision=bf16 peak_vram_gb=53.80`; on a CPU the device alone."""
+    if device.type != "cuda":
+        return f"run model=cpu precision={precision}"
+    name = torch.cuda.get_device_name(device)
+    peak = torch.cuda.max_memory_allocated(device) / 2**30
+    return f"run model={name} precision={precision} peak_vram_gb={peak:.2f}"

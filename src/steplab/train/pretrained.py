@@ -1,0 +1,130 @@
+"""Trained weights from a checkpoint or a Time-MoE folder, and back into a Time-MoE folder.
+
+Finding them needs no torch; loading and exporting do.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steplab.core.codec import decode, encode
+from steplab.core.errors import UserError
+from steplab.core.spec import TrainSpec
+from steplab.store.atomic import disk_errors, sync_folder, write_file
+from steplab.train.checkpoint import load_weights, read_progress
+from steplab.train.checkpoint_folder import MODEL_FILE, find_checkpoint, new_draft
+from steplab.train.manifest import read_verified_manifest
+from steplab.workloads.tsmoe import time_moe
+from steplab.workloads.tsmoe.config import TsmoeConfig
+from steplab.workloads.tsmoe.time_moe import (
+    CONFIG_FILE,
+    SINGLE_FILE,
+    parameter_slices,
+    render_config,
+)
+from steplab.workloads.workload import find_workload
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Fields of a config that say how to train and not what the weights mean.
+TRAINING_FIELDS = frozenset({"seq_max_len", "aux_factor", "huber_delta"})
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Trained weights and the model that they belong to."""
+
+    path: Path  # the checkpoint itself, never a folder of checkpoints
+    workload: str
+    config: Mapping[str, Any]
+    size: str = ""
+
+    def config_with(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return its config with some fields changed; those that the weights decide cannot be."""
+        for name, value in changes.items():
+            if name not in TRAINING_FIELDS and self.config.get(name) != value:
+                raise self.conflict(name, value, self.config.get(name))
+        return find_workload(self.workload).resolve("", {**self.config, **changes})
+
+    def conflict(self, name: str, asked: Any, has: Any) -> UserError:
+        """Return the error for a flag that contradicts the weights."""
+        flag = name.replace("_", "-")
+        return UserError(
+            f"--{flag} {asked} contradicts {self.path}, which has {has!r}.",
+            f"Leave --{flag} out: the model is taken from the weights.",
+        )
+
+
+def find_pretrained(path: Path) -> Pretrained:
+    """Return what lies at `path`: a Time-MoE folder, a checkpoint, or a folder's newest one."""
+    if time_moe.is_time_moe(path):
+        return Pretrained(path, "tsmoe", encode(time_moe.read_config(path)))
+    path = find_checkpoint(path)
+    spec: TrainSpec = decode(TrainSpec, dict(read_progress(path).spec), f"{path}: spec")
+    config = find_workload(spec.workload).resolve("", spec.config)  # fields of later versions too
+    return Pretrained(path, spec.workload, config, spec.size)
+
+
+def load_pretrained(path: Path, model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Load the weights at `path` alone, all or none, into a model of that config."""
+    origin = find_pretrained(path)
+    origin.config_with(config)
+    if time_moe.is_time_moe(path):
+        time_moe.load_weights(path, model)  # type: ignore[arg-type]
+    else:
+        load_weights(origin.path, model)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    source: Path  # the checkpoint
+    folder: Path
+    tensors: int
+    size: int  # bytes of the tensor file
+
+
+def export_time_moe(path: Path, folder: Path) -> Exported:
+    """Write the weights of the checkpoint `path` into a new `folder`, bit for bit, as fp32.
+
+    The folder is complete or absent. A model that Time-MoE has no place for is refused.
+    """
+    path = find_checkpoint(path)
+    spec: TrainSpec = decode(
+        TrainSpec,
+        dict(read_verified_manifest(path).progress.spec),
+        f"{path / 'checkpoint.json'}: spec",
+    )
+    if spec.workload != "tsmoe":
+        raise UserError(f"{path} is a model of {spec.workload}, and Time-MoE is made of tsmoe.")
+    config: TsmoeConfig = decode(TsmoeConfig, dict(spec.config), f"{path}: config")
+    text = render_config(config)
+    if folder.exists():
+        raise UserError(f"{folder} exists already.", "Name a folder that does not.")
+    with disk_errors(folder.parent, "--out"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return _write_time_moe(path, config, text, folder)
+
+
+def _write_time_moe(path: Path, config: TsmoeConfig, text: bytes, folder: Path) -> Exported:
+    from steplab.train.tensor_file import read_tensors, write_tensors
+
+    saved = read_tensors(path / MODEL_FILE)
+    tensors = {
+        name: saved[part.parameter][part.at] for name, part in parameter_slices(config).items()
+    }
+    draft = new_draft(folder.parent)
+    try:
+        seal = write_tensors(draft / SINGLE_FILE, tensors)
+        write_file(draft / CONFIG_FILE, text)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    sync_folder(folder.parent)
+    return Exported(path, folder, len(tensors), seal.size)

@@ -1,0 +1,264 @@
+"""What a checkpoint holds of a live training: weights, optimizer state, random generators.
+
+Optimizer state goes by the names of the parameters, so that no order can mix it up.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steplab.core.codec import encode
+from steplab.core.errors import Unsupported, UserError
+from steplab.modules.optimizer import MASTER
+from steplab.train.manifest import NumpyRngState, OptimizerRecord, ParamGroup, PythonRngState
+
+LISTED = 5  # names in one error message
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return what is saved of a model; a shared tensor once, under the first of its names."""
+    state = _state(model)
+    return {name: state[name] for name in _saved_names(state).values()}
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """Return the name of every parameter by its `id`; a shared one has the first of its names."""
+    named = sorted(model.named_parameters(remove_duplicate=False), reverse=True)
+    return {id(parameter): name for name, parameter in named}
+
+
+def check_weights(model: nn.Module, saved: Mapping[str, Tensor], where: str) -> None:
+    """Raise a UserError that lists what is missing, extra or of another shape or dtype."""
+    wanted = model_tensors(model)
+    misshapen = [
+        f"{name} (saved {_shape(saved[name])}, model {_shape(wanted[name])})"
+        for name in sorted(wanted.keys() & saved.keys())
+        if _shape(saved[name]) != _shape(wanted[name])
+    ]
+    faults = {
+        "missing": sorted(wanted.keys() - saved.keys()),
+        "extra": sorted(saved.keys() - wanted.keys()),
+        "misshapen": misshapen,
+    }
+    listed = "; ".join(f"{fault}: {first_few(names)}" for fault, names in faults.items() if names)
+    if listed:
+        raise UserError(
+            f"{where} does not fit the model ({listed}).",
+            "Build the model with the settings that it was trained with.",
+        )
+
+
+def restore_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Copy checked tensors into the model, in place."""
+    names = _saved_names(_state(model))
+    model.load_state_dict({name: saved[first] for name, first in names.items()}, strict=True)
+
+
+def first_few(names: Iterable[str]) -> str:
+    """List a few names and the number of the rest."""
+    known = list(names)
+    rest = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    return ", ".join(known[:LISTED]) + rest
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    # keep_vars: the tensors themselves, so that shared ones can be told by their identity.
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    odd = sorted(name for name, value in state.items() if not isinstance(value, torch.Tensor))
+    if odd:
+        raise Unsupported(f"A checkpoint holds tensors only, but the model has {first_few(odd)}.")
+    return state
+
+
+def _saved_names(state: Mapping[str, Tensor]) -> dict[str, str]:
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(state[name]), name) for name in sorted(state)}
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+# How the update is computed, not what it computes: a resumed training keeps its own choice.
+IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
+NOT_SETTINGS = {"params", "param_names", *IMPLEMENTATION}
+
+
+def capture_optimizer(
+    optimizer: Optimizer, names: Mapping[int, str]
+) -> tuple[OptimizerRecord, dict[str, Tensor]]:
+    """Return the plain part of an optimizer and its tensors, called `exp_avg/<parameter>`."""
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, dict[str, Any]] = {}
+    for parameter, state in optimizer.state.items():
+        name = _name(parameter, names)
+        for key, value in state.items():
+            if key == MASTER:
+                continue  # saved once, as the model's weights
+            if isinstance(value, Tensor):
+                tensors[f"{key}/{name}"] = value
+            else:
+                values.setdefault(name, {})[key] = _as_json(value, key)
+    groups = tuple(
+        ParamGroup(tuple(_name(p, names) for p in group["params"]), _settings(group))
+        for group in optimizer.param_groups
+    )
+    return OptimizerRecord(type(optimizer).__name__, groups, values), tensors
+
+
+def check_optimizer(
+    optimizer: Optimizer,
+    names: Mapping[int, str],
+    record: OptimizerRecord,
+    tensors: Mapping[str, Tensor],
+    where: str,
+) -> None:
+    """Raise a UserError unless the saved state belongs to this kind and these parameters."""
+    kind = type(optimizer).__name__
+    if record.kind != kind:
+        raise UserError(
+            f"{where} holds the state of {record.kind}, but this training uses {kind}.",
+            f"Train with {record.kind}, or start anew from the weights alone.",
+        )
+    if len(record.groups) != len(optimizer.param_groups):
+        raise UserError(
+            f"{where} has {len(record.groups)} parameter groups, but this training has "
+            f"{len(optimizer.param_groups)}."
+        )
+    for index, (saved, group) in enumerate(zip(record.groups, optimizer.param_groups, strict=True)):
+        own = {_name(p, names) for p in group["params"]}
+        strangers = sorted(own.symmetric_difference(saved.parameters))
+        if strangers:
+            raise UserError(
+                f"{where} was saved with other parameters in group {index}: {first_few(strangers)}."
+            )
+    known = {name for group in record.groups for name in group.parameters}
+    lost = sorted(name for name in tensors if name.partition("/")[2] not in known)
+    if lost:
+        raise UserError(f"{where} holds state of unknown parameters: {first_few(lost)}.")
+
+
+def restore_optimizer(
+    optimizer: Optimizer,
+    names: Mapping[int, str],
+    record: OptimizerRecord,
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Replace the optimizer's state and settings by the checked, saved ones."""
+    state: dict[str, dict[str, Any]] = {}
+    for name, values in record.values.items():
+        state.setdefault(name, {}).update(values)
+    for path, tensor in tensors.items():
+        key, _, name = path.partition("/")
+        state.setdefault(name, {})[key] = tensor
+    masters = {p: own[MASTER] for p, own in optimizer.state.items() if MASTER in own}
+    optimizer.state.clear()
+    optimizer.state.update({p: {MASTER: master} for p, master in masters.items()})
+    for saved, group in zip(record.groups, optimizer.param_groups, strict=True):
+        for key, value in saved.settings.items():
+            group[key] = _restored(group.get(key), value)
+        for parameter in group["params"]:
+            own = state.get(_name(parameter, names), {})
+            if own:
+                optimizer.state[parameter] |= {
+                    key: _placed(value, key, parameter, group)
+                    if isinstance(value, Tensor)
+                    else value
+                    for key, value in own.items()
+                }
+
+
+def _placed(saved: Tensor, key: str, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """Copy a tensor to where torch's optimizers expect it, with its own dtype and bits."""
+    if key == "step":
+        # Counters stay on the host unless the update reads them on the device.
+        if group.get("fused"):
+            return saved.to(parameter.device, torch.float32, copy=True)
+        return saved.to(parameter.device if group.get("capturable") else "cpu", copy=True)
+    if saved.shape == parameter.shape:
+        return torch.empty_like(parameter, dtype=saved.dtype, requires_grad=False).copy_(saved)
+    return saved.to(parameter.device, copy=True)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _as_json(v, k) for k, v in group.items() if k not in NOT_SETTINGS}
+
+
+def _as_json(value: Any, key: str) -> Any:
+    try:
+        return encode(_plain(value))
+    except (TypeError, RuntimeError):
+        raise Unsupported(
+            f"A checkpoint cannot hold the optimizer's {key}, a {type(value).__name__}."
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item()  # exact: a float of 64 bits holds every shorter one
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _restored(current: Any, saved: Any) -> Any:
+    """Return the saved setting in the form of the current one."""
+    if isinstance(current, Tensor):
+        return current.fill_(saved)  # the same tensor: a compiled update holds on to it
+    if isinstance(current, tuple):
+        return tuple(_restored(c, s) for c, s in zip(current, saved, strict=True))
+    return saved
+
+
+def _name(parameter: Tensor, names: Mapping[int, str]) -> str:
+    if id(parameter) not in names:
+        raise Unsupported("The optimizer updates a tensor that is no parameter of the model.")
+    return names[id(parameter)]
+
+
+def torch_rng_states() -> dict[str, Tensor]:
+    """Return the states (uint8, on the host) of torch's generators: `cpu`, `cuda.0`, ..."""
+    states = {"cpu": torch.get_rng_state()}
+    # Before CUDA is in use its generators have drawn nothing, and asking would start it.
+    if torch.cuda.is_initialized():
+        states |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def set_torch_rng_states(states: Mapping[str, Tensor]) -> None:
+    """Set torch's generators; those of GPUs that this machine does not have are left out."""
+    torch.set_rng_state(states["cpu"].clone())
+    for index in range(torch.cuda.device_count()):
+        if f"cuda.{index}" in states:
+            torch.cuda.set_rng_state(states[f"cuda.{index}"].clone(), index)
+
+
+def python_rng_state() -> PythonRngState:
+    """Return the state of the module `random`."""
+    version, words, gauss = random.getstate()
+    return PythonRngState(version, words, gauss)
+
+
+def set_python_rng_state(state: PythonRngState) -> None:
+    """Set the state of the module `random`."""
+    random.setstate((state.version, state.words, state.gauss))
+
+
+def numpy_rng_state() -> NumpyRngState:
+    """Return the state of numpy's global generator."""
+    state: Any = np.random.get_state()
+    _, key, position, has_gauss, gauss = state
+    return NumpyRngState(tuple(key.tolist()), position, has_gauss, gauss)
+
+
+def set_numpy_rng_state(state: NumpyRngState) -> None:
+    """Set the state of numpy's global generator."""
+    key = np.array(state.key, dtype=np.uint32)
+    np.random.set_state(("MT19937", key, state.position, state.has_gauss, state.gauss))

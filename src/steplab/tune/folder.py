@@ -1,0 +1,105 @@
+"""The folder of a ladder: what an interrupted search goes on from. No torch.
+
+`<store>/ladders/<id>/` holds ladder.json, gate.json (the shapes at which numerics are compared),
+the references of the gate, and at the end recipe.toml and report.html.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from steplab.core import Environment, RunSpec
+from steplab.core.codec import decode, encode
+from steplab.core.errors import UserError
+from steplab.core.ladder import Ladder
+from steplab.core.run import now
+from steplab.store import Store
+from steplab.store.atomic import disk_errors, write_file
+from steplab.techniques.context import Objective
+from steplab.verify.shapes import GateShape
+
+LADDER_FILE, GATE_FILE = "ladder.json", "gate.json"
+
+
+class LadderFolder:
+    """One ladder on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.references = path / "references"
+
+    def save(self, ladder: Ladder) -> None:
+        """Write the ladder, whole or not at all."""
+        self._write(LADDER_FILE, encode(ladder))
+
+    def load(self) -> Ladder:
+        """Read the ladder; what is damaged is a UserError."""
+        ladder: Ladder = decode(Ladder, self._read(LADDER_FILE), str(self.path / LADDER_FILE))
+        return ladder
+
+    def save_shapes(self, shapes: Sequence[GateShape]) -> None:
+        """Remember where fp64 fits."""
+        self._write(GATE_FILE, encode(list(shapes)))
+
+    def load_shapes(self) -> list[GateShape]:
+        """Return the shapes; nothing before they are found."""
+        if not (self.path / GATE_FILE).exists():
+            return []
+        return [decode(GateShape, item, GATE_FILE) for item in self._read(GATE_FILE)]
+
+    def _write(self, name: str, data: Any) -> None:
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_file(self.path / name, json.dumps(data, indent=1, allow_nan=False).encode())
+
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{self.path / name} cannot be read ({error}).", "Remove its folder to begin anew."
+            ) from None
+
+
+def open_ladder(
+    store: Store,
+    spec: RunSpec,
+    environment: Environment,
+    objective: Objective,
+    also_batch: int | None,
+    memory_limit: int | None,
+) -> tuple[LadderFolder, Ladder]:
+    """Go on with the newest unfinished ladder of this step on this machine, or begin one.
+
+    What the gate asks for must be the same, or its verdicts would be those of another gate. A
+    finished ladder is never taken up again: asking again measures again.
+    """
+    key = _key(spec, environment, objective, also_batch, memory_limit)
+    root = store.root / "ladders"
+    for path in sorted(root.glob(f"*-{key}-*"), reverse=True):
+        folder = LadderFolder(path)
+        ladder = folder.load()
+        if not ladder.finished:
+            return folder, ladder
+        break
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    name = f"{stamp}-{key}-{secrets.token_hex(2)}"
+    ladder = Ladder(name, spec, environment, objective, now(), winner=spec.recipe)
+    folder = LadderFolder(root / name)
+    folder.save(ladder)
+    return folder, ladder
+
+
+def _key(spec: RunSpec, environment: Environment, *wish: str | int | None) -> str:
+    # A commit in between does not change the step; another file of the user's is in the spec, and
+    # another version of steplab in the environment.
+    machine = encode(replace(environment, git=""))
+    text = json.dumps([encode(spec), machine, *wish], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

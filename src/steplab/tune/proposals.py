@@ -1,0 +1,187 @@
+"""What the techniques suggest for a step, and which suggestion to try next. No torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from steplab.core import Recipe, Run, registry, units
+from steplab.core.errors import UserError
+from steplab.core.ladder import Ladder, Rung, change_label
+from steplab.core.spec import Settings
+from steplab.techniques.context import StepContext, Suggestion
+from steplab.techniques.recipes import check_recipe, technique
+from steplab.tune.ceilings import MIN_SHARE, Ceiling, ceiling, serves
+
+# Seconds that a candidate is expected to take: a process, its gate and its turns, and what
+# compiling the step adds. They only decide which of two ceilings is looked at first: a compiled
+# candidate if its ceiling is three times as high, for all that come after it are compiled, too.
+PLAIN_SECONDS = 10.0
+SLOW_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One technique changed: the whole recipe that is tried, and what it can gain at most."""
+
+    technique: str
+    change: Settings  # settings that differ from those of the recipe below
+    recipe: Recipe
+    ceiling: Ceiling | None
+    conflict: str = ""  # why the recipe cannot be
+    prior: float = 1.0
+    effort: float = 1.0
+    requires: tuple[str, ...] = ()  # other techniques that had to change too
+
+    @property
+    def key(self) -> str:
+        """The same for the same change on any recipe."""
+        return change_label(self.technique, self.change, self.recipe, self.requires)
+
+    @property
+    def promise(self) -> float:
+        """Ceiling per second that trying it will take; an unknown one is as low as may be."""
+        share = self.ceiling.share if self.ceiling else MIN_SHARE
+        seconds = SLOW_SECONDS if is_slow(self.recipe) else PLAIN_SECONDS
+        return self.prior * share / seconds
+
+
+def proposals(context: StepContext, known: Mapping[str, float]) -> list[Proposal]:
+    """Return what the techniques suggest; `known` has ms of parts that the Run does not tell.
+
+    Of two suggestions that change the same to the same the first counts.
+    """
+    found: dict[str, Proposal] = {}
+    for name in registry.names("steplab.techniques", "TECHNIQUE"):
+        for suggestion in technique(name).suggest(context, context.recipe.techniques.get(name, {})):
+            if serves(suggestion.savings, context.objective):
+                proposal = _proposal(name, suggestion, context, known)
+                found.setdefault(proposal.key, proposal)
+    return list(found.values())
+
+
+def _proposal(
+    name: str, suggestion: Suggestion, context: StepContext, known: Mapping[str, float]
+) -> Proposal:
+    before = context.recipe.techniques
+    changed = {
+        name: dict(suggestion.settings),
+        **{n: dict(s) for n, s in suggestion.requires.items()},
+    }
+    recipe = Recipe({**before, **changed})
+    own = before.get(name, {})
+    change = {k: v for k, v in suggestion.settings.items() if own.get(k) != v}
+    limit = ceiling(suggestion.savings, context.run, known, context.objective)
+    requires = tuple(other for other in suggestion.requires if before.get(other) != changed[other])
+    conflict = suggestion.refusal or recipe_conflict(recipe)
+    return Proposal(
+        name, change, recipe, limit, conflict, suggestion.prior, suggestion.effort, requires
+    )
+
+
+def impls_of(run: Run) -> dict[str, str]:
+    """Return the implementation that ran for each op of the model."""
+    impls = run.ran.impls if run.ran else {}
+    return {op: "/".join(names) for op, names in impls.items()}
+
+
+def is_slow(recipe: Recipe) -> bool:
+    """Whether the recipe's first step takes far longer than the others."""
+    return any(technique(name).slow_start for name in recipe.techniques)
+
+
+def recipe_conflict(recipe: Recipe) -> str:
+    """Return why the techniques of a recipe cannot be used together, or ""."""
+    try:
+        check_recipe(recipe)
+    except UserError as error:
+        return error.message
+    return ""
+
+
+GROWN = 1.5  # what lost is tried again when its ceiling's share has grown by this factor
+# What promises less than this share of a suggestion for which there is no time waits for it:
+# both are there for the next call.
+FAR_LESS = 0.1
+MAX_FAILURES = 2  # what could not run on one recipe may run on another, but not for ever
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The next suggestion; None where none is left, or none for which there is time."""
+
+    best: Proposal | None
+    not_worth: tuple[tuple[Proposal, str], ...]  # with the reason
+    late: tuple[str, ...]  # worth it, but there is no time, or none for what is likelier to win
+
+
+def choose(
+    run: Run,
+    waits: tuple[str, ...],
+    known: Mapping[str, float],
+    ladder: Ladder,
+    in_time: Callable[[Recipe, float], bool],
+) -> Choice:
+    """Return what to try on top of the recipe of `run`, whose host `waits` in these lines.
+
+    `known` has ms of parts of the step that the Run does not tell; `in_time` tells whether there is
+    time for a recipe that takes so many times as long to try as usual.
+    """
+    here = run.spec.recipe
+    failed = frozenset(r.label for r in ladder.rungs if r.outcome == "failed" and r.below == here)
+    impls, first = impls_of(run), ladder.first_impls
+    found = proposals(StepContext(run, ladder.objective, impls, first, waits, failed), known)
+    reasons = [(proposal, _why_not_worth(proposal)) for proposal in found]
+    open_ones = [p for p, reason in reasons if not reason and not _is_done(p, run, ladder)]
+    ready = [proposal for proposal in open_ones if in_time(proposal.recipe, proposal.effort)]
+    late = [proposal for proposal in open_ones if proposal not in ready]
+    not_worth = tuple((proposal, reason) for proposal, reason in reasons if reason)
+    lost = Counter(_changed_settings(rung) for rung in ladder.rungs if rung.outcome != "kept")
+
+    def promise(proposal: Proposal) -> float:
+        """Half for every suggestion that set the same thing otherwise and did not win."""
+        return proposal.promise / 2 ** lost[_changed_settings(proposal)]
+
+    best = max(ready, key=promise, default=None)
+    missed = max((promise(proposal) / proposal.effort for proposal in late), default=0.0)
+    if best is not None and promise(best) < FAR_LESS * missed:
+        best, late = None, open_ones
+    return Choice(best, not_worth, tuple(proposal.key for proposal in late))
+
+
+def _changed_settings(suggestion: Proposal | Rung) -> tuple[str, ...]:
+    """What a suggestion sets: the technique, and the names of the settings it changes."""
+    return (suggestion.technique, *suggestion.change)
+
+
+def _why_not_worth(proposal: Proposal) -> str:
+    """Return why a suggestion is not worth a try, or ""."""
+    if proposal.conflict:
+        return proposal.conflict
+    limit = proposal.ceiling
+    if limit is not None and limit.share < MIN_SHARE:
+        return f"can gain at most {units.percent(limit.share)} ({limit.parts or 'nothing'})"
+    return ""
+
+
+def _is_done(proposal: Proposal, run: Run, ladder: Ladder) -> bool:
+    """Whether a suggestion has been tried, and nothing has changed that would let it win."""
+    here = run.spec.recipe
+    if any(u.label == proposal.key and u.refused_on == here.label for u in ladder.untried):
+        return True
+    before = [rung for rung in ladder.rungs if rung.change and rung.label == proposal.key]
+    if not before:
+        return False
+    last, limit = before[-1], proposal.ceiling
+    if last.below == here:
+        return True
+    if last.outcome == "failed":
+        return len(before) >= MAX_FAILURES
+    if (
+        last.outcome not in ("no gain", "cannot tell")
+        or limit is None
+        or last.ceiling_share is None
+    ):
+        return True
+    return limit.share < GROWN * last.ceiling_share

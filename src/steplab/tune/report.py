@@ -1,0 +1,214 @@
+"""The outcome of a search: tables, the recipe as a file, the report. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from steplab.core import Column, Recipe, Table, units
+from steplab.core.comparison import Change
+from steplab.core.ladder import Ladder, Rung
+from steplab.core.spec import Setting
+from steplab.core.table import Cell
+from steplab.findings import Case, explain
+from steplab.report.export import write_table
+from steplab.report.pages import write_ladder_page
+from steplab.store import Store
+from steplab.store.atomic import disk_errors, write_file
+from steplab.trace.analyze import analyze_run
+
+GIB = 2**30
+MAX_SHOWN = 100.0  # a factor of speed
+
+
+def impact_table(ladder: Ladder) -> Table:
+    """One row per rung in the order they were tried; over a red gate no speed-up is shown.
+
+    Columns that nothing can be said in are left out.
+    """
+    unit = "ms" if ladder.objective == "time" else "GiB"
+    columns = (
+        Column("rung"),
+        Column("outcome"),
+        Column("gate"),
+        Column("speed-up"),
+        Column("step", "ms"),
+        Column("peak memory", "GiB", 3),
+        Column("ceiling", unit, 3),
+        Column("gained", unit, 3),
+        Column("cold compile", "s", 3),
+        Column("warm", "s", 3),
+        Column("took", "s", 3),
+    )
+    rows = [_row(rung, ladder.objective) for rung in ladder.rungs]
+    told = [i for i in range(len(columns)) if i < 2 or any(row[i] != "-" for row in rows)]
+    shown = tuple(tuple(row[i] for i in told) for row in rows)
+    return Table("performance impact", tuple(columns[i] for i in told), shown, _note(ladder))
+
+
+def total_line(ladder: Ladder) -> str:
+    """The winner against the baseline, in one sentence."""
+    if ladder.total is None or ladder.before is None or ladder.after is None:
+        if ladder.winner != ladder.spec.recipe:
+            return f"{ladder.winner.label}: the best so far, not yet held against the baseline"
+        return "no recipe beats the baseline; it stays as it is"
+    change = ladder.total
+    ms = f"{ladder.before.median:.4g} ms to {ladder.after.median:.4g} ms a step"
+    told = f"{speed_up(change)}x ({interval(change)}), {ms}"
+    if ladder.objective == "time" and change.high >= 0:
+        told = f"cannot be told from the baseline any more: {told}"
+    return f"{ladder.winner.label}: {told}"
+
+
+def speed_up(change: Change) -> str:
+    """The change in time as a factor of speed."""
+    return f"{1 / (1 + change.value):.2f}"
+
+
+def interval(change: Change) -> str:
+    """The interval of the factor, from the slow end to the fast one."""
+    return f"{_bounded(1 / (1 + change.high))} to {_bounded(1 / (1 + change.low))}"
+
+
+def _bounded(factor: float) -> str:
+    """Three rounds that have little in common leave an interval of any width."""
+    return f"more than {MAX_SHOWN:g}" if factor > MAX_SHOWN else f"{factor:.2f}"
+
+
+def _row(rung: Rung, objective: str) -> tuple[Cell, ...]:
+    shown = rung.gain if rung.green else None
+    after = rung.after.median if shown and rung.after else None
+    return (
+        rung.label,
+        rung.outcome,
+        _gate(rung),
+        f"{speed_up(shown)}x ({interval(shown)})" if shown else "-",
+        _cell(after),
+        _cell(None if rung.memory is None else rung.memory / GIB, 3),
+        _cell(_scaled(rung.ceiling, objective), 3),
+        _cell(_gained(rung, objective), 3),
+        _cell(rung.cold_seconds, 3),
+        _cell(rung.warm_seconds, 3),
+        _cell(rung.seconds or None, 3),
+    )
+
+
+def _gate(rung: Rung) -> str:
+    """Whether it passed; waits that the recipe below has too are allowed, but not hidden."""
+    if not rung.green:
+        return "red" if rung.checks else "not reached"
+    return f"green, waits {units.counted(rung.waits, 'time')}" if rung.waits else "green"
+
+
+def _scaled(value: float | None, objective: str) -> float | None:
+    return value / GIB if value is not None and objective == "memory" else value
+
+
+def _gained(rung: Rung, objective: str) -> float | None:
+    """Milliseconds, or GiB, that the step is better off; nothing over a red gate."""
+    if not rung.green or rung.before is None or rung.after is None or rung.gain is None:
+        return None
+    if objective == "time":
+        return -rung.gain.value * rung.before.median
+    if rung.memory is None or rung.memory_before is None:
+        return None
+    return (rung.memory_before - rung.memory) / GIB
+
+
+def _cell(value: float | None, digits: int = 4) -> Cell:
+    return "-" if value is None else float(f"{value:.{digits}g}")
+
+
+def _note(ladder: Ladder) -> str:
+    lines = [
+        "speed-up over the recipe below, measured in turns by two live workers, with its interval "
+        "at 95 % or more; ceiling: the most it could gain by the time budget, at the speed of "
+        "these turns; cold: first step with empty compile caches, warm: with filled ones; took: "
+        "trying it, profile of a winner included",
+        f"numerics against fp64 {'; '.join(ladder.gate_shapes)}",
+        ladder.environment.conditions_on(ladder.spec.device),
+    ]
+    return "\n".join(lines)
+
+
+def reasons_table(ladder: Ladder, all_rungs: bool = True) -> Table:
+    """Why each rung ended as it did, with its remedy; or only of those that went wrong."""
+    wrong = ("failed", "red gate")
+    shown = [r for r in ladder.rungs if all_rungs or r.outcome in wrong or r.remedy]
+    rows = tuple((rung.label, rung.reason, rung.remedy or "-") for rung in shown)
+    return Table("why", (Column("rung"), Column("reason"), Column("remedy")), rows)
+
+
+def untried_table(ladder: Ladder) -> Table:
+    """Offers that were left alone."""
+    tried = {rung.label for rung in ladder.rungs}
+    rows = tuple((u.label, u.reason) for u in ladder.untried if u.label not in tried)
+    return Table("not tried", (Column("suggestion"), Column("reason")), rows)
+
+
+def gate_table(ladder: Ladder) -> Table:
+    """Every check of every rung."""
+    named = [("baseline", ladder.baseline_checks), *((r.label, r.checks) for r in ladder.rungs)]
+    rows = tuple(
+        (label, check.name, "passed" if check.passed else "RED", check.detail)
+        for label, checks in named
+        for check in checks
+    )
+    return Table(
+        "gate", (Column("rung"), Column("check"), Column("result"), Column("detail")), rows
+    )
+
+
+def write_recipe(recipe: Recipe, path: Path, comments: Sequence[str] = ()) -> None:
+    """Write one table of settings per technique; `comments` stand above."""
+    lines = [f"# {' '.join(comment.split())}" for comment in comments]
+    for name, settings in sorted(recipe.techniques.items()):
+        lines += ["", f"[{name}]", *(f"{key} = {_toml_value(v)}" for key, v in settings.items())]
+    with disk_errors(path.parent, "--out"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, ("\n".join(lines) + "\n").encode())
+
+
+def _toml_value(value: Setting) -> str:
+    """A number, a bool or a text in TOML, which writes these as JSON does."""
+    return json.dumps(value)
+
+
+RECIPE_FILE, REPORT_FILE, PICTURE_FILE = "recipe.toml", "report.html", "ladder.svg"
+
+
+@dataclass(frozen=True)
+class OutcomeFiles:
+    """Where they are; no recipe where the baseline was not beaten."""
+
+    report: Path
+    recipe: Path | None
+
+
+def write_outcome(ladder: Ladder, store: Store, folder: Path) -> OutcomeFiles:
+    """Write the winning recipe, the report and a picture of its table into `folder`."""
+    recipe = folder / RECIPE_FILE
+    spec = ladder.spec
+    comments = [
+        f"found by steplab tune: {spec.workload} {spec.size}, batch {spec.batch}, {spec.mode}",
+        total_line(ladder),
+        ladder.environment.conditions_on(spec.device),
+    ]
+    write_recipe(ladder.winner, recipe, comments)
+    write_table(impact_table(ladder), folder / PICTURE_FILE)
+    tables = {
+        "impact": impact_table(ladder),
+        "why": reasons_table(ladder),
+        "gate": gate_table(ladder),
+        "untried": untried_table(ladder),
+    }
+    run = store.load(ladder.winner_run or ladder.baseline_run)
+    analysis = analyze_run(run, store.runs / run.id)
+    findings = explain(Case(run, analysis))
+    report = folder / REPORT_FILE
+    text = recipe.read_text(encoding="utf-8")
+    write_ladder_page(ladder, tables, text, run, analysis, findings, report)
+    won = ladder.winner != spec.recipe
+    return OutcomeFiles(report, recipe if won else None)

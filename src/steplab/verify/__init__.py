@@ -1,0 +1,1 @@
+"""The gate: does a candidate compute what the plain step computes?"""

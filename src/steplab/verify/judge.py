@@ -1,0 +1,175 @@
+"""A candidate's evidence against the truth, measured by the peer's own distance from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from steplab.core.ladder import Check
+from steplab.verify.numerics import SKETCH_SIZE, NumericsSnapshot, distance
+from steplab.verify.rounding import unit_roundoff
+from steplab.verify.shapes import PLAIN_DTYPE
+
+# Another implementation of equal care may be twice as far off as the peer.
+GROUP_FACTOR = 2.0
+# And one of a hundred tensors twice as unlucky as all together: in 25 seeds of two tiny models a
+# single one was up to 2.5 times as far off as its peer (a token that changes its expert).
+TENSOR_FACTOR = 4.0
+# A tensor that could vanish altogether within its budget cannot be judged. Such tensors (noise
+# whose true value is zero, for one) may hold this much of their group's norm.
+MAX_UNDECIDED = 0.05
+WHOLE = "all together"
+TINY = 1e-300
+GROUPS = ("weights", "outputs", "loss", "gradients", "update")
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """The relative error of one tensor, and the most it may have."""
+
+    name: str
+    value: float
+    budget: float
+    share: float  # of the group's norm
+
+    @property
+    def excess(self) -> float:
+        """Error over budget; above 1 is too much."""
+        if self.value <= self.budget:
+            return self.value / self.budget if self.budget else 0.0
+        return self.value / self.budget if self.budget else math.inf
+
+    @property
+    def blind(self) -> bool:
+        """Whether even its absence would pass."""
+        return self.budget >= 1
+
+
+def judge(
+    candidate: NumericsSnapshot,
+    peers: Sequence[NumericsSnapshot],
+    truth: NumericsSnapshot,
+    where: str,
+) -> tuple[Check, ...]:
+    """Return one check per group of evidence; `where` names the shape they were taken at."""
+    if not _same(candidate.groups["batches"], truth.groups["batches"]):
+        detail = "unverified: other batches than the baseline's; seed what batches() draws"
+        return (Check(f"numerics {where}".strip(), False, detail),)
+    present = [group for group in GROUPS if group in truth.groups]
+    return tuple(_check(group, candidate, peers, truth, where) for group in present)
+
+
+def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _check(
+    group: str,
+    candidate: NumericsSnapshot,
+    peers: Sequence[NumericsSnapshot],
+    truth: NumericsSnapshot,
+    where: str,
+) -> Check:
+    name = f"{group} {where}".strip()
+    found, true = candidate.groups.get(group, {}), truth.groups[group]
+    if found.keys() != true.keys():
+        odd = sorted(found.keys() ^ true.keys())
+        return Check(name, False, f"not the baseline's tensors: {', '.join(odd[:3])} differ")
+    boundless = _not_finite(group, peers, truth)
+    if boundless:
+        return Check(name, False, f"unverified: {boundless}")
+    errors = errors_of(group, candidate, peers, truth)
+    worst = max(errors, key=lambda error: error.excess)
+    said = f"{worst.name}: error {worst.value:.1e}, budget {worst.budget:.1e}"
+    wrong = sum(error.excess > 1 for error in errors)
+    if wrong:
+        return Check(name, False, f"{wrong} of {len(errors)} too far from fp64; worst {said}")
+    blind = [error for error in errors if error.blind]
+    if math.hypot(*(error.share for error in blind)) > MAX_UNDECIDED:
+        detail = f"unverified: {blind[0].name} would pass whatever it held ({said})"
+        return Check(name, False, detail)
+    told = f", {len(blind)} of them too noisy to tell" if blind else ""
+    return Check(name, True, f"{len(errors)} compared{told}; nearest to its budget {said}")
+
+
+def _not_finite(group: str, peers: Sequence[NumericsSnapshot], truth: NumericsSnapshot) -> str:
+    """Name the first tensor of the references that bounds no error; "" where all are finite.
+
+    Its norm is asked, too: one that overflows would make any error small.
+    """
+    for evidence, where in ((truth, "in fp64"), *((peer, "in the peer") for peer in peers)):
+        for name, tensor in evidence.groups[group].items():
+            if not bool(torch.isfinite(tensor).all()) or not math.isfinite(tensor.norm()):
+                return f"{name} is not finite {where}"
+    return ""
+
+
+def errors_of(
+    group: str,
+    candidate: NumericsSnapshot,
+    peers: Sequence[NumericsSnapshot],
+    truth: NumericsSnapshot,
+) -> list[TensorError]:
+    """Return the error of every tensor of a group, with its budget.
+
+    The budget is SINGLE times the error of the peer (of two, the worse one): the tensor's own, or
+    that of the group as a whole where this is larger, since a small tensor may be near the truth
+    by luck. One rounding is added. The group as a whole has FACTOR times the peer's error. Sums in
+    fp32 may be taken in another order, too: `_order`.
+    """
+    true, found = truth.groups[group], candidate.groups[group]
+    rounding = 0.0 if group == "weights" else unit_roundoff(candidate.matmul_dtype)
+    whole = max(_norm_of_all(norms := {n: float(t.norm()) for n, t in true.items()}), TINY)
+    distances = [{n: distance(peer.groups[group][n], true[n]) for n in true} for peer in peers]
+    off = {name: max(one[name] for one in distances) for name in true}
+    group_error = max(map(_norm_of_all, distances)) / whole
+    order = _order_factor(truth.terms) if candidate.matmul_dtype == PLAIN_DTYPE else 1.0
+    stored = {n: _storage(group, n, candidate, truth) for n in true}
+    turned = {n: _one_flipped(group, candidate, true[n]) for n in true}
+    errors = []
+    for name, value in true.items():
+        # What lies below the rounding of its group is noise, and noise has no relative error.
+        norm = max(norms[name], rounding * whole, TINY)
+        single = GROUP_FACTOR if turned[name] else TENSOR_FACTOR
+        extra = (stored[name] + turned[name]) / norm
+        budget = single * order * max(off[name] / norm, group_error) + rounding + extra
+        error = distance(found[name], value) / norm
+        errors.append(TensorError(name, error, budget, norms[name] / whole))
+    total = _norm_of_all({n: distance(found[n], true[n]) for n in true}) / whole
+    budget = GROUP_FACTOR * order * group_error + rounding + _norm_of_all(stored) / whole
+    return [*errors, TensorError(WHOLE, total, budget, 1.0)]
+
+
+def _order_factor(terms: int) -> float:
+    """How much farther off a sum of so many terms is one after another than in pairs.
+
+    Roundings add up like steps of a random walk: sqrt(n) of them against sqrt(log2 n). torch adds
+    in pairs, a compiled loop need not: 5.5 times the error for a bias over 128 tokens.
+    """
+    return math.sqrt(max(terms, 2) / math.log2(max(terms, 2)))
+
+
+def _norm_of_all(norms: Mapping[str, float]) -> float:
+    return math.hypot(*norms.values())
+
+
+def _one_flipped(group: str, candidate: NumericsSnapshot, update: Tensor) -> float:
+    """Return the norm of the error when one number moves the other way.
+
+    Optimizers that scale every gradient to the same step let one that is nothing but rounding
+    decide by its sign. With rounded products a small tensor has such a number now and then.
+    """
+    if group != "update" or candidate.matmul_dtype == PLAIN_DTYPE or not update.numel():
+        return 0.0
+    return 2 * float(update.abs().max()) if update.numel() < SKETCH_SIZE else 0.0
+
+
+def _storage(group: str, name: str, candidate: NumericsSnapshot, truth: NumericsSnapshot) -> float:
+    """Return the norm of what rounding a parameter to the candidate's dtype may cost."""
+    if group not in ("weights", "update"):
+        return 0.0
+    return candidate.roundoff[name] * float(truth.groups["weights"][name].norm())

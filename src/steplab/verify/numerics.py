@@ -1,0 +1,246 @@
+"""NumericsSnapshot: what a step computes, in sketches that are small enough to compare."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from steplab.core import RunSpec
+from steplab.core.errors import MeasurementError
+from steplab.modules.optimizer import MASTER
+from steplab.step.assemble import micro_batches
+from steplab.step.step import Step
+from steplab.store.atomic import disk_errors
+from steplab.verify.shapes import TRUTH, references_of
+
+# Numbers kept. Tensors up to this size are kept whole; of larger ones the norm of a difference is
+# estimated with a relative deviation of about 1 / sqrt(2 * 4096) = 1.1 %.
+SKETCH_SIZE = 4096
+_SEED = 20_011
+
+
+def sketch(tensor: Tensor) -> Tensor:
+    """Return at most SIZE numbers in fp64 on the CPU for a tensor of any shape and dtype.
+
+    Larger tensors get random signs, the same in every process on the same device, and are folded
+    to SIZE numbers by adding.
+    """
+    tensor = tensor.detach()
+    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
+    if flat.numel() <= SKETCH_SIZE:
+        return flat.to("cpu", torch.float64, copy=True)
+    source = torch.Generator(flat.device).manual_seed(_SEED)
+    folded = torch.zeros(SKETCH_SIZE, dtype=torch.float64, device=flat.device)
+    # In pieces: signs and fp64 copies of a large tensor at once would take ten times its memory.
+    for piece in flat.split(SKETCH_SIZE * 4096):
+        signs = torch.randint(0, 2, piece.shape, generator=source, device=piece.device)
+        signed = piece.double() * (2 * signs - 1)
+        short = -len(signed) % SKETCH_SIZE
+        folded += torch.nn.functional.pad(signed, (0, short)).view(-1, SKETCH_SIZE).sum(0)
+    return folded.cpu()
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Return the norm of the difference of two sketches; infinity where one is not finite."""
+    if a.shape != b.shape or not bool((torch.isfinite(a) & torch.isfinite(b)).all()):
+        return float("inf")
+    return float((a - b).norm())
+
+
+# Steps that are compared. A whole-step graph runs three of them plainly, captures in the next and
+# is replayed after that, so the last ones show what it computes.
+STEPS = 8
+GRADIENT_STEPS = 2  # the first ones, run op by op: a replayed graph shows no gradients
+MAX_REPEATS = 20  # of a step that a gradient scaler skips; it halves from 65,536
+
+
+@dataclass(frozen=True)
+class NumericsSnapshot:
+    """Sketches in fp64 on the CPU. `first_seconds` is the first step's time, compilation included.
+
+    Groups by name: "weights" (as assembled), "outputs" (predictions and metrics), "loss" (one per
+    step), "gradients" (of each parameter, in each gradient step), "update" (how far each
+    parameter has moved after all steps), "batches" (what was fed).
+    """
+
+    groups: Mapping[str, Mapping[str, Tensor]]
+    roundoff: Mapping[str, float]  # of each parameter's dtype, or of what it is a copy of
+    matmul_dtype: str  # as declared by the techniques
+    terms: int  # numbers in the largest tensor of a micro-batch: how long a sum may get
+    first_seconds: float = 0.0
+
+
+def take_snapshot(
+    step: Step, spec: RunSpec, rate: float = 1.0, doubled: bool = False
+) -> NumericsSnapshot:
+    """Run STEPS steps of a freshly assembled step, whose learning rate is multiplied by `rate`.
+
+    Random numbers are seeded anew, so that every process draws the same batches. With `doubled` the
+    model has been cast to fp64.
+    """
+    _scale_learning_rates(step, rate)
+    torch.manual_seed(spec.seed)
+    feed = micro_batches(step, spec)
+    batches = [next(feed) for _ in range(STEPS)]
+    groups = {"batches": {f"batch {n}": _sketch_batch(batch) for n, batch in enumerate(batches)}}
+    if not doubled:
+        return _snapshot(step, batches, groups)
+    torch.set_default_dtype(torch.float64)  # for what a model makes anew in its forward pass
+    try:
+        return _snapshot(step, tree_map(_to_double, batches), groups)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _scale_learning_rates(step: Step, rate: float) -> None:
+    """Multiply the learning rates; not undone: the time of a step does not depend on them."""
+    for group in step.optimizer.param_groups if step.optimizer else ():
+        if "lr" in group:
+            group["lr"] = group["lr"] * rate  # not in place: groups may share a tensor
+
+
+def _snapshot(
+    step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]
+) -> NumericsSnapshot:
+    weights = groups["weights"] = _parameters(step)
+    start = perf_counter()
+    groups["outputs"] = _predictions(step, batches[0][0])
+    seconds = perf_counter() - start
+    if step.mode != "infer":
+        seconds = _train(step, batches, groups)
+    if step.mode == "full":
+        moved = _parameters(step)
+        groups["update"] = {name: moved[name] - weights[name] for name in weights}
+    exact = {name: _full_weight(step, p) for name, p in step.model.named_parameters()}
+    roundoff = {name: torch.finfo(weight.dtype).eps / 2 for name, weight in exact.items()}
+    terms = max((x.numel() for x in tree_leaves(batches[0]) if isinstance(x, Tensor)), default=1)
+    return NumericsSnapshot(groups, roundoff, step.parts.matmul_dtype, terms, seconds)
+
+
+def _train(step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]) -> float:
+    """Run the steps and add "loss" and "gradients"; return the seconds of the first one."""
+    losses: list[Tensor] = []
+    gradients: dict[str, Tensor] = {}
+    seconds = 0.0
+    for number, batch in enumerate(batches):
+        start = perf_counter()
+        if number < GRADIENT_STEPS:
+            with _watched_gradients(step, gradients, number):
+                output = _run_until_updated(step, step.run, batch)
+        else:
+            output = _run_until_updated(step, step, batch)
+        losses.append(output.loss.detach().double().cpu())
+        seconds = seconds or perf_counter() - start
+        if number == 0:
+            groups["outputs"] |= _metrics(output.metrics)
+    groups["loss"] = {f"step {number}": loss for number, loss in enumerate(losses)}
+    groups["gradients"] = gradients
+    return seconds
+
+
+def _run_until_updated(step: Step, run: Any, batch: Any) -> Any:
+    """Run a step; one whose update a gradient scaler skipped changed nothing and is repeated."""
+    scaler = step.parts.scaler
+    for _ in range(MAX_REPEATS):
+        before = scaler.get_scale()
+        output = run(batch)
+        if step.mode != "full" or scaler.get_scale() >= before:
+            return output
+    raise MeasurementError("The gradients overflow at any scale: every update is skipped.")
+
+
+@contextlib.contextmanager
+def _watched_gradients(step: Step, found: dict[str, Tensor], number: int) -> Iterator[None]:
+    """Sketch every gradient after the backward pass: unscaled, and before clipping."""
+
+    @contextlib.contextmanager
+    def watch(phase: str) -> Iterator[None]:
+        yield
+        if phase == "backward":
+            scale = step.parts.scaler.get_scale()
+            for name, p in step.model.named_parameters():
+                gradient = torch.zeros_like(p) if p.grad is None else p.grad
+                found[f"{name} in step {number}"] = sketch(gradient) / scale
+
+    before, step.watch = step.watch, watch
+    try:
+        yield
+    finally:
+        step.watch = before
+
+
+@torch.no_grad()
+def _predictions(step: Step, batch: Any) -> dict[str, Tensor]:
+    """Sketch what the model predicts; in training run eagerly, which saves a second compilation."""
+    eager = contextlib.nullcontext()
+    if step.mode != "infer":
+        eager = torch.compiler.set_stance("force_eager")
+    with eager, step.parts.forward_context():
+        found = step.workload.predict(step.model, batch)
+    return {f"prediction {n}": s for n, s in enumerate(_floats(found))}
+
+
+def _metrics(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: sketch(m) for name, m in metrics.items() if m.is_floating_point()}
+
+
+def _floats(tree: Any) -> list[Tensor]:
+    leaves = tree_leaves(tree)
+    return [sketch(x) for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+
+
+def _sketch_batch(batch: Any) -> Tensor:
+    """Return one sketch for all tensors of a batch."""
+    parts = [sketch(x) for x in tree_leaves(batch) if isinstance(x, Tensor)]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def _parameters(step: Step) -> dict[str, Tensor]:
+    return {name: sketch(_full_weight(step, p)) for name, p in step.model.named_parameters()}
+
+
+def _full_weight(step: Step, p: nn.Parameter) -> Tensor:
+    """Return the weights of which a parameter is the rounded copy, if it is; else itself.
+
+    In bf16 alone small updates cannot be told from rounding.
+    """
+    kept = step.optimizer.state.get(p, {}) if step.optimizer else {}
+    master = kept.get(MASTER)
+    return master if master is not None and torch.equal(master.to(p.dtype), p) else p
+
+
+def _to_double(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def reference_path(folder: Path, shape: str, name: str) -> Path:
+    """Return the file of one reference: the shape's name, and one of `references_of`."""
+    return folder / f"{shape}-{name}.pt"
+
+
+def save_snapshot(evidence: NumericsSnapshot, path: Path) -> None:
+    """Write evidence; a reader sees all of it or nothing."""
+    draft = path.with_suffix(".draft")
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(asdict(evidence), draft)
+        draft.replace(path)
+
+
+def load_references(folder: Path, shape: str, dtype: str) -> list[NumericsSnapshot]:
+    """Return the truth, and the peers of what declares `dtype`."""
+    names = (TRUTH, *references_of(dtype))
+    return [load_snapshot(reference_path(folder, shape, name)) for name in names]
+
+
+def load_snapshot(path: Path) -> NumericsSnapshot:
+    """Read evidence; nothing in the file is executed."""
+    return NumericsSnapshot(**torch.load(path, weights_only=True))

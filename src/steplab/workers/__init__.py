@@ -1,0 +1,1 @@
+"""Worker processes: client, program, pool, and the alternation of two live steps."""

@@ -1,0 +1,90 @@
+"""The bench of the ComplexEMA: cells, checks and the memory bound."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from steplab.bench.ops import ema_case
+from steplab.bench.ops.ema import OP, Grid, bound_table, bytes_moved, plan
+from steplab.cli.main import main
+from steplab.core import Clock, Environment, Run, RunSpec, Samples
+from steplab.core.environment import Accelerator
+from steplab.core.errors import Unsupported, UserError
+
+CONFIG = {"batch": 2, "context": 20, "width": 6, "modes": 2, "dtype": "fp32", "impl": "fft"}
+CPU = torch.device("cpu")
+
+
+def spec(**changes):
+    return RunSpec("ema", {**CONFIG, "seconds": 0.1, **changes})
+
+
+def test_cells_are_all_combinations():
+    grid = Grid([1, 2], [64], [8], [4], ["fp32", "bf16"], ["fft", "scan"])
+    cells = plan(grid, RunSpec("ema"), 1.0)
+    assert len(cells) == 8 and len({cell.size for cell in cells}) == 4
+    assert cells[0].config["impl"] == "fft" and cells[0].batch == 1
+    with pytest.raises(UserError, match="no implementation 'fftt'"):
+        Grid([1], [64], [8], [4], ["fp32"], ["fftt"])
+    with pytest.raises(UserError, match="context must be at least 1"):
+        Grid([1], [0], [8], [4], ["fp32"], ["fft"])
+
+
+@pytest.mark.parametrize("impl", ["fft", "sequential"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_right_results_are_within_their_budget(impl, dtype):
+    case = ema_case.build(spec(impl=impl, dtype=dtype), CPU)
+    deviations, told = case.check()
+    assert [d.name for d in deviations] == list(OP.results) and told == "all channels"
+    assert max(d.of_budget for d in deviations) <= 1
+
+
+def test_a_wrong_result_is_seen():
+    case = ema_case.build(spec(), CPU)
+    honest = case.subject.forward
+    case.subject = replace(case.subject, forward=lambda: honest() * 1.001)
+    assert max(d.of_budget for d in case.check()[0]) > 1
+
+
+def test_what_is_too_long_is_checked_in_part(monkeypatch):
+    monkeypatch.setattr(ema_case, "MAX_STEPS", {"cpu": 8})
+    monkeypatch.setattr(ema_case, "MAX_STATES", {"cpu": 100})
+    _, told = ema_case.build(spec(), CPU).check()
+    assert told == "8 steps instead, 3 of 6 channels"
+
+
+def test_what_cannot_run_says_so():
+    with pytest.raises(Unsupported, match="needs an NVIDIA GPU"):
+        ema_case.build(spec(impl="scan"), CPU)
+
+
+def test_the_bound_is_every_tensor_once():
+    config = {**CONFIG, "batch": 4, "context": 4096, "width": 1024, "dtype": "bf16"}
+    assert bytes_moved(config) == (67_108_864, 100_663_296)
+    forward, backward = Samples((0.1,), "ms"), Samples((0.2,), "ms")
+    clock = Clock(
+        Samples((0.3,), "ms"),
+        Samples((0.3,), "ms"),
+        Samples((), "ms"),
+        phases={"forward": forward, "backward": backward},
+        host_phases={},
+        window_ms=0.3,
+        source="cuda events",
+    )
+    cards = (Accelerator("NVIDIA H200", 2**37),)
+    card = Environment("0", "3.11", "Linux", "cpu", 2, None, accelerators=cards)
+    run = Run("a", replace(spec(**config), device="cuda"), card, clock=clock)
+    (row,) = bound_table([run]).rows
+    assert row[3:6] == (0.1, pytest.approx(0.01398, rel=1e-3), pytest.approx(13.98, rel=1e-3))
+    assert bound_table([replace(run, spec=spec())]) is None
+
+
+def test_the_command_shows_every_cell(tmp_path, capsys):
+    words = "bench ema --context 16 --width 4 --modes 2 --impl fft sequential --repeats 6"
+    out = tmp_path / "cells.csv"
+    words += f" --warmup 1 --seconds 0 --device cpu --store {tmp_path / 'store'} --out {out}"
+    assert main(words.split()) == 0
+    shown = capsys.readouterr().out
+    assert "sequential" in shown and "best by both" in shown
+    assert len(out.read_text().splitlines()) == 3

@@ -1,0 +1,103 @@
+import pytest
+import torch
+
+from steplab.bench.op_cell import measure_cell
+from steplab.bench.op_results import cell_result
+from steplab.bench.ops import experts_case as case_module
+from steplab.bench.ops.experts import OP, Grid, plan
+from steplab.bench.ops.experts_case import ExpertsInstance, assign_experts
+from steplab.core import RunSpec
+from steplab.core.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def grid(**changes):
+    options = {"tokens": [48], "widths": [16], "inners": [24], "experts": [4], "top_ks": [2]}
+    options |= {"activations": ["gelu"], "routings": ["skewed"], "dtypes": ["fp32"]}
+    return Grid(**{**options, "impls": ["grouped"], **changes})
+
+
+def cells(**changes):
+    return plan(grid(**changes), RunSpec("experts", device="cpu", steps=2, warmup=1), 0.0)
+
+
+@pytest.mark.parametrize("routing", ["balanced", "skewed", "collapsed"])
+def test_every_token_has_different_experts(routing):
+    experts_TK = assign_experts(routing, 200, 7, 3, seed=1)
+    assert experts_TK.shape == (200, 3) and experts_TK.dtype == torch.int64
+    assert all(len(set(row)) == 3 for row in experts_TK.tolist())
+    assert (assign_experts(routing, 200, 7, 3, seed=1) == experts_TK).all()
+
+
+def test_loads_are_what_their_names_say():
+    def load(routing):
+        return torch.bincount(assign_experts(routing, 4000, 8, 2, seed=0).flatten(), minlength=8)
+
+    assert set(load("balanced").tolist()) == {1000}
+    skewed = load("skewed")
+    assert (skewed[:-1] > skewed[1:]).all() and skewed[0] > 3 * skewed[7]
+    assert load("collapsed").tolist() == [4000, 4000, 0, 0, 0, 0, 0, 0]
+
+
+def test_the_flagships_work():
+    """Two matrices of 768 x 3072 over 131,072 rows; 0.95 ms each are 650 TFLOP/s."""
+    config = {"tokens": 65536, "top_k": 2, "width": 768, "inner": 3072, "activation": "gelu"}
+    forward, backward = OP.flops(config)
+    assert forward == 2 * 2 * 131072 * 768 * 3072 and backward == 2 * forward
+    assert OP.flops({**config, "activation": "swiglu"})[0] == 1.5 * forward
+
+
+def test_a_cell_for_every_combination():
+    found = cells(routings=["balanced", "collapsed"], impls=["loop", "grouped"], tokens=[16, 32])
+    assert len(found) == 8 and found[0].config["impl"] == "loop"
+    assert [spec.config["routing"] for spec in found[:4]] == ["balanced"] * 2 + ["collapsed"] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"top_ks": [5]}, "cannot choose 5 of 4"),
+        ({"tokens": [0]}, "--tokens must be at least 1"),
+        ({"impls": ["groupd"]}, "Did you mean 'grouped'"),
+    ],
+)
+def test_slips(changes, told):
+    with pytest.raises(UserError, match=told):
+        grid(**changes)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_grouped_is_right(dtype, activation):
+    (spec,) = cells(dtypes=[dtype], activations=[activation])
+    found, told = ExpertsInstance(spec.config, 0, CPU).check()
+    assert [d.name for d in found] == list(OP.results) and told == "all tokens"
+    assert max(d.of_budget for d in found) <= 1, found
+
+
+def test_fewer_tokens_where_time_is_short(monkeypatch):
+    (spec,) = cells()
+    monkeypatch.setitem(case_module.MAX_FLOPS, "cpu", sum(OP.flops(spec.config)) / 2)
+    found, told = ExpertsInstance(spec.config, 0, CPU).check()
+    assert told == "24 tokens instead" and max(d.of_budget for d in found) <= 1
+
+
+def test_dropping_is_wrong_and_said():
+    even, uneven = cells(impls=["capacity"], routings=["balanced", "collapsed"], tokens=[128])
+    assert measure_cell(even).status == "ok"
+    run = measure_cell(uneven)
+    assert cell_result(run).status == "wrong" and cell_result(run).both_ms > 0
+    assert any("of the rows dropped" in note for note in run.notes)
+
+
+def test_what_cannot_be_compiled_is_a_row(monkeypatch):
+    def refuse(function, **options):
+        assert options == {"fullgraph": True, "dynamic": False}
+        return lambda *inputs: 1 / 0
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    (spec,) = cells(impls=["compiled-loop"])
+    run = measure_cell(spec)
+    assert run.status == "failed" and run.reason == "ZeroDivisionError: division by zero"
+    assert run.clock is None

@@ -1,0 +1,67 @@
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from steplab.bench.op_chart import chart_of, check_plot, write_chart
+from steplab.bench.op_chart_svg import Scale, chart_svg
+from steplab.bench.ops.attention import OP
+from steplab.core.errors import UserError
+from tests.bench.op_runs import failed, measured, specs, wrong
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def sweep(contexts=(32, 64, 128)):
+    cells = specs(["flash", "math", "tiled"], contexts)
+    made = {"flash": measured, "math": lambda s: measured(s, both=s.config["context"] / 10)}
+    return [made.get(spec.config["impl"], wrong)(spec) for spec in cells]
+
+
+def drawn(chart):
+    return ElementTree.fromstring(chart_svg(chart))
+
+
+def test_a_line_per_way_with_all_its_points():
+    chart = chart_of(OP, sweep(), "both")
+    root = drawn(chart)
+    assert len(root.findall(f".//{SVG}polyline")) == 2
+    assert len(root.findall(f".//{SVG}circle")) == 6
+    tips = [title.text for title in root.iter(f"{SVG}title")]
+    assert "math, context 128: 12.84" in tips
+    words = " ".join(text.text for text in root.iter(f"{SVG}text"))
+    assert "tiled at 64: wrong" in words and "context; both [ms]" in words
+
+
+def test_one_x_makes_bars():
+    root = drawn(chart_of(OP, sweep(contexts=(64,)), "forward"))
+    assert not root.findall(f".//{SVG}polyline")
+    assert len(root.findall(f".//{SVG}g/{SVG}rect")) == 2
+
+
+def test_nothing_right_still_draws():
+    runs = [failed(spec) for spec in specs(["flash"])]
+    assert "flash at 64: oom" in chart_svg(chart_of(OP, runs, "both"))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.01, 0.02), (1, 1000), (3, 3), (1e-3, 1e6)])
+def test_every_axis_has_ticks_inside(low, high):
+    scale = Scale(low, high, 0, 100)
+    places = [scale.at(tick) for tick in scale.ticks()]
+    assert places == sorted(places) and all(0 <= place <= 100 for place in places)
+    assert 0 < scale.at(low) <= scale.at(high) < 100
+
+
+def test_files(tmp_path):
+    chart = chart_of(OP, sweep(), "memory")
+    assert chart.y_name == "extra memory [MiB]" and set(chart.ys) == {1.0}
+    write_chart(chart, tmp_path / "new" / "x.svg")
+    ElementTree.parse(tmp_path / "new" / "x.svg")
+    with pytest.raises(UserError, match="Cannot draw"):
+        check_plot(tmp_path / "x.pdf")
+
+
+@pytest.mark.parametrize("contexts", [(64,), (32, 64)])
+def test_png(tmp_path, contexts):
+    pytest.importorskip("matplotlib")
+    write_chart(chart_of(OP, sweep(contexts), "both"), tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

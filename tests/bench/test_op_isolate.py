@@ -1,0 +1,66 @@
+"""What becomes of a cell whose worker dies, hangs or cannot be asked."""
+
+from dataclasses import replace
+
+import pytest
+
+from steplab.bench import op_isolate
+from steplab.core.codec import encode
+from steplab.core.errors import MeasurementError, UserError
+from steplab.workers.client import WorkerLost
+from tests.bench.op_runs import MACHINE, failed, measured, specs
+
+
+class FakeWorker:
+    """Answers with what it is given, or raises it."""
+
+    answers: list = []  # noqa: RUF012
+    started = 0
+
+    def __init__(self):
+        FakeWorker.started += 1
+
+    def ask(self, request, timeout, progress):
+        assert request["do"] == "trial"
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return encode(answer)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    monkeypatch.setattr(op_isolate, "CellWorker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "started", 0)
+    return FakeWorker
+
+
+def statuses(workers, answers):
+    workers.answers = list(answers)
+    (spec,) = specs(["flash"])
+    with op_isolate.CellIsolation() as isolation:
+        return [isolation.trial(spec, MACHINE).status for _ in answers]
+
+
+def test_a_worker_serves_on_after_what_did_no_harm(workers):
+    (spec,) = specs(["flash"])
+    answers = [measured(spec), failed(spec, "unsupported"), measured(spec)]
+    assert statuses(workers, answers) == ["ok", "unsupported", "ok"]
+    assert workers.started == 1
+
+
+def test_a_fresh_worker_after_a_failure(workers):
+    (spec,) = specs(["flash"])
+    lost = WorkerLost("timeout", "no answer within 1 s")
+    broken = MeasurementError("AcceleratorError: illegal memory access.")
+    answers = [failed(spec), lost, broken, replace(measured(spec), status="failed"), measured(spec)]
+    assert statuses(workers, answers) == ["oom", "timeout", "failed", "failed", "ok"]
+    assert workers.started == 5
+
+
+def test_a_slip_ends_the_sweep(workers):
+    with pytest.raises(UserError, match="no such thing"):
+        statuses(workers, [UserError("no such thing")])

@@ -1,0 +1,52 @@
+"""The same cells on a GPU: events, the allocator's counters and every implementation's error."""
+
+import pytest
+import torch
+
+from steplab.bench.op_cell import measure_cell
+from steplab.bench.op_measure import OpCall, TimingOptions, measure, measure_memory
+from steplab.bench.ops import attention, experts
+from steplab.core import RunSpec
+
+pytestmark = pytest.mark.gpu
+TEMPLATE = {"device": "cuda", "steps": 6, "warmup": 1}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "tf32"])
+def test_attention(dtype):
+    impls = ["triton_flash", "efficient", "math", "reference", "flash", "cudnn"]
+    grid = attention.Grid([2], [3], [300], [64], [dtype], True, impls, ["64x32x4x2"])
+    runs = [measure_cell(s) for s in attention.plan(grid, RunSpec("attention", **TEMPLATE), 0.2)]
+    half_only = [] if dtype == "bf16" else ["flash", "cudnn"]
+    for run in runs:
+        expected = "unsupported" if run.spec.config["impl"] in half_only else "ok"
+        assert run.status == expected, (run.spec.config, run.reason)
+    assert {run.clock.source for run in runs if run.clock} == {"cuda events"}
+
+
+def test_a_tile_that_does_not_fit_is_a_row():
+    tiles = ["256x256x4x4"]
+    grid = attention.Grid([1], [1], [512], [128], ["fp32"], True, ["triton_flash"], tiles)
+    own, huge = attention.plan(grid, RunSpec("attention", **TEMPLATE), 0.2)
+    assert measure_cell(own).status == "ok"
+    run = measure_cell(huge)
+    assert run.status in ("unsupported", "failed") and run.reason
+
+
+def test_experts():
+    sizes = ([512], [64], [128], [8], [2], ["gelu", "swiglu"], ["skewed"], ["bf16"])
+    grid = experts.Grid(*sizes, ["loop", "grouped"])
+    for spec in experts.plan(grid, RunSpec("experts", **TEMPLATE), 0.2):
+        run = measure_cell(spec)
+        assert run.status == "ok", (spec.config, run.reason)
+
+
+def test_memory_and_samples_of_a_known_op():
+    """exp keeps its output of 256 MiB; its gradient is one more."""
+    x = torch.zeros(2**26, device="cuda", requires_grad=True)
+    subject = OpCall(lambda: x.exp(), {"x": x}, torch.ones_like(x))
+    clock = measure(subject, TimingOptions(8, 2, 1.0))
+    assert clock.source == "cuda events"
+    assert len(clock.step) == len(clock.host) == len(clock.phases["backward"]) == 8
+    memory = measure_memory(subject)
+    assert memory.peak - memory.before == 2 * 2**28

@@ -1,0 +1,80 @@
+from dataclasses import replace
+
+import pytest
+
+from steplab.compare.scaling import scaling_table
+from steplab.compare.step_tables import numeric_axes, step_table
+from steplab.core import Clock, Environment, Memory, Ran, Run, RunSpec, Samples, Work, new_run_id
+
+ENVIRONMENT = Environment("0.1.0", "3.11", "Linux", "A CPU", 2, None, torch="2.13")
+
+
+def make_run(context=128, ms=10.0, flops=1e9, size="tiny", status="ok", **changes) -> Run:
+    spec = RunSpec("gpt", {"context": context, "width": 64}, size, **changes)
+    if status != "ok":
+        return Run(new_run_id(spec), spec, ENVIRONMENT, status, "CUDA out of memory")
+    steps = Samples((ms, ms, ms), "ms")
+    return Run(
+        new_run_id(spec),
+        spec,
+        ENVIRONMENT,
+        clock=Clock(steps, steps, Samples((), "ms"), {}, {}, 3 * ms, "perf_counter"),
+        memory=Memory(0, 2**30, None, None, "process resident set"),
+        work=Work(4 * context, flops, flops, flops, formula="6 x N"),
+        ran=Ran({"attention": ("flash",)}),
+    )
+
+
+def cells(table):
+    return [dict(zip([c.title for c in table.columns], row, strict=True)) for row in table.rows]
+
+
+def test_rows_say_what_was_measured():
+    table = step_table([make_run()], "gpt")
+    row = cells(table)[0]
+    assert row["step median [ms]"] == 10.0 and row["tokens/s"] == 51_200
+    assert row["peak memory [GiB]"] == 1.0 and row["status"] == "ok"
+    assert table.title == "gpt: tiny, context 128, batch 4, full"
+    assert "ran: attention=flash" in table.note and "MFU [%]" not in row
+
+
+def test_failed_cells_stay_visible():
+    table = step_table([make_run(), make_run(context=512, status="oom")])
+    assert cells(table)[1]["status"] == "oom: CUDA out of memory"
+
+
+def test_only_what_varies_within_a_size_is_an_axis():
+    runs = [make_run(), make_run(context=256)]
+    assert [c.title for c in step_table(runs).columns][:2] == ["context", "step median [ms]"]
+    assert numeric_axes(runs) == ["context"]
+    assert numeric_axes([make_run(), make_run(batch=8)]) == ["batch"]
+
+
+def test_scaling_tells_the_fixed_cost_from_the_rate():
+    """time = 5 ms + FLOPs / (0.2 TFLOP/s): the fit must find both, the exponent is below 1."""
+    runs = [
+        make_run(context=n, flops=n * 1e7, ms=5 + n * 1e7 / 0.2e12 * 1e3) for n in (128, 256, 512)
+    ]
+    rows = cells(scaling_table(runs, "context"))
+    assert len(rows) == 2
+    assert rows[0]["fixed cost [ms]"] == pytest.approx(5)
+    assert rows[0]["marginal rate [TFLOP/s]"] == pytest.approx(0.2)
+    assert 0 < rows[0]["local exponent"] < rows[1]["local exponent"] < 1
+
+
+def test_steps_that_wait_for_the_host_have_no_rate():
+    """On a GPU that idles, a fit of time against FLOPs gave rates above the card's peak."""
+
+    def run(context, ms):
+        run = make_run(context, ms, flops=context * 1e7)
+        clock = replace(run.clock, source="cuda events", data_wait=Samples((0.0,), "ms"))
+        return replace(run, clock=clock, ran=Ran(device_busy_ms=2.0))
+
+    rows = cells(scaling_table([run(128, 10.0), run(256, 10.1), run(512, 10.2)], "context"))
+    assert {row["marginal rate [TFLOP/s]"] for row in rows} == {None}
+
+
+def test_failed_cells_do_not_enter_the_scaling():
+    runs = [make_run(128), make_run(256, status="oom"), make_run(512)]
+    assert len(scaling_table(runs, "context").rows) == 1
+    assert scaling_table([make_run(128)], "context") is None

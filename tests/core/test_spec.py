@@ -1,0 +1,42 @@
+import pytest
+
+from steplab.core import PLAIN, Recipe, RunSpec, fingerprint
+from steplab.core.codec import decode, encode
+from steplab.core.errors import UserError
+
+
+def test_fingerprint_is_equal_for_equal_specs_only():
+    spec = RunSpec("gpt", {"width": 8, "layers": 2})
+    same = RunSpec("gpt", {"layers": 2, "width": 8})
+    assert fingerprint(spec) == fingerprint(same)
+    assert fingerprint(spec) != fingerprint(RunSpec("gpt", {"width": 8, "layers": 3}))
+
+
+def test_spec_goes_through_json():
+    spec = RunSpec("gpt", {"width": 8}, recipe=Recipe({"precision": {"dtype": "bf16"}}))
+    assert decode(RunSpec, encode(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch": 0},
+        {"steps": 0},
+        {"warmup": -1},
+        {"clip": -1.0},
+        {"clip": float("nan")},
+        {"peak_tflops": 0.0},
+    ],
+)
+def test_impossible_numbers_are_refused(changes):
+    with pytest.raises(UserError):
+        RunSpec("gpt", **changes)
+
+
+def test_labels():
+    assert PLAIN.label == "plain"
+    recipe = Recipe(
+        {"precision": {"dtype": "bf16"}, "compile": {"scope": "whole", "mode": "default"}}
+    )
+    assert recipe.label == "compile=whole,compile.mode=default,precision=bf16"
+    assert Recipe({"impl": {"attention": "flash"}}).label == "impl.attention=flash"

@@ -1,0 +1,71 @@
+"""Recorded exhibits: the rules must go on saying of them what they said, without torch or a GPU.
+
+The files are made by `benchmarks/fault_museum.py --pack`, on two CPU cores and on an H200.
+(full_logits:clean and small_expert_matmuls:faulty need `--pack-limit 450`.)
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from steplab.core import Run
+from steplab.findings import case_of_run, explain, is_note
+from steplab.store import Store
+from steplab.store.pack import unpack_runs
+
+PACKS = sorted(Path(__file__).parent.glob("museum*.zip"))
+ROOT = Path(__file__).parents[2]
+LARGEST_BYTES = 3_000_000  # of the CPU's file
+UNRECORDED = {
+    "compiled_not_faster": "three Runs of 400 KB; compares two moments of a quiet machine",
+    "noisy_measurement": "its clean twin is clean on a quiet machine only",
+    "exposed_communication": "needs two GPUs",
+}
+
+
+@pytest.fixture(scope="module")
+def museum(tmp_path_factory) -> Store:
+    store = Store(tmp_path_factory.mktemp("museum"))
+    for pack in PACKS:
+        unpack_runs(store, pack)
+    return store
+
+
+def newest(store: Store, twin: str) -> dict[str, Run]:
+    """The last Run of every file's twin: earlier ones are only compared with."""
+    found = {}
+    for _, run in store.all():
+        file, _, which = run.spec.workload.rpartition(":")
+        if which == twin:
+            found[file] = run
+    return found
+
+
+def rule_of(file: str) -> str:
+    body = ast.parse((ROOT / file).read_text()).body
+    constants = [node for node in body if isinstance(node, ast.Assign)]
+    return next(ast.literal_eval(n.value) for n in constants if n.targets[0].id == "rule")
+
+
+@pytest.mark.parametrize("twin", ["faulty", "clean"])
+def test_every_exhibit_is_recorded_but_for_those_with_a_reason(museum, twin):
+    exhibits = {path.stem for path in (ROOT / "examples" / "faults").glob("*.py")}
+    recorded = {Path(file).stem for file in newest(museum, twin)}
+    assert recorded == exhibits - set(UNRECORDED)
+    assert (Path(__file__).parent / "museum.zip").stat().st_size < LARGEST_BYTES
+
+
+def test_every_recorded_fault_is_named_first(museum):
+    faulty = newest(museum, "faulty")
+    named = {file: explain(case_of_run(run, museum)) for file, run in faulty.items()}
+    assert {file: found[0].rule for file, found in named.items()} == {
+        file: rule_of(file) for file in faulty
+    }
+
+
+def test_nothing_is_found_in_a_clean_twin(museum):
+    for file, run in newest(museum, "clean").items():
+        case = case_of_run(run, museum)
+        large = [finding.rule for finding in explain(case) if not is_note(finding, case)]
+        assert large == [], file

@@ -1,0 +1,125 @@
+"""Rules about torch.compile, and about what ran instead of what was asked for."""
+
+from dataclasses import replace
+
+import pytest
+
+from steplab.core import Compilation, Ran, Recipe, Recompile, Samples
+from steplab.findings import Case
+from steplab.findings.rules import compiled_not_faster, graph_breaks, other_backend, recompiles
+from tests.compare.test_step_tables import make_run
+from tests.findings.steps import Did, cpu_case, gpu_case, mm, rules
+from tests.trace.traces import op, python
+
+BREAK = "Data-dependent branching"
+
+
+def compiled(**changes):
+    return replace(make_run(ms=1.0), compilation=Compilation(**{"graphs": 2, **changes}))
+
+
+def broken(between_us: int, run=None) -> Case:
+    """A forward pass of 400 us in two graphs, with `between_us` between them."""
+    half = (400 - between_us) * 500
+    graphs = [op("CompiledFunction", 0, half), op("CompiledFunction", 400_000 - half, half)]
+    graphs += [op("CompiledFunctionBackward", 400_000, 600_000)]
+    resumed = python("net.py(30): torch_dynamo_resume_in_forward_at_30", 400_000 - half, half)
+    done = [Did("aten::mm", 400), Did("aten::mm", 600, phase="backward")]
+    return cpu_case(done, run, extra=[*graphs, resumed])
+
+
+def test_breaks_cost_the_time_between_graphs():
+    case = broken(100, compiled(graphs_in_window=0, breaks={BREAK: 3}))
+    found = graph_breaks.RULE(case)
+    assert found.stake_ms == pytest.approx(0.1) and found.gain_ms == pytest.approx(0.05)
+    assert BREAK in found.evidence[0] and "2 of which run in a forward" in found.evidence[-1]
+    assert "3 graph breaks" in found.claim and rules(case)[0] == "graph_breaks"
+
+
+def test_breaks_that_only_the_trace_shows():
+    found = graph_breaks.RULE(broken(100, compiled(graphs_in_window=0)))
+    assert found.claim.endswith(" 1 graph break") and "net.py:30: resumed 1" in found.evidence[0]
+    assert graph_breaks.RULE(broken(100)).stake_ms == pytest.approx(0.1)
+    whole = cpu_case([Did("aten::mm", 400)], extra=[op("CompiledFunction", 0, 300_000)])
+    assert graph_breaks.RULE(whole) is None
+
+
+def test_on_a_gpu_breaks_cost_the_kernels_between_graphs():
+    inside = Did("aten::mm", 300, inside="CompiledFunction")
+    resumed = python("net.py(30): torch_dynamo_resume_in_forward_at_30", 4_000, 4_000)
+    found = graph_breaks.RULE(gpu_case([inside, Did("aten::mean", 40), inside], extra=[resumed]))
+    assert found.stake_ms == pytest.approx(0.04)
+
+
+def test_breaks_without_a_trace_have_an_unknown_cost():
+    found = graph_breaks.RULE(Case(compiled(graphs_in_window=0, breaks={BREAK: 3})))
+    assert found.stake_ms is None and BREAK in found.evidence[0]
+    assert graph_breaks.RULE(Case(compiled(graphs_in_window=0))) is None
+    assert graph_breaks.RULE(Case(make_run())) is None
+
+
+GUARD = Recompile("forward", "tensor 'x' size mismatch at index 1. expected 32, actual 33")
+
+
+def test_recompiles_cost_their_time_in_the_trace():
+    run = compiled(graphs_in_window=1, recompiles=(GUARD, GUARD))
+    compiling = [op("entire_frame_compile", 0, 300_000)]
+    compiling += [op("entire_backward_compile", 500_000, 100_000)]
+    case = cpu_case([Did("aten::mm", 1000)], run, extra=compiling)
+    found = recompiles.RULE(case)
+    assert found.stake_ms == pytest.approx(0.4) and "size mismatch" in found.evidence[0]
+    assert "(x 2)" in found.evidence[0] and rules(case)[0] == "recompiles"
+
+
+def test_recompiles_cost_the_slow_samples_without_a_trace():
+    run = compiled(graphs_in_window=3, recompiles=(GUARD,))
+    slow = replace(run, clock=replace(run.clock, step=Samples((1.0, 9.0, 1.0, 9.0, 1.0), "ms")))
+    assert recompiles.RULE(Case(slow)).stake_ms == pytest.approx(3.2)
+
+
+def test_recompiles_before_the_window_are_a_note():
+    early = compiled(graphs_in_window=0, recompiles=(GUARD,))
+    assert recompiles.RULE(Case(early)).stake_ms == 0
+    assert recompiles.RULE(Case(compiled(graphs_in_window=0))) is None
+
+
+def with_recipe(ms: float, **techniques):
+    return replace(make_run(ms=ms), spec=replace(make_run().spec, recipe=Recipe(techniques)))
+
+
+def test_a_compiled_step_that_is_no_faster():
+    eager = with_recipe(10.0, precision={"dtype": "bf16"})
+    other = with_recipe(1.0)
+    techniques = {"precision": {"dtype": "bf16"}, "compile": {"scope": "whole"}}
+    slow = with_recipe(12.0, **techniques)
+    found = compiled_not_faster.RULE(Case(slow, others=(eager, other)))
+    assert found.stake_ms == pytest.approx(2.0) and eager.id in found.evidence[0]
+    assert compiled_not_faster.RULE(Case(slow, others=(other,))) is None
+    assert compiled_not_faster.RULE(Case(with_recipe(8.0, **techniques), others=(eager,))) is None
+    assert compiled_not_faster.RULE(Case(eager, others=(slow,))) is None
+    same = compiled_not_faster.RULE(Case(with_recipe(9.9, **techniques), others=(eager,)))
+    assert same.stake_ms == 0
+
+
+def test_another_attention_than_asked_for():
+    flash = Did("aten::_flash_attention_forward", 300, "pytorch_flash::flash_fwd_kernel<>")
+    asked = with_recipe(1.0, impl={"attention": "cudnn"}, compile={"scope": "whole"})
+    asked = replace(asked, ran=Ran())
+    case = gpu_case([flash, mm(64, 64, 64, 700)], asked)
+    found = other_backend.RULE(case)
+    assert "cudnn was asked for, flash ran" in found.claim and "compiled" in found.evidence[1]
+    assert found.stake_ms == pytest.approx(0.3) and rules(case)[0] == "other_backend"
+    right = replace(
+        asked, spec=replace(asked.spec, recipe=Recipe({"impl": {"attention": "flash"}}))
+    )
+    assert other_backend.RULE(Case(right, case.analysis)) is None
+    assert other_backend.RULE(Case(None, case.analysis)) is None
+
+
+def test_another_attention_in_a_run_without_a_trace():
+    ops = {"aten::_scaled_dot_product_flash_attention_for_cpu": 4}
+    asked = replace(with_recipe(1.0, impl={"attention": "math"}), ran=Ran(attention_ops=ops))
+    assert "math was asked for, flash ran" in other_backend.RULE(Case(asked)).claim
+    for free in ("auto", "dense_mask"):  # a mask says nothing of the kernel
+        asked = replace(with_recipe(1.0, impl={"attention": free}), ran=Ran(attention_ops=ops))
+        assert other_backend.RULE(Case(asked)) is None

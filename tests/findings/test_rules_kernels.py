@@ -1,0 +1,191 @@
+"""Rules about what the kernels do: products, attention, casts, copies, memory layout."""
+
+import pytest
+
+from steplab.findings.rules import (
+    attention_unfused,
+    autocast_casts,
+    copies,
+    fp32_matmul,
+    full_logits,
+    unaligned_matmul,
+)
+from tests.findings.steps import BF16, FP32, Did, cpu_case, gpu_case, mm, rules, tensors
+
+SGEMM = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_cublas"
+SCORES = [8, 64, 64]
+
+
+def by_hand(us: int = 100, **changes) -> list[Did]:
+    """Attention of 8 heads, 64 queries and keys, 32 wide, operator by operator."""
+    return [
+        mm(64, 32, 64, 50, batch=8, **changes),
+        Did("aten::mul", us, args=tensors(SCORES, []), line="model.py(7): attend", **changes),
+        Did("aten::_softmax", us, args=tensors([2, 4, 64, 64]), line="model.py(7): attend"),
+        mm(64, 64, 32, 50, batch=8, **changes),
+        mm(4096, 4096, 4096, 200),
+    ]
+
+
+def test_attention_by_hand_is_unfused():
+    found = attention_unfused.RULE(gpu_case(by_hand()))
+    assert found.stake_ms == pytest.approx(0.25) and found.gain_ms == pytest.approx(0.2)
+    assert "by hand" in found.evidence[0] and "model.py:7 (attend)" in found.evidence[1]
+    assert rules(gpu_case(by_hand()))[0] == "attention_unfused"
+
+
+def test_the_math_path_tells_why():
+    def fallen_back(query: list[int], dtype: str = BF16, mask: bool = False):
+        shapes = [query] * 3 + ([query[-2:] * 1] if mask else [])
+        outer = tensors(*shapes, dtype=dtype)
+        inside = {"inside": "aten::_scaled_dot_product_attention_math", "outer": outer}
+        return attention_unfused.RULE(gpu_case(by_hand(**inside))).evidence[0]
+
+    assert "256" in fallen_back([2, 4, 64, 320])
+    assert "no multiple of 8" in fallen_back([2, 4, 64, 12])
+    assert "fp64" in fallen_back([2, 4, 64, 32], "double")
+    assert "mask" in fallen_back([2, 4, 64, 32], mask=True)
+    assert "no reason in the trace" in fallen_back([2, 4, 64, 32])
+
+
+def test_a_cpu_has_no_fused_dropout():
+    outer = tensors(*[[2, 4, 64, 32]] * 3, values=["", "", "", "", "0.10000000000000001", "False"])
+    inside = {"inside": "aten::_scaled_dot_product_attention_math", "outer": outer}
+    assert "p is 0.1" in attention_unfused.RULE(cpu_case(by_hand(**inside))).evidence[0]
+    assert "no reason" in attention_unfused.RULE(gpu_case(by_hand(**inside))).evidence[0]
+
+
+def masked(dtype: str = "bf16", mask: bool = True, width: int = 32) -> list[Did]:
+    """The memory-efficient kernel for 600 of 1000 us, as torch calls it."""
+    kernel = f"fmha_cutlassF_{dtype}_aligned_64x64_rf_sm80(Params)"
+    outer = tensors(*[[2, 4, 64, width]] * 3, *[[64, 64]] * mask, dtype=BF16)
+    path = "aten::_scaled_dot_product_efficient_attention"
+    fused = {"inside": path, "outer": outer, "line": "model.py(9): attend"}
+    op, inputs = "aten::_efficient_attention_forward", tensors([2, 64, 4, width], dtype=BF16)
+    return [Did(op, 600, kernel, args=inputs, **fused), mm(64, 64, 64, 400)]
+
+
+def test_the_memory_efficient_kernel_is_named_where_flash_would_do():
+    found = attention_unfused.RULE(gpu_case(masked()))
+    assert found.stake_ms == pytest.approx(0.6) and found.gain_ms == pytest.approx(0.6 * 2.3 / 3.3)
+    assert "memory-efficient path: a mask of 64x64 is given" in found.evidence[0]
+    assert "model.py:9 (attend)" in found.evidence[1] and "is_causal" in found.remedy
+    assert rules(gpu_case(masked()))[0] == "attention_unfused"
+    assert "no reason" in attention_unfused.RULE(gpu_case(masked(mask=False))).evidence[0]
+
+
+def test_the_memory_efficient_kernel_is_right_for_fp32_wide_heads_and_older_cards():
+    assert attention_unfused.RULE(gpu_case(masked("f32"))) is None
+    assert attention_unfused.RULE(gpu_case(masked(width=320))) is None
+    for name in ("Tesla T4", "Some GPU"):
+        card = {"deviceProperties": [{"id": 0, "name": name}]}
+        assert attention_unfused.RULE(gpu_case(masked(), card=card)) is None
+
+
+def test_fused_attention_routers_and_experts_are_no_unfused_attention():
+    flash = Did("aten::_flash_attention_forward", 100, "pytorch_flash::flash_fwd_kernel")
+    router = Did("aten::_softmax", 100, args=tensors([4, 512, 64]))
+    experts = [mm(64, 32, 128, 50, batch=8), mm(64, 128, 32, 50, batch=8)]
+    assert attention_unfused.RULE(gpu_case([flash, router, *experts])) is None
+
+
+def test_fp32_products_on_a_card_with_tensor_cores():
+    slow = gpu_case([mm(512, 512, 512, 800, FP32, kernel=SGEMM), mm(512, 512, 512, 200)])
+    found = fp32_matmul.RULE(slow)
+    assert found.stake_ms == pytest.approx(0.8) and rules(slow)[0] == "fp32_matmul"
+    assert found.gain_ms == pytest.approx(0.8 * (1 - 66.9 / 494.7))
+    assert fp32_matmul.RULE(gpu_case([mm(512, 512, 512, 800)])) is None
+    unknown = {"deviceProperties": [{"id": 0, "name": "Some GPU"}]}
+    assert fp32_matmul.RULE(gpu_case([mm(8, 8, 8, 800, FP32, kernel=SGEMM)], card=unknown)) is None
+
+
+def cast(us: int, into: str = BF16, source: str = FP32, **changes) -> Did:
+    args = {"shapes": [[64, 64], [64, 64], []], "dtypes": [into, source, "Scalar"]}
+    kernel = "at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::T)>"
+    return Did("aten::copy_", us, kernel, args=args, **changes)
+
+
+def test_casts_and_norms_of_mixed_dtypes():
+    mixed = {"inside": "aten::rms_norm", "module": "blocks.0.norm"}
+    mixed["outer"] = {"shapes": [[64, 64], [], [64]], "dtypes": [BF16, "ScalarList", FP32]}
+    steps = [cast(100, line="net.py(3): f"), Did("aten::pow", 40, **mixed), mm(9, 9, 9, 500)]
+    backward = Did("aten::mul", 60, phase="backward", module="blocks.0.norm")
+    found = autocast_casts.RULE(gpu_case([*steps, backward]))
+    assert found.stake_ms == pytest.approx(0.2) and "1 casts a step, 100.0 us" in found.evidence[0]
+    assert "norms of mixed dtypes: 100.0 us" in found.evidence[1]
+    assert found.gain_ms == pytest.approx(0.1 + 0.1 * 2 / 3)
+    assert rules(gpu_case([*steps, backward]))[0] == "autocast_casts"
+
+
+def test_few_casts_and_norms_of_one_dtype_are_left_alone():
+    alike = {"shapes": [[64, 64], [], [64]], "dtypes": [BF16, "ScalarList", BF16]}
+    norm = Did("aten::pow", 300, inside="aten::rms_norm", outer=alike, module="norm")
+    assert autocast_casts.RULE(gpu_case([cast(20), norm, mm(9, 9, 9, 700)])) is None
+
+
+def copied(us: int, strides: list[int], **changes) -> Did:
+    args = tensors([8, 4, 16], [8, 4, 16], strides=[[64, 16, 1], strides])
+    return Did("aten::copy_", us, args=args, **changes)
+
+
+def test_copies_with_their_line_and_layout():
+    steps = [copied(200, [64, 1, 4], line="net.py(30): forward"), mm(9, 9, 9, 800, FP32)]
+    found = copies.RULE(cpu_case(steps))
+    assert found.stake_ms == pytest.approx(0.2) and "net.py:30 (forward)" in found.evidence[0]
+    assert "transposed" in found.evidence[1] and rules(cpu_case(steps))[0] == "copies"
+    back = cpu_case([copied(200, [64, 1, 4], phase="backward"), mm(9, 9, 9, 800, FP32)])
+    assert copies.RULE(back).stake_ms == pytest.approx(0.2)
+    clone = cpu_case([copied(200, [64, 16, 1]), mm(9, 9, 9, 800, FP32)])
+    assert copies.RULE(clone).stake_ms == pytest.approx(0.2)
+
+
+def test_casts_small_copies_and_copies_inside_products_are_no_copies():
+    products = {"inside": "aten::addmm", "outer": tensors([9], [9, 9], [9, 9])}
+    inside = copied(400, [0, 0, 1], **products)
+    assert copies.RULE(cpu_case([inside, cast(200), mm(9, 9, 9, 400, FP32)])) is None
+    autograd = copied(400, [64, 16, 1], phase="backward")
+    assert copies.RULE(cpu_case([autograd, mm(9, 9, 9, 400, FP32)])) is None
+    assert copies.RULE(cpu_case([copied(40, [64, 1, 4]), mm(9, 9, 9, 960, FP32)])) is None
+
+
+def test_copies_from_pageable_memory():
+    from tests.trace.traces import call, copy
+
+    far = "Memcpy HtoD (Pageable -> Device)"
+    extra = [call("cudaMemcpyAsync", 900_000, 500_000, 99), copy(far, 900_000, 490_000, 99, 2**20)]
+    found = copies.RULE(gpu_case([mm(512, 512, 512, 800)], extra=extra, until_us=1400))
+    assert found is not None and "Pageable" in found.evidence[0]
+
+
+def test_rows_off_the_grid():
+    head = mm(4096, 1024, 50_257, 2000)
+    aligned = mm(4096, 1024, 50_304, 700)
+    found = unaligned_matmul.RULE(gpu_case([head, aligned]))
+    assert "50257" in found.claim and "50304" in found.remedy
+    assert found.stake_ms == pytest.approx(2.0) and 1.2 < found.gain_ms < 1.5
+    assert rules(gpu_case([head, aligned]))[0] == "unaligned_matmul"
+    assert unaligned_matmul.RULE(gpu_case([aligned, mm(4096, 1024, 1, 50)])) is None
+    assert unaligned_matmul.RULE(cpu_case([head])) is None
+
+
+def test_a_dimension_that_is_no_row_may_be_odd():
+    """1,023 tokens: rows of both factors and of the result are still 1,024 long."""
+    assert unaligned_matmul.RULE(gpu_case([mm(1023, 1024, 1024, 500)])) is None
+    # The gradient of a weight sums over them, but reads rows of 1,024 all the same.
+    strides = [[1, 1024], [1024, 1]]
+    weight = mm(1024, 1023, 1024, 500)
+    weight.args["strides"] = strides
+    assert unaligned_matmul.RULE(gpu_case([weight])) is None
+
+
+def test_logits_of_the_whole_batch():
+    loss = Did("aten::_log_softmax", 100, args=tensors([16_384, 100_000]), line="loss.py(4): loss")
+    found = full_logits.RULE(gpu_case([loss, mm(64, 64, 64, 900)]))
+    assert found.stake_bytes == 3 * 16_384 * 100_000 * 4
+    assert "impl.cross_entropy=triton_chunked" in found.remedy
+    assert rules(gpu_case([loss, mm(64, 64, 64, 900)]))[0] == "full_logits"
+    small = Did("aten::_log_softmax", 100, args=tensors([128, 1024]))
+    case = gpu_case([small, mm(64, 64, 64, 900)])
+    assert full_logits.RULE(case).stake_bytes < 0.01 * case.capacity_bytes
+    classes = Did("aten::_log_softmax", 100, args=tensors([16_384, 10]))
+    assert full_logits.RULE(gpu_case([classes])) is None

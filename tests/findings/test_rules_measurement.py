@@ -1,0 +1,139 @@
+"""Rules about the numbers themselves and about memory."""
+
+from dataclasses import replace
+
+import pytest
+
+from steplab.core import Memory, Profile, Ran, Samples
+from steplab.core.memory import Allocation, MemoryTimeline
+from steplab.findings import Case
+from steplab.findings.rules import (
+    activation_memory,
+    fragmentation,
+    full_logits,
+    noisy_measurement,
+    sparse_peak,
+    warmup_counted,
+)
+from tests.compare.test_step_tables import make_run
+from tests.findings.steps import Did, cpu_case, rules, tensors
+
+GIB = 2**30
+
+
+def timed(*samples: float, **changes):
+    run = make_run()
+    return replace(run, clock=replace(run.clock, step=Samples(samples, "ms")), **changes)
+
+
+def test_a_slow_beginning_was_counted():
+    found = warmup_counted.RULE(Case(timed(40.0, 30.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0)))
+    assert found.stake_ms == pytest.approx(50 / 8) and "first 2 of 8" in found.claim
+    assert "--warmup 7" in found.remedy
+
+
+def test_a_slow_beginning_is_seen_on_a_machine_with_other_work():
+    found = warmup_counted.RULE(Case(timed(60.0, 50.0, *[10.0] * 9, 30.0, *[10.0] * 9)))
+    assert "first 2 of 21" in found.claim
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        (10.0,) * 8,
+        (15.0, 10.0, 10.0, 10.0, 10.0, 10.0),
+        (40.0, 10.0, 10.0, 40.0, 10.0, 10.0),
+        (40.0, *[10.0] * 18, 40.0),  # one at the beginning as well as one at the end
+        (10.0, 10.0, 10.0, 40.0),
+        (40.0, 10.0),
+    ],
+)
+def test_steady_noisy_or_few_samples_are_no_warm_up(samples):
+    assert warmup_counted.RULE(Case(timed(*samples))) is None
+
+
+def test_a_wide_spread_is_a_note():
+    noisy = Case(timed(8.0, 10.0, 14.0, 9.0, 13.0))
+    found = noisy_measurement.RULE(noisy)
+    assert found.stake_ms == 0 and "steplab compare A B --rerun" in found.remedy
+    assert rules(noisy) == ["noisy_measurement"]
+    assert noisy_measurement.RULE(Case(timed(10.0, 10.1, 10.0, 9.9, 10.0))) is None
+    assert noisy_measurement.RULE(Case()) is None
+
+
+def peaked(tflops: float | None, **dtypes: int):
+    run = make_run(peak_tflops=tflops)
+    return Case(replace(run, ran=Ran(matmul_dtypes=dtypes)))
+
+
+def test_a_sparse_peak():
+    found = sparse_peak.RULE(peaked(1979.0, **{"c10::BFloat16": 9, "float": 1}))
+    assert "sparse peak of the H100 SXM5; dense is 989.4" in found.claim and found.stake_ms == 0
+    assert sparse_peak.RULE(peaked(1979.0, float=9)) is not None
+    for right in (989.4, 312.0, 50.0, None):
+        assert sparse_peak.RULE(peaked(right, **{"c10::BFloat16": 9})) is None
+
+
+def remembered(capacity: int = 100 * GIB, device: str = "cuda", **changes) -> Case:
+    fields = {
+        **{"times_ms": (0.0,), "bytes_by_kind": {}, "phases_ms": {}, "peak_ms": 0.0},
+        **{"peak_bytes": 90 * GIB, "peak_by_kind": {"activations": 70 * GIB}},
+        **{
+            "at_peak": (),
+            "largest": (),
+            "saved_by_module": {"blocks.0": 20 * GIB, "blocks.1": 40 * GIB},
+        },
+    }
+    run = make_run(device=device)
+    memory = Memory(0, 90 * GIB, None, capacity, "cuda allocator")
+    profile = Profile((0, 1, 1, 1), (), memory=MemoryTimeline(**{**fields, **changes}))
+    environment = replace(run.environment, memory_bytes=capacity)
+    return Case(replace(run, memory=memory, profile=profile, environment=environment))
+
+
+def test_activations_that_fill_the_device():
+    found = activation_memory.RULE(remembered())
+    assert found.stake_bytes == 70 * GIB and "blocks.*: 60.0 GiB" in found.evidence[1]
+    assert "checkpointing=blocks" in found.remedy
+    assert rules(remembered()) == ["activation_memory"]
+    assert activation_memory.RULE(remembered(capacity=200 * GIB)) is None
+    assert activation_memory.RULE(remembered(peak_by_kind={"weights": 80 * GIB})) is None
+    assert activation_memory.RULE(Case(make_run())) is None
+
+
+def test_memory_in_pieces():
+    pieces = {"reserved_bytes": 95 * GIB, "peak_bytes": 60 * GIB, "largest_free_block": 2 * GIB}
+    found = fragmentation.RULE(remembered(**pieces))
+    assert found.stake_bytes == 35 * GIB and rules(remembered(**pieces)) == ["fragmentation"]
+    assert fragmentation.RULE(remembered(**{**pieces, "largest_free_block": 30 * GIB})) is None
+    assert fragmentation.RULE(remembered(**{**pieces, "peak_bytes": 90 * GIB})) is None
+    assert fragmentation.RULE(remembered()) is None
+
+
+def test_logits_are_found_among_what_lives_at_the_peak():
+    one = 2048 * 50_000 * 4
+    blocks = [Allocation(one, "activations"), Allocation(one + 64, "temporaries")]
+    blocks += [Allocation(one // 2, "other"), Allocation(one, "weights"), Allocation(99, "other")]
+    held = remembered(device="cpu", at_peak=tuple(blocks), capacity=10 * GIB)
+    loss = Did("aten::_log_softmax", 100, args=tensors([2048, 50_000]))
+    case = Case(held.run, cpu_case([loss]).analysis)
+    assert full_logits.RULE(case).stake_bytes == 2 * one + 64 + one // 2
+    freed = replace(held.run.profile.memory, at_peak=(Allocation(99, "other"),))
+    run = replace(held.run, profile=replace(held.run.profile, memory=freed))
+    assert full_logits.RULE(Case(run, case.analysis)) is None
+
+
+def test_activations_as_large_as_16_bit_logits_are_no_logits():
+    """The peak of the tiny gpt: 512 x 1024 logits in fp32, and 16 activations of 512 x 512."""
+    one = 512 * 1024 * 4
+    blocks = [Allocation(one, "activations", (512, 1024), "float32", module="loss")]
+    blocks += [Allocation(one, "temporaries", op="aten::nll_loss_backward")]
+    blocks += [Allocation(one, "temporaries", op="aten::_log_softmax_backward_data")]
+    blocks += [Allocation(one // 2, "activations", (4, 128, 512), "float32")] * 16
+    loss = Did("aten::_log_softmax", 100, args=tensors([512, 1024]))
+    run = remembered(device="cpu", at_peak=tuple(blocks)).run
+    found = full_logits.RULE(Case(run, cpu_case([loss]).analysis))
+    assert found.stake_bytes == 3 * one
+    unknown = (*blocks, *[Allocation(one // 2, "other")] * 4)
+    run = remembered(device="cpu", at_peak=unknown).run
+    assert full_logits.RULE(Case(run, cpu_case([loss]).analysis)).stake_bytes == 3 * one

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import steplab
+from steplab.core.codec import encode
+from steplab.core.errors import Unsupported, UserError
+from steplab.meter import reading
+from steplab.meter.sinks import JsonlSink
+from tests.meter.fakes import FakeClock, install_clock, run_steps, tiny_model
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    return install_clock(monkeypatch)
+
+
+# Times, from a clock that is known.
+
+
+def test_step_host_and_stall_are_exact(clock: FakeClock) -> None:
+    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    run_steps(meter, clock, (50, 8), (2, 8), (6, 14))
+    summary = meter.summary()
+    assert summary.step.values == pytest.approx((8, 10, 20))
+    assert summary.host.values == pytest.approx((8, 8, 14))
+    assert summary.data_wait.values == pytest.approx((0, 2, 6))
+    assert summary.window_ms == pytest.approx(38)
+    assert summary.agreement == pytest.approx(1)
+    assert summary.source == "perf_counter"
+    # Nothing ended before the first step, so the 50 ms before it belong to no period.
+    assert "0" in summary.step.marks and "0" in summary.data_wait.marks
+    metrics = meter.metrics()
+    assert metrics["train/step_time_ms"] == pytest.approx(10)
+    assert metrics["train/host_time_ms"] == pytest.approx(8)
+    assert metrics["train/data_stall_pct"] == pytest.approx(8 / 38 * 100)
+    assert metrics["train/toks_per_sec"] == pytest.approx(100 / 10e-3)
+
+
+def test_stall_of_every_fourth_step_is_not_hidden(clock: FakeClock) -> None:
+    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    run_steps(meter, clock, (0, 10))
+    meter.line()
+    run_steps(meter, clock, *[(0, 10), (0, 10), (0, 10), (40, 10)] * 2)
+    assert meter.metrics()["train/data_stall_pct"] == pytest.approx(50)
+
+
+def test_rate_follows_the_tokens_of_each_step(clock: FakeClock) -> None:
+    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    for tokens in (100, 200, 300):
+        run_steps(meter, clock, (0, tokens / 10), tokens=tokens)
+    assert meter.metrics()["train/toks_per_sec"] == pytest.approx(10_000)
+    assert meter.summary().tokens.values == (100, 200, 300)
+
+
+def test_phases_add_up_within_a_step(clock: FakeClock) -> None:
+    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    for updates in (False, True):
+        with meter.step(tokens=10):
+            for _ in range(2):
+                with meter.phase("forward"):
+                    clock.advance(3)
+                with meter.phase("backward"):
+                    clock.advance(5)
+            if updates:
+                with meter.phase("optimizer"):
+                    clock.advance(4)
+    summary = meter.summary()
+    assert summary.phases["forward"].values == pytest.approx((6, 6))
+    assert summary.phases["backward"].values == pytest.approx((10, 10))
+    assert summary.phases["optimizer"].values == pytest.approx((0, 4))
+    assert summary.host_phases["forward"].values == pytest.approx((6, 6))
+    # A line tells what a phase takes where it happens.
+    assert meter.metrics()["train/phase_ms/optimizer"] == pytest.approx(4)
+
+
+def test_a_phase_that_stops_being_entered_is_zero_afterwards(clock: FakeClock) -> None:
+    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    with meter.step(tokens=1), meter.phase("warm-up"):
+        clock.advance(2)
+    meter.line()
+    run_steps(meter, clock, (0, 1), (0, 1))
+    assert meter.summary().phases["warm-up"].values == pytest.approx((2, 0, 0))
+    assert "train/phase_ms/warm-up" not in meter.metrics()
+
+
+def test_window_reaches_from_one_telling_to_the_next(clock: FakeClock) -> None:
+    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    run_steps(meter, clock, (0, 10), (0, 10))
+    first = meter.line()
+    assert meter.metrics()["train/step_time_ms"] == pytest.approx(10)
+    assert meter.line() == first
+    run_steps(meter, clock, (0, 30))
+    assert meter.metrics()["train/step_time_ms"] == pytest.approx(30)
+    assert meter.line().startswith("step 3  30.00 ms")
+    assert meter.summary().step.values == pytest.approx((10, 10, 30))
+
+
+def test_due_counts_steps() -> None:
+    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    assert not meter.due(2)
+    seen = []
+    for _ in range(5):
+        with meter.step(tokens=1):
+            pass
+        seen.append(meter.due(2))
+    assert seen == [False, True, False, True, False]
+    with pytest.raises(UserError):
+        meter.due(0)
+
+
+def test_writing_the_log_is_no_data_stall(
+    clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = steplab.Meter(tiny_model(), inspect_step=None, jsonl=tmp_path / "log.jsonl")
+    run_steps(meter, clock, (0, 10))
+    monkeypatch.setattr(JsonlSink, "write", lambda *args: clock.advance(7))
+    meter.log()
+    run_steps(meter, clock, (3, 10))
+    assert meter.summary().data_wait.values == pytest.approx((0, 3))
+    assert meter.summary().step.values == pytest.approx((10, 20))
+
+
+# Failures and wrong use.
+
+
+def test_exception_goes_on_and_the_step_is_not_counted(clock: FakeClock) -> None:
+    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    run_steps(meter, clock, (0, 10))
+    error = RuntimeError("out of luck")
+    with pytest.raises(RuntimeError) as caught, meter.step(tokens=1), meter.phase("forward"):
+        clock.advance(500)
+        raise error
+    assert caught.value is error
+    run_steps(meter, clock, (100, 12), (1, 13))
+    summary = meter.summary()
+    # The failed step's 500 ms and what came before the next one are in no period.
+    assert summary.step.values == pytest.approx((10, 12, 14))
+    assert set(summary.step.marks) == {"0", "1"}
+    assert summary.phases == {}
+    assert meter.line().startswith("step 3 ")
+
+
+def test_a_phase_that_raises_inside_a_step_that_goes_on(clock: FakeClock) -> None:
+    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    with meter.step(tokens=1):
+        with pytest.raises(ValueError), meter.phase("forward"):
+            raise ValueError
+        with meter.phase("forward"):
+            clock.advance(2)
+    assert meter.summary().phases["forward"].values == pytest.approx((2,))
+
+
+def test_nested_steps_and_phases_outside_are_refused() -> None:
+    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    with pytest.raises(UserError, match="outside a step"), meter.phase("forward"):
+        pass
+    with pytest.raises(UserError, match="inside a step"), meter.step(1), meter.step(1):
+        pass
+    with meter.step(tokens=1):
+        pass
+    assert meter.due(1) and len(meter.summary().step) == 1
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 1.5, True, "8", None, torch.tensor(8)])
+def test_tokens_must_be_a_positive_int(tokens: Any) -> None:
+    with pytest.raises(UserError, match="tokens must be"):
+        steplab.Meter(tiny_model()).step(tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "bfloat16"},
+        {"peak_tflops": 0},
+        {"peak_tflops": float("nan")},
+        {"flops_per_token": -1},
+        {"inspect_step": 0},
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        steplab.Meter(tiny_model(), **settings)
+
+
+def test_models_whose_device_cannot_be_timed() -> None:
+    with pytest.raises(UserError, match="no parameters"):
+        steplab.Meter(nn.ReLU()).line()
+    with pytest.raises(Unsupported, match="meta"):
+        steplab.Meter(nn.Linear(2, 2, device="meta")).line()
+
+
+# Real training.
+
+
+def train(meter: steplab.Meter | None, model: nn.Module, steps: int) -> list[float]:
+    """Train on seeded tokens with two micro-batches a step; return the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(0)
+    device = next(model.parameters()).device
+    losses = []
+
+    def one_step(meter: steplab.Meter | None, x_BD: Tensor) -> float:
+        for half_BD in x_BD.to(device).chunk(2):
+            loss = model(half_BD).square().mean()
+            if meter is None:
+                loss.backward()
+            else:
+                with meter.phase("backward"):
+                    loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    for _ in range(steps):
+        x_BD = torch.randn(8, 16, generator=generator)
+        if meter is None:
+            losses.append(one_step(None, x_BD))
+            continue
+        with meter.step(tokens=len(x_BD)):
+            losses.append(one_step(meter, x_BD))
+    return losses
+
+
+def seeded_model(compiled: bool, device: str = "cpu") -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+    return torch.compile(model, backend="eager") if compiled else model  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_watched_training_is_the_same_training(compiled: bool, tmp_path: Path) -> None:
+    plain = train(None, seeded_model(compiled), 6)
+    model = seeded_model(compiled)
+    meter = steplab.Meter(model, jsonl=tmp_path / "log.jsonl")
+    assert train(meter, model, 6) == plain
+    assert meter.formula.startswith("6 x 320 matmul")
+    metrics = meter.metrics()
+    assert metrics["train/toks_per_sec"] > 0
+    assert metrics["train/peak_mem_bytes"] > 2**20
+    summary = meter.summary()
+    assert len(summary.step) == len(summary.tokens) == 5
+    backward = summary.phases["backward"].values
+    assert all(0 < b < h for b, h in zip(backward, summary.host.values, strict=True))
+    assert json.loads(json.dumps(encode(summary), allow_nan=False))["inspected_step"] == 3
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        summary.window_ms = 0.0
+
+
+def test_memory_is_unknown_where_the_system_does_not_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "status_bytes", lambda key: None)
+    assert "peak unknown" in steplab.Meter(tiny_model()).line()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_on_a_gpu_launches_are_counted_and_nothing_waits() -> None:
+    model = nn.Linear(64, 64, device="cuda")
+    x_BD = torch.randn(32, 64, device="cuda")
+    meter = steplab.Meter(model)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(6):
+            with meter.step(tokens=32), meter.phase("forward"):
+                model(x_BD).sum()
+            meter.line()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    summary = meter.summary()
+    assert summary.kernel_launches is not None and summary.kernel_launches >= 2
+    assert summary.inspected_step == 3 and len(summary.step) == 5 and summary.dtype == "fp32"
+    assert all(p > 0 for p in summary.phases["forward"].values)
+    assert summary.memory is not None and summary.memory.source == "cuda allocator"

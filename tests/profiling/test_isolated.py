@@ -1,0 +1,58 @@
+"""Workers that record, and workers that are lost."""
+
+import pytest
+
+from steplab.core import RunSpec
+from steplab.core.errors import UserError
+from steplab.profiling.isolated import ProfilingWorker
+from steplab.profiling.plan import ProfilePlan
+from steplab.workloads.workload import find_workload
+
+MODEL = """
+import os, torch, steplab
+def make(deadly: int = 0):
+    calls = []
+    def loss(model, batch):
+        calls.append(batch)
+        if deadly and len(calls) > deadly:  # at the 12th step it is under the profiler
+            os.kill(os.getpid(), 9)
+        return model(batch).mean()
+    def batches(size):
+        while True:
+            yield torch.randn(size, 4)
+    return steplab.UserModel(torch.nn.Linear(4, 2), batches, loss)
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MODEL)
+    name = f"{path}:make"
+
+    def make(deadly: int) -> RunSpec:
+        config = find_workload(name).resolve("", {"deadly": deadly})
+        return RunSpec(name, config, steps=2, warmup=1)
+
+    return make
+
+
+def test_a_worker_refuses_records_and_dies(spec, tmp_path, monkeypatch):
+    """One worker for all three: starting one takes seconds."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    folder = tmp_path / "files"
+    folder.mkdir()
+    said = []
+    with ProfilingWorker(120) as worker:
+        environment = worker.environment()
+        with pytest.raises(UserError, match="Did you mean"):
+            worker.profile(RunSpec("gtp"), ProfilePlan(), folder, environment)
+
+        run = worker.profile(spec(0), ProfilePlan((0, 1, 1, 1)), folder, environment, said.append)
+        assert run.status == "ok", run.reason
+        for name in (*run.profile.traces, run.profile.detail):
+            assert (folder / name).is_file()
+        assert "tracing 2 steps" in said and said[-1] == "following the memory"
+
+        run = worker.profile(spec(11), ProfilePlan(), folder, environment)
+        assert run.status == "crashed" and "SIGKILL" in run.reason

@@ -1,0 +1,95 @@
+"""steplab.profile: one call around a step of one's own."""
+
+import csv
+import importlib
+
+import pytest
+import torch
+from torch.profiler import record_function
+
+import steplab
+from steplab.core.errors import UserError
+from steplab.store import Store
+
+
+class Loop:
+    """Somebody's training step."""
+
+    def __init__(self):
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.calls = 0
+
+    def step(self):
+        self.calls += 1
+        with record_function("forward"):
+            loss = self.model(torch.ones(4, 8)).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def test_a_run_is_returned_and_stored(store):
+    loop = Loop()
+    run = steplab.profile(loop.step, steps=2, warmup=1, store=store)
+    assert run == store.load("last")
+    assert run.spec.workload == "Loop.step" and run.status == "ok"
+    assert len(run.clock.step) == 2 and len(run.profile.budget.steps) == 2
+    assert run.profile.memory.peak_bytes > 0
+    assert {"trace_1.json.gz", "detail.json.gz", "page.html"} <= set(run.artifacts)
+    assert all((store.runs / run.id / name).is_file() for name in run.artifacts)
+    (row,) = csv.DictReader((store.root / "summary.csv").read_text().splitlines())
+    assert row["run"] == run.id and row["workload"] == "Loop.step"
+    assert not list(store.runs.glob(".draft*"))
+    assert loop.calls <= 1 + 2 + 1 + 3 + 3
+
+
+def test_the_phases_are_found(store):
+    from steplab.trace.analyze import analyze_run
+
+    run = steplab.profile(Loop().step, store=store.root)
+    work = analyze_run(run, store.runs / run.id).work
+    phases = {work.labels[code] for code in set(work.phase.tolist())}
+    assert {"forward", "backward", "optimizer"} <= phases
+
+
+def test_nothing_is_kept_without_a_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = steplab.profile(Loop().step, name="mine", detail=False, store=None)
+    assert run.spec.workload == "mine" and run.profile.budget.steps and run.artifacts == ()
+    assert run.profile.detail is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_default_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = steplab.profile(Loop().step, steps=1, detail=False)
+    assert Store().load("last").id == run.id
+
+
+def test_what_the_step_raises_is_raised(store):
+    def fail():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        steplab.profile(fail, store=store)
+    assert store.ids() == []
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"warmup": -1}])
+def test_wrong_numbers_are_one_sentence(store, wrong):
+    loop = Loop()
+    with pytest.raises(UserError):
+        steplab.profile(loop.step, store=store, **wrong)
+    assert loop.calls == 0
+
+
+def test_explain_takes_the_run(tmp_path, monkeypatch):
+    """By the package's name too, which importing the folder `explain` must not hide."""
+    monkeypatch.chdir(tmp_path)
+    run = steplab.profile(Loop().step, steps=1)
+    found = steplab.findings(run)
+    importlib.import_module("steplab.findings")
+    assert steplab.findings(run) == found and isinstance(found, tuple)

@@ -1,0 +1,121 @@
+import pytest
+import torch
+
+from steplab.core.errors import UserError
+from steplab.step.assemble import assemble, find_device, micro_batches
+
+
+def weights(step):
+    return torch.cat([p.detach().flatten() for p in step.model.parameters()])
+
+
+def test_full_step_equals_a_loop_written_by_hand(tiny_spec):
+    """Bit for bit: the Step adds nothing to forward, backward, clip, update."""
+    spec = tiny_spec()
+    step, twin = assemble(spec), assemble(spec)
+    feed, feed_twin = micro_batches(step, spec), micro_batches(twin, spec)
+    model, optimizer = twin.model, twin.optimizer
+    for _ in range(3):
+        loss = step(next(feed)).loss
+        ((tokens, targets),) = next(feed_twin)
+        by_hand = model(tokens, targets)
+        by_hand.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(loss, by_hand)
+    assert torch.equal(weights(step), weights(twin))
+
+
+def test_accumulation_equals_one_large_batch(tiny_spec):
+    step, twin = (assemble(tiny_spec()) for _ in range(2))
+    step.model.double(), twin.model.double()
+    spec = tiny_spec(accumulate=4)
+    parts = next(micro_batches(step, spec))
+    whole = [tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))]
+    small, large = step(parts).loss, twin(whole).loss
+    torch.testing.assert_close(small, large, rtol=1e-12, atol=0)
+    torch.testing.assert_close(weights(step), weights(twin), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("mode", "phases"),
+    [
+        ("infer", ["forward"]),
+        ("forward", ["forward"]),
+        ("forward+backward", ["forward", "backward"]),
+        ("full", ["forward", "backward", "clip", "optimizer"]),
+    ],
+)
+def test_modes_go_as_far_as_they_say(tiny_spec, mode, phases):
+    import contextlib
+
+    spec = tiny_spec(mode=mode)
+    step = assemble(spec)
+    seen = []
+
+    @contextlib.contextmanager
+    def watch(phase):
+        seen.append(phase)
+        yield
+
+    step.watch = watch
+    before = weights(step)
+    output = step(next(micro_batches(step, spec)))
+    assert seen == phases
+    assert torch.equal(before, weights(step)) == (mode != "full")
+    assert all(p.grad is None for p in step.model.parameters())
+    assert not output.loss.requires_grad
+    assert step.model.training == (mode != "infer")
+
+
+def test_forward_keeps_a_graph_and_infer_does_not(tiny_spec):
+    grads = {}
+    for mode in ("infer", "forward"):
+        spec = tiny_spec(mode=mode)
+        step = assemble(spec)
+        step.model.norm.register_forward_hook(
+            lambda m, i, out, mode=mode: grads.update({mode: out[0].requires_grad})
+        )
+        step(next(micro_batches(step, spec)))
+    assert grads == {"infer": False, "forward": True}
+
+
+def test_clip_bounds_the_gradient(tiny_spec):
+    spec = tiny_spec(clip=1e-3)
+    step = assemble(spec)
+    norms = []
+    original = step.optimizer.step
+
+    def spy(*args, **kwargs):
+        grads = [p.grad for p in step.model.parameters()]
+        norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
+        return original(*args, **kwargs)
+
+    step.optimizer.step = spy
+    step(next(micro_batches(step, spec)))
+    assert norms[0] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_one_assembly_does_not_leak_into_the_next(tiny_spec):
+    torch.set_float32_matmul_precision("high")
+    assemble(tiny_spec())
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_the_same_spec_gives_the_same_losses(tiny_spec):
+    runs = []
+    for _ in range(2):
+        step = assemble(tiny_spec())
+        feed = micro_batches(step, tiny_spec())
+        runs.append([step(next(feed)).loss.item() for _ in range(3)])
+    assert runs[0] == runs[1]
+
+
+def test_devices():
+    assert find_device("cpu").type == "cpu"
+    with pytest.raises(UserError, match="no device"):
+        find_device("tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="torch sees no GPU"):
+            find_device("cuda")

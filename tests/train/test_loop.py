@@ -1,0 +1,308 @@
+"""Training as it is used: loss falls, resume is exact, kills lose nothing."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from steplab.core.errors import MeasurementError, UserError
+from steplab.core.spec import TrainSettings, TrainSpec
+from steplab.data.formats.time300b import write_time300b
+from steplab.techniques.recipes import parse_recipe
+from steplab.train.checkpoint import newest_checkpoint, restore_checkpoint
+from steplab.train.log import TrainingLog
+from steplab.train.loop import Stop, Trainer, train
+from steplab.workloads.workload import find_workload
+
+SOURCE = Path(__file__).parents[2] / "src"
+SHAPE = {
+    "hidden_size": 16, "n_decoder_layers": 2, "n_head": 2, "num_experts": 4, "d_ff": 16,
+    "d_expert": 8, "seq_max_len": 40, "horizons": "1,8",
+}  # fmt: skip
+
+
+def make_spec(folder, recipe="plain", config=None, **settings) -> TrainSpec:
+    resolved = find_workload("tsmoe").resolve("tiny", {**SHAPE, **(config or {})})
+    chosen = {
+        "steps_per_epoch": 20, "batch_size": 4, "log_every": 5, "validate_every": 0,
+        "validation_batches": 1, "checkpoint_every": 10, "checkpoint_dir": str(folder),
+    }  # fmt: skip
+    return TrainSpec(
+        "tsmoe", resolved, "tiny", parse_recipe(recipe), "cpu", TrainSettings(**chosen | settings)
+    )
+
+
+def silent(folder=None):
+    return TrainingLog(lambda line: None, folder, perf=False)
+
+
+def state_of(path, spec) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, by name."""
+    session = Trainer(spec, silent())
+    restore_checkpoint(path, session.step.model, session.step.optimizer, session.step.parts.scaler)
+    names = dict(session.step.model.named_parameters())
+    found = {f"weight/{name}": p.detach().clone() for name, p in names.items()}
+    for name, p in names.items():
+        for key, value in session.step.optimizer.state[p].items():
+            found[f"{key}/{name}"] = torch.as_tensor(value).clone()
+    return found
+
+
+def assert_same_state(path_a, path_b, spec):
+    a, b = state_of(path_a, spec), state_of(path_b, spec)
+    assert a.keys() == b.keys()
+    different = [name for name in a if not torch.equal(a[name], b[name])]
+    assert different == []
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "plain",
+        "optimizer=fused",
+        "precision=bf16",
+        "precision=fp16,impl.experts=loop",
+        "optimizer=one-pass",
+        "precision=bf16-weights,optimizer=one-pass",
+    ],
+)
+def test_20_steps_equal_10_and_resume_and_10(tmp_path, recipe):
+    whole = make_spec(tmp_path / "whole", recipe, accumulate=2)
+    train(whole, silent(), Stop())
+    halves = make_spec(tmp_path / "halves", recipe, accumulate=2)
+
+    class StopAfter(Stop):
+        """A stop that is asked for once the tenth step is over."""
+
+        asked = 0
+
+        def __getattribute__(self, name):
+            if name == "requested":
+                self.asked += 1
+                return self.asked > 10
+            return super().__getattribute__(name)
+
+    outcome = train(halves, silent(), StopAfter())
+    assert outcome.step == 10 and outcome.stopped
+    outcome = train(halves, silent(), Stop(), newest_checkpoint(tmp_path / "halves"))
+    assert outcome.step == 20 and not outcome.stopped
+    assert_same_state(
+        newest_checkpoint(tmp_path / "whole"), newest_checkpoint(tmp_path / "halves"), whole
+    )
+
+
+def test_loss_falls_and_is_logged(tmp_path):
+    spec = make_spec(tmp_path, steps_per_epoch=60, lr=3e-3, log_every=10, validate_every=30)
+    outcome = train(spec, silent(tmp_path), Stop())
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["train/pred"] for row in rows if "train/pred" in row]
+    assert len(losses) == 6 and losses[-1] < 0.8 * losses[0]
+    assert sum("val/pred" in row and "ood/pred" in row for row in rows) == 2
+    assert set(outcome.metrics) >= {"loss", "pred", "aux", "val", "ood"}
+    assert outcome.metrics["aux"] >= 1.0
+
+
+def test_own_data(tmp_path):
+    source = np.random.default_rng(0)
+    series = [source.normal(size=n).cumsum().astype(np.float32) for n in (200, 90, 300, 2, 50)]
+    write_time300b(tmp_path / "data" / "walks", series)
+    spec = make_spec(
+        tmp_path / "c", dataset_path=str(tmp_path / "data"), seq_stride=20, steps_per_epoch=5
+    )
+    outcome = train(spec, silent(), Stop())
+    assert outcome.step == 5 and "val" not in outcome.metrics
+
+
+def test_divergence_is_told_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    spec = make_spec(tmp_path, checkpoint_every=5, steps_per_epoch=20)
+    original = Trainer._one_step
+
+    def poisoned(self, loader):
+        if self.step_number == 12:
+            with torch.no_grad():
+                next(self.step.model.parameters()).fill_(float("nan"))
+        original(self, loader)
+
+    monkeypatch.setattr(Trainer, "_one_step", poisoned)
+    with pytest.raises(MeasurementError, match="step-00000010 is intact"):
+        train(spec, silent(), Stop())
+    assert newest_checkpoint(tmp_path).name == "step-00000010"
+
+
+def test_data_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        train(make_spec(tmp_path, dataset_path=str(tmp_path / "nowhere")), silent(), Stop())
+
+
+def test_profile_writes_a_chrome_trace(tmp_path):
+    spec = make_spec(tmp_path, profile=True, steps_per_epoch=22, checkpoint_every=0)
+    said = []
+    train(spec, TrainingLog(said.append, None, perf=False), Stop())
+    trace = json.loads((tmp_path / "profiler" / "chrome_trace.json").read_text())
+    assert any("aten::" in str(event.get("name")) for event in trace["traceEvents"])
+    assert any("chrome_trace.json" in line for line in said)
+
+
+def train_command(folder, steps) -> list[str]:
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in SHAPE.items()]
+    return [
+        *(sys.executable, "-m", "steplab", "train", *flags, "--batch-size=4", "--log-every=1"),
+        *(f"--steps-per-epoch={steps}", "--checkpoint-every=1", "--validate-every=0"),
+        *("--validation-batches=1", f"--checkpoint-dir={folder}", "--keep-last=2"),
+    ]
+
+
+def test_kills_at_random_moments_lose_nothing(tmp_path):
+    """Killed several times, also while saving; the last run ends where an unbroken one does."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    steps, source = 24, random.Random(1)
+    command = train_command(tmp_path / "killed", steps)
+    for attempt in range(3):
+        resume = ["--resume"] if newest_checkpoint(tmp_path / "killed") else []
+        with subprocess.Popen(
+            [*command, *resume], env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            for line in process.stdout:
+                if line.startswith("step="):
+                    break
+            time.sleep(source.uniform(0.0, 0.25))
+            process.send_signal(signal.SIGKILL if attempt < 2 else signal.SIGTERM)
+    assert newest_checkpoint(tmp_path / "killed") is not None
+    for folder, extra in (("killed", ["--resume"]), ("whole", [])):
+        done = [*train_command(tmp_path / folder, steps), *extra]
+        subprocess.run(done, env=environment, check=True, capture_output=True, timeout=120)
+    spec = make_spec(tmp_path, steps_per_epoch=steps)
+    assert_same_state(
+        newest_checkpoint(tmp_path / "killed"), newest_checkpoint(tmp_path / "whole"), spec
+    )
+
+
+def test_a_signal_saves_and_exits(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    command = [*train_command(tmp_path, 5000)]
+    command[command.index("--checkpoint-every=1")] = "--checkpoint-every=4000"
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("step=3"):
+                break
+        process.send_signal(signal.SIGTERM)
+        out, error = process.communicate(timeout=60)
+    assert process.returncode == 143 and "stopped by a signal" in out and error == ""
+    assert newest_checkpoint(tmp_path) is not None and "next: steplab train --resume" in out
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    """The loss of the step before the update is still finite; the weights after it are not."""
+    spec = make_spec(tmp_path, checkpoint_every=5)
+    session = Trainer(spec, silent())
+    session.step_number = 5
+    session.save()
+    with torch.no_grad():
+        next(session.step.model.parameters())[0, 0] = float("inf")
+    session.step_number = 6
+    with pytest.raises(MeasurementError, match="step-00000005 is intact"):
+        session.save()
+    assert newest_checkpoint(tmp_path).name == "step-00000005"
+
+
+def test_other_data_is_refused_on_resume_and_moved_data_is_not(tmp_path):
+    source = np.random.default_rng(0)
+    path, moved = tmp_path / "x.npy", tmp_path / "moved.npy"
+    np.save(path, source.normal(size=(6, 200)).astype(np.float32))
+    spec = make_spec(tmp_path / "c", dataset_path=str(path), seq_stride=20)
+    train(spec, silent(), Stop())
+    saved = newest_checkpoint(tmp_path / "c")
+    path.rename(moved)
+    there = replace(spec, settings=replace(spec.settings, dataset_path=str(moved), epochs=2))
+    assert train(there, silent(), Stop(), saved).step == 40
+    np.save(moved, source.normal(size=(6, 200)).astype(np.float32))
+    with pytest.raises(UserError, match="holds other series"):
+        train(there, silent(), Stop(), saved)
+
+
+def test_validation_and_saving_are_no_data_wait(tmp_path, monkeypatch):
+    """The loop validates after every step, so every step is counted from its own entry."""
+    monkeypatch.setattr("steplab.train.loop.validate", lambda *a: (time.sleep(0.05), 1.0)[1])
+    spec = make_spec(tmp_path, validate_every=1, checkpoint_every=0, log_every=10)
+    reports = []
+    log = silent()
+    log.report = reports.append
+    train(spec, log, Stop())
+    assert len(reports) == 2
+    assert all(report.meter["train/data_wait_ms"] == 0 for report in reports)
+
+
+def test_parts_belong_to_the_loss_under_accumulation(tmp_path):
+    spec = make_spec(tmp_path, accumulate=4, checkpoint_every=0, log_every=5)
+    reports = []
+    log = silent()
+    log.report = reports.append
+    train(spec, log, Stop())
+    for report in reports:
+        whole = report.parts["pred"] + 0.02 * report.parts["aux"]
+        assert report.loss == pytest.approx(whole, rel=1e-5)
+
+
+def test_a_full_disk_in_the_middle_is_a_warning(tmp_path, monkeypatch):
+    original, calls = Trainer.save, []
+
+    def save(self):
+        calls.append(self.step_number)
+        if len(calls) == 1:
+            raise UserError("Cannot write: the disk is full.")
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "save", save)
+    said = []
+    outcome = train(make_spec(tmp_path), TrainingLog(said.append, None, perf=False), Stop())
+    assert calls == [10, 20] and outcome.saved.name == "step-00000020"
+    assert any("no checkpoint of step 10" in line for line in said)
+
+
+def test_a_short_run_reports_its_loss_and_leaves_no_trace(tmp_path):
+    said = []
+    spec = make_spec(tmp_path, steps_per_epoch=3, log_every=50, profile=True, checkpoint_every=0)
+    train(spec, TrainingLog(said.append, None, perf=False), Stop())
+    assert any(line.startswith("step=3 loss=") for line in said)
+    assert any("no trace" in line for line in said)
+    assert not (tmp_path / "profiler" / "chrome_trace.json").exists()
+
+
+def test_validation_looks_at_many_series(tmp_path):
+    from steplab.data.synthetic import SyntheticSeries
+    from steplab.data.windows import Windows
+    from steplab.train.loop import validate
+
+    seen = set()
+
+    class Watched(SyntheticSeries):
+        def read(self, index, start, stop):
+            seen.add(index)
+            return super().read(index, start, stop)
+
+    spec = make_spec(tmp_path, validation_batches=4)
+    session = Trainer(spec, silent())
+    windows = Windows(Watched(20, 2000, 1), 41, 40)
+    first = validate(session.step, windows, spec.settings)
+    assert len(seen) > 8
+    assert validate(session.step, windows, spec.settings) == first
+
+
+def test_a_finished_run_can_go_on(tmp_path):
+    spec = make_spec(tmp_path)
+    train(spec, silent(), Stop())
+    longer = replace(spec, settings=replace(spec.settings, epochs=2))
+    assert train(longer, silent(tmp_path), Stop(), newest_checkpoint(tmp_path)).step == 40
+    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["train/resumed_at"] == 20

@@ -1,0 +1,168 @@
+"""The files that a search leaves, and the tables it prints."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("rich")
+
+from steplab.core import PLAIN, Recipe, RunSpec, Samples
+from steplab.core.comparison import Change
+from steplab.core.errors import UserError
+from steplab.core.ladder import Check, Ladder, Rung, Untried, change_label
+from steplab.report.pages import write_ladder_page
+from steplab.store import Store
+from steplab.techniques.recipes import parse_recipe, read_recipe_file
+from steplab.tune.folder import LadderFolder, open_ladder
+from steplab.tune.report import (
+    gate_table,
+    impact_table,
+    interval,
+    reasons_table,
+    total_line,
+    untried_table,
+    write_recipe,
+)
+from tests.compare.sides import ENVIRONMENT, run_of
+from tests.report.analyses import analysis_of
+from tests.report.reading import Page
+
+SPEC = RunSpec("gpt", {"context": 128}, "tiny", batch=4)
+BF16, WRONG = parse_recipe("precision=bf16"), parse_recipe("precision=bf16,optimizer=fused")
+GREEN, RED = Check("loss", True, "near"), Check("gradients", False, "w.weight: far off")
+EVIL = "<script>alert(1)</script>"
+
+
+def ladder() -> Ladder:
+    ten, five = Samples((10.0,) * 6, "ms"), Samples((5.0,) * 6, "ms")
+    change = Change(-0.5, -0.52, -0.48, 0.95, 0.01)
+    kept = Rung(
+        *("precision", {"dtype": "bf16"}, BF16, PLAIN, "kept", "faster"),
+        ceiling=6.0, ceiling_share=0.6, ceiling_parts="matmul 6 ms", checks=(GREEN,), before=ten,
+        after=five, gain=change, memory_before=2**31, memory=2**30, cold_seconds=12.0, run="run-b",
+    )  # fmt: skip
+    # A gain that must not be shown: its gate is red.
+    wrong = Rung(
+        *("optimizer", {"impl": "fused"}, WRONG, BF16, "red gate", f"gradients {EVIL}", "do not"),
+        checks=(GREEN, RED), before=five, after=ten, gain=Change(-0.9, -0.91, -0.89, 0.95, 0.01),
+    )  # fmt: skip
+    broken = Rung("impl", {"attention": "math"}, BF16, BF16, "failed", "oom: too much", "less")
+    broken = replace(broken, recipe=parse_recipe("precision=bf16,impl.attention=math"))
+    return Ladder(
+        "id", SPEC, ENVIRONMENT, created="now", baseline_checks=(GREEN,), winner=BF16,
+        rungs=(kept, wrong, broken), untried=(Untried("compile=whole", "needs more"),),
+        gate_shapes=("at batch 1",), before=ten, after=five, total=change, stopped="nothing left",
+        baseline_run="run-a", winner_run="run-b", finished=True,
+    )  # fmt: skip
+
+
+def test_an_interrupted_ladder_does_not_say_that_nothing_won():
+    """Its winner is known, what it gained over the baseline is not."""
+    found = replace(ladder(), total=None)
+    assert "precision=bf16: the best so far" in total_line(found)
+    assert "stays as it is" in total_line(replace(found, winner=PLAIN))
+
+
+def test_a_change_is_named_as_the_recipe_would_have_it():
+    compiled = parse_recipe("compile=blocks,compile.optimizer=true")
+    assert change_label("compile", {"optimizer": True}, compiled) == "compile.optimizer=true"
+    assert change_label("compile", {"scope": "blocks"}, compiled) == "compile=blocks"
+    assert change_label("compile", {}, compiled) == "without compile"
+    both = parse_recipe("impl.attention=math,impl.experts=loop")
+    assert change_label("impl", {"experts": "loop"}, both) == "impl.experts=loop"
+
+
+def test_the_impact_table_shows_no_speed_up_over_a_red_gate():
+    table = impact_table(ladder())
+    shown = [dict(zip([c.name for c in table.columns], row, strict=True)) for row in table.rows]
+    assert shown[0]["speed-up"] == "2.00x (1.92 to 2.08)" and "warm" not in shown[0]
+    assert shown[0]["gained"] == 5.0 and shown[0]["ceiling"] == 6.0
+    assert shown[1]["gate"] == "red" and shown[1]["speed-up"] == shown[1]["gained"] == "-"
+    assert shown[2]["gate"] == "not reached"
+    assert "at batch 1" in table.note
+
+
+def test_the_impact_table_tells_the_waits_of_a_green_rung():
+    kept, wrong, broken = ladder().rungs
+    waiting = [replace(rung, waits=18) for rung in (kept, wrong, broken)]
+    once = replace(kept, waits=1)
+    gates = [row[2] for row in impact_table(replace(ladder(), rungs=(*waiting, once, kept))).rows]
+    said = ["green, waits 18 times", "red", "not reached", "green, waits 1 time", "green"]
+    assert gates == said
+
+
+def test_the_other_tables_and_the_last_line():
+    assert [row[0] for row in reasons_table(ladder(), all_rungs=False).rows] == [
+        "optimizer=fused",
+        "impl.attention=math",
+    ]
+    assert untried_table(ladder()).rows == (("compile=whole", "needs more"),)
+    assert ("optimizer=fused", "gradients", "RED", "w.weight: far off") in gate_table(ladder()).rows
+    assert "2.00x (1.92 to 2.08), 10 ms to 5 ms" in total_line(ladder())
+    assert "stays" in total_line(replace(ladder(), total=None, winner=PLAIN))
+    unsure = Change(-0.05, -0.2, 0.1, 0.95, 0.2)
+    assert "cannot be told" in total_line(replace(ladder(), total=unsure))
+
+
+def test_the_recipe_is_a_file_that_reads_back(tmp_path):
+    recipe = parse_recipe("precision=bf16,compile=whole,compile.optimizer=true,impl.attention=math")
+    write_recipe(recipe, tmp_path / "new" / "recipe.toml", ["two\nlines", "1.5x"])
+    assert read_recipe_file(tmp_path / "new" / "recipe.toml") == recipe
+    assert parse_recipe(str(tmp_path / "new" / "recipe.toml")) == recipe
+    write_recipe(PLAIN, tmp_path / "plain.toml")
+    assert read_recipe_file(tmp_path / "plain.toml") == Recipe()
+
+
+def test_the_page_has_all_its_parts_and_is_deaf_to_names(tmp_path):
+    tables = {"impact": impact_table(ladder()), "gate": gate_table(ladder())}
+    tables |= {"why": reasons_table(ladder()), "untried": untried_table(ladder())}
+    path = tmp_path / "page.html"
+    write_ladder_page(
+        ladder(), tables, '[precision]\ndtype = "bf16"', run_of(), analysis_of(), (), path
+    )
+    page = Page(path.read_text(encoding="utf-8"))
+    keys = ["ladder", "impact", "recipe", "why", "headroom", "roofline", "findings", "budget"]
+    assert [key for key in page.ids() if key in keys] == [k for k in keys if k in page.ids()]
+    assert {"ladder", "impact", "recipe", "headroom", "gate", "untried"} <= set(page.ids())
+    text = page.text()
+    assert "2.00x the speed" in text and "precision=bf16" in text and "Not tried" in text
+    assert "10.00x" not in text, "the red rung's gain"
+    assert EVIL not in path.read_text(encoding="utf-8")
+
+
+def test_a_ladder_travels_through_its_file(tmp_path):
+    folder = LadderFolder(tmp_path / "ladder")
+    folder.save(ladder())
+    assert folder.load() == ladder()
+    (tmp_path / "ladder" / "ladder.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        folder.load()
+
+
+def test_only_an_unfinished_ladder_of_the_same_step_and_gate_is_taken_up(tmp_path):
+    asked = {"spec": SPEC, "environment": ENVIRONMENT, "objective": "time"}
+    asked |= {"also_batch": None, "memory_limit": None}
+
+    def opened(**other):
+        return open_ladder(Store(tmp_path), **{**asked, **other})
+
+    folder, first = opened()
+    assert opened()[1].id == first.id
+    assert opened(environment=replace(ENVIRONMENT, git="another"))[1].id == first.id
+    others = (
+        {"objective": "memory"},
+        {"spec": replace(SPEC, batch=5)},
+        {"spec": replace(SPEC, source="another file")},
+        {"environment": replace(ENVIRONMENT, steplab="another version")},
+        {"also_batch": 2},
+        {"memory_limit": 2},
+    )
+    for other in others:
+        assert opened(**other)[1].id != first.id, other
+    folder.save(replace(first, finished=True))
+    assert opened()[1].id != first.id
+
+
+def test_an_interval_of_any_width_is_not_spelt_out():
+    assert interval(Change(-0.5, -0.6, -0.4, 0.95, None)) == "1.67 to 2.50"
+    assert interval(Change(-0.5, -1 + 1e-6, 400.0, 0.95, None)) == "0.00 to more than 100"

@@ -1,0 +1,124 @@
+"""When a search starts processes: never while a clock runs, and few at a time."""
+
+from dataclasses import replace
+
+import pytest
+
+from steplab.core import RunSpec
+from steplab.techniques.recipes import parse_recipe
+from steplab.tune import rung
+from steplab.tune.search import TuneOptions, tune
+from steplab.tune.view import NullView
+from steplab.workers.pool import WorkerPool
+from tests.tune.ladders import ENVIRONMENT, Pretended, World, use_shelf, use_world
+from tests.tune.pretended_gpu import H200, SEED, Clock, candidates_on, use_gpu
+from tests.tune.test_flagship_path import SlowScout
+
+
+class Machine:
+    """Counts processes; a clock may run only where none is starting."""
+
+    def __init__(self, monkeypatch):
+        self.started, self.closed, self.opened = 0, 0, 0
+        machine = self
+
+        class Process:
+            def __init__(self):
+                machine.started += 1
+                self.is_alive = True
+
+            def send(self, request):
+                assert request == {"do": "warm"}
+
+            def receive(self, timeout):
+                pass
+
+            def close(self):
+                machine.closed += self.is_alive
+                self.is_alive = False
+
+        monkeypatch.setattr("steplab.workers.pool.Worker", Process)
+
+    def use(self, monkeypatch, candidate_class, spares):
+        """Let candidates take their processes from `spares`."""
+        machine = self
+
+        class Candidate(candidate_class):
+            def __init__(self, spec, environment, given):
+                super().__init__(spec, environment, given)
+                self.worker = given.take()
+
+            def open(self, *asked):
+                # The baseline's profile decides on all that follows.
+                assert machine.opened or not spares.starting
+                machine.opened += 1
+                return super().open(*asked)
+
+            def turn(self, steps, timeout):
+                assert not spares.starting, "a process starts while a clock runs"
+                return super().turn(steps, timeout)
+
+            def close(self):
+                super().close()
+                self.worker.close()
+
+        for module in ("rung", "climb"):
+            monkeypatch.setattr(f"steplab.tune.{module}.RemoteCandidate", Candidate)
+
+
+class Watching(NullView):
+    """Counts how often processes are waited for."""
+
+    def __init__(self):
+        self.waits = 0
+
+    def stage(self, text):
+        self.waits += "waiting for the next processes" in text
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    return Machine(monkeypatch)
+
+
+def on_gpu(monkeypatch, store, machine, environment):
+    """Climb; return the ladder, its view, and how many spares were left."""
+    clock, spares, view = Clock(), WorkerPool(), Watching()
+    use_gpu(monkeypatch, clock, lambda recipe: False)
+    machine.use(monkeypatch, candidates_on(clock, lambda recipe: False), spares)
+    spares.prepare()
+    spec = RunSpec("tsmoe", {}, "flagship", batch=16, device="cuda", recipe=parse_recipe(SEED))
+    wish = TuneOptions(begun=clock.now)
+    ladder = tune(spec, wish, store, SlowScout(clock), environment, view, spares)[0]
+    idle = len(spares.workers)
+    spares.close()
+    return ladder, view, idle
+
+
+def test_on_a_large_gpu_one_rung_in_four_waits_for_processes(monkeypatch, store, machine):
+    environment = replace(H200, cores=16)
+    ladder, view, idle = on_gpu(monkeypatch, store, machine, environment)
+    rungs = len(ladder.rungs)
+    assert rungs >= 8 and 0 < view.waits <= (rungs + 1) // 4
+    assert "waiting" in {part for rung in ladder.rungs for part in rung.parts}
+    assert machine.started == 1 + rungs + idle and idle <= 4
+    assert machine.closed == machine.started
+
+
+def test_on_two_cores_a_gpu_has_one_spare_as_ever(monkeypatch, store, machine):
+    environment = replace(H200, cores=2)
+    ladder, _, idle = on_gpu(monkeypatch, store, machine, environment)
+    assert idle == 1 and machine.closed == machine.started == len(ladder.rungs) + 2
+
+
+def test_on_a_cpu_one_process_starts_for_each_rung(monkeypatch, store, machine):
+    world, spares, view = World({"quick": 0.7, "idle": 1.0}), WorkerPool(), Watching()
+    shelf = {"quick": Pretended({"kind:matmul": 1.0}), "idle": Pretended({"term:launch": 1.0})}
+    use_shelf(monkeypatch, shelf)
+    scout = use_world(monkeypatch, world, [])
+    machine.use(monkeypatch, rung.RemoteCandidate, spares)
+    spares.prepare()
+    spec = RunSpec("gpt", {"context": 128, "width": 64}, "tiny")
+    ladder = tune(spec, TuneOptions(), store, scout, ENVIRONMENT, view, spares)[0]
+    assert spares.size == 1 and not spares.workers and view.waits == 0
+    assert machine.started == machine.closed == 1 + len(ladder.rungs)

@@ -1,0 +1,167 @@
+"""A candidate passes the gate, is measured and stays alive; a wrong one is stopped before."""
+
+import pytest
+import torch
+
+from steplab.core import RunSpec
+from steplab.core.errors import MeasurementError, SteplabError, Unsupported
+from steplab.profiling.plan import ProfilePlan
+from steplab.verify import references
+from steplab.verify.candidate import Candidate
+from steplab.verify.references import dry_run, has_dropout, make_references
+from steplab.verify.shapes import shapes_to_try, with_batch, without_dropout
+from tests.verify.planted import plant, planted_spec, wrong_scaling
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def referenced(shape, folder, *dtypes):
+    for dtype in ("fp64", *dtypes):
+        assert make_references(shape, dtype, folder) == ""
+    return shape
+
+
+def test_an_honest_candidate_is_measured_and_lives(tiny_spec, tmp_path):
+    spec = tiny_spec("optimizer=fused")
+    shape = referenced(shapes_to_try(spec)[0], tmp_path, "fp32")
+    candidate = Candidate(spec, [shape], tmp_path)
+    opened = candidate.open(silent)
+    assert opened.run.status == "ok", opened.run.reason
+    assert opened.run.clock is not None and len(opened.run.clock.step) == spec.steps
+    assert len(opened.checks) == 5 and all(check.passed for check in opened.checks)
+    assert [path[:8] for path in opened.ops["attention"]] == ["blocks.0", "blocks.1"]
+    assert len(candidate.measure(4)) == 4
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    run = candidate.record(opened.run, ProfilePlan((0, 1, 2, 1), detail=False), folder, silent)
+    assert run.profile is not None and (folder / run.profile.traces[0]).exists()
+
+
+@pytest.mark.parametrize("mode", ["infer", "forward", "forward+backward"])
+def test_other_modes_compare_what_they_compute(tiny_spec, tmp_path, mode):
+    spec = tiny_spec("precision=bf16", mode=mode)
+    shape = referenced(shapes_to_try(spec)[0], tmp_path, "bf16")
+    opened = Candidate(spec, [shape], tmp_path).open(silent)
+    assert opened.run.status == "ok" and opened.run.clock is not None, opened.run.reason
+    compared = {check.name for check in opened.checks}
+    assert {"weights", "outputs"} <= compared and "update" not in compared
+    assert ("loss" in compared) is (mode != "infer")
+
+
+def test_wrong_numerics_are_never_measured(tiny_spec, tmp_path, monkeypatch):
+    plant(monkeypatch, wrong_scaling)
+    spec = planted_spec(tiny_spec)
+    shape = referenced(shapes_to_try(spec)[0], tmp_path, "fp32")
+    opened = Candidate(spec, [shape], tmp_path).open(silent)
+    assert opened.run.clock is None and opened.run.status == "ok"
+    assert not all(check.passed for check in opened.checks)
+
+
+def test_every_shape_is_compared_and_named(tiny_spec, tmp_path):
+    spec = tiny_spec("precision=bf16", batch=4)
+    own, single = shapes_to_try(spec)
+    other = without_dropout(with_batch(own, 3))
+    for shape in (single, other):
+        referenced(shape, tmp_path, "bf16")
+    opened = Candidate(spec, [single, other], tmp_path).open(silent)
+    words = {check.name for check in opened.checks}
+    assert {"loss at batch 1", "loss at batch 3, without dropout"} <= words
+    assert all(check.passed for check in opened.checks)
+
+
+def test_a_failure_is_the_status_of_the_run(tiny_spec, tmp_path):
+    spec = tiny_spec("compile=blocks,compile.mode=reduce-overhead")
+    shape = referenced(shapes_to_try(spec)[0], tmp_path, "fp32")
+    opened = Candidate(spec, [shape], tmp_path).open(silent)
+    assert opened.run.status == "unsupported" and "CUDA" in opened.run.reason
+
+
+def test_the_scout_tells_the_dtype_or_the_reason(tiny_spec):
+    shape = shapes_to_try(tiny_spec())[0]
+    assert dry_run(tiny_spec("precision=bf16"), shape) == {"dtype": "bf16"}
+    with pytest.raises(Unsupported, match="cuda"):
+        dry_run(tiny_spec("impl.attention=efficient"), shape)
+    assert not has_dropout(tiny_spec())
+
+
+def test_references_leave_cores_to_others(tiny_spec, tmp_path, monkeypatch):
+    known, seen = references.compute_reference, []
+
+    def watched(spec, name, rate):
+        seen.append(torch.get_num_threads())
+        return known(spec, name, rate)
+
+    monkeypatch.setattr(references, "compute_reference", watched)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        referenced(shapes_to_try(tiny_spec())[0], tmp_path, "fp32")
+        assert seen == [2, 2] and torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_truth_that_cannot_be_had_is_told(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "import torch, steplab\n"
+        "from torch import nn\n"
+        "class Narrow(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x.to(torch.bfloat16).float())\n"
+        "def factory(width: int = 8):\n"
+        "    def batches(size):\n"
+        "        while True:\n"
+        "            yield torch.randn(size, width)\n"
+        "    loss = lambda m, x: m(x).square().mean()\n"
+        "    return steplab.UserModel(Narrow(width, 1), batches, loss)\n"
+    )
+    shape = shapes_to_try(RunSpec(f"{path}:factory", {"width": 8}))[0]
+    assert "does not run in fp64" in make_references(shape, "fp64", tmp_path)
+
+
+OWN = """
+import torch, steplab
+from torch import nn
+
+def batches(size):
+    while True:
+        yield torch.randn(size, 8)
+
+def gone():
+    raise RuntimeError("the weights are gone")
+
+def shapes():
+    return steplab.UserModel(nn.Linear(8, 3), batches, lambda m, x: (m(x) - x).square().mean())
+
+def few():
+    some = lambda size: iter([torch.randn(size, 8)] * 3)
+    return steplab.UserModel(nn.Linear(8, 8), some, lambda m, x: m(x).square().mean())
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("gone", r"The step fails: RuntimeError: the weights are gone \(.*own.py:10 \(gone\)\)"),
+        ("shapes", r"The step fails: RuntimeError: The size of tensor a .*own.py:13"),
+        ("few", "ran out of batches"),
+    ],
+)
+def test_what_fails_in_any_dtype_is_no_matter_of_fp64(tmp_path, factory, said):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    shape = shapes_to_try(RunSpec(f"{path}:{factory}", {}))[0]
+    with pytest.raises(SteplabError, match=said):
+        make_references(shape, "fp64", tmp_path)
+
+
+def test_a_dtype_in_which_nothing_runs_stops_nobody_else(tiny_spec, tmp_path, monkeypatch):
+    def overflow(spec, name, rate):
+        raise MeasurementError("The gradients overflow at any scale: every update is skipped.")
+
+    monkeypatch.setattr(references, "compute_reference", overflow)
+    told = make_references(shapes_to_try(tiny_spec())[0], "fp16", tmp_path)
+    assert "does not run in fp16" in told and "overflow at any scale" in told

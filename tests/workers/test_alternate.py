@@ -1,0 +1,111 @@
+"""How many rounds it takes to tell two steps apart."""
+
+import numpy as np
+import pytest
+
+from steplab.core import Samples
+from steplab.workers.alternate import (
+    MAX_SECONDS,
+    PEEKS,
+    ROUNDS,
+    alternate,
+    seconds_per_rung,
+    student_ratio,
+)
+
+
+class Side:
+    """Takes `ms` a step, give or take; counts its turns."""
+
+    def __init__(self, ms, spread=0.01, seed=0):
+        self.ms, self.spread, self.turns = ms, spread, 0
+        self.source = np.random.default_rng(seed)
+
+    def turn(self, steps, timeout):
+        self.turns += 1
+        mood = self.ms * self.source.normal(1, self.spread)  # of the round
+        return Samples(tuple(mood * self.source.normal(1, 0.001, steps)), "ms")
+
+
+def raced(before, after, seconds=30.0, gain=None, seed=1, **more):
+    first, second = Side(before, seed=seed, **more), Side(after, seed=seed + 1, **more)
+    turns = alternate(first, second, before, seconds, 60.0, lambda text: None, gain)
+    assert first.turns == second.turns
+    return turns, first.turns
+
+
+@pytest.mark.parametrize(("after", "verdict"), [(60.0, "faster"), (150.0, "slower")])
+def test_a_clear_difference_takes_three_rounds(after, verdict):
+    turns, rounds = raced(100.0, after)
+    assert rounds == min(PEEKS) and turns.verdict == verdict
+    assert turns.change.low < after / 100 - 1 < turns.change.high
+    assert turns.change.confidence == 0.99 and len(turns.before.values) >= 2 * min(PEEKS)
+
+
+def test_a_small_difference_takes_more_and_none_takes_all():
+    turns, rounds = raced(100.0, 97.0)
+    assert min(PEEKS) < rounds and turns.verdict == "faster"
+    turns, rounds = raced(100.0, 100.0)
+    assert rounds == 2 * ROUNDS and turns.verdict == "cannot tell"
+
+
+def test_turns_end_when_no_gain_is_in_reach():
+    """Equal steps: after six rounds the interval is 1 % to either side, and 5 % are asked for."""
+    turns, rounds = raced(100.0, 100.0, gain=0.05)
+    assert rounds <= ROUNDS and turns.verdict == "cannot tell" and turns.change.low > -0.05
+    assert raced(100.0, 100.0, gain=0.001)[1] == 2 * ROUNDS
+
+
+@pytest.mark.parametrize("fit", [1, 4, 8])
+def test_a_busy_machine_ends_the_turns_and_the_interval_stays_wide(monkeypatch, fit):
+    """Rounds of a second each, three in any case. By chance, equal steps are told apart in 1 %
+    of 400 cases where 4 rounds fit, in 9 % where 8 do, and in 10 % without a bound."""
+    told = 0
+    for seed in range(0, 40, 2):
+        seconds = iter(range(100))
+        monkeypatch.setattr("steplab.workers.alternate.monotonic", lambda left=seconds: next(left))
+        turns, rounds = raced(100.0, 100.0, fit - 0.5, spread=0.3, seed=seed)
+        assert rounds <= max(fit, min(PEEKS))
+        told += turns.verdict != "cannot tell"
+        if turns.verdict == "cannot tell":
+            assert rounds == max(fit, min(PEEKS)) and turns.change.low < 0 < turns.change.high
+    assert told <= 5  # of 20; more than that has a chance of 1 in 100 at 9 %
+
+
+@pytest.mark.parametrize(
+    ("ms", "steps"),
+    [(1, 50), (10, 30), (47, 6), (100, 3), (220, 3), (330, 3), (500, 2), (900, 1), (2000, 1)],
+)
+def test_a_round_has_three_steps_where_they_take_about_a_second_at_most(ms, steps):
+    turns, rounds = raced(float(ms), ms * 0.5, spread=0.0)
+    assert rounds == min(PEEKS)
+    assert len(turns.before.values) == len(turns.after.values) == steps * rounds
+
+
+def test_one_held_up_step_in_a_round_decides_nothing():
+    """Steps of 220 ms, the host holding up one step of every other round by half of it."""
+
+    class HeldUp(Side):
+        def turn(self, steps, timeout):
+            values = super().turn(steps, timeout).values
+            late = self.turns % 2 == 0
+            return Samples((values[0] * (1.5 if late else 1.0), *values[1:]), "ms")
+
+    first, second = HeldUp(220.0, seed=1), Side(200.0, seed=2)
+    turns = alternate(first, second, 220.0, 30.0, 60.0, lambda text: None)
+    assert turns.verdict == "faster" and turns.change.low > -0.15 and turns.change.high < -0.05
+
+
+def test_one_rung_may_take_a_share_of_the_budget():
+    assert seconds_per_rung(150) == pytest.approx(10) and seconds_per_rung(3600) == MAX_SECONDS
+
+
+def test_the_quantiles_are_students():
+    """Rounds of equal steps are told apart by peeking in about 2 % of the cases, not in 5."""
+    source, wrong = np.random.default_rng(3), 0
+    for _ in range(2000):
+        ratios = np.exp(source.normal(0, 0.02, max(PEEKS)))
+        wrong += any(student_ratio(ratios[:n]).excludes_one for n in PEEKS)
+    assert 0.01 < wrong / 2000 < 0.03
+    one, two = student_ratio([0.8, 0.82, 0.84]), student_ratio([0.8, 0.82, 0.84, 0.82])
+    assert one.low < two.low < two.ratio < two.high < one.high

@@ -1,0 +1,115 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from steplab.core import RunSpec
+from steplab.core.errors import UserError
+from steplab.step.trial import trial
+from steplab.workloads.workload import find_workload
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
+GOOD = """
+import torch
+import steplab
+def make(width: int = 8):
+    \"\"\"A line.\"\"\"
+    def batches(size):
+        while True:
+            yield {"x": torch.ones(size, width)}
+    loss = lambda model, batch: model(batch["x"]).mean()
+    return steplab.UserModel(torch.nn.Linear(width, 3, bias=False), batches, loss, 5)
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "mine.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_the_example_is_measured():
+    name = f"{EXAMPLE}:recurrent"
+    entry = find_workload(name)
+    config = entry.resolve("", {"width": 8, "context": 12})
+    run = trial(RunSpec(name, config, batch=2, steps=2, warmup=1))
+    assert run.status == "ok", run.reason
+    assert run.work.tokens == 2 * 12 and run.work.covered_calls > 0
+
+
+def test_counted_flops_are_exact(file):
+    """A (4, 8) by (8, 3) product: 192 FLOPs forward; its backward needs the weight's only."""
+    name = f"{file(GOOD)}:make"
+    run = trial(RunSpec(name, find_workload(name).resolve("", {}), batch=4, steps=1, warmup=0))
+    assert run.work.model == 3 * 2 * 4 * 8 * 3
+    assert run.work.hardware == 2 * 2 * 4 * 8 * 3
+    assert run.work.tokens == 20
+
+
+def test_parameters_become_config(file):
+    entry = find_workload(f"{file(GOOD)}:make")
+    assert entry.resolve("", {"width": 16}) == {"width": 16}
+    assert entry.summary == "A line."
+
+
+@pytest.mark.parametrize(
+    ("text", "factory", "words"),
+    [
+        ("def make(:\n", "make", "does not import: SyntaxError"),
+        ("import no_such_module_here\n", "make", "does not import: ModuleNotFoundError"),
+        (GOOD, "mkae", "Did you mean 'make'"),
+        ("def make(width):\n    pass\n", "make", "needs a default"),
+        ("def make(layers=[1]):\n    pass\n", "make", "needs a default"),
+    ],
+)
+def test_files_that_cannot_be_used(file, text, factory, words):
+    with pytest.raises(UserError, match=words):
+        find_workload(f"{file(text)}:{factory}")
+
+
+@pytest.mark.parametrize("name", ["nowhere.py:make", "mine.py", ":make", "mine.py:"])
+def test_names_that_are_none(name):
+    with pytest.raises(UserError):
+        find_workload(name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (".mean()", "", r"scalar.*\(4, 3\)"),
+        (".mean()", ".mean().item()", "not a tensor"),
+        ("return steplab.UserModel(", "return (", "Return steplab.UserModel"),
+        ("while True:", "for _ in range(2):", "ran out of batches"),
+        ("batches, loss", "[1.0], loss", "batches of .* are a list"),
+    ],
+)
+def test_workloads_that_cannot_be_stepped(file, old, new, words):
+    name = f"{file(GOOD.replace(old, new))}:make"
+    with pytest.raises(UserError, match=words):
+        trial(RunSpec(name, find_workload(name).resolve("", {}), batch=4))
+
+
+def test_an_exception_in_the_model_is_a_failed_run(file):
+    text = GOOD.replace('model(batch["x"])', 'model(batch["y"])')
+    name = f"{file(text)}:make"
+    run = trial(RunSpec(name, find_workload(name).resolve("", {})))
+    assert run.status == "failed" and "KeyError: 'y'" in run.reason and "mine.py" in run.reason
+
+
+def test_batches_reach_the_device(file):
+    name = f"{file(GOOD)}:make"
+    workload = find_workload(name).open({"width": 8})
+    workload.model()
+    batch = next(workload.batches(2, torch.device("meta"), 0))
+    assert batch["x"].device.type == "meta"
+
+
+def test_a_file_that_ends_the_program_is_told(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(UserError, match="does not import: SystemExit: 3"):
+        find_workload(f"{path}:make")
