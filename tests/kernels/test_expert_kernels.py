@@ -164,10 +164,11 @@ def test_gpu_activations_equal_the_definition(rows, inner, activation, weighed):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("tokens", "chosen", "experts"), [(9999, 2, 8), (333, 8, 256), (1, 1, 3)])
 def test_gpu_assignments_are_placed_as_by_the_definition(tokens, chosen, experts):
+    from steplab.kernels.experts._rows import place_rows
 
     torch.manual_seed(0)
     experts_TK = torch.randint(experts, (tokens, chosen), device="cuda")
-    row_TK, source_R, offsets_E = launch_place(experts_TK, experts)
+    row_TK, source_R, offsets_E = place_rows(experts_TK, experts)
     expected = place_assignments(experts_TK, experts)
     assert torch.equal(row_TK.long(), expected.row_TK)
     assert torch.equal(offsets_E.long(), expected.offsets_E)
