@@ -1,4 +1,4 @@
-"""Command: what a file in `cli/` defines to become a command, and the parser they share."""
+"""Commands: what a file in `cli/` defines to become one, groups of them, and the parser they share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from steplab.core import registry
 from steplab.core.errors import UserError, did_you_mean
 
 
@@ -15,20 +16,32 @@ class Command:
     """A command: `flags(parser, words)` declares its flags, `run(args)` does it.
 
     `words` are the words after the command's name, so that flags may depend on the workload
-    among them. `run` returns the exit code.
+    among them. `run` returns the exit code. The first line of the module's docstring is what
+    `--help` says about it.
     """
 
-    summary: str
     flags: Callable[[argparse.ArgumentParser, Sequence[str]], None]
     run: Callable[[argparse.Namespace], int]
 
 
 @dataclass(frozen=True)
 class Group:
-    """A command whose first word names a command of another shelf, as in `steplab bench step`."""
+    """Commands that share their first word, as in `steplab bench step`: the files of a package."""
 
-    summary: str
     package: str
+
+    def names(self) -> list[str]:
+        """Return the commands of the group, sorted."""
+        return registry.names(self.package, "COMMAND")
+
+    def summary(self, name: str) -> str:
+        """Return one line about a command, without importing it."""
+        return registry.summary(self.package, name)
+
+    def load(self, name: str) -> Command | Group:
+        """Import a command."""
+        command: Command | Group = registry.load(self.package, name, "COMMAND")
+        return command
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,7 +52,7 @@ class Parser(argparse.ArgumentParser):
             prog=prog,
             description=description,
             allow_abbrev=False,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=HelpFormatter,
         )
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
@@ -56,3 +69,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage."""
         raise UserError(f"{self.prog}: {message}.", f"See: {self.prog} --help")
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Appends the default, where there is one to show: not None, "", [] or False."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default
+        if action.help is None or default == argparse.SUPPRESS or default in (None, "", [], False):
+            return action.help
+        shown = " ".join(map(str, default)) if isinstance(default, list) else str(default)
+        return f"{action.help} (default: {shown.replace('%', '%%')})"

@@ -1,4 +1,4 @@
-"""`steplab compare A B`: is B faster, slower, or can nobody tell; and what moved."""
+"""Compare a Run or trace with another: faster, slower, what moved."""
 
 from __future__ import annotations
 
@@ -181,4 +181,4 @@ def _gate(limit: float | None, comparison: Comparison) -> int:
     return 0
 
 
-COMMAND = Command("hold one Run or trace against another: faster, slower, what moved", _flags, _run)
+COMMAND = Command(_flags, _run)

@@ -1,4 +1,4 @@
-"""`steplab env`: what this machine is, worth pasting into a bug report."""
+"""Describe this machine, ready to paste into a bug report."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ def _accelerator(found: Accelerator) -> list[str]:
     ]
 
 
-COMMAND = Command("say what this machine is", _flags, _run)
+COMMAND = Command(_flags, _run)

@@ -1,4 +1,4 @@
-"""`steplab evaluate`: how good a model's forecasts are, beside those of seasonal naive."""
+"""Score a model's forecasts against seasonal naive."""
 
 from __future__ import annotations
 
@@ -164,4 +164,4 @@ def _note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
 
 
-COMMAND = Command("score a model's forecasts beside seasonal naive", _flags, _run)
+COMMAND = Command(_flags, _run)

@@ -1,4 +1,4 @@
-"""`steplab explain [run | trace]`: the time budget, then what is in the way, dearest first."""
+"""Say what slows a step down, from a stored Run or a trace."""
 
 from __future__ import annotations
 
@@ -100,4 +100,4 @@ def _gain(finding: Finding, case: Case) -> str:
     return f"{units.milliseconds(finding.gain_ms)} ({units.percent(share(finding, case))})"
 
 
-COMMAND = Command("say what is in the way, from a stored Run or a trace", _flags, _run)
+COMMAND = Command(_flags, _run)

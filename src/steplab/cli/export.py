@@ -1,4 +1,4 @@
-"""`steplab export`: a checkpoint as a folder that Time-MoE's own code reads."""
+"""Write a checkpoint as a Time-MoE folder."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("write a checkpoint as a Time-MoE folder", _flags, _run)
+COMMAND = Command(_flags, _run)

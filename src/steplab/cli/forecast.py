@@ -1,4 +1,4 @@
-"""`steplab forecast INPUT --horizon N`: forecast the series of a file with a trained model."""
+"""Forecast series with a trained model."""
 
 from __future__ import annotations
 
@@ -128,4 +128,4 @@ def _note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
 
 
-COMMAND = Command("forecast series with a trained model", _flags, _run)
+COMMAND = Command(_flags, _run)

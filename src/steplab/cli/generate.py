@@ -1,4 +1,4 @@
-"""`steplab generate --prompt TEXT`: let a trained model go on from a beginning."""
+"""Let a trained model continue a text."""
 
 from __future__ import annotations
 
@@ -110,4 +110,4 @@ def _show(text: str) -> None:
     print(text, end="", flush=True)
 
 
-COMMAND = Command("let a trained model go on from a beginning", _flags, _run)
+COMMAND = Command(_flags, _run)

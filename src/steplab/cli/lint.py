@@ -1,4 +1,4 @@
-"""`steplab lint [workload]`: which lines a GPU, a compiler or a CUDA graph stumbles over."""
+"""Find lines that wait for the device, branch, vary in size or break graphs."""
 
 from __future__ import annotations
 
@@ -89,6 +89,4 @@ def _spec(args: argparse.Namespace) -> RunSpec:
     )
 
 
-COMMAND = Command(
-    "lines that wait for the device, branch, vary in size or break graphs", _flags, _run
-)
+COMMAND = Command(_flags, _run)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import sys
 from collections.abc import Sequence
 
-from steplab.cli.command import Command, Group, Parser
-from steplab.core import registry
+from steplab.cli.command import Group, Parser
 from steplab.core.errors import SteplabError, UserError, did_you_mean
 
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
-_SUMMARY = re.compile(r'^COMMAND\b[^(]*\(\s*"([^"]*)"', re.MULTILINE)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -23,7 +20,7 @@ def main(words: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler: two lines a step otherwise
     try:
-        return dispatch("steplab", "steplab.cli", words)
+        return dispatch("steplab", Group("steplab.cli"), words)
     except SteplabError as error:
         print(f"steplab: {error}", file=sys.stderr)
         return error.exit_code
@@ -36,11 +33,11 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
 
 
-def dispatch(program: str, package: str, words: list[str]) -> int:
-    """Run the command named by the first word, out of the shelf of commands in `package`."""
-    commands = registry.names(package, "COMMAND")
+def dispatch(program: str, group: Group, words: list[str]) -> int:
+    """Run the command of the group that the first word names."""
+    commands = group.names()
     if not words or words[0] in ("-h", "--help", "help"):
-        _print_help(program, package, commands)
+        _print_help(program, group)
         return 0
     name = words[0]
     if name == "--version":
@@ -51,28 +48,20 @@ def dispatch(program: str, package: str, words: list[str]) -> int:
     if name not in commands:
         kind = "flag" if name.startswith("-") else "command"
         raise UserError(f"{program} has no {kind} {name!r}.", did_you_mean(name, commands))
-    command: Command | Group = registry.load(package, name, "COMMAND")
+    command = group.load(name)
     if isinstance(command, Group):
-        return dispatch(f"{program} {name}", command.package, words[1:])
-    parser = Parser(f"{program} {name}", command.summary)
+        return dispatch(f"{program} {name}", command, words[1:])
+    parser = Parser(f"{program} {name}", group.summary(name))
     command.flags(parser, words[1:])
     return command.run(parser.parse(words[1:]))
 
 
-def _print_help(program: str, package: str, commands: list[str]) -> None:
+def _print_help(program: str, group: Group) -> None:
     print(f"usage: {program} COMMAND ...\n")
     if program == "steplab":
         print("Makes a PyTorch training step as fast as the hardware allows, and proves it.\n")
+    commands = group.names()
     width = max(map(len, commands)) + 2
     for name in commands:
-        print(f"  {name:<{width}}{_summary(package, name)}")
-    print(f"\n{program} COMMAND --help tells the flags of a command.")
-
-
-def _summary(package: str, name: str) -> str:
-    """Return what a command says of itself; importing them all would take a third of a second."""
-    found = _SUMMARY.search(registry.source(package, name))
-    if found:
-        return found[1]
-    command: Command | Group = registry.load(package, name, "COMMAND")
-    return command.summary
+        print(f"  {name:<{width}}{group.summary(name).rstrip('.')}")
+    print(f"\n{program} COMMAND --help shows the flags of a command.")

@@ -1,4 +1,4 @@
-"""`steplab profile [workload]`: record a step, and say where its time and memory went."""
+"""Record a step: time budget, kernels per phase, memory, traces."""
 
 from __future__ import annotations
 
@@ -214,4 +214,4 @@ def _files(run: Run) -> Iterator[tuple[str, str]]:
     yield AVERAGES_FILE, "time of every range, and torch's table of operators"
 
 
-COMMAND = Command("record a step: time budget, kernels per phase, memory, traces", _flags, _run)
+COMMAND = Command(_flags, _run)

@@ -1,4 +1,4 @@
-"""`steplab report [RUN ...]`: stored Runs as one self-contained HTML file."""
+"""Write stored Runs as one HTML file."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("write stored Runs as one HTML file", _flags, _run)
+COMMAND = Command(_flags, _run)

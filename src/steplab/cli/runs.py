@@ -1,4 +1,4 @@
-"""`steplab runs`: list, filter, delete, pack and unpack stored Runs."""
+"""List, filter, delete, pack and unpack stored Runs."""
 
 from __future__ import annotations
 
@@ -86,4 +86,4 @@ def _table(chosen: list[tuple[str, Run | UserError]], store: Store) -> Table:
     return Table(f"{units.counted(len(rows), 'Run')} in {store.root}", tuple(columns), tuple(rows))
 
 
-COMMAND = Command("list, filter, delete, pack and unpack stored Runs", _flags, _run)
+COMMAND = Command(_flags, _run)

@@ -1,4 +1,4 @@
-"""`steplab train [workload]`: train, checkpoint, resume."""
+"""Train a model on series or text, with checkpoints that resume exactly."""
 
 from __future__ import annotations
 
@@ -185,4 +185,4 @@ def _changed(name: str, saved: Any, asked: Any) -> UserError:
     )
 
 
-COMMAND = Command("train a model on series or text; checkpoints, resumes exactly", _flags, _run)
+COMMAND = Command(_flags, _run)

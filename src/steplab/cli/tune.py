@@ -1,4 +1,4 @@
-"""`steplab tune [workload]`: climb the ladder, prove every rung, write the winning recipe."""
+"""Try techniques one by one, prove each, keep what wins."""
 
 from __future__ import annotations
 
@@ -282,4 +282,4 @@ def show(ladder: Ladder, files: OutcomeFiles) -> None:
         print(f"  {bench_command(ladder.spec, files.recipe)}")
 
 
-COMMAND = Command("try techniques one by one, prove each, keep what wins", _flags, _run)
+COMMAND = Command(_flags, _run)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pydoc
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,13 @@ def names(package: str, constant: str) -> list[str]:
     return sorted(found)
 
 
-def source(package: str, name: str) -> str:
-    """Return the source text of a member, without importing it."""
+def summary(package: str, name: str) -> str:
+    """Return the first line of a member's docstring, without importing it."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations, package
     path = Path(spec.submodule_search_locations[0]) / name
     file = path / "__init__.py" if path.is_dir() else path.with_name(f"{name}.py")
-    return file.read_text(encoding="utf-8")
+    return pydoc.synopsis(str(file)) or ""
 
 
 def load(package: str, name: str, constant: str) -> Any:

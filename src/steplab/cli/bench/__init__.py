@@ -1,7 +1,5 @@
-"""`steplab bench`: a shelf of studies, one file each."""
+"""Measure a training step, one op, precision, collectives or forecasts."""
 
 from steplab.cli.command import Group
 
-COMMAND = Group(
-    "measure: a training step, one op, precision, collectives, forecasts", "steplab.cli.bench"
-)
+COMMAND = Group("steplab.cli.bench")

@@ -1,4 +1,4 @@
-"""`steplab bench attention`: forward, backward and both, over shapes, implementations and tiles."""
+"""Time attention: shapes x implementations x tiles, with errors."""
 
 from __future__ import annotations
 
@@ -69,4 +69,4 @@ def _specs(args: argparse.Namespace, template: RunSpec) -> list[RunSpec]:
     return plan(grid, template, args.seconds)
 
 
-COMMAND = Command("time attention: shapes x implementations x tiles, with errors", _flags, _run)
+COMMAND = Command(_flags, _run)

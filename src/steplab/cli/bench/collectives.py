@@ -1,4 +1,4 @@
-"""`steplab bench collectives`: time all-reduce and its kin between ranks of this machine."""
+"""Time all-reduce, all-gather, reduce-scatter and all-to-all."""
 
 from __future__ import annotations
 
@@ -105,4 +105,4 @@ def _one_of(kind: Any, flag: str) -> Callable[[str], Any]:
     return lambda word: read_word(kind, word, flag)
 
 
-COMMAND = Command("time all-reduce, all-gather, reduce-scatter, all-to-all", _flags, _run)
+COMMAND = Command(_flags, _run)

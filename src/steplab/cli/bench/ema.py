@@ -1,4 +1,4 @@
-"""`steplab bench ema`: forward, backward and both of the ComplexEMA, over lengths and paths."""
+"""Time the ComplexEMA: lengths x implementations, with errors and bounds."""
 
 from __future__ import annotations
 
@@ -81,4 +81,4 @@ def _newest(store: Store, specs: Sequence[RunSpec]) -> list[Run]:
     return [found[fingerprint(spec)] for spec in specs]
 
 
-COMMAND = Command("time the ComplexEMA: lengths x paths, with errors and bounds", _flags, _run)
+COMMAND = Command(_flags, _run)

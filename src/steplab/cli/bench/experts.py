@@ -1,4 +1,4 @@
-"""`steplab bench experts`: forward, backward and both, over shapes, implementations, routings."""
+"""Time routed experts: shapes x implementations x routings."""
 
 from __future__ import annotations
 
@@ -72,4 +72,4 @@ def _specs(args: argparse.Namespace, template: RunSpec) -> list[RunSpec]:
     return plan(grid, template, args.seconds)
 
 
-COMMAND = Command("time routed experts: shapes x implementations x routings", _flags, _run)
+COMMAND = Command(_flags, _run)

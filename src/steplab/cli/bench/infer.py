@@ -1,4 +1,4 @@
-"""`steplab bench infer`: how fast a model forecasts."""
+"""Time forecasts: size x recipe x batch x horizon, with the cache and without."""
 
 from __future__ import annotations
 
@@ -88,6 +88,4 @@ def _line(run: Run) -> str:
     return f"{where}: {run.status}, {seen}"
 
 
-COMMAND = Command(
-    "time forecasts: size x recipe x batch x horizon, with the cache and without", _flags, _run
-)
+COMMAND = Command(_flags, _run)

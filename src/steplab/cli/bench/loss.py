@@ -1,4 +1,4 @@
-"""`steplab bench loss`: head and cross-entropy, with whole logits and without."""
+"""Time head and loss: shapes x implementations, with errors."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ def _specs(args: argparse.Namespace, template: RunSpec) -> list[RunSpec]:
     return plan(grid, template, args.seconds)
 
 
-COMMAND = Command("time head and loss: shapes x implementations, with errors", _flags, _run)
+COMMAND = Command(_flags, _run)

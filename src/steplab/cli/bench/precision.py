@@ -1,4 +1,4 @@
-"""`steplab bench precision [workload]`: what low precision does."""
+"""Show what low precision does: sums, normalizations, dtypes under autocast."""
 
 from __future__ import annotations
 
@@ -108,6 +108,4 @@ def _spec(args: argparse.Namespace) -> RunSpec:
 _dtype = partial(read_word, Literal["bf16", "fp16"], where="--dtype")
 _device = partial(read_word, Literal["auto", "cpu", "cuda"], where="--device")
 
-COMMAND = Command(
-    "what low precision does: sums, normalisations, dtypes under autocast", _flags, _run
-)
+COMMAND = Command(_flags, _run)

@@ -1,4 +1,4 @@
-"""`steplab bench step [workload]`: time training steps over a grid."""
+"""Time training steps: size x context x batch x mode x recipe."""
 
 from __future__ import annotations
 
@@ -214,4 +214,4 @@ def _batch(word: str) -> int | str:
     return AUTO if word == AUTO else int(word)
 
 
-COMMAND = Command("time training steps: size x context x batch x mode x recipe", _flags, _run)
+COMMAND = Command(_flags, _run)

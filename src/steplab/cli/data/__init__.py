@@ -1,5 +1,5 @@
-"""`steplab data`: what prepares series for training, one file each."""
+"""Prepare series: inspect, clean, pack, download."""
 
 from steplab.cli.command import Group
 
-COMMAND = Group("prepare series: look at them, clean, pack, download", "steplab.cli.data")
+COMMAND = Group("steplab.cli.data")

@@ -1,4 +1,4 @@
-"""`steplab data clean IN --out DIR`: cut out what is missing, flat or too short."""
+"""Cut out what is missing, flat or too short."""
 
 from __future__ import annotations
 
@@ -87,4 +87,4 @@ def _percent(points: int, tally: CleaningCounts) -> float:
     return 100 * points / max(tally.points, 1)
 
 
-COMMAND = Command("cut out what is missing, flat or too short", _flags, _run)
+COMMAND = Command(_flags, _run)

@@ -1,4 +1,4 @@
-"""`steplab data download PARTITION --out DIR`: Time-300B from the Hugging Face hub."""
+"""Download Time-300B from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("bring Time-300B from the Hugging Face hub", _flags, _run)
+COMMAND = Command(_flags, _run)

@@ -1,4 +1,4 @@
-"""`steplab data info PATH`: what a set of series holds, and what training would use of it."""
+"""Say what a set of series holds and what training would use."""
 
 from __future__ import annotations
 
@@ -82,4 +82,4 @@ def _training_rows(series: SeriesSet, length: int, stride: int) -> list[tuple[Ce
     return rows
 
 
-COMMAND = Command("say what a set of series holds and what training would use", _flags, _run)
+COMMAND = Command(_flags, _run)

@@ -1,4 +1,4 @@
-"""`steplab data pack IN... --out DIR`: any readable series to the Time-300B layout."""
+"""Write any series as a Time-300B folder."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("write any series as a Time-300B folder", _flags, _run)
+COMMAND = Command(_flags, _run)
