@@ -4,7 +4,6 @@ from steplab.core.budget import Budget, Category, StepBudget
 from steplab.core.environment import Accelerator, Environment
 from steplab.core.memory import Allocation, Memory, MemoryTimeline
 from steplab.core.run import (
-    RECORD_VERSION,
     Clock,
     Compilation,
     Counters,
@@ -25,7 +24,6 @@ from steplab.core.spec import MODES, PLAIN, Mode, Recipe, RunSpec, fingerprint
 from steplab.core.table import Column, Table
 
 __all__ = [
-    "RECORD_VERSION",
     "Accelerator",
     "Allocation",
     "Budget",

@@ -17,6 +17,7 @@ from steplab.core.memory import Memory, MemoryTimeline
 from steplab.core.samples import Samples
 from steplab.core.spec import RunSpec
 from steplab.core.table import Table
+from steplab.core.upgrade import VERSION, check_version, upgrade
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,6 @@ class Finding:
     gain_ms: float | None = None  # milliseconds that the remedy is expected to give back
 
 
-RECORD_VERSION = 1
 Metric = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 Status = Literal["ok", "oom", "unsupported", "timeout", "crashed", "failed"]
 
@@ -233,8 +233,8 @@ def now() -> str:
 
 
 def run_to_json(run: Run) -> str:
-    """Write a Run as JSON text with its record version in front."""
-    document = {"steplab_record": RECORD_VERSION, "run": encode(run)}
+    """Write a Run as JSON text with its version in front."""
+    document = {"steplab_record": VERSION, "run": encode(run)}
     return json.dumps(document, indent=1, allow_nan=False)
 
 
@@ -247,10 +247,6 @@ def run_from_json(text: str, where: str = "run.json") -> Run:
     version = document.get("steplab_record") if isinstance(document, dict) else None
     if not isinstance(version, int):
         raise UserError(f"{where} is not a steplab Run.")
-    if version > RECORD_VERSION:
-        raise UserError(
-            f"{where} has record version {version}; this steplab reads up to {RECORD_VERSION}.",
-            "Upgrade steplab to read it.",
-        )
-    run: Run = decode(Run, document.get("run"), where)
+    check_version(version, where)
+    run: Run = decode(Run, upgrade("run", version, document.get("run")), where)
     return run

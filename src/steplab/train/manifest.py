@@ -11,6 +11,7 @@ from typing import Any
 
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
+from steplab.core.upgrade import VERSION, check_version, upgrade
 from steplab.train.checkpoint_folder import (
     CHECKPOINT_FILE,
     MODEL_FILE,
@@ -34,9 +35,6 @@ class TrainProgress:
     steplab: str = ""  # version; this and the two below are filled in when it is saved
     torch: str = ""  # version
     created: str = ""  # UTC, ISO 8601
-
-
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -96,9 +94,9 @@ class Manifest:
 
 
 def manifest_to_json(document: Manifest) -> bytes:
-    """Write the document as JSON, with its format version and a checksum of its content."""
+    """Write the document as JSON, with its version and a checksum of its content."""
     content = encode(document)
-    head = {"steplab_checkpoint": FORMAT_VERSION, "crc32": _checksum(content)}
+    head = {"steplab_checkpoint": VERSION, "crc32": _checksum(content)}
     return json.dumps({**head, "content": content}, allow_nan=False).encode()
 
 
@@ -111,14 +109,10 @@ def manifest_from_json(text: bytes, where: str) -> Manifest:
     version = data.get("steplab_checkpoint") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise UserError(f"{where} does not belong to a steplab checkpoint.")
-    if version > FORMAT_VERSION:
-        raise UserError(
-            f"{where} has format version {version}; this steplab reads up to {FORMAT_VERSION}.",
-            "Upgrade steplab to read it.",
-        )
+    check_version(version, where)
     if data.get("crc32") != _checksum(data.get("content")):
         raise UserError(f"{where} is damaged: its content does not match its checksum.")
-    document: Manifest = decode(Manifest, data["content"], where)
+    document: Manifest = decode(Manifest, upgrade("checkpoint", version, data["content"]), where)
     return document
 
 

@@ -20,6 +20,7 @@ from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder
 from steplab.core.run import now
+from steplab.core.upgrade import VERSION, check_version, upgrade
 from steplab.store import Store
 from steplab.store.atomic import disk_errors, write_file
 from steplab.techniques.context import Objective
@@ -37,11 +38,14 @@ class LadderFolder:
 
     def save(self, ladder: Ladder) -> None:
         """Write the ladder, whole or not at all."""
-        self._write(LADDER_FILE, encode(ladder))
+        self._write(LADDER_FILE, {"steplab_ladder": VERSION, **encode(ladder)})
 
     def load(self) -> Ladder:
         """Read the ladder; what is damaged is a UserError."""
-        ladder: Ladder = decode(Ladder, self._read(LADDER_FILE), str(self.path / LADDER_FILE))
+        data, where = self._read(LADDER_FILE), str(self.path / LADDER_FILE)
+        version = data.pop("steplab_ladder", 1) if isinstance(data, dict) else 1
+        check_version(version, where)
+        ladder: Ladder = decode(Ladder, upgrade("ladder", version, data), where)
         return ladder
 
     def save_shapes(self, shapes: Sequence[GateShape]) -> None:
