@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from steplab.costs import op_flops
-from steplab.costs.op_call import Call, Dims, Tensor, broadcast, item_bytes_of_kernel
+from steplab.costs.op_call import OpCall, Dims, TensorArg, broadcast, item_bytes_of_kernel
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Cost:
     is_matmul: bool = False  # a matrix product or convolution; False for attention
 
 
-Model = Callable[[Call], Cost | None]
+Model = Callable[[OpCall], Cost | None]
 
 
-def _product(a: Tensor, b: Tensor, added: Tensor | None = None) -> Cost:
+def _product(a: TensorArg, b: TensorArg, added: TensorArg | None = None) -> Cost:
     """(..., M, K) x (..., K, N), or a vector on either side."""
     a_dims = a.dims if len(a.dims) > 1 else (1, *a.dims)
     b_dims = b.dims if len(b.dims) > 1 else (*b.dims, 1)
@@ -38,12 +38,12 @@ def _product(a: Tensor, b: Tensor, added: Tensor | None = None) -> Cost:
     return Cost(batch * op_flops.matmul(M, N, K), moved, a.dtype, is_matmul=True)
 
 
-def _plain(call: Call) -> Cost | None:
+def _plain(call: OpCall) -> Cost | None:
     a, b = call.tensor(0), call.tensor(1)
     return _product(a, b) if a and b and a.dims and b.dims else None
 
 
-def _added(call: Call) -> Cost | None:
+def _added(call: OpCall) -> Cost | None:
     """added * beta + a x b; with beta = 0 the first tensor is not read."""
     added, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
     if not (added and a and b):
@@ -52,15 +52,15 @@ def _added(call: Call) -> Cost | None:
     return _product(a, b, None if beta_is_0 else added)
 
 
-def _linear(call: Call) -> Cost | None:
+def _linear(call: OpCall) -> Cost | None:
     x, weight_NK = call.tensor(0), call.tensor(1)
     if not (x and weight_NK and len(weight_NK.dims) == 2 and x.dims):
         return None
-    rows = Tensor((x.numel // max(x.dims[-1], 1), x.dims[-1]), x.dtype)
-    return _product(rows, Tensor(weight_NK.dims[::-1], weight_NK.dtype), call.tensor(2))
+    rows = TensorArg((x.numel // max(x.dims[-1], 1), x.dims[-1]), x.dtype)
+    return _product(rows, TensorArg(weight_NK.dims[::-1], weight_NK.dtype), call.tensor(2))
 
 
-def _grouped(call: Call) -> Cost | None:
+def _grouped(call: OpCall) -> Cost | None:
     """(M, K) x (E, K, N) by rows, (E, M, K) x (K, N) by columns, (M, K) x (K, N) cut along K."""
     a, b, ends = call.tensor(0), call.tensor(1), call.tensor(2)
     if not (a and b):
@@ -77,7 +77,7 @@ def _grouped(call: Call) -> Cost | None:
 def _convolution(stride: int, padding: int, dilation: int, transposed: int = -1) -> Model:
     """Return the model of a forward convolution; the numbers are positions of its arguments."""
 
-    def model(call: Call) -> Cost | None:
+    def model(call: OpCall) -> Cost | None:
         x, weight = call.tensor(0), call.tensor(1)
         steps, pads = call.integers(stride), call.integers(padding)
         spread = call.integers(dilation)
@@ -105,12 +105,12 @@ def _full(values: Dims, like: Dims) -> Dims:
     return values * len(like) if len(values) == 1 else values
 
 
-def _convolution_flops(out_BC: Dims, weight: Tensor) -> float:
+def _convolution_flops(out_BC: Dims, weight: TensorArg) -> float:
     """Every output element meets one filter: (channels of the group) x (window)."""
     return op_flops.matmul(math.prod(out_BC), 1, math.prod(weight.dims[1:]))
 
 
-def _convolution_backward(call: Call) -> Cost | None:
+def _convolution_backward(call: OpCall) -> Cost | None:
     """One product for each gradient that is asked for: of the input, of the weight."""
     grad, x, weight = call.tensor(0), call.tensor(1), call.tensor(2)
     asked = call.truths(10)
@@ -132,7 +132,7 @@ def attention(query: int, causal: int, heads_first: bool = True, documents: int 
     """
     backward = query == 1
 
-    def model(call: Call) -> Cost | None:
+    def model(call: OpCall) -> Cost | None:
         q, k, v = (call.tensor(query + i) for i in range(3))
         mask = call.truth(causal) if call.integer(causal) is None else call.integer(causal) != 0
         if not (q and k and v) or len(q.dims) != 4 or mask is None:
@@ -233,11 +233,11 @@ _OPTIMIZERS = {
 _HALF_CODES = (5, 15)  # torch.float16 and torch.bfloat16 as recorded scalars
 
 
-def _total(tensors: Iterable[Tensor | None]) -> int:
+def _total(tensors: Iterable[TensorArg | None]) -> int:
     return sum(tensor.bytes for tensor in tensors if tensor)
 
 
-def elementwise(call: Call) -> Cost | None:
+def elementwise(call: OpCall) -> Cost | None:
     """Operands stretch to one size; the result has it too, or is the first one, in place."""
     name = bare_name(call)
     operands = [t for i in range(OPERANDS[name]) if (t := call.tensor(i))]
@@ -252,23 +252,23 @@ def elementwise(call: Call) -> Cost | None:
     return Cost(0.0, _total(operands) + size * (1 if name in _TRUTHS else item))
 
 
-def _copy(call: Call) -> Cost | None:
+def _copy(call: OpCall) -> Cost | None:
     target, source = call.tensor(0), call.tensor(1)
     return Cost(0.0, _total((target, source))) if target and source else None
 
 
-def _reading(call: Call) -> Cost | None:
+def _reading(call: OpCall) -> Cost | None:
     x = call.tensor(0)
     return Cost(0.0, x.bytes) if x else None
 
 
-def _rowwise(call: Call) -> Cost | None:
+def _rowwise(call: OpCall) -> Cost | None:
     read, like = _ROWWISE[bare_name(call)]
     result = call.tensor(like)
     return Cost(0.0, _total(map(call.tensor, read)) + result.bytes) if result else None
 
 
-def _softmax_backward(call: Call) -> Cost | None:
+def _softmax_backward(call: OpCall) -> Cost | None:
     grad, out = call.tensor(0), call.tensor(1)
     if not (grad and out):
         return None
@@ -276,12 +276,12 @@ def _softmax_backward(call: Call) -> Cost | None:
     return Cost(0.0, grad.bytes + out.bytes + out.numel * item)
 
 
-def _dropout(call: Call) -> Cost | None:
+def _dropout(call: OpCall) -> Cost | None:
     x = call.tensor(0)
     return Cost(0.0, 2 * x.bytes + x.numel) if x else None  # one byte per element for the mask
 
 
-def _sort(call: Call) -> Cost | None:
+def _sort(call: OpCall) -> Cost | None:
     x = next((t for t in call.tensors if t), None)
     return Cost(0.0, 2 * x.bytes + 8 * x.numel) if x else None
 
@@ -289,7 +289,7 @@ def _sort(call: Call) -> Cost | None:
 def _selected(table: int, index: int) -> Model:
     """Rows of a table, read and written once; `table`, `index` are positions."""
 
-    def model(call: Call) -> Cost | None:
+    def model(call: OpCall) -> Cost | None:
         rows, chosen = call.tensor(table), call.tensor(index)
         if not (rows and chosen and rows.dims):
             return None
@@ -303,7 +303,7 @@ def _selected(table: int, index: int) -> Model:
 def _moved(index: int, source: int, times: int) -> Model:
     """Elements named by an index, each moved `times`: as many as the tensor at `source` has."""
 
-    def model(call: Call) -> Cost | None:
+    def model(call: OpCall) -> Cost | None:
         chosen, moved = call.tensor(index), call.tensor(source)
         self_ = call.tensor(0)
         if not (chosen and moved and self_):
@@ -316,7 +316,7 @@ def _moved(index: int, source: int, times: int) -> Model:
 def _picked(scores: int, target: int) -> Model:
     """One score per target, read or written."""
 
-    def model(call: Call) -> Cost | None:
+    def model(call: OpCall) -> Cost | None:
         values, labels = call.tensor(scores), call.tensor(target)
         if not (values and labels):
             return None
@@ -325,12 +325,12 @@ def _picked(scores: int, target: int) -> Model:
     return model
 
 
-def bare_name(call: Call) -> str:
+def bare_name(call: OpCall) -> str:
     """Return "add" of "aten::add_"."""
     return call.name.removeprefix("aten::").rstrip("_")
 
 
-def tensor_lists(call: Call, kernel: str) -> Cost | None:
+def tensor_lists(call: OpCall, kernel: str) -> Cost | None:
     """Ops over lists (optimizers, _foreach_*, cat); the kernel's name tells the size of elements.
 
     An op in place reads all lists and writes the first; any other writes a new one like it.
@@ -355,7 +355,7 @@ def tensor_lists(call: Call, kernel: str) -> Cost | None:
     return Cost(0.0, float(item * (read + written)))
 
 
-def inductor_kernel(call: Call) -> Cost | None:
+def inductor_kernel(call: OpCall) -> Cost | None:
     """A kernel of Inductor: each argument once, and no more of it than the loop has steps.
 
     The scalars behind the tensors are the loop's lengths, so a table that is only looked up in
@@ -369,7 +369,7 @@ def inductor_kernel(call: Call) -> Cost | None:
     return Cost(0.0, float(sum(min(t.bytes, steps * t.item) for t in tensors)))
 
 
-def _inductor_product(call: Call, tensors: list[Tensor]) -> Cost | None:
+def _inductor_product(call: OpCall, tensors: list[TensorArg]) -> Cost | None:
     """A product alone in its template: (M, K), (K, N) and (M, N) multiply to (M K N) squared."""
     if not re.search(r"_fused_mm_\d+$", call.name) or len(tensors) != 3:
         return None

@@ -36,7 +36,7 @@ Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorArg:
     """One tensor argument."""
 
     dims: Dims
@@ -63,15 +63,15 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Call:
+class OpCall:
     """An operator's call, as recorded: one entry per argument in each column."""
 
     name: str  # "aten::mm"
-    tensors: tuple[Tensor | None, ...]  # None: no tensor, or a list of them
+    tensors: tuple[TensorArg | None, ...]  # None: no tensor, or a list of them
     lists: tuple[tuple[Dims, ...], ...]  # sizes of each tensor in a list; () where there is none
     values: tuple[str, ...]  # "True", "0.125", "[1, 1]"; "" for tensors
 
-    def tensor(self, index: int) -> Tensor | None:
+    def tensor(self, index: int) -> TensorArg | None:
         """Return the tensor at a position; None if there is none."""
         return self.tensors[index] if index < len(self.tensors) else None
 
@@ -99,14 +99,14 @@ class Call:
         return self.values[index] if index < len(self.values) else ""
 
 
-def read_call(name: str, dtypes: str, shapes: str, strides: str, values: str) -> Call | None:
+def read_call(name: str, dtypes: str, shapes: str, strides: str, values: str) -> OpCall | None:
     """Read a call from the JSON texts of its columns; None where shapes were not recorded."""
     if not shapes or not dtypes:
         return None
     all_dims, all_types = json.loads(shapes), json.loads(dtypes)
     all_strides = json.loads(strides) if strides else [None] * len(all_dims)
     rows = list(zip(all_dims, all_strides, all_types, strict=False))
-    return Call(
+    return OpCall(
         name,
         tuple(_tensor(dims, stride, dtype) for dims, stride, dtype in rows),
         tuple(_sizes(dims) if dtype == TENSOR_LIST else () for dims, _, dtype in rows),
@@ -114,17 +114,17 @@ def read_call(name: str, dtypes: str, shapes: str, strides: str, values: str) ->
     )
 
 
-def _tensor(dims: list[int], strides: list[int] | None, dtype: str) -> Tensor | None:
+def _tensor(dims: list[int], strides: list[int] | None, dtype: str) -> TensorArg | None:
     if dtype not in ITEM_BYTES:
         return None
-    return Tensor(tuple(dims), dtype, None if strides is None else tuple(strides))
+    return TensorArg(tuple(dims), dtype, None if strides is None else tuple(strides))
 
 
 def _sizes(dims: Sequence[Sequence[int]]) -> tuple[Dims, ...]:
     return tuple(tuple(sizes) for sizes in dims)
 
 
-def total_bytes(*tensors: Tensor | None) -> int:
+def total_bytes(*tensors: TensorArg | None) -> int:
     """Return the bytes of all tensors that are there."""
     return sum(tensor.bytes for tensor in tensors if tensor)
 

@@ -11,7 +11,7 @@ import re
 
 from steplab.costs import op_flops
 from steplab.costs.aten import Cost, Model, attention
-from steplab.costs.op_call import Call, Tensor, total_bytes
+from steplab.costs.op_call import OpCall, TensorArg, total_bytes
 
 # T tokens, K chosen experts, E experts, R = T * K rows, D width, F inner width
 
@@ -20,7 +20,7 @@ INDEX = 4  # bytes of a row's number
 NUMBER = 4  # bytes of a statistic of a row, in fp32
 
 
-def _gather(call: Call, shift: int) -> Cost | None:
+def _gather(call: OpCall, shift: int) -> Cost | None:
     """Tokens to rows; the backward moves the gradient so, and x again for a weight's gradient."""
     x_TD, source_R = call.tensor(shift), call.tensor(5 + shift)
     if not (x_TD and source_R):
@@ -30,7 +30,7 @@ def _gather(call: Call, shift: int) -> Cost | None:
     return Cost(0.0, times * (x_TD.bytes + source_R.bytes + source_R.numel * row))
 
 
-def _add_up(call: Call, shift: int) -> Cost | None:
+def _add_up(call: OpCall, shift: int) -> Cost | None:
     """Rows to tokens."""
     x_TD, row_TK = call.tensor(shift), call.tensor(4 + shift)
     if not (x_TD and row_TK):
@@ -38,7 +38,7 @@ def _add_up(call: Call, shift: int) -> Cost | None:
     return Cost(0.0, row_TK.bytes + row_TK.numel * x_TD.dims[-1] * x_TD.item + x_TD.bytes)
 
 
-def _activation(rows: int, w_in: Tensor, w_out: Tensor, told: int, backward: bool) -> Cost:
+def _activation(rows: int, w_in: TensorArg, w_out: TensorArg, told: int, backward: bool) -> Cost:
     """z in, h out; the backward has dh and dz too. `told` are the bytes of the rows' weights."""
     wide = rows * (w_in.dims[-2] + w_out.dims[-1]) * w_in.item
     if backward:
@@ -46,7 +46,7 @@ def _activation(rows: int, w_in: Tensor, w_out: Tensor, told: int, backward: boo
     return Cost(0.0, wide + told)
 
 
-def _expert_activation(call: Call, shift: int) -> Cost | None:
+def _expert_activation(call: OpCall, shift: int) -> Cost | None:
     weights_TK, source_R = call.tensor(1 + shift), call.tensor(5 + shift)
     w_in_EFD, w_out_EDF = call.tensor(2 + shift), call.tensor(3 + shift)
     if not (weights_TK and source_R and w_in_EFD and w_out_EDF):
@@ -55,7 +55,7 @@ def _expert_activation(call: Call, shift: int) -> Cost | None:
     return _activation(source_R.numel, w_in_EFD, w_out_EDF, told, bool(shift))
 
 
-def _shared_activation(call: Call, shift: int) -> Cost | None:
+def _shared_activation(call: OpCall, shift: int) -> Cost | None:
     x_TD, w_in_FD, w_out_DF = (call.tensor(i + shift) for i in range(3))
     if not (x_TD and w_in_FD and w_out_DF):
         return None
@@ -63,20 +63,20 @@ def _shared_activation(call: Call, shift: int) -> Cost | None:
     return _activation(x_TD.dims[0], w_in_FD, w_out_DF, told, bool(shift))
 
 
-def _expert_segments(call: Call) -> Cost | None:
+def _expert_segments(call: OpCall) -> Cost | None:
     """At least one part of every expert's weight gradient is read and written."""
     asked = [call.tensor(i) for i, flag in ((3, 12), (4, 13)) if call.truth(flag) is not False]
     return Cost(0.0, 2.0 * total_bytes(*asked)) if any(asked) else None
 
 
-def _segments(call: Call) -> Cost | None:
+def _segments(call: OpCall) -> Cost | None:
     x_RK, dout_RN, offsets_E = (call.tensor(i) for i in range(3))
     if not (x_RK and dout_RN and offsets_E):
         return None
     return Cost(0.0, 2.0 * offsets_E.numel * x_RK.dims[-1] * dout_RN.dims[-1] * x_RK.item)
 
 
-def _place(call: Call, written: int) -> Cost | None:
+def _place(call: OpCall, written: int) -> Cost | None:
     """Experts of the assignments in; `written` numbers for each of them out."""
     experts_TK = call.tensor(0)
     return Cost(0.0, experts_TK.bytes + written * INDEX * experts_TK.numel) if experts_TK else None
@@ -127,14 +127,14 @@ def has_many_kernels(name: str) -> bool:
     return own_op(name) in EXPERT_KERNELS
 
 
-def own_cost(call: Call, kernel: str) -> Cost | None:
+def own_cost(call: OpCall, kernel: str) -> Cost | None:
     """Return what `call` costs; of an op with several kernels, what those of this name do."""
     name = own_op(call.name)
     model = EXPERT_KERNELS[name].get(kernel) if name in EXPERT_KERNELS else _SINGLE.get(name)
     return model(call) if model else None
 
 
-def _router(call: Call) -> Cost | None:
+def _router(call: OpCall) -> Cost | None:
     """One product with the weight and the gate; probabilities, choices and gates out."""
     x_TD, weight_ED, chosen = call.tensor(0), call.tensor(1), call.integer(3)
     if not (x_TD and weight_ED and chosen):
@@ -145,7 +145,7 @@ def _router(call: Call) -> Cost | None:
     return Cost(flops, total_bytes(x_TD, weight_ED, call.tensor(2)) + out, x_TD.dtype)
 
 
-def _router_backward(call: Call) -> Cost | None:
+def _router_backward(call: OpCall) -> Cost | None:
     x_TD, weight_ED = call.tensor(3), call.tensor(4)
     if not (x_TD and weight_ED):
         return None
@@ -154,7 +154,7 @@ def _router_backward(call: Call) -> Cost | None:
     return Cost(2 * op_flops.matmul(T, E + 1, D), moved, x_TD.dtype)
 
 
-def _norm(call: Call, adds: bool) -> Cost | None:
+def _norm(call: OpCall, adds: bool) -> Cost | None:
     """The stream in; the normed rows, one number each and, where it adds, the new stream out."""
     x, added = call.tensor(0), call.tensor(1) if adds else None
     weight_D = call.tensor(2 if adds else 1)
@@ -166,14 +166,14 @@ def _norm(call: Call, adds: bool) -> Cost | None:
     return Cost(0.0, total_bytes(x, added, weight_D) + written)
 
 
-def _norm_backward(call: Call) -> Cost | None:
+def _norm_backward(call: OpCall) -> Cost | None:
     stream, weight_D = call.tensor(2), call.tensor(3)
     if not (stream and weight_D):
         return None
     return Cost(0.0, total_bytes(*call.tensors) + stream.bytes + weight_D.bytes)
 
 
-def _stream_norm(call: Call) -> Cost | None:
+def _stream_norm(call: OpCall) -> Cost | None:
     """Stream and update in; the new stream, one number per row, and the norm or a score out."""
     x, added, weight_D = call.tensor(0), call.tensor(1), call.tensor(3)
     if not (x and weight_D):
@@ -188,7 +188,7 @@ def _stream_norm(call: Call) -> Cost | None:
     return Cost(0.0, total_bytes(*call.tensors) + written)
 
 
-def _stream_rows(call: Call) -> Cost | None:
+def _stream_rows(call: OpCall) -> Cost | None:
     """The chosen rows of the stream in, as many of the norm out."""
     stream, rows_BK = call.tensor(0), call.tensor(2)
     if not (stream and rows_BK):
@@ -198,14 +198,14 @@ def _stream_rows(call: Call) -> Cost | None:
     return Cost(0.0, taken + total_bytes(rows_BK, call.tensor(3), call.tensor(4)))
 
 
-def _stream_backward(call: Call) -> Cost | None:
+def _stream_backward(call: OpCall) -> Cost | None:
     stream = call.tensor(4)
     if not stream:
         return None
     return Cost(0.0, total_bytes(*call.tensors) + stream.bytes + NUMBER * 3 * stream.dims[-1])
 
 
-def _rotary(call: Call) -> Cost | None:
+def _rotary(call: OpCall) -> Cost | None:
     """Two thirds of the product, q and k, in and out."""
     qkv = call.tensor(0)
     return (
@@ -213,14 +213,14 @@ def _rotary(call: Call) -> Cost | None:
     )
 
 
-def _rotary_backward(call: Call) -> Cost | None:
+def _rotary_backward(call: OpCall) -> Cost | None:
     gradients = [call.tensor(i) for i in range(3)]
     if not all(gradients):
         return None
     return Cost(0.0, 2 * total_bytes(*gradients) + total_bytes(call.tensor(3), call.tensor(4)))
 
 
-def _logits(call: Call, x: int, times: int) -> Cost | None:
+def _logits(call: OpCall, x: int, times: int) -> Cost | None:
     """Logits of all tokens, `times` through memory; x, weight and targets stand side by side."""
     x_TD, weight_VD, targets_T = (call.tensor(x + i) for i in range(3))
     if not (x_TD and weight_VD and targets_T):
@@ -229,13 +229,13 @@ def _logits(call: Call, x: int, times: int) -> Cost | None:
     return Cost(0.0, moved + targets_T.bytes)
 
 
-def _mean_loss(call: Call) -> Cost | None:
+def _mean_loss(call: OpCall) -> Cost | None:
     """The gradient is written over the logits, if anybody wants one."""
     needed = call.truth(4) is not False or call.truth(5) is not False
     return _logits(call, 0, 2 if needed else 1)
 
 
-def _average(call: Call, x: int, times: int) -> Cost | None:
+def _average(call: OpCall, x: int, times: int) -> Cost | None:
     """Along time: x in and y out; for the gradient x and dy in, dx out."""
     x_BLD = call.tensor(x)
     return Cost(0.0, float(times * x_BLD.bytes)) if x_BLD else None

@@ -37,7 +37,7 @@ class Routing:
 
 
 @dataclass(frozen=True)
-class Place:
+class ExpertLoop:
     """A place in the model that multiplies the rows of each expert on their own."""
 
     name: str  # "blocks.0.experts.*.up", or a line of code
@@ -60,7 +60,7 @@ def routing(rows: Rows) -> Routing | None:
     return max(found, key=lambda one: one.assignments, default=None)
 
 
-def expert_loops(rows: Rows) -> list[Place]:
+def expert_loops(rows: Rows) -> list[ExpertLoop]:
     """Return the places with many forward products of one kind on a part of the tokens each."""
     known = products(rows)
     is_product = np.flatnonzero(np.isin(rows.call, list(known)) & rows.inside)
@@ -80,7 +80,7 @@ def expert_loops(rows: Rows) -> list[Place]:
             mask = np.zeros(len(rows.work), dtype=bool)
             mask[is_product[where == name]] = True
             whole = mask | _around(rows, mask, name)
-            found.append(Place(name, mask, whole, tuple(sizes), k, n))
+            found.append(ExpertLoop(name, mask, whole, tuple(sizes), k, n))
     return found
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from steplab.costs.op_call import Call, Tensor
+from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.rows import Mask, Rows
 
@@ -24,11 +24,11 @@ class Product(NamedTuple):
     m: int
     k: int
     n: int
-    left: Tensor
-    right: Tensor
+    left: TensorArg
+    right: TensorArg
 
 
-def product(call: Call) -> Product | None:
+def product(call: OpCall) -> Product | None:
     """Return the product that an operator computes, or None when it is no product."""
     first = FACTORS.get(call.name)
     if first is None:

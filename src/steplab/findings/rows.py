@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core import units
-from steplab.costs.op_call import Call, read_call
+from steplab.costs.op_call import OpCall, read_call
 from steplab.trace.analysis import UNATTRIBUTED, Analysis, Floats
 from steplab.trace.events import Codes, Ints, Trace
 
 Mask = NDArray[np.bool_]
-CallTest = Callable[[Call], bool]
+CallTest = Callable[[OpCall], bool]
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ class Rows:
         return self.analysis.detail or self.analysis.trace
 
     @cached_property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[OpCall]:
         """Every distinct call; the last one stands for rows without an operator."""
-        return [*self._op_calls[1], Call("", (), (), ())]
+        return [*self._op_calls[1], OpCall("", (), (), ())]
 
     @cached_property
     def call(self) -> Ints:
@@ -120,7 +120,7 @@ class Rows:
         return chosen
 
     @cached_property
-    def _op_calls(self) -> tuple[Ints, list[Call]]:
+    def _op_calls(self) -> tuple[Ints, list[OpCall]]:
         ops = self.source.ops
         number: Ints = ops.name.astype(np.int64)
         for column in (ops.shapes, ops.strides, ops.dtypes, ops.values):
@@ -130,7 +130,7 @@ class Rows:
         return number.astype(np.int64), [_read(self.source, int(row)) for row in examples]
 
 
-def _read(trace: Trace, row: int) -> Call:
+def _read(trace: Trace, row: int) -> OpCall:
     ops, name = trace.ops, trace.text(int(trace.ops.name[row]))
     found = read_call(
         name,
@@ -139,7 +139,7 @@ def _read(trace: Trace, row: int) -> Call:
         dtypes=trace.text(int(ops.dtypes[row])),
         values=trace.text(int(ops.values[row])),
     )
-    return found or Call(name, (), (), ())
+    return found or OpCall(name, (), (), ())
 
 
 def hot_lines(rows: Rows, mask: Mask, most: int = 3) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ def hot_lines(rows: Rows, mask: Mask, most: int = 3) -> tuple[str, ...]:
 FLOATS = ("float", "c10::BFloat16", "c10::Half")
 
 
-def is_cast(call: Call) -> bool:
+def is_cast(call: OpCall) -> bool:
     """Whether a call copies from one floating-point dtype into another."""
     if call.name != "aten::copy_":
         return False

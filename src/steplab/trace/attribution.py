@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from steplab.trace.analysis import Labels
 from steplab.trace.events import Codes, Ints, Ops, Spans, Trace
 from steplab.trace.lines import MODULE, user_line
-from steplab.trace.nesting import Nest, nest
+from steplab.trace.nesting import Nesting, nest
 from steplab.trace.phases import AUTOGRAD_NODE, may_be_phase, phase_of_call, phase_of_range
 
 
@@ -63,7 +63,7 @@ MODULE_RANGE = "module:"
 
 
 @dataclass(frozen=True)
-class Places:
+class Origins:
     """Where each of n instants belongs; codes of the Labels that were given."""
 
     phase: Codes
@@ -92,11 +92,11 @@ class Attribution:
         backward = spans_named(trace, trace.ranges, lambda n: phase_of_range(n) == "backward")
         self._backward = nest(trace.ranges, backward, across_threads=True)
 
-    def at(self, thread: Ints, time: Ints) -> Places:
+    def at(self, thread: Ints, time: Ints) -> Origins:
         """Return the places of instants (ns) on host threads; a thread of -1 is nowhere."""
         op_row = self.ops.innermost(thread, time)
         node = self._nodes.innermost(thread, time)
-        return Places(
+        return Origins(
             self._phase(thread, time, node),
             self._through_forward(self._modules, thread, time, node),
             self._through_forward(self._lines, thread, time, node),
@@ -184,7 +184,7 @@ def _class_of_call(name: str) -> str | None:
     return name.removeprefix(MODULE) if is_module else None
 
 
-def _outermost_ranges(trace: Trace) -> Nest:
+def _outermost_ranges(trace: Trace) -> Nesting:
     chosen = spans_named(trace, trace.ranges, may_be_phase)
     return nest(trace.ranges, chosen & (nest(trace.ranges, chosen).parents() < 0))
 

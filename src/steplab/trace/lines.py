@@ -17,11 +17,13 @@ _LIBRARIES = frozenset(
     "warnings traceback random selectors unittest _pytest pluggy pytest hypothesis".split()
 )
 _INSTALLED = re.compile(r"(site|dist)-packages/|/lib/python3|torchinductor_")
-# Of steplab itself the model's code counts; the engine around it is the same for every model. Named
-# one by one: a folder of the user's, or a clone, may be called steplab too.
-_ENGINE = re.compile(
-    r"(^|/)steplab/((cli|studies|tune|engine|techniques|probes|testing|explain|compare|report|trace"
-    r"|store|hardware|record|spec)/|(__init__|__main__|codec|shelf|units|errors)\.py)"
+# Of steplab itself the model's code counts; what runs it is the same for every model. Packages are
+# named one by one, because a folder of the user's, or a clone, may be called steplab too. The last
+# line has packages and files of releases whose traces may still be stored.
+_RUNNER = re.compile(
+    r"(^|/)steplab/((cli|bench|tune|forecasting|verify|train|meter|lint|profiling|workers|step"
+    r"|techniques|probes|testing|findings|compare|report|trace|store|costs|hardware|core"
+    r"|studies|engine|explain|record|spec)/|(__init__|__main__|codec|shelf|units|errors)\.py)"
 )
 _MODELS = re.compile(r"(^|/)steplab/(workloads|modules|kernels|data)/")
 
@@ -44,7 +46,7 @@ def user_line(call: str) -> str | None:
 
 def _is_library(path: str) -> bool:
     first = path.split("/", 1)[0].removesuffix(".py")
-    if _ENGINE.search(path):
+    if _RUNNER.search(path):
         return True
     if _MODELS.search(path):
         return False

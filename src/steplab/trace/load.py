@@ -20,7 +20,7 @@ from steplab.trace.events import Trace
 from steplab.trace.reading import json_text
 from steplab.trace.reading.decode import LATEST
 from steplab.trace.reading.json_text import EventChunks, read_head, read_properties
-from steplab.trace.reading.tables import Tables
+from steplab.trace.reading.tables import TraceBuilder
 
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_FORMAT = 31  # zlib's number for "32 KiB window, gzip header and checksum"
@@ -111,7 +111,7 @@ def read_trace(stream: BinaryIO, name: str, piece: int = PIECE) -> Trace:
 def _read(pieces: Iterator[bytes], name: str) -> Trace:
     head = read_head(pieces, name)
     text = EventChunks(head.after, pieces, len(head.before), name)
-    tables = Tables()
+    tables = TraceBuilder()
     for events in text:
         tables.add(events)
     properties = read_properties(head, text.rest, text.offset, name, text.count)

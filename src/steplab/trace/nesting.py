@@ -16,7 +16,7 @@ from steplab.trace.events import Ints, Spans
 
 
 @dataclass(frozen=True)
-class Nest:
+class Nesting:
     """Spans in order of thread, start and falling length; `parent` counts in that order."""
 
     rows: Ints  # which row of the table each span is
@@ -64,7 +64,7 @@ class Nest:
 
 def nest(
     spans: Spans, chosen: NDArray[np.bool_] | None = None, across_threads: bool = False
-) -> Nest:
+) -> Nesting:
     """Nest the `chosen` spans of a table (all of them unless told), each on its own thread.
 
     `across_threads` takes all threads for one: then ask with thread 0. Spans that overlap
@@ -80,7 +80,7 @@ def nest(
     order = np.lexsort((-finish, begin))
     begin, finish = begin[order], finish[order]
     parent, finish = _parents(begin, finish)
-    return Nest(rows[order], parent, begin, finish, len(spans), origin, width)
+    return Nesting(rows[order], parent, begin, finish, len(spans), origin, width)
 
 
 def _parents(begin: Ints, finish: Ints) -> tuple[Ints, Ints]:

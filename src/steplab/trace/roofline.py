@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.costs.aten import MATRIX_COSTS, MEMORY_COSTS, Cost, inductor_kernel, tensor_lists
-from steplab.costs.op_call import Call, item_bytes_of_kernel, read_call
+from steplab.costs.op_call import OpCall, item_bytes_of_kernel, read_call
 from steplab.costs.own_ops import has_many_kernels, own_cost, own_op
 from steplab.hardware.catalog import Card, find_card
 from steplab.trace.analysis import Floats, WorkTable
@@ -182,7 +182,7 @@ def _calls(trace: Trace, op_row: Ints, kernel: Codes) -> tuple[Ints, Ints]:
     return op_row[first], call_of.ravel()
 
 
-def cost_of_call(call: Call, kernel: str) -> Cost | None:
+def cost_of_call(call: OpCall, kernel: str) -> Cost | None:
     """Return the cost of a call whose longest kernel is `kernel`; None: no model."""
     if own_op(call.name):
         return own_cost(call, kernel)

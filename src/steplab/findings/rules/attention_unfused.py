@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 
 from steplab.core import Finding, units
-from steplab.costs.op_call import Call
+from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.products import numbered, products
 from steplab.findings.rows import Rows, hot_lines
@@ -79,7 +79,7 @@ def _slow_kernel(case: Case) -> Finding | None:
     )
 
 
-def _too_wide(call: Call) -> bool:
+def _too_wide(call: OpCall) -> bool:
     """Whether the heads are wider than flash and cuDNN take."""
     first = call.tensor(0)
     return first is not None and first.dims[-1:] > (LARGEST_HEAD,)
@@ -116,7 +116,7 @@ def _reason(case: Case, rows: Rows, path: str, op: str) -> str:
     return f"torch took its {path} path: {', '.join(reasons) or 'no reason in the trace'}"
 
 
-def _refusal(call: Call, on_device: bool) -> str:
+def _refusal(call: OpCall, on_device: bool) -> str:
     """Why the fused kernels refuse these inputs; "" when shapes and dtypes do not tell."""
     query, mask = call.tensor(0), call.tensor(3)
     if query is None:

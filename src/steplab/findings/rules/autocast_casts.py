@@ -12,7 +12,7 @@ of a small eager step; only more than 10 % is told.
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.costs.op_call import Call
+from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.rows import FLOATS, Mask, Rows, hot_lines, is_cast
 from steplab.trace.analysis import UNATTRIBUTED
@@ -56,7 +56,7 @@ def _mixed_norms(rows: Rows) -> Mask:
     return mixed | rows.labeled("module", lambda label: label in own)
 
 
-def _is_mixed_norm(call: Call) -> bool:
+def _is_mixed_norm(call: OpCall) -> bool:
     if call.name not in NORMS:
         return False
     dtypes = {tensor.dtype for tensor in call.tensors if tensor is not None}

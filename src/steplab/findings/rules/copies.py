@@ -10,7 +10,7 @@ When it is wrong: a copy that makes the products after it quicker than they woul
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.costs.op_call import Call
+from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.products import FACTORS
 from steplab.findings.rows import Mask, Rows, hot_lines, is_cast
@@ -58,7 +58,7 @@ def _layouts(rows: Rows, moved: Mask) -> list[str]:
     return [f"{count:.3g} of them a step bring a transposed tensor into order, {ms}"]
 
 
-def _reorders(call: Call) -> bool:
+def _reorders(call: OpCall) -> bool:
     """Whether a call copies out of a tensor whose dimensions are not in the order of memory."""
     source = call.tensor(1) if call.name == "aten::copy_" else call.tensor(0)
     if source is None or not source.strides:

@@ -14,7 +14,7 @@ import math
 
 from steplab.core import Finding, units
 from steplab.core.memory import MemoryTimeline
-from steplab.costs.op_call import Call, Tensor
+from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.rows import Rows, hot_lines
 
@@ -50,18 +50,18 @@ def check(case: Case) -> Finding | None:
     )
 
 
-def _largest(rows: Rows) -> Tensor | None:
+def _largest(rows: Rows) -> TensorArg | None:
     """The largest tensor that goes into a log-softmax over a vocabulary."""
     found = [tensor for call in rows.calls if (tensor := _logits(call)) is not None]
     return max(found, key=lambda tensor: tensor.bytes, default=None)
 
 
-def _logits(call: Call) -> Tensor | None:
+def _logits(call: OpCall) -> TensorArg | None:
     tensor = call.tensor(0) if call.name == "aten::_log_softmax" else None
     return tensor if tensor and tensor.dims and tensor.dims[-1] >= SMALLEST_VOCABULARY else None
 
 
-def _held(timeline: MemoryTimeline, logits: Tensor) -> int:
+def _held(timeline: MemoryTimeline, logits: TensorArg) -> int:
     """Bytes at the peak in tensors of as many elements as the logits; 0 when none is there.
 
     Blocks whose shape nobody knew are taken by their size, in any dtype, up to what eager holds.

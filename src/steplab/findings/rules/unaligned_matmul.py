@@ -9,7 +9,7 @@ When it is wrong: products so small that their time is nothing but the launch.
 from __future__ import annotations
 
 from steplab.core import Finding
-from steplab.costs.op_call import Tensor
+from steplab.costs.op_call import TensorArg
 from steplab.findings.case import Case
 from steplab.findings.products import Product, best_rate, numbered, products, rate
 from steplab.findings.rows import hot_lines
@@ -55,7 +55,7 @@ def _off_grid(one: Product) -> set[int]:
     return {length for length in rows if length * one.left.item % ROW_BYTES}
 
 
-def _row(tensor: Tensor) -> int:
+def _row(tensor: TensorArg) -> int:
     """Elements from one row (or column) to the next in memory."""
     if not tensor.strides:
         return tensor.dims[-1]

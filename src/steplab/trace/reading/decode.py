@@ -66,7 +66,7 @@ def _one(text: bytes) -> int:
 NO_DURATION = Raw(b"0.000")
 NO_ARGS = Raw(b"{}")
 
-Place = int | str | None  # a process, thread, device or stream
+TrackId = int | str | None  # a process, thread, device or stream
 
 
 class Span(Struct, tag_field="ph", tag="X", gc=False):
@@ -75,8 +75,8 @@ class Span(Struct, tag_field="ph", tag="X", gc=False):
     ts: Raw  # microseconds
     name: str = ""
     cat: str = ""
-    pid: Place = 0
-    tid: Place = 0
+    pid: TrackId = 0
+    tid: TrackId = 0
     dur: Raw = NO_DURATION
     args: Raw = NO_ARGS
 
@@ -87,8 +87,8 @@ class Begin(Struct, tag_field="ph", tag="B", gc=False):
     ts: Raw
     name: str = ""
     cat: str = ""
-    pid: Place = 0
-    tid: Place = 0
+    pid: TrackId = 0
+    tid: TrackId = 0
     args: Raw = NO_ARGS
 
 
@@ -96,8 +96,8 @@ class End(Struct, tag_field="ph", tag="E", gc=False):
     """The end of the span that began last on its thread."""
 
     ts: Raw
-    pid: Place = 0
-    tid: Place = 0
+    pid: TrackId = 0
+    tid: TrackId = 0
 
 
 class Instant(Struct, tag_field="ph", tag="i", gc=False):

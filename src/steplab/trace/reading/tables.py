@@ -40,7 +40,7 @@ from steplab.trace.reading.decode import (
     Instant,
     MemoryArgs,
     OpArgs,
-    Place,
+    TrackId,
     Span,
     decode_args,
     nanoseconds,
@@ -49,7 +49,7 @@ from steplab.trace.reading.decode import (
 NOT_RECORDED = -1
 
 
-class Texts(dict[str, int]):
+class StringTable(dict[str, int]):
     """A number for every text."""
 
     def __missing__(self, text: str) -> int:
@@ -62,9 +62,9 @@ class Texts(dict[str, int]):
 
 
 class JsonStrings(dict[bytes, int]):
-    """The number, in a `Texts`, of JSON values that are kept as text on one line."""
+    """The number, in a `StringTable`, of JSON values that are kept as text on one line."""
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: StringTable) -> None:
         super().__init__({b"": NOT_RECORDED, b"null": NOT_RECORDED})
         self._texts = texts
 
@@ -79,20 +79,20 @@ class JsonStrings(dict[bytes, int]):
         return np.array([self[bytes(value)] for value in values], np.int32)
 
 
-class Threads(dict[tuple[Place, Place], int]):
+class ThreadTable(dict[tuple[TrackId, TrackId], int]):
     """A number for every pair of process and thread, or of device and stream."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.names = Texts()
+        self.names = StringTable()
 
-    def __missing__(self, pair: tuple[Place, Place]) -> int:
+    def __missing__(self, pair: tuple[TrackId, TrackId]) -> int:
         # Early versions of torch named the threads of a device "stream 7".
         first, second = pair
         self[pair] = number = self.names[f"{first}/{str(second).removeprefix('stream ')}"]
         return number
 
-    def codes(self, pairs: Iterable[tuple[Place, Place]]) -> Codes:
+    def codes(self, pairs: Iterable[tuple[TrackId, TrackId]]) -> Codes:
         """Return the number of each pair."""
         return np.array([self[pair] for pair in pairs], np.int32)
 
@@ -101,7 +101,7 @@ class OpenSpans:
     """Beginnings that still wait for their end. The format orders both by time on a thread."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[Place, Place], list[Begin]] = defaultdict(list)
+        self._open: dict[tuple[TrackId, TrackId], list[Begin]] = defaultdict(list)
 
     def closed_by(self, events: Iterable[Begin | End]) -> Iterator[Span]:
         """Yield the spans that end among `events`; an end without a beginning is passed over."""
@@ -140,8 +140,8 @@ class ColumnBuilder:
     """Makes columns in the order of the fields of `steplab.trace.events`."""
 
     def __init__(self) -> None:
-        self.texts = Texts()
-        self.threads = Threads()
+        self.texts = StringTable()
+        self.threads = ThreadTable()
         self._values = JsonStrings(self.texts)
 
     def spans(self, spans: Sequence[Span]) -> Columns:
@@ -197,7 +197,7 @@ class ColumnBuilder:
             np.array([one.device_type != 0 for one in args], np.bool_),
         )
 
-    def _spans(self, spans: Sequence[Span], places: Sequence[tuple[Place, Place]]) -> Columns:
+    def _spans(self, spans: Sequence[Span], places: Sequence[tuple[TrackId, TrackId]]) -> Columns:
         return (
             nanoseconds([span.ts for span in spans]),
             nanoseconds([span.dur for span in spans]),
@@ -214,7 +214,7 @@ def integers(values: Sequence[int]) -> Ints:
         return np.array([(value + 2**63) % 2**64 - 2**63 for value in values], np.int64)
 
 
-def _number(device: Place) -> int:
+def _number(device: TrackId) -> int:
     return device if isinstance(device, int) else 0
 
 
@@ -244,7 +244,7 @@ COLUMN_TYPES = {
 Table = TypeVar("Table", bound=Spans | MemoryEvents)
 
 
-class Tables:
+class TraceBuilder:
     """Columns that grow by chunks of events."""
 
     def __init__(self) -> None:
