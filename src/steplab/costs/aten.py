@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from steplab.costs import op_flops
-from steplab.costs.op_call import OpCall, Dims, TensorArg, broadcast, item_bytes_of_kernel
+from steplab.costs.op_call import Dims, OpCall, TensorArg, broadcast, item_bytes_of_kernel
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ from steplab.trace.reading.decode import (
     Instant,
     MemoryArgs,
     OpArgs,
-    TrackId,
     Span,
+    TrackId,
     decode_args,
     nanoseconds,
 )
