@@ -28,11 +28,11 @@ from steplab.cli.command import Parser
 from steplab.core import Column, Samples, Table
 from steplab.core.errors import SteplabError, UserError
 from steplab.core.table import Cell
+from steplab.data.formats import open_series
 from steplab.data.formats.time300b import META, write_time300b
 from steplab.data.loader import Loader
 from steplab.data.normalization import NormalizeMode
 from steplab.data.order import Order, Position
-from steplab.data.series import open_series
 from steplab.data.windows import Windows
 from steplab.probes.environment import capture_environment
 from steplab.report.export import write_table

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from steplab.cli.main import main
+from steplab.data.formats import open_series
 from steplab.data.formats.time300b import write_time300b
-from steplab.data.series import open_series
 
 from ..data.stub_hub import fake_hub
 

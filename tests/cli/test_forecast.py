@@ -75,7 +75,7 @@ def test_frames_with_quantiles(runs, tmp_path, capsys):
     assert list(found) == ["shop", "timestamp", "target_name", "predictions", "0.1", "0.9"]
     assert found.timestamp[0] == pd.Timestamp("2024-01-02 06:00")
     shown = capsys.readouterr()
-    assert "1 point is missing" in shown.err and "read as neighbours" not in shown.err
+    assert "1 point is missing" in shown.err and "read as neighbors" not in shown.err
     assert "quantiles 0.1, 0.9" in shown.out
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from steplab.core.errors import UserError
-from steplab.data.series import open_series
+from steplab.data.formats import open_series
 from steplab.data.windows import Windows
 
 from .stubs import write_raw

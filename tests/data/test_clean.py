@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from steplab.core.errors import UserError
 from steplab.data.clean import FLAT, NOT_FINITE, TOO_SHORT, CleaningRule, clean, is_flat, stretches
+from steplab.data.formats import open_series
 from steplab.data.formats.time300b import SeriesWriter
-from steplab.data.series import open_series
 
 from .stubs import ListSeries
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steplab.core.errors import Unsupported, UserError
+from steplab.data.formats import open_series
 from steplab.data.formats.frames import Columns, from_pandas, read_frame, to_pandas, write_frame
-from steplab.data.series import open_series
 from steplab.data.time_step import TimeStep, count_gaps, infer_time_step
 from steplab.data.windows import Windows
 
@@ -50,7 +50,7 @@ def test_both_formats_and_both_schemes(tmp_path, names, suffix):
     table = long_frame(names).assign(**{names[1]: lambda t: pd.to_datetime(t[names[1]])})
     frame = read_frame(save(table, tmp_path / f"x{suffix}"))
     assert frame.columns == Columns(*names) and frame.ids == ("a", "b") and not frame.notes
-    assert frame.steps == {"1 day": 2}
+    assert frame.time_steps == {"1 day": 2}
     assert [values.tolist() for values in frame.values] == [[1, 2, 3], [10, 20, 30]]
     assert all(values.dtype == np.float64 for values in frame.values)
     days = np.array(["2024-01-01", "2024-01-02", "2024-01-03"], "datetime64[D]")

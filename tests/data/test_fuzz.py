@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from steplab.core.errors import UserError
+from steplab.data.formats import open_series
 from steplab.data.formats.time300b import write_time300b
 from steplab.data.loader import Loader
-from steplab.data.series import open_series
 from steplab.data.windows import Windows
 
 from .stubs import write_raw

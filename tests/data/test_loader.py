@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from steplab.core.errors import UserError
+from steplab.data.formats import open_series
 from steplab.data.formats.time300b import write_time300b
 from steplab.data.loader import Loader
 from steplab.data.order import Order, Position
-from steplab.data.series import open_series
 from steplab.data.windows import Windows
 
 from .stubs import ListSeries
@@ -167,8 +167,8 @@ def test_a_forgotten_loader_does_not_keep_the_process(tmp_path):
         ({"batch": 0}, "batch is 0"),
         ({"workers": 0}, "workers 0"),
         ({"prefetch": 0}, "prefetch 0"),
-        ({"position": Position(0, 11)}, "Epoch 0, window 11 is no position"),
-        ({"position": Position(-1, 0)}, "no position"),
+        ({"position": Position(0, 11)}, "Epoch 0, window 11 is not in"),
+        ({"position": Position(-1, 0)}, "Epoch -1, window 0 is not in"),
     ],
 )
 def test_impossible_requests(arguments, message):

@@ -2,17 +2,15 @@ import numpy as np
 import pytest
 
 from steplab.core.errors import UserError
-from steplab.data import normalization
 from steplab.data.normalization import Normalizer, statistics
 
 from .stubs import ListSeries
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
-def test_chunked_statistics_equal_numpy_in_float64(monkeypatch, chunk):
-    monkeypatch.setattr(normalization, "CHUNK", chunk)
+def test_chunked_statistics_equal_numpy_in_float64(chunk):
     x = np.random.default_rng(0).normal(1e4, 0.5, 100).astype(np.float32)
-    found = statistics(ListSeries([x]), 0)
+    found = statistics(ListSeries([x]), 0, chunk)
     exact = x.astype(np.float64)
     assert found.finite == 100 and (found.low, found.high) == (exact.min(), exact.max())
     assert found.mean == pytest.approx(exact.mean(), rel=1e-14)

@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steplab.core.errors import MeasurementError, UserError
-from steplab.data import pack_series
-from steplab.data.formats.time300b import SeriesWriter, write_time300b
-from steplab.data.pack_series import pack_sets
-from steplab.data.series import open_series
+from steplab.data.formats import open_series, time300b
+from steplab.data.formats.time300b import SeriesWriter, pack_sets, write_time300b
 
 from .stubs import ListSeries
 
@@ -29,8 +27,8 @@ def points_of(series):
 @QUICK
 def test_what_is_packed_is_read_back_bit_for_bit(arrays, part_elements, chunk):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        real = pack_series.chunks
-        patch.setattr(pack_series, "chunks", lambda series, index: real(series, index, chunk))
+        real = time300b.chunks
+        patch.setattr(time300b, "chunks", lambda series, index: real(series, index, chunk))
         out = Path(folder, "out")
         told = []
         packed = pack_sets([ListSeries(arrays)], out, told.append, part_elements)
@@ -95,6 +93,6 @@ def test_a_disk_that_writes_other_bytes_is_noticed(tmp_path, monkeypatch):
             super().append(points)
             self.checksum += 1
 
-    monkeypatch.setattr(pack_series, "SeriesWriter", Forgetful)
+    monkeypatch.setattr(time300b, "SeriesWriter", Forgetful)
     with pytest.raises(MeasurementError, match="reads back other numbers"):
         pack_sets([ListSeries([[1, 2]])], tmp_path / "out")

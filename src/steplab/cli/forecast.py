@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
 from steplab.core.errors import UserError
-from steplab.data.shipped import resolve_path
+from steplab.data.formats import resolve_path
 from steplab.techniques.recipes import parse_recipe
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
-"""Bad stretches cut out of series: what is not finite, what stands still, what is too short.
+"""Cleaning: cut out of series what is not finite, flat, or too short.
 
 1. A series is split at NaN and Inf into runs.
-2. A run is laid out in windows from its begin; the last one may be shorter. A window is flat if
-   more than a given share of its first or of its second differences is zero: a line that stands
-   still or climbs by ever the same step. Flat windows go, neighbours that stay are joined.
-3. What is left goes too where it is shorter than a given length.
+2. A run is divided into windows from its beginning; the last one may be shorter. A window is flat
+   if more than a given share of its first or second differences is zero: a line that stays
+   constant or climbs by the same step. Flat windows are dropped, windows that stay are joined.
+3. Whatever is then shorter than a given length is dropped too.
 
-Points are read and written in chunks; cleaning twice gives what cleaning once gave.
+Points are read and written in chunks. Cleaning twice gives the same as cleaning once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REASONS = (NOT_FINITE, FLAT, TOO_SHORT)
 
 @dataclass(frozen=True)
 class CleaningRule:
-    """What is kept. The window and the share are those described for Time-300B."""
+    """What is kept. Window and share are those that the Time-300B paper describes."""
 
     window: int = 128  # points
     most_zeros: float = 0.2  # share of a window's first or second differences
@@ -45,13 +45,13 @@ class CleaningRule:
 
 @dataclass
 class CleaningCounts:
-    """What became of the points and series that were read."""
+    """What happened to the points and series that were read."""
 
     series: int = 0
     points: int = 0
-    kept_series: int = 0  # runs written: a series can leave several, or none
+    kept_series: int = 0  # runs written: a series can become several, or none
     kept_points: int = 0
-    lost_series: int = 0  # nothing of them is left
+    lost_series: int = 0  # with nothing left
     dropped_points: Counter[str] = field(default_factory=Counter)  # by reason
     dropped_from: Counter[str] = field(default_factory=Counter)  # series that lost some, by reason
 
@@ -63,7 +63,7 @@ def clean(
     advance: Callable[[int], None] = lambda points: None,
     chunk: int = CHUNK_POINTS,
 ) -> CleaningCounts:
-    """Write what is good of every series; `advance` is told the points read."""
+    """Write the good parts of every series; `advance` is called with the points of each read."""
     tally = CleaningCounts()
     for index in range(len(series)):
         cleaner = _Cleaner(rule, writer)
@@ -82,15 +82,15 @@ def clean(
 
 
 class _Cleaner:
-    """The state of cleaning one series: never more than a chunk, a window and a short run."""
+    """Cleans one series; holds no more than a chunk, a window and a short run."""
 
     def __init__(self, rule: CleaningRule, writer: SeriesWriter) -> None:
         self.rule, self.writer = rule, writer
         self.runs, self.kept = 0, 0
         self.dropped: Counter[str] = Counter()
-        self._rest = np.empty(0, np.float32)  # of the finite run, less than a window
+        self._rest = np.empty(0, np.float32)  # end of the finite run, less than a window
         self._pending: list[NDArray[np.float32]] = []  # good, but not yet long enough to be kept
-        self._length = 0  # of the good stretch so far
+        self._length = 0  # points of the good stretch so far
 
     def feed(self, points: NDArray[np.float32]) -> None:
         """Take the next points of the series."""
@@ -102,7 +102,7 @@ class _Cleaner:
                 self.dropped[NOT_FINITE] += end - begin
 
     def end_of_run(self) -> None:
-        """Judge the last, shorter window of a run, and end the run."""
+        """Judge the last, shorter window of a run and close the run."""
         if len(self._rest):
             self._judge(self._rest[None])
             self._rest = self._rest[:0]
@@ -117,7 +117,7 @@ class _Cleaner:
         self._rest = points[whole:]
 
     def _judge(self, windows_NW: NDArray[np.float32]) -> None:
-        """Keep or drop windows [number, points] that follow each other."""
+        """Keep or drop consecutive windows [windows, points]."""
         for begin, end, flat in stretches(is_flat(windows_NW, self.rule.most_zeros)):
             points = windows_NW[begin:end].ravel()
             if flat:
@@ -145,9 +145,9 @@ class _Cleaner:
 
 
 def is_flat(windows_NW: NDArray[np.float32], most_zeros: float) -> NDArray[np.bool_]:
-    """Return for windows [number, points] whether too many of their differences are zero.
+    """Return which windows [windows, points] have too many differences of zero.
 
-    In float64 the difference of two float32 is exact unless they lie 2^29 apart.
+    In float64 the difference of two float32 is exact unless one is 2^29 times the other.
     """
     first = np.diff(windows_NW.astype(np.float64), axis=1)
     second = np.diff(first, axis=1)
@@ -155,7 +155,7 @@ def is_flat(windows_NW: NDArray[np.float32], most_zeros: float) -> NDArray[np.bo
 
 
 def _zeros(differences_ND: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of zeros in every row; 0 where there are no differences."""
+    """Return the share of zeros in every row; 0 without any difference."""
     return (differences_ND == 0).sum(1) / max(differences_ND.shape[1], 1)
 
 

@@ -1,4 +1,4 @@
-"""Time-300B on the Hugging Face hub: what there is, and how it comes here."""
+"""Time-300B on the Hugging Face hub: list its partitions and download one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPOSITORY = "Maple728/Time-300B"
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of the repository: its path there, and its bytes."""
+    """A file of the repository: its path and its size in bytes."""
 
     path: str
     size: int
@@ -57,13 +57,13 @@ def partitions(files: Iterable[HubFile], inside: str = "") -> list[Partition]:
 
 
 def download(files: Iterable[HubFile], name: str, out: Path) -> Path:
-    """Bring a partition to `out` and return its folder. Files that are complete stay as they are.
+    """Download a partition to `out` and return its folder.
 
-    An interrupted download goes on where it was.
+    Complete files are kept; an interrupted download continues where it stopped.
     """
     hub = _hub()
     wanted = _below(files, name)
-    _check_room(wanted, out)
+    _check_disk_space(wanted, out)
     with _hub_errors():
         hub.snapshot_download(
             repo_id=REPOSITORY,
@@ -85,14 +85,14 @@ def _below(files: Iterable[HubFile], name: str) -> list[HubFile]:
     raise UserError(f"{REPOSITORY} has no partition {name!r}.", did_you_mean(name, known))
 
 
-def _check_room(wanted: list[HubFile], out: Path) -> None:
+def _check_disk_space(wanted: list[HubFile], out: Path) -> None:
     missing = sum(file.size for file in wanted if not _is_here(out / file.path, file.size))
     there = next(path for path in (out, *out.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if missing > free:
         raise UserError(
-            f"{bytes_(missing)} are to be downloaded, but {there} has {bytes_(free)} free.",
-            "Choose another place with --out, or a smaller partition.",
+            f"The download needs {bytes_(missing)}, but {there} has {bytes_(free)} free.",
+            "Choose another folder with --out, or a smaller partition.",
         )
 
 
@@ -121,10 +121,10 @@ def _hub_errors() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
-                "The disk is full.", "Make room; the same command goes on from there."
+                "The disk is full.", "Free some space; the same command continues from there."
             ) from error
         reason = (str(error).strip().splitlines() or [""])[0].rstrip(".") or type(error).__name__
         raise Unsupported(
-            f"The Hugging Face hub did not give {REPOSITORY}: {reason}.",
-            "Check the connection; the same command goes on from what is already here.",
+            f"{REPOSITORY} could not be read from the Hugging Face hub: {reason}.",
+            "Check the connection; the same command continues with what is already here.",
         ) from error

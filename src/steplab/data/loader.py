@@ -1,4 +1,4 @@
-"""Batches for a training loop: read ahead by threads, in an order that a position can resume."""
+"""Batches for a training loop, read ahead by threads, in an order that resumes from a position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 
 class PackedBatch(NamedTuple):
-    """A batch of packed windows: beside values and mask an int32 document id per point."""
+    """A batch of packed windows: values, mask and an int32 document id per point."""
 
     values_BT: Tensor
     mask_BT: Tensor
@@ -35,7 +35,7 @@ class PackedBatch(NamedTuple):
 
 
 class TextBatch(NamedTuple):
-    """A batch of text: tokens and those that follow, both int64 [batch, window length]."""
+    """A batch of text: tokens and the tokens after them, both int64 [batch, window length]."""
 
     tokens_BT: Tensor
     targets_BT: Tensor
@@ -45,12 +45,12 @@ AnyBatch = Batch | PackedBatch | TextBatch
 
 
 class Loader:
-    """Yields batches for ever, epoch after epoch, each epoch in a new order.
+    """Yields batches forever, epoch after epoch, each epoch in a new order.
 
-    The order is decided by (seed, position) alone, not by the number of threads: batches are
-    handed out in the order in which they were asked for. Windows that do not fill a batch at the
-    end of an epoch are left out. `position` tells what the loop has received, not what was read
-    ahead; a new Loader with it goes on exactly there.
+    The order depends on (seed, position) alone, not on the number of threads: batches are handed
+    out in the order in which they were requested. Windows that do not fill a batch at the end of
+    an epoch are left out. `position` is what the loop has received, not what was read ahead; a new
+    Loader that starts there continues with the same batches.
 
     Threads are enough: numpy and page faults release the interpreter while they copy and wait.
     """
@@ -71,12 +71,12 @@ class Loader:
         self.position = position
         self._windows, self._batch, self._seed, self._shuffle = windows, batch, seed, shuffle
         self._device = torch.device(device)
-        self._next = position  # of the batch to be asked for next
-        self._asked: deque[tuple[Position, Future[AnyBatch]]] = deque()
+        self._next = position  # of the batch to request next
+        self._requested: deque[tuple[Position, Future[AnyBatch]]] = deque()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="steplab-data")
         self._open = True
         for _ in range(prefetch):
-            self._ask()
+            self._request()
 
     def __iter__(self) -> Iterator[AnyBatch]:
         return self
@@ -84,14 +84,14 @@ class Loader:
     def __next__(self) -> AnyBatch:
         """Return the next batch, on the device. A failed read closes the loader."""
         if not self._open:
-            raise UserError("This loader is closed and gives no more batches.")
-        after, future = self._asked.popleft()
+            raise UserError("This loader is closed.")
+        after, future = self._requested.popleft()
         try:
             batch = future.result()
         except BaseException:
             self.close()
             raise
-        self._ask()
+        self._request()
         pinned = self._device.type == "cuda"
         on_device = type(batch)(*(part.to(self._device, non_blocking=pinned) for part in batch))
         self.position = after
@@ -109,13 +109,13 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """Stop reading ahead and end the threads; `position` stays. May be called twice."""
+        """Stop reading ahead and end the threads; `position` stays. May be called again."""
         self._open = False
-        self._asked.clear()
+        self._requested.clear()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _ask(self) -> None:
-        """Ask the threads for one more batch. They hold no reference to the loader itself."""
+    def _request(self) -> None:
+        """Have the threads read one more batch. They hold no reference to the loader itself."""
         epoch, index = self._next.epoch, self._next.index
         if index + self._batch > len(self._order):
             epoch, index = epoch + 1, 0
@@ -125,7 +125,7 @@ class Loader:
         self._next = Position(epoch, index + self._batch)
         order = self._order if self._shuffle else None
         job = self._threads.submit(_read_batch, self._windows, order, numbers, self._device)
-        self._asked.append((self._next, job))
+        self._requested.append((self._next, job))
 
 
 def _read_batch(
@@ -134,7 +134,7 @@ def _read_batch(
     positions: np.ndarray,
     device: torch.device,
 ) -> AnyBatch:
-    """Read the windows at `positions` into memory that the device can copy from by itself."""
+    """Read the windows at `positions` into host memory, pinned if the device is a GPU."""
     numbers = positions if order is None else order[positions]
     rows = [windows.read(number) for number in numbers.tolist()]
     batch = _allocate((len(numbers), windows.length), device, rows[0])
@@ -149,7 +149,7 @@ def _allocate(
     """Return an empty batch of such rows in host memory, pinned for a CUDA device."""
     pinned = device.type == "cuda"
     dtypes = [torch.from_numpy(np.empty(0, part.dtype)).dtype for part in row]
-    # A thread begins on the first GPU, whatever ours is.
+    # A new thread starts on the first GPU, whichever the loader's is.
     with torch.cuda.device(device) if pinned else nullcontext():
         parts = [torch.empty(shape, dtype=dtype, pin_memory=pinned) for dtype in dtypes]
     if dtypes[0] == torch.int64:
@@ -166,7 +166,7 @@ def _check(
         )
     if position.epoch < 0 or not 0 <= position.index <= windows:
         raise UserError(
-            f"Epoch {position.epoch}, window {position.index} is no position in {name}, "
+            f"Epoch {position.epoch}, window {position.index} is not in {name}, "
             f"which has {windows:,} windows.",
             "Resume with the data, window length and stride of the first run.",
         )

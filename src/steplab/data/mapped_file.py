@@ -1,4 +1,4 @@
-"""A file of raw numbers in memory pages: opening reads nothing, a window reads its own pages."""
+"""A memory-mapped file of raw numbers: opening reads nothing, a window reads its own pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
 
-WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)  # Windows has no such advice
+WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)  # Windows has no madvise
 
 
 class MappedFile:
@@ -38,8 +38,8 @@ class MappedFile:
     def points(self) -> NDArray[Any]:
         """Return all elements as a view, shape [count]; slicing it reads the slice's pages only.
 
-        A page behind the end of a file that was cut after it was mapped would end the process
-        with SIGBUS, so the size is looked at before every access (it costs 0.3 us).
+        A page beyond the end of a file that was truncated after mapping ends the process with
+        SIGBUS, so the size is checked before every access (0.3 us).
         """
         if self._map is not None and self._map.size() < self._end_bytes:
             raise UserError(
@@ -50,9 +50,9 @@ class MappedFile:
         return self._points
 
     def slice(self, first: int, last: int) -> NDArray[Any]:
-        """Return elements [first, last) as a view, and have the disk fetch its pages at once.
+        """Return elements [first, last) as a view, and have all of its pages fetched at once.
 
-        Without the advice every page fault fetches a neighbourhood of its own: random windows of
+        Without the advice every page fault reads its own surroundings only: random windows of
         16 KiB from a cold disk came at 2,200/s, with it at 17,800/s.
         """
         points = self.points()[first:last]

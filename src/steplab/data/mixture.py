@@ -1,8 +1,8 @@
-"""Windows of several sets, drawn in fixed shares; where a run stands is one number, the draw.
+"""Windows of several sets, drawn in fixed shares; the position of a run is one number, the draw.
 
-Which set draw g comes from, and which of that set's windows it is, is computed from g alone. The
-shares are not probabilities: a stretch of n draws holds n times the share of every set, give or
-take less than the number of sets, wherever the stretch begins and however long it is.
+The set of draw g, and the window of that set, are computed from g alone. The shares are not
+probabilities: any n consecutive draws hold n times the share of every set, give or take less than
+the number of sets.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
 from steplab.data.order import Order
-from steplab.data.points import JoinedSeries
+from steplab.data.series import JoinedSeries
 from steplab.data.windows import WindowSet
 
-ENDLESS = 2**62  # draws of the one epoch that a mixture has
-LARGEST_TOTAL = 2**31  # of the parts: their products stay inside int64
+ENDLESS = 2**62  # draws; a mixture has one epoch
+MAX_TOTAL = 2**31  # sum of the parts: products stay inside int64
 
 
 def parse_shares(text: str) -> tuple[int, ...]:
-    """Read `0.7,0.3` as whole-number parts, here (7, 3): exactly, and of any sum."""
+    """Read `0.7,0.3` as exact whole-number parts, here (7, 3); they need not add up to 1."""
     try:
         shares = [Fraction(word.strip()) for word in text.split(",")]
     except (ValueError, ZeroDivisionError):
@@ -36,7 +36,7 @@ def parse_shares(text: str) -> tuple[int, ...]:
         )
     whole = lcm(*(share.denominator for share in shares))
     parts = [int(share * whole) for share in shares]
-    if sum(parts) >= LARGEST_TOTAL:
+    if sum(parts) >= MAX_TOTAL:
         raise UserError(f"The shares {text!r} are too fine.", "Use fewer digits.")
     return tuple(parts)
 
@@ -53,9 +53,9 @@ def mixed_paths(text: str, parts: Sequence[int]) -> list[str]:
 
 
 class MixedOrder:
-    """The windows of a mixture in the order in which they are drawn; it has no end.
+    """The windows of a mixture in the order in which they are drawn, without end.
 
-    Every pass over a set is a permutation of its windows, each pass another one.
+    Every pass over a set is a permutation of its windows, a different one each time.
     """
 
     def __init__(self, sizes: Sequence[int], parts: Sequence[int], seed: int) -> None:
@@ -79,15 +79,15 @@ class MixedOrder:
         found = np.empty(len(draws), np.int64)
         for member in np.unique(members).tolist():
             drawn = np.flatnonzero(members == member)
-            found[drawn] = self._starts[member] + self._of_member(member, ranks[drawn])
+            found[drawn] = self._starts[member] + self._member_windows(member, ranks[drawn])
         return int(found[0]) if np.ndim(position) == 0 else found
 
-    def _of_member(self, member: int, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        passes, places = np.divmod(ranks, self._sizes[member])
+    def _member_windows(self, member: int, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        passes, indices = np.divmod(ranks, self._sizes[member])
         numbers = np.empty(len(ranks), np.int64)
         for number in np.unique(passes).tolist():
             order = Order(self._sizes[member], self._seed + member, number)
-            numbers[passes == number] = order[places[passes == number]]
+            numbers[passes == number] = order[indices[passes == number]]
         return numbers
 
 
@@ -96,17 +96,17 @@ def choose(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (the set of every draw, how often that set was drawn before), both like `draws`.
 
-    The first set takes its share of the draws evenly spread; the second its share of those that
-    are left, counted without the first's; and so on.
+    The first set takes its share of the draws, evenly spread; the second takes its share of the
+    remaining draws; and so on.
     """
     members = np.full(len(draws), len(parts) - 1)
-    ranks, left, open_ = draws.copy(), sum(parts), np.ones(len(draws), bool)
+    ranks, left, free = draws.copy(), sum(parts), np.ones(len(draws), bool)
     for member, part in enumerate(parts[:-1]):
         before = _drawn_before(ranks, part, left)
-        taken = open_ & (_drawn_before(ranks + 1, part, left) > before)
+        taken = free & (_drawn_before(ranks + 1, part, left) > before)
         members[taken] = member
-        open_ &= ~taken
-        ranks = np.where(taken, before, np.where(open_, ranks - before, ranks))
+        free &= ~taken
+        ranks = np.where(taken, before, np.where(free, ranks - before, ranks))
         left -= part
     return members, ranks
 
@@ -132,7 +132,7 @@ class MixedWindows:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """Series left out by reason, of all sets together."""
+        """Series left out by reason, over all sets."""
         reasons = [reason for member in self.members for reason in member.skipped]
         return {
             reason: sum(member.skipped.get(reason, 0) for member in self.members)

@@ -1,6 +1,6 @@
-"""A shuffle that needs no memory: a seeded permutation computed one position at a time.
+"""A shuffle without memory: a seeded permutation computed one position at a time.
 
-A list of shuffled numbers costs 8 bytes per window, and resuming in it means making it again.
+A shuffled list would cost 8 bytes per window, and resuming would have to make it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from steplab.core.errors import UserError
 
 MASK_64 = 2**64 - 1
-ROUNDS = 6  # each half is mixed into the other three times
+ROUNDS = 6  # of the Feistel network: each half is mixed into the other three times
 # Odd multipliers and shifts of the splitmix64 generator's output function.
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 GOLDEN = 0x9E3779B97F4A7C15
@@ -22,14 +22,14 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Position:
-    """How far a loader is: the epoch, and how many of its windows were consumed."""
+    """How far a loader has come: the epoch, and how many of its windows were consumed."""
 
     epoch: int = 0
     index: int = 0
 
 
 class Order:
-    """A permutation of range(n), decided by (n, seed, epoch); `order[i]` is its i-th number.
+    """A permutation of range(n) that depends on (n, seed, epoch); `order[i]` is its i-th number.
 
     A Feistel network permutes the next power of two: numbers that fall outside range(n) go
     through it again until they fall inside (cycle walking, fewer than two passes on average).
@@ -44,7 +44,7 @@ class Order:
         self._low_mask = np.uint64((1 << (bits // 2)) - 1)
         self._high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
         start = _mix_int(_mix_int(seed) + epoch)
-        self._keys = [np.uint64(_mix_int(start + turn * GOLDEN)) for turn in range(ROUNDS)]
+        self._keys = [np.uint64(_mix_int(start + round_ * GOLDEN)) for round_ in range(ROUNDS)]
 
     def __len__(self) -> int:
         return self.n
@@ -68,9 +68,9 @@ class Order:
 
     def _network(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
         low, high = numbers & self._low_mask, numbers >> self._low_bits
-        for turn in range(0, ROUNDS, 2):
-            low = low ^ (_mix(high + self._keys[turn]) & self._low_mask)
-            high = high ^ (_mix(low + self._keys[turn + 1]) & self._high_mask)
+        for round_ in range(0, ROUNDS, 2):
+            low = low ^ (_mix(high + self._keys[round_]) & self._low_mask)
+            high = high ^ (_mix(low + self._keys[round_ + 1]) & self._high_mask)
         return (high << self._low_bits) | low
 
 

@@ -1,4 +1,9 @@
-"""Windows in which several short pieces lie side by side, each a document of its own."""
+"""Windows in which several short pieces lie side by side, each a document of its own.
+
+Pieces of different lengths go into windows of one length by best fit, the longest first. Lengths
+are packed, not pieces: windows that were filled the same way are one group, so millions of pieces
+cost no more than a few thousand groups, and which piece lies where follows by arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,13 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steplab.data.normalization import NormalizeMode
+from steplab.data.series import SeriesSet
 from steplab.data.windows import (
     MIN_POINTS,
     NormalizedPoints,
@@ -23,95 +29,6 @@ from steplab.data.windows import (
     substitutes,
 )
 
-
-class PieceRun(NamedTuple):
-    """`each` pieces of one length in every window of a group; `first` is window 0's first one.
-
-    Pieces are counted from the longest to the shortest.
-    """
-
-    first: int
-    each: int
-    length: int  # points
-
-
-@dataclass(frozen=True)
-class WindowGroup:
-    """Windows that were filled alike, and the points that are free at the end of each."""
-
-    windows: int
-    room: int
-    runs: tuple[PieceRun, ...] = ()
-
-    def part(self, start: int, windows: int) -> WindowGroup:
-        """Return some of the windows, from number `start` on, as a group of their own."""
-        moved = (PieceRun(run.first + start * run.each, run.each, run.length) for run in self.runs)
-        return WindowGroup(windows, self.room, tuple(moved))
-
-    def filled(self, run: PieceRun, patch: int) -> WindowGroup:
-        """Return the group after the pieces of `run` were put in."""
-        room = self.room - run.each * footprint(run.length, patch)
-        return WindowGroup(self.windows, room, (*self.runs, run))
-
-
-def footprint(length: int, patch: int) -> int:
-    """Return the points up to where the next piece can begin: whole tokens."""
-    return -(-length // patch) * patch
-
-
-def pack_pieces(counts: NDArray[np.int64], window: int, patch: int) -> list[WindowGroup]:
-    """Return the groups of windows that hold `counts[n]` pieces of n points, for every n.
-
-    A piece begins at a multiple of `patch`; only the last one may use a point beyond the last
-    whole token, where a window has one more point than its tokens.
-    """
-    shelf, first = _GroupsByRoom(), 0
-    for length in range(len(counts) - 1, 0, -1):
-        left = int(counts[length])
-        while left:
-            group = shelf.tightest(length) or WindowGroup(left, window)
-            each = min(left, (group.room - length) // footprint(length, patch) + 1)
-            windows = min(group.windows, left // each)
-            shelf.add(group.part(0, windows).filled(PieceRun(first, each, length), patch))
-            if group.runs and windows < group.windows:
-                shelf.add(group.part(windows, group.windows - windows))
-            first, left = first + windows * each, left - windows * each
-    return shelf.groups()
-
-
-class _GroupsByRoom:
-    """Groups by the room they have left."""
-
-    def __init__(self) -> None:
-        self._rooms: list[int] = []  # rising
-        self._groups: dict[int, deque[WindowGroup]] = {}
-
-    def add(self, group: WindowGroup) -> None:
-        """Put a group where its room is found."""
-        if group.room not in self._groups:
-            insort(self._rooms, group.room)
-            self._groups[group.room] = deque()
-        self._groups[group.room].append(group)
-
-    def tightest(self, length: int) -> WindowGroup | None:
-        """Take out the group with the least room in which `length` points fit."""
-        place = bisect_left(self._rooms, length)
-        if place == len(self._rooms):
-            return None
-        room = self._rooms[place]
-        group = self._groups[room].popleft()
-        if not self._groups[room]:
-            del self._groups[room], self._rooms[place]
-        return group
-
-    def groups(self) -> list[WindowGroup]:
-        """Return all groups, the fullest first."""
-        return [group for room in self._rooms for group in self._groups[room]]
-
-
-if TYPE_CHECKING:
-    from steplab.data.series import SeriesSet
-
 PackedWindow = tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.int32]]
 PADDING = -1  # the document of points that belong to no series
 
@@ -119,9 +36,9 @@ PADDING = -1  # the document of points that belong to no series
 class PackedWindows:
     """Full windows as in `Windows`; then packed ones, of short series and of tails.
 
-    A tail is what follows the last full window of a series: it begins where the next window would
-    and is taken if it has points that no window has. Pieces begin at a multiple of `patch_length`.
-    What lies where depends on the lengths alone. 16 bytes per series.
+    A tail is what follows the last full window of a series: it begins where the next window would,
+    and is used if it has points that no window has. Pieces begin at a multiple of `patch_length`.
+    The layout depends on the lengths alone. 16 bytes per series.
     """
 
     def __init__(
@@ -133,13 +50,12 @@ class PackedWindows:
         patch_length: int = 1,
     ) -> None:
         check_window(length, stride)
-        self.series, self.length, self.stride, self.patch_length = (
-            series, length, stride, patch_length,
-        )  # fmt: skip
+        self.series, self.length = series, length
+        self.stride, self.patch_length = stride, patch_length
         self._points = NormalizedPoints(series, normalize)
         self._too_short = int((series.lengths < MIN_POINTS).sum())
         pieces = piece_lengths(series.lengths, length, stride)
-        # The longest first; of one length in the order of the series.
+        # The longest first; equal lengths in the order of the series.
         self._order = np.argsort(-pieces, kind="stable")[: int((pieces > 0).sum())]
         self._groups = pack_pieces(np.bincount(pieces), length, patch_length)
         self._full_ends = np.cumsum(full_windows(series.lengths, length, stride))
@@ -154,7 +70,7 @@ class PackedWindows:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """Series left out by reason; NaN series count from the moment they are first touched."""
+        """Series left out by reason; an all-NaN series counts from its first read on."""
         return skipped_by_reason(self._too_short, self._points)
 
     def pieces(self, window: int) -> Iterator[tuple[int, int, int, int]]:
@@ -203,7 +119,7 @@ class PackedWindows:
                 continue
             end = place + stop - start
             values[place:end], mask[place:end] = found
-            # What is left of its last token belongs to the piece too.
+            # The rest of its last token belongs to the piece too.
             documents[place : place + footprint(stop - start, self.patch_length)] = document
             document += 1
         return (values, mask, documents) if document else None
@@ -216,3 +132,88 @@ def piece_lengths(lengths: NDArray[np.int64], length: int, stride: int) -> NDArr
     seen = np.where(full > 0, start - stride + length, 0)
     pieces = lengths - start
     return np.where((lengths > seen) & (pieces >= MIN_POINTS), pieces, 0)
+
+
+class PieceRun(NamedTuple):
+    """`each` pieces of one length in every window of a group; `first` is window 0's first one.
+
+    Pieces are counted from the longest to the shortest.
+    """
+
+    first: int
+    each: int
+    length: int  # points
+
+
+@dataclass(frozen=True)
+class WindowGroup:
+    """Windows that were filled the same way, and the free points at the end of each."""
+
+    windows: int
+    room: int  # points
+    runs: tuple[PieceRun, ...] = ()
+
+    def part(self, start: int, windows: int) -> WindowGroup:
+        """Return some of the windows, from number `start` on, as a group of their own."""
+        moved = (PieceRun(run.first + start * run.each, run.each, run.length) for run in self.runs)
+        return WindowGroup(windows, self.room, tuple(moved))
+
+    def filled(self, run: PieceRun, patch: int) -> WindowGroup:
+        """Return the group with the pieces of `run` added."""
+        room = self.room - run.each * footprint(run.length, patch)
+        return WindowGroup(self.windows, room, (*self.runs, run))
+
+
+def pack_pieces(counts: NDArray[np.int64], window: int, patch: int) -> list[WindowGroup]:
+    """Return the groups of windows that hold `counts[n]` pieces of n points, for every n.
+
+    A piece begins at a multiple of `patch`; only the last one may use a point beyond the last
+    whole token, where a window has one more point than its tokens.
+    """
+    groups, first = _GroupsByRoom(), 0
+    for length in range(len(counts) - 1, 0, -1):
+        left = int(counts[length])
+        while left:
+            group = groups.tightest(length) or WindowGroup(left, window)
+            each = min(left, (group.room - length) // footprint(length, patch) + 1)
+            windows = min(group.windows, left // each)
+            groups.add(group.part(0, windows).filled(PieceRun(first, each, length), patch))
+            if group.runs and windows < group.windows:
+                groups.add(group.part(windows, group.windows - windows))
+            first, left = first + windows * each, left - windows * each
+    return groups.fullest_first()
+
+
+def footprint(length: int, patch: int) -> int:
+    """Return the points that a piece takes up: whole tokens, since the next piece begins one."""
+    return -(-length // patch) * patch
+
+
+class _GroupsByRoom:
+    """Groups by the room they have left."""
+
+    def __init__(self) -> None:
+        self._rooms: list[int] = []  # ascending
+        self._groups: dict[int, deque[WindowGroup]] = {}
+
+    def add(self, group: WindowGroup) -> None:
+        """File a group under its room."""
+        if group.room not in self._groups:
+            insort(self._rooms, group.room)
+            self._groups[group.room] = deque()
+        self._groups[group.room].append(group)
+
+    def tightest(self, length: int) -> WindowGroup | None:
+        """Take out the group with the least room in which `length` points fit."""
+        place = bisect_left(self._rooms, length)
+        if place == len(self._rooms):
+            return None
+        room = self._rooms[place]
+        group = self._groups[room].popleft()
+        if not self._groups[room]:
+            del self._groups[room], self._rooms[place]
+        return group
+
+    def fullest_first(self) -> list[WindowGroup]:
+        """Return all groups, the fullest first."""
+        return [group for room in self._rooms for group in self._groups[room]]

@@ -1,4 +1,4 @@
-"""Seeded random batches: work for a model when nothing is to be learned."""
+"""Seeded random batches, for measuring a step that need not learn anything."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def random_tokens(
 def random_walks(
     batch: int, points: int, device: torch.device, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (values_BT, mask_BT): normalised walks, every point known, copied as a loader would."""
+    """Yield (values_BT, mask_BT): normalized random walks, every point known.
+
+    Made on the host and copied as a loader would.
+    """
     generator = torch.Generator().manual_seed(seed)
     pin = device.type == "cuda"
     while True:

@@ -26,18 +26,18 @@ class SeriesStats:
     median: float
     longest: int
     missing: int  # points that are NaN or Inf
-    still: int  # points equal to the one before
-    steps: Mapping[str, int]  # series by their step in time, where times are known
+    repeated: int  # points equal to the one before
+    time_steps: Mapping[str, int]  # series by their step in time, if times are known
 
     @property
     def missing_share(self) -> float:
-        """Of all points."""
+        """Missing points over all points."""
         return self.missing / max(self.points, 1)
 
     @property
     def flat_share(self) -> float:
-        """Of the points that have one before them; in a clean set at most a fifth."""
-        return self.still / max(self.points - self.series, 1)
+        """Repeated points over those with a point before them; at most 0.2 in a clean set."""
+        return self.repeated / max(self.points - self.series, 1)
 
 
 def series_stats(
@@ -45,14 +45,14 @@ def series_stats(
     advance: Callable[[int], None] = lambda points: None,
     chunk: int = CHUNK_POINTS,
 ) -> SeriesStats:
-    """Read every point once; `advance` is told how many were read."""
-    missing = still = 0
+    """Read every point once; `advance` is called with the number of points after each read."""
+    missing = repeated = 0
     for index in range(len(series)):
         last = np.empty(0, np.float32)
         for points in chunks(series, index, chunk):
             missing += int((~np.isfinite(points)).sum())
             joined = np.concatenate([last, points])
-            still += int((joined[1:] == joined[:-1]).sum())
+            repeated += int((joined[1:] == joined[:-1]).sum())
             last = points[-1:]
             advance(len(points))
     lengths = series.lengths
@@ -63,21 +63,21 @@ def series_stats(
         median=float(np.median(lengths)),
         longest=int(lengths.max()),
         missing=missing,
-        still=still,
-        steps=count_time_steps(series),
+        repeated=repeated,
+        time_steps=count_time_steps(series),
     )
 
 
 def count_time_steps(series: SeriesSet) -> dict[str, int]:
-    """Return how many series have which step in time; empty where the format has no times."""
-    found = Counter(getattr(series, "steps", {}))
+    """Return how many series have which step in time; empty if the format has no times."""
+    found = Counter(getattr(series, "time_steps", {}))
     for member in getattr(series, "members", ()):
         found.update(count_time_steps(member))
     return dict(found.most_common())
 
 
 def bytes_on_disk(path: Path) -> int:
-    """Return the size of a file, or of all files in a folder that is not hidden."""
+    """Return the size of a file, or of all files of a folder without its hidden subfolders."""
     if path.is_file():
         return path.stat().st_size
     total = 0
@@ -89,7 +89,7 @@ def bytes_on_disk(path: Path) -> int:
 
 @dataclass(frozen=True)
 class WindowStats:
-    """What becomes of the points of a set of series."""
+    """How full the windows over a set of series are."""
 
     windows: int
     padding: float  # share of the windows' points that belong to no series
@@ -102,7 +102,7 @@ class WindowStats:
 def window_stats(
     lengths: NDArray[np.int64], length: int, stride: int, patch_length: int, packed: bool
 ) -> WindowStats:
-    """Return how full the windows are: those of `PackedWindows`, or of `Windows`.
+    """Count what `PackedWindows` or `Windows` would make of series of these lengths.
 
     `length` is in points; points between windows with a larger stride are unused.
     """

@@ -1,4 +1,10 @@
-"""Realistic series from a seed: data for training when there is none, frozen by `VERSION`."""
+"""Realistic series from a seed: data to train on when there is none, and to judge models by.
+
+Ten families, each a function that makes (values float64 [length], main period or None). They are
+frozen, because models are judged on them: changing any number requires a new `VERSION`. For the
+same reason their random numbers are the raw bits of PCG64 and arithmetic of our own: numpy keeps
+the bits of PCG64 forever, but not what its distributions make of them.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core.errors import UserError, did_you_mean
-from steplab.data.points import check_range, to_float32
+from steplab.data.series import check_range, to_float32
 
 T = TypeVar("T")
 RESOLUTION = 2.0**-53  # a float64 in [0, 1) holds 53 random bits
 
 
 class StableRng:
-    """A stream of random numbers, decided by a few whole numbers that are not negative."""
+    """A stream of random numbers that depends on a key of non-negative integers alone."""
 
     def __init__(self, *key: int) -> None:
         self._bits = np.random.PCG64(np.random.SeedSequence(key))
@@ -174,7 +180,7 @@ def _autoregress(memory: float, noise: NDArray[np.float64]) -> NDArray[np.float6
     return np.array(list(accumulate(noise.tolist(), lambda y, e: memory * y + gain * e)))
 
 
-VERSION = 1  # a part of every seed: another version makes other series
+VERSION = 1  # part of every seed: another version makes other series
 FAMILIES: dict[str, Callable[[StableRng, int], Made]] = {
     family.__name__: family
     for family in (
@@ -190,15 +196,15 @@ FAMILIES: dict[str, Callable[[StableRng, int], Made]] = {
         square_wave,
     )
 }
-# Never trained on: how a model does on these is its out-of-distribution validation.
+# Never trained on: they are the out-of-distribution validation of a model.
 HELD_OUT_FAMILIES = ("chirp", "logistic_map", "square_wave")
 TRAIN_FAMILIES = tuple(name for name in FAMILIES if name not in HELD_OUT_FAMILIES)
 
-CACHE_BYTES = 64 * 2**20  # the series touched last stay; making one takes about 1 ms
+CACHE_BYTES = 64 * 2**20  # the series read last are kept; making one takes about 1 ms
 
 
 class SyntheticSeries:
-    """`count` series of `length` points; series i is decided by (seed, i) and its family.
+    """`count` series of `length` points; series i depends on (seed, i) and its family.
 
     The families take turns: series i belongs to families[i % len(families)].
     """

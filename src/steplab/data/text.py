@@ -1,4 +1,4 @@
-"""Text as bytes: files and folders of UTF-8, read by windows, one byte being one token."""
+"""Text as bytes: UTF-8 files and folders, read by windows; one byte is one token."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
 
-PROBE_BYTES = 2**16  # bytes at a file's start that tell whether it is text
-HELD_OUT_EVERY = 20  # of Python's own sources: each 20th file is kept for validation
+PROBE_BYTES = 2**16  # bytes at a file's start that decide whether it is text
+HELD_OUT_EVERY = 20  # of Python's own sources, every 20th file is kept for validation
 # Folders beside Python's own modules: installed packages, and tests with odd encodings.
 FOREIGN = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
 
 class TextFiles:
-    """Some files, known by their lengths in bytes; `read` gives the bytes of one."""
+    """Files and their lengths in bytes; `read` returns bytes of one file."""
 
     def __init__(self, name: str, paths: Sequence[Path], notes: Sequence[str] = ()) -> None:
         self.name, self.notes = name, tuple(notes)
@@ -48,8 +48,8 @@ class TextFiles:
 class TextWindows:
     """Windows of `length` tokens every `stride` bytes over all files, one after the other.
 
-    A window has one byte more than tokens: the targets are the tokens one further. It may begin
-    in one file and end in another.
+    A window reads one byte more than it has tokens: the targets are the tokens shifted by one. It
+    may begin in one file and end in another.
     """
 
     def __init__(self, series: TextFiles, length: int, stride: int) -> None:
@@ -91,9 +91,9 @@ class TextWindows:
 
 
 def open_text(path: Path) -> TextFiles:
-    """Open a UTF-8 file, or all that lie in a folder and below it, in the order of the paths.
+    """Open a UTF-8 file, or all of them in and below a folder, in the order of their paths.
 
-    In a folder, hidden files and folders and files that are no text are passed over.
+    In a folder, hidden files and folders are skipped, and so are files that are not text.
     """
     try:
         if path.is_file():
@@ -106,15 +106,15 @@ def open_text(path: Path) -> TextFiles:
         texts = [file for file in files if is_text(file)]
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    odd = len(files) - len(texts)
-    notes = [f"{odd:,} files of {path} are not UTF-8 text and were passed over"] if odd else []
+    skipped = len(files) - len(texts)
+    notes = [f"{skipped:,} files of {path} are not UTF-8 text and were skipped"] if skipped else []
     return TextFiles(str(path), texts, notes)
 
 
 def python_sources(held_out: bool) -> TextFiles:
-    """Return the modules of Python's standard library: text that is on every machine.
+    """Return the modules of Python's standard library: text that every machine has.
 
-    Each 20th is held out; the others are for training.
+    Every 20th is held out; the others are for training.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     paths = [
@@ -131,7 +131,7 @@ def python_sources(held_out: bool) -> TextFiles:
 
 
 def is_text(path: Path) -> bool:
-    """Say whether the beginning of a file is UTF-8 without zero bytes."""
+    """Return whether the beginning of a file is UTF-8 without zero bytes."""
     with path.open("rb") as file:
         start = file.read(PROBE_BYTES)
     try:
@@ -143,12 +143,12 @@ def is_text(path: Path) -> bool:
 
 def _walk(folder: Path) -> list[Path]:
     found = []
-    for where, folders, files in os.walk(folder, onerror=_refuse):
+    for where, folders, files in os.walk(folder, onerror=_raise):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = (Path(where, name) for name in sorted(files) if not name.startswith("."))
         found += [path for path in paths if path.is_file()]
     return found
 
 
-def _refuse(error: OSError) -> None:
+def _raise(error: OSError) -> None:
     raise error

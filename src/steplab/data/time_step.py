@@ -1,4 +1,4 @@
-"""The step between the points of a series, found in its times; and the rows that are missing."""
+"""The time step between the points of a series, inferred from its times, and missing rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Unit = Literal["step", "ns", "business day", "month"]
-MIN_SHARE = 0.5  # of the differences must be the step itself; else there is no step
+MIN_SHARE = 0.5  # of the differences must equal the step; otherwise there is none
 FIRST_MONDAY = 4  # days since 1970-01-01, a Thursday
 NANOSECONDS = {
     "week": 604_800 * 10**9,
@@ -21,12 +21,17 @@ NANOSECONDS = {
     "microsecond": 10**3,
     "nanosecond": 1,
 }
-TICKS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}  # what pandas stores times in
+TICKS = {
+    "s": 10**9,
+    "ms": 10**6,
+    "us": 10**3,
+    "ns": 1,
+}  # the units in which pandas stores times, in ns
 
 
 @dataclass(frozen=True)
 class TimeStep:
-    """`count` of a unit; "step" where times are whole numbers."""
+    """`count` of a unit; the unit is "step" if times are whole numbers."""
 
     count: int
     unit: Unit
@@ -42,10 +47,10 @@ class TimeStep:
 
 
 def infer_time_step(times: NDArray[Any]) -> TimeStep | None:
-    """Return the step of sorted times [points], int64 or datetime64; None where there is none.
+    """Return the step of sorted times [points], int64 or datetime64; None if there is none.
 
     The step is the most common difference, if every other difference is a multiple of it. Months
-    are counted where all times fall on one day of the month, or on its last; business days where
+    are counted if all times fall on the same day of the month, or on its last day; business days if
     a daily series has no weekends.
     """
     if len(times) < 2:
@@ -84,14 +89,14 @@ def count_gaps(times: NDArray[Any], step: TimeStep) -> tuple[int, Any]:
 
 
 def format_time(time: Any) -> str:
-    """Write a time as briefly as it can be: 2024-01-31, or 2024-01-31T13:00; a count as it is."""
+    """Format a time as briefly as possible: 2024-01-31, or 2024-01-31T13:00; a count as it is."""
     return (
         str(np.datetime_as_string(time, "auto")) if isinstance(time, np.datetime64) else str(time)
     )
 
 
 def _most_common(differences: NDArray[np.int64]) -> int:
-    """Return the most common difference, or 0 where it does not divide the others."""
+    """Return the most common difference, or 0 if it does not divide the others."""
     found, counts = np.unique(differences, return_counts=True)
     step = int(found[np.argmax(counts)])
     even = step > 0 and not (found % step).any()
@@ -99,13 +104,13 @@ def _most_common(differences: NDArray[np.int64]) -> int:
 
 
 def _nanoseconds(times: NDArray[Any]) -> int:
-    """Return the length of one tick of the times' own unit."""
+    """Return how many nanoseconds one tick of the times' unit has."""
     unit, count = np.datetime_data(times.dtype)
     return TICKS[unit] * count
 
 
 def _months(times: NDArray[Any]) -> NDArray[np.int64] | None:
-    """Return the months as numbers, if every time stands at the same place in its own month."""
+    """Return the months as numbers if every time is at the same point of its month."""
     months = times.astype("datetime64[M]")
     if (np.diff(months).astype(np.int64) < 1).any():
         return None
@@ -117,7 +122,7 @@ def _months(times: NDArray[Any]) -> NDArray[np.int64] | None:
 
 
 def _skips_weekends(times: NDArray[Any]) -> bool:
-    """Whether a daily series crosses a weekend and none of its points lies on one."""
+    """Return whether a daily series crosses a weekend without a point on it."""
     days: NDArray[np.datetime64] = times.astype("datetime64[D]")
     weeks = (days.astype(np.int64) - FIRST_MONDAY) // 7
     return bool(np.is_busday(days).all() and weeks[-1] > weeks[0])

@@ -1,19 +1,17 @@
-"""Windows of equal length over a set of series, found by arithmetic and not by a list."""
+"""Windows of equal length over a set of series, found by arithmetic instead of a list."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core.errors import SteplabError, UserError
 from steplab.data.normalization import MIN_FINITE, NormalizeMode, Normalizer
-
-if TYPE_CHECKING:
-    from steplab.data.series import SeriesSet, Source
+from steplab.data.series import SeriesSet, Source, read_error
 
 Window = tuple[NDArray[np.float32], NDArray[np.bool_]]
 MIN_POINTS = 2  # one to see, one to predict
@@ -55,7 +53,7 @@ class NormalizedPoints:
 
     @property
     def unusable(self) -> int:
-        """How many of the series touched so far have fewer than two finite points."""
+        """How many of the series read so far have fewer than two finite points."""
         return self._normaliser.unusable
 
     def read(self, series: int, start: int, stop: int) -> Window | None:
@@ -75,11 +73,8 @@ class NormalizedPoints:
             return points if whole else np.where(finite, points, np.float32(0)), finite
         except SteplabError:
             raise
-        except Exception as error:  # whatever a reader raises is told with its place
-            raise UserError(
-                f"{self.series.name}: series {series} cannot be read from point {start}: "
-                f"{error or type(error).__name__}."
-            ) from error
+        except Exception as error:  # formats and users' own sets raise anything
+            raise read_error(self.series, series, start, error) from error
 
 
 class Windows:
@@ -88,8 +83,8 @@ class Windows:
     The first window of a series is always kept, padded with 0 on the right; later ones only while
     a full window fits. Series with fewer than 2 points have no window. 8 bytes per series.
 
-    Whether points are finite is known only when they are read, and a set can be larger than the
-    memory. So a window with fewer than 2 finite points keeps its number, and `read` gives another
+    Whether points are finite is known only after reading them, and a set can be larger than
+    memory. So a window with fewer than 2 finite points keeps its number, and `read` returns another
     one in its place (`substitutes`). The choice depends on the number and the data alone.
     """
 
@@ -112,7 +107,7 @@ class Windows:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """Series left out by reason; NaN series count from the moment they are first touched."""
+        """Series left out by reason; an all-NaN series counts from its first read on."""
         return skipped_by_reason(self._too_short, self._points)
 
     def locate(self, window: int) -> tuple[int, int]:
@@ -148,26 +143,26 @@ def full_windows(lengths: NDArray[np.int64], length: int, stride: int) -> NDArra
 def substitutes(window: int, count: int) -> Iterator[int]:
     """Yield a window and then the others, to be read in its place, each once.
 
-    They are walked by a step of about 0.618 of their number, so that a block of bad ones is
-    replaced by many different good ones.
+    The stride is about 0.618 of their number, so that a block of bad windows is replaced by many
+    different good ones.
     """
     if not 0 <= window < count:
         raise IndexError(f"window {window} of {count}")
     yield window
-    step = _spread_step(count)
-    yield from ((window + turn * step) % count for turn in range(1, count))
+    stride = _golden_stride(count)
+    yield from ((window + turn * stride) % count for turn in range(1, count))
 
 
-def _spread_step(count: int) -> int:
-    """Return a step near the golden section of `count` that visits all before it repeats."""
-    step = max(1, round(count * 0.618034))
-    while math.gcd(step, count) != 1:
-        step += 1
-    return step
+def _golden_stride(count: int) -> int:
+    """Return a stride near 0.618 `count` that visits all windows before it repeats one."""
+    stride = max(1, round(count * 0.618034))
+    while math.gcd(stride, count) != 1:
+        stride += 1
+    return stride
 
 
 def check_window(length: int, stride: int) -> None:
-    """Refuse windows without a target, and a stride that does not move."""
+    """Refuse windows without a target and strides below 1."""
     if length < MIN_POINTS or stride < 1:
         raise UserError(
             f"Windows of {length} points every {stride} points are not possible.",
@@ -184,7 +179,7 @@ def skipped_by_reason(too_short: int, points: NormalizedPoints) -> dict[str, int
 
 
 def no_windows(series: SeriesSet) -> UserError:
-    """All series are too short."""
+    """Return the error for a set whose series are all too short."""
     return UserError(
         f"{series.name} has no series with {MIN_POINTS} points "
         f"({len(series):,} series are shorter)."
@@ -192,7 +187,7 @@ def no_windows(series: SeriesSet) -> UserError:
 
 
 def nothing_finite(series: SeriesSet, windows: int) -> UserError:
-    """All windows were tried in vain."""
+    """Return the error for a set without a single usable window."""
     return UserError(
         f"{series.name} has no window with {MIN_FINITE} finite points "
         f"({windows:,} windows were read)."

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
+from steplab.data.formats import open_series
 from steplab.data.formats.frames import (
     READERS,
     SCHEMES,
@@ -19,7 +20,6 @@ from steplab.data.formats.frames import (
     from_pandas,
     read_frame,
 )
-from steplab.data.series import open_series
 from steplab.data.time_step import TimeStep
 from steplab.forecasting.time_grid import Grid, Times, choose_grids, future_times, on_grid
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ColumnNames = tuple[str | None, str | None, str | None]  # columns of ids, times and values
-# What a frame says of missing rows holds for training; here they are missing points.
-NOT_HERE = "are read as neighbours"
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def _on_grids(frame: SeriesFrame, freq: str | None, most: int) -> Histories:
     grids = choose_grids(frame.timestamps, frame.ids, freq)
     rows = zip(frame.timestamps, frame.values, grids, frame.ids, strict=True)
     values = tuple(on_grid(times, own, grid, most, name) for times, own, grid, name in rows)
-    notes = [note for note in frame.notes if NOT_HERE not in note]
+    notes = [note for note in frame.notes if note != frame.gap_note]  # here they are missing points
     notes += _missing(values, frame)
     return Histories(
         frame.name, frame.columns, frame.ids, frame.timestamps, tuple(grids), values, tuple(notes)
@@ -127,5 +125,5 @@ def _missing(values: Sequence[NDArray[np.float64]], frame: SeriesFrame) -> list[
     are = "points are" if sum(gaps) > 1 else "point is"
     return [
         f"{frame.name}: {sum(gaps):,} {are} missing in the contexts of {len(broken):,} of "
-        f"{len(frame):,} series (first: {broken[0]!r}); they are filled in between their neighbours"
+        f"{len(frame):,} series (first: {broken[0]!r}); they are filled in between their neighbors"
     ]

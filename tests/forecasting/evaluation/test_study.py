@@ -10,7 +10,7 @@ import pytest
 
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
-from steplab.data.points import InMemorySeries
+from steplab.data.series import InMemorySeries
 from steplab.forecasting.evaluation.data import EvaluationData
 from steplab.forecasting.evaluation.evaluate import Evaluation, evaluate, geometric_mean
 from steplab.forecasting.evaluation.page import Axis, write_evaluation_page

@@ -5,7 +5,7 @@ import pytest
 
 from steplab.core.errors import UserError
 from steplab.core.spec import TrainSettings
-from steplab.data.points import InMemorySeries
+from steplab.data.series import InMemorySeries
 from steplab.data.synthetic import FAMILIES, HELD_OUT_FAMILIES, SyntheticSeries
 from steplab.data.time_step import infer_time_step
 from steplab.forecasting.evaluation.data import (

@@ -34,9 +34,9 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from steplab.data.clean import CleaningRule, clean
-    from steplab.data.formats.time300b import SeriesWriter
-    from steplab.data.pack_series import verify
-    from steplab.data.series import CLEANING, notes, open_series
+    from steplab.data.formats import CLEANING_REPORT, open_series
+    from steplab.data.formats.time300b import SeriesWriter, verify
+    from steplab.data.series import notes
 
     rule = CleaningRule(args.flat_window, args.flat_share, args.shortest)
     series = open_series(args.path)
@@ -56,8 +56,10 @@ def _run(args: argparse.Namespace) -> int:
             )
         verify(writer)
         report = _report(str(args.path), rule, tally)
-        write_file(args.out / CLEANING, report.encode())
-    print(f"{args.out}: written, read back and equal; the report is in {args.out / CLEANING}")
+        write_file(args.out / CLEANING_REPORT, report.encode())
+    print(
+        f"{args.out}: written, read back and equal; the report is in {args.out / CLEANING_REPORT}"
+    )
     return 0
 
 

@@ -20,8 +20,8 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from steplab.data.formats import open_series
     from steplab.data.hub import REPOSITORY, download, list_files, partitions
-    from steplab.data.series import open_series
 
     if not args.partition and not args.list:
         raise UserError("Which partition?", "List them with: steplab data download --list")

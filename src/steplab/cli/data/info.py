@@ -29,8 +29,8 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from steplab.data.series import notes, open_series
-    from steplab.data.shipped import resolve_path
+    from steplab.data.formats import open_series, resolve_path
+    from steplab.data.series import notes
     from steplab.data.stats import bytes_on_disk, series_stats
     from steplab.data.windows import check_window
 
@@ -39,8 +39,8 @@ def _run(args: argparse.Namespace) -> int:
     check_window(args.seq_max_len + 1, stride)
     series = open_series(args.path)
     with PointProgress(int(series.lengths.sum())) as progress:
-        census = series_stats(series, progress.advance)
-    rows = _rows(census, bytes_on_disk(resolve_path(args.path)))
+        stats = series_stats(series, progress.advance)
+    rows = _rows(stats, bytes_on_disk(resolve_path(args.path)))
     rows += _training_rows(series, args.seq_max_len + 1, stride)
     columns = (Column("what"), Column("value"), Column("unit"))
     table = Table(str(args.path), columns, tuple(rows))
@@ -52,17 +52,17 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(census: SeriesStats, size: int) -> list[tuple[Cell, ...]]:
-    named = [f"{step} ({count:,})" for step, count in census.steps.items()]
-    steps = next(iter(census.steps)) if len(census.steps) == 1 else ", ".join(named[:3])
+def _rows(stats: SeriesStats, size: int) -> list[tuple[Cell, ...]]:
+    named = [f"{step} ({count:,})" for step, count in stats.time_steps.items()]
+    steps = next(iter(stats.time_steps)) if len(stats.time_steps) == 1 else ", ".join(named[:3])
     return [
-        ("series", census.series, ""),
-        ("points", census.points, ""),
-        ("shortest series", census.shortest, "points"),
-        ("median series", census.median, "points"),
-        ("longest series", census.longest, "points"),
-        ("NaN or Inf", 100 * census.missing_share, "% of points"),
-        ("flat", 100 * census.flat_share, "% of points equal the one before"),
+        ("series", stats.series, ""),
+        ("points", stats.points, ""),
+        ("shortest series", stats.shortest, "points"),
+        ("median series", stats.median, "points"),
+        ("longest series", stats.longest, "points"),
+        ("NaN or Inf", 100 * stats.missing_share, "% of points"),
+        ("flat", 100 * stats.flat_share, "% of points equal the one before"),
         ("step", steps or None, "in time" if steps else "the format has no times"),
         ("size", units.bytes_(size), "on disk"),
     ]

@@ -19,8 +19,9 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from steplab.data.pack_series import pack_sets
-    from steplab.data.series import notes, open_series
+    from steplab.data.formats import open_series
+    from steplab.data.formats.time300b import pack_sets
+    from steplab.data.series import notes
     from steplab.data.stats import bytes_on_disk
 
     sets = [open_series(path) for path in args.paths]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from steplab.core.errors import SteplabError, UserError
 from steplab.data.mapped_file import MappedFile
-from steplab.data.points import InMemorySeries, check_range, to_float32
+from steplab.data.series import InMemorySeries, check_range, to_float32
 
 NUMBER_KINDS = "fiu"
 PICKLED = "and a pickle can run any code when it is opened, so it is refused."
@@ -41,11 +41,6 @@ class ArraySeries:
             return to_float32(self._file.points()[index::rows][start:stop])
         first = index * points
         return to_float32(self._file.slice(first + start, first + stop))
-
-
-def open_npy(path: Path) -> ArraySeries:
-    """Map a .npy file."""
-    return ArraySeries(path)
 
 
 def read_npz(path: Path) -> InMemorySeries:
@@ -104,3 +99,6 @@ def _check_array(where: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> No
 def _unreadable(path: Path, error: Exception) -> UserError:
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return UserError(f"{path} is not a sound {path.suffix} file: {reason}.")
+
+
+FORMAT = {".npy": ArraySeries, ".npz": read_npz}

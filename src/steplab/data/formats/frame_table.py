@@ -1,4 +1,4 @@
-"""A table of rows in any order, turned into series that are sorted and checked."""
+"""From table rows in any order to series that are sorted and checked. Needs pandas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steplab.core.errors import UserError
 from steplab.data.formats.frames import MAX_NAMED, Columns, SeriesFrame, choose_columns
 from steplab.data.time_step import TimeStep, count_gaps, format_time, infer_time_step
 
-UNEVEN = "uneven"  # what stands in place of a step where there is none
+UNEVEN = "uneven"  # in place of a step, for series that have none
 WRITE_TIMES = "Write times as 2024-01-31 or 2024-01-31 13:00:00, or count steps in whole numbers."
 
 
@@ -26,19 +26,20 @@ def from_table(
     if not len(table):
         raise UserError(f"{name} has no rows.")
     codes, ids = _ids(table[columns.id], name)
-    notes = _ignored(found, columns, name)
+    notes = _ignored_columns(found, columns, name)
     times = _times(table[columns.time], name, notes)
     values = _values(table[columns.value], name)
     order = np.lexsort((times, codes))
     times, codes = times[order], codes[order]
-    _refuse_twice(times, codes, ids, name)
+    _refuse_duplicates(times, codes, ids, name)
     cuts = np.flatnonzero(np.diff(codes)) + 1
     series = tuple(np.split(times, cuts))
     steps = [infer_time_step(each) for each in series]
     counts = Counter(UNEVEN if step is None else str(step) for step in steps)
-    notes += _gaps(series, steps, ids, name)
+    gap_note = _gap_note(series, steps, ids, name)
+    notes += filter(None, [gap_note, _uneven_note(series, steps, name)])
     points = tuple(np.split(values[order], cuts))
-    return SeriesFrame(name, columns, ids, series, points, dict(counts), tuple(notes))
+    return SeriesFrame(name, columns, ids, series, points, dict(counts), tuple(notes), gap_note)
 
 
 def _ids(column: pd.Series[Any], name: str) -> tuple[NDArray[np.int64], tuple[Any, ...]]:
@@ -69,7 +70,7 @@ def _parse_times(column: pd.Series[Any]) -> pd.Series[Any]:
     """Parse ISO 8601 only: 01/02/2024 is January here and February there."""
     try:
         return pd.to_datetime(column, format="ISO8601", errors="coerce")
-    except ValueError:  # offsets that differ, as around a change of the clocks
+    except ValueError:  # offsets that differ, as around a change to daylight saving time
         return pd.to_datetime(column, format="ISO8601", errors="coerce", utc=True)
 
 
@@ -92,13 +93,13 @@ def _values(column: pd.Series[Any], name: str) -> NDArray[np.float64]:
     return numbers.to_numpy(np.float64, na_value=np.nan)
 
 
-def _refuse_twice(
+def _refuse_duplicates(
     times: NDArray[Any], codes: NDArray[np.int64], ids: tuple[Any, ...], name: str
 ) -> None:
-    twice = (times[1:] == times[:-1]) & (codes[1:] == codes[:-1])
-    if twice.any():
-        row = int(np.argmax(twice))
-        count = int(twice.sum())
+    duplicate = (times[1:] == times[:-1]) & (codes[1:] == codes[:-1])
+    if duplicate.any():
+        row = int(np.argmax(duplicate))
+        count = int(duplicate.sum())
         raise UserError(
             f"{name}: series {ids[codes[row]]!r} has two points at {format_time(times[row])}"
             + (f" ({count:,} such rows in all)." if count > 1 else "."),
@@ -106,7 +107,7 @@ def _refuse_twice(
         )
 
 
-def _ignored(found: Sequence[str], columns: Columns, name: str) -> list[str]:
+def _ignored_columns(found: Sequence[str], columns: Columns, name: str) -> list[str]:
     extra = [column for column in found if column not in columns]
     if not extra:
         return []
@@ -114,31 +115,35 @@ def _ignored(found: Sequence[str], columns: Columns, name: str) -> list[str]:
     return [f"{name}: ignored columns: {', '.join(extra[:MAX_NAMED])}{more}"]
 
 
-def _gaps(
+def _gap_note(
     series: Sequence[NDArray[Any]],
     steps: Sequence[TimeStep | None],
     ids: tuple[Any, ...],
     name: str,
-) -> list[str]:
-    """Tell rows that are not there: in training the points around a gap become neighbours."""
-    missing, broken, example, uneven = 0, 0, "", 0
+) -> str:
+    """Say how many rows are missing: in training the points around a gap become neighbors."""
+    missing, broken, example = 0, 0, ""
     for times, step, which in zip(series, steps, ids, strict=True):
-        if step is None:
-            uneven += len(times) > 1
-            continue
-        count, first = count_gaps(times, step)
+        count, first = (0, None) if step is None else count_gaps(times, step)
         if count:
             missing, broken = missing + count, broken + 1
             example = example or f"{which!r} after {format_time(first)}"
-    notes = []
-    if missing:
-        notes.append(
-            f"{name}: {missing:,} rows are missing in {broken:,} of {len(ids):,} series (first: "
-            f"{example}); the points around a gap are read as neighbours"
-        )
-    if uneven:
-        notes.append(f"{name}: {uneven:,} of {len(ids):,} series have no even step in time")
-    return notes
+    if not missing:
+        return ""
+    return (
+        f"{name}: {missing:,} rows are missing in {broken:,} of {len(ids):,} series (first: "
+        f"{example}); the points around a gap are read as neighbors"
+    )
+
+
+def _uneven_note(
+    series: Sequence[NDArray[Any]], steps: Sequence[TimeStep | None], name: str
+) -> str:
+    pairs = zip(series, steps, strict=True)
+    uneven = sum(step is None and len(times) > 1 for times, step in pairs)
+    return (
+        f"{name}: {uneven:,} of {len(steps):,} series have no even step in time" if uneven else ""
+    )
 
 
 def _row(bad: NDArray[np.bool_]) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core.errors import SteplabError, Unsupported, UserError
-from steplab.data.points import InMemorySeries, to_float32
+from steplab.data.series import InMemorySeries, to_float32
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,8 +42,8 @@ class SeriesFrame:
     """The series of a frame, in the order in which their ids first appear.
 
     `timestamps[i]` is sorted and without duplicates: datetime64 without a zone, or int64 where the
-    frame counts its steps; `values[i]` has the same shape [points]. NaN is a missing point; a row
-    that is not there is not filled in, but told in `notes`.
+    frame counts its steps; `values[i]` has the same shape [points]. NaN is a missing point. Missing
+    rows are not filled in; `notes` mentions them.
     """
 
     name: str
@@ -51,15 +51,16 @@ class SeriesFrame:
     ids: tuple[Any, ...]  # as the frame holds them; text in a .csv
     timestamps: tuple[NDArray[Any], ...]
     values: tuple[NDArray[np.float64], ...]
-    steps: Mapping[str, int]  # how many series have which step: {"1 hour": 12, "uneven": 1}
-    notes: tuple[str, ...] = ()  # what a user should be told: columns left out, gaps
+    time_steps: Mapping[str, int]  # how many series have which step: {"1 hour": 12, "uneven": 1}
+    notes: tuple[str, ...] = ()  # what a user should know: ignored columns, missing rows
+    gap_note: str = ""  # the one among them about missing rows
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 def read_frame(path: Path | str, columns: Columns | None = None) -> SeriesFrame:
-    """Read a .csv or .parquet file; `columns` names its columns where no known scheme does."""
+    """Read a .csv or .parquet file; `columns` names its columns if no known scheme does."""
     path = Path(path)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
@@ -118,21 +119,21 @@ def write_frame(frame: SeriesFrame | pd.DataFrame, path: Path | str) -> None:
 
 
 def check_suffix(path: Path) -> None:
-    """Refuse a name that `write_frame` cannot write to, before any work is done for it."""
+    """Refuse a file that `write_frame` cannot write, before any work is done for it."""
     if path.suffix.lower() not in READERS:
         raise UserError(f"A frame cannot be written to {path}.", "Name it .csv or .parquet.")
 
 
 class FrameSeries(InMemorySeries):
-    """The points of a frame as a set of series, and what is known of its times."""
+    """The points of a frame as a set of series, with what is known about its times."""
 
     def __init__(self, frame: SeriesFrame) -> None:
         super().__init__(frame.name, [to_float32(values) for values in frame.values])
-        self.notes, self.steps = frame.notes, frame.steps
+        self.notes, self.time_steps = frame.notes, frame.time_steps
 
 
 def open_frame(path: Path) -> FrameSeries:
-    """Read a frame as a set of series: float32, its times forgotten."""
+    """Read a frame as a set of series: float32, without its times."""
     return FrameSeries(read_frame(path))
 
 
@@ -163,7 +164,7 @@ def _read_csv(path: Path, asked: Columns | None) -> tuple[pd.DataFrame, list[str
     import pandas as pd
 
     head = pd.read_csv(path, nrows=1, encoding="utf-8-sig")
-    if not isinstance(head.index, pd.RangeIndex):  # pandas would move all columns by one
+    if not isinstance(head.index, pd.RangeIndex):  # pandas would shift all columns by one
         raise ValueError("its rows have more fields than its heading")
     found = [str(name) for name in head.columns]
     chosen = choose_columns(found, str(path), asked)
@@ -174,7 +175,7 @@ def _read_csv(path: Path, asked: Columns | None) -> tuple[pd.DataFrame, list[str
         dtype={chosen.id: str},  # 007 stays 007, and a series may be called NA
         keep_default_na=False,
         na_values={chosen.value: MISSING},
-        low_memory=False,  # else a column's type is guessed anew every megabyte
+        low_memory=False,  # otherwise a column's type is guessed again every megabyte
     )
     return table, found
 
@@ -189,7 +190,8 @@ def _read_parquet(path: Path, asked: Columns | None) -> tuple[pd.DataFrame, list
     return table.to_pandas(ignore_metadata=True), found
 
 
-READERS: dict[str, Callable[[Path, Columns | None], tuple[Any, list[str]]]] = {
+READERS: Mapping[str, Callable[[Path, Columns | None], tuple[Any, list[str]]]] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
+FORMAT = dict.fromkeys(READERS, open_frame)

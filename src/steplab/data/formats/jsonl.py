@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
-from steplab.data.points import InMemorySeries, to_float32
+from steplab.data.series import InMemorySeries, to_float32
 
 NUMBERS = {int, float, type(None)}  # bool is apart: true is not a measurement
 KEY = "sequence"
@@ -90,3 +90,6 @@ def _kind(value: Any) -> str:
 
 def _not_text(path: Path, error: UnicodeDecodeError) -> UserError:
     return UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).")
+
+
+FORMAT = {".jsonl": read_jsonl, ".json": read_json}

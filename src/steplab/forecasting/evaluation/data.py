@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steplab.core.errors import UserError
+from steplab.data.formats import open_series
 from steplab.data.formats.frames import READERS, FrameSeries, read_frame
-from steplab.data.points import JoinedSeries
-from steplab.data.series import SeriesSet, open_series
+from steplab.data.series import JoinedSeries, SeriesSet
 from steplab.data.synthetic import FAMILIES, HELD_OUT_FAMILIES, SyntheticSeries
 from steplab.data.time_step import NANOSECONDS, TimeStep, infer_time_step
 
