@@ -98,7 +98,7 @@ def make(rows: int, shares: Sequence[float]) -> dict[str, Any]:
     """Return inputs whose groups have these shares of the rows; the last takes what is left."""
     import torch
 
-    from steplab.kernels.activation import Weights
+    from steplab.kernels.activation import RowWeights
 
     made = torch.Generator(device="cuda").manual_seed(0)
 
@@ -114,7 +114,7 @@ def make(rows: int, shares: Sequence[float]) -> dict[str, Any]:
         "w_in": normal(len(shares), F, D),
         "w_out": normal(len(shares), D, F),
         "ends": torch.tensor([*bounds[:-1], rows], dtype=torch.int32, device="cuda"),
-        "weights": Weights(values, source if len(shares) > 1 else None),
+        "weights": RowWeights(values, source if len(shares) > 1 else None),
         "z": 2 * normal(rows, F) * F**0.5,
     }
 

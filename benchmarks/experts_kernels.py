@@ -113,7 +113,7 @@ def time_rows(experts_TK: torch.Tensor) -> None:
     )
     moved = 2.0 * D * (R + T)
     row("torch: y[row].sum(1)", lambda: y_RD[row_TK].sum(1), moved)
-    sweep("add_up", lambda tile: rows.launch_sum(y_RD, row_TK, tile), rows.ADD_UP, ROW_TILES, moved)
+    sweep("add_up", lambda tile: rows.launch_sum(y_RD, row_TK, tile), rows.SUM, ROW_TILES, moved)
     row("torch: place (one-hot, running sum)", lambda: sort_rows(experts_TK, E))
     row("place", lambda: rows.launch_place(experts_TK, E))
 
@@ -121,25 +121,25 @@ def time_rows(experts_TK: torch.Tensor) -> None:
 def time_activations(experts_TK: torch.Tensor) -> None:
     """Forward and backward over (R, 3072), and swiglu at half that width."""
     _, source_R, _ = rows.launch_place(experts_TK, E)
-    weights = activation_op.Weights(torch.rand(R, device="cuda"), source_R)
+    weights = activation_op.RowWeights(torch.rand(R, device="cuda"), source_R)
     z, dh = normal(R, INNER), normal(R, INNER)
     one = 2.0 * R * INNER
     row("torch: copy of (R, 3072)", lambda: torch.empty_like(z).copy_(z), 2 * one)
     row("torch: gelu forward, eager", lambda: F.gelu(z), 2 * one)
 
     def forward(tile: Any) -> Any:
-        return triton_rows.forward_by(tile, z, "gelu", weights)
+        return triton_rows.forward(z, "gelu", weights, tile)
 
     def backward(tile: Any) -> Any:
         dh.copy_(z)  # it is written over; the copy is timed apart
-        return triton_rows.backward_by(tile, z, dh, "gelu", weights)
+        return triton_rows.backward(z, dh, "gelu", weights, tile)
 
     sweep("gelu forward", forward, triton_rows.FORWARD, WIDE_TILES, 2 * one)
     row("(a copy, which the backward's times include)", lambda: dh.copy_(z), 2 * one)
     sweep("gelu backward with a copy", backward, triton_rows.BACKWARD, WIDE_TILES, 6 * one)
     row(
         "gelu backward, in place",
-        lambda: triton_rows.backward_by(triton_rows.BACKWARD, z, dh, "gelu", weights),
+        lambda: triton_rows.backward(z, dh, "gelu", weights),
         4 * one,
     )
     half = normal(R, INNER // 2)
@@ -158,7 +158,7 @@ def time_router() -> None:
     default = router.tilings(weight_ED)
     sweep(
         "router forward",
-        lambda tile: itemgetter(0, 1, 3)(router.forward_by(tile, *inputs, K)),
+        lambda tile: itemgetter(0, 1, 3)(router.launch_forward(*inputs, K, tile)),
         *(default[0], ROUTER_TILES, one),
     )
     p_TE, w_TK, experts_TK, gate_T1 = router.launch_forward(*inputs, K)
@@ -168,7 +168,7 @@ def time_router() -> None:
     row("torch: gate dw", lambda: d_T1.T @ x_TD, one)
     sweep(
         "router backward",
-        lambda tile: router.backward_by(tile, *slopes, *inputs, p_TE, experts_TK, gate_T1),
+        lambda tile: router.launch_backward(*slopes, *inputs, p_TE, experts_TK, gate_T1, tile),
         *(default[1], ROUTER_TILES, 2 * one),
     )
 

@@ -80,11 +80,11 @@ def products_by_tokens(rows: int) -> None:
     )
     for columns, step in ((V, V), (V, PADDED_V), (WHOLE_V, PADDED_V)):
         z, w_c, dw_c = normal(rows, step)[:, :columns], w[:columns], dw[:columns]
-        flops, told = 2.0 * rows * columns * D, f"{rows} x {columns}, rows of {step}"
-        row(f"logits {told}", flops, FLOPS, torch.mm, x, w_c.T, out=z)
-        row(f"dx, fp32 out {told}", flops, FLOPS, WIDE_MM, z, w_c, FP32, out=dx)
-        row(f"dx, bf16 out {told}", flops, FLOPS, torch.mm, z, w_c, out=short)
-        row(f"dw, added in fp32 {told}", flops, FLOPS, WIDE_ADD, dw_c, z.T, x, FP32, out=dw_c)
+        flops, label = 2.0 * rows * columns * D, f"{rows} x {columns}, rows of {step}"
+        row(f"logits {label}", flops, FLOPS, torch.mm, x, w_c.T, out=z)
+        row(f"dx, fp32 out {label}", flops, FLOPS, WIDE_MM, z, w_c, FP32, out=dx)
+        row(f"dx, bf16 out {label}", flops, FLOPS, torch.mm, z, w_c, out=short)
+        row(f"dw, added in fp32 {label}", flops, FLOPS, WIDE_ADD, dw_c, z.T, x, FP32, out=dw_c)
     for splits in (2, 4, 8):
         part = V // splits // 64 * 64
         z = normal(rows, PADDED_V)[:, : part * splits].unflatten(1, (splits, part)).transpose(0, 1)
@@ -96,27 +96,27 @@ def products_by_tokens(rows: int) -> None:
 def products_by_words(words: int) -> None:
     """Time the three products of a chunk of words."""
     x, w, z, dx, dw = normal(T, D), normal(words, D), normal(T, words), zeros(T, D), zeros(words, D)
-    flops, told = 2.0 * z.numel() * D, f"of {words} words"
-    row(f"logits {told}", flops, FLOPS, torch.mm, x, w.T, out=z)
-    row(f"dx, added in fp32 {told}", flops, FLOPS, WIDE_ADD, dx, z, w, FP32, out=dx)
-    row(f"dw, fp32 out {told}", flops, FLOPS, WIDE_MM, z.T, x, FP32, out=dw)
+    flops, label = 2.0 * z.numel() * D, f"of {words} words"
+    row(f"logits {label}", flops, FLOPS, torch.mm, x, w.T, out=z)
+    row(f"dx, added in fp32 {label}", flops, FLOPS, WIDE_ADD, dx, z, w, FP32, out=dx)
+    row(f"dw, fp32 out {label}", flops, FLOPS, WIDE_MM, z.T, x, FP32, out=dw)
 
 
 def row_kernels(rows: int, words: int) -> None:
     """Time the kernels between the products: bytes are one read and one write of the logits."""
     targets, norms, losses = torch.randint(V, (T,), device="cuda"), zeros(2, T), zeros(T)
     z, few = normal(rows, PADDED_V)[:, :V], normal(T, words)
-    part, loss = (targets[:rows], -100, losses[:rows], norms[:, :rows]), triton_chunked.launch_loss
+    part, loss = (targets[:rows], -100, losses[:rows], norms[:, :rows]), triton_chunked.loss
     for columns in (2048, 4096, 8192):
-        told = f"of {rows} rows, {columns} columns at a time"
-        row(f"loss {told}", 2.0 * z.numel(), BYTES, loss, z, *part, None, columns)
-        row(f"and gradient {told}", 4.0 * z.numel(), BYTES, loss, z, *part, zeros(1), columns)
+        label = f"of {rows} rows, {columns} columns at a time"
+        row(f"loss {label}", 2.0 * z.numel(), BYTES, loss, z, *part, None, columns)
+        row(f"and gradient {label}", 4.0 * z.numel(), BYTES, loss, z, *part, zeros(1), columns)
     known = (targets, -100, norms, 0, losses)
     row(
         f"gradient of {words} words",
         4.0 * few.numel(),
         BYTES,
-        triton_chunked.launch_gradient,
+        triton_chunked.gradient,
         few,
         *known,
     )
@@ -151,29 +151,31 @@ def wholes(weight_dtype: torch.dtype) -> None:
     gradients = (T * D * 2 + V * D * weight_dtype.itemsize) / MIB
     print(f"\nmean, forward + backward, weight in {weight_dtype}; gradients: {gradients:.0f} MiB")
     compiled = torch.compile(by("reference"), fullgraph=True, dynamic=False)
-    cases: list[tuple[str, Any, Any, int]] = [("full logits, compiled", compiled, None, 0)]
-    cases += [("full logits", by("reference"), None, 0)]
-    cases += [("chunked", by("chunked"), _chunks, _chunks.TOKEN_CHUNKS)]
-    cases += [("triton_chunked", by("triton_chunked"), _chunks, n) for n in (8, 12, 16, 24)]
-    cases += [("triton_lean", by("triton_lean"), _chunks, n) for n in (16, 24, 32, 40, 56)]
+    tokens, words = "TOKEN_CHUNKS", "VOCABULARY_CHUNKS"
+    cases: list[tuple[str, Any, str, int]] = [("full logits, compiled", compiled, "", 0)]
+    cases += [("full logits", by("reference"), "", 0)]
+    cases += [("chunked", by("chunked"), tokens, _chunks.TOKEN_CHUNKS)]
+    cases += [("triton_chunked", by("triton_chunked"), tokens, n) for n in (8, 12, 16, 24)]
+    cases += [("triton_lean", by("triton_lean"), words, n) for n in (16, 24, 32, 40, 56)]
     base_ms = base_mib = math.nan
-    for name, function, module, chunks in cases:
-        told, usual = name, module.CHUNKS if module else 0
-        if module:
-            told, module.CHUNKS = f"{name}, {chunks} chunks", chunks
+    for name, function, setting, chunks in cases:
+        label, usual = name, getattr(_chunks, setting) if setting else 0
+        if setting:
+            label = f"{name}, {chunks} chunks"
+            setattr(_chunks, setting, chunks)
         try:
             ms, mib = whole(function, weight_dtype)
         except Exception as error:
-            print(f"{told:58} failed: {str(error).splitlines()[0][:90]}")
+            print(f"{label:58} failed: {str(error).splitlines()[0][:90]}")
             continue
         finally:
-            if module:
-                module.CHUNKS = usual
+            if setting:
+                setattr(_chunks, setting, usual)
         if function is compiled:
             base_ms, base_mib = ms, mib
         less = (mib - gradients) / (base_mib - gradients)
         ratios = f"{ms / base_ms:6.3f} x time  {mib / base_mib:6.3f} x memory"
-        print(f"{told:36} {ms:8.3f} ms {mib:8.1f} MiB {ratios} {less:6.3f} x without gradients")
+        print(f"{label:36} {ms:8.3f} ms {mib:8.1f} MiB {ratios} {less:6.3f} x without gradients")
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from steplab.cli.flags import exit_without_gpu
 from steplab.kernels import rms_norm as norm_op
 from steplab.kernels import rotary as rotary_op
-from steplab.kernels.adamw import Rule, Weight
+from steplab.kernels.adamw import Hyperparameters, ParameterState
 from steplab.modules.optimizer import OnePassAdamW
 
 BATCH, TOKENS, HEADS, HEAD = 16, 4096, 12, 64
@@ -232,10 +232,10 @@ def tiling_rows() -> Iterator[list[Row]]:
             size = 8 * 3072 * WIDTH * 4
             master, avg, sq = (normal(size, dtype=torch.float32).abs_() for _ in range(3))
             step = torch.ones((), device="cuda")
-            weight = Weight(normal(size), master, normal(size), avg, sq, step)
+            weight = ParameterState(normal(size), master, normal(size), avg, sq, step)
             lr, clip = torch.tensor([1e-4, 1.0], device="cuda", dtype=torch.float64)
-            rule, clip = Rule(0.9, 0.95, 1e-8, 0.1), clip.float()
-            return lambda: update.launch_update(weight, rule, lr, clip, *shape)
+            rule, clip = Hyperparameters(0.9, 0.95, 1e-8, 0.1), clip.float()
+            return lambda: update.update(weight, rule, lr, clip, *shape)
 
         return prepare
 

@@ -31,10 +31,10 @@ class Case(Named):
 
 def in_small_chunks(monkeypatch, rows=8):
     """Let short tests have several chunks: of `rows` or more, and of twice as many words."""
-    monkeypatch.setattr(_chunks, "WHOLE_ROWS", rows)
-    monkeypatch.setattr(_chunks, "WHOLE_WORDS", 2 * rows)
-    for module in (_chunks, _chunks):
-        monkeypatch.setattr(module, "MIN_BYTES", 1)
+    monkeypatch.setattr(_chunks, "TOKEN_TILE", rows)
+    monkeypatch.setattr(_chunks, "VOCABULARY_TILE", 2 * rows)
+    monkeypatch.setattr(_chunks, "MIN_TOKEN_BYTES", 1)
+    monkeypatch.setattr(_chunks, "MIN_VOCABULARY_BYTES", 1)
 
 
 def make(case: Case, device="cpu"):

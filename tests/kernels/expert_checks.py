@@ -21,7 +21,7 @@ def wide_rows(rows, inner, activation, dtype, device="cpu"):
     )
     source = torch.randperm(rows, generator=generator).to(device, torch.int32)
     values = torch.rand(rows, generator=generator).to(device)
-    return (2 * z).to(device, dtype), dh.to(device, dtype), activation_op.Weights(values, source)
+    return (2 * z).to(device, dtype), dh.to(device, dtype), activation_op.RowWeights(values, source)
 
 
 def activation_results(impl, z, dh, activation, weights):
@@ -33,7 +33,7 @@ def activation_results(impl, z, dh, activation, weights):
 def check_activation(rows, inner, activation, dtype, weighed, device="cpu"):
     """Compare the kernels with the definition in fp64."""
     z, dh, weights = wide_rows(rows, inner, activation, dtype, device)
-    exact = activation_op.Weights(weights.values_R.double(), weights.source_R)
+    exact = activation_op.RowWeights(weights.values_R.double(), weights.source_R)
     weights, exact = (weights, exact) if weighed else (None, None)
     found = activation_results("triton_rows", z, dh, activation, weights)
     peer = activation_results("reference", z, dh, activation, weights)
@@ -93,7 +93,7 @@ def check_router(tokens, experts, width, chosen, device="cpu", dtypes=(torch.flo
     assert all(a.dtype == p.dtype and a.shape == p.shape for a, p in zip(found, peer, strict=True))
     assert torch.equal(found.experts, truth.experts)
     # A sum of `width` products in fp32 is off by the root of so many roundings of the sum of their
-    # sizes; four times that is never seen. A probability is off by as much as its logit. Weights
+    # sizes; four times that is never seen. A probability is off by as much as its logit. RowWeights
     # rounded to bf16 would be off ten times further.
     unit, sizes = 2.0**-24, (exact[0].abs() @ torch.cat(exact[1:]).abs().T).max()
     bound = 4 * float(width**0.5 * unit * sizes) + 8 * unit

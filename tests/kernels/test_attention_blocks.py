@@ -90,14 +90,14 @@ class Interpreted:
 
 
 LAUNCHES = """
-from steplab.kernels.attention import _blocks_kernels as launch
+from steplab.kernels.attention import blocks
 
 for dtype in (torch.bfloat16, torch.float32):
     scores = torch.empty(8, 2048, 2048, dtype=dtype)
-    launch.softmax(scores, 0.1, True, 512)
-    launch.softmax_backward(scores, scores, 0.1, True, 512)
+    blocks.launch_softmax(scores, 0.1, True, 512)
+    blocks.launch_softmax_backward(scores, scores, 0.1, True, 512)
 scores = torch.empty(1, 1, 16384, dtype=torch.bfloat16)
-launch.softmax_backward(scores, scores, 0.1, True, 512)
+blocks.launch_softmax_backward(scores, scores, 0.1, True, 512)
 for kernel in kernels:
     assert len(kernel.asm["cubin"]) > 0
 print(len(kernels), "kernels")

@@ -155,13 +155,13 @@ class Interpreted:
 
 
 LAUNCHES = """
-from steplab.kernels.attention import _triton_launch as launch
+from steplab.kernels.attention import triton_flash as launch
 
 q, k, out, d_out = (
     torch.empty(1, 256, h, 64, dtype=torch.bfloat16).transpose(1, 2) for h in (4, 2, 4, 4))
 mask = (True, *2 * [torch.zeros(1, 256, dtype=torch.int32)])
-_, lse = launch.forward(q, k, k, *mask)
-launch.backward(d_out, q, k, k, out, lse, *mask)
+_, lse = launch.launch_forward(q, k, k, *mask)
+launch.launch_backward(d_out, q, k, k, out, lse, *mask)
 for kernel in kernels:
     assert kernel.metadata.shared <= 227 * 1024, kernel.metadata
     assert "wgmma" in kernel.asm["ptx"] and "cp.async.bulk.tensor" in kernel.asm["ptx"]

@@ -122,7 +122,7 @@ class Interpreted:
 
 
 LAUNCHES = """
-from steplab.kernels.cross_entropy import _triton_rows as rows
+from steplab.kernels.cross_entropy import triton_chunked as rows
 
 logits = torch.empty(8, 50304, dtype=torch.bfloat16)[:, :50257]
 targets, losses, norms = torch.zeros(8, dtype=torch.int64), torch.zeros(8), torch.zeros(2, 8)

@@ -118,15 +118,15 @@ class Interpreted:
 
 
 LAUNCHES = """
-from steplab.kernels.ema import _scan_launch as launch
+from steplab.kernels.ema import scan as launch
 
 def run(length, width, modes, has_state):
     x = torch.empty(1, length, width, dtype=torch.bfloat16)
     parameters = [torch.empty(width, modes) for _ in range(2)]
     parameters += [torch.empty(width), torch.empty(width, modes, 2), torch.empty(width)]
     state = torch.empty(1, 2, modes, width) if has_state else None
-    kept = launch.forward(x, parameters, state, has_state)[-1]
-    launch.backward(x, None, x, parameters, kept, has_state)
+    kept = launch.launch_forward(x, parameters, state, has_state)[-1]
+    launch.launch_backward(x, None, x, parameters, kept, has_state)
 
 run(600, 96, 4, True)
 run(1, 96, 4, True)  # a length of 1 is no constant to the compiler

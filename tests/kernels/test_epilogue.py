@@ -46,7 +46,7 @@ def draw(rows, width, inner, offsets, device="cpu"):
         for shape in shapes
     )
     source = torch.randperm(rows, generator=generator).to(device, torch.int32)
-    weights = activation_op.Weights(torch.rand(rows, generator=generator).to(device), source)
+    weights = activation_op.RowWeights(torch.rand(rows, generator=generator).to(device), source)
     ends = torch.tensor(offsets, dtype=torch.int32, device=device)
     return 4 * x, w_in, w_out, ends, weights
 
@@ -54,7 +54,7 @@ def draw(rows, width, inner, offsets, device="cpu"):
 def apart(x, w_in, w_out, ends, weights, z=None):
     """Return z, h, dz, h again and dweights by products and activations one after the other."""
     if weights is not None and x.dtype == torch.float64:
-        weights = activation_op.Weights(weights.values_R.double(), weights.source_R)
+        weights = activation_op.RowWeights(weights.values_R.double(), weights.source_R)
     own_z = product("loop", x, w_in.mT, ends)
     h = activation_op.forward("reference", own_z, "gelu", weights)
     z = own_z if z is None else z  # the backward's, which is given
@@ -163,12 +163,12 @@ LAUNCHES = """
 import re, subprocess, tempfile
 from pathlib import Path
 from triton import knobs
-from steplab.kernels.activation import Weights
+from steplab.kernels.activation import RowWeights
 from steplab.kernels.grouped_mm import _epilogue as launch
 
 half, full, index = ((lambda *s, d=d: torch.empty(*s, dtype=d))
                      for d in (torch.bfloat16, torch.float32, torch.int32))
-weights = Weights(full(256), torch.arange(256).int())
+weights = RowWeights(full(256), torch.arange(256).int())
 launch.product_gelu(half(256, 768), half(8, 3072, 768), index(8), weights)
 launch.product_slope(half(256, 768), half(8, 768, 3072), index(8), half(256, 3072), weights)
 for kernel, tiling in zip(kernels[1::2], (launch.FORWARD, launch.BACKWARD), strict=True):

@@ -108,29 +108,29 @@ LAUNCHES = """
 import subprocess, tempfile
 from pathlib import Path
 from triton import knobs
-from steplab.kernels.activation import Weights, triton_rows
-from steplab.kernels.experts import _triton_launch as rows
-from steplab.kernels.grouped_mm import _segments as segments
-from steplab.kernels.router import _launch as router
+from steplab.kernels.activation import RowWeights, triton_rows
+from steplab.kernels.experts import _rows as rows
+from steplab.kernels.grouped_mm import aten
+from steplab.kernels.router import triton_router as router
 
 half, full, index = ((lambda *s, d=d: torch.empty(*s, dtype=d))
                      for d in (torch.bfloat16, torch.float32, torch.int32))
-weights = Weights(full(64), index(64))
+weights = RowWeights(full(64), index(64))
 for activation, wide, weights in (
     ("gelu", 3072, None), ("gelu", 3072, weights), ("swiglu", 6144, weights)
 ):
     triton_rows.forward(half(64, wide), activation, weights)
     triton_rows.backward(half(64, wide), half(64, 3072), activation, weights)
-rows.gather(half(32, 768), index(64), 2)
-rows.add_up(half(64, 768), index(32, 2))
+rows.launch_gather(half(32, 768), index(64), 2)
+rows.launch_sum(half(64, 768), index(32, 2))
 passes = len(kernels)
-rows.place(torch.zeros(32, 2, dtype=torch.int64), 8)
+rows.launch_place(torch.zeros(32, 2, dtype=torch.int64), 8)
 for experts in (255, 8):
     inputs = half(32, 768), full(experts, 768), full(1, 768)
-    p, w, e, g = router.forward(*inputs, 2)
-    router.backward((p, w, g), inputs, (p, e, g))
-ends, group = segments.find_segments(index(255), 4096)
-segments.add_segments(half(len(ends), 768, 64), group, 255)
+    p, w, e, g = router.launch_forward(*inputs, 2)
+    router.launch_backward(p, w, g, *inputs, p, e, g)
+ends, group = aten.find_segments(index(255), 4096)
+aten.add_segments(half(len(ends), 768, 64), group, 255)
 for kernel in kernels[-4:]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(kernel.asm["cubin"])

@@ -155,22 +155,22 @@ class Interpreted:
 
 
 LAUNCHES = """
-from steplab.kernels.adamw import Rule, Weight
-from steplab.kernels.adamw import _triton_launch as update
-from steplab.kernels.rms_norm import _triton_launch as norm
-from steplab.kernels.rotary import _triton_launch as rotary
+from steplab.kernels.adamw import Hyperparameters, ParameterState
+from steplab.kernels.adamw import triton_update
+from steplab.kernels.rms_norm import triton_norm as norm
+from steplab.kernels.rotary import triton_rotary as rotary
 
 def bf16(*shape): return torch.empty(shape, dtype=torch.bfloat16)
 for width in (768, 8192):
     x, weight = bf16(64, width), bf16(width)
-    normed, stream, rstd = norm.forward(x, x, weight, 1e-6, None)
-    norm.backward(x, x, stream, weight, rstd)
+    normed, stream, rstd = norm.launch_forward(x, x, weight, 1e-6, None)
+    norm.launch_backward(x, x, stream, weight, rstd)
 angles = torch.empty(64, 32)
-rotary.rotate(bf16(2, 64, 3, 12, 64)[:, :, 1], bf16(2, 64, 12, 64), angles, angles)
+rotary.launch_rotation(bf16(2, 64, 3, 12, 64)[:, :, 1], bf16(2, 64, 12, 64), angles, angles)
 states = (torch.empty(4096) for _ in range(3))
-weight = Weight(bf16(4096), next(states), bf16(4096), *states, torch.zeros(()))
+weight = ParameterState(bf16(4096), next(states), bf16(4096), *states, torch.zeros(()))
 rate = torch.zeros((), dtype=torch.float64)
-update.update(weight, Rule(0.9, 0.95, 1e-8, 0.1), rate, torch.ones(()))
+triton_update.update(weight, Hyperparameters(0.9, 0.95, 1e-8, 0.1), rate, torch.ones(()))
 for kernel in kernels:
     assert kernel.metadata.shared <= 99 * 1024, kernel.metadata
     # Sixteen bytes at a time, by a load or by a copy to shared memory; and no spilled registers.

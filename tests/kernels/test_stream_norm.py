@@ -123,18 +123,18 @@ class Interpreted:
 
 
 LAUNCHES = """
-from steplab.kernels.stream_norm import _triton_launch as norm
+from steplab.kernels.stream_norm import _stream_ops as norm
 
 def bf16(*shape): return torch.empty(shape, dtype=torch.bfloat16)
 long, number = torch.int64, torch.empty(2, 64)
 for width in (768, 1792, 8192):
     x, part, vector = bf16(2, 64, width), bf16(2, 32, width), bf16(width)
     places, rows = torch.zeros(2, 64, dtype=long), torch.zeros(2, 32, dtype=long)
-    norm.forward(x, part, places, vector, vector, vector, 1e-6, (x, None, number, number))
-    norm.forward(x, x, None, vector, vector, None, 1e-6, (x, x, number, None))
-    norm.rows(x, number, rows, vector, vector, part)
-    norm.backward(part, places, number, x, x, number, vector, vector, vector)
-    norm.backward(x, None, None, x, x, number, vector, vector, None)
+    norm.launch_forward(x, part, places, vector, vector, vector, 1e-6, (x, None, number, number))
+    norm.launch_forward(x, x, None, vector, vector, None, 1e-6, (x, x, number, None))
+    norm.launch_rows(x, number, rows, vector, vector, part)
+    norm.launch_backward(part, places, number, x, x, number, vector, vector, vector)
+    norm.launch_backward(x, None, None, x, x, number, vector, vector, None)
 for kernel in kernels:
     assert kernel.metadata.shared <= 99 * 1024, kernel.metadata
     ptx = kernel.asm["ptx"]
@@ -154,13 +154,13 @@ def test_the_kernels_compile_for_hopper():
 
 
 SEVERAL_LENGTHS = """
-from steplab.kernels.stream_norm import _triton_launch as norm
+from steplab.kernels.stream_norm import _stream_ops as norm
 
 vector, number = torch.empty(768), torch.empty(1, 64)
 for length in (64, 80, 8):
     x = torch.empty(1, length, 768, dtype=torch.bfloat16)
-    norm.forward(x, None, None, vector, None, None, 1e-6, (None, x, number, None))
-    norm.backward(x, None, None, x, x, x[..., 0].float(), vector, vector, None)
+    norm.launch_forward(x, None, None, vector, None, None, 1e-6, (None, x, number, None))
+    norm.launch_backward(x, None, None, x, x, x[..., 0].float(), vector, vector, None)
 found = {kernel.metadata.name: set() for kernel in kernels}
 for kernel in kernels:
     found[kernel.metadata.name].add(kernel.hash)

@@ -239,15 +239,15 @@ class Interpreted:
 
 
 LAUNCHES = """
-from steplab.kernels.timestep_norm import _triton_launch as launch
+from steplab.kernels.timestep_norm import triton_running as launch
 
 def run(B, L, D, G, has_prior, dtype):
     x, weight = torch.empty(B, L, D, dtype=dtype), torch.empty(D)
     stats = torch.empty(B, dtype=torch.int64), torch.empty(B, G), torch.empty(B, G)
     prior = stats if has_prior else None
-    *_, means, rstds = launch.forward(x, (weight, weight, G, 1e-5), prior, has_prior, dtype)
+    *_, means, rstds = launch.launch_forward(x, (weight, weight, G, 1e-5), prior, has_prior, dtype)
     last = stats[1:] if has_prior else None
-    launch.backward(x, last, (x, weight, means, rstds), stats[:2] if has_prior else None)
+    launch.launch_backward(x, last, (x, weight, means, rstds), stats[:2] if has_prior else None)
 
 run(4, 4096, 1024, 32, False, torch.bfloat16)
 run(1, 1, 1024, 32, True, torch.bfloat16)

@@ -2,10 +2,10 @@
 
 import torch
 
-from steplab.kernels.adamw import Rule, Weight, update
+from steplab.kernels.adamw import Hyperparameters, ParameterState, update
 from steplab.testing.tolerance import assert_as_good_as
 
-RULE = Rule(0.9, 0.999, 1e-8, 0.1)
+RULE = Hyperparameters(0.9, 0.999, 1e-8, 0.1)
 STEPS = 3
 
 
@@ -21,7 +21,7 @@ def updated(impl, start, grads, param_dtype, coefficient):
         step += 1
         lr.fill_(1e-2 / (number + 1))
         master = None if param is exact else exact
-        update(impl, Weight(param, master, grad, *moments, step), RULE, lr, coefficient)
+        update(impl, ParameterState(param, master, grad, *moments, step), RULE, lr, coefficient)
     return {"param": param, "weight": exact, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
 
 

@@ -1,9 +1,15 @@
-"""Choosing an implementation: ask and get, or be told no."""
+"""Choosing an implementation of an op: the one asked for runs, or the user is told why it cannot.
+
+An op is a folder here and an implementation a file in it; a file with a leading underscore holds
+what several implementations share. An implementation that cannot take all inputs has a function
+`refuse`, which is given the inputs that the choice depends on and returns the reason, or "". Two
+more names are read from the file without importing it: `NEEDS_GPU = True`, and `NOT_TUNED = "..."`
+with the reason why a search for speed leaves it out.
+"""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +17,7 @@ from typing import Any
 from steplab.core.errors import Unsupported, UserError, did_you_mean
 
 AUTO = "auto"
-REFERENCE = "reference"  # written to be read; not meant to be quick
+REFERENCE = "reference"  # the definition: written to be read, not to be quick
 
 
 def ops() -> list[str]:
@@ -20,10 +26,7 @@ def ops() -> list[str]:
 
 
 def impls(op: str) -> list[str]:
-    """Return the implementations of `op`: its files, without importing any.
-
-    Files with a leading underscore hold what several implementations share.
-    """
+    """Return the names of an op's implementations, without importing any."""
     if op not in ops():
         raise UserError(f"There is no op called {op!r}.", did_you_mean(op, ops()))
     return sorted(p.stem for p in (Path(__file__).parent / op).glob("[a-z]*.py"))
@@ -37,38 +40,45 @@ def load(op: str, impl: str) -> Any:
     return importlib.import_module(f"steplab.kernels.{op}.{impl}")
 
 
+def load_all(op: str) -> dict[str, Any]:
+    """Import all implementations of an op, so that torch.compile traces plain look-ups."""
+    return {impl: load(op, impl) for impl in impls(op)}
+
+
+def refusal(module: Any, *inputs: Any) -> str:
+    """Return why an implementation cannot take these inputs, or ""."""
+    reason: str = module.refuse(*inputs) if hasattr(module, "refuse") else ""
+    return reason
+
+
 def select(
     op: str, loaded: Mapping[str, Any], preference: Sequence[str], impl: str, *inputs: Any
 ) -> str:
-    """Return the implementation to run: the one asked for, or else say why it cannot.
+    """Return the implementation to run: the one asked for, or an error that says why it cannot.
 
-    `auto` takes the first of the preference that does not refuse the inputs; the last one of it
-    takes everything.
+    `auto` takes the first of the preference that does not refuse the inputs; the last one is taken
+    unasked.
     """
     if impl == AUTO:
         for name in preference[:-1]:
-            if not loaded[name].refuse(*inputs):
+            if not refusal(loaded[name], *inputs):
                 return name
         return preference[-1]
     if impl not in loaded:
         raise UserError(f"{op} has no implementation {impl!r}.", did_you_mean(impl, loaded))
-    reason = loaded[impl].refuse(*inputs)
+    reason = refusal(loaded[impl], *inputs)
     if reason:
         raise Unsupported(f"{op} {impl!r} {reason}.", f"Use impl.{op}=auto.")
     return impl
 
 
 def worth_trying(op: str, impl: str) -> bool:
-    """Whether a search for speed should try an implementation.
-
-    A file that assigns UNTRIED, with the reason, computes something else than the definition, is
-    there to be measured against or for one model only. Nothing is imported.
-    """
-    return not _assigns(op, impl, "UNTRIED")
+    """Whether a search for speed should try an implementation."""
+    return not _assigns(op, impl, "NOT_TUNED")
 
 
 def needs_gpu(op: str, impl: str) -> bool:
-    """Whether an implementation runs on GPUs only: its file assigns NEEDS_GPU. None is imported."""
+    """Whether an implementation runs on GPUs only."""
     return _assigns(op, impl, "NEEDS_GPU")
 
 

@@ -1,28 +1,13 @@
-"""Building blocks that the Triton kernels of several ops share: rounding, row tiles, column sums."""
+"""Building blocks of kernels for several ops: rounding, tiles of rows, sums over rows."""
 
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from steplab.kernels.triton_runtime import INTERPRETED, on_device_of
-
-# mypy: disable-error-code="no-untyped-def"
-
-
-@triton.jit
-def narrow(x, dtype: tl.constexpr, UPCAST: tl.constexpr):
-    """Return fp32 `x` rounded to `dtype`, to nearest even.
-
-    UPCAST: Triton's interpreter cuts to bf16 instead of rounding, so the bits are rounded first.
-    """
-    if UPCAST and dtype == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return x.to(dtype)
+from steplab.kernels.triton_runtime import INTERPRETED, on_device_of, tl, triton
 
 
 class Tile(NamedTuple):
@@ -34,7 +19,7 @@ class Tile(NamedTuple):
 
 
 def column_block(width: int, most: int) -> int:
-    """Return how many columns of `width` a tile takes: a power of two, `most` or fewer.
+    """Return how many of `width` columns a tile takes: a power of two, `most` or fewer.
 
     It divides the width where a power of two of at least 128 does, so that no lane is idle.
     """
@@ -43,26 +28,34 @@ def column_block(width: int, most: int) -> int:
 
 
 def fit_tile(tile: Tile, width: int) -> Tile:
-    """Return a tile of as many elements for rows of `width`: fewer columns, then more rows.
+    """Return a tile with as many elements for rows of `width`: fewer columns, more rows.
 
-    Else a thread has too little to load at once: of 2304 columns only 256 fit without a rest, and
-    a tile of 1 x 256 moved 2.5 TB/s on an H200 where 1 x 1024 moves 3.8.
+    Otherwise a thread has too little to load at once: only 256 divides 2304 columns, and a tile
+    of 1 x 256 moved 2.5 TB/s on an H200 where 1 x 1024 moves 3.8.
     """
     columns = column_block(width, tile.columns)
     return Tile(tile.rows * (tile.columns // columns), columns, tile.warps)
 
 
-# P rows, D columns; R rows and C columns of a tile
-# mypy: disable-error-code="no-untyped-def"
+@triton.jit
+def narrow(x, dtype: tl.constexpr, UPCAST: tl.constexpr):
+    """Return fp32 `x` rounded to `dtype`, to nearest even.
+
+    UPCAST: Triton's interpreter truncates to bf16 instead of rounding, so the bits are rounded
+    first.
+    """
+    if UPCAST and dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return x.to(dtype)
 
 
 SUM_ROWS, SUM_COLUMNS, SUM_WARPS = (4, 16, 1) if INTERPRETED else (256, 32, 8)
 
 
-# fmt: off
 @triton.jit
 def column_sums_kernel(x, sums, P, D, R: tl.constexpr, C: tl.constexpr):
-    """Grid: tiles of columns."""
+    """Add up P rows of D columns, R rows by C columns at a time. Grid: tiles of columns."""
     column_C = tl.program_id(0) * C + tl.arange(0, C)
     sum_RC = tl.zeros([R, C], tl.float32)
     for first in tl.range(0, P, R):
@@ -70,15 +63,23 @@ def column_sums_kernel(x, sums, P, D, R: tl.constexpr, C: tl.constexpr):
         inside_RC = (row_R < P)[:, None] & (column_C < D)[None, :]
         sum_RC += tl.load(x + row_R[:, None] * D + column_C[None, :], mask=inside_RC, other=0.0)
     tl.store(sums + column_C, tl.sum(sum_RC, 0), mask=column_C < D)
-# fmt: on
 
 
 def column_sums(partial: Tensor) -> Tensor:
-    """Return the sum over the first axis of a dense fp32 tensor; it has at least one row."""
+    """Return the sum over the first axis of a dense fp32 tensor, which has at least one row.
+
+    It adds up what the programs of a backward found, always in the same order. For 528 rows of
+    2304, torch's sum takes 8.9 us on an H200 and this 3.6; a small model has dozens of them.
+    """
     sums = partial.new_empty(partial.shape[1:])
     with on_device_of(partial):
         column_sums_kernel[(triton.cdiv(sums.numel(), SUM_COLUMNS),)](
-            *(partial, sums, partial.shape[0], sums.numel(), SUM_ROWS, SUM_COLUMNS),
+            partial,
+            sums,
+            partial.shape[0],
+            sums.numel(),
+            SUM_ROWS,
+            SUM_COLUMNS,
             num_warps=SUM_WARPS,
         )
     return sums

@@ -76,7 +76,7 @@ class OnePassAdamW(torch.optim.Optimizer):
             if not isinstance(group["lr"], Tensor):  # somebody set it by hand
                 _place_rate(group)
             beta1, beta2 = group["betas"]
-            rule = adamw_op.Rule(beta1, beta2, group["eps"], group["weight_decay"])
+            rule = adamw_op.Hyperparameters(beta1, beta2, group["eps"], group["weight_decay"])
             for p in group["params"]:
                 if p.grad is not None:
                     weight = _weight(p, p.grad, self.state[p])
@@ -168,7 +168,7 @@ def _place_rate(group: dict[str, Any]) -> None:
     group["lr"] = rate.clone() if rate is group["lr"] else rate
 
 
-def _weight(p: Tensor, grad: Tensor, state: Mapping[str, Any]) -> adamw_op.Weight:
-    return adamw_op.Weight(
+def _weight(p: Tensor, grad: Tensor, state: Mapping[str, Any]) -> adamw_op.ParameterState:
+    return adamw_op.ParameterState(
         p, state.get(MASTER), grad, state["exp_avg"], state["exp_avg_sq"], state["step"]
     )

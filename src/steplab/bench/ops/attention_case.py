@@ -19,6 +19,7 @@ from steplab.bench.ops.attention import FLEX, TILE_PATTERN
 from steplab.core import RunSpec
 from steplab.core.errors import Unsupported
 from steplab.kernels import attention as op
+from steplab.kernels.attention import AttentionInputs
 from steplab.kernels.attention import triton_flash as launch
 from steplab.kernels.attention._flash_op import flash_op
 from steplab.kernels.attention.triton_flash import Tiling
@@ -47,7 +48,7 @@ def _is_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 @functools.cache  # an op is registered once per process
 def attention_with_tiles(tiles: str) -> Callable[..., Tensor]:
-    """Return `attention(q, k, v, causal)` whose three kernels all have these tiles."""
+    """Return `attention(inputs)` whose three kernels all have these tiles."""
     found = TILE_PATTERN.fullmatch(tiles)
     assert found, tiles
     rows, columns, warps, stages = (int(number) for number in found.groups())
@@ -118,7 +119,7 @@ class AttentionInstance:
         self.ran = op.choose(impl, q_BHTD, k_BHTD, v_BHTD, causal)
         if config["tiles"]:
             chosen = attention_with_tiles(config["tiles"])
-            return lambda q, k, v: chosen(q, k, v, causal)
+            return lambda q, k, v: chosen(AttentionInputs(q, k, v, causal))
         ran = self.ran
         return compiled_if_asked(config["impl"], lambda q, k, v: op.attention(ran, q, k, v, causal))
 

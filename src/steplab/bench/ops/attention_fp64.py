@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from steplab.bench.op_accuracy import Accuracy, AccuracyCheck
-from steplab.kernels.attention import reference
+from steplab.kernels.attention import AttentionInputs, reference
 
 MAX_FLOPS = {"cuda": 6e12, "cpu": 1e10}  # of fp64 products: about a second
 MAX_SCORES = {"cuda": 2**26, "cpu": 2**22}  # held at once
@@ -98,7 +98,7 @@ def gradients(inputs: Mapping[str, Tensor], causal: bool, dtype: torch.dtype) ->
         keys = end if causal else T
         parts = (q_NTD[None, :, begin:end], k_NTD[None, :, :keys], v_NTD[None, :, :keys])
         q, k, v = (x.detach().requires_grad_() for x in parts)
-        out_1NCD = reference.attention(q, k, v, causal)
+        out_1NCD = reference.attention(AttentionInputs(q, k, v, causal))
         dq, dk, dv = torch.autograd.grad(out_1NCD, (q, k, v), dout_NTD[None, :, begin:end])
         out_NTD[:, begin:end], dq_NTD[:, begin:end] = out_1NCD.detach()[0], dq[0]
         dk_NTD[:, :keys] += dk[0]

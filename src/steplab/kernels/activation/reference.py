@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from steplab.kernels.activation import Weights
+from steplab.kernels.activation import RowWeights
 
 
 def activate(z: Tensor, activation: str) -> Tensor:
@@ -21,16 +21,16 @@ def activate(z: Tensor, activation: str) -> Tensor:
     return F.silu(gate) * up
 
 
-def forward(z: Tensor, activation: str, weights: Weights | None = None) -> Tensor:
+def forward(z: Tensor, activation: str, weights: RowWeights | None = None) -> Tensor:
     """Return (R, F)."""
     h_RF = activate(_wide(z), activation)
     return (h_RF if weights is None else h_RF * _of_rows(weights)).to(z.dtype)
 
 
 def backward(
-    z: Tensor, dh_RF: Tensor, activation: str, weights: Weights | None = None
+    z: Tensor, dh_RF: Tensor, activation: str, weights: RowWeights | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return dz, the weighed activation and the gradient of the weights."""
+    """Return dz, the weighted activation and the gradient of the weights."""
     dh_RF, dtype, z = _wide(dh_RF), z.dtype, _wide(z)
     h_RF = activate(z, activation)
     dz = _slope(z, dh_RF, activation)
@@ -58,7 +58,7 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _of_rows(weights: Weights) -> Tensor:
+def _of_rows(weights: RowWeights) -> Tensor:
     values_R = weights.values_R
     source_R = weights.source_R
     return (values_R if source_R is None else values_R[source_R])[:, None]

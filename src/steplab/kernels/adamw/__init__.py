@@ -1,9 +1,8 @@
-"""One update of AdamW (decoupled decay), with the clipping of the gradient inside.
+"""One update of AdamW (decoupled weight decay) that clips the gradient too.
 
-Nothing is read on the host: the step count, the rate and the clip coefficient are tensors on the
-device, so that an update can be captured in a CUDA graph. Every implementation file offers
-`update(weight, rule, lr, coefficient)` and `refuse(param)`, which returns the reason why it cannot
-update this parameter, or "".
+Nothing is read on the host: the step count, the learning rate and the clip coefficient are tensors
+on the device, so that an update can be captured in a CUDA graph. Every implementation offers
+`update(weight, hyper, lr, coefficient)` and, unless it takes everything, `refuse(param)`.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from steplab.core.errors import Unsupported
-from steplab.kernels.dispatch import AUTO, impls, load
+from steplab.kernels.dispatch import AUTO, load_all, refusal
 
 
-class Weight(NamedTuple):
-    """One parameter and what belongs to it, all of one shape but the step."""
+class ParameterState(NamedTuple):
+    """One parameter, its gradient and its state: all of one shape but the step."""
 
     param: Tensor
     master: Tensor | None  # the same in fp32, where the parameter is a rounded copy of it
@@ -28,8 +27,8 @@ class Weight(NamedTuple):
     step: Tensor  # scalar, fp32: updates so far, this one included
 
 
-class Rule(NamedTuple):
-    """The constants of a group of parameters."""
+class Hyperparameters(NamedTuple):
+    """The settings of a group of parameters, as Python numbers."""
 
     beta1: float
     beta2: float
@@ -38,13 +37,13 @@ class Rule(NamedTuple):
 
 
 # After the types above, which the implementations import.
-IMPLS = {name: load("adamw", name) for name in impls("adamw")}
+IMPLS = load_all("adamw")
 
 
 def choose(impl: str, params: Iterable[Tensor]) -> str:
-    """Return the implementation to run for all `params`; `auto`: the one-pass kernel if it can."""
-    reasons = (IMPLS["triton_update" if impl == AUTO else impl].refuse(p) for p in params)
-    reason = next(filter(None, reasons), "")
+    """Return the implementation to run for all `params`. `auto`: the kernel if it takes all."""
+    module = IMPLS["triton_update" if impl == AUTO else impl]
+    reason = next(filter(None, (refusal(module, p) for p in params)), "")
     if impl == AUTO:
         return "reference" if reason else "triton_update"
     if reason:
@@ -53,10 +52,14 @@ def choose(impl: str, params: Iterable[Tensor]) -> str:
 
 
 def update(
-    impl: str, weight: Weight, rule: Rule, lr: Tensor, coefficient: Tensor | None = None
+    impl: str,
+    weight: ParameterState,
+    hyper: Hyperparameters,
+    lr: Tensor,
+    coefficient: Tensor | None = None,
 ) -> None:
     """Update param, master and moments in place by the implementation named (not `auto`).
 
-    `lr` is a scalar in fp64; the gradient counts times `coefficient`, a scalar in fp32.
+    `lr` is a scalar in fp64. The gradient is multiplied by `coefficient`, a scalar in fp32.
     """
-    IMPLS[impl].update(weight, rule, lr, coefficient)
+    IMPLS[impl].update(weight, hyper, lr, coefficient)

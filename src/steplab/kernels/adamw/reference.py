@@ -1,4 +1,4 @@
-"""The update op by op, in the order and with the roundings of torch.optim.AdamW."""
+"""The definition: op by op, in the order and with the rounding of torch.optim.AdamW."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from steplab.kernels.adamw import Rule, Weight
-
-
-def refuse(param: Tensor) -> str:
-    """The definition takes everything."""
-    return ""
+    from steplab.kernels.adamw import Hyperparameters, ParameterState
 
 
 @torch.no_grad()
-def update(weight: Weight, rule: Rule, lr: Tensor, coefficient: Tensor | None) -> None:
+def update(
+    weight: ParameterState, hyper: Hyperparameters, lr: Tensor, coefficient: Tensor | None
+) -> None:
     """Update param, master and moments in place."""
     exact = weight.param if weight.master is None else weight.master
     grad = weight.grad.to(exact.dtype)
@@ -25,12 +22,12 @@ def update(weight: Weight, rule: Rule, lr: Tensor, coefficient: Tensor | None) -
         grad = grad * coefficient
     # Scalars in fp64, as Python has them, then rounded once.
     step = weight.step.double()
-    step_size = (lr / (1 - rule.beta1**step)).to(exact.dtype)
-    root = (1 - rule.beta2**step).sqrt().to(exact.dtype)
-    exact.mul_((1 - lr * rule.weight_decay).to(exact.dtype))
-    weight.exp_avg.lerp_(grad, 1 - rule.beta1)
-    weight.exp_avg_sq.mul_(rule.beta2).addcmul_(grad, grad, value=1 - rule.beta2)
-    spread = (weight.exp_avg_sq.sqrt() / root).add_(rule.eps)
+    step_size = (lr / (1 - hyper.beta1**step)).to(exact.dtype)
+    root = (1 - hyper.beta2**step).sqrt().to(exact.dtype)
+    exact.mul_((1 - lr * hyper.weight_decay).to(exact.dtype))
+    weight.exp_avg.lerp_(grad, 1 - hyper.beta1)
+    weight.exp_avg_sq.mul_(hyper.beta2).addcmul_(grad, grad, value=1 - hyper.beta2)
+    spread = (weight.exp_avg_sq.sqrt() / root).add_(hyper.eps)
     exact.sub_(step_size * weight.exp_avg / spread)
     if weight.master is not None:
         weight.param.copy_(weight.master)

@@ -1,21 +1,29 @@
-"""One kernel per parameter that reads and writes every number once: 28 bytes per parameter."""
+"""One kernel per parameter that reads and writes every number once: 28 bytes per element."""
 
+# N elements of one step of the loop
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from steplab.kernels.adamw import Rule, Weight
+from steplab.kernels.adamw import Hyperparameters, ParameterState
 from steplab.kernels.triton_blocks import narrow
-from steplab.kernels.triton_runtime import DTYPES, INTERPRETED, on_device_of, refuse_device
+from steplab.kernels.triton_runtime import (
+    INTERPRETED,
+    on_device_of,
+    refuse_device,
+    refuse_dtype,
+    tl,
+    triton,
+)
 
-# N numbers of one step of the loop
-# mypy: disable-error-code="no-untyped-def"
+NEEDS_GPU = True
+BLOCK = 64 if INTERPRETED else 512  # four to a thread: 16-byte loads of fp32
+BLOCKS = 2 if INTERPRETED else 1  # of one program: 1 is the fastest on an H200, by 4%
+WARPS = 4
 
 
 # fmt: off
@@ -26,7 +34,7 @@ def adamw_kernel(
     DECAY: tl.constexpr, HAS_MASTER: tl.constexpr, CLIPPED: tl.constexpr, BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr, UPCAST: tl.constexpr,
 ):
-    """Update BLOCKS times BLOCK numbers. Grid: as many programs as that takes.
+    """Update BLOCKS times BLOCK elements. Grid: as many programs as that takes.
 
     LESS1 and LESS2 are 1 - beta.
     """
@@ -56,36 +64,46 @@ def adamw_kernel(
         if HAS_MASTER:
             tl.store(master + place_N, weight_N, mask=inside_N)
         tl.store(param + place_N, narrow(weight_N, param.dtype.element_ty, UPCAST), mask=inside_N)
+# fmt: on
 
 
-BLOCK = 64 if INTERPRETED else 512  # four to a thread: 16-byte loads of fp32
-BLOCKS = 2 if INTERPRETED else 1  # of one program: 1 is the fastest on an H200, by 4 %
-WARPS = 4
+def refuse(param: Tensor) -> str:
+    """Return why it cannot run, or ""."""
+    strided = "" if param.is_contiguous() else "needs contiguous parameters"
+    return refuse_dtype(param) or strided or refuse_device(param)
 
 
-def launch_update(
-    weight: Weight,
-    rule: Rule,
+@torch.no_grad()
+def update(
+    weight: ParameterState,
+    hyper: Hyperparameters,
     lr: Tensor,
     coefficient: Tensor | None,
     block: int = BLOCK,
     blocks: int = BLOCKS,
     warps: int = WARPS,
 ) -> None:
-    """Update param, master and moments in place; all are contiguous but perhaps the gradient."""
+    """Update param, master and moments in place; all but the gradient must be contiguous."""
     size = weight.param.numel()
     if not size:
         return
     with on_device_of(weight.param):
         adamw_kernel[(triton.cdiv(size, block * blocks),)](
-            *(weight.param, weight.master, weight.grad.contiguous()),
-            *(weight.exp_avg, weight.exp_avg_sq, weight.step, lr, coefficient, size),
-            LOG_BETA1=_log(rule.beta1),
-            LOG_BETA2=_log(rule.beta2),
-            LESS1=1 - rule.beta1,
-            LESS2=1 - rule.beta2,
-            EPS=rule.eps,
-            DECAY=rule.weight_decay,
+            weight.param,
+            weight.master,
+            weight.grad.contiguous(),
+            weight.exp_avg,
+            weight.exp_avg_sq,
+            weight.step,
+            lr,
+            coefficient,
+            size,
+            LOG_BETA1=_log(hyper.beta1),
+            LOG_BETA2=_log(hyper.beta2),
+            LESS1=1 - hyper.beta1,
+            LESS2=1 - hyper.beta2,
+            EPS=hyper.eps,
+            DECAY=hyper.weight_decay,
             HAS_MASTER=weight.master is not None,
             CLIPPED=coefficient is not None,
             BLOCK=block,
@@ -96,26 +114,5 @@ def launch_update(
 
 
 def _log(beta: float) -> float:
-    """Return log(beta); of 0 a number whose power underflows to 0, as 0^step does."""
+    """Return log(beta), or for 0 a number whose power underflows to 0, as 0^step does."""
     return math.log(beta) if beta else -1e3
-
-
-if TYPE_CHECKING:
-    from steplab.kernels.adamw import Rule, Weight
-NEEDS_GPU = True
-
-
-def refuse(param: Tensor) -> str:
-    """Return why it cannot run, or ""."""
-    if param.dtype not in DTYPES:
-        return f"needs fp16, bf16 or fp32, not {param.dtype}"
-    if not param.is_contiguous():
-        return "needs contiguous parameters"
-    return refuse_device(param)
-
-
-@torch.no_grad()
-def update(weight: Weight, rule: Rule, lr: Tensor, coefficient: Tensor | None) -> None:
-    """Update param, master and moments in place."""
-
-    launch_update(weight, rule, lr, coefficient)

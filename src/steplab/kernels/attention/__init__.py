@@ -1,10 +1,6 @@
 """Scaled dot-product attention over (B, H, T, D) tensors.
 
-Every implementation file offers `attention(q, k, v, causal)` and `refuse(q, k, v, causal,
-documents)`, which returns the reason why it cannot take these inputs, or "". Keys may have fewer
-heads than queries: neighbours share one. `documents_BS` is an id per key position, for sequences
-packed of several documents: a query sees its own only, and the last query stands at the last key.
-`attention` takes it as a fifth argument where `refuse` has no objection to it.
+Every implementation offers `attention(inputs)` and, unless it takes everything, `refuse(inputs)`.
 
 The library kernels are called by their own aten op, not through `sdpa_kernel`: a backend chosen by
 that context is not part of Inductor's cache key, so a second compile of the same graph could take
@@ -17,10 +13,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from steplab.core.errors import UserError
-from steplab.kernels.dispatch import impls, load, select
+from steplab.kernels.attention._inputs import AttentionInputs
+from steplab.kernels.dispatch import load_all, select
 
-# Loaded once, so that torch.compile traces plain dictionary look-ups.
-IMPLS = {name: load("attention", name) for name in impls("attention")}
+__all__ = ["AttentionInputs", "attention", "choose"]
+
+IMPLS = load_all("attention")
 
 # Forward and backward on an H200, bf16, B16 H12 T4096 causal (benchmarks/attention_h200.md): with
 # D64 triton_flash 3.47 ms, cuDNN 3.57, flash 5.56; with D128 6.35, 5.65, 9.70. So cuDNN: never far
@@ -38,14 +36,14 @@ def choose(
     documents_BS: Tensor | None = None,
 ) -> str:
     """Return the implementation to run. `auto` takes the first that accepts the inputs."""
-    inputs = (q_BHTD, k_BHSD, v_BHSD, causal, documents_BS)
     if documents_BS is not None and documents_BS.shape != (k_BHSD.shape[0], k_BHSD.shape[2]):
         raise UserError(
             f"documents has the shape {tuple(documents_BS.shape)}, but there are "
             f"{k_BHSD.shape[0]} sequences of {k_BHSD.shape[2]} keys.",
             "Give one document id per key.",
         )
-    return select("attention", IMPLS, PREFERENCE, impl, *inputs)
+    inputs = AttentionInputs(q_BHTD, k_BHSD, v_BHSD, causal, documents_BS)
+    return select("attention", IMPLS, PREFERENCE, impl, inputs)
 
 
 def attention(
@@ -57,6 +55,6 @@ def attention(
     documents_BS: Tensor | None = None,
 ) -> Tensor:
     """Return (B, H, T, D) by exactly the implementation named (not `auto`)."""
-    documents = () if documents_BS is None else (documents_BS,)
-    out_BHTD: Tensor = IMPLS[impl].attention(q_BHTD, k_BHSD, v_BHSD, causal, *documents)
+    inputs = AttentionInputs(q_BHTD, k_BHSD, v_BHSD, causal, documents_BS)
+    out_BHTD: Tensor = IMPLS[impl].attention(inputs)
     return out_BHTD

@@ -1,20 +1,22 @@
-"""What the Triton kernels share: which columns a row sees, and how a tile is loaded.
+"""FlashAttention-2: the forward, one kernel for dq, and one for dk and dv; no atomics.
 
-A kernel owns a tile of rows (queries, or keys for dk and dv) and walks over the columns (keys, or
-queries). Every row sees one interval [start, stop) of columns, and both ends never decrease from
+A kernel owns a tile of rows (queries, or keys for dk and dv) and goes over the columns (keys, or
+queries). Every row sees one interval [start, stop) of columns, and neither end ever decreases from
 one row to the next. So the columns of a tile of rows fall into at most three spans: a masked one,
 one that all rows see and that needs no mask, and a masked one; tiles outside are never loaded.
+
+Both kernels of the backward compute the weights again from the saved log-sum-exp. That makes 7
+matrix products against the 5 of a kernel that adds dq up in memory; but every sum has one fixed
+order, so a repeated backward gives the same bits.
 """
 
+# R rows of the tile (queries, or keys for dk and dv), C columns of one step, D head width padded to
+# a power of two
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-import triton
-import triton.language as tl
-
 from steplab.kernels.triton_blocks import narrow
-
-# R rows of the tile, C columns of one step, D head width padded to a power of two
-# mypy: disable-error-code="no-untyped-def"
+from steplab.kernels.triton_runtime import tl, triton
 
 
 # fmt: off
@@ -165,13 +167,6 @@ def add_product(total, a, b, UPCAST: tl.constexpr, PRECISION: tl.constexpr):
     return tl.dot(a, b, total, input_precision=PRECISION)
 
 
-# R queries of the tile, C keys of one step, D head width padded to a power of two
-# mypy: disable-error-code="no-untyped-def"
-
-
-
-
-# fmt: off
 @triton.jit
 def _attend(
     sum_RD, top_R, total_R, q_RD, k, v, k_strides, v_strides, batch, key_head, begin, end,
@@ -215,7 +210,7 @@ def attention_forward_kernel(
     """
     tile = tl.program_id(0)
     if CAUSAL:
-        tile = tl.num_programs(0) - 1 - tile  # the longest first, so that none is left at the end
+        tile = tl.num_programs(0) - 1 - tile  # the longest first, so that none ends alone
     head, batch, heads = tl.program_id(1), tl.program_id(2), tl.num_programs(1)
     row = tile * ROWS
     query_R = row + tl.arange(0, ROWS)
@@ -240,14 +235,6 @@ def attention_forward_kernel(
     tl.store(lse_row + query_R, top_R + tl.log2(total_R), mask=query_R < T)
 
 
-# R rows of the tile (queries for dq, keys for dk and dv), C columns of one step, D head width
-# padded to a power of two
-# mypy: disable-error-code="no-untyped-def"
-
-
-
-
-# fmt: off
 @triton.jit
 def _add_to_dq(
     dq_RD, q_RD, dout_RD, lse_R, delta_R, k, v, k_strides, v_strides, batch, key_head, begin, end,
@@ -380,3 +367,4 @@ def attention_dkdv_kernel(
                 )
     store_tile(dk, dk_RD * scale, batch, key_head, key_heads, row, S, ROWS, WIDTH, D, UPCAST)
     store_tile(dv, dv_RD, batch, key_head, key_heads, row, S, ROWS, WIDTH, D, UPCAST)
+# fmt: on

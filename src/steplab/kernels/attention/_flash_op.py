@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention._inputs import document_bounds
+from steplab.kernels.attention._inputs import AttentionInputs, document_bounds
 
 Forward = Callable[..., tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
+Attention = Callable[[AttentionInputs], Tensor]
 
 
 def heads_inside(x_BHTD: Tensor) -> Tensor:
@@ -33,7 +34,9 @@ def empty_lse(q_BHTD: Tensor) -> Tensor:
     return q_BHTD.new_empty(q_BHTD.shape[:-1], dtype=wide)
 
 
-def flash_op(name: str, forward: Forward, backward: Backward) -> Callable[..., Tensor]:
+def flash_op(
+    name: str, forward: Forward, backward: Backward
+) -> Callable[[AttentionInputs], Tensor]:
     """Register `steplab::<name>` and its gradient; return the function that calls it.
 
     `forward(q, k, v, causal, first, past)` returns the output and the log-sum-exp of the scores;
@@ -74,13 +77,8 @@ def flash_op(name: str, forward: Forward, backward: Backward) -> Callable[..., T
     gradient_op.register_fake(lambda d_out, q, k, v, *rest: tuple(map(heads_inside, (q, k, v))))
     op.register_autograd(differentiate, setup_context=_keep)
 
-    def attention(
-        q_BHTD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSD: Tensor,
-        causal: bool,
-        documents_BS: Tensor | None = None,
-    ) -> Tensor:
+    def attention(inputs: AttentionInputs) -> Tensor:
+        q_BHTD, k_BGSD, v_BGSD, causal, documents_BS = inputs
         bounds = (None, None) if documents_BS is None else document_bounds(documents_BS)
         out_BHTD: Tensor = op(q_BHTD, k_BGSD, v_BGSD, causal, *bounds)[0]
         return out_BHTD

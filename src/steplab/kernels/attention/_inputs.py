@@ -1,13 +1,34 @@
-"""What attention is given, and which inputs implementations refuse."""
+"""What an implementation of attention is given, and reasons to refuse that several share."""
 
+# B batch, H heads, T queries, S keys, D head width
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
+class AttentionInputs(NamedTuple):
+    """Queries, keys, values and what a query may see of them.
+
+    Keys may have fewer heads than queries: neighbors share one. A causal query sees no later key;
+    the last query stands at the last key. With documents, sequences are packed of several ones, and
+    a query sees the keys of its own only.
+    """
+
+    q_BHTD: Tensor
+    k_BHSD: Tensor
+    v_BHSD: Tensor
+    causal: bool
+    documents_BS: Tensor | None = None  # an id per key: a document is a run of equal ids
+
+
 def document_of(documents_BS: Tensor) -> Tensor:
-    """Return (B, S): the running number of the document that each position belongs to."""
+    """Return (B, S): the running number of the document that each position belongs to.
+
+    Runs of equal ids are counted, so ids may come in any order and no order has to be checked.
+    """
     is_new_BS = documents_BS[:, 1:] != documents_BS[:, :-1]
     return torch.nn.functional.pad(is_new_BS.cumsum(1), (1, 0))
 
@@ -15,7 +36,7 @@ def document_of(documents_BS: Tensor) -> Tensor:
 def document_bounds(documents_BS: Tensor) -> tuple[Tensor, Tensor]:
     """Return (B, S) int32 each: the first position of a position's document, and one past its last.
 
-    Both never decrease along a sequence. No value is read on the host.
+    Neither ever decreases along a sequence. No value is read on the host.
     """
     S = documents_BS.shape[1]
     position_S = torch.arange(S, dtype=torch.int32, device=documents_BS.device)
@@ -27,8 +48,9 @@ def document_bounds(documents_BS: Tensor) -> tuple[Tensor, Tensor]:
     return first_BS, past_BS.contiguous()
 
 
-def simple_inputs(q_BHTD: Tensor, k_BHSD: Tensor, causal: bool, documents_BS: Tensor | None) -> str:
-    """Object to whatever torch's own kernels do not take: documents, shared heads, uneven ends."""
+def refuse_for_torch(inputs: AttentionInputs) -> str:
+    """Refuse what torch's own kernels do not take: documents, shared heads, uneven lengths."""
+    q_BHTD, k_BHSD, _, causal, documents_BS = inputs
     if documents_BS is not None:
         return "takes no document boundaries"
     if q_BHTD.shape[1] != k_BHSD.shape[1]:
@@ -38,10 +60,9 @@ def simple_inputs(q_BHTD: Tensor, k_BHSD: Tensor, causal: bool, documents_BS: Te
     return ""
 
 
-def flash_inputs(
-    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, documents_BS: Tensor | None
-) -> str:
-    """Object to whatever the tiled algorithm of this package does not take."""
+def refuse_for_flash(inputs: AttentionInputs) -> str:
+    """Refuse what the tiled algorithm of this package does not take."""
+    q_BHTD, k_BHSD, v_BHSD, causal, documents_BS = inputs
     if q_BHTD.shape[0] != k_BHSD.shape[0]:
         return "needs as many rows of keys as of queries"
     if not q_BHTD.dtype == k_BHSD.dtype == v_BHSD.dtype:

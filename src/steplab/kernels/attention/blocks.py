@@ -2,10 +2,13 @@
 
 For values that are wider than keys, which fused kernels do not take: recomputing narrow scores is
 cheap beside the product with wide values, but a row of those does not fit on chip. Of the pairs
-that a causal mask forbids, only those within a block are computed: with 4 blocks 62 % of all pairs.
+that a causal mask forbids, only those within a block are computed: with 4 blocks 62% of all pairs.
 Saved for the backward: the inputs and the weights. torch.compile sees opaque ops.
 """
 
+# B batch (and heads, where there is no H), H heads, T queries, S keys (in the kernels padded to a
+# power of two), K width of keys, V of values
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import math
@@ -13,17 +16,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from steplab.costs.op_flops import ATTENTION_BLOCK
-from steplab.kernels.attention import _inputs
+from steplab.kernels.attention._inputs import AttentionInputs, refuse_for_torch
 from steplab.kernels.triton_blocks import narrow
-from steplab.kernels.triton_runtime import DTYPES, INTERPRETED, on_device_of, use_triton
+from steplab.kernels.triton_runtime import (
+    DTYPES,
+    INTERPRETED,
+    on_device_of,
+    tl,
+    triton,
+    use_triton,
+)
 
-# S keys padded to a power of two
-# mypy: disable-error-code="no-untyped-def"
+# Queries of a block: 8 sequences of them with 2048 values are 256 tiles of 128 x 256, two for each
+# multiprocessor of an H200.
+BLOCK = 4 if INTERPRETED else ATTENTION_BLOCK
+MAX_KEYS = 16_384  # a row of weights stays in registers
+NOT_TUNED = "where values are as wide as keys, fused kernels store no weights"
 
 
 # fmt: off
@@ -75,7 +86,10 @@ def launch_softmax(scores_BTS: Tensor, scale: float, causal: bool, block: int) -
     B, T, S = scores_BTS.shape
     padded = triton.next_power_of_2(S)
     softmax_kernel[(B * T,)](
-        *(scores_BTS, T, S, scale),
+        scores_BTS,
+        T,
+        S,
+        scale,
         CAUSAL=causal,
         BLOCK=block,
         S=padded,
@@ -91,7 +105,11 @@ def launch_softmax_backward(
     B, T, S = weights_BTS.shape
     padded = triton.next_power_of_2(S)
     softmax_backward_kernel[(B * T,)](
-        *(gradients_BTS, weights_BTS, T, S, scale),
+        gradients_BTS,
+        weights_BTS,
+        T,
+        S,
+        scale,
         CAUSAL=causal,
         BLOCK=block,
         S=padded,
@@ -101,16 +119,8 @@ def launch_softmax_backward(
 
 
 def _row_warps(padded: int) -> int:
-    """Return the warps of a row: 16 numbers in each thread, as far as that goes."""
+    """Return the warps of a row: at best 16 elements in each thread."""
     return min(max(padded // 512, 1), 16)
-
-
-# B batch and heads, T queries, S keys, K width of keys, V of values
-
-
-# Queries of a block: 8 sequences of them with 2048 values are 256 tiles of 128 x 256, two
-# for each multiprocessor of an H200.
-BLOCK = 4 if INTERPRETED else ATTENTION_BLOCK
 
 
 def query_blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:
@@ -211,21 +221,9 @@ def _hidden(own: slice, seen: slice, T: int, S: int, causal: bool, like: Tensor)
     return key > place if causal else torch.zeros_like(key, dtype=torch.bool)
 
 
-# B batch, H heads, T queries, S keys, K width of keys, V of values
-
-
-MAX_KEYS = 16_384  # a row of weights stays in registers
-UNTRIED = "where values are as wide as keys, fused kernels store no weights"
-
-
-def refuse(
-    q_BHTK: Tensor,
-    k_BHSK: Tensor,
-    v_BHSV: Tensor,
-    causal: bool,
-    documents_BS: Tensor | None = None,
-) -> str:
+def refuse(inputs: AttentionInputs) -> str:
     """Return why it cannot run, or ""."""
+    q_BHTK, k_BHSK, v_BHSV, causal, _ = inputs
     if not q_BHTK.dtype == k_BHSK.dtype == v_BHSV.dtype:
         return f"needs one dtype, not {q_BHTK.dtype}, {k_BHSK.dtype} and {v_BHSV.dtype}"
     if k_BHSK.shape[-2] > MAX_KEYS:
@@ -234,19 +232,18 @@ def refuse(
         return "needs at least one query and one key"
     if causal and q_BHTK.shape[-2] > k_BHSK.shape[-2]:
         return "needs at least as many keys as queries when causal"
-    return _inputs.simple_inputs(q_BHTK, k_BHSK, False, documents_BS)
+    return refuse_for_torch(inputs._replace(causal=False))  # queries may be fewer than keys
 
 
-def attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSV: Tensor, causal: bool) -> Tensor:
+def attention(inputs: AttentionInputs) -> Tensor:
     """Return (B, H, T, V)."""
-    out_BHTV: Tensor = _forward(q_BHTK, k_BHSK, v_BHSV, causal)[0]
+    out_BHTV: Tensor = _forward(inputs.q_BHTD, inputs.k_BHSD, inputs.v_BHSD, inputs.causal)[0]
     return out_BHTV
 
 
 @torch.library.custom_op("steplab::blocks_attention", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return the output and the weights, (B H, T, S); what no query sees of these is not set."""
-
+    """Return the output and the weights, (B H, T, S), of which what no query sees is not set."""
     return forward_by_blocks(q, k, v, causal)
 
 
@@ -260,7 +257,6 @@ def _(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
 def _backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-
     return backward_by_blocks(d_out, q, k, v, weights, causal)
 
 

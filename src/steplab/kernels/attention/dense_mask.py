@@ -10,26 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from steplab.kernels.attention import _inputs
+from steplab.kernels.attention._inputs import AttentionInputs, refuse_for_torch
 
-UNTRIED = "it is here to be measured against"
+NOT_TUNED = "it is here to be measured against"
 
 
-def refuse(
-    q_BHTD: Tensor,
-    k_BHSD: Tensor,
-    v_BHSD: Tensor,
-    causal: bool,
-    documents_BS: Tensor | None = None,
-) -> str:
+def refuse(inputs: AttentionInputs) -> str:
     """Return why it cannot run, or ""."""
-    if not causal:
+    if not inputs.causal:
         return "is causal: without a mask it would be torch's own choice"
-    return _inputs.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
+    return refuse_for_torch(inputs)
 
 
-def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:
+def attention(inputs: AttentionInputs) -> Tensor:
     """Return attention by `scaled_dot_product_attention(attn_mask=...)`."""
+    q_BHTD, k_BHSD, v_BHSD, _, _ = inputs
     T = q_BHTD.shape[-2]
     mask_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTD.device).tril()
     return F.scaled_dot_product_attention(q_BHTD, k_BHSD, v_BHSD, attn_mask=mask_TT)

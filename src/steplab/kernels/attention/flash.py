@@ -5,20 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention import _inputs
+from steplab.kernels.attention._inputs import AttentionInputs, refuse_for_torch
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-def refuse(
-    q_BHTD: Tensor,
-    k_BHSD: Tensor,
-    v_BHSD: Tensor,
-    causal: bool,
-    documents_BS: Tensor | None = None,
-) -> str:
+def refuse(inputs: AttentionInputs) -> str:
     """Return why it cannot run, or ""."""
-    reason = _inputs.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
+    q_BHTD = inputs.q_BHTD
+    reason = refuse_for_torch(inputs)
     if reason:
         return reason
     if q_BHTD.device.type == "cpu":
@@ -34,8 +29,9 @@ def refuse(
     return ""
 
 
-def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:
+def attention(inputs: AttentionInputs) -> Tensor:
     """Return attention through `aten::_scaled_dot_product_flash_attention[_for_cpu]`."""
+    q_BHTD, k_BHSD, v_BHSD, causal, _ = inputs
     aten = torch.ops.aten
     if q_BHTD.device.type == "cpu":
         op = aten._scaled_dot_product_flash_attention_for_cpu

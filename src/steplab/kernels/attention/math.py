@@ -5,22 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention import _inputs
+from steplab.kernels.attention._inputs import AttentionInputs, refuse_for_torch
 
 
-def refuse(
-    q_BHTD: Tensor,
-    k_BHSD: Tensor,
-    v_BHSD: Tensor,
-    causal: bool,
-    documents_BS: Tensor | None = None,
-) -> str:
+def refuse(inputs: AttentionInputs) -> str:
     """Return why it cannot run, or ""."""
-    return _inputs.simple_inputs(q_BHTD, k_BHSD, causal, documents_BS)
+    return refuse_for_torch(inputs)
 
 
-def attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool) -> Tensor:
+def attention(inputs: AttentionInputs) -> Tensor:
     """Return attention through `aten::_scaled_dot_product_attention_math`."""
+    q_BHTD, k_BHSD, v_BHSD, causal, _ = inputs
     op = torch.ops.aten._scaled_dot_product_attention_math
     # On CUDA, autocast would turn only some of its steps to fp32, and the backward then fails.
     with torch.autocast(q_BHTD.device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""Attention by its definition: scores, mask, softmax in fp32 or better, weighted values."""
+"""The definition of attention: scores, mask, softmax in fp32 or better, weighted values."""
 
 from __future__ import annotations
 
@@ -7,32 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention._inputs import document_of
+from steplab.kernels.attention._inputs import AttentionInputs, document_of
 
 
-def refuse(
-    q_BHTD: Tensor,
-    k_BHSD: Tensor,
-    v_BHSD: Tensor,
-    causal: bool,
-    documents_BS: Tensor | None = None,
-) -> str:
-    """The definition takes everything."""
-    return ""
-
-
-def attention(
-    q_BHTD: Tensor,
-    k_BHSD: Tensor,
-    v_BHSD: Tensor,
-    causal: bool,
-    documents_BS: Tensor | None = None,
-) -> Tensor:
-    """Return softmax(q k^T / sqrt(D)) v; the last query stands at the last key.
-
-    With fewer key heads than query heads, each is shared by as many neighbours. With documents, a
-    query sees the keys of its own one only.
-    """
+def attention(inputs: AttentionInputs) -> Tensor:
+    """Return softmax(q k^T / sqrt(D)) v."""
+    q_BHTD, k_BHSD, v_BHSD, causal, documents_BS = inputs
     if q_BHTD.shape[1] != k_BHSD.shape[1]:
         sharing = q_BHTD.shape[1] // k_BHSD.shape[1]
         k_BHSD, v_BHSD = (x.repeat_interleave(sharing, 1) for x in (k_BHSD, v_BHSD))

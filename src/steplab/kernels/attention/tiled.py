@@ -1,8 +1,8 @@
-"""FlashAttention-2 in plain torch: tile by tile, the score matrix never whole. To read and to test.
+"""FlashAttention-2 in plain torch, tile by tile: to be read and to test against.
 
-Forward: for each tile of queries walk over the keys, keep the running maximum and the running sum
-of the softmax, and rescale what was added up whenever the maximum grows. Backward: compute the
-weights again from the saved log-sum-exp. All sums are in fp32 or better.
+Forward: for each tile of queries go over the keys, keep the running maximum and the running sum of
+the softmax, and rescale what was added up whenever the maximum grows. Backward: compute the weights
+again from the saved log-sum-exp. All sums are in fp32 or better.
 """
 
 # B batch, H query heads, G key heads, N query heads that share a key head, T queries, S keys,
@@ -15,22 +15,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention import _inputs
 from steplab.kernels.attention._flash_op import empty_lse, flash_op, heads_inside
+from steplab.kernels.attention._inputs import AttentionInputs, refuse_for_flash
 
 TILE = 64  # queries and keys
-UNTRIED = "it is here to be read and to test against: its products are in fp32"
+NOT_TUNED = "it is here to be read and to test against: its products are in fp32"
 
 
-def refuse(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    causal: bool,
-    documents_BS: Tensor | None = None,
-) -> str:
+def refuse(inputs: AttentionInputs) -> str:
     """Return why it cannot run, or ""."""
-    return _inputs.flash_inputs(q_BHTD, k_BGSD, v_BGSD, causal, documents_BS)
+    return refuse_for_flash(inputs)
 
 
 def tiles(length: int) -> Iterator[slice]:

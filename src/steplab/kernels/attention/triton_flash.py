@@ -1,5 +1,10 @@
-"""FlashAttention-2 in Triton: shared heads, documents, any length, any head width up to 256."""
+"""FlashAttention-2 in Triton: shared heads, documents, any length, any head width up to 256.
 
+Tiles come from a fixed table, so that the same input always runs the same kernels;
+`benchmarks/attention_tiles.py` measures others.
+"""
+
+# B batch, H query heads, G key heads, T queries, S keys, D head width
 from __future__ import annotations
 
 import math
@@ -8,24 +13,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from steplab.kernels.attention import _inputs
 from steplab.kernels.attention._flash_kernels import (
     attention_dkdv_kernel,
     attention_dq_kernel,
     attention_forward_kernel,
 )
 from steplab.kernels.attention._flash_op import empty_lse, flash_op, heads_inside
+from steplab.kernels.attention._inputs import AttentionInputs, refuse_for_flash
 from steplab.kernels.triton_runtime import (
-    DTYPES,
     INTERPRETED,
     on_device_of,
     refuse_batch,
     refuse_device,
+    refuse_dtype,
+    tensor_descriptor,
+    triton,
 )
+
+LOG2_E = math.log2(math.e)
+NEEDS_GPU = True
 
 
 @dataclass(frozen=True)
@@ -37,12 +45,12 @@ class Tiling:
     warps: int
     stages: int
     descriptors: bool = False  # tiles come by the copy engine (TMA) instead of by pointers
-    registers: int | None = None  # at most so many per thread
+    registers: int | None = None  # the most per thread
 
 
 @dataclass(frozen=True)
 class Tilings:
-    """The three kernels: rows are queries, queries and keys."""
+    """The tilings of the three kernels, whose rows are queries, queries and keys."""
 
     forward: Tiling
     dq: Tiling
@@ -52,8 +60,9 @@ class Tilings:
 # Small enough that short tests have several tiles, and rows and columns of different length.
 INTERPRETED_TILINGS = Tilings(Tiling(32, 16, 1, 1), Tiling(16, 32, 1, 1), Tiling(32, 16, 1, 1))
 
-# Keyed by bytes per element and padded head width. Compute capability 9.0: the copy engine. The
-# fastest of 81 on an H200, causal, 4096 tokens (benchmarks/attention_tiles_h200.txt); 256: untried.
+# Keyed by bytes per element and padded head width. Compute capability 9.0 has the copy engine. The
+# fastest of 81 on an H200, causal, 4096 tokens (benchmarks/attention_tiles_h200.txt); a width of
+# 256 has not been measured.
 HOPPER = {
     (2, 64): Tilings(
         Tiling(64, 128, 4, 2, True), Tiling(64, 64, 4, 3, True), Tiling(64, 64, 4, 2, True, 168)
@@ -65,7 +74,8 @@ HOPPER = {
         Tiling(128, 64, 8, 2, True), Tiling(64, 32, 4, 2, True), Tiling(64, 32, 8, 2, True)
     ),
 }
-# Any other, and fp32: within the 99 KiB of shared memory that the smaller cards have.
+
+# All others, and fp32: within the 99 KiB of shared memory that the smaller cards have.
 ANY = {
     (2, 64): Tilings(Tiling(128, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2)),
     (2, 128): Tilings(Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(64, 32, 8, 2)),
@@ -77,17 +87,14 @@ ANY = {
 
 
 def tilings_for(width: int, itemsize: int, capability: tuple[int, int] | None) -> Tilings:
-    """Return the tilings for a padded head width and bytes per element; None: the interpreter."""
+    """Return the tilings for a padded head width and bytes per element.
+
+    A capability of None means Triton's interpreter.
+    """
     if capability is None:
         return INTERPRETED_TILINGS
     key = (itemsize, max(width, 64))
     return HOPPER[key] if capability == (9, 0) and key in HOPPER else ANY[key]
-
-
-# B batch, H query heads, G key heads, T queries, S keys, D head width
-
-
-LOG2_E = math.log2(math.e)
 
 
 def padded_width(width: int) -> int:
@@ -104,7 +111,7 @@ def tilings(q_BHTD: Tensor) -> Tilings:
 
 
 def _describable(x: Tensor) -> bool:
-    """Whether the copy engine can read `x`: whole rows, and steps of 16 bytes between them."""
+    """Whether the copy engine can read `x`: dense rows at multiples of 16 bytes."""
     steps = [x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:-1])]
     return x.stride(-1) == 1 and all(step > 0 and step % 16 == 0 for step in steps)
 
@@ -115,14 +122,14 @@ def _sources(
     """Return whether tiles come by descriptors, and the descriptors or the tensors themselves.
 
     (B, H, T, D) is read `rows` or `columns` of T at a time. So is (B, H, T): by pointers, Triton
-    3.6 lets every thread copy all of a line that it needs, 16 copies per step of the loop.
+    3.6 lets every thread copy the whole line that it needs a part of, 16 copies per step.
     """
     lengths = [(x, tiling.rows) for x in by_rows] + [(x, tiling.columns) for x in by_columns]
     if not tiling.descriptors or not all(_describable(x) for x, _ in lengths):
         return False, [x for x, _ in lengths]
     blocks = [[1, 1, length, *map(padded_width, x.shape[3:])] for x, length in lengths]
     pairs = zip(lengths, blocks, strict=True)
-    return True, [TensorDescriptor.from_tensor(x, block) for (x, _), block in pairs]
+    return True, [tensor_descriptor(x, block) for (x, _), block in pairs]
 
 
 def _options(
@@ -155,9 +162,16 @@ def forward_by(
     out_BHTD, lse_BHT = heads_inside(q_BHTD), empty_lse(q_BHTD)
     descriptors, (q, k, v) = _sources(tiling, [q_BHTD], [k_BGSD, v_BGSD])
     attention_forward_kernel[(triton.cdiv(T, tiling.rows), H, B)](
-        *(q, k, v, out_BHTD, lse_BHT, *mask[1:]),
+        q,
+        k,
+        v,
+        out_BHTD,
+        lse_BHT,
+        *mask[1:],
         *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD)),
-        *(T, k_BGSD.shape[2], LOG2_E / math.sqrt(D)),
+        T,
+        k_BGSD.shape[2],
+        LOG2_E / math.sqrt(D),
         **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
     )
     return out_BHTD, lse_BHT
@@ -178,9 +192,20 @@ def dq_by(
     dq_BHTD, delta_BHT = heads_inside(q_BHTD), torch.empty_like(lse_BHT)
     descriptors, (q, d_out, k, v) = _sources(tiling, [q_BHTD, dout_BHTD], [k_BGSD, v_BGSD])
     attention_dq_kernel[(triton.cdiv(T, tiling.rows), H, B)](
-        *(q, k, v, out_BHTD, d_out, lse_BHT, delta_BHT, dq_BHTD, *mask[1:]),
+        q,
+        k,
+        v,
+        out_BHTD,
+        d_out,
+        lse_BHT,
+        delta_BHT,
+        dq_BHTD,
+        *mask[1:],
         *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, out_BHTD, dout_BHTD)),
-        *(T, k_BGSD.shape[2], LOG2_E / math.sqrt(D), 1 / math.sqrt(D)),
+        T,
+        k_BGSD.shape[2],
+        LOG2_E / math.sqrt(D),
+        1 / math.sqrt(D),
         **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
     )
     return dq_BHTD, delta_BHT
@@ -203,9 +228,20 @@ def dkdv_by(
         tiling, [k_BGSD, v_BGSD], [q_BHTD, dout_BHTD, lse_BHT, delta_BHT]
     )
     attention_dkdv_kernel[(triton.cdiv(S, tiling.rows), G, B)](
-        *(q, k, v, d_out, lse, delta, dk_BGSD, dv_BGSD, *mask[1:]),
+        q,
+        k,
+        v,
+        d_out,
+        lse,
+        delta,
+        dk_BGSD,
+        dv_BGSD,
+        *mask[1:],
         *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, dout_BHTD)),
-        *(q_BHTD.shape[2], S, LOG2_E / math.sqrt(D), 1 / math.sqrt(D)),
+        q_BHTD.shape[2],
+        S,
+        LOG2_E / math.sqrt(D),
+        1 / math.sqrt(D),
         **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
     )
     return dk_BGSD, dv_BGSD
@@ -235,40 +271,17 @@ def launch_backward(
         return dq_BHTD, *dkdv_by(chosen.dkdv, *inputs, lse_BHT, delta_BHT, *mask)
 
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
-
-
-NEEDS_GPU = True
-
-
-def refuse(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    causal: bool,
-    documents_BS: Tensor | None = None,
-) -> str:
+def refuse(inputs: AttentionInputs) -> str:
     """Return why it cannot run, or ""."""
-    reason = refuse_device(q_BHTD) or refuse_batch(q_BHTD)
+    q_BHTD = inputs.q_BHTD
+    reason = refuse_device(q_BHTD) or refuse_batch(q_BHTD) or refuse_dtype(q_BHTD)
     if reason:
         return reason
-    if q_BHTD.dtype not in DTYPES:
-        return f"needs fp16, bf16 or fp32, not {q_BHTD.dtype}"
     if not q_BHTD.numel():
         return "needs at least one query"
     if q_BHTD.shape[-1] > 256:
         return f"needs a head width of at most 256, not {q_BHTD.shape[-1]}"
-    return _inputs.flash_inputs(q_BHTD, k_BGSD, v_BGSD, causal, documents_BS)
+    return refuse_for_flash(inputs)
 
 
-def _forward(*args: Any) -> tuple[Tensor, Tensor]:
-
-    return launch_forward(*args)
-
-
-def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-
-    return launch_backward(*args)
-
-
-attention = flash_op("triton_flash_attention", _forward, _backward)
+attention = flash_op("triton_flash_attention", launch_forward, launch_backward)

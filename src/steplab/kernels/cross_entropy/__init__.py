@@ -1,12 +1,12 @@
 """A linear head and the cross-entropy of its logits, as one op.
 
-Every implementation file offers `mean(x, weight, targets, ignore)` and `per_token(...)` of the same
-arguments, and `refuse(x, weight)`, which returns the reason why it cannot take these inputs, or "".
-`reference` holds the logits of all tokens. The others never do: they walk over the tokens in chunks
-of a fixed size. Their `mean` makes the gradients of each chunk while its logits are there, so head
-and loss take three matrix products forward and backward together. `per_token` cannot, for the
-gradient of every token's loss is known in the backward only: it computes the logits again, in
-chunks of the vocabulary. `triton_lean` does so for the mean too, and needs the least memory.
+Every implementation offers `mean(x, weight, targets, ignore)`, `per_token(...)` with the same
+arguments and, unless it takes everything, `refuse(x, weight)`. `reference` holds the logits of all
+tokens. The others never do: they go over the tokens in chunks of a fixed size. Their `mean`
+computes the gradients of each chunk while its logits are there, so head and loss take three matrix
+products, forward and backward together. `per_token` cannot, since the gradient of every token's
+loss is known only in the backward: it computes the logits again, in chunks of the vocabulary.
+`triton_lean` does so for the mean too, and needs the least memory.
 
 The weight may be in fp32 beside inputs in 16 bits: products then run in the dtype of the inputs,
 and the weight's gradient is fp32. Losses are in fp32 or better.
@@ -23,13 +23,12 @@ from typing import Literal
 from torch import Tensor
 
 from steplab.core.errors import UserError
-from steplab.kernels.dispatch import AUTO, impls, load, select
+from steplab.kernels.dispatch import AUTO, load_all, select
 
 Reduction = Literal["mean", "none"]
 IGNORE_INDEX = -100  # torch's own default
 
-# Loaded once, so that torch.compile traces plain dictionary look-ups.
-IMPLS = {name: load("cross_entropy", name) for name in impls("cross_entropy")}
+IMPLS = load_all("cross_entropy")
 
 PREFERENCE = ("triton_chunked", "chunked")  # where the logits are large
 # Smaller logits cost a GPU little memory, and would make few chunks: whole they launch less.
@@ -39,7 +38,7 @@ LARGE_LOGITS = 256 * 2**20
 def choose(impl: str, x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> str:
     """Return the implementation to run. `auto` takes chunks on a GPU, where the logits are large.
 
-    On a CPU it is always the reference: memory is plenty there, and a whole product is faster.
+    On a CPU it is always the reference: memory is plentiful there, and a whole product is faster.
     """
     _check(x_TD, weight_VD, targets_T)
     if impl == AUTO:

@@ -1,64 +1,45 @@
-"""Row mathematics as two differentiable ops: the mean loss, and a loss for every token.
+"""Two differentiable ops from what an implementation does with rows of logits: mean, and per token.
 
 torch.compile sees single nodes and does not look inside, so what is saved for the backward is what
-is written here: for the mean the two gradients, for losses per token the norm of each softmax.
+is written here: the two gradients for the mean, the norm of each softmax for losses per token.
 """
 
+# T tokens, C tokens of one chunk, D width, V vocabulary
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from steplab.kernels.cross_entropy._chunks import ChunkedHead, gradients_by_vocabulary, wide
 from steplab.kernels.triton_blocks import narrow
-from steplab.kernels.triton_runtime import DTYPES, INTERPRETED, on_device_of, use_triton
-
-# mypy: disable-error-code="no-untyped-def"
-
+from steplab.kernels.triton_runtime import (
+    DTYPES,
+    INTERPRETED,
+    on_device_of,
+    tl,
+    triton,
+    use_triton,
+)
 
 SCALED_BLOCK = 1024 if INTERPRETED else 4096
-
-
-@triton.jit
-def scaled_kernel(x, factor, out, numel, BLOCK: tl.constexpr, UPCAST: tl.constexpr):
-    """Write x times the one element of `factor`, multiplied in fp32."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    product = tl.load(x + index, mask=index < numel).to(tl.float32) * tl.load(factor)
-    tl.store(out + index, narrow(product, out.dtype.element_ty, UPCAST), mask=index < numel)
-
-
-def _scaled_by_triton(x: Tensor, factor: Tensor) -> Tensor:
-    """Return a contiguous `x` times a scalar tensor in fp32, in the dtype of `x`."""
-    out = torch.empty_like(x)
-    with on_device_of(x):
-        scaled_kernel[(triton.cdiv(x.numel(), SCALED_BLOCK),)](
-            *(x, factor, out, x.numel()), BLOCK=SCALED_BLOCK, UPCAST=INTERPRETED, num_warps=8
-        )
-    return out
-
-
-# T tokens, C tokens of one chunk, D width, V vocabulary
-
-
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 Pair = tuple[Tensor, Tensor]
 
 
 class RowMath(NamedTuple):
-    """What an implementation does with logits of some tokens, in place.
+    """What an implementation does with the logits of some tokens, in place.
 
     `loss(logits, targets, ignore, losses, norms, factor)` fills losses (C) and norms (2, C) from
     logits (C, V) and, if a `factor` of one element is given, turns the logits into their gradients,
     (softmax - onehot) times it; 0 where ignored.
-    `gradient(logits, targets, ignore, norms, first, d_losses)` turns the logits of some words,
-    the `first` one named, into their gradients, times d_losses (T).
-    The norm of a row is its maximum, and the log of the sum of exponentials beyond it: their sum in
-    one number would lose the digits that a confident softmax of large logits needs.
+    `gradient(logits, targets, ignore, norms, first, d_losses)` turns the logits of the words from
+    `first` on into their gradients, times d_losses (T).
+    The norm of a row is its maximum and the log of the sum of exponentials relative to it: added up
+    in one number they would lose the digits that a confident softmax of large logits needs.
     """
 
     loss: Callable[[Tensor, Tensor, int, Tensor, Tensor, Tensor | None], None]
@@ -147,14 +128,35 @@ def _differentiate_mean(ctx: Any, d_loss: Tensor | None, *_: Any) -> tuple[Tenso
     return dx, dw, None, None, None, None
 
 
+@triton.jit
+def scaled_kernel(x, factor, out, numel, BLOCK: tl.constexpr, UPCAST: tl.constexpr):
+    """Write x times the one element of `factor`, multiplied in fp32."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    product = tl.load(x + index, mask=index < numel).to(tl.float32) * tl.load(factor)
+    tl.store(out + index, narrow(product, out.dtype.element_ty, UPCAST), mask=index < numel)
+
+
 @torch.library.custom_op("steplab::scaled", mutates_args=())
 def scaled(gradient: Tensor, factor: Tensor) -> Tensor:
     """Return gradient times a scalar tensor, multiplied in the wider of their dtypes.
 
-    One kernel and no temporary: as two ops, an fp32 copy of the gradient would live in between.
+    One kernel and no temporary: as two ops, an fp32 copy of the gradient would live in between. By
+    torch's own product of bf16 and fp32, which does not access whole cache lines, the gradients of
+    50,257 x 768 and 16,384 x 768 take 0.22 ms on an H200 where memory needs 0.05.
     """
     if use_triton(gradient) and gradient.dtype in DTYPES and gradient.is_contiguous():
-        return _scaled_by_triton(gradient, factor)
+        out = torch.empty_like(gradient)
+        with on_device_of(gradient):
+            scaled_kernel[(triton.cdiv(out.numel(), SCALED_BLOCK),)](
+                gradient,
+                factor,
+                out,
+                out.numel(),
+                BLOCK=SCALED_BLOCK,
+                UPCAST=INTERPRETED,
+                num_warps=8,
+            )
+        return out
     # One element and not none: torch would round a scalar to the dtype of the gradient first.
     return torch.mul(gradient, factor.reshape(1), out=torch.empty_like(gradient))
 

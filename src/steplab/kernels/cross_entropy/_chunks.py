@@ -1,5 +1,15 @@
-"""The head's matrix products in chunks: of tokens in the forward, of the vocabulary in the backward."""
+"""The matrix products of a linear head in chunks, so that its logits never exist all at once.
 
+`ChunkedHead` goes over the tokens: logits out, their gradients in. `gradients_by_vocabulary` is the
+backward of losses per token. By then the norm of every softmax is known, so the logits of some
+words can be computed again for all tokens at once: the weight's gradient of these words is one
+product and complete, and only the narrow gradient of the inputs has to be added up.
+
+The size of a chunk depends on shapes alone, so the same step always does the same work and nothing
+is read on the host.
+"""
+
+# T tokens, D width, V vocabulary, C tokens or words of one chunk; M, K, N of any product
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -7,7 +17,24 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-# M rows, K terms of a sum, N columns
+# The most chunks of tokens. Fewer are faster (8: 7.4 ms, 12: 8.2, 16: 8.4 at 16,384 x 768 x 50,257
+# on an H200, each with rows that took 0.5 ms longer than today's), and with 12 the memory stays
+# below a tenth of what whole logits take.
+TOKEN_CHUNKS = 12
+MIN_TOKEN_BYTES, MAX_TOKEN_BYTES = 64 * 2**20, 256 * 2**20
+# The most chunks of the vocabulary: at 16,384 tokens by 50,257 words, 42 MB of logits each, which
+# fit into an H200's cache.
+VOCABULARY_CHUNKS = 40
+MIN_VOCABULARY_BYTES, MAX_VOCABULARY_BYTES = 32 * 2**20, 256 * 2**20
+# Chunks are multiples of a tile of a product.
+TOKEN_TILE = 128
+VOCABULARY_TILE = 128
+# cuBLAS takes its fast kernels where matrices begin and end at multiples of 16 bytes.
+ALIGNED = 8
+ROW_STEP = 64  # elements: rows of the buffer begin at multiples of a cache line
+
+# (logits_TC, first word): turn logits into their gradients, in place
+Gradient = Callable[[Tensor, int], None]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -29,29 +56,15 @@ def add_product(total_MN: Tensor, a_MK: Tensor, b_KN: Tensor, first: bool) -> No
 
 
 def round_up(number: int, step: int) -> int:
-    """Return the least multiple of `step` that is not below `number`."""
+    """Return the smallest multiple of `step` that is not below `number`."""
     return -(-number // step) * step
 
 
-# T tokens, C tokens of one chunk, D width, V vocabulary
-
-
-# At most so many. Fewer are faster (8: 7.4 ms, 12: 8.2, 16: 8.4 at 16,384 x 768 x 50,257 on an
-# H200, each with rows that took 0.5 ms longer than today's), and with 12 the memory stays below a
-# tenth of what whole logits take.
-TOKEN_CHUNKS = 12
-MIN_TOKEN_BYTES, MAX_TOKEN_BYTES = 64 * 2**20, 256 * 2**20
-WHOLE_ROWS = 128  # of a tile of a product
-# cuBLAS takes its fast kernels where matrices begin and end at multiples of 16 bytes.
-ALIGNED = 8
-ROW_STEP = 64  # elements: rows of the buffer begin at multiples of a cache line
-
-
 def chunk_rows(tokens: int, row_bytes: int) -> int:
-    """Return the tokens of one chunk, the logits of each of which take `row_bytes`."""
-    wished = round_up(max(-(-tokens // TOKEN_CHUNKS), MIN_TOKEN_BYTES // row_bytes), WHOLE_ROWS)
-    fitting = max(WHOLE_ROWS, MAX_TOKEN_BYTES // row_bytes // WHOLE_ROWS * WHOLE_ROWS)
-    return min(wished, fitting, tokens)
+    """Return the tokens of one chunk, given the bytes that the logits of one token take."""
+    wanted = round_up(max(-(-tokens // TOKEN_CHUNKS), MIN_TOKEN_BYTES // row_bytes), TOKEN_TILE)
+    fitting = max(TOKEN_TILE, MAX_TOKEN_BYTES // row_bytes // TOKEN_TILE * TOKEN_TILE)
+    return min(wanted, fitting, tokens)
 
 
 class ChunkedHead:
@@ -87,7 +100,7 @@ class ChunkedHead:
         return logits_CV
 
     def collect(self, chunk: slice) -> None:
-        """Take the gradients of a chunk's logits, which now stand in their place."""
+        """Take the gradients of a chunk's logits, which have been written over the logits."""
         dlogits_CV = self._logits(chunk)
         if self.need_dx:
             # cuBLAS may split this long sum; with fp32 results it does not add halves in 16 bits.
@@ -102,7 +115,7 @@ class ChunkedHead:
 
     def finish(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return dx in the inputs' dtype and dw in `dtype`, empty where not needed."""
-        del self.buffer_CV, self.dx_CD  # before memory for another dw is taken
+        del self.buffer_CV, self.dx_CD  # before a second dw is allocated
         return self.dx_TD, self.dw_VD.to(dtype)
 
     def _logits(self, chunk: slice) -> Tensor:
@@ -113,25 +126,12 @@ def _length(part: slice) -> int:
     return int(part.stop) - int(part.start)
 
 
-# T tokens, C words of one chunk, D width, V vocabulary
-
-
-# At most so many: 42 MB of logits at 16,384 tokens by 50,257 words, less than an H200's cache.
-VOCABULARY_CHUNKS = 40
-MIN_VOCABULARY_BYTES, MAX_VOCABULARY_BYTES = 32 * 2**20, 256 * 2**20
-WHOLE_WORDS = 128  # of a tile of a product
-
-# (logits_TC, first word): turn logits into their gradients, in place
-Gradient = Callable[[Tensor, int], None]
-
-
 def chunk_words(vocabulary: int, column_bytes: int) -> int:
-    """Return the words of one chunk, the logits of each of which take `column_bytes`."""
-    wished = round_up(
-        max(-(-vocabulary // VOCABULARY_CHUNKS), MIN_VOCABULARY_BYTES // column_bytes), WHOLE_WORDS
-    )
-    fitting = max(WHOLE_WORDS, MAX_VOCABULARY_BYTES // column_bytes // WHOLE_WORDS * WHOLE_WORDS)
-    return min(wished, fitting, round_up(vocabulary, WHOLE_WORDS))
+    """Return the words of one chunk, given the bytes that the logits of one word take."""
+    least = max(-(-vocabulary // VOCABULARY_CHUNKS), MIN_VOCABULARY_BYTES // column_bytes)
+    tile = VOCABULARY_TILE
+    fitting = max(tile, MAX_VOCABULARY_BYTES // column_bytes // tile * tile)
+    return min(round_up(least, tile), fitting, round_up(vocabulary, tile))
 
 
 def gradients_by_vocabulary(

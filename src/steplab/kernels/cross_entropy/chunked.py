@@ -1,4 +1,4 @@
-"""Chunks of tokens in plain torch, on any device. To read and to test."""
+"""Chunks of tokens in plain torch, on any device: to be read and to test against."""
 
 # C tokens of one chunk and V vocabulary, or T tokens and C words of one chunk
 from __future__ import annotations
@@ -8,11 +8,6 @@ from torch import Tensor
 
 from steplab.kernels.cross_entropy._chunked_op import RowMath, chunked_op
 from steplab.kernels.cross_entropy._chunks import wide
-
-
-def refuse(x_TD: Tensor, weight_VD: Tensor) -> str:
-    """Return why it cannot run, or ""."""
-    return ""
 
 
 def _loss(

@@ -1,4 +1,4 @@
-"""Head and loss by their definition: all logits, softmax in fp32 or better."""
+"""The definition of head and loss: all logits at once, softmax in fp32 or better."""
 
 # T tokens, D width, V vocabulary
 from __future__ import annotations
@@ -6,11 +6,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-
-def refuse(x_TD: Tensor, weight_VD: Tensor) -> str:
-    """The definition takes everything."""
-    return ""
 
 
 def mean(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, ignore: int) -> Tensor:

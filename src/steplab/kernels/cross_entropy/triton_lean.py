@@ -1,4 +1,4 @@
-"""The least memory: a mean that keeps no gradients, and computes the logits again in the backward.
+"""The least memory: a mean that keeps no gradients and computes the logits again in the backward.
 
 Four products instead of three, but no sum of the weight's gradient in fp32 beside the gradient.
 """

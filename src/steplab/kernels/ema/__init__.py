@@ -5,10 +5,11 @@
 
 x and y are (B, L, D). The state g is (B, 2, N, D): real and imaginary part. The moving average
 proper, sigmoid(alpha) g, is never needed: its factor is part of the read-out c. Every
-implementation file offers `ema(x, parameters, state, wants_last)`, which returns y and the last
-state or None, and `refuse(x, parameters)`, which returns the reason why it cannot, or "".
+implementation offers `ema(x, parameters, state, wants_last)`, which returns y and the last state or
+None, and, unless it takes everything, `refuse(x, parameters)`.
 """
 
+# B batch, L steps of time, D channels, N modes of each
 from __future__ import annotations
 
 import math
@@ -18,19 +19,17 @@ import torch
 from torch import Tensor
 
 from steplab.core.errors import UserError
-from steplab.kernels.dispatch import AUTO, impls, load, select
-
-# D channels, N modes of each
+from steplab.kernels.dispatch import AUTO, load_all, select
 
 
 class EMAParameters(NamedTuple):
-    """What is trained; all real. Logits may have any value: |q| is at most 1."""
+    """What is trained, all real. Logits may have any value: |q| is at most 1."""
 
     alpha_DN: Tensor  # logit of the input's share
     delta_DN: Tensor  # logit of how much of that share is forgotten
     theta_D: Tensor  # logit of a channel's base angle
     gamma_DN2: Tensor  # read-out, real and imaginary part
-    omega_D: Tensor  # share of the input that passes by
+    omega_D: Tensor  # share of the input that is added to the output
 
 
 class Coefficients(NamedTuple):
@@ -48,7 +47,7 @@ class Coefficients(NamedTuple):
     def powers(self, exponents_E: Tensor) -> Tensor:
         """Return q to each of the integer exponents, (D, N, E) complex; 0 to the power of 0 is 1.
 
-        Magnitude and angle apart, in fp64: in fp32 the angle would be off by 2e-7 per step.
+        Magnitude and angle separately, in fp64: in fp32 the angle would be off by 2e-7 per step.
         """
         exponents_E = exponents_E.to(self.rho_DN.dtype)
         rho_DNE = self.rho_DN[..., None] ** exponents_E
@@ -68,7 +67,7 @@ def coefficients(parameters: EMAParameters) -> Coefficients:
 
 
 def complex_state(state_B2ND: Tensor) -> Tensor:
-    """Return a state as complex (B, D, N)."""
+    """Return a stored state as complex (B, D, N)."""
     re_BND, im_BND = state_B2ND.unbind(1)
     return torch.complex(re_BND, im_BND).transpose(1, 2)
 
@@ -78,18 +77,15 @@ def stored_state(state_BDN: Tensor) -> Tensor:
     return torch.view_as_real(state_BDN).permute(0, 3, 2, 1).contiguous()
 
 
-# B batch, L steps of time, D channels, N modes of each
-
-
-# Loaded once, so that torch.compile traces plain dictionary look-ups.
-IMPLS = {name: load("ema", name) for name in impls("ema")}
+# After the types above, which the implementations import.
+IMPLS = load_all("ema")
 SHORT = 32  # steps up to which a loop costs less than two Fourier transforms
 
 
 def choose(
     impl: str, x_BLD: Tensor, parameters: EMAParameters, state_B2ND: Tensor | None = None
 ) -> str:
-    """Return the implementation to run. `auto`: scan on a GPU, else by length."""
+    """Return the implementation to run. `auto` takes the scan on a GPU, else decides by length."""
     (B, _, D), N = x_BLD.shape, parameters.alpha_DN.shape[1]
     if state_B2ND is not None and state_B2ND.shape != (B, 2, N, D):
         raise UserError(
@@ -109,7 +105,7 @@ def ema(
     wants_last: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Return (y_BLD, last state or None) by exactly the implementation named (not `auto`)."""
-    if x_BLD.shape[1] == 0:  # no step to take, whoever was to take it
+    if x_BLD.shape[1] == 0:  # no step to take
         impl = "sequential"
     found: tuple[Tensor, Tensor | None] = IMPLS[impl].ema(x_BLD, parameters, state_B2ND, wants_last)
     return found

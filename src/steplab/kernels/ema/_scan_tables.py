@@ -7,14 +7,14 @@ q^256 from a q rounded to fp32 would be off by 1e-5, and at a memory of 4096 ste
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from steplab.kernels.triton_runtime import tl, triton
 
 
 # fmt: off
 @triton.jit
 def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
+
 
 
 @triton.jit

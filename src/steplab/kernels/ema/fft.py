@@ -23,11 +23,6 @@ from steplab.kernels.ema import (
 FINE = 64  # steps that the fine table covers
 
 
-def refuse(x_BLD: Tensor, parameters: EMAParameters) -> str:
-    """Return why it cannot run, or ""."""
-    return ""
-
-
 def ema(
     x_BLD: Tensor, parameters: EMAParameters, state_B2ND: Tensor | None, wants_last: bool
 ) -> tuple[Tensor, Tensor | None]:

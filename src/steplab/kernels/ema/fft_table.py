@@ -13,12 +13,7 @@ from steplab.core.errors import Unsupported
 from steplab.kernels.ema import EMAParameters, coefficients
 from steplab.kernels.ema.fft import causal_convolution
 
-UNTRIED = "it is here to be measured against"
-
-
-def refuse(x_BLD: Tensor, parameters: EMAParameters) -> str:
-    """Return why it cannot run, or ""."""
-    return ""
+NOT_TUNED = "it is here to be measured against"
 
 
 def ema(

@@ -1,5 +1,11 @@
-"""ComplexEMA as a scan in Triton: any length, states in fp32, coefficients from fp64."""
+"""ComplexEMA as a scan in Triton: any length, states in fp32, coefficients from fp64.
 
+Forward and backward are one op each, `steplab::ema_scan` and its gradient, which torch.compile does
+not look into. How the kernels are cut is a fixed table, so that the same input always runs the same
+way; `benchmarks/ema_kernels.py` measures others.
+"""
+
+# B batch, L steps of time, D channels, N modes in G groups of P, C chunks
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-import triton
 from torch import Tensor
 
 from steplab.kernels.ema import EMAParameters
@@ -19,14 +24,20 @@ from steplab.kernels.ema._scan_kernels import (
 )
 from steplab.kernels.ema._scan_tables import ema_chain_kernel, ema_tables_kernel
 from steplab.kernels.triton_runtime import (
-    DTYPES,
     INTERPRETED,
     on_device_of,
     refuse_batch,
     refuse_device,
+    refuse_dtype,
+    triton,
 )
 
-MAX_CHUNKS = 32  # their states are carried one after another, so their number has a bound
+NEEDS_GPU = True
+MAX_MODES = 32  # twice as many would spill their states from registers at every step
+MAX_CHUNKS = 32  # their states are carried one after another
+TABLE_LANES = 8
+CARRY_LANES = 128
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,13 +61,13 @@ class ScanTiling:
         return chunk
 
 
-# Small enough that short tests have several chunks, and blocks with a rest.
+# Small enough that short tests have several chunks, and blocks with a remainder.
 INTERPRETED_TILING = ScanTiling(chunk=8, lanes=4, sum_block=4, output_block=4, gradient_block=2)
 GPU_TILING = ScanTiling()
 
 
 def tiling_for(modes: int, interpreted: bool) -> ScanTiling:
-    """Return the cut for a number of modes. Beyond 16 the powers do not fit into registers."""
+    """Return the tiling for a number of modes. Beyond 16 the powers do not fit into registers."""
     chosen = INTERPRETED_TILING if interpreted else GPU_TILING
     if modes > 16:
         chosen = replace(chosen, sum_steps=1, output_steps=1)
@@ -64,17 +75,9 @@ def tiling_for(modes: int, interpreted: bool) -> ScanTiling:
 
 
 def packed(modes: int) -> tuple[int, int]:
-    """Return how many groups of how many modes the kernels work with; they may be a few more."""
+    """Return how many groups of how many modes the kernels use: `modes` in all, or a few more."""
     per_group = min(4, 1 << (modes - 1).bit_length())
     return -(-modes // per_group), per_group
-
-
-# B batch, L steps of time, D channels, N modes in G groups of P, C chunks
-
-
-T = TypeVar("T")
-TABLE_LANES = 8
-CARRY_LANES = 128
 
 
 class Kept(NamedTuple, Generic[T]):
@@ -84,33 +87,39 @@ class Kept(NamedTuple, Generic[T]):
     entering_BC2GDP: T  # the state before each chunk
 
 
-def _chunks(cut: ScanTiling, length: int) -> tuple[int, int, int]:
+def _chunks(tiling: ScanTiling, length: int) -> tuple[int, int, int]:
     """Return the length of a chunk, the length of the last one, and how many there are."""
-    chunk = cut.chunk_length(length)
+    chunk = tiling.chunk_length(length)
     chunks = triton.cdiv(length, chunk)
     return chunk, length - (chunks - 1) * chunk, chunks
 
 
-def _table_rows(cut: ScanTiling) -> int:
-    return cut.sum_steps + cut.output_steps + 4
+def _table_rows(tiling: ScanTiling) -> int:
+    return tiling.sum_steps + tiling.output_steps + 4
 
 
-def tables_by(cut: ScanTiling, length: int, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def tables_by(
+    tiling: ScanTiling, length: int, parameters: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
     """Return the complex rows (K, 2, G, D, P) and the near lags (steps, D); see the kernel."""
     D, N = parameters[0].shape
     G, P = packed(N)
-    tables_K2GDP = parameters[0].new_empty(_table_rows(cut), 2, G, D, P)
-    near_RD = parameters[0].new_empty(cut.output_steps, D)
-    chunk, tail, _ = _chunks(cut, length)
+    tables_K2GDP = parameters[0].new_empty(_table_rows(tiling), 2, G, D, P)
+    near_RD = parameters[0].new_empty(tiling.output_steps, D)
+    chunk, tail, _ = _chunks(tiling, length)
     ema_tables_kernel[(triton.cdiv(D, TABLE_LANES),)](
-        *(*parameters, tables_K2GDP, near_RD, chunk, tail),
+        *parameters,
+        tables_K2GDP,
+        near_RD,
+        chunk,
+        tail,
         D=D,
         N=N,
         G=G,
         P=P,
         M=triton.next_power_of_2(G * P),
-        POWERS=cut.sum_steps,
-        READS=cut.output_steps,
+        POWERS=tiling.sum_steps,
+        READS=tiling.output_steps,
         LANES=TABLE_LANES,
         num_warps=1,
     )
@@ -118,26 +127,34 @@ def tables_by(cut: ScanTiling, length: int, parameters: Sequence[Tensor]) -> tup
 
 
 def sums_by(
-    cut: ScanTiling, x_BLD: Tensor, tables_K2GDP: Tensor, backwards: bool, wants_last: bool = False
+    tiling: ScanTiling,
+    x_BLD: Tensor,
+    tables_K2GDP: Tensor,
+    backwards: bool,
+    wants_last: bool = False,
 ) -> Tensor:
     """Return the sum of each chunk (B, C, 2, G, D, P); of a single one only the end reads it."""
     (B, L, D), (G, _, P) = x_BLD.shape, tables_K2GDP.shape[2:]
-    chunk, _, chunks = _chunks(cut, L)
+    chunk, _, chunks = _chunks(tiling, L)
     shape = (B, chunks, 2, G, D, P)
     is_read = chunks > 1 or wants_last
-    # The carry computes with what nobody reads, too: zeros there, not whatever lay in memory.
+    # The carry computes with what is never read, too: zeros there, not whatever lay in memory.
     sums_BC2GDP = tables_K2GDP.new_empty(shape) if is_read else tables_K2GDP.new_zeros(shape)
     if is_read:
-        ema_sums_kernel[(triton.cdiv(D, cut.lanes), chunks, B)](
-            *(x_BLD, tables_K2GDP, sums_BC2GDP, L, chunk),
+        ema_sums_kernel[(triton.cdiv(D, tiling.lanes), chunks, B)](
+            x_BLD,
+            tables_K2GDP,
+            sums_BC2GDP,
+            L,
+            chunk,
             D=D,
             G=G,
             P=P,
-            R=cut.sum_steps,
-            U=cut.sum_block,
-            LANES=cut.lanes,
+            R=tiling.sum_steps,
+            U=tiling.sum_block,
+            LANES=tiling.lanes,
             REVERSED=backwards,
-            num_warps=cut.warps,
+            num_warps=tiling.warps,
         )
     return sums_BC2GDP
 
@@ -153,7 +170,11 @@ def carry(
     B, chunks, _, G, D, P = sums_BC2GDP.shape
     outside = start_B2ND if last_B2ND is None else last_B2ND
     ema_carry_kernel[(triton.cdiv(G * D * P, CARRY_LANES), B)](
-        *(sums_BC2GDP, start_B2ND, tables_K2GDP[-3:], last_B2ND, chunks),
+        sums_BC2GDP,
+        start_B2ND,
+        tables_K2GDP[-3:],
+        last_B2ND,
+        chunks,
         D=D,
         N=G * P if outside is None else outside.shape[2],
         G=G,
@@ -169,28 +190,33 @@ def carry(
 
 
 def outputs_by(
-    cut: ScanTiling, x_BLD: Tensor, tables: tuple[Tensor, Tensor], entering_BC2GDP: Tensor
+    tiling: ScanTiling, x_BLD: Tensor, tables: tuple[Tensor, Tensor], entering_BC2GDP: Tensor
 ) -> Tensor:
     """Return the outputs."""
     (B, L, D), (G, _, P) = x_BLD.shape, entering_BC2GDP.shape[3:]
-    chunk, _, chunks = _chunks(cut, L)
+    chunk, _, chunks = _chunks(tiling, L)
     y_BLD = torch.empty_like(x_BLD)
-    ema_outputs_kernel[(triton.cdiv(D, cut.lanes), chunks, B)](
-        *(x_BLD, *tables, entering_BC2GDP, y_BLD, L, chunk),
+    ema_outputs_kernel[(triton.cdiv(D, tiling.lanes), chunks, B)](
+        x_BLD,
+        *tables,
+        entering_BC2GDP,
+        y_BLD,
+        L,
+        chunk,
         D=D,
         G=G,
         P=P,
-        POWERS=cut.sum_steps,
-        R=cut.output_steps,
-        U=cut.output_block,
-        LANES=cut.lanes,
-        num_warps=cut.warps,
+        POWERS=tiling.sum_steps,
+        R=tiling.output_steps,
+        U=tiling.output_block,
+        LANES=tiling.lanes,
+        num_warps=tiling.warps,
     )
     return y_BLD
 
 
 def forward_by(
-    cut: ScanTiling,
+    tiling: ScanTiling,
     x_BLD: Tensor,
     parameters: Sequence[Tensor],
     state_B2ND: Tensor | None,
@@ -201,17 +227,17 @@ def forward_by(
     `parameters` are alpha, delta, theta, gamma and omega; everything is contiguous.
     """
     (B, L, D), N = x_BLD.shape, parameters[0].shape[1]
-    tables = tables_by(cut, L, parameters)
+    tables = tables_by(tiling, L, parameters)
     last_B2ND = tables[0].new_empty(B if wants_last else 0, 2, N, D)
-    sums_BC2GDP = sums_by(cut, x_BLD, tables[0], backwards=False, wants_last=wants_last)
+    sums_BC2GDP = sums_by(tiling, x_BLD, tables[0], backwards=False, wants_last=wants_last)
     wanted = last_B2ND if wants_last else None
     entering_BC2GDP = carry(sums_BC2GDP, state_B2ND, tables[0], backwards=False, last_B2ND=wanted)
-    y_BLD = outputs_by(cut, x_BLD, tables, entering_BC2GDP)
+    y_BLD = outputs_by(tiling, x_BLD, tables, entering_BC2GDP)
     return y_BLD, last_B2ND, Kept(tables[0], entering_BC2GDP)
 
 
 def gradients_by(
-    cut: ScanTiling,
+    tiling: ScanTiling,
     dy_BLD: Tensor,
     x_BLD: Tensor,
     omega_D: Tensor,
@@ -228,23 +254,33 @@ def gradients_by(
     B, L, D = x_BLD.shape
     tables_K2GDP, entering_BC2GDP = kept
     G, _, P = tables_K2GDP.shape[2:]
-    chunk, _, chunks = _chunks(cut, L)
-    sums_BC2GDP = sums_by(cut, dy_BLD, tables_K2GDP, backwards=True)
+    chunk, _, chunks = _chunks(tiling, L)
+    sums_BC2GDP = sums_by(tiling, dy_BLD, tables_K2GDP, backwards=True)
     arriving_BC2GDP = carry(sums_BC2GDP, after_B2ND, tables_K2GDP, backwards=True)
     dx_BLD = torch.empty_like(x_BLD)
     partial_CRD = tables_K2GDP.new_empty(B * chunks, 4 * G * P + 1, D)
     dstate_B2GDP = tables_K2GDP.new_empty(B if has_start else 0, 2, G, D, P)
-    ema_gradients_kernel[(triton.cdiv(D, cut.lanes), chunks, B)](
-        *(x_BLD, dy_BLD, tables_K2GDP, weights_2GDP, omega_D, entering_BC2GDP, arriving_BC2GDP),
-        *(dx_BLD, partial_CRD, dstate_B2GDP, L, chunk),
+    ema_gradients_kernel[(triton.cdiv(D, tiling.lanes), chunks, B)](
+        x_BLD,
+        dy_BLD,
+        tables_K2GDP,
+        weights_2GDP,
+        omega_D,
+        entering_BC2GDP,
+        arriving_BC2GDP,
+        dx_BLD,
+        partial_CRD,
+        dstate_B2GDP,
+        L,
+        chunk,
         D=D,
         G=G,
         P=P,
-        U=cut.gradient_block,
-        LANES=cut.lanes,
+        U=tiling.gradient_block,
+        LANES=tiling.lanes,
         HAS_START=has_start,
         HAS_AFTER=after_B2ND is not None,
-        num_warps=cut.warps,
+        num_warps=tiling.warps,
     )
     return dx_BLD, partial_CRD.sum(0), dstate_B2GDP
 
@@ -255,7 +291,9 @@ def _chain(parameters: Sequence[Tensor], sums_RD: Tensor) -> list[Tensor]:
     G, P = packed(N)
     gradients = [torch.empty_like(p) for p in parameters[:4]]
     ema_chain_kernel[(triton.cdiv(D, TABLE_LANES),)](
-        *(*parameters[:4], sums_RD, *gradients),
+        *parameters[:4],
+        sums_RD,
+        *gradients,
         D=D,
         N=N,
         G=G,
@@ -269,13 +307,13 @@ def _chain(parameters: Sequence[Tensor], sums_RD: Tensor) -> list[Tensor]:
 
 def kept_shapes(batch: int, length: int, width: int, modes: int) -> Kept[tuple[int, ...]]:
     """Return the shapes of what a forward leaves."""
-    cut, (G, P) = tiling_for(modes, INTERPRETED), packed(modes)
+    tiling, (G, P) = tiling_for(modes, INTERPRETED), packed(modes)
     states = (2, G, width, P)
-    return Kept((_table_rows(cut), *states), (batch, _chunks(cut, length)[2], *states))
+    return Kept((_table_rows(tiling), *states), (batch, _chunks(tiling, length)[2], *states))
 
 
 def tiling_of(parameters: Sequence[Tensor]) -> ScanTiling:
-    """Return the cut for these parameters."""
+    """Return the tiling for these parameters."""
     return tiling_for(parameters[0].shape[1], INTERPRETED)
 
 
@@ -285,13 +323,13 @@ def launch_forward(
     state_B2ND: Tensor | None,
     wants_last: bool,
 ) -> tuple[Tensor, Tensor, Kept[Tensor]]:
-    """Return outputs, last state and what the backward needs, by the cut of the table."""
+    """Return outputs, last state and what the backward needs, with the tiling of the table."""
     with on_device_of(x_BLD):
         return forward_by(tiling_of(parameters), x_BLD, parameters, state_B2ND, wants_last)
 
 
 def backward_by(
-    cut: ScanTiling,
+    tiling: ScanTiling,
     dy_BLD: Tensor | None,
     dlast_B2ND: Tensor | None,
     x_BLD: Tensor,
@@ -302,19 +340,23 @@ def backward_by(
     """Return the gradients of x, alpha, delta, theta, gamma, omega and the first state.
 
     The scan is linear in what arrives from the outputs and from the last state, and each has its
-    own read-out; so a gradient of the last state is a second run, with nothing but that.
+    own read-out. So a gradient of the last state is a second run, of that alone.
     """
     omega_D, N = parameters[4], parameters[0].shape[1]
     G, P = packed(N)
-    weights_2GDP = kept.tables_K2GDP[cut.sum_steps + cut.output_steps]
+    weights_2GDP = kept.tables_K2GDP[tiling.sum_steps + tiling.output_steps]
     rest = (x_BLD, omega_D, kept)
     dy_BLD = torch.zeros_like(x_BLD) if dy_BLD is None else dy_BLD
-    dx_BLD, sums_RD, dstate_B2GDP = gradients_by(cut, dy_BLD, *rest, weights_2GDP, None, has_start)
+    dx_BLD, sums_RD, dstate_B2GDP = gradients_by(
+        tiling, dy_BLD, *rest, weights_2GDP, None, has_start
+    )
     if dlast_B2ND is not None:
         after_B2ND = torch.stack([dlast_B2ND[:, 0], -dlast_B2ND[:, 1]], 1)
         ones_2GDP = torch.zeros_like(weights_2GDP)
         ones_2GDP[0] = 1.0
-        more = gradients_by(cut, torch.zeros_like(x_BLD), *rest, ones_2GDP, after_B2ND, has_start)
+        more = gradients_by(
+            tiling, torch.zeros_like(x_BLD), *rest, ones_2GDP, after_B2ND, has_start
+        )
         dx_BLD, dstate_B2GDP = dx_BLD + more[0], dstate_B2GDP + more[2]
         sums_RD[: 2 * G * P] += more[1][: 2 * G * P]
     d_omega = sums_RD[4 * G * P].to(omega_D.dtype)
@@ -330,13 +372,10 @@ def launch_backward(
     kept: Kept[Tensor],
     has_start: bool,
 ) -> tuple[Tensor, ...]:
-    """Return all gradients, by the cut of the table."""
+    """Return all gradients, with the tiling of the table."""
     with on_device_of(x_BLD):
         inputs = (dy_BLD, dlast_B2ND, x_BLD, parameters, kept, has_start)
         return backward_by(tiling_of(parameters), *inputs)
-
-
-# B batch, L steps of time, D channels, N modes of each
 
 
 def _fp32(x: Tensor) -> Tensor:
@@ -367,7 +406,6 @@ def ema_scan(
 
 @ema_scan.register_fake
 def _(x: Tensor, alpha: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-
     wants_last = rest[-1]
     (B, L, D), N = x.shape, alpha.shape[1]
     last = alpha.new_empty(B if wants_last else 0, 2, N, D, dtype=torch.float32)
@@ -391,7 +429,6 @@ def ema_scan_backward(
     has_start: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, the five parameters and the first state (maybe empty)."""
-
     stored = (alpha, delta, theta, gamma, omega)
     dx, *gradients, dstate = launch_backward(
         None if dy is None else dy.contiguous(),
@@ -433,31 +470,19 @@ def _differentiate(
 ema_scan.register_autograd(_differentiate, setup_context=_keep)
 
 
-def run(
+def ema(
     x_BLD: Tensor, parameters: EMAParameters, state_B2ND: Tensor | None, wants_last: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Call the op."""
+    """Return the outputs and, if wanted, the last state."""
     y_BLD, last_B2ND, *_ = ema_scan(x_BLD, *parameters, state_B2ND, wants_last)
     return y_BLD, last_B2ND if wants_last else None
 
 
-# B batch, L steps of time, D channels, N modes of each
-
-
-MAX_MODES = 32  # twice as many would spill their states from registers at every step
-NEEDS_GPU = True
-
-
 def refuse(x_BLD: Tensor, parameters: EMAParameters) -> str:
     """Return why it cannot run, or ""."""
-    reason = refuse_device(x_BLD) or refuse_batch(x_BLD)
+    reason = refuse_device(x_BLD) or refuse_batch(x_BLD) or refuse_dtype(x_BLD)
     if reason:
         return reason
-    if x_BLD.dtype not in DTYPES:
-        return f"needs fp16, bf16 or fp32, not {x_BLD.dtype}"
     if parameters.alpha_DN.shape[1] > MAX_MODES:
         return f"needs at most {MAX_MODES} modes, not {parameters.alpha_DN.shape[1]}"
     return ""
-
-
-ema = run

@@ -9,11 +9,6 @@ from torch import Tensor
 from steplab.kernels.ema import EMAParameters, coefficients, complex_state, stored_state
 
 
-def refuse(x_BLD: Tensor, parameters: EMAParameters) -> str:
-    """The definition takes everything."""
-    return ""
-
-
 def ema(
     x_BLD: Tensor, parameters: EMAParameters, state_B2ND: Tensor | None, wants_last: bool
 ) -> tuple[Tensor, Tensor | None]:

@@ -1,12 +1,12 @@
-"""Routed experts: every token goes to K of E small networks, whose outputs are weighed and added.
+"""Routed experts: every token goes to K of E small networks, whose outputs are weighted and added.
 
 `loop` is the definition. `grouped` computes the same with static shapes: on one device K copies of
 T tokens are always T * K rows, and only the borders between experts move. `fused` does that in
 hand-written kernels and keeps half as much for the backward. `capacity` gives every expert the
-same number of rows and drops the assignments that find theirs full.
+same number of rows and drops the assignments that find their expert full.
 
-Every implementation file offers `experts(...)`, as `experts` below, and `refuse(x, experts)`, which
-returns the reason why it cannot run, or "".
+Every implementation offers `experts(...)`, as `experts` below, and, unless it takes everything,
+`refuse(x, experts)`.
 """
 
 # T tokens, K chosen experts, E experts, D width, F inner width (2F for swiglu), R = T * K rows
@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from steplab.kernels.dispatch import impls, load, select
+from steplab.kernels.dispatch import load_all, select
 
 
 class GroupedMatmul(Protocol):
@@ -40,7 +40,7 @@ class ExpertWeights(NamedTuple):
 
 
 # After the types above, which the implementations import.
-IMPLS = {name: load("experts", name) for name in impls("experts")}
+IMPLS = load_all("experts")
 PREFERENCE = ("fused", "grouped")
 
 

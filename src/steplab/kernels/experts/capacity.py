@@ -13,7 +13,7 @@ from steplab.kernels.activation.reference import activate
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul
 from steplab.kernels.experts._rows import rank_assignments
 
-UNTRIED = "tokens that find their expert full go without it"
+NOT_TUNED = "tokens that find their expert full go without it"
 FACTOR = 1.25  # rows per expert over those of a perfectly balanced routing
 
 
@@ -64,7 +64,7 @@ def experts(
 
 
 class Take(torch.autograd.Function):
-    """Rows by their number, where one beyond the last is zero; the gradient is taken likewise.
+    """Rows by index, where the one beyond the last is zero; the gradient is gathered likewise.
 
     Left to autograd it would be an index_put that accumulates: a sort, or atomics.
     """

@@ -1,4 +1,4 @@
-"""As `fused`, with gelu and its slope in the kernels of the products beside them."""
+"""Like `fused`, with gelu and its derivative in the kernels of the matrix products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul, fused
 from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, refuse_shape
 
-UNTRIED = "no GPU has measured it yet"
+NOT_TUNED = "no GPU has measured it yet"
 
 
 def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:

@@ -1,5 +1,11 @@
-"""As `grouped`, in hand-written passes: what stays for the backward is z and the tokens."""
+"""Like `grouped`, in hand-written passes that keep only the tokens and z for the backward.
 
+Forward and gradient are one op each, so what is kept between them is what is named here. Of the
+wide rows that is z, before the activation: h is recomputed in the pass that reads z anyway, tokens
+are gathered again, and y is not needed, since d(weight) = <d_out w_out, act(z)>.
+"""
+
+# T tokens, K chosen experts, E experts, D width, F inner width (2F in z for swiglu), R = T * K rows
 from __future__ import annotations
 
 from typing import Any
@@ -14,7 +20,7 @@ from steplab.kernels.grouped_mm import product, weight_gradient
 from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, product_gelu, product_slope
 from steplab.kernels.triton_runtime import refuse_device
 
-# T tokens, K chosen experts, E experts, D width, F inner width (2F in z for swiglu), R = T * K rows
+NEEDS_GPU = True
 
 
 @torch.library.custom_op("steplab::fused_experts", mutates_args=())
@@ -31,8 +37,8 @@ def fused_experts(
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, z_RF); `matmul` names the grouped product."""
     x_RD = gather_rows(x_TD, source_R, row_TK.shape[1])
-    # Weighed here and not after the second product: one factor in a pass that is there anyway.
-    weights = activation_op.Weights(weights_TK.flatten(), source_R)
+    # Weighted here and not after the second product: one factor in a pass that is there anyway.
+    weights = activation_op.RowWeights(weights_TK.flatten(), source_R)
     if activation == IN_PRODUCT:
         z_RF, h_RF = product_gelu(x_RD, w_in_EFD, offsets_E, weights)
     else:
@@ -72,7 +78,7 @@ def fused_experts_backward(
     """Return the gradients of x, the weights and both matrices; empty where not needed."""
     chosen = row_TK.shape[1]
     dout_RD = gather_rows(dout_TD, source_R, chosen)
-    weights = activation_op.Weights(weights_TK.flatten(), source_R)
+    weights = activation_op.RowWeights(weights_TK.flatten(), source_R)
     if activation == IN_PRODUCT:
         dz_RF, h_RF, dweights_R = product_slope(dout_RD, w_out_EDF, offsets_E, z_RF, weights)
     else:
@@ -84,7 +90,7 @@ def fused_experts_backward(
     dw_out_EDF, dw_in_EFD, dx_TD = (t.new_empty(0) for t in (w_out_EDF, w_in_EFD, x_TD))
     if need_dw_out:
         dw_out_EDF = weight_gradient(matmul, dout_RD, h_RF, offsets_E)
-    del dout_RD, h_RF  # 1 GiB with 65,536 tokens of width 768, before the next products need it
+    del dout_RD, h_RF  # 1 GiB with 65,536 tokens of width 768, which the next products need
     if need_dw_in:
         x_RD = gather_rows(x_TD, source_R, chosen)
         dw_in_EFD = weight_gradient(matmul, dz_RF, x_RD, offsets_E)
@@ -124,18 +130,12 @@ def _differentiate(ctx: Any, dout_TD: Tensor | None, _: None) -> tuple[Tensor | 
 fused_experts.register_autograd(_differentiate, setup_context=_keep)
 
 
-# T tokens, K chosen experts, E experts, D width, F inner width (2F for swiglu), R = T * K rows
-
-
-NEEDS_GPU = True
-
-
 def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
     """Return why it cannot run, or ""."""
     reason = refuse_device(x_TD)
     if reason:
         return reason
-    # What torch's grouped product asks for, without which it waits for the host.
+    # What torch's grouped product needs to run without waiting for the host.
     if x_TD.is_cuda and torch.cuda.get_device_capability(x_TD.device) < (9, 0):
         return "needs compute capability 9.0 or newer"
     if x_TD.dtype != torch.bfloat16:

@@ -1,5 +1,10 @@
-"""Dropless with static shapes: rows sorted by expert, two grouped products, gathers both ways."""
+"""Dropless with static shapes: rows sorted by expert, two grouped products, gathers both ways.
 
+Left to autograd, the backward of `x[token_R]` is an index_put that accumulates: a sort in eager
+mode, atomics when compiled. With the inverse map it is a gather and a sum over K.
+"""
+
+# T tokens, K chosen experts, D width, R = T * K rows
 from __future__ import annotations
 
 from typing import Any
@@ -10,8 +15,6 @@ from torch import Tensor
 from steplab.kernels.activation.reference import activate
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul
 from steplab.kernels.experts._rows import sort_rows
-
-# T tokens, K chosen experts, D width, R = T * K rows
 
 
 class Gather(torch.autograd.Function):
@@ -31,7 +34,7 @@ class Gather(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """(y_RD, weights_TK) -> out_TD: a token's K rows, weighed and added in the weights' dtype."""
+    """(y_RD, weights_TK) -> out_TD: a token's K rows, weighted and added in the weights' dtype."""
 
     @staticmethod
     def forward(
@@ -68,11 +71,6 @@ def combine(y_RD: Tensor, weights_TK: Tensor, token_R: Tensor, row_TK: Tensor) -
     """Return (T, D) in the dtype of y."""
     out_TD: Tensor = Combine.apply(y_RD, weights_TK, token_R, row_TK)
     return out_TD.to(y_RD.dtype)
-
-
-def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
-    """Return why it cannot run, or "": the grouped product takes what it is given."""
-    return ""
 
 
 def experts(

@@ -1,4 +1,4 @@
-"""Expert by expert: the definition. Its shapes depend on the routing, and each one waits for it."""
+"""The definition, expert by expert. Shapes depend on the routing, so every expert waits for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from torch import Tensor
 
 from steplab.kernels.activation.reference import activate
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul
-
-
-def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
-    """The definition takes everything."""
-    return ""
 
 
 def experts(
@@ -28,6 +23,6 @@ def experts(
         token_N, choice_N = (experts_TK == index).nonzero(as_tuple=True)
         z_NF = F.linear(x_TD[token_N], experts.w_in_EFD[index])
         y_ND = F.linear(activate(z_NF, experts.activation), experts.w_out_EDF[index])
-        weighed_ND = y_ND * weights_TK[token_N, choice_N, None]
-        out_TD = out_TD.index_add(0, token_N, weighed_ND.to(out_TD.dtype))
+        weighted_ND = y_ND * weights_TK[token_N, choice_N, None]
+        out_TD = out_TD.index_add(0, token_N, weighted_ND.to(out_TD.dtype))
     return out_TD.to(x_TD.dtype), weights_TK.new_zeros(())

@@ -1,8 +1,8 @@
 """A two-matrix network for every row: act(x w_in^T) w_out^T, times a weight per row if given.
 
 `reference` is the definition. `fused` keeps x and the rows before the activation, and nothing else.
-Every implementation file offers `feed_forward(...)` and `refuse(...)`, which returns the reason
-why it cannot run, or "".
+Every implementation offers `feed_forward(...)` and, unless it takes everything, `refuse(x, w_in,
+w_out)`.
 """
 
 # T rows, D width, F inner width (2F in w_in for swiglu, the gate's rows first)
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.kernels.dispatch import impls, load, select
+from steplab.kernels.dispatch import load_all, select
 
-IMPLS = {name: load("feed_forward", name) for name in impls("feed_forward")}
+IMPLS = load_all("feed_forward")
 PREFERENCE = ("fused", "reference")
 
 

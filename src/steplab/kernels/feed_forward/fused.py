@@ -1,7 +1,7 @@
 """Two products by torch around one-pass activations; x and z are all that the backward gets.
 
-The weight of a row goes into the activation. So the output is not needed for its gradient, and no
-pass over the output is needed for the weight.
+The weight of a row is applied in the activation. So its gradient does not need the output, and
+applying it does not take a pass over the output.
 """
 
 # T rows, D width, F inner width (2F in z for swiglu)
@@ -16,7 +16,7 @@ from steplab.kernels import activation as activation_op
 from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, product_gelu, product_slope
 from steplab.kernels.triton_runtime import refuse_device
 
-DTYPES = (torch.bfloat16, torch.float16)  # its gelu is exact to 18 bits, too few for fp32
+DTYPES = (torch.bfloat16, torch.float16)  # its gelu is accurate to 18 bits, too few for fp32
 NEEDS_GPU = True
 
 
@@ -108,8 +108,8 @@ def _(dout_TD: Tensor, *inputs: Any) -> list[Tensor]:
     return [t.new_empty(t.shape if need else 0) for t, need in found if t is not None]
 
 
-def _weights(weights_T1: Tensor | None) -> activation_op.Weights | None:
-    return None if weights_T1 is None else activation_op.Weights(weights_T1.flatten())
+def _weights(weights_T1: Tensor | None) -> activation_op.RowWeights | None:
+    return None if weights_T1 is None else activation_op.RowWeights(weights_T1.flatten())
 
 
 def _one_group(x_TD: Tensor) -> Tensor:

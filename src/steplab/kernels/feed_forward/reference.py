@@ -8,11 +8,6 @@ from torch import Tensor
 from steplab.kernels.activation.reference import activate
 
 
-def refuse(x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:
-    """The definition takes everything."""
-    return ""
-
-
 def feed_forward(
     x_TD: Tensor,
     w_in_FD: Tensor,

@@ -2,9 +2,10 @@
 
 `offsets_E` (int32) holds the end of each group; the last one is R. Two implementations: `aten`
 (torch's own op: one kernel, offsets stay on the device) and `loop` (group by group, for what
-torch's op cannot take). Each file offers `product` and `weight_gradient`.
+torch's op cannot take). Each offers `product`, `weight_gradient` and the `TAGS` of its op.
 """
 
+# R rows, E groups, K inner width, N outer width
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,16 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steplab.kernels.dispatch import impls, load, select
-
-# R rows, E groups, K inner width, N outer width
-
+from steplab.kernels.dispatch import load_all, select
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def make_op(impl: str, product: Product, gradient: Product, tags: tuple[torch.Tag, ...]) -> Product:
-    """Return (x_RK, w_EKN, offsets_E) -> (R, N), differentiable, registered under `impl`."""
+    """Return (x_RK, w_EKN, offsets_E) -> (R, N), differentiable, registered under `impl`.
+
+    An op of its own, because Inductor would look into torch's: it asks for bf16 whatever the
+    device, and its autotuner writes kernels for torch's op that do not compile (torch 2.11,
+    max-autotune, inner width 64).
+    """
 
     @torch.library.custom_op(f"steplab::grouped_mm_{impl}", mutates_args=(), tags=tags)
     def grouped_mm(x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
@@ -48,7 +51,7 @@ def make_op(impl: str, product: Product, gradient: Product, tags: tuple[torch.Ta
     def differentiate(ctx: Any, dout_RN: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x_RK, w_EKN, offsets_E = ctx.saved_tensors
         need_dx, need_dw, _ = ctx.needs_input_grad
-        dout_RN = dout_RN.contiguous()  # a sum's gradient is one number expanded, stride 0
+        dout_RN = dout_RN.contiguous()  # the gradient of a sum is one expanded number, stride 0
         dx_RK = grouped_mm(dout_RN, w_EKN.transpose(-2, -1), offsets_E) if need_dx else None
         return dx_RK, weight_gradient(x_RK, dout_RN, offsets_E) if need_dw else None, None
 
@@ -56,10 +59,7 @@ def make_op(impl: str, product: Product, gradient: Product, tags: tuple[torch.Ta
     return grouped_mm
 
 
-# R rows, E groups, K inner width, N outer width
-
-
-IMPLS = {name: load("grouped_mm", name) for name in impls("grouped_mm")}
+IMPLS = load_all("grouped_mm")
 PREFERENCE = ("aten", "loop")
 OPS = {
     name: make_op(name, impl.product, impl.weight_gradient, impl.TAGS)
@@ -78,12 +78,12 @@ def grouped_mm(impl: str, x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Ten
 
 
 def product(impl: str, x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
-    """As `grouped_mm`, for layers that are one op themselves: autograd does not see it."""
+    """Like `grouped_mm`, but invisible to autograd: for layers that are one op themselves."""
     out_RN: Tensor = IMPLS[impl].product(x_RK, w_EKN, offsets_E)
     return out_RN
 
 
 def weight_gradient(impl: str, x_RK: Tensor, dout_RN: Tensor, offsets_E: Tensor) -> Tensor:
-    """Return (E, K, N), x^T dout of each group, unseen by autograd as well."""
+    """Return (E, K, N), x^T dout of each group; invisible to autograd too."""
     dw_EKN: Tensor = IMPLS[impl].weight_gradient(x_RK, dout_RN, offsets_E)
     return dw_EKN

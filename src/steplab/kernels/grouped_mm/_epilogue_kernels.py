@@ -5,16 +5,14 @@ matrix (4.7 MB for 768 x 3072) stays in the second-level cache. Which group a bl
 to stands in a table that a kernel of its own fills: nothing is read on the host.
 """
 
+# M rows, N columns and K inner columns of a tile; C columns that are finished at a time; E groups
+# M rows, N columns and K inner columns of a tile; P rows of a part
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
-
-import triton
-import triton.language as tl
 
 from steplab.kernels.activation.triton_rows import gelu, gelu_and_slope
 from steplab.kernels.triton_blocks import narrow
-
-# M rows, N columns and K inner columns of a tile; C columns that are finished at a time; E groups
-# mypy: disable-error-code="no-untyped-def"
+from steplab.kernels.triton_runtime import tl, triton
 
 
 # fmt: off
@@ -195,13 +193,6 @@ def matmul_slope_kernel(
             tl.store(target_M, dot_M, mask=inside_M)
 
 
-# M rows, N columns and K inner columns of a tile; P rows of a part
-# mypy: disable-error-code="no-untyped-def"
-
-
-
-
-# fmt: off
 @triton.jit
 def _places(row, end, column, part, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
             P: tl.constexpr):
@@ -334,3 +325,4 @@ def shadow_matmul_slope_kernel(
         _finish_slope(
             z_PN, dh_PN, weight_P, dz, h, dots, row, end, column, part, WIDTH, M, N, P,
             UPCAST)
+# fmt: on

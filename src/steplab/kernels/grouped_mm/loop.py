@@ -1,6 +1,6 @@
 """Group by group: the definition.
 
-Reading the offsets waits for the device, so on CUDA this is for checks, not for speed.
+Reading the offsets waits for the device, so on CUDA it serves as a check and not for speed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,6 @@ from torch import Tensor
 
 # It reads the offsets on the host, which no CUDA graph can replay.
 TAGS = (torch.Tag.cudagraph_unsafe,)
-
-
-def refuse(x_RK: Tensor, w_EKN: Tensor) -> str:
-    """The definition takes everything."""
-    return ""
 
 
 def product(x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:

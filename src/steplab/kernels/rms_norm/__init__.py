@@ -1,10 +1,10 @@
 """Root-mean-square norm of the rows of a residual stream, and the addition before it.
 
-Every implementation file offers `rms_norm(x, weight, eps, added, dtype)` and `refuse(x, weight,
-added)`, which returns the reason why it cannot take these inputs, or "".
+Every implementation offers `rms_norm(x, weight, eps, added, dtype)` and, unless it takes
+everything, `refuse(x, weight, added)`.
 
-The stream is returned beside its norm. Whoever goes on with the returned one, and not with `x`,
-lets the backward kernel add both gradients of the stream in the same pass.
+The stream is returned beside its norm. A caller that continues with the returned one, and not with
+`x`, lets the backward kernel add both gradients of the stream in the same pass.
 """
 
 # D width
@@ -13,10 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steplab.kernels.dispatch import impls, load, select
+from steplab.kernels.dispatch import load_all, select
 
-# Loaded once, so that torch.compile traces plain dictionary look-ups.
-IMPLS = {name: load("rms_norm", name) for name in impls("rms_norm")}
+IMPLS = load_all("rms_norm")
 
 # `aten` is torch's own op: fused on CUDA where stream and weight have one dtype.
 PREFERENCE = ("triton_norm", "aten", "reference")

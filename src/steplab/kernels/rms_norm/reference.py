@@ -1,15 +1,10 @@
-"""The norm by its definition, in fp32 or better."""
+"""The definition of the norm, in fp32 or better."""
 
 # D width
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def refuse(x: Tensor, weight_D: Tensor, added: Tensor | None = None) -> str:
-    """The definition takes everything."""
-    return ""
 
 
 def rms_norm(

@@ -1,23 +1,31 @@
-"""Addition and norm in one kernel; in the backward, both gradients of the stream in one.
+"""Addition and norm in one kernel; in the backward, one kernel adds both gradients of the stream.
 
 Saved for the backward: the stream and one number per row. torch.compile sees opaque ops.
 """
 
+# D width (in the kernels padded to a power of two), R rows of a tile, P programs of the backward
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from steplab.kernels.triton_blocks import column_sums, narrow
-from steplab.kernels.triton_runtime import DTYPES, INTERPRETED, on_device_of, refuse_device
+from steplab.kernels.triton_runtime import (
+    INTERPRETED,
+    multiprocessors,
+    on_device_of,
+    refuse_device,
+    refuse_dtype,
+    tl,
+    triton,
+)
 
-# R rows of a tile, D width padded to a power of two
-# mypy: disable-error-code="no-untyped-def"
+MAX_WIDTH = 8192  # a row stays in registers: 16 numbers in each of 512 threads
+NEEDS_GPU = True
 
 
 # fmt: off
@@ -52,7 +60,7 @@ def rms_norm_backward_kernel(
     D: tl.constexpr, ROWS: tl.constexpr, PASSED: tl.constexpr, STAGES: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Write dx, with the gradient that passed by the norm if PASSED, and this program's part of the
+    """Write dx, plus the gradient of the stream itself if PASSED, and this program's part of the
     weight's gradient: one row of `partial`, in fp32. Grid: programs, each takes every n-th tile."""
     row_R, d_D = tl.arange(0, ROWS), tl.arange(0, D)
     place_RD = row_R[:, None] * WIDTH + d_D[None, :]
@@ -74,22 +82,17 @@ def rms_norm_backward_kernel(
             dx_RD += tl.load(d_stream + origin + place_RD, mask=inside_RD, other=0.0).to(tl.float32)
         tl.store(dx + origin + place_RD, narrow(dx_RD, dx.dtype.element_ty, UPCAST), mask=inside_RD)
     tl.store(partial + tl.program_id(0) * WIDTH + d_D, tl.sum(sum_RD, 0), mask=d_D < WIDTH)
-
-
-# D width, P programs of the backward
-
-
-
+# fmt: on
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a kernel cuts its rows; `programs` per multiprocessor and `stages`: backward only."""
+    """How a kernel cuts its rows."""
 
     rows: int
     warps: int
-    programs: int = 8
-    stages: int = 1
+    programs: int = 8  # of the backward, per multiprocessor
+    stages: int = 1  # of the backward's loop
 
 
 def tilings(width: int) -> tuple[Tiling, Tiling]:
@@ -128,7 +131,14 @@ def launch_forward(
     if rows:
         with on_device_of(x):
             rms_norm_forward_kernel[(triton.cdiv(rows, tiling.rows),)](
-                *(x, added, weight_D.contiguous(), normed, stream, rstd, rows, eps),
+                x,
+                added,
+                weight_D.contiguous(),
+                normed,
+                stream,
+                rstd,
+                rows,
+                eps,
                 WIDTH=width,
                 D=padded_width(width),
                 ROWS=tiling.rows,
@@ -152,11 +162,19 @@ def launch_backward(
     d_stream = None if d_stream is None else d_stream.contiguous()
     width, rows = stream.shape[-1], rstd.numel()
     tiling = tiling or tilings(padded_width(width))[1]
-    programs = max(1, min(triton.cdiv(rows, tiling.rows), tiling.programs * multiprocessors(stream)))
+    most = tiling.programs * multiprocessors(stream)
+    programs = max(1, min(triton.cdiv(rows, tiling.rows), most))
     dx, partial_PD = torch.empty_like(stream), rstd.new_empty(programs, width)
     with on_device_of(stream):
         rms_norm_backward_kernel[(programs,)](
-            *(d_normed, d_stream, stream, weight_D.contiguous(), rstd, dx, partial_PD, rows),
+            d_normed,
+            d_stream,
+            stream,
+            weight_D.contiguous(),
+            rstd,
+            dx,
+            partial_PD,
+            rows,
             WIDTH=width,
             D=padded_width(width),
             ROWS=tiling.rows,
@@ -168,31 +186,15 @@ def launch_backward(
     return dx, column_sums(partial_PD).to(weight_D.dtype)
 
 
-def multiprocessors(x: Tensor) -> int:
-    """Return the number of multiprocessors that work on `x`; a CPU counts as one."""
-    if not x.is_cuda:
-        return 1
-    return torch.cuda.get_device_properties(x.device).multi_processor_count
-
-
-# D width
-
-
-
-
-WIDEST = 8192  # a row stays in registers: 16 numbers in each of 512 threads
-NEEDS_GPU = True
-
-
 def refuse(x: Tensor, weight_D: Tensor, added: Tensor | None = None) -> str:
     """Return why it cannot run, or ""."""
-    for tensor in (x, weight_D, *(() if added is None else (added,))):
-        if tensor.dtype not in DTYPES:
-            return f"needs fp16, bf16 or fp32, not {tensor.dtype}"
+    reason = refuse_dtype(x, weight_D, added)
+    if reason:
+        return reason
     if weight_D.shape != x.shape[-1:] or (added is not None and added.shape != x.shape):
         return "needs a weight as wide as the rows, and an addition of their shape"
-    if x.shape[-1] > WIDEST:
-        return f"needs rows of at most {WIDEST} numbers, not {x.shape[-1]}"
+    if x.shape[-1] > MAX_WIDTH:
+        return f"needs rows of at most {MAX_WIDTH} numbers, not {x.shape[-1]}"
     return refuse_device(x)
 
 
@@ -246,7 +248,6 @@ class _AddAndNorm(torch.autograd.Function):
 
 @torch.library.custom_op("steplab::rms_norm", mutates_args=())
 def _norm(x: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-
     normed, _, rstd = launch_forward(x, None, weight_D, eps, dtype)
     return normed, rstd
 
@@ -255,7 +256,6 @@ def _norm(x: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> tuple[
 def _add_and_norm(
     x: Tensor, added: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-
     return launch_forward(x, added, weight_D, eps, dtype)
 
 
@@ -263,16 +263,15 @@ def _add_and_norm(
 def _backward(
     d_normed: Tensor, d_stream: Tensor | None, stream: Tensor, weight_D: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor]:
-
     return launch_backward(d_normed, d_stream, stream, weight_D, rstd)
 
 
 def empty_outputs(
     x: Tensor, added: Tensor | None, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return normed, stream and 1 / root-mean-square (..., in fp32) without content.
+    """Return uninitialized normed, stream and 1 / root-mean-square, (...) in fp32.
 
-    Without `added` there is no new stream, and the second is `x`.
+    Without `added` there is no new stream: the second is `x` itself.
     """
     stream = x
     if added is not None:

@@ -1,8 +1,7 @@
-"""Queries, keys and values out of their common product, the first two rotated by their position.
+"""Queries, keys and values from their joint projection, queries and keys rotated by position.
 
-The halves of a head are rotated against each other. Every implementation file offers
-`rotary(qkv_BT3HD, cos, sin)` and `refuse(qkv_BT3HD, cos)`, which returns the reason why it cannot
-take these inputs, or "".
+The halves of a head are rotated against each other. Every implementation offers `rotary(qkv_BT3HD,
+cos, sin)` and, unless it takes everything, `refuse(qkv_BT3HD, cos)`.
 """
 
 # B batch, T tokens, H heads, D head width
@@ -10,10 +9,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.kernels.dispatch import impls, load, select
+from steplab.kernels.dispatch import load_all, select
 
-# Loaded once, so that torch.compile traces plain dictionary look-ups.
-IMPLS = {name: load("rotary", name) for name in impls("rotary")}
+IMPLS = load_all("rotary")
 PREFERENCE = ("triton_rotary", "reference")
 
 QKV = tuple[Tensor, Tensor, Tensor]  # (B, H, T, D) each

@@ -1,15 +1,10 @@
-"""The rotation by its definition."""
+"""The definition of the rotation."""
 
 # B batch, T tokens, H heads, D head width
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def refuse(qkv_BT3HD: Tensor, cos: Tensor) -> str:
-    """The definition takes everything."""
-    return ""
 
 
 def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,30 +1,35 @@
-"""Each of q and k in one pass, and in the backward straight into the product's gradient.
+"""Queries and keys rotated in one pass each; the backward writes into the product's gradient.
 
 torch's own backward of the split would copy the three gradients into one tensor once more.
 torch.compile sees opaque ops.
 """
 
+# B batch, T tokens, H heads, D head width; in the kernel R heads of a tile, neighbors of one token
+# and of the next, and E half the head width, padded to a power of two
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from steplab.kernels.triton_blocks import narrow
 from steplab.kernels.triton_runtime import (
-    DTYPES,
     INTERPRETED,
     on_device_of,
     refuse_batch,
     refuse_device,
+    refuse_dtype,
+    tl,
+    triton,
 )
 
-# R rows of a tile: neighbouring heads of neighbouring tokens; E half the head width, padded to a
-# power of two
-# mypy: disable-error-code="no-untyped-def"
+NEEDS_GPU = True
+MAX_WIDTH = 512  # largest head width
+# The fastest on an H200 over 65,536 tokens of 12 heads of 64: 3.3 TB/s.
+TILE = 16 if INTERPRETED else 512  # pairs of numbers that a program rotates
+WARPS = 2
 
 
 # fmt: off
@@ -37,7 +42,7 @@ def rotary_kernel(
     """Rotate ROWS heads by the angles of their tokens (TURN 1), back by them (-1), or not at all
     (0: a copy). Grid: tiles, batch.
 
-    The strides are those of (B, T, H); along a head the step is 1.
+    The strides are those of (B, T, H); the stride within a head is 1.
     """
     batch = tl.program_id(1).to(tl.int64)
     row_R1 = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -61,15 +66,7 @@ def rotary_kernel(
         left_RE = turned_RE
     tl.store(to_RE, narrow(left_RE, dtype, UPCAST), mask=inside_RE)
     tl.store(to_RE + HALF, narrow(right_RE, dtype, UPCAST), mask=inside_RE)
-
-
-# B batch, T tokens, H heads, D head width
-
-
-
-# The fastest on an H200 over 65,536 tokens of 12 heads of 64: 3.3 TB/s.
-TILE = 16 if INTERPRETED else 512  # pairs of numbers that a program rotates
-WARPS = 2
+# fmt: on
 
 
 def launch_rotation(
@@ -83,8 +80,8 @@ def launch_rotation(
 ) -> None:
     """Write the source to the target, rotated by the angles of its tokens.
 
-    `turn` is 1, -1 for back by them, or 0 for a copy (torch's own takes three times as long where
-    the target is a part of a product).
+    `turn` is 1, or -1 to rotate back, or 0 for a copy. (torch's own copy takes three times as long
+    where the target is one third of a product.)
     """
     B, T, H, D = source_BTHD.shape
     if source_BTHD.stride(-1) != 1:
@@ -96,9 +93,14 @@ def launch_rotation(
         return
     with on_device_of(source_BTHD):
         rotary_kernel[(triton.cdiv(T * H, rows), B)](
-            *(source_BTHD, target_BTHD, cos, sin),
-            *(source_BTHD.stride()[:3], target_BTHD.stride()[:3]),
-            *(T * D // 2 if cos.ndim > 2 and cos.shape[0] > 1 else 0, T),
+            source_BTHD,
+            target_BTHD,
+            cos,
+            sin,
+            source_BTHD.stride()[:3],
+            target_BTHD.stride()[:3],
+            T * D // 2 if cos.ndim > 2 and cos.shape[0] > 1 else 0,
+            T,
             H=H,
             HALF=D // 2,
             E=padded,
@@ -109,22 +111,13 @@ def launch_rotation(
         )
 
 
-# B batch, T tokens, H heads, D head width
-
-
-
-
-WIDEST = 512  # of a head
-NEEDS_GPU = True
-
-
 def refuse(qkv_BT3HD: Tensor, cos: Tensor) -> str:
     """Return why it cannot run, or ""."""
-    if qkv_BT3HD.dtype not in DTYPES or cos.dtype != torch.float32:
+    if refuse_dtype(qkv_BT3HD) or cos.dtype != torch.float32:
         return f"needs fp16, bf16 or fp32 and fp32 angles, not {qkv_BT3HD.dtype} and {cos.dtype}"
     B, T, _, _, D = qkv_BT3HD.shape
-    if D > WIDEST:
-        return f"needs a head width of at most {WIDEST}, not {D}"
+    if D > MAX_WIDTH:
+        return f"needs a head width of at most {MAX_WIDTH}, not {D}"
     if D % 2 or tuple(cos.shape) not in ((T, D // 2), (1, 1, T, D // 2), (B, 1, T, D // 2)):
         return "needs angles of (T, D / 2), (B, 1, T, D / 2) or (1, 1, T, D / 2), and an even D"
     return refuse_batch(qkv_BT3HD) or refuse_device(qkv_BT3HD)
@@ -155,7 +148,6 @@ class _Rotary(torch.autograd.Function):
 
 @torch.library.custom_op("steplab::rotary", mutates_args=())
 def _forward(qkv_BT3HD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-
     q_BTHD, k_BTHD = empty_heads(qkv_BT3HD), empty_heads(qkv_BT3HD)
     for part, target_BTHD in enumerate((q_BTHD, k_BTHD)):
         launch_rotation(qkv_BT3HD[:, :, part], target_BTHD, cos, sin)
@@ -166,7 +158,6 @@ def _forward(qkv_BT3HD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tenso
 def _backward(
     dq_BHTD: Tensor, dk_BHTD: Tensor, dv_BHTD: Tensor, cos: Tensor, sin: Tensor
 ) -> Tensor:
-
     dqkv_BT3HD = empty_product(dq_BHTD)
     for part, (d_BHTD, turn) in enumerate(((dq_BHTD, -1), (dk_BHTD, -1), (dv_BHTD, 0))):
         target_BTHD = dqkv_BT3HD[:, :, part]

@@ -7,11 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def refuse(x_TD: Tensor, weight_ED: Tensor) -> str:
-    """The definition takes everything."""
-    return ""
-
-
 def router(
     x_TD: Tensor, weight_ED: Tensor, gate_1D: Tensor, chosen: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

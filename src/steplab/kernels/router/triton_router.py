@@ -1,19 +1,31 @@
-"""Product, softmax, choice and gate in one kernel; all gradients in another."""
+"""Product, softmax, choice and gate in one kernel, all gradients in another.
 
+Both are exact to fp32 on bf16 tensor cores: an fp32 number is the sum of three bf16 numbers, and
+the product of two bf16 numbers is exact in the fp32 that tensor cores add up in. UPCAST: Triton's
+interpreter multiplies bf16 wrongly, so there the products are in fp32.
+"""
+
+# T tokens, D width, E experts, K chosen, B tiles of tokens; in the kernels R tokens of the tile,
+# C columns of one step, E experts and then the gate, padded to a power of two
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from steplab.kernels.triton_blocks import narrow
-from steplab.kernels.triton_runtime import INTERPRETED, on_device_of, refuse_device
+from steplab.kernels.triton_runtime import (
+    INTERPRETED,
+    on_device_of,
+    refuse_device,
+    tl,
+    triton,
+)
 
-# R tokens of the tile, C columns of one step, E experts and then the gate, padded to a power of two
-# mypy: disable-error-code="no-untyped-def"
+NEEDS_GPU = True
+MAX_EXPERTS = 255  # with the gate one tile: more would not fit into a program's registers
 
 
 # fmt: off
@@ -86,7 +98,7 @@ def router_softmax_kernel(
     left_RE = tl.where(known_1E, left_RE, -1.0)
     for chosen in tl.static_range(CHOSEN):
         most_R, best_R = tl.max(left_RE, 1, return_indices=True)
-        best_R = tl.minimum(best_R, EXPERTS - 1)  # whatever NaN leads to, it is an expert
+        best_R = tl.minimum(best_R, EXPERTS - 1)  # also with NaN it must be an expert
         place_R = row_R.to(tl.int64) * CHOSEN + chosen
         tl.store(weights + place_R, most_R, mask=inside_R)
         tl.store(experts + place_R, best_R.to(tl.int64), mask=inside_R)
@@ -145,55 +157,32 @@ def router_softmax_backward_kernel(
         targets_CE = own + expert_E[None, :] * WIDTH + column_C[:, None]
         inside_CE = (column_C < WIDTH)[:, None] & inside_E[None, :]
         tl.store(targets_CE, dw_CE, mask=inside_CE)
-
-
-# T tokens, D width, E experts, K chosen, B tiles of tokens
-
-
-
+# fmt: on
 
 
 class Tiling(NamedTuple):
-    """Tokens that a program routes, columns of one step of its loop, warps and stages."""
+    """How a kernel is cut."""
 
-    rows: int
-    columns: int
+    rows: int  # tokens of one program
+    columns: int  # of one step of its loop
     warps: int
     stages: int
 
 
-# By the padded number of experts up to which they serve, forward and backward.
+# Forward and backward, by the largest padded number of experts that they serve.
 # `benchmarks/experts_kernels.py` measures others.
 TILINGS = {
     32: (Tiling(64, 128, 4, 2), Tiling(64, 128, 4, 3)),  # 8 experts: the fastest on an H200
     64: (Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2)),
     256: (Tiling(64, 32, 8, 2), Tiling(64, 32, 8, 1)),
 }
+
+
 INTERPRETED_TILING = Tiling(16, 16, 1, 1)
 
 
-def launch_forward(
-    x_TD: Tensor, weight_ED: Tensor, gate_1D: Tensor, chosen: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (probabilities_TE, weights_TK, experts_TK, gate_T1)."""
-    return forward_by(tilings(weight_ED)[0], x_TD, weight_ED, gate_1D, chosen)
-
-
-def launch_backward(
-    gradients: tuple[Tensor, Tensor, Tensor],
-    inputs: tuple[Tensor, Tensor, Tensor],
-    outputs: tuple[Tensor, Tensor, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Return dx and, in fp32, the gradient of the weight's rows followed by the gate's.
-
-    Of probabilities, weights and gate the gradients; x, weight and gate; and, of what the forward
-    gave, probabilities, experts and gate.
-    """
-    return backward_by(tilings(inputs[1])[1], *gradients, *inputs, *outputs)
-
-
 def tilings(weight_ED: Tensor) -> tuple[Tiling, Tiling]:
-    """Return those of the forward and of the backward."""
+    """Return the tilings of the forward and of the backward."""
     if INTERPRETED:
         return INTERPRETED_TILING, INTERPRETED_TILING
     return next(found for most, found in TILINGS.items() if _padded(weight_ED) <= most)
@@ -218,10 +207,15 @@ def _options(tiling: Tiling, weight_ED: Tensor, chosen: int) -> dict[str, Any]:
     }
 
 
-def forward_by(
-    tiling: Tiling, x_TD: Tensor, weight_ED: Tensor, gate_1D: Tensor, chosen: int
+def launch_forward(
+    x_TD: Tensor,
+    weight_ED: Tensor,
+    gate_1D: Tensor,
+    chosen: int,
+    tiling: Tiling | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `forward`, by the tiling given."""
+    """Return (probabilities_TE, weights_TK, experts_TK, gate_T1)."""
+    tiling = tiling or tilings(weight_ED)[0]
     T, E = x_TD.shape[0], weight_ED.shape[0]
     probabilities_TE = x_TD.new_empty(T, E, dtype=torch.float32)
     weights_TK = probabilities_TE.new_empty(T, chosen)
@@ -229,14 +223,20 @@ def forward_by(
     gate_T1 = probabilities_TE.new_empty(T, 1)
     with on_device_of(x_TD):
         router_softmax_kernel[(triton.cdiv(T, tiling.rows),)](
-            *(x_TD, weight_ED, gate_1D, probabilities_TE, weights_TK, experts_TK, gate_T1, T),
+            x_TD,
+            weight_ED,
+            gate_1D,
+            probabilities_TE,
+            weights_TK,
+            experts_TK,
+            gate_T1,
+            T,
             **_options(tiling, weight_ED, chosen),
         )
     return probabilities_TE, weights_TK, experts_TK, gate_T1
 
 
-def backward_by(
-    tiling: Tiling,
+def launch_backward(
     dprobabilities_TE: Tensor,
     dweights_TK: Tensor,
     dgate_T1: Tensor,
@@ -246,29 +246,32 @@ def backward_by(
     probabilities_TE: Tensor,
     experts_TK: Tensor,
     gate_T1: Tensor,
+    tiling: Tiling | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `backward`, by the tiling given."""
+    """Return dx and, in fp32, the gradient of the weight's rows followed by the gate's."""
+    tiling = tiling or tilings(weight_ED)[1]
     T, tiles = x_TD.shape[0], triton.cdiv(x_TD.shape[0], tiling.rows)
     E, D = weight_ED.shape
     dx_TD = torch.empty_like(x_TD)
     parts_BED = probabilities_TE.new_empty(tiles, E + 1, D)
     with on_device_of(x_TD):
         router_softmax_backward_kernel[(tiles,)](
-            *(dprobabilities_TE, dweights_TK, dgate_T1, x_TD, weight_ED, gate_1D),
-            *(probabilities_TE, experts_TK, gate_T1, dx_TD, parts_BED, T),
+            dprobabilities_TE,
+            dweights_TK,
+            dgate_T1,
+            x_TD,
+            weight_ED,
+            gate_1D,
+            probabilities_TE,
+            experts_TK,
+            gate_T1,
+            dx_TD,
+            parts_BED,
+            T,
             **_options(tiling, weight_ED, experts_TK.shape[1]),
         )
     # Added up by torch, always in the same order: the same inputs give the same bits.
     return dx_TD, parts_BED.sum(0)
-
-
-# T tokens, D width, E experts, K chosen
-
-
-
-
-MAX_EXPERTS = 255  # and the gate, in one tile: the registers of a program end there
-NEEDS_GPU = True
 
 
 def refuse(x_TD: Tensor, weight_ED: Tensor) -> str:
@@ -288,7 +291,6 @@ def router(
     x_TD: Tensor, weight_ED: Tensor, gate_1D: Tensor, chosen: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (probabilities_TE, weights_TK, experts_TK, gate_T1)."""
-
     return launch_forward(x_TD.contiguous(), *_rows(weight_ED, gate_1D), chosen)
 
 
@@ -315,10 +317,18 @@ def router_backward(
     gate_T1: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return dx and, in fp32, the gradient of the weight's rows followed by the gate's."""
-
-    gradients = dprobabilities_TE.contiguous(), dweights_TK.contiguous(), dgate_T1.contiguous()
-    inputs = (x_TD.contiguous(), *_rows(weight_ED, gate_1D))
-    return launch_backward(gradients, inputs, (probabilities_TE, experts_TK, gate_T1))
+    weight_ED, gate_1D = _rows(weight_ED, gate_1D)
+    return launch_backward(
+        dprobabilities_TE.contiguous(),
+        dweights_TK.contiguous(),
+        dgate_T1.contiguous(),
+        x_TD.contiguous(),
+        weight_ED,
+        gate_1D,
+        probabilities_TE,
+        experts_TK,
+        gate_T1,
+    )
 
 
 @router_backward.register_fake
@@ -335,7 +345,7 @@ def _(
 
 
 def _rows(weight_ED: Tensor, gate_1D: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in one dtype: a tile takes its rows from either."""
+    """Return both in one dtype, since a tile takes rows from either."""
     dtype = torch.promote_types(weight_ED.dtype, gate_1D.dtype)
     return weight_ED.to(dtype).contiguous(), gate_1D.to(dtype).contiguous()
 
@@ -349,7 +359,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(
     ctx: Any, dprobabilities_TE: Tensor, dweights_TK: Tensor, _: Tensor | None, dgate_T1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, None]:
-    kept = ctx.saved_tensors  # asked for once: a checkpoint gives them out only once
+    kept = ctx.saved_tensors  # read once: under activation checkpointing they exist only once
     dx_TD, drows_ED = router_backward(dprobabilities_TE, dweights_TK, dgate_T1, *kept)
     weight_ED, gate_1D = kept[1:3]
     return dx_TD, drows_ED[:-1].to(weight_ED.dtype), drows_ED[-1:].to(gate_1D.dtype), None

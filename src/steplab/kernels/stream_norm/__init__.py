@@ -1,12 +1,13 @@
 """Add to some rows of a stream, shift it, norm it, score its rows, and take the chosen ones.
 
-The stream is x plus an update: a tensor of its shape, or rows that are put back where a choice has
-them. Its norm is rms((stream + offset)) * weight, its score the product of that with a vector; both
-are computed in fp32 or better and the norm is rounded once. What goes on is the stream itself,
-without the offset: whoever uses the returned one lets one backward kernel add all its gradients.
+The stream is x plus an update: a tensor of its shape, or rows that are scattered back to where a
+selection took them from. The norm is that of stream + offset, times weight; the score is its
+product with a vector. Both are computed in fp32 or better, and the norm is rounded once. The stream
+is returned without the offset: a caller that continues with the returned one lets one backward
+kernel add all of its gradients.
 
-Every implementation file offers `norm`, `score` and `take`, as below, and `refuse(x, update,
-norm)`, which returns the reason why it cannot take these inputs, or "".
+Every implementation offers `norm`, `score` and `take`, as below, and, unless it takes everything,
+`refuse(x, update, norm)`.
 """
 
 # B batch, S rows of a sequence, K rows taken, D width
@@ -17,14 +18,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steplab.kernels.dispatch import impls, load, select
+from steplab.kernels.dispatch import load_all, select
 from steplab.kernels.stream_norm._rows import RowSelection, gather_rows, scatter_rows
 
 __all__ = ["Norm", "RowSelection", "Scored", "Update", "gather_rows", "scatter_rows"]
 
 
 class Update(NamedTuple):
-    """What is added to a stream (B, S, D): as many rows, or (B, K, D) and whose they are."""
+    """What is added to a stream (B, S, D): as many rows, or (B, K, D) and where they belong."""
 
     added: Tensor
     choice: RowSelection | None = None
@@ -47,7 +48,7 @@ class Scored(NamedTuple):
 
 
 # After the types above, which the implementations import.
-IMPLS = {name: load("stream_norm", name) for name in impls("stream_norm")}
+IMPLS = load_all("stream_norm")
 PREFERENCE = ("triton_stream", "reference")
 
 
@@ -64,10 +65,10 @@ def add_and_norm(
     dtype: torch.dtype | None = None,
     ends: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return (normed, stream), (B, S, D) each; the norm in `dtype` (None: the stream's).
+    """Return (normed, stream), (B, S, D) each; the norm in `dtype`, by default the stream's.
 
-    `ends`: nobody goes on with the stream, which then has no gradient. Compiled, one of zeros
-    would be written and read.
+    `ends`: the stream is not used further and gets no gradient. (When compiled, a gradient of
+    zeros would be written and read.)
     """
     out: tuple[Tensor, Tensor] = IMPLS[impl].norm(x_BSD, update, norm, dtype, ends)
     return out
@@ -76,7 +77,7 @@ def add_and_norm(
 def add_and_score(
     impl: str, x_BSD: Tensor, update: Update | None, norm: Norm, router_D: Tensor
 ) -> Scored:
-    """Return the new stream and the scores of its rows; give them to `take_normed`."""
+    """Return the new stream and the scores of its rows, for `take_normed`."""
     out: Scored = IMPLS[impl].score(x_BSD, update, norm, router_D)
     return out
 

@@ -1,7 +1,7 @@
-"""Rows of a sequence taken out and put back, each the other's gradient.
+"""Rows of a sequence gathered and scattered back, each the gradient of the other.
 
 torch's own gradient of a gather adds with atomics into zeros, because an index may repeat. Here
-none does: the backward of taking is putting back, and both read each row once.
+none does: the backward of gathering is scattering back, and both read each row once.
 """
 
 # B batch, S rows, K rows taken, D width
@@ -21,19 +21,19 @@ class RowSelection(NamedTuple):
 
 
 def gather_rows(x_BSD: Tensor, choice: RowSelection) -> Tensor:
-    """Return the chosen rows, (B, K, D)."""
+    """Return the selected rows, (B, K, D)."""
     out_BKD: Tensor = _GatherRows.apply(x_BSD, *choice)
     return out_BKD
 
 
 def scatter_rows(y_BKD: Tensor, choice: RowSelection) -> Tensor:
-    """Return (B, S, D): the chosen rows where they came from, zeros elsewhere."""
+    """Return (B, S, D): the selected rows where they came from, zeros elsewhere."""
     out_BSD: Tensor = _ScatterRows.apply(y_BKD, *choice)
     return out_BSD
 
 
 def index_rows(x_BSD: Tensor, rows_BK: Tensor) -> Tensor:
-    """Return rows (B, K, D) of `x`; autograd sees a gather."""
+    """Return rows (B, K, D) of `x`, with torch's own gradient."""
     batch, length, _ = x_BSD.shape
     first_B1 = torch.arange(0, batch * length, length, device=x_BSD.device)[:, None]
     flat = x_BSD.reshape(batch * length, -1).index_select(0, (rows_BK + first_B1).flatten())

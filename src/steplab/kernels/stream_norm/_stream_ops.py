@@ -1,21 +1,28 @@
-"""The kernels of the stream norm, as ops that torch.compile does not look into."""
+"""The Triton kernels of the stream norm, as ops that torch.compile does not look into.
 
+One kernel over tiles of rows forward, one for the norm of the chosen rows, one backward.
+"""
+
+# B batch, S rows of a sequence, K rows taken, D width (in the kernels padded to a power of two),
+# R rows of a tile, P programs of the backward
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from steplab.kernels.rms_norm.triton_norm import Tiling, multiprocessors, padded_width, tilings
+from steplab.kernels.rms_norm.triton_norm import Tiling, padded_width, tilings
 from steplab.kernels.triton_blocks import column_sums, narrow
-from steplab.kernels.triton_runtime import INTERPRETED, on_device_of
-
-# R rows of a tile, D width padded to a power of two
-# mypy: disable-error-code="no-untyped-def"
+from steplab.kernels.triton_runtime import (
+    INTERPRETED,
+    multiprocessors,
+    on_device_of,
+    tl,
+    triton,
+)
 
 
 # fmt: off
@@ -37,7 +44,7 @@ def stream_rms_norm_forward_kernel(
     LENGTH: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
     ROWS: tl.constexpr, UPCAST: tl.constexpr,
 ):
-    """What is None is left out: what to add, places, offset, router; norm, score. Grid: tiles."""
+    """Add, norm and score one tile of rows; whatever is None is left out. Grid: tiles."""
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d_D = tl.arange(0, D)
     inside_R = row_R < rows
@@ -74,7 +81,7 @@ def stream_rms_norm_rows_kernel(
     TAKEN: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Norm the chosen rows by what the forward found of them. Grid: tiles of taken rows."""
+    """Norm the chosen rows by the rstd that the forward found. Grid: tiles of taken rows."""
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d_D = tl.arange(0, D)
     inside_R = row_R < rows
@@ -99,7 +106,7 @@ def stream_rms_norm_backward_kernel(
     ROWS: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr,
 ):
     """Write dx and this program's sums over its rows, three rows of `partial`: of d_normed times
-    the unit rows, of d_score times these, and of what reached the offset. None is left out: 0.
+    the unit rows, of d_score times these, and of what reached the offset; 0 for what is None.
     Grid: programs, each takes every n-th tile."""
     row_R, d_D = tl.arange(0, ROWS), tl.arange(0, D)
     weight_D = _vector(weight, d_D, WIDTH)
@@ -141,12 +148,7 @@ def stream_rms_norm_backward_kernel(
     tl.store(own, tl.sum(along_weight_RD, 0), mask=d_D < WIDTH)
     tl.store(own + WIDTH, tl.sum(along_score_RD, 0), mask=d_D < WIDTH)
     tl.store(own + 2 * WIDTH, tl.sum(shifted_RD, 0), mask=d_D < WIDTH)
-
-
-# B batch, S rows of a sequence, K rows taken, D width, P programs of the backward
-
-
-
+# fmt: on
 
 
 def launch_forward(
@@ -167,8 +169,14 @@ def launch_forward(
     if rows:
         with on_device_of(x_BSD):
             stream_rms_norm_forward_kernel[(triton.cdiv(rows, tiling.rows),)](
-                *(x_BSD.contiguous(), _dense(added), _dense(places_BS), *vectors, *outputs),
-                *(rows, eps, *_lengths(x_BSD, added, places_BS)),
+                x_BSD.contiguous(),
+                _dense(added),
+                _dense(places_BS),
+                *vectors,
+                *outputs,
+                rows,
+                eps,
+                *_lengths(x_BSD, added, places_BS),
                 WIDTH=width,
                 D=padded_width(width),
                 ROWS=tiling.rows,
@@ -191,8 +199,15 @@ def launch_rows(
     if rows_BK.numel():
         with on_device_of(stream_BSD):
             stream_rms_norm_rows_kernel[(triton.cdiv(rows_BK.numel(), tiling.rows),)](
-                *(stream_BSD, rstd_BS, _dense(rows_BK), _dense(weight_D), _dense(offset_D)),
-                *(normed_BKD, rows_BK.numel(), length, rows_BK.shape[1]),
+                stream_BSD,
+                rstd_BS,
+                _dense(rows_BK),
+                _dense(weight_D),
+                _dense(offset_D),
+                normed_BKD,
+                rows_BK.numel(),
+                length,
+                rows_BK.shape[1],
                 WIDTH=width,
                 D=padded_width(width),
                 ROWS=tiling.rows,
@@ -224,7 +239,13 @@ def launch_backward(
     vectors = (_dense(t) for t in (weight_D, offset_D, router_D))
     with on_device_of(stream_BSD):
         stream_rms_norm_backward_kernel[(len(partial_P3D),)](
-            *(*gradients, stream_BSD, rstd_BS, *vectors, dx_BSD, partial_P3D, count),
+            *gradients,
+            stream_BSD,
+            rstd_BS,
+            *vectors,
+            dx_BSD,
+            partial_P3D,
+            count,
             LENGTH=length,
             TAKEN=taken,
             WIDTH=width,
@@ -238,9 +259,9 @@ def launch_backward(
 
 
 def _lengths(x_BSD: Tensor, taken: Tensor | None, places_BS: Tensor | None) -> tuple[int, int]:
-    """Return rows and taken rows of a sequence, of which there is a kernel for each.
+    """Return the rows and the taken rows of a sequence, for each of which a kernel is compiled.
 
-    Where no rows are chosen nobody asks, and lengths that vary must not compile one after another.
+    Without a choice of rows nothing reads them, and varying lengths must not compile new kernels.
     """
     if taken is None or places_BS is None:
         return 1, 1
@@ -248,10 +269,10 @@ def _lengths(x_BSD: Tensor, taken: Tensor | None, places_BS: Tensor | None) -> t
 
 
 def _backward_tiling(width: int) -> Tiling:
-    """Return the backward's own tiling: it reads more than a norm's, so three loads ahead pay.
+    """Return the backward's own tiling: it reads more than a plain norm's, so one more stage pays.
 
-    Over 16 x 1024 rows of 768, half of them chosen, 37 us with the sums on an H200, where the
-    norm's tiling takes 65.
+    Over 16 x 1024 rows of 768, half of them chosen, it takes 37 us with the sums on an H200, where
+    the norm's tiling takes 65.
     """
     usual = tilings(padded_width(width))[1]
     return usual if INTERPRETED else replace(usual, programs=3, stages=usual.stages + 1)
@@ -259,11 +280,6 @@ def _backward_tiling(width: int) -> Tiling:
 
 def _dense(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
-
-
-# B batch, S rows of a sequence, K rows taken, D width
-
-
 
 
 def _outputs(
@@ -289,11 +305,10 @@ def stream_forward(
     eps: float,
     dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return stream (if something is added), norm (if it has a dtype), 1 / rms, score (if routed).
+    """Return stream (if something is added), norm (if given a dtype), 1 / rms, score (if routed).
 
     What is not asked for has no elements.
     """
-
     found = stream, normed, rstd, score = _outputs(x, added, router_D, dtype)
     outputs = (
         None if added is None else stream,
@@ -329,7 +344,6 @@ def stream_rows(
     dtype: torch.dtype,
 ) -> Tensor:
     """Return the norm of the chosen rows, (B, K, D)."""
-
     normed = stream.new_empty(*rows.shape, stream.shape[-1], dtype=dtype)
     launch_rows(stream, rstd, rows, weight_D, offset_D, normed)
     return normed
@@ -360,7 +374,6 @@ def stream_backward(
     router_D: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return dx and three sums over all rows, (3, D) in fp32; see the kernel."""
-
     gradients = (d_normed, places, d_score, d_stream)
     return launch_backward(*gradients, stream, rstd, weight_D, offset_D, router_D)
 

@@ -10,11 +10,6 @@ from steplab.kernels.stream_norm import Norm, RowSelection, Scored, Update, scat
 from steplab.kernels.stream_norm import gather_rows as take_rows
 
 
-def refuse(x_BSD: Tensor, update: Update | None, norm: Norm) -> str:
-    """The definition takes everything."""
-    return ""
-
-
 def norm(
     x_BSD: Tensor,
     update: Update | None,

@@ -1,4 +1,4 @@
-"""One kernel forward and one backward; the norm is written for the chosen rows only.
+"""One kernel forward and one backward; the norm is written for the selected rows only.
 
 Saved for the backward: the stream and one number per row. torch.compile sees opaque ops.
 """
@@ -11,23 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steplab.kernels.rms_norm.triton_norm import WIDEST
+from steplab.kernels.rms_norm.triton_norm import MAX_WIDTH
 from steplab.kernels.stream_norm import Norm, RowSelection, Scored, Update
 from steplab.kernels.stream_norm._rows import index_rows
 from steplab.kernels.stream_norm._stream_ops import stream_backward, stream_forward, stream_rows
-from steplab.kernels.triton_runtime import DTYPES, refuse_device
+from steplab.kernels.triton_runtime import refuse_device, refuse_dtype
 
 NEEDS_GPU = True
 
 
 def refuse(x_BSD: Tensor, update: Update | None, norm: Norm) -> str:
     """Return why it cannot run, or ""."""
-    tensors = (x_BSD, norm.weight_D, norm.offset_D, update.added if update else None)
-    for tensor in tensors:
-        if tensor is not None and tensor.dtype not in DTYPES:
-            return f"needs fp16, bf16 or fp32, not {tensor.dtype}"
-    if x_BSD.ndim != 3 or x_BSD.shape[-1] > WIDEST:
-        return f"needs sequences of rows of at most {WIDEST} numbers, not {tuple(x_BSD.shape)}"
+    reason = refuse_dtype(x_BSD, norm.weight_D, norm.offset_D, update.added if update else None)
+    if reason:
+        return reason
+    if x_BSD.ndim != 3 or x_BSD.shape[-1] > MAX_WIDTH:
+        return f"needs sequences of rows of at most {MAX_WIDTH} numbers, not {tuple(x_BSD.shape)}"
     return refuse_device(x_BSD)
 
 
@@ -125,7 +124,7 @@ class _AddAndNorm(torch.autograd.Function):
 
 
 class _AddAndScore(torch.autograd.Function):
-    """The scores' gradient is the business of `_TakeNormed`, which has the stream's last word."""
+    """The gradient of the scores is left to `_TakeNormed`, through which the stream goes last."""
 
     @staticmethod
     def forward(

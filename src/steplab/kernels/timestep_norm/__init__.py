@@ -1,9 +1,10 @@
 """Timestep norm: a token by the mean and variance of its group over all tokens up to itself.
 
-Every implementation file offers `timestep_norm(x, affine, before, valid, keeps, dtype)` and
-`refuse(x, affine, before, valid)`, which returns the reason why it cannot, or "".
+Every implementation offers `timestep_norm(x, affine, before, valid, keeps, dtype)` and, unless it
+takes everything, `refuse(x, affine, before, valid)`.
 """
 
+# B batch, L tokens, D width, G groups
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -11,13 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steplab.kernels.dispatch import impls, load, select
-
-# B batch, D width, G groups
+from steplab.kernels.dispatch import load_all, select
 
 
 class Affine(NamedTuple):
-    """Groups of neighbouring channels, and what follows the norm: times 1 + weight, plus bias."""
+    """Groups of neighboring channels, and what follows the norm: times 1 + weight, plus bias."""
 
     weight_D: Tensor
     bias_D: Tensor
@@ -26,7 +25,7 @@ class Affine(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Mean and variance of all tokens so far, per group; they do not grow with their number."""
+    """Mean and variance of all tokens so far, per group."""
 
     count_B: Tensor  # int64
     mean_BG: Tensor  # fp32, or fp64 in an fp64 model
@@ -34,18 +33,15 @@ class Statistics(NamedTuple):
 
     @classmethod
     def fresh(cls, batch: int, groups: int, like: Tensor) -> Statistics:
-        """Return those before the first token, on the device of `like`."""
+        """Return the statistics before the first token, on the device of `like`."""
         wide = torch.promote_types(like.dtype, torch.float32)
         zeros_BG = torch.zeros(batch, groups, dtype=wide, device=like.device)
         count_B = torch.zeros(batch, dtype=torch.int64, device=like.device)
         return cls(count_B, zeros_BG, torch.ones_like(zeros_BG))
 
 
-# B batch, L tokens, D width, G groups
-
-
-# Loaded once, so that torch.compile traces plain dictionary look-ups.
-IMPLS = {name: load("timestep_norm", name) for name in impls("timestep_norm")}
+# After the types above, which the implementations import.
+IMPLS = load_all("timestep_norm")
 PREFERENCE = ("triton_running", "reference")
 
 
@@ -69,7 +65,7 @@ def timestep_norm(
     keeps: bool = False,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Statistics | None]:
-    """Return (B, L, D) in `dtype` and, if `keeps`, the statistics behind the last token.
+    """Return (B, L, D) in `dtype` and, if `keeps`, the statistics after the last token.
 
     By exactly the implementation named (not `auto`). A token that is not valid changes no
     statistics, and its output is 0.

@@ -1,19 +1,17 @@
-"""Four kernels: the sums of each chunk of time, then the norm; and likewise for the gradients.
+"""Four kernels: the sums of each chunk of time, then the norm; and the same for the gradients.
 
-With c tokens seen, mean and variance are sums over tokens of their moments over c. So a token's
-moments get the gradients of all later means and variances: sums that run backwards in time.
+After c tokens, mean and variance are sums of the tokens' moments divided by c. So a token's moments
+get the gradients of all later means and variances: sums that run backward in time.
 """
 
 # T tokens of a tile, G groups of a tile, S channels of a group padded to a power of two
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-import triton
-import triton.language as tl
-
 from steplab.kernels.triton_blocks import narrow
+from steplab.kernels.triton_runtime import tl, triton
 
-# Not specialised: the value 1 would become a constant.
+# Not specialized: the value 1 would become a constant.
 LENGTHS = ["L", "chunk_length"]
 
 
@@ -148,7 +146,7 @@ def _pulls(
     GROUPS: tl.constexpr, T: tl.constexpr, HAS_LAST: tl.constexpr,
 ):
     """Return the normed tile, its gradient, mean and 1 / std, and what each token adds to the two
-    sums that run backwards: of the gradients of mean and mean square over the tokens seen, in fp64.
+    sums that run backward: of the gradients of mean and mean square over the tokens seen, in fp64.
     """
     t_T = tl.arange(0, T)
     in_row = group_G < GROUPS

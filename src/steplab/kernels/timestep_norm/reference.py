@@ -1,4 +1,4 @@
-"""The timestep norm by its definition: running sums of each token's moments, in fp64."""
+"""The definition of the timestep norm: running sums of each token's moments, in fp64."""
 
 # B batch, L tokens, D width, G groups, S channels of a group
 from __future__ import annotations
@@ -9,13 +9,6 @@ from torch import Tensor
 from steplab.kernels.timestep_norm import Affine, Statistics
 
 
-def refuse(
-    x_BLD: Tensor, affine: Affine, before: Statistics | None, valid_BL: Tensor | None
-) -> str:
-    """The definition takes everything."""
-    return ""
-
-
 def timestep_norm(
     x_BLD: Tensor,
     affine: Affine,
@@ -24,7 +17,7 @@ def timestep_norm(
     keeps: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Statistics | None]:
-    """Return the normed tokens and, if `keeps`, the statistics behind the last one."""
+    """Return the normed tokens and, if `keeps`, the statistics after the last one."""
     wide = torch.promote_types(x_BLD.dtype, torch.float32)
     if valid_BL is not None:
         # Before any arithmetic: a NaN would spoil all gradients, even through outputs of 0.

@@ -1,16 +1,16 @@
-"""The timestep norm in Triton: the sums along time within the kernels that norm, in fp64.
+"""The timestep norm in Triton, with the sums along time inside the kernels that norm, in fp64.
 
 Chunks of time are summed up first; then each finds the sums before it. Saved for the backward:
 the input, and mean and deviation per token and group. torch.compile sees opaque ops.
 """
 
+# B batch, L tokens, D width, G groups, C chunks of time
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from steplab.kernels.timestep_norm import Affine, Statistics
@@ -21,18 +21,18 @@ from steplab.kernels.timestep_norm._running_kernels import (
     timestep_sums_kernel,
 )
 from steplab.kernels.triton_runtime import (
-    DTYPES,
     INTERPRETED,
     on_device_of,
     refuse_batch,
     refuse_device,
+    refuse_dtype,
+    triton,
 )
 
-# B batch, L tokens, D width, G groups, C chunks of time
-
-
-MAX_CHUNKS = 4 if INTERPRETED else 64  # whose sums every program adds up for itself
-TILE = 32 if INTERPRETED else 2048  # numbers of a tile: 16 of each thread, which fit registers
+NEEDS_GPU = True
+MAX_WIDTH = 512  # channels of a group, 4 tokens of which fit into the registers of one program
+MAX_CHUNKS = 4 if INTERPRETED else 64  # every program adds up the sums of all chunks itself
+TILE = 32 if INTERPRETED else 2048  # elements of a tile: 16 of each thread, which fit registers
 
 
 class Tiling:
@@ -74,18 +74,31 @@ def launch_forward(
     `affine` is weight, bias, groups and eps; `prior` count, mean and variance of earlier tokens.
     """
     weight_D, bias_D, groups, eps = affine
-    (B, L, _), cut = x_BLD.shape, Tiling(x_BLD, groups)
+    (B, L, _), tiling = x_BLD.shape, Tiling(x_BLD, groups)
     outputs = empty_outputs(x_BLD, groups, keeps, dtype)
     y_BLD, last_mean, last_variance, means, rstds = outputs
-    totals_BC2G = x_BLD.new_empty(B, cut.chunks, 2, groups, dtype=torch.float64)
+    totals_BC2G = x_BLD.new_empty(B, tiling.chunks, 2, groups, dtype=torch.float64)
     with on_device_of(x_BLD):
-        if cut.chunks > 1:
-            timestep_sums_kernel[cut.grid](x_BLD, totals_BC2G, L, cut.chunk_length, **cut.options)
-        timestep_norm_kernel[cut.grid](
-            *(x_BLD, weight_D, bias_D, totals_BC2G, *(prior or (None, None, None))),
-            *(y_BLD, means, rstds, last_mean, last_variance, L, cut.chunk_length, eps),
-            **cut.options,
-            CHUNKS=triton.next_power_of_2(cut.chunks),
+        if tiling.chunks > 1:
+            timestep_sums_kernel[tiling.grid](
+                x_BLD, totals_BC2G, L, tiling.chunk_length, **tiling.options
+            )
+        timestep_norm_kernel[tiling.grid](
+            x_BLD,
+            weight_D,
+            bias_D,
+            totals_BC2G,
+            *(prior or (None, None, None)),
+            y_BLD,
+            means,
+            rstds,
+            last_mean,
+            last_variance,
+            L,
+            tiling.chunk_length,
+            eps,
+            **tiling.options,
+            CHUNKS=triton.next_power_of_2(tiling.chunks),
             HAS_PRIOR=prior is not None,
             KEEPS=keeps,
             UPCAST=INTERPRETED,
@@ -106,20 +119,24 @@ def launch_backward(
     """
     x_BLD, weight_D, means, _ = kept
     (B, L, D), groups = x_BLD.shape, means.shape[2]
-    cut, dx_BLD = Tiling(x_BLD, groups), torch.empty_like(x_BLD)
-    totals_BC2G = x_BLD.new_empty(B, cut.chunks, 2, groups, dtype=torch.float64)
-    partial_C2D = x_BLD.new_empty(B * cut.chunks, 2, D, dtype=torch.float32)
+    tiling, dx_BLD = Tiling(x_BLD, groups), torch.empty_like(x_BLD)
+    totals_BC2G = x_BLD.new_empty(B, tiling.chunks, 2, groups, dtype=torch.float64)
+    partial_C2D = x_BLD.new_empty(B * tiling.chunks, 2, D, dtype=torch.float32)
     inputs = (dy_BLD, *kept, None if prior is None else prior[0], *(last or (None, None)))
     flags = {"HAS_PRIOR": prior is not None, "HAS_LAST": last is not None}
     with on_device_of(x_BLD):
-        timestep_pulls_kernel[cut.grid](
-            *(*inputs, totals_BC2G, partial_C2D, L, cut.chunk_length), **cut.options, **flags
+        timestep_pulls_kernel[tiling.grid](
+            *inputs, totals_BC2G, partial_C2D, L, tiling.chunk_length, **tiling.options, **flags
         )
-        timestep_gradient_kernel[cut.grid](
-            *(*inputs, totals_BC2G, dx_BLD, L, cut.chunk_length),
-            **cut.options,
+        timestep_gradient_kernel[tiling.grid](
+            *inputs,
+            totals_BC2G,
+            dx_BLD,
+            L,
+            tiling.chunk_length,
+            **tiling.options,
             **flags,
-            CHUNKS=triton.next_power_of_2(cut.chunks),
+            CHUNKS=triton.next_power_of_2(tiling.chunks),
             UPCAST=INTERPRETED,
         )
     d_weight, d_bias = partial_C2D.sum(0).to(weight_D.dtype).unbind(0)
@@ -129,7 +146,7 @@ def launch_backward(
 def _prior_gradients(
     totals_BC2G: Tensor, prior: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """As many tokens as were counted had these moments."""
+    """Return the gradients of the prior mean and variance: each counted token had these moments."""
     if prior is None:
         empty = totals_BC2G.new_empty(0, totals_BC2G.shape[-1], dtype=torch.float32)
         return empty, empty.clone()
@@ -138,26 +155,19 @@ def _prior_gradients(
     return d_mean_BG.float(), (count_B1 * second_BG).float()
 
 
-# B batch, L tokens, D width, G groups
-
-
-WIDEST = 512  # channels of a group: 4 tokens of it in the registers of one program
-NEEDS_GPU = True
-
-
 def refuse(
     x_BLD: Tensor, affine: Affine, before: Statistics | None, valid_BL: Tensor | None
 ) -> str:
     """Return why it cannot run, or ""."""
-    for tensor in (x_BLD, affine.weight_D, affine.bias_D):
-        if tensor.dtype not in DTYPES:
-            return f"needs fp16, bf16 or fp32, not {tensor.dtype}"
+    reason = refuse_dtype(x_BLD, affine.weight_D, affine.bias_D)
+    if reason:
+        return reason
     if before is not None and before.mean_BG.dtype != torch.float32:
         return f"needs statistics in fp32, not {before.mean_BG.dtype}"
     if valid_BL is not None:
-        return "takes no tokens that are not valid"
-    if x_BLD.shape[-1] > WIDEST * affine.groups:
-        return f"needs groups of at most {WIDEST} channels"
+        return "takes no invalid tokens"
+    if x_BLD.shape[-1] > MAX_WIDTH * affine.groups:
+        return f"needs groups of at most {MAX_WIDTH} channels"
     return refuse_batch(x_BLD) or refuse_device(x_BLD)
 
 
@@ -169,7 +179,7 @@ def timestep_norm(
     keeps: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Statistics | None]:
-    """Return the normed tokens and, if `keeps`, the statistics behind the last one."""
+    """Return the normed tokens and, if `keeps`, the statistics after the last one."""
     prior = (None, None, None) if before is None else before
     y_BLD, mean_BG, variance_BG, *_ = _forward(x_BLD, *affine, *prior, keeps, dtype)
     if not keeps:
@@ -196,7 +206,6 @@ def _forward(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return y, the last mean and variance (empty unless kept), each token's mean and 1 / std."""
-
     prior = None
     if count is not None and mean is not None and variance is not None:
         prior = (count.contiguous(), mean.contiguous(), variance.contiguous())
@@ -215,7 +224,7 @@ def _(
 def empty_outputs(
     x_BLD: Tensor, groups: int, keeps: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return what `_forward` returns, without content."""
+    """Return what `_forward` returns, uninitialized."""
     B, L, D = x_BLD.shape
     last = [x_BLD.new_empty(B if keeps else 0, groups, dtype=torch.float32) for _ in range(2)]
     each = [x_BLD.new_empty(B, L, groups, dtype=torch.float32) for _ in range(2)]
@@ -235,7 +244,6 @@ def _backward(
     mean: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight, bias, and of the mean and variance before (or empty)."""
-
     last = None
     if d_mean is not None or d_variance is not None:
         given = [d for d in (d_mean, d_variance) if d is not None]
