@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steplab.hardware.catalog import find_card
+from steplab.report.charts.plot import LogScale, Scale, area_path, line_path, nice_step
 from steplab.report.charts.roofline import kernel_groups, roofline_chart
 from steplab.report.charts.timeline import (
     MAX_BOXES,
@@ -13,7 +14,6 @@ from steplab.report.charts.timeline import (
     Names,
     step_lanes,
     thin,
-    tick_distance,
     timeline_chart,
 )
 from tests.report.analyses import KERNELS, STEP_NS, Kernel, analysis_of
@@ -88,7 +88,7 @@ def test_rectangles_lie_where_the_kernels_ran():
     assert [(a["x"], a["width"]) for a in boxes] == [("10.000%", "20.000%")]
     assert names.texts[int(boxes[0]["data-n"])] == "ampere_bf16_s16816gemm"
     assert boxes[0]["data-d"] == "2.000 ms" and STEP_NS == 10**7
-    assert [tick_distance(x) for x in (0.0, 0.6, 10, 11, 70)] == [1, 0.1, 2, 2, 20]
+    assert [nice_step(x) for x in (0.0, 0.6, 10, 11, 70)] == [1, 0.1, 2, 2, 20]
 
 
 def test_the_roofline_places_kernels_by_their_work():
@@ -110,3 +110,30 @@ def test_a_fast_kernel_stands_below_its_roof_line():
     (dot,) = page.all("circle")
     levels = [a["y1"] for a in page.all("line") if a["class"] == "roof" and a["y1"] == a["y2"]]
     assert dot["cy"] in levels
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.01, 0.02), (1, 1000), (3, 3), (1e-3, 1e6)])
+def test_a_logarithmic_scale_has_ticks_inside(low, high):
+    scale = LogScale.around([low, high])
+    places = [scale.at(tick) for tick in scale.ticks()]
+    assert places == sorted(places) and all(0 <= place <= 100 for place in places)
+    assert 0 < scale.at(low) <= scale.at(high) < 100
+
+
+def test_scales_of_whole_powers_begin_and_end_at_one():
+    assert LogScale.whole_powers([2.0, 1000.0], 10, 0, 100).powers(10) == [1, 10, 100, 1000]
+    assert LogScale.whole_powers([0.9, 1.1], 2, 0, 100).powers(2) == [0.5, 1, 2]
+    assert LogScale.whole_powers([10.0], 10, 0, 100).powers(10) == [10, 100]
+
+
+def test_linear_scales_have_room_and_round_ticks():
+    scale = Scale.around([-10.0, 10.0, float("nan")], 0, 100)
+    assert (scale.low, scale.high, scale.at(0.0)) == (-11, 11, 50)
+    assert scale.ticks() == [-10, -5, 0, 5, 10] and scale.percent(0) == "50.00%"
+    assert Scale.around([3.0]).low < 3 < Scale.around([3.0]).high
+
+
+def test_paths_have_gaps_where_a_point_is_missing():
+    nan = float("nan")
+    assert line_path([(0, 1), (1, nan), (2, 3), (3, 4)]) == "M0.0 1.0M2.0 3.0L3.0 4.0"
+    assert area_path([(0, 1), (1, 1)], [(0, 2), (1, 2)]) == "M0.0 1.0L1.0 1.0L1.0 2.0L0.0 2.0Z"

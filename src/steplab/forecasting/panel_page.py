@@ -9,7 +9,7 @@ from pathlib import Path
 
 from steplab.core.table import cell_text
 from steplab.forecasting.panels import Panel, Picture
-from steplab.report.charts.timeline import tick_distance
+from steplab.report.charts.plot import nice_step
 from steplab.report.markup import NOTHING, Html, element, join
 from steplab.report.pages.document import Section, paragraphs, write_page
 
@@ -94,7 +94,7 @@ def _area(low: Sequence[float], high: Sequence[float], first: int, plot: Plot) -
 
 def _scale(plot: Plot) -> list[Html]:
     """Draw the lines of the scale with their values."""
-    step = tick_distance(plot.high - plot.low)
+    step = nice_step(plot.high - plot.low)
     drawn = []
     for number in range(math.ceil(plot.low / step), math.floor(plot.high / step) + 1):
         y = plot.y(number * step)

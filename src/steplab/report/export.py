@@ -12,7 +12,7 @@ from steplab.core import Table
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
 from steplab.core.table import cell_text, is_number
-from steplab.store.atomic import disk_errors, write_file
+from steplab.store.atomic import write_output
 
 
 def to_csv(table: Table) -> str:
@@ -68,6 +68,4 @@ def check_suffixes(paths: Sequence[Path]) -> None:
 def write_table(table: Table, path: Path) -> None:
     """Write a table in the format that the file's suffix names."""
     check_suffixes([path])
-    with disk_errors(path.parent, "--out"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, WRITERS[path.suffix](table).encode())
+    write_output(path, WRITERS[path.suffix](table).encode())

@@ -13,7 +13,7 @@ class Html(str):
 
 
 NOTHING = Html("")
-VOID = frozenset({"meta", "rect", "line", "circle", "br"})  # written without a closing tag
+SELF_CLOSING = frozenset({"meta", "rect", "line", "circle", "br"})  # where they hold nothing
 
 
 def element(tag: str, /, *children: str, **attributes: str | float | None) -> Html:
@@ -28,7 +28,7 @@ def element(tag: str, /, *children: str, **attributes: str | float | None) -> Ht
             text = f"{value:.6g}" if isinstance(value, float) else str(value)
             words.append(f'{key.rstrip("_").replace("_", "-")}="{html.escape(text, quote=True)}"')
     opening = f"<{' '.join(words)}"
-    if tag in VOID:
+    if tag in SELF_CLOSING and not children:
         return Html(f"{opening}/>")
     return Html(f"{opening}>{join(children)}</{tag}>")
 

@@ -26,6 +26,13 @@ def write_file(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def write_output(path: Path, data: bytes, flag: str = "--out") -> None:
+    """Write a file that a user asked for, and the folders above it; `flag` named the path."""
+    with disk_errors(path.parent, flag):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, data)
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries, so that a rename survives a power cut."""
     handle = os.open(folder, os.O_RDONLY)

@@ -1,8 +1,7 @@
-"""One step drawn over time: phases and waits of the host, its threads, the streams of the device."""
+"""One step over time: phases and waits of the host, its threads, the streams of the device."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,9 @@ from numpy.typing import NDArray
 
 from steplab.core import units
 from steplab.core.budget import Budget
+from steplab.report.charts import plot
 from steplab.report.charts.colors import category_class, phase_class
+from steplab.report.charts.plot import Scale, axis_lane
 from steplab.report.markup import NOTHING, Html, element, join
 from steplab.trace.analysis import Analysis, Window
 from steplab.trace.events import Codes, Ints, Spans, Trace
@@ -197,9 +198,6 @@ def _merged(lane: Lane, rows: NDArray[np.int64], first: NDArray[np.int64]) -> li
     return [Box(*map(int, row)) for row in values]
 
 
-TICKS = 6  # about so many on the axis
-
-
 class Names:
     """Texts that boxes name by their number, each kept once."""
 
@@ -221,18 +219,16 @@ def timeline_chart(analysis: Analysis, names: Names) -> Html:
     window = typical_window(analysis)
     lanes = step_lanes(analysis)
     boxes = thin(lanes, max(window.end - window.start, 1))
-    rows = [_lane(lane, own, window, names) for lane, own in zip(lanes, boxes, strict=True)]
-    return join([*rows, _axis(window)])
+    rows = [_row(lane, own, window, names) for lane, own in zip(lanes, boxes, strict=True)]
+    return join([*rows, axis_lane(Scale(0.0, (window.end - window.start) / 1e6))])
 
 
-def _lane(lane: Lane, boxes: list[Box], window: Window, names: Names) -> Html:
+def _row(lane: Lane, boxes: list[Box], window: Window, names: Names) -> Html:
     drawn = [_rectangle(lane, box, window, names) for box in boxes]
     if lane.label == PHASES_LABEL:
         following = [*(box.start for box in boxes[1:]), window.end]
         drawn += [_name(lane, *pair, window) for pair in zip(boxes, following, strict=True)]
-    label = element("div", lane.label, class_="label", title=lane.label)
-    picture = element("svg", *drawn, role="img", aria_label=lane.label)
-    return element("div", label, picture, class_="lane")
+    return plot.lane(lane.label, drawn)
 
 
 def _rectangle(lane: Lane, box: Box, window: Window, names: Names) -> Html:
@@ -259,24 +255,3 @@ def _name(lane: Lane, box: Box, following: int, window: Window) -> Html:
     x = f"{(box.start - window.start) / length * 100:.3f}%"
     name = element("text", lane.names[box.name], x="6", y="15", class_="inside")
     return element("svg", name, x=x, width=f"{free * 100:.3f}%", height="22")
-
-
-def _axis(window: Window) -> Html:
-    length = (window.end - window.start) / 1e6
-    step = tick_distance(length)
-    marks = []
-    for index in range(math.floor(length / step) + 1):
-        x = f"{index * step / length * 100:.3f}%"
-        anchor = "start" if index == 0 else "middle"
-        marks.append(element("line", x1=x, x2=x, y1="0", y2="4", class_="grid"))
-        marks.append(element("text", f"{index * step:g}", x=x, y="14", text_anchor=anchor))
-    picture = element("svg", *marks, class_="axis")
-    return element("div", element("div", "ms", class_="label"), picture, class_="lane")
-
-
-def tick_distance(length: float) -> float:
-    """Return 1, 2 or 5 times a power of ten so that TICKS or fewer fit into `length`."""
-    if length <= 0:
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(length / TICKS))
-    return next(power * factor for factor in (1, 2, 5, 10) if length / (power * factor) <= TICKS)

@@ -14,7 +14,7 @@ from steplab.core import Run, units
 from steplab.core.table import Cell, Column, Table, cell_text, is_number
 from steplab.report.charts.colors import color_css
 from steplab.report.markup import NOTHING, Html, element, join
-from steplab.store.atomic import disk_errors, write_file
+from steplab.store.atomic import write_output
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,7 @@ def write_page(path: Path, title: str, head: Html, sections: Sequence[Section], 
     )
     # A name may hold half of a surrogate pair, which UTF-8 cannot write.
     data = _document(title, body).encode("utf-8", errors="replace")
-    with disk_errors(path.parent, "--out"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, data)
+    write_output(path, data)
 
 
 def _section(section: Section) -> Html:
