@@ -25,12 +25,12 @@ from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.core.table import Cell
 from steplab.forecasting import Forecaster
 from steplab.forecasting.decode import decode
-from steplab.forecasting.loading import apply_recipe
 from steplab.probes.environment import capture_environment
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 from steplab.step.assemble import find_device
 from steplab.techniques.recipes import parse_recipe
+from steplab.train.pretrained import apply_inference_recipe
 from steplab.workloads.tsmoe.config import PRESETS
 from steplab.workloads.tsmoe.model import Tsmoe
 
@@ -104,7 +104,7 @@ def build(args: argparse.Namespace, device: str, recipe: str) -> Forecaster:
     window = max(PRESETS[size].seq_max_len, 2 * (args.points + args.horizon))
     torch.manual_seed(0)
     model = Tsmoe(dataclasses.replace(PRESETS[size], seq_max_len=window)).to(device).eval()
-    return Forecaster(model, size, apply_recipe(parse_recipe(recipe), model))
+    return Forecaster(model, size, apply_inference_recipe(parse_recipe(recipe), model, "forecasts"))
 
 
 def measure(

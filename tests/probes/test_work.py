@@ -228,7 +228,8 @@ def adopted(tmp_path, body):
         "    while True:\n"
         "        yield torch.randn(size, 6, 8)\n"
         "def make():\n"
-        "    return steplab.UserModel(Model(), batches, lambda model, x: model(x).square().mean())\n"
+        "    loss = lambda model, x: model(x).square().mean()\n"
+        "    return steplab.UserModel(Model(), batches, loss)\n"
     )
     return trial(RunSpec(f"{path}:make", {}, batch=4, steps=1, warmup=0)).work
 

@@ -15,13 +15,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from steplab.train.checkpoint import (
-    TrainProgress,
-    newest_checkpoint,
-    restore_checkpoint,
-    save_checkpoint,
-)
-from steplab.train.checkpoint_folder import list_checkpoints
+from steplab.train.checkpoint import restore_checkpoint, save_checkpoint
+from steplab.train.checkpoint_folder import list_checkpoints, newest_checkpoint
+from steplab.train.manifest import TrainProgress
 
 KEEP = 2
 FLUSHES_PER_SAVE = 6  # three tensor files, checkpoint.json, the draft, the folder

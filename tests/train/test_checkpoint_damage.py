@@ -9,13 +9,13 @@ import torch
 
 from steplab.core.errors import UserError
 from steplab.train.checkpoint import (
-    TrainProgress,
     load_weights,
-    newest_checkpoint,
     read_progress,
     restore_checkpoint,
     save_checkpoint,
 )
+from steplab.train.checkpoint_folder import newest_checkpoint
+from steplab.train.manifest import TrainProgress
 from tests.train.small_training import Training, same
 
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "checkpoint.json")

@@ -9,14 +9,9 @@ pytest.importorskip("safetensors")
 import torch
 
 from steplab.core.errors import UserError
-from steplab.train.checkpoint import (
-    TrainProgress,
-    find_checkpoint,
-    newest_checkpoint,
-    read_progress,
-    restore_checkpoint,
-    save_checkpoint,
-)
+from steplab.train.checkpoint import read_progress, restore_checkpoint, save_checkpoint
+from steplab.train.checkpoint_folder import find_checkpoint, newest_checkpoint
+from steplab.train.manifest import TrainProgress
 from tests.train.small_training import Training
 
 SOURCE = Path(__file__).parents[2] / "src"

@@ -7,13 +7,9 @@ import sys
 import pytest
 
 from steplab.core.errors import UserError
-from steplab.train.checkpoint import (
-    TrainProgress,
-    newest_checkpoint,
-    restore_checkpoint,
-    save_checkpoint,
-)
-from steplab.train.checkpoint_folder import list_checkpoints
+from steplab.train.checkpoint import restore_checkpoint, save_checkpoint
+from steplab.train.checkpoint_folder import list_checkpoints, newest_checkpoint
+from steplab.train.manifest import TrainProgress
 from tests.train import saving_forever
 from tests.train.small_training import Training, same
 

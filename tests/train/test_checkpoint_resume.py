@@ -9,13 +9,13 @@ import torch
 from steplab.core.codec import encode
 from steplab.core.errors import Unsupported
 from steplab.train.checkpoint import (
-    TrainProgress,
     load_weights,
-    newest_checkpoint,
     read_progress,
     restore_checkpoint,
     save_checkpoint,
 )
+from steplab.train.checkpoint_folder import newest_checkpoint
+from steplab.train.manifest import TrainProgress
 from steplab.workloads.gpt.config import GPTConfig
 from steplab.workloads.gpt.model import GPT
 from tests.train.small_training import IMPLEMENTATIONS, Net, Training, adamw, same

@@ -10,7 +10,8 @@ from steplab.cli.main import main
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
 from steplab.core.spec import TrainSpec
-from steplab.train import checkpoint
+from steplab.train.checkpoint import save_checkpoint
+from steplab.train.manifest import TrainProgress
 from steplab.train.pretrained import export_time_moe
 from steplab.workloads.tsmoe.config import TsmoeConfig
 from steplab.workloads.tsmoe.model import Tsmoe
@@ -33,10 +34,10 @@ def saved(folder, config=None, workload="tsmoe"):
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     spec = encode(TrainSpec(workload, resolved))
-    progress = checkpoint.TrainProgress(step=3, position={}, spec=spec)
+    progress = TrainProgress(step=3, position={}, spec=spec)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     optimizer = torch.optim.AdamW(model.parameters())
-    return model, checkpoint.save_checkpoint(folder, model, optimizer, scaler, progress, 0)
+    return model, save_checkpoint(folder, model, optimizer, scaler, progress, 0)
 
 
 @pytest.mark.parametrize(

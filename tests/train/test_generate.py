@@ -76,5 +76,5 @@ def test_a_long_prompt_in_pieces_is_the_prompt(checkpoint, monkeypatch):
     generator = load_text_generator(checkpoint, "cpu", PLAIN)
     prompt = (SENTENCE * 4).encode()
     whole = generator.generate(prompt, 12)
-    monkeypatch.setattr("steplab.train.generate.PIECE", 7)
+    monkeypatch.setattr("steplab.train.generate.PROMPT_CHUNK", 7)
     assert generator.generate(prompt, 12) == whole

@@ -18,7 +18,8 @@ from steplab.core.errors import MeasurementError, UserError
 from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.data.formats.time300b import write_time300b
 from steplab.techniques.recipes import parse_recipe
-from steplab.train.checkpoint import newest_checkpoint, restore_checkpoint
+from steplab.train.checkpoint import restore_checkpoint
+from steplab.train.checkpoint_folder import newest_checkpoint
 from steplab.train.log import TrainingLog
 from steplab.train.loop import Stop, Trainer, train
 from steplab.workloads.workload import find_workload

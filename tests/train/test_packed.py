@@ -6,8 +6,8 @@ import torch
 
 from steplab.data.formats.time300b import write_time300b
 from steplab.data.loader import Loader
-from steplab.train.checkpoint import newest_checkpoint
-from steplab.train.data import describe_filling, training_windows
+from steplab.train.checkpoint_folder import newest_checkpoint
+from steplab.train.data import describe_series, training_windows
 from steplab.train.loop import Stop, train
 from steplab.workloads.tsmoe.model import Tsmoe
 from steplab.workloads.workload import find_workload
@@ -73,7 +73,7 @@ def test_padding_is_told_with_and_without_packing(data, tmp_path):
     lines = {}
     for pack in (False, True):
         spec = make_spec(tmp_path, dataset_path=data, pack=pack)
-        lines[pack] = describe_filling(training_windows(spec).series, spec)
+        lines[pack] = describe_series(training_windows(spec).series, spec)
     plain = lines[False].removeprefix("data ").split(" (with")[0]
     packed = lines[True].removeprefix("data ").split(" packed")[0]
     assert lines[False] == f"data {plain} (with --pack: {packed})"

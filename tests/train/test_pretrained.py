@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from steplab.cli.main import main
 from steplab.core.errors import UserError
 from steplab.core.spec import TrainSettings, TrainSpec
-from steplab.train.checkpoint import newest_checkpoint, read_progress
+from steplab.train.checkpoint import read_progress
+from steplab.train.checkpoint_folder import newest_checkpoint
 from steplab.train.log import TrainingLog
 from steplab.train.loop import Trainer
 from steplab.train.pretrained import export_time_moe, find_pretrained

@@ -6,7 +6,8 @@ import torch
 from steplab.core.errors import UserError
 from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.techniques.recipes import parse_recipe
-from steplab.train.checkpoint import load_weights, newest_checkpoint
+from steplab.train.checkpoint import load_weights
+from steplab.train.checkpoint_folder import newest_checkpoint
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TrainingLog
 from steplab.train.loop import Stop, train

@@ -129,7 +129,7 @@ def _device(asked: str) -> str:
 def _resumed(args: argparse.Namespace) -> Path | None:
     if args.resume is None:
         return None
-    from steplab.train.checkpoint import find_checkpoint, newest_checkpoint
+    from steplab.train.checkpoint_folder import find_checkpoint, newest_checkpoint
 
     if args.resume != "newest":
         return find_checkpoint(Path(args.resume))

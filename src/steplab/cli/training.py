@@ -13,12 +13,11 @@ from steplab.cli.progress import StepProgress
 from steplab.core.errors import UserError
 from steplab.core.spec import TrainSpec
 from steplab.step.assemble import find_device
-from steplab.train.checkpoint import lock_checkpoint_folder, newest_checkpoint, read_progress
-from steplab.train.log import TrainingLog
+from steplab.train.checkpoint import read_progress
+from steplab.train.checkpoint_folder import lock_checkpoint_folder, newest_checkpoint
+from steplab.train.log import TrainingLog, describe_parameters, peak_memory_line
 from steplab.train.loop import (
     TrainResult,
-    describe_parameters,
-    peak_memory_line,
     stop_on_signal,
     train,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
-from steplab.probes.ran import GRAPH_LAUNCH, LAUNCHES, matmul_dtype
+from steplab.probes.ran import GRAPH_LAUNCH, LAUNCHES, matmul_dtype, profiler_activities
 
 COUNTED = LAUNCHES | {GRAPH_LAUNCH}  # a replayed graph is one launch of the host
 
@@ -28,7 +28,7 @@ class Inspection:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_cuda = device.type == "cuda"
-        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_cuda else [])
+        activities = profiler_activities(self._on_cuda)
         # Shapes come with the dtypes of the arguments, and weigh one product against another.
         self._profiler = profile(activities=activities, record_shapes=True, acc_events=True)
         self._profiler.start()

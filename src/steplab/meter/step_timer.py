@@ -1,4 +1,4 @@
-"""StepTimer: follows the steps of a loop and turns each into samples, never waiting for the device."""
+"""StepTimer: turns the steps of a loop into samples, without ever waiting for the device."""
 
 from __future__ import annotations
 

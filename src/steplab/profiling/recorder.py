@@ -12,12 +12,13 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch._inductor.config
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import profile, record_function, schedule
 
 from steplab.core import MemoryTimeline, Profile, Run, RunSpec
 from steplab.core.errors import SteplabError
 from steplab.probes.memory_timeline import record_memory
 from steplab.probes.probe import Subject
+from steplab.probes.ran import profiler_activities
 from steplab.profiling.plan import AVERAGES_FILE, DETAIL_FILE, ProfilePlan
 from steplab.profiling.ranges import can_name_modules, module_ranges, phase_ranges, run_named
 from steplab.profiling.trace_file import write_averages, write_trace
@@ -77,7 +78,7 @@ def record_lean(
     with (
         phase_ranges(subject),
         profile(
-            activities=_activities(subject.on_cuda),
+            activities=profiler_activities(subject.on_cuda),
             schedule=_schedule(plan),
             on_trace_ready=save,
             acc_events=True,
@@ -101,7 +102,7 @@ def record_detail(subject: Subject, folder: Path, progress: Progress, stacks: bo
         phase_ranges(subject),
         module_ranges(model) if can_name_modules(model) else contextlib.nullcontext(),
         profile(
-            activities=_activities(subject.on_cuda),
+            activities=profiler_activities(subject.on_cuda),
             schedule=schedule(wait=0, warmup=DETAIL_WARMUP, active=1, repeat=1),
             on_trace_ready=lambda profiler: write_trace(profiler, folder / DETAIL_FILE),
             with_stack=stacks,
@@ -139,10 +140,6 @@ class Pace:
             with record_function(PACING_RANGE):
                 self.before.synchronize()
         self.before = done
-
-
-def _activities(on_cuda: bool) -> list[ProfilerActivity]:
-    return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
 
 
 def _schedule(plan: ProfilePlan) -> Callable[[int], Any]:

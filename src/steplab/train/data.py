@@ -21,6 +21,7 @@ from steplab.workloads.workload import find_workload
 # Generated series: enough that a default run (4,800 windows) sees few of them twice.
 TRAIN_SERIES, HELD_OUT_SERIES = 4096, 256
 LENGTH_IN_WINDOWS = 4
+BYTES = 256  # ids that a vocabulary needs to hold any text
 # Seeds far apart, so that no held-out series is also trained on.
 VALIDATION_SEED, OOD_SEED = 1_000_003, 2_000_003
 
@@ -44,16 +45,17 @@ def training_windows(spec: TrainSpec) -> WindowSet:
 
 
 def describe_data(windows: WindowSet, spec: TrainSpec) -> str:
-    """Return one line on the windows to train on."""
+    """Return one line about the windows to train on."""
     if isinstance(windows, TextWindows):
         return describe_text(windows)
-    return describe_filling(windows.series, spec)
+    return describe_series(windows.series, spec)
 
 
-def describe_filling(series: SeriesSet, spec: TrainSpec) -> str:
+def describe_series(series: SeriesSet, spec: TrainSpec) -> str:
     """`data windows=96 padding=1.2% unused=0.0% packed (without --pack: windows=...)`."""
-    shape = (window_points(spec), _stride(spec), _patch_length(spec))
-    plain, packed = (window_stats(series.lengths, *shape, packed) for packed in (False, True))
+    points, stride, patch = window_points(spec), _stride(spec), _patch_length(spec)
+    plain = window_stats(series.lengths, points, stride, patch, packed=False)
+    packed = window_stats(series.lengths, points, stride, patch, packed=True)
     if spec.settings.pack:
         return f"data {packed} packed (without --pack: {plain})"
     return f"data {plain} (with --pack: {packed})"
@@ -88,8 +90,8 @@ def _generated(spec: TrainSpec, count: int, seed: int, families: Any = None) -> 
 def _packed_or_not(series: SeriesSet, spec: TrainSpec) -> WindowSet:
     if not spec.settings.pack:
         return _windows(series, spec)
-    shape = (window_points(spec), _stride(spec))
-    return PackedWindows(series, *shape, spec.settings.normalize, _patch_length(spec))
+    points, normalize = window_points(spec), spec.settings.normalize
+    return PackedWindows(series, points, _stride(spec), normalize, _patch_length(spec))
 
 
 def _windows(series: SeriesSet, spec: TrainSpec) -> Windows:
@@ -102,9 +104,6 @@ def _stride(spec: TrainSpec) -> int:
 
 def _patch_length(spec: TrainSpec) -> int:
     return int(spec.config.get("patch_length", 1))
-
-
-BYTES = 256
 
 
 def training_text(spec: TrainSpec) -> TextWindows:
@@ -141,7 +140,7 @@ def _text_windows(files: TextFiles, spec: TrainSpec) -> TextWindows:
 
 
 def _check_text_settings(spec: TrainSpec) -> None:
-    """Refuse what is for series, and a vocabulary that has no room for all bytes."""
+    """Refuse settings that are for series, and a vocabulary with fewer ids than there are bytes."""
     plain = TrainSettings()
     for name in ("mix", "pack", "normalize"):
         if getattr(spec.settings, name) != getattr(plain, name):

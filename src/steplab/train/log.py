@@ -1,6 +1,4 @@
-"""What a training run leaves behind beside checkpoints: lines for people, metrics for JSONL and
-TensorBoard, the trace of one step.
-"""
+"""What a run leaves behind beside its checkpoints: printed lines, metrics files, one trace."""
 
 from __future__ import annotations
 
@@ -10,25 +8,31 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.profiler import ProfilerActivity, profile, schedule
+import torch
+from torch.profiler import profile, schedule
 
 from steplab.meter.sinks import Sink, open_sinks
+from steplab.probes.ran import profiler_activities
 from steplab.store.atomic import disk_errors
+
+# `--profile`: steps that run without the profiler, then steps that it sees and discards.
+TRACE_WAIT, TRACE_WARMUP = 10, 10
+TRACED_STEP = TRACE_WAIT + TRACE_WARMUP + 1
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """The steps since the last report: mean losses, and what the Meter and NVML read."""
+    """The steps since the last report: mean losses, and readings of the Meter and NVML."""
 
     step: int
     loss: float
-    parts: Mapping[str, float]  # pred, aux, ...: scalar metrics of the workload, means
+    parts: Mapping[str, float]  # means of the workload's scalar metrics: pred, aux, ...
     lr: float
     meter: Mapping[str, float]  # under the names of `Meter.metrics`
     counters: Mapping[str, float]  # sm_util_pct, hbm_util_pct, mem_ctrl_util_pct, ...
 
     def line(self, perf: bool) -> str:
-        """`step=10 loss=... pred=... aux=... lr=... toks/s=...`, with `perf` the rates too."""
+        """`step=10 loss=... pred=... aux=... lr=... toks/s=...`, and with `perf` the rates."""
         words = [f"step={self.step}", f"loss={self.loss:.4f}"]
         parts = {name: value for name, value in self.parts.items() if name != "dropped" or value}
         words += [f"{name}={value:.4f}" for name, value in parts.items()]
@@ -36,7 +40,7 @@ class StepReport:
         return " ".join(words + (self._rates() if perf else []))
 
     def timing(self) -> str:
-        """`timing data=... model=... step=... data%=...`: medians per step, each measured.
+        """`timing data=... model=... step=... data%=...`: medians per step.
 
         `model` is the sum of the phases: forward, backward, clip, optimizer.
         """
@@ -68,9 +72,9 @@ class StepReport:
 
 
 class TrainingLog:
-    """Says lines through `say`, and writes metrics.jsonl and TensorBoard files in `folder`.
+    """Prints lines through `say`, and writes metrics.jsonl and TensorBoard files in `folder`.
 
-    `advance` is told the number of every step that is over, for whoever draws progress.
+    `advance` is called with the number of every finished step, to draw progress.
     """
 
     def __init__(
@@ -88,14 +92,14 @@ class TrainingLog:
             self.sinks = open_sinks(folder / "metrics.jsonl", _tensorboard_folder(folder))
 
     def report(self, report: StepReport) -> None:
-        """Say and write one report."""
+        """Print and write one report."""
         self.say(report.line(self.perf))
         if not self.perf:
             self.say(report.timing())
         self.write(report.step, report.metrics())
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write metrics; a sink that fails is told, and training goes on."""
+        """Write metrics; a sink that fails is a warning, and training goes on."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         for sink in self.sinks:
             try:
@@ -111,44 +115,43 @@ def _tensorboard_folder(folder: Path) -> Path | None:
     return folder / "tensorboard" if find_spec("tensorboard") else None
 
 
-WAIT, WARMUP, ACTIVE = 10, 10, 1
-LAST_STEP = WAIT + WARMUP + ACTIVE
-
-
-class StepTrace:
-    """Call `step()` after every training step; `path` exists once the active step is over."""
-
-    def __init__(self, profiler: profile | None, path: Path) -> None:
-        self.profiler = profiler
-        self.path = path
-
-    def step(self) -> None:
-        """Tell the schedule that a step is over."""
-        if self.profiler is not None:
-            self.profiler.step()
-
-
-def _export(profiler: profile, path: Path) -> None:
-    """Write the trace; a run that ended before the active step has none to write."""
-    if profiler.step_num >= LAST_STEP:
-        profiler.export_chrome_trace(str(path))
-
-
 @contextlib.contextmanager
-def trace_one_step(wanted: bool, on_cuda: bool, path: Path) -> Iterator[StepTrace]:
-    """Record step LAST_STEP with Python stacks into `path`, if it is wanted."""
+def trace_one_step(wanted: bool, on_cuda: bool, path: Path) -> Iterator[Callable[[], object]]:
+    """Record step TRACED_STEP with Python stacks as a Chrome trace in `path`, if `wanted`.
+
+    Yields a function to call after every training step. The file exists once the traced step is
+    over; a run that ends earlier leaves none.
+    """
     if not wanted:
-        yield StepTrace(None, path)
+        yield lambda: None
         return
     with disk_errors(path.parent, "--checkpoint-dir"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
+
+    def export(profiler: profile) -> None:
+        if profiler.step_num >= TRACED_STEP:
+            profiler.export_chrome_trace(str(path))
+
     with profile(
-        activities=activities,
-        schedule=schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1),
-        on_trace_ready=lambda profiler: _export(profiler, path),
+        activities=profiler_activities(on_cuda),
+        schedule=schedule(wait=TRACE_WAIT, warmup=TRACE_WARMUP, active=1, repeat=1),
+        on_trace_ready=export,
         with_stack=True,
         record_shapes=True,
         acc_events=True,
     ) as profiler:
-        yield StepTrace(profiler, path)
+        yield profiler.step
+
+
+def describe_parameters(total: int, active: int) -> str:
+    """`params total=538.13M (538,130,793) active=198.39M (198,392,169)`."""
+    return f"params total={total / 1e6:.2f}M ({total:,}) active={active / 1e6:.2f}M ({active:,})"
+
+
+def peak_memory_line(device: torch.device, precision: str) -> str:
+    """`run model=NVIDIA H200 precision=bf16 peak_vram_gb=53.80`; on a CPU the device alone."""
+    if device.type != "cuda":
+        return f"run model=cpu precision={precision}"
+    name = torch.cuda.get_device_name(device)
+    peak = torch.cuda.max_memory_allocated(device) / 2**30
+    return f"run model={name} precision={precision} peak_vram_gb={peak:.2f}"

@@ -14,10 +14,8 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-import steplab
 from steplab.core.codec import decode, encode
 from steplab.core.errors import MeasurementError, Unsupported, UserError
-from steplab.core.run import now
 from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.data.loader import Loader
 from steplab.data.order import Position
@@ -29,103 +27,14 @@ from steplab.probes.counters import NvmlReader
 from steplab.step.assemble import assemble
 from steplab.step.step import Step
 from steplab.step.trial import is_out_of_memory, memory_sentence
-from steplab.train import checkpoint
+from steplab.train.checkpoint import read_progress, restore_checkpoint, save_checkpoint
 from steplab.train.data import describe_data, training_windows, validation_windows
-from steplab.train.log import LAST_STEP, StepReport, TrainingLog, trace_one_step
+from steplab.train.log import TRACED_STEP, StepReport, TrainingLog, trace_one_step
+from steplab.train.manifest import TrainProgress
 from steplab.train.pretrained import load_pretrained
 
-__all__ = ["TrainResult", "train"]
-
-
-WARMUP_SHARE = 0.05
-
-
-def learning_rate(settings: TrainSettings, step: int) -> float:
-    """Return the rate for optimizer step `step`, counted from 1."""
-    total = max(settings.total_steps, 1)
-    asked = settings.warmup_steps
-    warmup = max(1, round(WARMUP_SHARE * total)) if asked < 0 else asked
-    if step <= warmup:
-        return settings.lr * step / warmup
-    progress = min(1.0, (step - warmup) / max(total - warmup, 1))
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return settings.min_lr + (settings.lr - settings.min_lr) * cosine
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give all groups the rate; one that is a tensor is filled, so compiled code sees it."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
-
-
-@torch.no_grad()
-def validate(step: Step, windows: WindowSet, settings: TrainSettings) -> float:
-    """Return the mean prediction loss over some batches, always the same ones.
-
-    They are drawn from all series by a fixed seed: the first ones would be one series' windows.
-    Runs eagerly: a compiled model would need a second set of graphs without gradients.
-    """
-    batch = min(settings.batch_size, len(windows))
-    count = min(settings.validation_batches, len(windows) // batch)
-    model, device = step.model, step.parts.device
-    model.eval()
-    losses = []
-    try:
-        with (
-            Loader(windows, batch, 0, device) as loader,
-            torch.compiler.set_stance("force_eager"),
-            step.parts.forward_context(),
-        ):
-            for _ in range(count):
-                loss, metrics = step.workload.loss(model, next(loader))
-                losses.append(metrics.get("pred", loss).float())
-    finally:
-        model.train()
-    return float(torch.stack(losses).mean())
-
-
-@dataclass
-class Stop:
-    """Whether somebody asked to stop, and how."""
-
-    requested: bool = False
-    signal: str = ""  # SIGINT or SIGTERM, whichever came first
-
-
-@contextlib.contextmanager
-def stop_on_signal() -> Iterator[Stop]:
-    """Turn SIGINT and SIGTERM into `stop.requested`; a second SIGINT interrupts at once.
-
-    Only the main thread can receive signals: in any other one nothing is changed.
-    """
-    stop = Stop()
-    interrupts = 0
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupts
-        stop.requested, stop.signal = True, stop.signal or signal.Signals(number).name
-        interrupts += number == signal.SIGINT
-        if interrupts > 1:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for number in before:
-            signal.signal(number, ask)
-        yield stop
-    finally:
-        for number, handler in before.items():
-            # None: installed by C code, which Python cannot put back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-READ_AHEAD = 4  # batches, by the loader's threads, whatever the recipe
+READ_AHEAD = 4  # batches that the loader's threads fetch ahead, whatever the recipe asks for
+WARMUP_SHARE = 0.05  # of all steps, where --warmup-steps is not given
 
 
 @dataclass(frozen=True)
@@ -139,33 +48,33 @@ class TrainResult:
 
 
 def train(spec: TrainSpec, log: TrainingLog, stop: Stop, resume: Path | None = None) -> TrainResult:
-    """Train to the end of the spec, from its first weights or from the checkpoint `resume`."""
-    session = None
+    """Train to the last step of the spec, from new weights or from the checkpoint `resume`."""
+    trainer = None  # until the model is built
     try:
-        session = Trainer(spec, log)
+        trainer = Trainer(spec, log)
         if resume is not None:
-            session.resume(resume)
+            trainer.resume(resume)
         elif spec.settings.from_checkpoint:
-            session.start_from(Path(spec.settings.from_checkpoint))
-        return session.run(stop)
+            trainer.start_from(Path(spec.settings.from_checkpoint))
+        return trainer.run(stop)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise _out_of_memory(error, session) from None
+        raise _out_of_memory(error, trainer) from None
 
 
-def _out_of_memory(error: BaseException, session: Trainer | None) -> Unsupported:
+def _out_of_memory(error: BaseException, trainer: Trainer | None) -> Unsupported:
     why = memory_sentence(error)
-    if session is None:
+    if trainer is None:
         return Unsupported(f"The model does not fit: {why}.", "Choose a smaller --size.")
     return Unsupported(
-        f"Out of memory in step {session.step_number + 1}: {why}.",
+        f"Out of memory in step {trainer.step_number + 1}: {why}.",
         "Use a smaller --batch-size with --accumulate, or --recipe precision=bf16.",
     )
 
 
 class Trainer:
-    """One run: the step, its data, its Meter and where it stands."""
+    """One run: the step, its data, its Meter, and how far it is."""
 
     def __init__(self, spec: TrainSpec, log: TrainingLog) -> None:
         self.spec, self.settings, self.log = spec, spec.settings, log
@@ -193,34 +102,34 @@ class Trainer:
         self.counters = NvmlReader.open() if wanted else None
 
     def start_from(self, path: Path) -> None:
-        """Take the weights at `path`, and nothing else: step 0 of a new run."""
+        """Load the weights at `path` and nothing else: this is step 0 of a new run."""
         with full_weights(self.step.optimizer):
             load_pretrained(path, self.step.model, self.spec.config)
         self.log.say(f"weights of {path}")
 
     def resume(self, path: Path) -> None:
-        """Go back to a checkpoint: weights, optimizer, scaler, random numbers, data position."""
+        """Return to a checkpoint: weights, optimizer, scaler, random generators, data position."""
         assert self.step.optimizer is not None
-        progress = checkpoint.restore_checkpoint(
+        progress = restore_checkpoint(
             path, self.step.model, self.step.optimizer, self.step.parts.scaler
         )
         saved = dict(progress.position)
         data = fingerprint(self.windows.series)
         if saved.pop("data", data) != data:
             raise UserError(
-                f"{self.windows.series.name} holds other series than {path} was trained on.",
-                "Resume with the same data, or train anew in another --checkpoint-dir.",
+                f"{self.windows.series.name} holds other series than those {path} was trained on.",
+                "Resume with the same data, or start a new run in another --checkpoint-dir.",
             )
         self.step_number = progress.step
         self.position = decode(Position, saved, "data position")
         self.metrics = dict(progress.metrics)
         self.saved = path
         self.log.say(f"resumed {path} at step {self.step_number}")
-        # Rows of later steps than this one, further up in the file, belong to the broken run.
+        # Rows of later steps that stand above this one in the file belong to the interrupted run.
         self.log.write(self.step_number, {"train/resumed_at": float(self.step_number)})
 
     def run(self, stop: Stop) -> TrainResult:
-        """Step until the end, or until a signal asks to stop."""
+        """Train until the last step, or until a signal asks to stop."""
         total = self.settings.total_steps
         if self.step_number >= total:
             self.log.say(f"nothing to do: already at step {self.step_number} of {total}")
@@ -243,13 +152,13 @@ class Trainer:
                 prefetch=max(READ_AHEAD, self.step.parts.batches_ahead),
                 workers=self.settings.workers,
             ) as loader,
-            trace_one_step(self.settings.profile, on_cuda, trace_path) as trace,
+            trace_one_step(self.settings.profile, on_cuda, trace_path) as step_done,
         ):
             first = self.step_number
             while self.step_number < self.settings.total_steps and not stop.requested:
                 self._one_step(loader)
-                trace.step()
-                if self.settings.profile and self.step_number - first == LAST_STEP:
+                step_done()
+                if self.settings.profile and self.step_number - first == TRACED_STEP:
                     self.log.say(f"trace of step {self.step_number} in {trace_path}")
         return self._finish(stop, self.step_number - first)
 
@@ -267,7 +176,7 @@ class Trainer:
         self._between_steps(last=number == self.settings.total_steps)
 
     def _between_steps(self, last: bool) -> None:
-        """Report, validate and save where it is time; none of it counts as data wait."""
+        """Report, validate and save when due; none of it counts as waiting for data."""
 
         def due(every: int) -> bool:
             return last or (every > 0 and self.step_number % every == 0)
@@ -318,7 +227,7 @@ class Trainer:
             self.log.write(self.step_number, named)
 
     def _save_or_warn(self, last: bool) -> None:
-        """Save; a full disk in the middle of a run is told, and the next save tries again."""
+        """Save; a full disk in mid-run is a warning, and the next save tries again."""
         try:
             self.save()
         except UserError as error:
@@ -327,21 +236,18 @@ class Trainer:
             self.log.say(f"warning: no checkpoint of step {self.step_number}: {error}")
 
     def save(self) -> Path:
-        """Write a checkpoint, unless a weight is not finite: the last good one stays the newest."""
+        """Write a checkpoint, unless a weight is not finite: the newest one must be good."""
         weights = [parameter.detach() for parameter in self.step.model.parameters()]
         norms = torch.stack(torch._foreach_norm(weights))
         self._refuse_non_finite(float(norms.sum()), "norm of the weights")
         assert self.step.optimizer is not None
-        progress = checkpoint.TrainProgress(
+        progress = TrainProgress(
             step=self.step_number,
             position={**encode(self.position), "data": fingerprint(self.windows.series)},
             spec=encode(self.spec),
             metrics=self.metrics,
-            steplab=steplab.__version__,
-            torch=torch.__version__,
-            created=now(),
         )
-        self.saved = checkpoint.save_checkpoint(
+        self.saved = save_checkpoint(
             Path(self.settings.checkpoint_dir),
             self.step.model,
             self.step.optimizer,
@@ -361,8 +267,8 @@ class Trainer:
         )
 
     def _finish(self, stop: Stop, steps: int) -> TrainResult:
-        if self.settings.profile and steps < LAST_STEP:
-            self.log.say(f"no trace: step {LAST_STEP} would have been recorded")
+        if self.settings.profile and steps < TRACED_STEP:
+            self.log.say(f"no trace: step {TRACED_STEP} would have been recorded")
         for reason, count in self.windows.skipped.items():
             if count:
                 self.log.say(f"{count:,} series were left out: {reason}")
@@ -376,20 +282,90 @@ class Trainer:
         )
 
     def _is_saved(self) -> bool:
-        return (
-            self.saved is not None and checkpoint.read_progress(self.saved).step == self.step_number
-        )
+        return self.saved is not None and read_progress(self.saved).step == self.step_number
 
 
-def describe_parameters(total: int, active: int) -> str:
-    """`params total=538.13M (538,130,793) active=198.39M (198,392,169)`."""
-    return f"params total={total / 1e6:.2f}M ({total:,}) active={active / 1e6:.2f}M ({active:,})"
+def learning_rate(settings: TrainSettings, step: int) -> float:
+    """Return the rate of optimizer step `step`, counted from 1: linear warm-up, then a cosine."""
+    total = max(settings.total_steps, 1)
+    asked = settings.warmup_steps
+    warmup = max(1, round(WARMUP_SHARE * total)) if asked < 0 else asked
+    if step <= warmup:
+        return settings.lr * step / warmup
+    progress = min(1.0, (step - warmup) / max(total - warmup, 1))
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return settings.min_lr + (settings.lr - settings.min_lr) * cosine
 
 
-def peak_memory_line(device: torch.device, precision: str) -> str:
-    """`run model=NVIDIA H200 precision=bf16 peak_vram_gb=53.80`; on a CPU the device alone."""
-    if device.type != "cuda":
-        return f"run model=cpu precision={precision}"
-    name = torch.cuda.get_device_name(device)
-    peak = torch.cuda.max_memory_allocated(device) / 2**30
-    return f"run model={name} precision={precision} peak_vram_gb={peak:.2f}"
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the rate of all groups; a tensor is filled in place, so that compiled code sees it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+@torch.no_grad()
+def validate(step: Step, windows: WindowSet, settings: TrainSettings) -> float:
+    """Return the mean prediction loss over some batches, always the same ones.
+
+    A fixed seed draws them from all series; the first windows would all be of one series.
+    Runs eagerly: a compiled model would need a second set of graphs, without gradients.
+    """
+    batch = min(settings.batch_size, len(windows))
+    count = min(settings.validation_batches, len(windows) // batch)
+    model, device = step.model, step.parts.device
+    model.eval()
+    losses = []
+    try:
+        with (
+            Loader(windows, batch, 0, device) as loader,
+            torch.compiler.set_stance("force_eager"),
+            step.parts.forward_context(),
+        ):
+            for _ in range(count):
+                loss, metrics = step.workload.loss(model, next(loader))
+                losses.append(metrics.get("pred", loss).float())
+    finally:
+        model.train()
+    return float(torch.stack(losses).mean())
+
+
+@dataclass
+class Stop:
+    """Whether a signal has asked the loop to stop, and which one."""
+
+    requested: bool = False
+    signal: str = ""  # SIGINT or SIGTERM, whichever came first
+
+
+@contextlib.contextmanager
+def stop_on_signal() -> Iterator[Stop]:
+    """Turn SIGINT and SIGTERM into `stop.requested`; a second SIGINT interrupts at once.
+
+    The loop finishes its step, saves and ends. Only the main thread receives signals: in any
+    other thread nothing changes.
+    """
+    stop = Stop()
+    interrupts = 0
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupts
+        stop.requested, stop.signal = True, stop.signal or signal.Signals(number).name
+        interrupts += number == signal.SIGINT
+        if interrupts > 1:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in before:
+            signal.signal(number, ask)
+        yield stop
+    finally:
+        for number, handler in before.items():
+            # None: installed by C code, which Python cannot reinstall.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

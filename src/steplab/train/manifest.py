@@ -1,4 +1,4 @@
-"""checkpoint.json: everything of a checkpoint that is not a tensor, and checksums of its tensor files."""
+"""checkpoint.json: all of a checkpoint that is not a tensor, and checksums of its tensor files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from steplab.train.checkpoint_folder import (
     list_checkpoints,
 )
 
+CHUNK = 16 * 2**20  # bytes read at a time
+
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """All of a checkpoint that is not a tensor and that the training loop owns.
+    """How far a training is: the part of the manifest that the training loop owns.
 
     `position` and `spec` are plain JSON data: string keys, lists instead of tuples.
     """
@@ -32,14 +34,14 @@ class TrainProgress:
     position: Mapping[str, Any]  # where the data continues; only its reader understands it
     spec: Mapping[str, Any]  # what is being trained, and how
     metrics: Mapping[str, float] = field(default_factory=dict)  # the last losses and rates
-    steplab: str = ""  # version; this and the two below are filled in when it is saved
+    steplab: str = ""  # version; like the next two, filled in by `save_checkpoint`
     torch: str = ""  # version
     created: str = ""  # UTC, ISO 8601
 
 
 @dataclass(frozen=True)
 class FileChecksum:
-    """What a file's content must add up to."""
+    """What a file must have to be intact."""
 
     size: int  # bytes
     crc32: int
@@ -90,18 +92,18 @@ class Manifest:
     scaler: Mapping[str, int | float]  # empty when gradients are not scaled
     python_random: PythonRngState
     numpy_random: NumpyRngState
-    files: Mapping[str, FileChecksum]  # tensor file -> seal
+    files: Mapping[str, FileChecksum]  # by name of the tensor file
 
 
-def manifest_to_json(document: Manifest) -> bytes:
-    """Write the document as JSON, with its version and a checksum of its content."""
-    content = encode(document)
+def manifest_to_json(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON, with its version and a checksum of its content."""
+    content = encode(manifest)
     head = {"steplab_checkpoint": VERSION, "crc32": _checksum(content)}
     return json.dumps({**head, "content": content}, allow_nan=False).encode()
 
 
 def manifest_from_json(text: bytes, where: str) -> Manifest:
-    """Read a document; a foreign, damaged or newer one is a UserError that says so."""
+    """Read a manifest; one that is foreign, damaged or newer is a UserError."""
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -112,8 +114,8 @@ def manifest_from_json(text: bytes, where: str) -> Manifest:
     check_version(version, where)
     if data.get("crc32") != _checksum(data.get("content")):
         raise UserError(f"{where} is damaged: its content does not match its checksum.")
-    document: Manifest = decode(Manifest, upgrade("checkpoint", version, data["content"]), where)
-    return document
+    manifest: Manifest = decode(Manifest, upgrade("checkpoint", version, data["content"]), where)
+    return manifest
 
 
 def _checksum(content: Any) -> int:
@@ -121,21 +123,18 @@ def _checksum(content: Any) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-CHUNK = 16 * 2**20  # bytes
-
-
 def read_manifest(path: Path) -> Manifest:
-    """Return what checkpoint.json says; the tensor files are not looked at."""
-    return _or_name_a_good_one(_parsed, path)
+    """Return what checkpoint.json says; the tensor files are not checked."""
+    return _suggest_a_good_one(_read, path)
 
 
 def read_verified_manifest(path: Path) -> Manifest:
-    """Return the document after the size and checksum of every tensor file have been checked."""
-    return _or_name_a_good_one(_checked, path)
+    """Return the manifest once size and checksum of every tensor file have been verified."""
+    return _suggest_a_good_one(_read_and_verify, path)
 
 
-def _or_name_a_good_one(read: Callable[[Path], Manifest], path: Path) -> Manifest:
-    """Let the error about a damaged checkpoint name the last good one before it, if any."""
+def _suggest_a_good_one(read: Callable[[Path], Manifest], path: Path) -> Manifest:
+    """Read; the error about a damaged checkpoint names the last good one before it, if any."""
     try:
         return read(path)
     except UserError as damage:
@@ -145,7 +144,7 @@ def _or_name_a_good_one(read: Callable[[Path], Manifest], path: Path) -> Manifes
         raise UserError(damage.message, f"Resume from {good} instead." if good else "") from None
 
 
-def _parsed(path: Path) -> Manifest:
+def _read(path: Path) -> Manifest:
     file = path / CHECKPOINT_FILE
     try:
         text = file.read_bytes()
@@ -156,26 +155,26 @@ def _parsed(path: Path) -> Manifest:
     return manifest_from_json(text, str(file))
 
 
-def _checked(path: Path) -> Manifest:
-    document = _parsed(path)
+def _read_and_verify(path: Path) -> Manifest:
+    manifest = _read(path)
     for name in (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE):
-        if name not in document.files:
+        if name not in manifest.files:
             raise UserError(f"{path / CHECKPOINT_FILE} is damaged: it does not mention {name}.")
-        _check_file(path / name, document.files[name])
-    return document
+        _check_file(path / name, manifest.files[name])
+    return manifest
 
 
-def _check_file(path: Path, seal: FileChecksum) -> None:
+def _check_file(path: Path, expected: FileChecksum) -> None:
     try:
         size = path.stat().st_size
-        if size != seal.size:
-            raise UserError(f"{path} is damaged: it has {size} bytes instead of {seal.size}.")
+        if size != expected.size:
+            raise UserError(f"{path} is damaged: it has {size} bytes instead of {expected.size}.")
         crc32 = _crc32(path)
     except FileNotFoundError:
         raise UserError(f"{path} is missing.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
-    if crc32 != seal.crc32:
+    if crc32 != expected.crc32:
         raise UserError(f"{path} is damaged: its content does not match its checksum.")
 
 
@@ -191,7 +190,7 @@ def _last_good_before(path: Path) -> Path | None:
     siblings = list_checkpoints(path.parent)
     for older in reversed(siblings[: siblings.index(path)] if path in siblings else siblings):
         try:
-            _checked(older)
+            _read_and_verify(older)
         except UserError:
             continue
         return older

@@ -1,22 +1,29 @@
-"""Trained weights from a checkpoint or a Time-MoE folder, and back into a Time-MoE folder.
+"""Trained models: weights of a checkpoint or of a Time-MoE folder, and back into a Time-MoE folder.
 
-Finding them needs no torch; loading and exporting do.
+Finding them needs no torch; loading and exporting import it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steplab.core import Recipe
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
-from steplab.core.spec import TrainSpec
+from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.store.atomic import disk_errors, sync_folder, write_file
 from steplab.train.checkpoint import load_weights, read_progress
-from steplab.train.checkpoint_folder import MODEL_FILE, find_checkpoint, new_draft
+from steplab.train.checkpoint_folder import (
+    MODEL_FILE,
+    find_checkpoint,
+    new_draft,
+    newest_checkpoint,
+)
 from steplab.train.manifest import read_verified_manifest
 from steplab.workloads.tsmoe import time_moe
 from steplab.workloads.tsmoe.config import TsmoeConfig
@@ -31,7 +38,9 @@ from steplab.workloads.workload import find_workload
 if TYPE_CHECKING:
     from torch import nn
 
-# Fields of a config that say how to train and not what the weights mean.
+ForwardContext = Callable[[], contextlib.AbstractContextManager[Any]]
+
+# Fields of a config that say how to train, not what the weights mean.
 TRAINING_FIELDS = frozenset({"seq_max_len", "aux_factor", "huber_delta"})
 
 
@@ -45,7 +54,7 @@ class Pretrained:
     size: str = ""
 
     def config_with(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return its config with some fields changed; those that the weights decide cannot be."""
+        """Return its config with some fields changed; those that fix the weights are refused."""
         for name, value in changes.items():
             if name not in TRAINING_FIELDS and self.config.get(name) != value:
                 raise self.conflict(name, value, self.config.get(name))
@@ -60,8 +69,13 @@ class Pretrained:
         )
 
 
-def find_pretrained(path: Path) -> Pretrained:
-    """Return what lies at `path`: a Time-MoE folder, a checkpoint, or a folder's newest one."""
+def find_pretrained(path: Path | None) -> Pretrained:
+    """Return what lies at `path`: a Time-MoE folder, a checkpoint, or a folder's newest one.
+
+    None means the newest checkpoint that `steplab train` wrote to its default folder.
+    """
+    if path is None:
+        path = _default_checkpoint()
     if time_moe.is_time_moe(path):
         return Pretrained(path, "tsmoe", encode(time_moe.read_config(path)))
     path = find_checkpoint(path)
@@ -72,17 +86,66 @@ def find_pretrained(path: Path) -> Pretrained:
 
 def load_pretrained(path: Path, model: nn.Module, config: Mapping[str, Any]) -> None:
     """Load the weights at `path` alone, all or none, into a model of that config."""
-    origin = find_pretrained(path)
-    origin.config_with(config)
+    found = find_pretrained(path)
+    found.config_with(config)
     if time_moe.is_time_moe(path):
         time_moe.load_weights(path, model)  # type: ignore[arg-type]
     else:
-        load_weights(origin.path, model)
+        load_weights(found.path, model)
+
+
+def load_for_inference(
+    found: Pretrained, model: nn.Module, device: str, recipe: Recipe, purpose: str
+) -> ForwardContext:
+    """Load the weights into a model of that config and make it ready to predict on `device`.
+
+    Returns the context to enter around every call. `purpose` names the use in error messages.
+    """
+    import torch
+
+    from steplab.step.assemble import find_device
+
+    load_pretrained(found.path, model, found.config)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model.to(find_device(device)).eval()
+    return apply_inference_recipe(recipe, model, purpose)
+
+
+def apply_inference_recipe(recipe: Recipe, model: nn.Module, purpose: str) -> ForwardContext:
+    """Apply the techniques that change how a model predicts; refuse the others."""
+    import torch
+
+    from steplab.techniques.recipes import check_recipe, technique
+    from steplab.techniques.technique import Stage, StepParts
+
+    check_recipe(recipe)
+    device = next(model.parameters()).device
+    parts = StepParts(model, device, torch.amp.GradScaler(device.type, enabled=False))
+    for name, settings in recipe.techniques.items():
+        if technique(name).stage not in (Stage.IMPLEMENTATION, Stage.PRECISION):
+            raise UserError(
+                f"A recipe for {purpose} cannot have {name}: every number of cached tokens is "
+                "another shape, and nothing is trained.",
+                "Use precision and impl, as in precision=bf16.",
+            )
+        technique(name).apply(parts, settings)
+    return parts.forward_context
+
+
+def _default_checkpoint() -> Path:
+    folder = Path(TrainSettings().checkpoint_dir)
+    found = newest_checkpoint(folder)
+    if found is None:
+        raise UserError(
+            f"There is no checkpoint in {folder}.", "Make one by `steplab train`, or name one."
+        )
+    return found
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """What an export has written."""
 
     source: Path  # the checkpoint
     folder: Path
@@ -102,7 +165,9 @@ def export_time_moe(path: Path, folder: Path) -> Exported:
         f"{path / 'checkpoint.json'}: spec",
     )
     if spec.workload != "tsmoe":
-        raise UserError(f"{path} is a model of {spec.workload}, and Time-MoE is made of tsmoe.")
+        raise UserError(
+            f"{path} is a model of {spec.workload}, and only tsmoe can become Time-MoE."
+        )
     config: TsmoeConfig = decode(TsmoeConfig, dict(spec.config), f"{path}: config")
     text = render_config(config)
     if folder.exists():
@@ -121,10 +186,10 @@ def _write_time_moe(path: Path, config: TsmoeConfig, text: bytes, folder: Path) 
     }
     draft = new_draft(folder.parent)
     try:
-        seal = write_tensors(draft / SINGLE_FILE, tensors)
+        checksum = write_tensors(draft / SINGLE_FILE, tensors)
         write_file(draft / CONFIG_FILE, text)
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     sync_folder(folder.parent)
-    return Exported(path, folder, len(tensors), seal.size)
+    return Exported(path, folder, len(tensors), checksum.size)

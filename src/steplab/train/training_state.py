@@ -1,6 +1,6 @@
 """What a checkpoint holds of a live training: weights, optimizer state, random generators.
 
-Optimizer state goes by the names of the parameters, so that no order can mix it up.
+Optimizer state is stored by parameter name, so that a changed order cannot mix it up.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from steplab.modules.optimizer import MASTER
 from steplab.train.manifest import NumpyRngState, OptimizerRecord, ParamGroup, PythonRngState
 
 LISTED = 5  # names in one error message
+# How the update is computed, not what it computes: a resumed training keeps its own choice.
+IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
+NOT_SETTINGS = {"params", "param_names", *IMPLEMENTATION}
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -62,14 +65,14 @@ def restore_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
 
 
 def first_few(names: Iterable[str]) -> str:
-    """List a few names and the number of the rest."""
+    """Return the first few names, and how many more there are."""
     known = list(names)
     rest = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
     return ", ".join(known[:LISTED]) + rest
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    # keep_vars: the tensors themselves, so that shared ones can be told by their identity.
+    # keep_vars: the tensors themselves, so that shared ones are recognized by their identity.
     state: dict[str, Any] = model.state_dict(keep_vars=True)
     odd = sorted(name for name, value in state.items() if not isinstance(value, torch.Tensor))
     if odd:
@@ -84,11 +87,6 @@ def _saved_names(state: Mapping[str, Tensor]) -> dict[str, str]:
 
 def _shape(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-# How the update is computed, not what it computes: a resumed training keeps its own choice.
-IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
-NOT_SETTINGS = {"params", "param_names", *IMPLEMENTATION}
 
 
 def capture_optimizer(
@@ -125,7 +123,7 @@ def check_optimizer(
     if record.kind != kind:
         raise UserError(
             f"{where} holds the state of {record.kind}, but this training uses {kind}.",
-            f"Train with {record.kind}, or start anew from the weights alone.",
+            f"Train with {record.kind}, or start a new run from the weights alone.",
         )
     if len(record.groups) != len(optimizer.param_groups):
         raise UserError(
@@ -151,7 +149,7 @@ def restore_optimizer(
     record: OptimizerRecord,
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Replace the optimizer's state and settings by the checked, saved ones."""
+    """Replace the optimizer's state and settings with the saved ones, which have been checked."""
     state: dict[str, dict[str, Any]] = {}
     for name, values in record.values.items():
         state.setdefault(name, {}).update(values)
@@ -176,7 +174,7 @@ def restore_optimizer(
 
 
 def _placed(saved: Tensor, key: str, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Copy a tensor to where torch's optimizers expect it, with its own dtype and bits."""
+    """Copy a tensor, bit for bit, to the device on which torch's optimizers expect it."""
     if key == "step":
         # Counters stay on the host unless the update reads them on the device.
         if group.get("fused"):
@@ -219,7 +217,7 @@ def _restored(current: Any, saved: Any) -> Any:
 
 def _name(parameter: Tensor, names: Mapping[int, str]) -> str:
     if id(parameter) not in names:
-        raise Unsupported("The optimizer updates a tensor that is no parameter of the model.")
+        raise Unsupported("The optimizer updates a tensor that is not a parameter of the model.")
     return names[id(parameter)]
 
 
@@ -233,7 +231,7 @@ def torch_rng_states() -> dict[str, Tensor]:
 
 
 def set_torch_rng_states(states: Mapping[str, Tensor]) -> None:
-    """Set torch's generators; those of GPUs that this machine does not have are left out."""
+    """Set torch's generators; states of GPUs that this machine does not have are ignored."""
     torch.set_rng_state(states["cpu"].clone())
     for index in range(torch.cuda.device_count()):
         if f"cuda.{index}" in states:
