@@ -192,5 +192,5 @@ def test_progress_says_who_wrote_it_and_keeps_odd_numbers(tmp_path):
 def test_an_optimizer_of_another_model_is_refused(tmp_path):
     training = Training()
     training.optimizer = adamw(Net())
-    with pytest.raises(Unsupported, match="no parameter of the model"):
+    with pytest.raises(Unsupported, match="not a parameter of the model"):
         save_checkpoint(tmp_path, *training.parts, PROGRESS, keep=0)
