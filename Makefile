@@ -1,0 +1,35 @@
+# make setup | fast | test | check | docs
+# CONTRIBUTING.md says when to run which. PYTHON chooses the interpreter of the new environment.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup fast test slow check docs
+
+setup: $(BIN)/steplab
+
+$(BIN)/steplab: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+# Everything that needs no compiler, no worker process and no Triton interpreter: under a minute.
+fast: setup
+	$(BIN)/python -m pytest -q -n 2 -m 'not slow and not medium'
+
+# The README's test command: all but the slow tests, six minutes on two cores.
+test: setup
+	$(BIN)/python -m pytest -q -n 2 -m 'not slow'
+
+slow: setup
+	$(BIN)/python -m pytest -q -n 2 -m slow
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell src docs examples benchmarks ./*.md
+
+docs: setup
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
