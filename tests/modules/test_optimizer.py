@@ -7,9 +7,20 @@ import pytest
 import torch
 from torch import nn
 
-from steplab.core.errors import Unsupported
+from steplab.core.errors import Unsupported, UserError
 from steplab.kernels import adamw as op
-from steplab.modules.optimizer import MASTER, OnePassAdamW, full_weights
+from steplab.modules.optimizer import (
+    MASTER,
+    ExtendedOptimizer,
+    OnePassAdamW,
+    clear_moments,
+    clip_gradients,
+    full_weights,
+    master_weight,
+    moments,
+    optimizer_label,
+    set_master_weights,
+)
 from tests.kernels.update_cases import check_update
 
 BF16 = torch.bfloat16
@@ -197,6 +208,36 @@ def test_full_weights_are_the_parameters_for_a_while():
         raise KeyError
     assert all(p.dtype == BF16 for p in model.parameters())
     steps(model, optimizer, 1)
+
+
+def test_torchs_optimizers_offer_nothing_and_are_served_as_torch_does():
+    (theirs, adamw), (_, own) = pair()
+    assert isinstance(own, ExtendedOptimizer) and not isinstance(adamw, ExtendedOptimizer)
+    assert optimizer_label(adamw) == "" and optimizer_label(own) == "one-pass"
+    weights = list(theirs.parameters())
+    for p in weights:
+        p.grad = torch.ones_like(p)
+    norm = clip_gradients(adamw, weights, 1e-2)
+    assert norm > 1
+    assert float(torch.nn.utils.get_total_norm([p.grad for p in weights])) == pytest.approx(1e-2)
+    with full_weights(adamw), full_weights(None):
+        assert [p.data_ptr() for p in theirs.parameters()] == [p.data_ptr() for p in weights]
+    assert master_weight(adamw, weights[0]) is None and master_weight(None, weights[0]) is None
+    with pytest.raises(UserError, match="keeps them in fp32"):
+        set_master_weights(adamw, {weights[0]: weights[0].data})
+
+
+def test_moments_are_the_state_without_the_fp32_weights():
+    model = net(BF16)
+    optimizer = OnePassAdamW(model.parameters())
+    originals = {p: p.detach().float() for p in model.parameters()}
+    set_master_weights(optimizer, originals)
+    steps(model, optimizer, 1, lambda o, parameters: clip_gradients(o, parameters, 1.0))
+    assert optimizer_label(optimizer).startswith("one-pass ")
+    assert all(set(state) == {"step", "exp_avg", "exp_avg_sq"} for _, state in moments(optimizer))
+    clear_moments(optimizer)
+    for p, original in originals.items():
+        assert set(optimizer.state[p]) == {MASTER} and master_weight(optimizer, p) is original
 
 
 def test_parameters_without_a_gradient_are_left_alone():

@@ -1,11 +1,16 @@
-"""AdamW that reads and writes every number once, and that may keep fp32 weights of its own."""
+"""What a step and its checkpoints ask of an optimizer, and an AdamW that updates in one pass.
+
+torch's optimizers neither clip nor keep weights of their own. One that does offers the members of
+`ExtendedOptimizer`; the functions of this file use them or do what torch does, so that no caller
+has to know which optimizer it has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +22,93 @@ from steplab.kernels.dispatch import AUTO
 MASTER = "master"  # the key of a parameter's fp32 weights in the optimizer's state
 
 
-class OnePassAdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW's groups and state; `lr` is a tensor on the device, and so is the step.
+@runtime_checkable
+class ExtendedOptimizer(Protocol):
+    """What an optimizer may offer beyond torch's interface."""
 
-    A 16-bit parameter is the rounded copy of fp32 weights in the state, which are what is updated:
-    so updates too small for 16 bits add up. `keep_masters` hands over the ones it was rounded from.
+    clips_itself: bool  # the gradients are scaled within `step`, by what `clip` found
+
+    @property
+    def label(self) -> str:
+        """How a Run names the update that ran, as in "one-pass triton_update"."""
+        ...
+
+    def clip(self, params: Iterable[Tensor], max_norm: float) -> Tensor:
+        """Let the next step scale the gradients to `max_norm`; return their norm."""
+        ...
+
+    def set_master_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> None:
+        """Take these fp32 weights for the 16-bit parameters that are their rounded copies."""
+        ...
+
+    def full_weights(self) -> AbstractContextManager[None]:
+        """Let the parameters be their fp32 weights, to be saved or replaced; then round them."""
+        ...
+
+
+def optimizer_label(optimizer: torch.optim.Optimizer) -> str:
+    """Return how the optimizer names its update, or "" for one of torch's."""
+    return optimizer.label if isinstance(optimizer, ExtendedOptimizer) else ""
+
+
+def clip_gradients(
+    optimizer: torch.optim.Optimizer, params: Iterable[Tensor], max_norm: float
+) -> Tensor:
+    """Scale the gradients to a norm of at most `max_norm`, now or in the next step."""
+    if getattr(optimizer, "clips_itself", False):
+        norm: Tensor = optimizer.clip(params, max_norm)  # type: ignore[attr-defined]
+        return norm
+    return nn.utils.clip_grad_norm_(params, max_norm)
+
+
+def set_master_weights(
+    optimizer: torch.optim.Optimizer, masters: Mapping[nn.Parameter, Tensor]
+) -> None:
+    """Give an optimizer the fp32 weights of 16-bit parameters, or say that it cannot keep them."""
+    if not isinstance(optimizer, ExtendedOptimizer):
+        raise UserError(
+            "16-bit weights need an optimizer that keeps them in fp32 too: their own steps are "
+            "too coarse for most updates.",
+            "Add optimizer=one-pass to the recipe.",
+        )
+    optimizer.set_master_weights(masters)
+
+
+def full_weights(optimizer: torch.optim.Optimizer | None) -> AbstractContextManager[None]:
+    """Let the parameters be their fp32 weights where the optimizer keeps such."""
+    return optimizer.full_weights() if isinstance(optimizer, ExtendedOptimizer) else nullcontext()
+
+
+def master_weight(optimizer: torch.optim.Optimizer | None, parameter: Tensor) -> Tensor | None:
+    """Return the fp32 weights of which a parameter is the rounded copy, if there are any."""
+    return None if optimizer is None else optimizer.state.get(parameter, {}).get(MASTER)
+
+
+def moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """Yield every parameter's state without its fp32 weights, which are saved as the model's."""
+    for parameter, state in optimizer.state.items():
+        yield parameter, {key: value for key, value in state.items() if key != MASTER}
+
+
+def clear_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Forget all state but the fp32 weights."""
+    masters = {p: state[MASTER] for p, state in optimizer.state.items() if MASTER in state}
+    optimizer.state.clear()
+    optimizer.state.update({p: {MASTER: master} for p, master in masters.items()})
+
+
+class OnePassAdamW(torch.optim.Optimizer):
+    """torch.optim.AdamW's groups and state, with `lr` and the step count as tensors on the device.
+
+    It reads and writes every number once. A 16-bit parameter is the rounded copy of fp32 weights in
+    the state, which are what is updated: so updates too small for 16 bits add up.
+    `set_master_weights` hands over the ones it was rounded from.
     """
 
     op = "adamw"
     impl = AUTO
     ran = ""
+    clips_itself = True
     coefficient: Tensor | None = None  # of the gradients, for the next step alone
 
     def __init__(
@@ -37,9 +119,14 @@ class OnePassAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        rule = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
-        # capturable: whoever restores the state must leave the step counts on the device.
-        super().__init__(params, {"lr": lr, **rule, "capturable": True})
+        hyper = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+        # capturable: a restored state must keep the step counts on the device.
+        super().__init__(params, {"lr": lr, **hyper, "capturable": True})
+
+    @property
+    def label(self) -> str:
+        """How a Run names the update, with the implementation that ran."""
+        return f"one-pass {self.ran}".strip()
 
     @classmethod
     def instead_of(cls, optimizer: torch.optim.Optimizer) -> OnePassAdamW:
@@ -57,7 +144,7 @@ class OnePassAdamW(torch.optim.Optimizer):
         return cls([{key: group[key] for key in keys} for group in optimizer.param_groups])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its rate becomes a tensor of its own, which schedulers fill."""
+        """Add a group; its learning rate becomes a tensor of its own, which schedulers fill."""
         super().add_param_group(param_group)
         _place_rate(self.param_groups[-1])
 
@@ -73,19 +160,19 @@ class OnePassAdamW(torch.optim.Optimizer):
         if params:
             torch._foreach_add_([self._state(p)["step"] for p in params], 1)
         for group in self.param_groups:
-            if not isinstance(group["lr"], Tensor):  # somebody set it by hand
+            if not isinstance(group["lr"], Tensor):  # set by hand
                 _place_rate(group)
             beta1, beta2 = group["betas"]
-            rule = adamw_op.Hyperparameters(beta1, beta2, group["eps"], group["weight_decay"])
+            hyper = adamw_op.Hyperparameters(beta1, beta2, group["eps"], group["weight_decay"])
             for p in group["params"]:
                 if p.grad is not None:
                     weight = _weight(p, p.grad, self.state[p])
-                    adamw_op.update(self.ran, weight, rule, group["lr"], self.coefficient)
+                    adamw_op.update(self.ran, weight, hyper, group["lr"], self.coefficient)
         self.coefficient = None
         return loss
 
     @torch.no_grad()
-    def clip(self, params: Iterable[Tensor], most: float) -> Tensor:
+    def clip(self, params: Iterable[Tensor], max_norm: float) -> Tensor:
         """Let the next step scale the gradients as torch's clip_grad_norm_ does; return their norm.
 
         The norm is summed in fp32 or better, also for 16-bit gradients.
@@ -98,10 +185,10 @@ class OnePassAdamW(torch.optim.Optimizer):
         for dtype, grads in by_dtype.items():
             norms += torch._foreach_norm(grads, 2.0, torch.promote_types(dtype, torch.float32))
         norm = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
-        self.coefficient = (most / (norm + 1e-6)).clamp(max=1.0)
+        self.coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         return norm
 
-    def keep_masters(self, masters: Mapping[nn.Parameter, Tensor]) -> None:
+    def set_master_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> None:
         """Take these fp32 weights for the 16-bit parameters that are their rounded copies."""
         for group in self.param_groups:
             for p in group["params"]:
@@ -121,7 +208,7 @@ class OnePassAdamW(torch.optim.Optimizer):
                 p.data = data.copy_(self.state[p][MASTER])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` gave, bit for bit; torch alone would round it to 16 bits."""
+        """Load what `state_dict` gave, bit for bit, where torch would round it to 16 bits."""
         super().load_state_dict(dict(state_dict))
         own = chain.from_iterable(group["params"] for group in self.param_groups)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -132,7 +219,7 @@ class OnePassAdamW(torch.optim.Optimizer):
             _place_rate(group)
 
     def _state(self, p: Tensor) -> dict[str, Any]:
-        """Return a parameter's state, after making what is missing."""
+        """Return a parameter's state, initialized at its first step."""
         state = self.state[p]
         if "step" not in state:
             if p.grad is not None and p.grad.is_sparse:
@@ -144,22 +231,6 @@ class OnePassAdamW(torch.optim.Optimizer):
             for key in ("exp_avg", "exp_avg_sq"):
                 state[key] = torch.zeros_like(p, dtype=wide, requires_grad=False)
         return state
-
-
-def keep_masters(optimizer: torch.optim.Optimizer, masters: Mapping[nn.Parameter, Tensor]) -> None:
-    """Give an optimizer the fp32 weights of 16-bit parameters, or say that it cannot keep them."""
-    if not isinstance(optimizer, OnePassAdamW):
-        raise UserError(
-            "16-bit weights need an optimizer that keeps them in fp32 too: their own steps are "
-            "too coarse for most updates.",
-            "Add optimizer=one-pass to the recipe.",
-        )
-    optimizer.keep_masters(masters)
-
-
-def full_weights(optimizer: torch.optim.Optimizer | None) -> AbstractContextManager[None]:
-    """Let the parameters be their fp32 weights where the optimizer keeps such."""
-    return optimizer.full_weights() if isinstance(optimizer, OnePassAdamW) else nullcontext()
 
 
 def _place_rate(group: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from steplab.core import Ran, units
-from steplab.modules.optimizer import OnePassAdamW
+from steplab.modules.optimizer import optimizer_label
 from steplab.probes.probe import Probe, Subject
 
 # One launch, however many kernels the graph holds.
@@ -160,8 +160,9 @@ def optimizer_impl(optimizer: torch.optim.Optimizer | None, traced: Collection[s
     """
     if optimizer is None:
         return ""
-    if isinstance(optimizer, OnePassAdamW):
-        return f"one-pass {optimizer.ran}".strip()
+    label = optimizer_label(optimizer)
+    if label:
+        return label
     if not FUSED_UPDATES.isdisjoint(traced):
         return "fused"
     if not FOREACH_UPDATES.isdisjoint(traced):

@@ -10,7 +10,7 @@ import torch._functorch.config
 
 from steplab.core import Mode, Recipe, RunSpec
 from steplab.core.errors import UserError, no_gpu
-from steplab.modules.optimizer import keep_masters
+from steplab.modules.optimizer import set_master_weights
 from steplab.step.graph import graph_step, learning_rates_to_device
 from steplab.step.prefetch import Prefetched
 from steplab.step.step import Step
@@ -56,7 +56,7 @@ def build_step(
         if parts.replace_optimizer is not None:
             optimizer = parts.replace_optimizer(optimizer)
         if parts.master_weights:
-            keep_masters(optimizer, parts.master_weights)
+            set_master_weights(optimizer, parts.master_weights)
         if parts.wrap_optimizer_step is not None:
             # As Python floats a schedule would change a guard, and so recompile, at every step.
             learning_rates_to_device(optimizer, device)

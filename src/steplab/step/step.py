@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from steplab.core import Mode
 from steplab.core.errors import UserError
-from steplab.modules.optimizer import OnePassAdamW
+from steplab.modules.optimizer import clip_gradients
 from steplab.techniques.technique import StepParts
 from steplab.workloads.workload import StepOutput, Workload
 
@@ -107,17 +107,11 @@ class Step:
         if self.clip:
             with self.watch("clip"):
                 scaler.unscale_(self.optimizer)
-                self._clip(self.model.parameters())
+                clip_gradients(self.optimizer, self.model.parameters(), self.clip)
         with self.watch("optimizer"):
             scaler.step(self.optimizer)
             scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-
-    def _clip(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        if isinstance(self.optimizer, OnePassAdamW):
-            self.optimizer.clip(parameters, self.clip)  # by the update, in the same pass
-        else:
-            torch.nn.utils.clip_grad_norm_(parameters, self.clip)
 
 
 def _check_list(micro_batches: Any) -> None:

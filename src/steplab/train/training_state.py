@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from steplab.core.codec import encode
 from steplab.core.errors import Unsupported, UserError
-from steplab.modules.optimizer import MASTER
+from steplab.modules.optimizer import clear_moments, moments
 from steplab.train.manifest import NumpyRngState, OptimizerRecord, ParamGroup, PythonRngState
 
 LISTED = 5  # names in one error message
@@ -95,11 +95,9 @@ def capture_optimizer(
     """Return the plain part of an optimizer and its tensors, called `exp_avg/<parameter>`."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, dict[str, Any]] = {}
-    for parameter, state in optimizer.state.items():
+    for parameter, state in moments(optimizer):
         name = _name(parameter, names)
         for key, value in state.items():
-            if key == MASTER:
-                continue  # saved once, as the model's weights
             if isinstance(value, Tensor):
                 tensors[f"{key}/{name}"] = value
             else:
@@ -156,9 +154,7 @@ def restore_optimizer(
     for path, tensor in tensors.items():
         key, _, name = path.partition("/")
         state.setdefault(name, {})[key] = tensor
-    masters = {p: own[MASTER] for p, own in optimizer.state.items() if MASTER in own}
-    optimizer.state.clear()
-    optimizer.state.update({p: {MASTER: master} for p, master in masters.items()})
+    clear_moments(optimizer)
     for saved, group in zip(record.groups, optimizer.param_groups, strict=True):
         for key, value in saved.settings.items():
             group[key] = _restored(group.get(key), value)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError
-from steplab.modules.optimizer import MASTER
+from steplab.modules.optimizer import master_weight
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
 from steplab.store.atomic import disk_errors
@@ -212,8 +212,7 @@ def _full_weight(step: Step, p: nn.Parameter) -> Tensor:
 
     In bf16 alone small updates cannot be told from rounding.
     """
-    kept = step.optimizer.state.get(p, {}) if step.optimizer else {}
-    master = kept.get(MASTER)
+    master = master_weight(step.optimizer, p)
     return master if master is not None and torch.equal(master.to(p.dtype), p) else p
 
 
