@@ -52,7 +52,7 @@ def test_a_worker_refuses_records_and_dies(spec, tmp_path, monkeypatch):
         assert run.status == "ok", run.reason
         for name in (*run.profile.traces, run.profile.detail):
             assert (folder / name).is_file()
-        assert "tracing 2 steps" in said and said[-1] == "following the memory"
+        assert "tracing 2 steps" in said and said[-1] == "recording memory"
 
         run = worker.profile(spec(11), ProfilePlan(), folder, environment)
         assert run.status == "crashed" and "SIGKILL" in run.reason

@@ -87,9 +87,9 @@ def test_wrong_numbers_are_one_sentence(store, wrong):
 
 
 def test_explain_takes_the_run(tmp_path, monkeypatch):
-    """By the package's name too, which importing the folder `explain` must not hide."""
+    """Importing the package of the rules does not hide the function."""
     monkeypatch.chdir(tmp_path)
     run = steplab.profile(Loop().step, steps=1)
-    found = steplab.findings(run)
+    found = steplab.explain(run)
     importlib.import_module("steplab.findings")
-    assert steplab.findings(run) == found and isinstance(found, tuple)
+    assert steplab.explain(run) == found and isinstance(found, tuple)

@@ -1,1 +1,1 @@
-"""Records a step: lean traces for its times, one step in detail for who did it."""
+"""Recording a step: lean traces for its times, one step in detail for who did what."""

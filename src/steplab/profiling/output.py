@@ -21,11 +21,28 @@ from steplab.trace.analysis import Analysis
 from steplab.trace.analyze import analyze_cycles
 
 PAGE_FILE = "page.html"
+SUMMARY_FILE = "summary.csv"
+COLUMNS = (
+    "date",
+    "run",
+    "workload",
+    "size",
+    "recipe",
+    "mode",
+    "batch",
+    "context",
+    "device",
+    "step_ms",
+    "profiled_ms",
+    "peak_gib",
+    "kernels_per_step",
+    "trace",
+)
 
 
 @contextlib.contextmanager
 def scratch_folder(store: Store) -> Iterator[Path]:
-    """Lend a hidden folder on the store's disk; the store sweeps what a killed process leaves."""
+    """Yield a hidden folder on the store's disk; the store removes what a killed process leaves."""
     folder = store.runs / f".draft-profile-{secrets.token_hex(4)}"
     with disk_errors(store.root):
         folder.mkdir(parents=True)
@@ -62,27 +79,8 @@ def save_files(store: Store, run: Run, folder: Path) -> Path:
     return store.save(run, {path.name: path.read_bytes() for path in sorted(folder.iterdir())})
 
 
-SUMMARY_FILE = "summary.csv"
-COLUMNS = (
-    "date",
-    "run",
-    "workload",
-    "size",
-    "recipe",
-    "mode",
-    "batch",
-    "context",
-    "device",
-    "step_ms",
-    "profiled_ms",
-    "peak_gib",
-    "kernels_per_step",
-    "trace",
-)
-
-
 def check_summary(folder: Path) -> None:
-    """Refuse, before anything is measured, a summary.csv that has other columns."""
+    """Refuse a summary.csv with other columns, before anything is measured."""
     path = folder / SUMMARY_FILE
     with disk_errors(folder, "--out"):
         if not path.exists():
@@ -94,21 +92,21 @@ def check_summary(folder: Path) -> None:
 
 
 def append_summary(folder: Path, run: Run, trace: Path) -> Path:
-    """Add the Run's line to `folder`/summary.csv, which begins with one header; return the file.
+    """Append the Run's line to `folder`/summary.csv and return the file.
 
-    Several processes may do so at once: whoever comes first links a complete header into place,
-    and a line is one write at the end of the file.
+    Several processes may append at once: the first one links a file with a complete header into
+    place, and a line is a single write at the end of the file.
     """
     path = folder / SUMMARY_FILE
     with disk_errors(folder, "--out"):
         folder.mkdir(parents=True, exist_ok=True)
-        _begin(path)
+        _create(path)
         with path.open("ab", buffering=0) as file:
             file.write(_line(_cells(run, trace)).encode())
     return path
 
 
-def _begin(path: Path) -> None:
+def _create(path: Path) -> None:
     if path.exists():
         return
     draft = path.with_name(f".{SUMMARY_FILE}.{secrets.token_hex(4)}")

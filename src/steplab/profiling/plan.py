@@ -1,4 +1,4 @@
-"""Plan: how much of a step is recorded. No torch."""
+"""ProfilePlan: which steps are recorded, and in how much detail. No torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DETAIL_FILE = "detail.json.gz"
 class ProfilePlan:
     """The schedule of the lean traces, and whether a detailed step follows.
 
-    A cycle leaves `wait` steps alone, lets the profiler run for `warmup` steps and throws them
-    away, records `active` steps into one trace, and is done `repeat` times.
+    A cycle skips `wait` steps, runs the profiler for `warmup` steps and discards them, and records
+    `active` steps into one trace. There are `repeat` cycles.
     """
 
     schedule: tuple[int, ...] = DEFAULT_SCHEDULE  # wait, warmup, active, repeat
     detail: bool = True
-    stacks: bool = True  # in the detailed step: Python's lines and the memory, which take longest
+    stacks: bool = True  # Python lines and memory in the detailed step, the slowest to record
 
     def __post_init__(self) -> None:
         if len(self.schedule) != 4:
@@ -39,7 +39,7 @@ class ProfilePlan:
 
     @property
     def warmup(self) -> int:
-        """Steps that the profiler sees and forgets: its own start costs time."""
+        """Steps that the profiler discards: starting it costs time."""
         return self.schedule[1]
 
     @property
@@ -59,5 +59,5 @@ class ProfilePlan:
 
     @property
     def steps(self) -> int:
-        """Steps that are run for the lean traces."""
+        """Steps that run for the lean traces."""
         return (self.wait + self.warmup + self.active) * self.repeat

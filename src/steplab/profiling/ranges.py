@@ -1,4 +1,4 @@
-"""Names on the timeline: phases and the fetch of a batch always, modules in the detailed step."""
+"""Named ranges on the timeline: phases and batch fetches always, modules in the detailed step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODULE = "module:"  # what the names of module ranges begin with
 
 @contextlib.contextmanager
 def named_range(name: str, on_cuda: bool) -> Iterator[None]:
-    """Name what happens inside, for torch's profiler and, on CUDA, for NVIDIA's tools too."""
+    """Open a named range for torch's profiler and, on CUDA, for NVIDIA's tools."""
     with record_function(name):
         if not on_cuda:
             yield
@@ -34,7 +34,7 @@ def named_range(name: str, on_cuda: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def phase_ranges(subject: Subject) -> Iterator[None]:
-    """Name the phases of every step that runs inside."""
+    """Open a range for every phase of the steps that run inside."""
     before = subject.step.watch
     subject.step.watch = lambda phase: named_range(phase, subject.on_cuda)
     try:
@@ -44,9 +44,9 @@ def phase_ranges(subject: Subject) -> Iterator[None]:
 
 
 def run_named(subject: Subject, then: Callable[[], None]) -> None:
-    """Fetch a batch in the range `data`, run one step on it, then what belongs to it.
+    """Fetch a batch in the range `data`, run one step on it, then call `then`.
 
-    All of it lies in the range `step`: what the host does between phases is its own work too.
+    All of it lies in the range `step`: what the host does between phases is part of the step.
     """
     with named_range("step", subject.on_cuda):
         with named_range("data", subject.on_cuda):
@@ -57,12 +57,12 @@ def run_named(subject: Subject, then: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def module_ranges(model: nn.Module) -> Iterator[None]:
-    """Name the forward of every module `module:<path>`; the model itself by its class.
+    """Open a range `module:<path>` for the forward of every module; the model's has its class name.
 
-    Forward hooks enter and leave the ranges and change nothing that flows through. A module that
-    several others share is named by its path through the one that calls it. A compiled module
-    gets one range around the compiled call and none inside: a hook in there would be traced, so
-    the module would be compiled anew and no longer be the one that was measured.
+    Forward hooks open and close the ranges and change no tensor. A module that several others
+    share is named by its path through its caller. A compiled module gets one range around the
+    compiled call and none inside: hooks there would be traced, so that the module would be
+    compiled again and no longer be the one that was measured.
     """
     running = _Running(type(model).__name__)
     paths: dict[nn.Module, list[str]] = {}
@@ -84,14 +84,14 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
 
 
 class _Running:
-    """The modules whose forward is going on, outermost first, each in its range."""
+    """The modules whose forward is running, outermost first, each with its range."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._open: list[tuple[str, record_function]] = []
 
     def range_of(self, known: Sequence[str]) -> tuple[str, record_function]:
-        """Return that of the paths `known` which the module was called by, and its range."""
+        """Return the path, one of `known`, by which the module was called, and its range."""
         path = nearest_path(known, self._open[-1][0] if self._open else "")
         return path, record_function(f"{MODULE}{path or self._model_name}")
 
@@ -111,7 +111,7 @@ class _Running:
 
 
 def nearest_path(known: Sequence[str], caller: str) -> str:
-    """Return the path that shares most with the caller's; of equals the first."""
+    """Return the path with the longest common prefix with the caller's; the first among equals."""
     within = caller.split(".")
 
     def shared(path: str) -> int:
@@ -124,8 +124,8 @@ def nearest_path(known: Sequence[str], caller: str) -> str:
 def outside_compiled(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield (path, module) of all modules that no compiled region contains, parents first.
 
-    A module that `module.compile()` compiled, or whose forward is, is yielded; those inside it
-    are not. Of one that `torch.compile(module)` wrapped neither is, nor are scripted modules.
+    A module compiled by `module.compile()`, or whose forward is compiled, is yielded, but none
+    inside it. A module wrapped by `torch.compile(module)` is not, nor are scripted modules.
     """
     if isinstance(module, (OptimizedModule, torch.jit.ScriptModule)):
         return
@@ -146,7 +146,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def can_name_modules(model: nn.Module) -> bool:
-    """Whether hooks stay outside compiled code: not so when it is unknown what was compiled."""
+    """Whether hooks stay outside compiled code; not if it is unknown what was compiled."""
     return not graph_count() or any(is_compiled(module) for module in model.modules())
 
 

@@ -1,4 +1,7 @@
-"""One spec measured like any trial, then recorded: times first, without a profiler around."""
+"""Records a step: lean traces for its times, then one step in detail for who did what.
+
+The step is measured first, like any trial, without a profiler around it.
+"""
 
 from __future__ import annotations
 
@@ -26,37 +29,100 @@ from steplab.step.loop import Progress, settle, synchronize, warm_up
 from steplab.step.trial import is_out_of_memory, trial
 from steplab.trace.phases import PACING_RANGE
 
+DETAIL_WARMUP = 1  # the first step under the Python tracer also pays for starting it
+# Inductor warms a CUDA graph up in the first step after a reset and records it in the second.
+STEADY_STEPS = 3
 
-@contextlib.contextmanager
-def cuda_graphs_off() -> Iterator[None]:
-    """Compile what runs inside without Inductor's CUDA graphs, whatever mode was asked for.
 
-    A replayed graph is one launch: nothing tells which line, operator or module a kernel in it
-    comes from. Modes such as reduce-overhead override Inductor's global setting, hence the
-    wrapper around the compiler call. Compiled code is dropped at both ends; Inductor's cache
-    makes the next compilation quick.
+def profile_spec(spec: RunSpec, plan: ProfilePlan, folder: Path, progress: Progress) -> Run:
+    """Measure and record `spec` in this process; traces are written into `folder`.
+
+    UserErrors propagate; every other failure is the Run's status.
     """
-    compiler: Any = torch._TorchCompileInductorWrapper
-    original = compiler.__call__
 
-    def without_graphs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kept, self.config = self.config, {**self.config, "triton.cudagraphs": False}
+    def afterwards(subject: Subject, run: Run) -> Run:
+        _reach_steady_state(subject, progress)
+        return record_profile(subject, run, plan, folder, progress)
+
+    return trial(spec, progress, afterwards)
+
+
+def record_profile(
+    subject: Subject, run: Run, plan: ProfilePlan, folder: Path, progress: Progress
+) -> Run:
+    """Add a profile to the Run of a step that has been measured and is in its steady state."""
+    notes = [*run.notes]
+    if not plan.warmup:
+        notes.append(
+            "schedule without warm-up: the recorded steps contain the start of the profiler"
+        )
+    traces = record_lean(subject, plan, folder, progress)
+    profile = Profile(plan.numbers, traces, updated_weights=updated_weights(subject))
+    if plan.detail:
         try:
-            return original(self, *args, **kwargs)
-        finally:
-            self.config = kept
+            replays = run.ran is not None and bool(run.ran.graph_launches)
+            detail, memory = _record_with_memory(subject, replays, plan, folder, progress, notes)
+            profile = replace(profile, detail=detail, memory=memory)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            notes.append("no detail: the step with stacks, shapes and memory ran out of memory")
+    return replace(run, profile=profile, notes=tuple(notes))
 
-    torch._dynamo.reset()
-    compiler.__call__ = without_graphs
+
+def _record_with_memory(
+    subject: Subject,
+    replays: bool,
+    plan: ProfilePlan,
+    folder: Path,
+    progress: Progress,
+    notes: list[str],
+) -> tuple[str, MemoryTimeline | None]:
+    """Return the file of the detailed step and its memory; add to `notes` what limits them.
+
+    `replays`: the measured step launched CUDA graphs.
+    """
+    with contextlib.ExitStack() as stack:
+        if replays:
+            stack.enter_context(cuda_graphs_off())
+            stack.enter_context(subject.op_by_op())
+            notes.append("detail and memory were recorded with CUDA graphs off")
+            _reach_steady_state(subject, progress)
+        detail = record_detail(subject, folder, progress, plan.stacks)
+        if not can_name_modules(subject.step.model):
+            notes.append("no module ranges: it is not known what is compiled; see the stacks")
+        return detail, _memory(subject, progress, notes) if plan.stacks else None
+
+
+def _memory(subject: Subject, progress: Progress, notes: list[str]) -> MemoryTimeline | None:
+    progress("recording memory")
     try:
-        with torch._inductor.config.patch({"triton.cudagraphs": False}):
-            yield
-    finally:
-        compiler.__call__ = original
-        torch._dynamo.reset()
+        return record_memory(subject)
+    except SteplabError as error:
+        notes.append(f"no memory timeline: {error}")
+    except UnicodeDecodeError:
+        # A step that compiles while stacks are recorded frees code objects: names become garbage.
+        notes.append("no memory timeline: torch's profiler could not name freed code")
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        notes.append("no memory timeline: recording it ran out of memory")
+    return None
 
 
-DETAIL_WARMUP = 1  # the first step under the Python tracer pays for its start
+def _reach_steady_state(subject: Subject, progress: Progress) -> None:
+    """Settle and warm up again: the probe that ran last may have reset compiled code."""
+    settle(subject, subject.step.parts.settle_steps, progress)
+    warm_up(subject, STEADY_STEPS, progress)
+
+
+def updated_weights(subject: Subject) -> int | None:
+    """Return the number of weights that a step updates; None without a known optimizer."""
+    optimizer = subject.step.optimizer
+    if optimizer is None or subject.spec.mode != "full":
+        return None
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    return sum(p.numel() for p in params if p.requires_grad)
 
 
 def record_lean(
@@ -64,8 +130,8 @@ def record_lean(
 ) -> tuple[str, ...]:
     """Run `plan.steps` steps and write one trace per cycle; return the files' names.
 
-    Nothing but phases is recorded, so that times stay close to those without a profiler. The
-    table of averages holds the active steps of all cycles.
+    Only phases are recorded, so that times stay close to those without a profiler. The table of
+    averages covers the active steps of all cycles.
     """
     names: list[str] = []
 
@@ -92,9 +158,9 @@ def record_lean(
 
 
 def record_detail(subject: Subject, folder: Path, progress: Progress, stacks: bool = True) -> str:
-    """Record one step with shapes, modules and, with `stacks`, Python's lines and memory.
+    """Record one step with shapes, modules and, if `stacks`, Python lines and memory events.
 
-    Returns the file's name.
+    Returns the name of the file.
     """
     progress("tracing in detail")
     model = subject.step.model
@@ -121,25 +187,25 @@ def record_detail(subject: Subject, folder: Path, progress: Progress, stacks: bo
 class Pace:
     """Keeps the host one step ahead of the device, and no further.
 
-    A host that is free to run ahead issues several steps within the first one's time on the
-    device, and its step ranges then say nothing about how long a step takes. The wait is for
-    the step before: while it lasts the device has the present step's work to do.
+    A host that may run ahead issues several steps while the device works on the first one, and
+    its step ranges then say nothing about how long a step takes. The host waits for the previous
+    step; meanwhile the device has the current step's work to do.
     """
 
     def __init__(self, on_cuda: bool) -> None:
         self.on_cuda = on_cuda
-        self.before: Any = None
+        self.previous: Any = None
 
     def step_issued(self) -> None:
-        """Wait until the step before the one just issued is done."""
+        """Wait until the device has finished the step before the one just issued."""
         if not self.on_cuda:
             return
         done = torch.cuda.Event()
         done.record()
-        if self.before is not None:
+        if self.previous is not None:
             with record_function(PACING_RANGE):
-                self.before.synchronize()
-        self.before = done
+                self.previous.synchronize()
+        self.previous = done
 
 
 def _schedule(plan: ProfilePlan) -> Callable[[int], Any]:
@@ -152,95 +218,30 @@ def _schedule(plan: ProfilePlan) -> Callable[[int], Any]:
     return made
 
 
-# Inductor warms a CUDA graph up in the first step after a reset and records it in the second.
-STEADY_STEPS = 3
+@contextlib.contextmanager
+def cuda_graphs_off() -> Iterator[None]:
+    """Compile what runs inside without Inductor's CUDA graphs, whatever mode was asked for.
 
-
-def profile_spec(spec: RunSpec, plan: ProfilePlan, folder: Path, progress: Progress) -> Run:
-    """Measure and record `spec` in this process; traces are written into `folder`.
-
-    UserErrors propagate; every other failure is the Run's status.
+    A replayed graph is one launch, which does not tell the line, operator or module that a kernel
+    comes from. Modes such as reduce-overhead override Inductor's global setting, hence the
+    wrapper around the compiler call. Compiled code is dropped at both ends; Inductor's cache
+    makes compiling it again quick.
     """
+    compiler: Any = torch._TorchCompileInductorWrapper
+    original = compiler.__call__
 
-    def afterwards(subject: Subject, run: Run) -> Run:
-        _steady(subject, progress)
-        return record_profile(subject, run, plan, folder, progress)
-
-    return trial(spec, progress, afterwards)
-
-
-def record_profile(
-    subject: Subject, run: Run, plan: ProfilePlan, folder: Path, progress: Progress
-) -> Run:
-    """Add a profile to the Run of a step that has been measured and is in its steady state."""
-    notes = [*run.notes]
-    if not plan.warmup:
-        notes.append("schedule without warm-up: recorded steps hold the profiler's own start")
-    traces = record_lean(subject, plan, folder, progress)
-    profile = Profile(plan.numbers, traces, updated_weights=updated_weights(subject))
-    if plan.detail:
+    def without_graphs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kept, self.config = self.config, {**self.config, "triton.cudagraphs": False}
         try:
-            profile = _detailed(subject, run, profile, plan.stacks, folder, progress, notes)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            notes.append("no detail: the step with stacks, shapes and memory ran out of memory")
-    return replace(run, profile=profile, notes=tuple(notes))
+            return original(self, *args, **kwargs)
+        finally:
+            self.config = kept
 
-
-def updated_weights(subject: Subject) -> int | None:
-    """Return the number of weights that a step updates; None where nobody knows the optimizer."""
-    optimizer = subject.step.optimizer
-    if optimizer is None or subject.spec.mode != "full":
-        return None
-    params = (p for group in optimizer.param_groups for p in group["params"])
-    return sum(p.numel() for p in params if p.requires_grad)
-
-
-def _detailed(
-    subject: Subject,
-    run: Run,
-    profile: Profile,
-    stacks: bool,
-    folder: Path,
-    progress: Progress,
-    notes: list[str],
-) -> Profile:
-    """Return the profile with a detailed step and its memory; add to `notes` what limits them.
-
-    Without `stacks` only modules and shapes are told.
-    """
-    replays = run.ran is not None and bool(run.ran.graph_launches)
-    with contextlib.ExitStack() as stack:
-        if replays:
-            stack.enter_context(cuda_graphs_off())
-            stack.enter_context(subject.op_by_op())
-            notes.append("detail and memory were recorded with CUDA graphs off")
-            _steady(subject, progress)
-        detail = record_detail(subject, folder, progress, stacks)
-        if not can_name_modules(subject.step.model):
-            notes.append("no module ranges: it is not known what is compiled; stacks tell")
-        memory = _memory(subject, progress, notes) if stacks else None
-    return replace(profile, detail=detail, memory=memory)
-
-
-def _memory(subject: Subject, progress: Progress, notes: list[str]) -> MemoryTimeline | None:
-    progress("following the memory")
+    torch._dynamo.reset()
+    compiler.__call__ = without_graphs
     try:
-        return record_memory(subject)
-    except SteplabError as error:
-        notes.append(f"no memory timeline: {error}")
-    except UnicodeDecodeError:
-        # A step that compiles while stacks are recorded frees code whose names are then garbage.
-        notes.append("no memory timeline: torch's profiler could not name freed code")
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        notes.append("no memory timeline: following the step ran out of memory")
-    return None
-
-
-def _steady(subject: Subject, progress: Progress) -> None:
-    """Bring the step back to its steady state: whoever looked at it last may have reset it."""
-    settle(subject, subject.step.parts.settle_steps, progress)
-    warm_up(subject, STEADY_STEPS, progress)
+        with torch._inductor.config.patch({"triton.cudagraphs": False}):
+            yield
+    finally:
+        compiler.__call__ = original
+        torch._dynamo.reset()

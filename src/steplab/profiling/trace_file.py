@@ -1,9 +1,9 @@
-"""The files that a recording leaves: Chrome traces, and key_averages.txt.
+"""The files of a recording: Chrome traces that Perfetto opens as they are, and key_averages.txt.
 
-Torch puts a copy of a range on the device's timeline, from the first to the last kernel that the
-range's own thread launched outside inner ranges. Its table counts the copy as work: a step that
-waits for launches has 2,856 % of the kernels' time, a backward, whose kernels another thread
-launches, 3 %. So the copies are left out, and a range's device time is summed up here.
+Torch puts a copy of every range on the device's timeline, from the first to the last kernel that
+the range's own thread launched outside inner ranges, and its table counts the copy as work. A step
+that waits for launches then has 2,856 % of the kernels' time; a backward, whose kernels another
+thread launches, has 3 %. So the copies are left out, and the device time of ranges is summed here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,36 @@ from torch.profiler import profile
 
 from steplab.store.atomic import disk_errors
 
+# Of a trace of 700 kB, level 6 makes 49 kB in 4 ms, level 9 (the default) 44 kB in 18 ms.
+LEVEL = 6
+CHUNK = 2**20  # bytes copied at a time: traces of a large model do not fit in memory twice
+KEPT_ROWS = 100
 ON_HOST = "Ranges of all recorded steps, inner ones included; host: from begin to end."
 ON_DEVICE = (
     "Ranges of all recorded steps, inner ones included; host: from begin to end; device: the work\n"
     "launched meanwhile, by any thread, without waits. Torch's table has device time under its\n"
     "operator and again under its kernel: each kind sums up to 100 % at most."
 )
+
+
+def write_trace(profiler: profile, path: Path) -> None:
+    """Write the trace to `path`, which ends in .json.gz."""
+    plain = path.with_suffix("")
+    with disk_errors(path.parent):
+        try:
+            profiler.export_chrome_trace(str(plain))
+            with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=LEVEL) as target:
+                shutil.copyfileobj(source, target, CHUNK)
+        finally:
+            plain.unlink(missing_ok=True)
+
+
+def write_averages(profiler: profile, path: Path, on_cuda: bool) -> None:
+    """Write ranges and torch's table of operators, sorted by their own device (or CPU) time."""
+    order = "self_device_time_total" if on_cuda else "self_cpu_time_total"
+    text = Averages(profiler.events()).text(order, KEPT_ROWS)
+    with disk_errors(path.parent):
+        path.write_text(text, encoding="utf-8")
 
 
 @dataclass
@@ -47,7 +71,7 @@ class Averages:
         self.operators[:] = [row for row in self.operators if not _is_copy(row)]
 
     def text(self, order: str, rows: int) -> str:
-        """Return the ranges, and torch's table by falling `order` with `rows` rows at most."""
+        """Return the ranges, and torch's table, sorted by falling `order`, at most `rows` rows."""
         width = max(map(len, ["range", *self.ranges]))
         device = f"{'device ms':>14}" if self.on_device else ""
         lines = [ON_DEVICE if self.on_device else ON_HOST, ""]
@@ -63,23 +87,23 @@ def _is_copy(event: FunctionEvent) -> bool:
 
 
 def _ranges(events: EventList) -> dict[str, RangeTotals]:
-    """Return all ranges by name, in the order of their first begin."""
+    """Return all ranges by name, in the order in which they first started."""
     launched_us = _launched_us(events)
     found: dict[str, RangeTotals] = {}
-    for place, event in enumerate(events):
+    for index, event in enumerate(events):
         if event.is_user_annotation and event.device_type == DeviceType.CPU:
             total = found.setdefault(event.name, RangeTotals())
             total.host_us += event.cpu_time_total
-            total.device_us += sum(launched_us[place : _end(events, place)])
+            total.device_us += sum(launched_us[index : _end(events, index)])
             total.calls += 1
     return found
 
 
 def _launched_us(events: EventList) -> list[float]:
-    """Return the device time that each event launched, by the number that both share.
+    """Return the device time that each event launched, found by their common id.
 
-    All kernels of a replayed graph have the number of its one launch. Operators are numbered
-    too, but apart: only calls of CUDA's are launches.
+    All kernels of a replayed graph have the id of its one launch. Operators have ids of their own
+    series: only calls of the CUDA API are launches.
     """
     waiting: dict[int, float] = defaultdict(float)
     for event in events:
@@ -94,43 +118,17 @@ def _is_cuda_call(event: FunctionEvent) -> bool:
     return on_host and event.name.startswith("cu") and "::" not in event.name
 
 
-def _end(events: EventList, place: int) -> int:
-    """Return the place after the last event that began while the range at `place` was open.
+def _end(events: EventList, index: int) -> int:
+    """Return the index after the last event that began while the range at `index` was open.
 
-    The events of a cycle are sorted by their begin, and every cycle's clock begins anew: an
-    earlier begin is another cycle's.
+    The events of a cycle are sorted by their start, and the clock starts anew with every cycle:
+    an event that starts earlier than the one before belongs to another cycle.
     """
-    opened = events[place].time_range
+    opened = events[index].time_range
     before = opened.start
-    for index in range(place, len(events)):
-        start = events[index].time_range.start
+    for after in range(index, len(events)):
+        start = events[after].time_range.start
         if not before <= start < opened.end:
-            return index
+            return after
         before = start
     return len(events)
-
-
-# Of a trace of 700 kB, level 6 makes 49 kB in 4 ms, level 9 (the default) 44 kB in 18 ms.
-LEVEL = 6
-CHUNK = 2**20  # bytes copied at a time: traces of a large model do not fit in memory twice
-KEPT_ROWS = 100
-
-
-def write_trace(profiler: profile, path: Path) -> None:
-    """Write the trace to `path`, which ends in .json.gz."""
-    plain = path.with_suffix("")
-    with disk_errors(path.parent):
-        try:
-            profiler.export_chrome_trace(str(plain))
-            with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=LEVEL) as target:
-                shutil.copyfileobj(source, target, CHUNK)
-        finally:
-            plain.unlink(missing_ok=True)
-
-
-def write_averages(profiler: profile, path: Path, on_cuda: bool) -> None:
-    """Write ranges and torch's table of operators, the most own device (or CPU) time first."""
-    order = "self_device_time_total" if on_cuda else "self_cpu_time_total"
-    text = Averages(profiler.events()).text(order, KEPT_ROWS)
-    with disk_errors(path.parent):
-        path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`steplab.profile(step_fn)`: a Run for people who have a loop of their own."""
+"""`steplab.profile(step_fn)`: a Run of somebody's own training loop."""
 
 from __future__ import annotations
 
@@ -46,21 +46,23 @@ def profile(
     detail: bool = True,
     store: Store | Path | str | None = DEFAULT_ROOT,
 ) -> Run:
-    """Time and record `step_fn`, which does one step of your own loop; return the Run.
+    """Time and record `step_fn`, which runs one step of your own loop; return the Run.
 
     Calls it `warmup` times untimed, `steps` times against the clock, then under the profiler:
-    `steps` more times for the times of kernels (after one that is thrown away), and a few more
-    for stacks, shapes, dtypes and memory unless `detail` is False. Whatever it raises is raised
-    here. Ranges that you open with `torch.profiler.record_function`, for example "forward",
-    name the phases.
+    `steps` more times for the times of kernels (after one that is discarded), and a few more for
+    stacks, shapes, dtypes and memory unless `detail` is False. Whatever it raises is raised here.
+    Ranges that you open with `torch.profiler.record_function`, such as "forward", become the
+    phases.
 
-    The Run and its traces are saved in `store`, a folder, under `name` (the function's name if
-    none is given); with None nothing is kept but the Run that is returned. `steplab.findings`
-    takes it from there.
+    The Run and its traces are saved in the folder `store` under `name` (by default the function's
+    name); with None nothing is kept but the returned Run, which `steplab.explain` takes.
     """
     if steps < 1 or warmup < 0:
-        raise UserError(f"It takes 1 step and 0 warm-up steps at least, not {steps} and {warmup}.")
-    # Kineto reads it when the process's first profiler starts; else it prints two lines a step.
+        raise UserError(
+            f"At least 1 step and 0 warm-up steps are needed, not {steps} and {warmup}."
+        )
+    # Kineto reads it when the first profiler of the process starts; otherwise it prints two lines
+    # per step.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     kept = store if isinstance(store, Store) or store is None else Store(store)
     if kept is not None:
@@ -68,22 +70,22 @@ def profile(
         check_summary(kept.root)
     for _ in range(warmup):
         step_fn()
-    # By now whatever uses the GPU has been there.
+    # A step that uses the GPU has initialized it by now.
     device = "cuda" if torch.cuda.is_initialized() else "cpu"
     title = name or getattr(step_fn, "__qualname__", type(step_fn).__name__)
     spec = RunSpec(title, batch=1, device=device, warmup=warmup, steps=steps)
     subject = Subject(
         UserStep(step_fn, device), itertools.repeat(None), spec, capture_environment()
     )
-    run = _measured(subject)
+    run = _measure(subject)
     if kept is not None:
-        return _stored(subject, run, detail, kept)
+        return _record_into_store(subject, run, detail, kept)
     with tempfile.TemporaryDirectory() as folder:
-        return _recorded(subject, run, detail, Path(folder))
+        return _record(subject, run, detail, Path(folder))
 
 
 class UserStep:
-    """A user's callable in the place of a Step: its phases and its model are not known."""
+    """A user's callable in place of a Step: its phases and its model are unknown."""
 
     optimizer: torch.optim.Optimizer | None = None
     workload: Any = None
@@ -103,8 +105,8 @@ class UserStep:
         return self.output
 
 
-def _measured(subject: Subject) -> Run:
-    """Time the steps without a profiler, then look at one more."""
+def _measure(subject: Subject) -> Run:
+    """Time the steps without a profiler, then inspect further ones."""
     spec = subject.spec
     clock, memory, ran = ClockProbe(), MemoryProbe(), RanProbe()
     graphs = graph_count()
@@ -126,17 +128,17 @@ def _measured(subject: Subject) -> Run:
     )
 
 
-def _recorded(subject: Subject, run: Run, detail: bool, folder: Path) -> Run:
+def _record(subject: Subject, run: Run, detail: bool, folder: Path) -> Run:
     """Record traces into `folder` and read the budget from them."""
     plan = ProfilePlan((0, 1, subject.spec.steps, 1), detail)
     run = record_profile(subject, run, plan, folder, lambda text: None)
     return read_traces(run, folder)[0]
 
 
-def _stored(subject: Subject, run: Run, detail: bool, store: Store) -> Run:
-    """Record, and return the Run as it is in the store."""
+def _record_into_store(subject: Subject, run: Run, detail: bool, store: Store) -> Run:
+    """Record, and return the Run as the store holds it."""
     with scratch_folder(store) as folder:
-        run = _recorded(subject, run, detail, folder)
+        run = _record(subject, run, detail, folder)
         saved = save_files(store, run, folder)
     assert run.profile is not None
     append_summary(store.root, run, saved / run.profile.traces[0])
