@@ -2,50 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from steplab.core import Environment, Recipe, Run, RunSpec, fingerprint
+from steplab.core import Environment, Run, RunSpec, fingerprint
 from steplab.step.batch_size import BatchSearch, fastest_batch
 from steplab.store import Store, open_sweep
 from steplab.workers.client import TrialRunner
-from steplab.workloads.workload import WorkloadEntry
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The values of every axis; the cells are all combinations."""
-
-    sizes: Sequence[str]
-    overrides: Mapping[str, Sequence[Any]]  # config field -> values
-    batches: Sequence[int]
-    modes: Sequence[str]
-    recipes: Sequence[Recipe]
-    warmups: Sequence[int]
-
-    @property
-    def studies_warmup(self) -> bool:
-        """Whether the warm-up itself is under study."""
-        return len(self.warmups) > 1
-
-
-def plan(entry: WorkloadEntry, grid: Grid, template: RunSpec) -> list[RunSpec]:
-    """Return one spec per cell, sizes outermost so that a worker serves one size.
-
-    `template` gives what is the same in all cells.
-    """
-    specs = []
-    for size in grid.sizes:
-        for values in itertools.product(*grid.overrides.values()):
-            config = entry.resolve(size, dict(zip(grid.overrides, values, strict=True)))
-            for recipe, mode, batch, warmup in itertools.product(
-                grid.recipes, grid.modes, grid.batches, grid.warmups
-            ):
-                cell: dict[str, Any] = {"mode": mode, "batch": batch, "warmup": warmup}
-                specs.append(replace(template, size=size, config=config, recipe=recipe, **cell))
-    return specs
 
 
 def sweep(

@@ -1,4 +1,4 @@
-"""Commands: what a file in `cli/` defines to become one, groups of them, and the parser they share."""
+"""Command: what a file in `cli/` defines to become one; groups of them; their parser."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
+from steplab.cli.flags import add_device_flag
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
 from steplab.techniques.recipes import parse_recipe
@@ -42,7 +43,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--picture", type=Path, metavar="FILE", help="draw ratios and windows: .html or .png")
     add("--batch", type=int, default=256, metavar="N", help="series at a time")
     add("--recipe", default="plain", help="plain, or precision=bf16, impl.attention=...")
-    add("--device", default="auto", help="cpu, cuda, or auto")
+    add_device_flag(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -71,14 +72,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Tell slips before torch is imported and a model is loaded."""
-    from steplab.cli.flags import check_device
     from steplab.forecasting.evaluation.data import check_period
     from steplab.forecasting.evaluation.windows import EvaluationPlan
     from steplab.forecasting.panels import check_picture
 
     EvaluationPlan(args.horizon, args.windows, 1 if args.context is None else args.context)
     check_period(args.period)
-    check_device(args.device)
     if args.batch < 1:
         raise UserError(f"--batch must be at least 1, not {args.batch}.")
     for path in args.out:

@@ -1,4 +1,4 @@
-"""Flags made from a config dataclass, never listed twice."""
+"""Flags that several commands share, and flags made from the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -6,34 +6,61 @@ import argparse
 import dataclasses
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from steplab.core import Environment
 from steplab.core.codec import read_word, type_hints
 from steplab.core.errors import Unsupported, UserError, no_gpu
-from steplab.workloads.workload import WorkloadEntry, find_workload
+from steplab.report.export import WRITERS, check_suffixes
+from steplab.store import DEFAULT_ROOT
+
+AUTO = "auto"
+DEVICES = (AUTO, "cpu", "cuda")
 
 
-def add_workload_argument(
-    parser: argparse.ArgumentParser, words: Sequence[str], default: str
-) -> WorkloadEntry:
-    """Add the workload as the first word and return it: the flags that follow depend on it."""
-    name = words[0] if words and not words[0].startswith("-") else default
-    about = "a built-in workload or path/to/file.py:factory; stands before all flags"
-    parser.add_argument("workload", nargs="?", default=default, help=about)
-    parser.set_defaults(flags_of=name)
-    return find_workload(name)
+def add_device_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--device`; `resolve_device` or `local_device` says what `auto` is."""
+    parser.add_argument(
+        "--device", type=_device, default=AUTO, metavar="|".join(DEVICES), help="where to run"
+    )
 
 
-def workload_name(args: argparse.Namespace) -> str:
-    """Return the workload's name; one that came after flags was not asked for its own flags."""
-    if args.workload != args.flags_of:
-        raise UserError(
-            f"The workload {args.workload!r} comes after flags.", "Name it right after the command."
-        )
-    return str(args.workload)
+def add_store_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--store`, the folder of the Runs."""
+    parser.add_argument(
+        "--store", type=Path, default=DEFAULT_ROOT, metavar="DIR", help="folder of the Runs"
+    )
+
+
+def add_out_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--out` for tables; a format that is not known is refused before anything is measured."""
+    about = f"also write the tables ({' '.join(WRITERS)})"
+    parser.add_argument(
+        "--out", nargs="+", type=_table_file, default=[], metavar="FILE", help=about
+    )
+
+
+def resolve_device(asked: str, environment: Environment) -> str:
+    """Return "cpu" or "cuda" for what `--device` asked for; `auto`: a GPU where there is one."""
+    if asked == "cuda" and not environment.accelerators:
+        raise no_gpu()
+    if asked == AUTO:
+        return "cuda" if environment.accelerators else "cpu"
+    return asked
+
+
+def local_device(asked: str) -> str:
+    """Return the same for this process. Imports torch (2 s)."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if asked == "cuda" and not available:
+        raise no_gpu()
+    if asked == AUTO:
+        return "cuda" if available else "cpu"
+    return asked
 
 
 def add_config_flags(
@@ -52,7 +79,7 @@ def add_config_flags(
         options: dict[str, Any] = {
             "dest": f"{prefix}_{field.name}",
             "default": argparse.SUPPRESS,
-            "help": f"{field.metadata.get('help', field.name)} [{field.default}]",
+            "help": _config_help(field),
         }
         if kind is bool and not many:
             options |= {"action": argparse.BooleanOptionalAction}
@@ -70,34 +97,6 @@ def given_fields(args: argparse.Namespace, prefix: str = "config") -> dict[str, 
     }
 
 
-def _reader(kind: Any, name: str) -> Callable[[str], Any]:
-    return lambda word: read_word(kind, word, f"--{name.replace('_', '-')}")
-
-
-def _metavar(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "|".join(map(str, get_args(kind)))
-    if get_origin(kind) in (Union, types.UnionType):
-        kind = next(arg for arg in get_args(kind) if arg is not type(None))
-    return {int: "N", float: "X", bool: "true|false"}.get(kind, "TEXT")
-
-
-def check_device(asked: str) -> None:
-    """Refuse what `--device` does not know, before anything is started."""
-    if asked not in ("auto", "cpu", "cuda"):
-        raise UserError(f"There is no device {asked!r}.", "Use cpu, cuda or auto.")
-
-
-def resolve_device(asked: str, environment: Environment) -> str:
-    """Return "cpu" or "cuda" for what `--device` asked for; `auto`: a GPU where there is one."""
-    check_device(asked)
-    if asked == "cuda" and not environment.accelerators:
-        raise no_gpu()
-    if asked == "auto":
-        return "cuda" if environment.accelerators else "cpu"
-    return asked
-
-
 def exit_without_gpu(script: str) -> None:
     """End a script that measures GPUs only where there is none: one sentence, exit code 3."""
     import torch
@@ -109,3 +108,32 @@ def exit_without_gpu(script: str) -> None:
         )
         print(f"{Path(script).name}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _device(word: str) -> str:
+    if word not in DEVICES:
+        raise UserError(f"There is no device {word!r}.", "Use --device auto, cpu or cuda.")
+    return word
+
+
+def _table_file(word: str) -> Path:
+    path = Path(word)
+    check_suffixes([path])
+    return path
+
+
+def _config_help(field: dataclasses.Field[Any]) -> str:
+    about = field.metadata.get("help", field.name)
+    return about if field.default in (None, "") else f"{about} [{field.default}]"
+
+
+def _reader(kind: Any, name: str) -> Callable[[str], Any]:
+    return lambda word: read_word(kind, word, f"--{name.replace('_', '-')}")
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(arg for arg in get_args(kind) if arg is not type(None))
+    return {int: "N", float: "X", bool: "true|false"}.get(kind, "TEXT")

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.flags import (
-    add_config_flags,
-    add_workload_argument,
-    check_device,
-    given_fields,
-    workload_name,
+from steplab.cli.flags import add_out_flag, local_device
+from steplab.cli.step_flags import (
+    add_step_flags,
+    add_workload_flags,
+    assumed_device,
+    step_spec,
 )
-from steplab.core import RunSpec, units
+from steplab.core import units
 from steplab.core.errors import UserError
-from steplab.report.export import WRITERS, check_suffixes, write_table
+from steplab.report.export import write_table
 from steplab.report.terminal import print_table
-from steplab.techniques.recipes import parse_recipe
-from steplab.workloads.workload import find_workload
 
 DEFAULT_WORKLOAD = "tsmoe"
 ON_CPU = (
@@ -29,27 +26,19 @@ ON_CPU = (
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    entry = add_workload_argument(parser, words, DEFAULT_WORKLOAD)
+    add_workload_flags(parser, words, DEFAULT_WORKLOAD)
+    add_step_flags(parser, (), batch=2)
     add = parser.add_argument
-    sizes = ", ".join(entry.presets) or "this workload has none"
-    add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
-    add("--batch", type=int, default=2, help="sequences per micro-batch")
-    add("--mode", default="full", help="how far the step goes")
-    add("--recipe", default="plain", help="plain, technique=value,..., a preset or a file")
-    add("--steps", type=int, default=3, help="watched steps, each on another batch")
-    add("--device", default="auto", help="cpu, cuda, or auto")
-    add("--fail", action="store_true", help="end with code 1 when anything is found")
-    add("--out", nargs="+", type=Path, default=[], metavar="FILE",
-        help=f"also write the table ({' '.join(WRITERS)})")  # fmt: skip
-    add_config_flags(parser, entry.config, many=False)
+    add("--steps", type=int, default=3, metavar="N", help="steps to watch, each on another batch")
+    add("--fail", action="store_true", help="exit with code 1 when anything is found")
+    add_out_flag(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
-    check_suffixes(args.out)
-    check_device(args.device)
     if args.steps < 2:
         raise UserError(f"--steps must be at least 2, not {args.steps}: sizes are compared.")
-    spec = _spec(args)
+    step_spec(args, assumed_device(args.device))  # a typo is told before torch is imported (2 s)
+    spec = step_spec(args, local_device(args.device))
 
     from steplab.lint.hazards import hazard_table
     from steplab.lint.lint import lint
@@ -65,28 +54,6 @@ def _run(args: argparse.Namespace) -> int:
     else:
         print(f"no hazard in a step of {spec.workload}\n{note}".rstrip())
     return 1 if args.fail and hazards else 0
-
-
-def _spec(args: argparse.Namespace) -> RunSpec:
-    name = workload_name(args)
-    entry = find_workload(name)
-    recipe = parse_recipe(args.recipe)
-
-    import torch
-
-    auto = "cuda" if torch.cuda.is_available() else "cpu"
-    device = auto if args.device == "auto" else args.device
-    size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
-    return RunSpec(
-        workload=name,
-        config=entry.resolve(size, given_fields(args)),
-        size=size,
-        batch=args.batch,
-        mode=args.mode,
-        recipe=recipe,
-        device=device,
-        source=entry.source,
-    )
 
 
 COMMAND = Command(_flags, _run)

@@ -16,14 +16,14 @@ from steplab.bench.op_isolate import CellIsolation
 from steplab.bench.op_results import cell_result
 from steplab.bench.op_tables import best_table, cell_table
 from steplab.bench.sweep import sweep
-from steplab.cli.flags import check_device, resolve_device
+from steplab.cli.flags import add_device_flag, add_out_flag, add_store_flag, resolve_device
 from steplab.cli.progress import ProgressBar
 from steplab.core import Run, RunSpec, units
 from steplab.core.codec import read_word
 from steplab.core.errors import MeasurementError, UserError
-from steplab.report.export import check_suffixes, write_table
+from steplab.report.export import write_table
 from steplab.report.terminal import print_table
-from steplab.store import DEFAULT_ROOT, Store
+from steplab.store import Store
 
 Planner = Callable[[argparse.Namespace, RunSpec], list[RunSpec]]
 
@@ -40,17 +40,15 @@ def add_op_flags(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=1.0, help="no further repeats of a cell after so long")
     add("--warmup", type=int, default=3, help="untimed repeats before them")
     add("--seed", type=int, default=42, help="of the inputs")
-    add("--device", default="auto", help="cpu, cuda, or auto")
+    add_device_flag(parser)
     add("--timeout", type=float, default=120.0, help="seconds a cell may take")
-    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
-    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md, .json or .svg")
+    add_store_flag(parser)
+    add_out_flag(parser)
     add("--plot", type=Path, default=None, metavar="FILE", help="draw a chart: .svg or .png")
 
 
 def run_bench(args: argparse.Namespace, op: OpBench, planner: Planner) -> int:
     """Measure, show and write a study of an op; `planner` makes the cells for a device."""
-    check_suffixes(args.out)
-    check_device(args.device)
     if args.plot:
         check_plot(args.plot)
     if args.repeats < 1:

@@ -20,7 +20,7 @@ from steplab.bench.playbook import (
     playbook_cells,
 )
 from steplab.cli.flags import given_fields, resolve_device
-from steplab.core import Column, Table, units
+from steplab.core import PLAIN, Column, Table, units
 from steplab.core.errors import Unsupported, UserError
 from steplab.profiling.plan import ProfilePlan
 from steplab.report.terminal import print_table
@@ -28,7 +28,7 @@ from steplab.report.terminal import print_table
 PREFIX = "playbook"  # of its flags in the namespace
 DEFAULT_LENGTH = 2048
 # Flags of `profile` that the playbook has no use for, with their defaults.
-FOREIGN = {"size": "", "batch": 4, "mode": "full", "recipe": "plain", "accumulate": 1, "range": ""}
+FOREIGN = {"size": "", "batch": 4, "mode": "full", "recipe": PLAIN, "accumulate": 1, "range": ""}
 SHOWN = {
     "seq_len": Column("length"),
     "bf16_reduction": Column("bf16 reduction"),

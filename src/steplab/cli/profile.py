@@ -10,17 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.flags import (
-    add_config_flags,
-    add_workload_argument,
-    check_device,
-    given_fields,
-    resolve_device,
-    workload_name,
-)
+from steplab.cli.flags import add_store_flag, resolve_device
 from steplab.cli.playbook import add_playbook_flags, asks_for_playbook, has_playbook, run_playbook
 from steplab.cli.progress import CellProgress
-from steplab.core import Run, RunSpec, Table
+from steplab.cli.step_flags import (
+    add_step_flags,
+    add_workload_flags,
+    asked_workload,
+    assumed_device,
+    step_spec,
+)
+from steplab.core import Run, Table
 from steplab.core.errors import MeasurementError, Unsupported, UserError
 from steplab.profiling.isolated import ProfilingWorker
 from steplab.profiling.output import (
@@ -37,10 +37,8 @@ from steplab.report.memory import print_memory
 from steplab.report.terminal import print_table
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.store.atomic import disk_errors
-from steplab.techniques.recipes import parse_recipe
 from steplab.trace.analysis import UNATTRIBUTED, Analysis
 from steplab.trace.kernel_table import kernel_table, phases_by_time
-from steplab.workloads.workload import WorkloadEntry, find_workload
 
 DEFAULT_WORKLOAD = "gpt"
 PHASES = ("data", "forward", "backward", "clip", "optimizer")
@@ -48,53 +46,40 @@ SMALL_PHASE = 0.01  # of the work's time: below it a phase gets no table
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    entry = add_workload_argument(parser, words, DEFAULT_WORKLOAD)
+    entry = add_workload_flags(parser, words, DEFAULT_WORKLOAD)
+    fields = ("warmup", "steps", "accumulate", "clip", "seed", "peak_tflops")
+    add_step_flags(parser, fields, batch=4)
     add = parser.add_argument
-    sizes = ", ".join(entry.presets) or "this workload has none"
-    add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
-    add("--batch", type=int, default=4, help="sequences per micro-batch")
-    add("--mode", default="full", help="how far the step goes")
-    add("--recipe", default="plain", help="plain, technique=value,..., a preset or a file")
-    add("--warmup", type=int, default=5, help="untimed steps")
-    add("--steps", type=int, default=10, help="steps timed without the profiler")
     add("--schedule", nargs=4, type=int, default=list(DEFAULT_SCHEDULE),
         metavar=("WAIT", "WARMUP", "ACTIVE", "REPEAT"),
-        help="steps of a cycle left alone, seen and forgotten, recorded; and cycles")  # fmt: skip
+        help="steps of a cycle to skip, to record and discard, to record; and cycles")  # fmt: skip
     add("--no-detail", action="store_true",
         help="leave out the step recorded with stacks, shapes, modules and memory")  # fmt: skip
     add("--range", default="", metavar="NAME",
         help="show the kernels of this range or module instead of every phase's")  # fmt: skip
     add("--top", type=int, default=5, metavar="N", help="kernels to show for each phase")
-    add("--accumulate", type=int, default=1, help="micro-batches per step")
-    add("--clip", type=float, default=1.0, help="largest gradient norm; 0 for none")
-    add("--seed", type=int, default=42, help="of weights and data")
-    add("--device", default="auto", help="cpu, cuda, or auto")
-    add("--mfu-peak-tflops", type=float, default=None, help="dense peak to use for MFU")
-    add("--timeout", type=float, default=600.0, help="seconds it may take")
-    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
+    add("--timeout", type=float, default=600.0, metavar="SECONDS", help="seconds it may take")
+    add_store_flag(parser)
     add("--out", type=Path, default=None, metavar="DIR",
-        help="folder for summary.csv and a copy of the files; none: the store")  # fmt: skip
+        help="folder for summary.csv and a copy of the files; default: the store")  # fmt: skip
     if has_playbook(entry.name):
         add_playbook_flags(parser)
-    add_config_flags(parser, entry.config, many=False)
 
 
 def _run(args: argparse.Namespace) -> int:
-    name = workload_name(args)
+    asked_workload(args)
     if asks_for_playbook(args):
         return run_playbook(args)
-    entry = find_workload(name)
-    # Checked before a worker is started (2 s), so that a slip of the pen is told at once.
+    # Everything is checked before a worker is started (2 s), so that a typo is told at once.
     plan = ProfilePlan(tuple(args.schedule), not args.no_detail)
     if not args.timeout > 0 or args.top < 1:
         raise UserError("--timeout must be more than 0 seconds and --top at least 1.")
-    check_device(args.device)
-    _spec(args, entry, name, "cpu" if args.device == "auto" else args.device)
+    step_spec(args, assumed_device(args.device))
     store = Store(args.store)
     store.check_writable()
     check_summary(args.out or store.root)
     with scratch_folder(store) as folder:
-        run = _recorded(args, entry, name, plan, folder)
+        run = _recorded(args, plan, folder)
         if run.status != "ok":
             store.save(run)
             kind = Unsupported if run.status == "unsupported" else MeasurementError
@@ -112,39 +97,17 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _recorded(
-    args: argparse.Namespace, entry: WorkloadEntry, name: str, plan: ProfilePlan, folder: Path
-) -> Run:
+def _recorded(args: argparse.Namespace, plan: ProfilePlan, folder: Path) -> Run:
     """Measure and record in a worker; whatever ends it is in the Run."""
     with ProfilingWorker(args.timeout) as worker, CellProgress(1) as progress:
         environment = worker.environment()
-        spec = _spec(args, entry, name, resolve_device(args.device, environment))
+        spec = step_spec(args, resolve_device(args.device, environment))
         run = worker.profile(
             spec, plan, folder, environment, lambda text: progress.stage(spec, text)
         )
         if run.status == "ok":
             progress.done(run)
     return replace(run, command=tuple(sys.argv))
-
-
-def _spec(args: argparse.Namespace, entry: WorkloadEntry, name: str, device: str) -> RunSpec:
-    size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
-    return RunSpec(
-        workload=name,
-        config=entry.resolve(size, given_fields(args)),
-        size=size,
-        batch=args.batch,
-        accumulate=args.accumulate,
-        mode=args.mode,
-        recipe=parse_recipe(args.recipe),
-        device=device,
-        clip=args.clip,
-        warmup=args.warmup,
-        steps=args.steps,
-        seed=args.seed,
-        peak_tflops=args.mfu_peak_tflops,
-        source=entry.source,
-    )
 
 
 def _copied(saved: Path, out: Path) -> Path:

@@ -1,4 +1,8 @@
-"""Try techniques one by one, prove each, keep what wins."""
+"""Try techniques one by one, prove each, keep what wins.
+
+`steplab tune [workload]` climbs the ladder, puts every rung through the gate and writes the recipe
+that won, with a report.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +23,18 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from steplab.cli.command import Command
-from steplab.cli.flags import (
-    add_config_flags,
-    add_workload_argument,
-    check_device,
-    given_fields,
-    resolve_device,
-    workload_name,
+from steplab.cli.flags import AUTO, add_store_flag, resolve_device
+from steplab.cli.step_flags import (
+    add_step_flags,
+    add_workload_flags,
+    assumed_device,
+    step_spec,
 )
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder, Rung, Untried
 from steplab.report.terminal import console, print_table
-from steplab.store import DEFAULT_ROOT, Store
+from steplab.store import Store
 from steplab.store.atomic import disk_errors
 from steplab.techniques.context import format_waits
 from steplab.techniques.recipes import parse_recipe
@@ -53,12 +56,134 @@ from steplab.verify.remote import ReferenceWorker
 from steplab.workers.pool import WorkerPool
 from steplab.workloads.workload import find_workload
 
-_STYLES = {"kept": "green", "needed": "green", "red gate": "red", "failed": "red"}
-_COLUMNS = ("rung", "ceiling", "outcome", "speed-up", "why")
+DEFAULT_WORKLOAD = "tsmoe"
+BATCH = {"cpu": 4, "cuda": 16}
+MINUTES = {"cpu": 2.5, "cuda": 8.0}
+# Untimed and timed steps of a candidate before its turns, which are what decides.
+WARMUP, STEPS = 2, 5
+START_SECONDS = 120.0  # the worker imports torch
+TRIAL_SECONDS = 300.0  # for one batch size, when the fastest is looked for
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add_workload_flags(parser, words, DEFAULT_WORKLOAD)
+    add_step_flags(parser, ("accumulate", "clip", "seed"), batch=BATCH, auto_batch=True)
+    add = parser.add_argument
+    add("--objective", default="time", choices=("time", "memory"), help="what to reduce")
+    about = "minutes it may take; default: {cpu:g} on a CPU, {cuda:g} on a GPU"
+    add("--budget", type=float, metavar="MINUTES", help=about.format(**MINUTES))
+    add("--also-batch", type=int, default=None, metavar="N",
+        help="another batch size at which the numerics must hold")  # fmt: skip
+    add("--memory-limit", type=float, default=None, metavar="GIB",
+        help="memory that a step may take at most; default: all that the device has")  # fmt: skip
+    add("--against", type=parse_recipe, default=None, metavar="RECIPE",
+        help="compare the winner with this recipe at the end, in turns")  # fmt: skip
+    add_store_flag(parser)
+    add("--out", type=Path, default=None, metavar="DIR",
+        help="folder for recipe.toml and report.html; default: in the store")  # fmt: skip
+
+
+def _run(args: argparse.Namespace) -> int:
+    for flag in ("budget", "memory_limit", "also_batch"):
+        value = getattr(args, flag)
+        if value is not None and not value > 0:
+            raise UserError(f"--{flag.replace('_', '-')} must be more than 0, not {value}.")
+    _spec(args, assumed_device(args.device))  # a typo is told before a worker starts (2 s)
+    Store(args.store).check_writable()
+    if args.out is not None:
+        with disk_errors(args.out, "--out"):
+            args.out.mkdir(parents=True, exist_ok=True)
+    started, reference, workers = monotonic(), ReferenceWorker(), WorkerPool()
+    try:
+        workers.prepare()
+        with LadderView(args.objective == "time") as view:
+            ladder, files = search(args, started, reference, workers, view)
+    except KeyboardInterrupt:
+        console(sys.stderr).print("interrupted. The same command goes on from there.")
+        raise
+    finally:
+        reference.close()
+        workers.close()
+    show(ladder, files)
+    return 0
+
+
+def search(
+    args: argparse.Namespace,
+    started: float,
+    reference: ReferenceWorker,
+    workers: WorkerPool,
+    view: View,
+) -> tuple[Ladder, OutcomeFiles]:
+    """Do what the flags ask for, its time counted from `started` on; write recipe and report."""
+    store = Store(args.store)
+    environment = reference.environment(START_SECONDS)
+    device = resolve_device(args.device, environment)
+    spec = _spec(args, device)
+    if args.batch == AUTO:
+        batch = find_batch(spec, store, environment, workers, TRIAL_SECONDS, view)
+        spec = replace(spec, batch=batch)
+    limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
+    minutes = args.budget or MINUTES[device]
+    options = TuneOptions(args.objective, minutes, started, limit, args.also_batch, args.against)
+    ladder, folder = tune(spec, options, store, reference, environment, view, workers)
+    if args.batch == AUTO and ladder.finished:
+        forget_batch(spec, store, environment)
+    view.stage("writing the report")
+    return ladder, write_outcome(ladder, store, args.out or folder.path)
+
+
+def _spec(args: argparse.Namespace, device: str) -> RunSpec:
+    batch = {"batch": BATCH[device]} if args.batch is None else {}
+    return step_spec(args, device, warmup=WARMUP, steps=STEPS, **batch)
+
+
+def show(ladder: Ladder, files: OutcomeFiles) -> None:
+    """Print what each rung gained, why, the winner, and where the files are."""
+    print_table(impact_table(ladder))
+    for table in (reasons_table(ladder, all_rungs=False), untried_table(ladder)):
+        if table.rows:
+            print_table(table)
+    print(f"\n{total_line(ladder)}")
+    if ladder.peer is not None:
+        print(peer_line(ladder.peer))
+    if ladder.waits:
+        print(
+            f"the baseline waits for the device {len(ladder.waits)} times: "
+            f"{format_waits(ladder.waits)}"
+        )
+    print(f"stopped: {ladder.stopped}")
+    if ladder.left:
+        print(f"left for another call of the same command: {', '.join(ladder.left)}")
+    print(f"report  {files.report}")
+    if files.recipe is not None:
+        print(f"recipe  {files.recipe}")
+        print(f"  {bench_command(ladder.spec, files.recipe)}")
+
+
+def bench_command(spec: RunSpec, recipe: Path) -> str:
+    """Return `steplab bench step ...` for the step of `spec` with the recipe of a file."""
+    usual = find_workload(spec.workload).resolve(spec.size, {})
+    words = ["steplab", "bench", "step", spec.workload]
+    words += ["--size", spec.size] if spec.size else []
+    words += ["--batch", str(spec.batch)]
+    words += ["--accumulate", str(spec.accumulate)] if spec.accumulate > 1 else []
+    for name, value in spec.config.items():
+        if value != usual[name]:
+            shown = str(value).lower() if isinstance(value, bool) else str(value)
+            words += [f"--{name.replace('_', '-')}", shown]
+    return shlex.join([*words, "--mode", spec.mode, "--recipe", str(recipe)])
+
+
+OUTCOME_STYLES = {"kept": "green", "needed": "green", "red gate": "red", "failed": "red"}
+COLUMNS = ("rung", "ceiling", "outcome", "speed-up", "why")
 
 
 class LadderView:
-    """Draws on stderr, so that stdout holds the result alone."""
+    """What `tune` shows while it climbs: a table that grows on a terminal, plain lines elsewhere.
+
+    On stderr, so that stdout holds the result alone.
+    """
 
     def __init__(self, in_ms: bool) -> None:
         self.out = console(sys.stderr)
@@ -94,19 +219,19 @@ class LadderView:
             self.say(f"    {rung.seconds:.1f} s: {format_timings(rung.parts)}")
         self._draw()
 
-    def untried(self, offer: Untried) -> None:
-        """Print an offer that cannot be tried here."""
+    def untried(self, suggestion: Untried) -> None:
+        """Print a suggestion that cannot be tried here."""
         if not self.drawn:
-            self.say(f"[-] {offer.label}: not tried: {offer.reason}")
+            self.say(f"[-] {suggestion.label}: not tried: {suggestion.reason}")
 
     def _draw(self) -> None:
         if not self.drawn:
             return
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for name in _COLUMNS:
+        for name in COLUMNS:
             table.add_column(name)
         for rung in self.rungs:
-            style = _STYLES.get(rung.outcome, "")
+            style = OUTCOME_STYLES.get(rung.outcome, "")
             table.add_row(*(Text(cell, style=style) for cell in self._cells(rung)))
         self.live.update(Group(table, Spinner("dots", Text(self.now))))
 
@@ -123,163 +248,6 @@ class LadderView:
         if self.in_ms and shown:
             why = rung.remedy
         return rung.label, ceiling, rung.outcome, gain, why
-
-
-def bench_command(spec: RunSpec, recipe: Path) -> str:
-    """Return `steplab bench step ...` for the step of `spec` with the recipe of a file."""
-    usual = find_workload(spec.workload).resolve(spec.size, {})
-    words = ["steplab", "bench", "step", spec.workload]
-    words += ["--size", spec.size] if spec.size else []
-    words += ["--batch", str(spec.batch)]
-    words += ["--accumulate", str(spec.accumulate)] if spec.accumulate > 1 else []
-    for name, value in spec.config.items():
-        if value != usual[name]:
-            shown = str(value).lower() if isinstance(value, bool) else str(value)
-            words += [f"--{name.replace('_', '-')}", shown]
-    return shlex.join([*words, "--mode", spec.mode, "--recipe", str(recipe)])
-
-
-DEFAULT_WORKLOAD = "tsmoe"
-BATCH = {"cpu": 4, "cuda": 16}
-MINUTES = {"cpu": 2.5, "cuda": 8.0}
-# Untimed and timed steps of a candidate before its turns, which are what decides.
-WARMUP, STEPS = 2, 5
-START_SECONDS = 120.0  # the worker imports torch
-TRIAL_SECONDS = 300.0  # that one batch may take when the fastest is looked for
-AUTO = "auto"
-
-
-def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    entry = add_workload_argument(parser, words, DEFAULT_WORKLOAD)
-    add = parser.add_argument
-    sizes = ", ".join(entry.presets) or "this workload has none"
-    add("--objective", default="time", choices=("time", "memory"), help="what is to be less")
-    by_device = "by default {cpu:g} on a CPU, {cuda:g} on a GPU"
-    add("--budget", type=float, default=None, metavar="MINUTES",
-        help=f"minutes it may take; {by_device.format(**MINUTES)}")  # fmt: skip
-    add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
-    add("--batch", type=_batch, default=None, metavar="N",
-        help=f"sequences per micro-batch, or auto; {by_device.format(**BATCH)}")  # fmt: skip
-    add("--also-batch", type=int, default=None, metavar="N",
-        help="another batch size at which the numerics must hold")  # fmt: skip
-    add("--memory-limit", type=float, default=None, metavar="GIB",
-        help="most memory that a step may take; none: what the device has")  # fmt: skip
-    add("--mode", default="full", help="how far the step goes")
-    add("--recipe", default="plain", help="what to begin with: plain, technique=value,..., a file")
-    add("--against", default="", metavar="RECIPE",
-        help="hold the winner against this recipe at the end, in turns")  # fmt: skip
-    add("--accumulate", type=int, default=1, help="micro-batches per step")
-    add("--clip", type=float, default=1.0, help="largest gradient norm; 0 for none")
-    add("--seed", type=int, default=42, help="of weights and data")
-    add("--device", default="auto", help="cpu, cuda, or auto")
-    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs and ladders")
-    add("--out", type=Path, default=None, metavar="DIR",
-        help="folder for recipe.toml and report.html; none: in the store")  # fmt: skip
-    add_config_flags(parser, entry.config, many=False)
-
-
-def _run(args: argparse.Namespace) -> int:
-    # Checked before a worker is started (2 s), so that a slip of the pen is told at once.
-    check_device(args.device)
-    _check_numbers(args)
-    parse_recipe(args.against or "plain")
-    _spec(args, "cpu" if args.device == "auto" else args.device)
-    Store(args.store).check_writable()
-    if args.out is not None:
-        with disk_errors(args.out, "--out"):
-            args.out.mkdir(parents=True, exist_ok=True)
-    begun, scout, spares = monotonic(), ReferenceWorker(), WorkerPool()
-    try:
-        spares.prepare()
-        with LadderView(args.objective == "time") as view:
-            ladder, files = search(args, begun, scout, spares, view)
-    except KeyboardInterrupt:
-        console(sys.stderr).print("interrupted. The same command goes on from there.")
-        raise
-    finally:
-        scout.close()
-        spares.close()
-    show(ladder, files)
-    return 0
-
-
-def search(
-    args: argparse.Namespace, begun: float, scout: ReferenceWorker, spares: WorkerPool, view: View
-) -> tuple[Ladder, OutcomeFiles]:
-    """Do what the flags ask for, its time counted from `begun` on; write recipe and report."""
-    store = Store(args.store)
-    environment = scout.environment(START_SECONDS)
-    device = resolve_device(args.device, environment)
-    spec = _spec(args, device)
-    if args.batch == AUTO:
-        asked = (spec, store, environment)
-        spec = replace(spec, batch=find_batch(*asked, spares, TRIAL_SECONDS, view))
-    limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
-    minutes = args.budget or MINUTES[device]
-    against = parse_recipe(args.against) if args.against else None
-    wish = TuneOptions(args.objective, minutes, begun, limit, args.also_batch, against)
-    ladder, folder = tune(spec, wish, store, scout, environment, view, spares)
-    if args.batch == AUTO and ladder.finished:
-        forget_batch(spec, store, environment)
-    view.stage("writing the report")
-    return ladder, write_outcome(ladder, store, args.out or folder.path)
-
-
-def _spec(args: argparse.Namespace, device: str) -> RunSpec:
-    name = workload_name(args)
-    entry = find_workload(name)
-    size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
-    return RunSpec(
-        workload=name,
-        config=entry.resolve(size, given_fields(args)),
-        size=size,
-        batch={None: BATCH[device], AUTO: 1}.get(args.batch, args.batch),
-        accumulate=args.accumulate,
-        mode=args.mode,
-        recipe=parse_recipe(args.recipe),
-        device=device,
-        clip=args.clip,
-        warmup=WARMUP,
-        steps=STEPS,
-        seed=args.seed,
-        source=entry.source,
-    )
-
-
-def _batch(word: str) -> int | str:
-    if word != AUTO and not word.lstrip("-").isdigit():
-        raise argparse.ArgumentTypeError(f"a number or auto, not {word!r}")
-    return AUTO if word == AUTO else int(word)
-
-
-def _check_numbers(args: argparse.Namespace) -> None:
-    for flag in ("budget", "memory_limit", "also_batch"):
-        value = getattr(args, flag)
-        if value is not None and not value > 0:
-            raise UserError(f"--{flag.replace('_', '-')} must be more than 0, not {value}.")
-
-
-def show(ladder: Ladder, files: OutcomeFiles) -> None:
-    """Print what each rung gained, why, the winner, and where the files are."""
-    print_table(impact_table(ladder))
-    for table in (reasons_table(ladder, all_rungs=False), untried_table(ladder)):
-        if table.rows:
-            print_table(table)
-    print(f"\n{total_line(ladder)}")
-    if ladder.peer is not None:
-        print(peer_line(ladder.peer))
-    if ladder.waits:
-        print(
-            f"the baseline waits for the device {len(ladder.waits)} times: "
-            f"{format_waits(ladder.waits)}"
-        )
-    print(f"stopped: {ladder.stopped}")
-    if ladder.left:
-        print(f"left for another call of the same command: {', '.join(ladder.left)}")
-    print(f"report  {files.report}")
-    if files.recipe is not None:
-        print(f"recipe  {files.recipe}")
-        print(f"  {bench_command(ladder.spec, files.recipe)}")
 
 
 COMMAND = Command(_flags, _run)

@@ -37,6 +37,9 @@ class Recipe:
                 words.append(f"{name if short else f'{name}.{key}'}={_text(value)}")
         return ",".join(words) or "plain"
 
+    def __str__(self) -> str:
+        return self.label
+
 
 PLAIN = Recipe()
 
@@ -88,9 +91,12 @@ def fingerprint(spec: RunSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def option(default: Any, help: str) -> Any:
-    """Declare a dataclass field with a default and one sentence of help."""
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: str, resumable: bool = False) -> Any:
+    """Declare a dataclass field with a default and one sentence of help.
+
+    `resumable`: a training run that is resumed may have another value.
+    """
+    return field(default=default, metadata={"help": help, "resumable": resumable})
 
 
 LARGEST_RATE = 100.0  # AdamW moves every weight by about the rate: beyond this it is a slip
@@ -98,43 +104,56 @@ LARGEST_RATE = 100.0  # AdamW moves every weight by about the rate: beyond this 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to train. Those marked * may change when a run is resumed; the others make the run."""
+    """How to train. What is `resumable` may change when a run is resumed; the rest makes the run."""
 
     dataset_path: str = option(
-        "", "* file or folder of series or text; empty: generated or Python's own; a,b with --mix"
+        "",
+        "file or folder of series or text, a,b with --mix; default: generated, or Python's own",
+        resumable=True,
     )
     mix: str = option("", "shares in which the sets a,b of --dataset-path are drawn: 0.7,0.3")
     val_path: str = option(
-        "", "* for validation; empty: generated or Python's own, none with own data"
+        "",
+        "the same for validation; default: generated or Python's own, none with --dataset-path",
+        resumable=True,
     )
-    ood_path: str = option("", "* series of another kind, for out-of-distribution validation")
+    ood_path: str = option(
+        "", "series of another kind, for out-of-distribution validation", resumable=True
+    )
     from_checkpoint: str = option(
         "", "take the weights and the model of a checkpoint or a Time-MoE folder; the rest is new"
     )
     normalize: Literal["series", "max", "none"] = option(
-        "series", "scale by each whole series' mean and deviation, by its largest value, or not"
+        "series",
+        "scale each series by its mean and standard deviation, by its largest value, or not",
     )
     seq_stride: int = option(0, "points between windows; 0: the window's length")
-    pack: bool = option(False, "several short series and tails in one window, each by itself")
+    pack: bool = option(
+        False, "put several short series and tails into one window, masked from one another"
+    )
     batch_size: int = option(16, "windows per micro-batch")
     accumulate: int = option(1, "micro-batches per step")
-    epochs: int = option(1, "* epochs")
-    steps_per_epoch: int = option(600, "* steps per epoch; 0 builds the model, says its size, ends")
+    epochs: int = option(1, "number of epochs", resumable=True)
+    steps_per_epoch: int = option(
+        600, "steps per epoch; 0: build the model, print its size and stop", resumable=True
+    )
     lr: float = option(1e-3, "highest learning rate")
     min_lr: float = option(5e-5, "learning rate at the end of the cosine")
     warmup_steps: int = option(-1, "steps of linear warm-up; -1: a twentieth of the run")
-    clip: float = option(1.0, "largest gradient norm; 0 for none")
-    seed: int = option(42, "of weights, data order and generated series")
-    workers: int = option(2, "* threads that read windows ahead")
-    log_every: int = option(50, "* steps between lines")
-    validate_every: int = option(200, "* steps between validations; 0: at the end only")
-    validation_batches: int = option(8, "* batches per validation")
-    checkpoint_dir: str = option("checkpoints", "* folder of the checkpoints")
-    checkpoint_every: int = option(200, "* steps between checkpoints; 0: none at all")
-    keep_last: int = option(3, "* checkpoints to keep; 0 keeps all")
-    log_perf_metrics: bool = option(False, "* print FLOPs, MFU and device counters")
-    mfu_peak_tflops: float | None = option(None, "* dense peak to use for MFU")
-    profile: bool = option(False, "* record a Chrome trace of step 21")
+    clip: float = option(1.0, "largest gradient norm; 0: no clipping")
+    seed: int = option(42, "seed of weights, data order and generated series")
+    workers: int = option(2, "threads that read windows ahead", resumable=True)
+    log_every: int = option(50, "steps between lines of the log", resumable=True)
+    validate_every: int = option(
+        200, "steps between validations; 0: only at the end", resumable=True
+    )
+    validation_batches: int = option(8, "batches per validation", resumable=True)
+    checkpoint_dir: str = option("checkpoints", "folder of the checkpoints", resumable=True)
+    checkpoint_every: int = option(200, "steps between checkpoints; 0: none at all", resumable=True)
+    keep_last: int = option(3, "checkpoints to keep; 0: all", resumable=True)
+    log_perf_metrics: bool = option(False, "print FLOPs, MFU and device counters", resumable=True)
+    mfu_peak_tflops: float | None = option(None, "dense peak for MFU in TFLOP/s", resumable=True)
+    profile: bool = option(False, "record a Chrome trace of step 21", resumable=True)
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulate", "epochs", "log_every", "workers"):

@@ -81,6 +81,10 @@ class WorkloadEntry:
     data: Literal["series", "text"] | None = None  # what `train` feeds it; None: cannot be trained
     source: str = ""  # hash of the file it came from, for a user's own workload
 
+    def default_size(self, device: str) -> str:
+        """Return the preset taken on "cpu" or "cuda" when no size is named; "" when there is none."""
+        return self.gpu_preset if device == "cuda" else self.cpu_preset
+
     def resolve(self, size: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the complete config as JSON data: preset, then overrides, then checks."""
         if size and size not in self.presets:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from steplab.bench.infer import MODEL, Grid, infer_table, plan, sweep
 from steplab.cli.command import Command
-from steplab.cli.flags import check_device, resolve_device
+from steplab.cli.flags import add_device_flag, add_out_flag, add_store_flag, resolve_device
 from steplab.core import Run, RunSpec, units
 from steplab.core.errors import MeasurementError
-from steplab.report.export import check_suffixes, write_table
+from steplab.report.export import write_table
 from steplab.report.terminal import print_table
-from steplab.store import DEFAULT_ROOT, Store
+from steplab.store import Store
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
@@ -30,14 +29,12 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--calls", type=int, default=30, help="timed calls per cell and way")
     add("--warmup", type=int, default=3, help="untimed calls before them")
     add("--seed", type=int, default=42, help="of weights and series")
-    add("--device", default="auto", help="cpu, cuda, or auto")
-    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
-    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md, .json or .svg")
+    add_device_flag(parser)
+    add_store_flag(parser)
+    add_out_flag(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
-    check_suffixes(args.out)
-    check_device(args.device)
     _specs(args, "cpu")  # a slip of the pen is told before torch is imported
     store = Store(args.store)
     store.check_writable()

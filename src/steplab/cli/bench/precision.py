@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 from steplab.bench.precision import (
@@ -16,16 +15,16 @@ from steplab.bench.precision import (
     workload_was_audited,
 )
 from steplab.cli.command import Command
-from steplab.cli.flags import add_config_flags, add_workload_argument, given_fields, workload_name
+from steplab.cli.flags import add_device_flag, add_out_flag, add_store_flag, local_device
+from steplab.cli.step_flags import add_workload_flags, step_spec
 from steplab.core import PLAIN, Run, RunSpec, Table, new_run_id
 from steplab.core.codec import read_word
 from steplab.core.errors import MeasurementError
 from steplab.core.run import now
-from steplab.report.export import WRITERS, check_suffixes, write_table
+from steplab.report.export import write_table
 from steplab.report.terminal import print_table
-from steplab.store import DEFAULT_ROOT, Store
+from steplab.store import Store
 from steplab.techniques.recipes import parse_recipe
-from steplab.workloads.workload import find_workload
 
 DEFAULT_WORKLOAD = "gpt"
 DTYPES = ("bf16", "fp16")
@@ -33,21 +32,16 @@ BATCH = 2  # dtypes do not depend on it; batch norm refuses a batch of 1
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    entry = add_workload_argument(parser, words, DEFAULT_WORKLOAD)
-    add = parser.add_argument
-    add("--dtype", nargs="+", type=_dtype, default=list(DTYPES), metavar="bf16|fp16",
-        help="low precisions to study")  # fmt: skip
-    sizes = ", ".join(entry.presets) or "this workload has none"
-    add("--size", default="", help=f"preset size ({sizes}); empty: by the device")
-    add("--device", type=_device, default="auto", metavar="auto|cpu|cuda", help="where to run")
-    add("--out", nargs="+", type=Path, default=[], metavar="FILE",
-        help=f"also write the tables, one file each ({' '.join(WRITERS)})")  # fmt: skip
-    add("--store", type=Path, default=DEFAULT_ROOT, metavar="DIR", help="where Runs are kept")
-    add_config_flags(parser, entry.config, many=False)
+    add_workload_flags(parser, words, DEFAULT_WORKLOAD)
+    dtype = partial(read_word, Literal["bf16", "fp16"], where="--dtype")
+    parser.add_argument("--dtype", nargs="+", type=dtype, default=list(DTYPES),
+        metavar="bf16|fp16", help="low precisions to study")  # fmt: skip
+    add_device_flag(parser)
+    add_store_flag(parser)
+    add_out_flag(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
-    check_suffixes(args.out)
     store = Store(args.store)
     spec, dtypes = _spec(args), list(dict.fromkeys(args.dtype))
     store.check_writable()
@@ -82,30 +76,10 @@ def _studies(spec: RunSpec, dtypes: Sequence[str]) -> Iterator[tuple[str, Table]
 
 def _spec(args: argparse.Namespace) -> RunSpec:
     """Return what is audited. Several dtypes make no one recipe: then it is the plain one."""
-    import torch
-
-    from steplab.step.assemble import find_device
-
-    device = args.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    find_device(device)
-    name = workload_name(args)
-    entry = find_workload(name)
-    size = args.size or (entry.gpu_preset if device == "cuda" else entry.cpu_preset)
     one = len(set(args.dtype)) == 1
-    return RunSpec(
-        workload=name,
-        config=entry.resolve(size, given_fields(args)),
-        size=size,
-        batch=BATCH,
-        mode="forward+backward",
-        recipe=parse_recipe(f"precision={args.dtype[0]}") if one else PLAIN,
-        device=device,
-    )
+    recipe = parse_recipe(f"precision={args.dtype[0]}") if one else PLAIN
+    device = local_device(args.device)
+    return step_spec(args, device, batch=BATCH, mode="forward+backward", recipe=recipe)
 
-
-_dtype = partial(read_word, Literal["bf16", "fp16"], where="--dtype")
-_device = partial(read_word, Literal["auto", "cpu", "cuda"], where="--device")
 
 COMMAND = Command(_flags, _run)

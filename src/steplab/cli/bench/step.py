@@ -7,16 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab.bench.sweep import Grid, plan, search_batches, sweep
+from steplab.bench.sweep import search_batches, sweep
 from steplab.cli.command import Command
-from steplab.cli.flags import (
-    add_config_flags,
-    add_workload_argument,
-    given_fields,
-    resolve_device,
-    workload_name,
-)
+from steplab.cli.flags import AUTO, add_out_flag, add_store_flag, resolve_device
 from steplab.cli.progress import CellProgress
+from steplab.cli.step_flags import (
+    add_step_flags,
+    add_workload_flags,
+    assumed_device,
+    step_grid,
+)
 from steplab.compare.scaling import scaling_table
 from steplab.compare.step_tables import (
     compilation_table,
@@ -26,53 +26,33 @@ from steplab.compare.step_tables import (
     utilization_table,
 )
 from steplab.compare.versus import rounds_table, versus_table
-from steplab.core import MODES, Environment, Run, RunSpec, Table, new_run_id, units
+from steplab.core import Environment, Run, RunSpec, Table, new_run_id, units
 from steplab.core.errors import MeasurementError, UserError
 from steplab.core.run import now
-from steplab.report.export import check_suffixes, write_table
+from steplab.report.export import write_table
 from steplab.report.terminal import console, print_table
-from steplab.store import DEFAULT_ROOT, Store
-from steplab.techniques.recipes import parse_recipe
+from steplab.store import Store
 from steplab.workers.client import TrialRunner, alternate
-from steplab.workloads.workload import WorkloadEntry, find_workload
 
 DEFAULT_WORKLOAD = "gpt"
-AUTO = "auto"
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    entry = add_workload_argument(parser, words, DEFAULT_WORKLOAD)
+    add_workload_flags(parser, words, DEFAULT_WORKLOAD, many=True)
+    fields = ("warmup", "steps", "accumulate", "clip", "seed", "peak_tflops")
+    add_step_flags(parser, fields, batch=4, many=True, auto_batch=True)
     add = parser.add_argument
-    sizes = ", ".join(entry.presets) or "this workload has none"
-    add("--size", nargs="+", default=[], help=f"presets ({sizes}); none: by the device")
-    add("--batch", nargs="+", type=_batch, default=[4],
-        help="sequences per micro-batch; auto: the fastest that fits")  # fmt: skip
-    add("--mode", nargs="+", default=list(MODES), help="how far the step goes")
-    add("--recipe", nargs="+", default=["plain"],
-        help="plain, technique=value,..., a preset or a file")  # fmt: skip
-    add("--warmup", nargs="+", type=int, default=[5], help="untimed steps; several: a study")
-    add("--steps", type=int, default=10, help="timed steps")
-    add("--accumulate", type=int, default=1, help="micro-batches per step")
-    add("--clip", type=float, default=1.0, help="largest gradient norm; 0 for none")
-    add("--seed", type=int, default=42, help="of weights and data")
-    add("--device", default="auto", help="cpu, cuda, or auto")
-    add("--mfu-peak-tflops", type=float, default=None, help="dense peak to use for MFU")
     add("--alternate", type=int, default=0, metavar="ROUNDS",
         help="measure two cells in turns for so many rounds and compare them")  # fmt: skip
-    add("--timeout", type=float, default=600.0, help="seconds a cell may take")
-    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
-    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md, .json or .svg")
-    add_config_flags(parser, entry.config, many=True)
+    add("--timeout", type=float, default=600.0, metavar="SECONDS", help="seconds a cell may take")
+    add_store_flag(parser)
+    add_out_flag(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
-    name = workload_name(args)
-    entry = find_workload(name)
-    # Planned once before a worker is started (2 s), so that a slip of the pen is told at once.
-    check_suffixes(args.out)
     if not args.timeout > 0:
         raise UserError(f"--timeout must be more than 0 seconds, not {args.timeout}.")
-    specs, _ = _plan(args, entry, name, "cpu" if args.device == "auto" else args.device)
+    specs = _plan(args, assumed_device(args.device))
     if args.alternate < 0 or (args.alternate and len(specs) != 2):
         raise UserError(
             f"--alternate compares two cells, but the flags span {len(specs)}.",
@@ -82,12 +62,14 @@ def _run(args: argparse.Namespace) -> int:
     store.check_writable()
     with TrialRunner(args.timeout) as isolation:
         environment = isolation.environment()
-        specs, grid = _plan(args, entry, name, resolve_device(args.device, environment))
+        device = resolve_device(args.device, environment)
+        if device != specs[0].device:  # the default size is another one on a GPU
+            specs = _plan(args, device)
         if args.alternate:
             return _compare(args, specs, store, environment)
         measure = _search if AUTO in args.batch else _measure
-        runs = measure(args, specs, grid, store, isolation, environment)
-    tables = _tables(runs, f"one training step of {name}")
+        runs = measure(args, specs, store, isolation, environment)
+    tables = _tables(runs, f"one training step of {args.workload}")
     _write(args.out, tables)  # before printing: a reader that goes away must not cost the files
     for table in tables:
         print_table(table)
@@ -105,37 +87,15 @@ def _tables(runs: list[Run], title: str) -> list[Table]:
     return [step_table(runs, title), *(table for table in details if table is not None)]
 
 
-def _plan(
-    args: argparse.Namespace, entry: WorkloadEntry, name: str, device: str
-) -> tuple[list[RunSpec], Grid]:
-    default_size = entry.gpu_preset if device == "cuda" else entry.cpu_preset
+def _plan(args: argparse.Namespace, device: str) -> list[RunSpec]:
     if AUTO in args.batch and (len(args.batch) > 1 or args.alternate):
         raise UserError("--batch auto stands alone: it measures several batches by itself.")
-    grid = Grid(
-        sizes=args.size or [default_size],
-        overrides=given_fields(args),
-        batches=[1] if AUTO in args.batch else args.batch,
-        modes=args.mode,
-        recipes=[parse_recipe(text) for text in args.recipe],
-        warmups=args.warmup,
-    )
-    template = RunSpec(
-        name,
-        device=device,
-        steps=args.steps,
-        accumulate=args.accumulate,
-        clip=args.clip,
-        seed=args.seed,
-        peak_tflops=args.mfu_peak_tflops,
-        source=entry.source,
-    )
-    return plan(entry, grid, template), grid
+    return step_grid(args, device)
 
 
 def _measure(
     args: argparse.Namespace,
     specs: list[RunSpec],
-    grid: Grid,
     store: Store,
     isolation: TrialRunner,
     environment: Environment,
@@ -143,8 +103,14 @@ def _measure(
     runs: list[Run] = []
     with CellProgress(len(specs)) as progress:
         cells = sweep(
-            *(specs, store, isolation, environment, sys.argv, grid.studies_warmup),
-            *(progress.stage, progress.say),
+            specs,
+            store,
+            isolation,
+            environment,
+            sys.argv,
+            fresh_workers=len(args.warmup) > 1,  # else a worker's first cell would warm the next
+            progress=progress.stage,
+            say=progress.say,
         )
         try:
             for run in cells:
@@ -160,7 +126,6 @@ def _measure(
 def _search(
     args: argparse.Namespace,
     specs: list[RunSpec],
-    grid: Grid,
     store: Store,
     isolation: TrialRunner,
     environment: Environment,
@@ -170,7 +135,7 @@ def _search(
     for spec in specs:
         with CellProgress(None) as progress:
             found = search_batches(
-                *(spec, store, isolation, environment, sys.argv, progress.stage, progress.done)
+                spec, store, isolation, environment, sys.argv, progress.stage, progress.done
             )
         runs += found.runs
         best = f"batch {found.best.spec.batch}" if found.best else "none"
@@ -189,9 +154,8 @@ def _compare(
             args.timeout,
             lambda text: progress.stage(specs[0], text),
         )
-    table = versus_table(
-        *(specs[0], first, specs[1], second), environment.conditions_on(specs[0].device)
-    )
+    conditions = environment.conditions_on(specs[0].device)
+    table = versus_table(specs[0], first, specs[1], second, conditions)
     _write(args.out, [table])
     tables = {"versus": table, "rounds": rounds_table(first, second)}
     run = Run(new_run_id(specs[0]), specs[0], environment, created=now(), tables=tables)
@@ -206,12 +170,6 @@ def _write(paths: Sequence[Path], tables: list[Table]) -> None:
         for index, table in enumerate(tables):
             suffix = f".{table.title.replace(' ', '-')}{path.suffix}" if index else path.suffix
             write_table(table, path.with_suffix(suffix))
-
-
-def _batch(word: str) -> int | str:
-    if word != AUTO and not word.isdigit():
-        raise argparse.ArgumentTypeError(f"a number or auto, not {word!r}")
-    return AUTO if word == AUTO else int(word)
 
 
 COMMAND = Command(_flags, _run)

@@ -1,0 +1,159 @@
+"""Flags of the commands that run a training step, and the RunSpec that they ask for.
+
+`bench step`, `tune`, `profile`, `lint` and `train` name the same things by the same flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steplab.cli.flags import AUTO, add_config_flags, add_device_flag, given_fields
+from steplab.core import MODES, PLAIN, RunSpec
+from steplab.core.errors import UserError
+from steplab.techniques.recipes import parse_recipe
+from steplab.workloads.workload import WorkloadEntry, find_workload
+
+# Fields of RunSpec that commands may take as flags: type and help. The defaults are RunSpec's.
+SPEC_FLAGS: Mapping[str, tuple[type, str]] = {
+    "warmup": (int, "untimed steps"),
+    "steps": (int, "timed steps"),
+    "accumulate": (int, "micro-batches per step"),
+    "clip": (float, "largest gradient norm; 0: no clipping"),
+    "seed": (int, "seed of weights and data"),
+    "peak_tflops": (float, "dense peak for MFU in TFLOP/s; default: that of the catalog"),
+}
+SPELLINGS = {"peak_tflops": "--mfu-peak-tflops"}
+
+
+def add_workload_flags(
+    parser: argparse.ArgumentParser, words: Sequence[str], default: str, many: bool = False
+) -> WorkloadEntry:
+    """Add the workload as the first word, `--size`, and a flag for every field of its config.
+
+    With `many`, flags take one or more values, which span a grid.
+    """
+    name = words[0] if words and not words[0].startswith("-") else default
+    entry = find_workload(name)
+    about = "a built-in workload or path/to/file.py:factory; comes before all flags"
+    parser.add_argument("workload", nargs="?", default=default, help=about)
+    parser.set_defaults(entry=entry)
+    presets = ", ".join(entry.presets) or "this workload has none"
+    about = f"preset ({presets}); default depends on the device"
+    parser.add_argument(
+        "--size", nargs="+" if many else None, default=[] if many else "", help=about
+    )
+    add_config_flags(parser, entry.config, many)
+    return entry
+
+
+def add_recipe_flag(parser: argparse.ArgumentParser, many: bool = False) -> None:
+    """Add `--recipe`, read and checked while the command line is parsed."""
+    about = "plain, technique=value,..., a preset or a .toml file"
+    options: dict[str, Any] = {"nargs": "+", "default": [PLAIN]} if many else {"default": PLAIN}
+    parser.add_argument("--recipe", type=parse_recipe, help=about, **options)
+
+
+def add_step_flags(
+    parser: argparse.ArgumentParser,
+    fields: Sequence[str],
+    batch: int | Mapping[str, int],
+    many: bool = False,
+    auto_batch: bool = False,
+) -> None:
+    """Add `--batch`, `--mode`, `--recipe`, `--device` and the flags of SPEC_FLAGS named `fields`.
+
+    `batch` is the default, or the default on each device. `auto_batch`: `--batch auto` is taken.
+    """
+    several = {"nargs": "+"} if many else {}
+    about = "sequences per micro-batch"
+    default: Any = [batch] if many else batch
+    if auto_batch:
+        about += "; auto: the fastest that fits"
+    if isinstance(batch, Mapping):
+        about += f"; default: {batch['cpu']} on a CPU, {batch['cuda']} on a GPU"
+        default = None
+    add = parser.add_argument
+    reader = _batch_or_auto if auto_batch else int
+    add("--batch", type=reader, default=default, metavar="N", help=about, **several)
+    default = list(MODES) if many else "full"
+    about = f"how far the step goes: {', '.join(MODES)}"
+    add("--mode", type=_mode, default=default, metavar="MODE", help=about, **several)
+    add_recipe_flag(parser, many)
+    defaults = {field.name: field.default for field in dataclasses.fields(RunSpec)}
+    for name in fields:
+        kind, about = SPEC_FLAGS[name]
+        flag = SPELLINGS.get(name, f"--{name}")
+        default = [defaults[name]] if name == "warmup" and many else defaults[name]
+        options = several if name == "warmup" else {}
+        metavar = "N" if kind is int else "X"
+        add(flag, dest=name, type=kind, default=default, metavar=metavar, help=about, **options)
+    add_device_flag(parser)
+
+
+def asked_workload(args: argparse.Namespace) -> WorkloadEntry:
+    """Return the workload; one that came after flags was not asked for its own flags."""
+    entry: WorkloadEntry = args.entry
+    if args.workload != entry.name:
+        raise UserError(
+            f"The workload {args.workload!r} comes after flags.", "Name it right after the command."
+        )
+    return entry
+
+
+def step_spec(args: argparse.Namespace, device: str, **changes: Any) -> RunSpec:
+    """Return what the flags ask for on a device; `changes` are fields that they do not decide.
+
+    `--batch auto` begins with one sequence.
+    """
+    entry = asked_workload(args)
+    size = args.size or entry.default_size(device)
+    names = ("batch", "mode", "recipe", *SPEC_FLAGS)
+    given = {key: value for key, value in vars(args).items() if key in names}
+    if given.get("batch") == AUTO:
+        given["batch"] = 1
+    return RunSpec(
+        workload=entry.name,
+        config=entry.resolve(size, given_fields(args)),
+        size=size,
+        device=device,
+        source=entry.source,
+        **{**given, **changes},
+    )
+
+
+def step_grid(args: argparse.Namespace, device: str) -> list[RunSpec]:
+    """Return one spec for every combination of the flags' values.
+
+    Sizes come outermost, so that one worker serves all cells of a size.
+    """
+    axes: dict[str, Sequence[Any]] = {
+        "size": args.size or [""],
+        **{key: values for key, values in vars(args).items() if key.startswith("config_")},
+        **{key: getattr(args, key) for key in ("recipe", "mode", "batch", "warmup")},
+    }
+    cells = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+    return [step_spec(argparse.Namespace(**{**vars(args), **cell}), device) for cell in cells]
+
+
+def assumed_device(asked: str) -> str:
+    """Return the device for which flags are checked before a worker, which takes 2 s, is asked."""
+    return "cpu" if asked == AUTO else asked
+
+
+def _mode(word: str) -> str:
+    if word not in MODES:
+        raise UserError(f"There is no mode {word!r}.", f"Known: {', '.join(MODES)}.")
+    return word
+
+
+def _batch_or_auto(word: str) -> int | str:
+    if word == AUTO:
+        return AUTO
+    try:
+        return int(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number or auto, not {word!r}") from None
