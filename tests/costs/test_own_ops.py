@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 import numpy as np
 import pytest
 import torch
 
+from steplab.costs.own_ops import OWN_OPS, find_own_op
 from steplab.trace.roofline import cost_of_call, estimate_costs, trace_card
 from tests.costs.calls import BF16, FP32, INT, called
 from tests.trace.traces import kernel, op, trace_of
@@ -29,49 +33,41 @@ BACKWARD = (
     },
 )
 WEIGHTS = 4 * R + 4 * R  # of the rows, and whose they are
-SCHEMAS = {
-    "fused_experts": "x_TD weights_TK w_in_EFD w_out_EDF row_TK source_R",
-    "fused_experts_backward": "dout_TD x_TD weights_TK w_in_EFD w_out_EDF row_TK source_R "
-    "offsets_E z_RF activation matmul need_dx need_dw_in need_dw_out",
-    "fused_feed_forward": "x_TD w_in_FD w_out_DF weights_T1",
-    "fused_feed_forward_backward": "dout_TD x_TD w_in_FD w_out_DF weights_T1",
-    "grouped_mm_aten_weight_gradient": "x_RK dout_RN offsets_E",
-    "place_assignments": "experts_TK",
-    "router": "x_TD weight_ED gate_1D chosen",
-    "router_backward": "dprobabilities_TE dweights_TK dgate_T1 x_TD weight_ED",
-    "rms_norm": "x weight_D eps dtype",
-    "add_rms_norm": "x added weight_D eps dtype",
-    "rms_norm_backward": "d_normed d_stream stream weight_D rstd",
-    "stream_norm": "x added places weight_D offset_D router_D eps dtype",
-    "stream_norm_rows": "stream rstd rows weight_D offset_D dtype",
-    "stream_norm_backward": "d_normed places d_score d_stream stream rstd weight_D",
-    "rotary": "qkv_BT3HD cos sin",
-    "rotary_backward": "dq_BHTD dk_BHTD dv_BHTD cos sin",
-    "triton_chunked_cross_entropy_mean": "x weight targets ignore need_dx need_dw",
-    "triton_chunked_cross_entropy_tokens": "x weight targets",
-    "triton_chunked_cross_entropy_tokens_backward": "d_losses x weight targets",
-    "triton_flash_attention": "q k v causal first",
-    "triton_flash_attention_backward": "d_out q k v out lse causal first",
-    "ema_scan": "x",
-    "ema_scan_backward": "dy dlast x",
-}
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_arguments_stand_where_the_models_look(name):
-    import steplab.kernels.attention.triton_flash
-    import steplab.kernels.cross_entropy.triton_chunked
-    import steplab.kernels.ema.scan
-    import steplab.kernels.experts.fused
-    import steplab.kernels.feed_forward.fused
-    import steplab.kernels.rms_norm.triton_norm
-    import steplab.kernels.rotary.triton_rotary
-    import steplab.kernels.router.triton_router
-    import steplab.kernels.stream_norm.triton_stream  # noqa: F401
+@pytest.fixture(scope="module")
+def registered() -> dict[str, list[str]]:
+    """The arguments of every op that is registered once all kernels are imported."""
+    import steplab.kernels
 
-    schema = getattr(torch.ops.steplab, name).default._schema
-    wanted = SCHEMAS[name].split()
-    assert [argument.name for argument in schema.arguments][: len(wanted)] == wanted
+    for module in pkgutil.walk_packages(steplab.kernels.__path__, "steplab.kernels."):
+        importlib.import_module(module.name)
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    ours = sorted(name.partition("::")[2] for name in names if name.startswith("steplab::"))
+    schemas = {name: getattr(torch.ops.steplab, name).default._schema for name in ours}
+    return {name: [arg.name for arg in schema.arguments] for name, schema in schemas.items()}
+
+
+def test_arguments_stand_where_the_costs_look(registered):
+    listed = {name: op.args.split() for name, op in OWN_OPS.items() if name in registered}
+    assert len(listed) > 25
+    assert listed == {name: registered[name][: len(args)] for name, args in listed.items()}
+
+
+def test_every_op_has_costs_or_is_known_to_have_none(registered):
+    unknown = {name for name in registered if find_own_op(name) is None}
+    assert unknown == {"tiled_attention", "tiled_attention_backward"}
+
+
+def test_a_new_implementation_has_the_costs_of_its_op():
+    assert find_own_op("rms_norm_split") is OWN_OPS["rms_norm"]
+    assert find_own_op("rms_norm_split_backward") is OWN_OPS["rms_norm_backward"]
+    assert find_own_op("attention_hopper_backward") is OWN_OPS["triton_flash_attention_backward"]
+    assert find_own_op("grouped_mm_aten") is OWN_OPS["grouped_mm"]
+    assert find_own_op("grouped_mm_aten_weight_gradient") is OWN_OPS["grouped_mm_weight_gradient"]
+    loss = "triton_chunked_cross_entropy_tokens_backward"
+    assert find_own_op("cross_entropy_split_tokens_backward") is OWN_OPS[loss]
+    assert find_own_op("rms_normal") is None and find_own_op("") is None
 
 
 def bytes_of(name, args, kernel_name="", prefix="steplab::", suffix=""):

@@ -124,12 +124,14 @@ def test_blocks_cover_every_pair_once(monkeypatch):
 
 
 def test_the_pairs_are_those_that_the_formula_counts():
-    from steplab.probes.formulas import OWN_OPS
+    from steplab.probes.formulas import own_formula
 
     q, k = torch.empty(2, 1, 1300, 8, device="meta"), torch.empty(2, 1, 1500, 8, device="meta")
     v = torch.empty(2, 1, 1500, 24, device="meta")
     pairs = op_flops.attention_block_pairs(1300, 1500)
-    assert OWN_OPS["blocks_attention"](q, k, v, True) == 2 * pairs * 2 * (8 + 24)
+    computed = blocks.query_blocks(1300, 1500, True)
+    assert pairs == sum((own.stop - own.start) * seen.stop for own, seen in computed)
+    assert own_formula("blocks_attention")(q, k, v, True) == 2 * pairs * 2 * (8 + 24)
     assert pairs == 512 * 712 + 512 * 1224 + 276 * 1500
 
 

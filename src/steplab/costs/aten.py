@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from steplab.costs import op_flops
-from steplab.costs.op_call import Dims, OpCall, TensorArg, broadcast, item_bytes_of_kernel
+from steplab.costs.op_call import (
+    HALF_DTYPE_CODES,
+    Cost,
+    CostModel,
+    Dims,
+    OpCall,
+    TensorArg,
+    broadcast,
+    item_bytes_of_kernel,
+    total_bytes,
+)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a call has to do at least."""
+def aten_cost(call: OpCall, kernel: str) -> Cost | None:
+    """Return the cost of a call whose longest kernel is `kernel`; None: there is no model of it."""
+    if call.name.startswith("triton_"):
+        return _inductor_kernel(call)
+    if any(call.lists):
+        return _tensor_lists(call, kernel)
+    model = MATRIX_COSTS.get(call.name.rstrip("_"))
+    if model is None and call.name.startswith("aten::"):
+        model = MEMORY_COSTS.get(_bare_name(call))
+    return model(call) if model else None
 
-    flops: float  # of matrix units; 0 for work that memory bounds anyway
-    bytes: float  # each operand read once, each result written once; nan: unknown
-    dtype: str = ""  # Kineto's word for the type of the factors; "" where nothing is multiplied
-    is_matmul: bool = False  # a matrix product or convolution; False for attention
 
-
-Model = Callable[[OpCall], Cost | None]
+# Matrix products, convolutions and attention.
 
 
 def _product(a: TensorArg, b: TensorArg, added: TensorArg | None = None) -> Cost:
@@ -74,7 +84,7 @@ def _grouped(call: OpCall) -> Cost | None:
     return Cost(products * op_flops.matmul(M, N, K), moved, a.dtype, is_matmul=True)
 
 
-def _convolution(stride: int, padding: int, dilation: int, transposed: int = -1) -> Model:
+def _convolution(stride: int, padding: int, dilation: int, transposed: int = -1) -> CostModel:
     """Return the model of a forward convolution; the numbers are positions of its arguments."""
 
     def model(call: OpCall) -> Cost | None:
@@ -123,36 +133,47 @@ def _convolution_backward(call: OpCall) -> Cost | None:
     return Cost(flops, moved, x.dtype, is_matmul=True)
 
 
-def attention(query: int, causal: int, heads_first: bool = True, documents: int = -1) -> Model:
+def _attention(query: int, causal: int, heads_first: bool = True) -> CostModel:
     """Return the model of fused attention; a gradient op has its query behind `grad_out`.
 
-    `causal` is the position of a bool, or of a mask type whose 0 means none. Ragged batches
-    (three dimensions, or a tensor at the position `documents`) do not tell their lengths and
-    have no model.
+    `causal` is the position of a bool, or of a mask type whose 0 means none.
     """
-    backward = query == 1
 
     def model(call: OpCall) -> Cost | None:
         q, k, v = (call.tensor(query + i) for i in range(3))
         mask = call.truth(causal) if call.integer(causal) is None else call.integer(causal) != 0
-        if not (q and k and v) or len(q.dims) != 4 or mask is None:
+        if not (q and k and v) or mask is None:
             return None
-        if documents >= 0 and call.tensor(documents):
-            return None
-        B, H, T, D = q.dims if heads_first else (q.dims[0], q.dims[2], q.dims[1], q.dims[3])
-        S, d_v = k.dims[2 if heads_first else 1], v.dims[3]
-        shape = (B * op_flops.attention_pairs(T, S, mask), H, D, d_v)
-        out = B * H * T * d_v * q.item
-        moved = (q.bytes + k.bytes + v.bytes + out) * (2 if backward else 1)
-        if backward:
-            return Cost(op_flops.attention_backward(*shape, recompute=True), moved, q.dtype)
-        return Cost(op_flops.attention_forward(*shape), moved, q.dtype)
+        return attention_cost(q, k, v, mask, backward=query == 1, heads_first=heads_first)
 
     return model
 
 
+def attention_cost(
+    q: TensorArg,
+    k: TensorArg,
+    v: TensorArg,
+    causal: bool,
+    backward: bool,
+    heads_first: bool = True,
+) -> Cost | None:
+    """Return the cost of fused attention on (B, H, T, D), or (B, T, H, D) unless `heads_first`.
+
+    Ragged batches (three dimensions) do not tell their lengths and have none.
+    """
+    if len(q.dims) != 4:
+        return None
+    B, H, T, D = q.dims if heads_first else (q.dims[0], q.dims[2], q.dims[1], q.dims[3])
+    S, d_v = k.dims[2 if heads_first else 1], v.dims[3]
+    shape = (B * op_flops.attention_pairs(T, S, causal), H, D, d_v)
+    moved = q.bytes + k.bytes + v.bytes + B * H * T * d_v * q.item
+    if backward:
+        return Cost(op_flops.attention_backward(*shape, recompute=True), 2 * moved, q.dtype)
+    return Cost(op_flops.attention_forward(*shape), moved, q.dtype)
+
+
 _SDPA = "aten::_scaled_dot_product"
-MATRIX_COSTS: dict[str, Model] = {
+MATRIX_COSTS: dict[str, CostModel] = {
     **{f"aten::{name}": _plain for name in ("mm", "bmm", "matmul", "mv", "dot", "_scaled_mm")},
     **{f"aten::{name}": _added for name in ("addmm", "baddbmm", "_addmm_activation", "addmv")},
     "aten::linear": _linear,
@@ -165,22 +186,24 @@ MATRIX_COSTS: dict[str, Model] = {
     "aten::miopen_convolution": _convolution(4, 3, 5),
     "aten::_conv_depthwise2d": _convolution(4, 5, 6),
     "aten::convolution_backward": _convolution_backward,
-    f"{_SDPA}_flash_attention": attention(0, 4),
-    f"{_SDPA}_flash_attention_for_cpu": attention(0, 4),
-    f"{_SDPA}_efficient_attention": attention(0, 6),
-    f"{_SDPA}_cudnn_attention": attention(0, 6),
-    "aten::_flash_attention_forward": attention(0, 8, heads_first=False),
-    "aten::_efficient_attention_forward": attention(0, 9, heads_first=False),
-    "aten::_cudnn_attention_forward": attention(0, 10),
-    f"{_SDPA}_flash_attention_backward": attention(1, 11),
-    f"{_SDPA}_flash_attention_for_cpu_backward": attention(1, 7),
-    f"{_SDPA}_efficient_attention_backward": attention(1, 11),
-    f"{_SDPA}_cudnn_attention_backward": attention(1, 14),
-    "aten::_flash_attention_backward": attention(1, 11, heads_first=False),
-    "aten::_efficient_attention_backward": attention(1, 14, heads_first=False),
-    "aten::_cudnn_attention_backward": attention(1, 14),
+    f"{_SDPA}_flash_attention": _attention(0, 4),
+    f"{_SDPA}_flash_attention_for_cpu": _attention(0, 4),
+    f"{_SDPA}_efficient_attention": _attention(0, 6),
+    f"{_SDPA}_cudnn_attention": _attention(0, 6),
+    "aten::_flash_attention_forward": _attention(0, 8, heads_first=False),
+    "aten::_efficient_attention_forward": _attention(0, 9, heads_first=False),
+    "aten::_cudnn_attention_forward": _attention(0, 10),
+    f"{_SDPA}_flash_attention_backward": _attention(1, 11),
+    f"{_SDPA}_flash_attention_for_cpu_backward": _attention(1, 7),
+    f"{_SDPA}_efficient_attention_backward": _attention(1, 11),
+    f"{_SDPA}_cudnn_attention_backward": _attention(1, 14),
+    "aten::_flash_attention_backward": _attention(1, 11, heads_first=False),
+    "aten::_efficient_attention_backward": _attention(1, 14, heads_first=False),
+    "aten::_cudnn_attention_backward": _attention(1, 14),
 }
 
+
+# Everything else is bounded by memory.
 
 # Operands of elementwise ops, by position; what follows them is a scalar or the `out` tensor.
 _UNARY = """abs neg exp exp2 log log2 log1p expm1 sqrt rsqrt reciprocal square sigmoid tanh relu
@@ -194,7 +217,7 @@ tanh_backward softplus_backward hardtanh_backward hardswish_backward leaky_relu_
 elu_backward native_dropout_backward log_sigmoid_backward""".split()
 _TERNARY = """where lerp addcmul addcdiv mse_loss_backward huber_loss_backward
 smooth_l1_loss_backward""".split()
-OPERANDS = {
+_OPERANDS = {
     **dict.fromkeys(_UNARY, 1),
     **dict.fromkeys(_BINARY, 2),
     **dict.fromkeys(_TERNARY, 3),
@@ -230,31 +253,26 @@ _OPTIMIZERS = {
     "_fused_sgd_": ((0, 1, 2), (0, 2)),
     "_fused_adagrad_": ((0, 1, 2), (0, 2)),
 }
-_HALF_CODES = (5, 15)  # torch.float16 and torch.bfloat16 as recorded scalars
 
 
-def _total(tensors: Iterable[TensorArg | None]) -> int:
-    return sum(tensor.bytes for tensor in tensors if tensor)
-
-
-def elementwise(call: OpCall) -> Cost | None:
+def _elementwise(call: OpCall) -> Cost | None:
     """Operands stretch to one size; the result has it too, or is the first one, in place."""
-    name = bare_name(call)
-    operands = [t for i in range(OPERANDS[name]) if (t := call.tensor(i))]
+    name = _bare_name(call)
+    operands = [t for i in range(_OPERANDS[name]) if (t := call.tensor(i))]
     if not operands:
         return None
     if call.name.endswith("_"):
-        return Cost(0.0, _total(operands) + operands[0].bytes)
+        return Cost(0.0, total_bytes(*operands) + operands[0].bytes)
     # A tensor without dimensions does not widen the result's dtype.
     typed = operands[1:] if name == "where" and len(operands) > 1 else operands
     item = max(t.item for t in ([t for t in typed if t.dims] or typed))
     size = math.prod(broadcast(*(t.dims for t in operands)))
-    return Cost(0.0, _total(operands) + size * (1 if name in _TRUTHS else item))
+    return Cost(0.0, total_bytes(*operands) + size * (1 if name in _TRUTHS else item))
 
 
 def _copy(call: OpCall) -> Cost | None:
     target, source = call.tensor(0), call.tensor(1)
-    return Cost(0.0, _total((target, source))) if target and source else None
+    return Cost(0.0, total_bytes(target, source)) if target and source else None
 
 
 def _reading(call: OpCall) -> Cost | None:
@@ -263,16 +281,16 @@ def _reading(call: OpCall) -> Cost | None:
 
 
 def _rowwise(call: OpCall) -> Cost | None:
-    read, like = _ROWWISE[bare_name(call)]
+    read, like = _ROWWISE[_bare_name(call)]
     result = call.tensor(like)
-    return Cost(0.0, _total(map(call.tensor, read)) + result.bytes) if result else None
+    return Cost(0.0, total_bytes(*map(call.tensor, read)) + result.bytes) if result else None
 
 
 def _softmax_backward(call: OpCall) -> Cost | None:
     grad, out = call.tensor(0), call.tensor(1)
     if not (grad and out):
         return None
-    item = 2 if call.integer(3) in _HALF_CODES else out.item
+    item = 2 if call.integer(3) in HALF_DTYPE_CODES else out.item
     return Cost(0.0, grad.bytes + out.bytes + out.numel * item)
 
 
@@ -286,7 +304,7 @@ def _sort(call: OpCall) -> Cost | None:
     return Cost(0.0, 2 * x.bytes + 8 * x.numel) if x else None
 
 
-def _selected(table: int, index: int) -> Model:
+def _selected(table: int, index: int) -> CostModel:
     """Rows of a table, read and written once; `table`, `index` are positions."""
 
     def model(call: OpCall) -> Cost | None:
@@ -300,7 +318,7 @@ def _selected(table: int, index: int) -> Model:
     return model
 
 
-def _moved(index: int, source: int, times: int) -> Model:
+def _moved(index: int, source: int, times: int) -> CostModel:
     """Elements named by an index, each moved `times`: as many as the tensor at `source` has."""
 
     def model(call: OpCall) -> Cost | None:
@@ -313,7 +331,7 @@ def _moved(index: int, source: int, times: int) -> Model:
     return model
 
 
-def _picked(scores: int, target: int) -> Model:
+def _picked(scores: int, target: int) -> CostModel:
     """One score per target, read or written."""
 
     def model(call: OpCall) -> Cost | None:
@@ -325,12 +343,37 @@ def _picked(scores: int, target: int) -> Model:
     return model
 
 
-def bare_name(call: OpCall) -> str:
+def _bare_name(call: OpCall) -> str:
     """Return "add" of "aten::add_"."""
     return call.name.removeprefix("aten::").rstrip("_")
 
 
-def tensor_lists(call: OpCall, kernel: str) -> Cost | None:
+MEMORY_COSTS: dict[str, CostModel] = {
+    **dict.fromkeys(_OPERANDS, _elementwise),
+    **dict.fromkeys(_REDUCTIONS, _reading),
+    **dict.fromkeys(_FILLS, _reading),
+    **dict.fromkeys(_ROWWISE, _rowwise),
+    "copy": _copy,
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _softmax_backward,
+    "native_dropout": _dropout,
+    "sort": _sort,
+    "embedding": _selected(0, 1),
+    "index_select": _selected(0, 2),
+    "embedding_dense_backward": _copy,  # reads the gradient and the indices
+    "gather": _moved(2, 2, 2),
+    "scatter": _moved(2, 2, 2),
+    "scatter_add": _moved(2, 2, 3),
+    "index_add": _moved(2, 3, 3),
+    "nll_loss_forward": _picked(0, 1),
+    "nll_loss_backward": _picked(1, 2),
+}
+
+
+# Lists of tensors, and kernels that Inductor wrote.
+
+
+def _tensor_lists(call: OpCall, kernel: str) -> Cost | None:
     """Ops over lists (optimizers, _foreach_*, cat); the kernel's name tells the size of elements.
 
     An op in place reads all lists and writes the first; any other writes a new one like it.
@@ -355,7 +398,7 @@ def tensor_lists(call: OpCall, kernel: str) -> Cost | None:
     return Cost(0.0, float(item * (read + written)))
 
 
-def inductor_kernel(call: OpCall) -> Cost | None:
+def _inductor_kernel(call: OpCall) -> Cost | None:
     """A kernel of Inductor: each argument once, and no more of it than the loop has steps.
 
     The scalars behind the tensors are the loop's lengths, so a table that is only looked up in
@@ -374,26 +417,4 @@ def _inductor_product(call: OpCall, tensors: list[TensorArg]) -> Cost | None:
     if not re.search(r"_fused_mm_\d+$", call.name) or len(tensors) != 3:
         return None
     multiply_adds = math.sqrt(math.prod(tensor.numel for tensor in tensors))
-    return Cost(2.0 * multiply_adds, float(_total(tensors)), tensors[0].dtype, is_matmul=True)
-
-
-MEMORY_COSTS: dict[str, Model] = {
-    **dict.fromkeys(OPERANDS, elementwise),
-    **dict.fromkeys(_REDUCTIONS, _reading),
-    **dict.fromkeys(_FILLS, _reading),
-    **dict.fromkeys(_ROWWISE, _rowwise),
-    "copy": _copy,
-    "_softmax_backward_data": _softmax_backward,
-    "_log_softmax_backward_data": _softmax_backward,
-    "native_dropout": _dropout,
-    "sort": _sort,
-    "embedding": _selected(0, 1),
-    "index_select": _selected(0, 2),
-    "embedding_dense_backward": _copy,  # reads the gradient and the indices
-    "gather": _moved(2, 2, 2),
-    "scatter": _moved(2, 2, 2),
-    "scatter_add": _moved(2, 2, 3),
-    "index_add": _moved(2, 3, 3),
-    "nll_loss_forward": _picked(0, 1),
-    "nll_loss_backward": _picked(1, 2),
-}
+    return Cost(2.0 * multiply_adds, float(total_bytes(*tensors)), tensors[0].dtype, is_matmul=True)

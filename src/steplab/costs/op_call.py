@@ -1,11 +1,11 @@
-"""A recorded call of an operator: sizes, strides, dtypes and plain values of its arguments."""
+"""OpCall: a call of an operator as the profiler recorded it. Cost: what it has to do at least."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 # Kineto's words for the element types of tensors: bytes per element.
@@ -28,6 +28,7 @@ ITEM_BYTES = {
     "c10::complex<double>": 16,
 }
 TENSOR_LIST = "TensorList"
+HALF_DTYPE_CODES = (5, 15)  # torch.float16 and torch.bfloat16 as recorded scalars
 # The dtype of a list's tensors is not recorded, but the kernel's template arguments begin with
 # it: multi_tensor_apply_kernel<.., UnaryOpFunctor<float, ..>>, CatArrayBatchedCopy<OpaqueType<2u>>.
 _TEMPLATE = re.compile(r"OpaqueType<(\d+)u?>|\b(c10::BFloat16|c10::Half|double|float|long|int)\b")
@@ -97,6 +98,19 @@ class OpCall:
 
     def _value(self, index: int) -> str:
         return self.values[index] if index < len(self.values) else ""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call has to do at least."""
+
+    flops: float  # of matrix units; 0 for work that memory bounds anyway
+    bytes: float  # each operand read once, each result written once; nan: unknown
+    dtype: str = ""  # Kineto's word for the type of the factors; "" where nothing is multiplied
+    is_matmul: bool = False  # a matrix product or convolution; False for attention
+
+
+CostModel = Callable[[OpCall], Cost | None]  # None: what was recorded does not tell
 
 
 def read_call(name: str, dtypes: str, shapes: str, strides: str, values: str) -> OpCall | None:

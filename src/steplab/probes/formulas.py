@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from steplab.costs import op_flops
+from steplab.costs.op_call import OpCall, TensorArg
+from steplab.costs.own_ops import find_own_op
 
 aten = torch.ops.aten
 Formula = Callable[..., float]
@@ -75,11 +77,6 @@ def _grouped_mm(a: Any, b: Any, *args: Any, out_val: Any = None, **kwargs: Any) 
     return 2.0 * out_val.numel() * a.shape[-1] if b.ndim == 3 else 2.0 * a.numel() * b.shape[-1]
 
 
-def _grouped_mm_gradient(x: Any, dout: Any, *args: Any, **kwargs: Any) -> float:
-    """x^T dout of every group: (M, K) and (M, N)."""
-    return 2.0 * x.numel() * dout.shape[-1]
-
-
 def _product(a: Any, b: Any, *args: Any, **kwargs: Any) -> float:
     """(..., M, K) x (..., K, N), or with a vector (K) on the right: every element of a meets N."""
     return 2.0 * a.numel() * (b.shape[-1] if b.ndim > 1 else 1)
@@ -130,103 +127,25 @@ def _scan(x: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> float:
     return op_flops.scan(x.numel())
 
 
-def _fused_experts(x: Any, weights: Any, w_in: Any, w_out: Any, *args: Any, **kw: Any) -> float:
-    """Each of the T x K rows meets both matrices of one expert."""
-    return 2.0 * weights.numel() * (w_in[0].numel() + w_out[0].numel())
-
-
-def _fused_network(x: Any, w_in: Any, w_out: Any, *args: Any, **kwargs: Any) -> float:
-    return 2.0 * x.shape[0] * (w_in.numel() + w_out.numel())
-
-
-def _needed(rows: float, w_in: float, w_out: float, needs: Any) -> float:
-    """dh always; a product for each of dx, dw_in and dw_out that is needed."""
-    need_dx, need_dw_in, need_dw_out = needs
-    return 2.0 * rows * ((need_dx + need_dw_in) * w_in + (1 + need_dw_out) * w_out)
-
-
-def _fused_experts_backward(
-    dout: Any, x: Any, weights: Any, w_in: Any, w_out: Any, *args: Any, **kwargs: Any
-) -> float:
-    return _needed(weights.numel(), w_in[0].numel(), w_out[0].numel(), args[-3:])
-
-
-def _fused_network_backward(
-    dout: Any, x: Any, w_in: Any, w_out: Any, *args: Any, **kwargs: Any
-) -> float:
-    return _needed(x.shape[0], w_in.numel(), w_out.numel(), args[-3:])
-
-
-def _router(x: Any, weight: Any, gate: Any, *args: Any, **kwargs: Any) -> float:
-    return 2.0 * x.shape[0] * (weight.numel() + gate.numel())
-
-
-def _head(x: Any, weight: Any, *args: Any, **kwargs: Any) -> float:
-    return 2.0 * x.shape[0] * weight.numel()
-
-
-def _head_and_gradients(x: Any, weight: Any, *args: Any, **kwargs: Any) -> float:
-    """The logits, and a product for each of the gradients that the last two arguments ask for."""
-    return (1 + sum(args[-2:])) * _head(x, weight)
-
-
-def _head_again(d_losses: Any, *args: Any, **kwargs: Any) -> float:
-    return _head_and_gradients(*args)
-
-
-def _blocks_attention(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> float:
-    """Products of scores and values, over the pairs that are computed."""
-    from steplab.kernels.attention.blocks import query_blocks
-
-    (B, H, T, K), (S, V) = q.shape, v.shape[2:]
-    blocks = query_blocks(T, S, bool(args[-1]))
-    pairs = sum((own.stop - own.start) * seen.stop for own, seen in blocks)
-    return 2.0 * B * H * pairs * (K + V)
-
-
-def _gradients_of(forward: Formula, skipped: int) -> Formula:
-    """Two products for each of the forward's, none of them recomputed; the arguments of the
-    forward follow `skipped` gradients."""
+def own_formula(name: str) -> Formula | None:
+    """Return the formula of our op `name`, from the table of its costs; None: it has none."""
+    op = find_own_op(name)
+    if op is None or op.flops is None:
+        return None
 
     def formula(*args: Any, **kwargs: Any) -> float:
-        return 2 * forward(*args[skipped:], **kwargs)
+        tensors = tuple(
+            TensorArg(tuple(arg.shape), str(arg.dtype)) if isinstance(arg, torch.Tensor) else None
+            for arg in args
+        )
+        values = tuple(
+            "" if tensor else str(arg) for tensor, arg in zip(tensors, args, strict=True)
+        )
+        return op.call_flops(OpCall(name, tensors, (), values)) or 0.0
 
     return formula
 
 
-# By name: an op exists once the module that defines it is imported.
-OWN_OPS: dict[str, Formula] = {
-    "fused_experts": _fused_experts,
-    "fused_experts_backward": _fused_experts_backward,
-    "fused_feed_forward": _fused_network,
-    "fused_feed_forward_backward": _fused_network_backward,
-    "router": _router,
-    "router_backward": _gradients_of(_router, 3),
-    "grouped_mm_aten": _grouped_mm,
-    "grouped_mm_aten_weight_gradient": _grouped_mm_gradient,
-    "grouped_mm_loop": _grouped_mm,
-    "grouped_mm_loop_weight_gradient": _grouped_mm_gradient,
-    "place_assignments": lambda *args, **kwargs: 0.0,
-    "rms_norm": lambda *args, **kwargs: 0.0,
-    "add_rms_norm": lambda *args, **kwargs: 0.0,
-    "rms_norm_backward": lambda *args, **kwargs: 0.0,
-    "timestep_norm": lambda *args, **kwargs: 0.0,
-    "timestep_norm_backward": lambda *args, **kwargs: 0.0,
-    "blocks_attention": _blocks_attention,
-    "blocks_attention_backward": _gradients_of(_blocks_attention, 1),
-    "stream_norm": lambda *args, **kwargs: 0.0,
-    "stream_norm_rows": lambda *args, **kwargs: 0.0,
-    "stream_norm_backward": lambda *args, **kwargs: 0.0,
-    "rotary": lambda *args, **kwargs: 0.0,
-    "rotary_backward": lambda *args, **kwargs: 0.0,
-    "chunked_cross_entropy_mean": _head_and_gradients,
-    "chunked_cross_entropy_tokens": _head,
-    "chunked_cross_entropy_tokens_backward": _head_again,
-    "triton_chunked_cross_entropy_mean": _head_and_gradients,
-    "triton_chunked_cross_entropy_tokens": _head,
-    "triton_chunked_cross_entropy_tokens_backward": _head_again,
-    "scaled": lambda *args, **kwargs: 0.0,
-}
 MATRIX_OPS: dict[Any, Formula] = {
     aten._grouped_mm: _grouped_mm,
     aten.mv: _product,
@@ -258,14 +177,11 @@ VECTOR_OPS: dict[Any, Formula] = {
 
 
 def matrix_formulas(visible: bool) -> dict[Any, Formula]:
-    """Return the formulas by op; attention counts visible pairs or all of them.
+    """Return the formulas of ATen ops; attention counts visible pairs or all of them.
 
     torch's own counter knows attention on CPU as 0, and counts every pair of a causal one.
     """
     found = dict(MATRIX_OPS)
-    for name, formula in OWN_OPS.items():
-        if hasattr(torch.ops.steplab, name):
-            found[getattr(torch.ops.steplab, name)] = formula
     for name in ATTENTION_OPS:
         for op, backward in ((name, False), (f"{name}_backward", True)):
             if hasattr(aten, op):

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from steplab.core import Work
-from steplab.probes.formulas import VECTOR_OPS, is_heavy, matrix_formulas
+from steplab.probes.formulas import VECTOR_OPS, is_heavy, matrix_formulas, own_formula
 from steplab.probes.probe import Probe, Subject
 
 TRAINING_MODES = ("forward+backward", "full")
@@ -26,7 +26,7 @@ class FlopCounter(TorchDispatchMode):
     def __init__(self, visible: bool) -> None:
         super().__init__()
         self.own = matrix_formulas(visible)
-        self.registry = {**FlopCounterMode(display=False).flop_registry, **self.own}
+        self.registry = FlopCounterMode(display=False).flop_registry
         self.matrix = self.vector = 0.0
         self.covered = 0
         self.uncovered: dict[str, int] = {}
@@ -41,7 +41,10 @@ class FlopCounter(TorchDispatchMode):
             self._miss(f"{func.namespace}::{func.name()}")
             return func(*args, **kwargs)
         packet = func._overloadpacket
-        if packet not in self.registry and packet not in VECTOR_OPS:
+        ours = self.own.get(packet)
+        if func.namespace == "steplab":
+            ours = own_formula(packet.__name__)
+        if ours is None and packet not in self.registry and packet not in VECTOR_OPS:
             # A composite op (aten::linear, sdpa's math path) is counted by its parts.
             with self:
                 decomposed = func.decompose(*args, **kwargs)
@@ -51,8 +54,8 @@ class FlopCounter(TorchDispatchMode):
         first = out[0] if isinstance(out, (tuple, list)) and out else out
         if packet in VECTOR_OPS:
             self.vector += VECTOR_OPS[packet](*args, out_val=first, **kwargs)
-        elif packet in self.own:
-            self.matrix += self.own[packet](*args, out_val=first, **kwargs)
+        elif ours is not None:
+            self.matrix += ours(*args, out_val=first, **kwargs)
             self.covered += 1
         elif packet in self.registry:
             self.matrix += float(self.registry[packet](*args, **kwargs, out_val=out))

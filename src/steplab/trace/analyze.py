@@ -1,4 +1,4 @@
-"""analyze: attributes the work of a trace to steps, phases, modules and lines, and budgets its time."""
+"""analyze: the work of a trace by step, phase, module and line, and the budget of its time."""
 
 from __future__ import annotations
 

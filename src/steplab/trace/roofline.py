@@ -10,65 +10,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.costs.aten import MATRIX_COSTS, MEMORY_COSTS, Cost, inductor_kernel, tensor_lists
-from steplab.costs.op_call import OpCall, item_bytes_of_kernel, read_call
-from steplab.costs.own_ops import has_many_kernels, own_cost, own_op
+from steplab.costs.aten import aten_cost
+from steplab.costs.op_call import Cost, OpCall, item_bytes_of_kernel, read_call
+from steplab.costs.own_ops import has_several_kernels, own_cost, own_op_name
 from steplab.hardware.catalog import Card, find_card
 from steplab.trace.analysis import Floats, WorkTable
 from steplab.trace.attribution import spans_named
 from steplab.trace.categories import MATMUL, kernel_category
 from steplab.trace.events import KERNEL, Codes, Ints, Spans, Trace
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """Kernels that go over all weights, by name and phase."""
-
-    kernel: re.Pattern[str]
-    phase: str
-    numbers: int  # moved per weight
-    item: int | None = None  # bytes of each; None: the kernel's name tells
-
-
-_PASSES = (
-    # Gradient, weight and two moments in; the last three out.
-    _Pass(re.compile(r"FusedAdamMathFunctor<\w[\w:]*, 4\b"), "optimizer", 7),
-    # With fp32 weights kept beside 16-bit ones it is 28 bytes too: 2 + 2 for 4.
-    _Pass(re.compile(r"^adamw_kernel$"), "optimizer", 7, 4),
-    _Pass(re.compile(r"\bLpNormFunctor<"), "clip", 1),
-    _Pass(re.compile(r"BinaryOpScalarTensorFunctor<.*std::multiplies"), "clip", 2),
-)
-
-
-def add_update_costs(work: WorkTable, weights: int | None, card: Card | None) -> WorkTable:
-    """Return `work` with the costs of its passes over all `weights`.
-
-    What a pass moves in a step is spread over its kernels there by their durations. `weights`
-    counts those that a step updates; None: unknown.
-    """
-    if not weights or card is None:
-        return work
-    flops, moved, ideal = work.flops.copy(), work.bytes.copy(), work.ideal.copy()
-    for one in _PASSES:
-        item = _item_bytes(work, one)[work.name]
-        in_phase = np.array([label == one.phase for label in work.labels])[work.phase]
-        rows = np.flatnonzero((item > 0) & in_phase & (work.step >= 0))
-        _, step = np.unique(work.step[rows], return_inverse=True)
-        share = work.duration[rows] / np.maximum(np.bincount(step, work.duration[rows]), 1)[step]
-        flops[rows] = 0.0
-        moved[rows] = share * weights * one.numbers * item[rows]
-        ideal[rows] = np.minimum(moved[rows] / card.bandwidth_gbs, work.duration[rows])
-    return replace(work, flops=flops, bytes=moved, ideal=ideal)
-
-
-def _item_bytes(work: WorkTable, one: _Pass) -> Ints:
-    """Bytes of a number by label; 0 where the label is no kernel of the pass."""
-    sizes = np.zeros(len(work.labels), np.int64)
-    for code in np.unique(work.name).tolist():
-        if one.kernel.search(work.labels[code]):
-            sizes[code] = one.item or item_bytes_of_kernel(work.labels[code]) or 0
-    return sizes
-
 
 MATMUL_DTYPES = ("", "fp32", "tf32", "bf16", "fp16", "fp8")
 _PEAK_OF = {
@@ -175,7 +124,7 @@ def estimate_costs(trace: Trace, op_row: Ints, card: Card | None) -> Costs:
 
 def _calls(trace: Trace, op_row: Ints, kernel: Codes) -> tuple[Ints, Ints]:
     """Return the rows of the calls that are priced, and which of them each kernel belongs to."""
-    many = spans_named(trace, trace.ops, has_many_kernels)
+    many = spans_named(trace, trace.ops, has_several_kernels)
     apart = np.where(many[op_row], kernel.astype(np.int64) + 1, 0)
     key = op_row.astype(np.int64) * (len(trace.texts) + 1) + apart
     _, first, call_of = np.unique(key, return_index=True, return_inverse=True)
@@ -183,18 +132,8 @@ def _calls(trace: Trace, op_row: Ints, kernel: Codes) -> tuple[Ints, Ints]:
 
 
 def cost_of_call(call: OpCall, kernel: str) -> Cost | None:
-    """Return the cost of a call whose longest kernel is `kernel`; None: no model."""
-    if own_op(call.name):
-        return own_cost(call, kernel)
-    if call.name.startswith("triton_"):
-        return inductor_kernel(call)
-    if any(call.lists):
-        return tensor_lists(call, kernel)
-    bare = call.name.rstrip("_")
-    model = MATRIX_COSTS.get(bare)
-    if model is None and bare.startswith("aten::"):
-        model = MEMORY_COSTS.get(bare.removeprefix("aten::"))
-    return model(call) if model else None
+    """Return the cost of a call whose longest kernel is `kernel`; None: there is no model of it."""
+    return own_cost(call, kernel) if own_op_name(call.name) else aten_cost(call, kernel)
 
 
 def _longest(group: Ints, duration: Floats, name: Codes, groups: int) -> Ints:
@@ -290,3 +229,58 @@ def _possible(compute_ns: Floats, memory_ns: Floats, spent: Floats) -> Floats:
     """
     ideal = np.minimum(np.maximum(compute_ns, memory_ns), spent)
     return np.where(compute_ns > _TOLERATED * spent, np.nan, ideal)
+
+
+# Passes over all weights: clipping and the optimizer's update. The profiler leaves the sizes out of
+# lists longer than 30 tensors, and a kernel that only Python launches has no operator around it;
+# but a step goes over all weights once.
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Kernels that go over all weights, by name and phase."""
+
+    kernel: re.Pattern[str]
+    phase: str
+    numbers: int  # moved per weight
+    item: int | None = None  # bytes of each; None: the kernel's name tells
+
+
+_PASSES = (
+    # Gradient, weight and two moments in; the last three out.
+    _Pass(re.compile(r"FusedAdamMathFunctor<\w[\w:]*, 4\b"), "optimizer", 7),
+    # With fp32 weights kept beside 16-bit ones it is 28 bytes too: 2 + 2 for 4.
+    _Pass(re.compile(r"^adamw_kernel$"), "optimizer", 7, 4),
+    _Pass(re.compile(r"\bLpNormFunctor<"), "clip", 1),
+    _Pass(re.compile(r"BinaryOpScalarTensorFunctor<.*std::multiplies"), "clip", 2),
+)
+
+
+def add_update_costs(work: WorkTable, weights: int | None, card: Card | None) -> WorkTable:
+    """Return `work` with the costs of its passes over all `weights`.
+
+    What a pass moves in a step is spread over its kernels there by their durations. `weights`
+    counts those that a step updates; None: unknown.
+    """
+    if not weights or card is None:
+        return work
+    flops, moved, ideal = work.flops.copy(), work.bytes.copy(), work.ideal.copy()
+    for one in _PASSES:
+        item = _item_bytes(work, one)[work.name]
+        in_phase = np.array([label == one.phase for label in work.labels])[work.phase]
+        rows = np.flatnonzero((item > 0) & in_phase & (work.step >= 0))
+        _, step = np.unique(work.step[rows], return_inverse=True)
+        share = work.duration[rows] / np.maximum(np.bincount(step, work.duration[rows]), 1)[step]
+        flops[rows] = 0.0
+        moved[rows] = share * weights * one.numbers * item[rows]
+        ideal[rows] = np.minimum(moved[rows] / card.bandwidth_gbs, work.duration[rows])
+    return replace(work, flops=flops, bytes=moved, ideal=ideal)
+
+
+def _item_bytes(work: WorkTable, one: _Pass) -> Ints:
+    """Bytes of a number by label; 0 where the label is no kernel of the pass."""
+    sizes = np.zeros(len(work.labels), np.int64)
+    for code in np.unique(work.name).tolist():
+        if one.kernel.search(work.labels[code]):
+            sizes[code] = one.item or item_bytes_of_kernel(work.labels[code]) or 0
+    return sizes
