@@ -80,10 +80,10 @@ def results(impl, case, inputs, experts_TK, d_out):
     return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
 
 
-def one_expert(impl, case, inputs, d_out, weighed=True):
+def one_expert(impl, case, inputs, d_out, weighted=True):
     """Return the output and all gradients of a feed-forward network: the first expert for all."""
     x, weights, w_in, w_out = inputs
-    leaves = [x, w_in[0], w_out[0], *([weights[:, :1]] if weighed else [])]
+    leaves = [x, w_in[0], w_out[0], *([weights[:, :1]] if weighted else [])]
     leaves = [t.detach().requires_grad_() for t in leaves]
     out = feed_forward_op.feed_forward(impl, *leaves[:3], case.activation, *leaves[3:])
     return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]

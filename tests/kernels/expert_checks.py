@@ -30,11 +30,11 @@ def activation_results(impl, z, dh, activation, weights):
     return [h, dz, again, *([] if dweights is None else [dweights])]
 
 
-def check_activation(rows, inner, activation, dtype, weighed, device="cpu"):
+def check_activation(rows, inner, activation, dtype, weighted, device="cpu"):
     """Compare the kernels with the definition in fp64."""
     z, dh, weights = wide_rows(rows, inner, activation, dtype, device)
     exact = activation_op.RowWeights(weights.values_R.double(), weights.source_R)
-    weights, exact = (weights, exact) if weighed else (None, None)
+    weights, exact = (weights, exact) if weighted else (None, None)
     found = activation_results("triton_rows", z, dh, activation, weights)
     peer = activation_results("reference", z, dh, activation, weights)
     truth = activation_results("reference", z.double(), dh.double(), activation, exact)
@@ -43,7 +43,7 @@ def check_activation(rows, inner, activation, dtype, weighed, device="cpu"):
         assert_as_good_as(a, p, t, f"{name} {label}")
     if device == "cpu":  # a GPU's compiler may round other steps of the two kernels together
         assert torch.equal(found[0], found[2])
-    if weighed:
+    if weighted:
         h = activation_op.forward("reference", z.double(), activation)
         sizes = torch.empty(rows, dtype=torch.float64, device=device)
         sizes[exact.source_R.long()] = (dh.double() * h).abs().sum(1)

@@ -87,7 +87,7 @@ def test_definition_passes_gradcheck():
     )
 
 
-def test_a_row_does_not_depend_on_its_neighbours_in_the_batch():
+def test_a_row_does_not_depend_on_its_neighbors_in_the_batch():
     q, k, v = make_inputs(torch.float32, "cpu", (4, 2, 16, 8))
     whole = op.attention("flash", q, k, v, True)
     alone = op.attention("flash", q[2:3], k[2:3], v[2:3], True)

@@ -137,10 +137,14 @@ def test_the_pairs_are_those_that_the_formula_counts():
 
 def test_what_it_refuses():
     q, k, v, _ = make(SHAPES[0], torch.float32)
-    assert "one dtype" in op.IMPLS["blocks"].refuse(q.double(), k, v, True)
-    assert "as many keys as queries" in op.IMPLS["blocks"].refuse(q, k[:, :, :3], v, True)
-    assert "document boundaries" in op.IMPLS["blocks"].refuse(q, k, v, True, torch.zeros(2, 11))
-    assert "at least one" in op.IMPLS["blocks"].refuse(q[:, :, :0], k, v, True)
+
+    def refused(*inputs):
+        return blocks.refuse(op.AttentionInputs(*inputs))
+
+    assert "one dtype" in refused(q.double(), k, v, True)
+    assert "as many keys as queries" in refused(q, k[:, :, :3], v, True)
+    assert "document boundaries" in refused(q, k, v, True, torch.zeros(2, 11))
+    assert "at least one" in refused(q[:, :, :0], k, v, True)
 
 
 @pytest.mark.gpu

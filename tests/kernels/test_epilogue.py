@@ -62,10 +62,10 @@ def apart(x, w_in, w_out, ends, weights, z=None):
     return [own_z, h, *activation_op.backward("reference", z, dh, "gelu", weights)]
 
 
-def check_products(rows, width, inner, offsets, weighed, device="cpu", tilings=DEFAULT):
+def check_products(rows, width, inner, offsets, weighted, device="cpu", tilings=DEFAULT):
     """Compare both products with the same in fp64, and with the same apart as a peer."""
     inputs = [*draw(rows, width, inner, offsets, device)]
-    inputs[4] = inputs[4] if weighed else None
+    inputs[4] = inputs[4] if weighted else None
     x, w_in, w_out, ends, weights = inputs
     z, h = launch.product_gelu(x, w_in, ends, weights, tilings[0])
     found = [z, h, *launch.product_slope(x, w_out, ends, z, weights, tilings[1])]
@@ -75,7 +75,7 @@ def check_products(rows, width, inner, offsets, weighed, device="cpu", tilings=D
         assert_as_good_as(a, p, t, f"{name} of {offsets}")
     if device == "cpu":  # a GPU's compiler may round other steps of the two kernels together
         assert torch.equal(found[1], found[3])
-    if weighed:
+    if weighted:
         assert_as_good_as(found[4], peer[4], truth[4], f"dweights of {offsets}")
     else:
         assert found[4] is None
@@ -105,10 +105,10 @@ class Interpreted:
         assert room == 271 and int(table[-1]) == 255
         assert table[:255].tolist() == list(range(255))
 
-    @pytest.mark.parametrize("weighed", [False, True])
+    @pytest.mark.parametrize("weighted", [False, True])
     @pytest.mark.parametrize("offsets", GROUPS.values(), ids=GROUPS)
-    def test_products_equal_those_apart(self, offsets, weighed):
-        check_products(41, 48, 64, offsets, weighed)
+    def test_products_equal_those_apart(self, offsets, weighted):
+        check_products(41, 48, 64, offsets, weighted)
 
     @pytest.mark.parametrize("form", ["plain", "flat"])
     def test_so_do_those_that_finish_a_tile_first(self, form):
@@ -132,14 +132,14 @@ class Interpreted:
         actual = results("epilogue", case, inputs, experts_TK, d_out)
         assert_results(actual, peer, truth, str(case))
 
-    @pytest.mark.parametrize("weighed", [False, True])
-    def test_the_network_equals_the_definition(self, weighed):
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_the_network_equals_the_definition(self, weighted):
         case = Case(tokens=19, width=48, inner=64, dtype=torch.bfloat16)
         inputs, _, d_out = make(case)
-        peer = one_expert("reference", case, inputs, d_out, weighed)
-        truth = one_expert("reference", case, *double(inputs, d_out), weighed)
-        actual = one_expert("epilogue", case, inputs, d_out, weighed)
-        assert_results(actual, peer, truth, str(case), FEED_FORWARD[: 5 if weighed else 4])
+        peer = one_expert("reference", case, inputs, d_out, weighted)
+        truth = one_expert("reference", case, *double(inputs, d_out), weighted)
+        actual = one_expert("epilogue", case, inputs, d_out, weighted)
+        assert_results(actual, peer, truth, str(case), FEED_FORWARD[: 5 if weighted else 4])
 
     def test_what_has_no_whole_tiles_or_another_activation_is_refused(self):
         x, w_in, w_out = (torch.empty(s).bfloat16() for s in ((4, 48), (2, 64, 48), (2, 48, 64)))
@@ -198,10 +198,10 @@ GPU_CASE = Case(tokens=1000, width=640, inner=512, experts=8, dtype=torch.bfloat
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("offsets", GROUPS.values(), ids=GROUPS)
-def test_gpu_products_equal_those_apart(offsets, weighed):
-    check_products(41 * 100, 640, 512, [100 * end for end in offsets], weighed, "cuda")
+def test_gpu_products_equal_those_apart(offsets, weighted):
+    check_products(41 * 100, 640, 512, [100 * end for end in offsets], weighted, "cuda")
 
 
 @pytest.mark.gpu
@@ -219,11 +219,11 @@ def test_gpu_experts_are_as_exact_as_the_loop(routing):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("weighed", [False, True])
-def test_gpu_network_is_as_exact_as_the_definition(weighed):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gpu_network_is_as_exact_as_the_definition(weighted):
     inputs, _, d_out = make(GPU_CASE, "cuda")
-    peer = one_expert("reference", GPU_CASE, inputs, d_out, weighed)
+    peer = one_expert("reference", GPU_CASE, inputs, d_out, weighted)
     exact, exact_d_out = double(inputs, d_out)
-    truth = one_expert("reference", GPU_CASE, exact, exact_d_out, weighed)
-    actual = one_expert("epilogue", GPU_CASE, inputs, d_out, weighed)
-    assert_results(actual, peer, truth, str(GPU_CASE), FEED_FORWARD[: 5 if weighed else 4])
+    truth = one_expert("reference", GPU_CASE, exact, exact_d_out, weighted)
+    actual = one_expert("epilogue", GPU_CASE, inputs, d_out, weighted)
+    assert_results(actual, peer, truth, str(GPU_CASE), FEED_FORWARD[: 5 if weighted else 4])

@@ -22,11 +22,11 @@ def test_in_the_interpreter():
 class Interpreted:
     """Small tiles here, so that short inputs have several."""
 
-    @pytest.mark.parametrize("weighed", [False, True])
+    @pytest.mark.parametrize("weighted", [False, True])
     @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
     @pytest.mark.parametrize(("rows", "inner"), [(3, 24), (2, 256), (1, 200)])
-    def test_activations_equal_the_definition(self, rows, inner, activation, weighed):
-        check_activation(rows, inner, activation, torch.bfloat16, weighed)
+    def test_activations_equal_the_definition(self, rows, inner, activation, weighted):
+        check_activation(rows, inner, activation, torch.bfloat16, weighted)
 
     def test_gelu_is_exact_to_a_few_millionths_of_its_value(self):
         z = torch.linspace(-12, 12, 4096)[None]
@@ -154,11 +154,11 @@ def test_the_kernels_compile_for_hopper():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 @pytest.mark.parametrize(("rows", "inner"), [(333, 3072), (100, 200), (7, 24), (64, 1536)])
-def test_gpu_activations_equal_the_definition(rows, inner, activation, weighed):
-    check_activation(rows, inner, activation, torch.bfloat16, weighed, "cuda")
+def test_gpu_activations_equal_the_definition(rows, inner, activation, weighted):
+    check_activation(rows, inner, activation, torch.bfloat16, weighted, "cuda")
 
 
 @pytest.mark.gpu

@@ -56,13 +56,13 @@ def test_in_bf16_it_is_as_exact_as_the_loop(routing):
     assert_results(results("fused", case, inputs, experts_TK, d_out), peer, truth, str(case))
 
 
-@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-def test_a_fused_network_equals_the_definition_in_fp64(activation, weighed):
+def test_a_fused_network_equals_the_definition_in_fp64(activation, weighted):
     case = Case(activation=activation)
     inputs, _, d_out = make(case)
-    expected = one_expert("reference", case, inputs, d_out, weighed)
-    actual = one_expert("fused", case, inputs, d_out, weighed)
+    expected = one_expert("reference", case, inputs, d_out, weighted)
+    actual = one_expert("fused", case, inputs, d_out, weighted)
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
@@ -168,16 +168,16 @@ def test_gpu_experts_are_as_exact_as_the_loop(routing, activation):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-def test_gpu_network_is_as_exact_as_the_definition(activation, weighed):
+def test_gpu_network_is_as_exact_as_the_definition(activation, weighted):
     case = replace(GPU_CASE, activation=activation)
     inputs, _, d_out = make(case, "cuda")
-    peer = one_expert("reference", case, inputs, d_out, weighed)
+    peer = one_expert("reference", case, inputs, d_out, weighted)
     exact, exact_d_out = double(inputs, d_out)
-    truth = one_expert("reference", case, exact, exact_d_out, weighed)
-    names = FEED_FORWARD[: 5 if weighed else 4]
-    actual = one_expert("fused", case, inputs, d_out, weighed)
+    truth = one_expert("reference", case, exact, exact_d_out, weighted)
+    names = FEED_FORWARD[: 5 if weighted else 4]
+    actual = one_expert("fused", case, inputs, d_out, weighted)
     assert_results(actual, peer, truth, str(case), names)
 
 

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from steplab.bench.playbook import TORCH_NAMES, Playbook, PlaybookCell
 from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.kernels import ema as ema_op
-from steplab.kernels.dispatch import AUTO
+from steplab.kernels.dispatch import AUTO, refusal
 from steplab.probes.environment import capture_environment
 from steplab.profiling.plan import ProfilePlan
 from steplab.profiling.trace_file import Averages
@@ -82,7 +82,7 @@ def trace_ema_alone(cell: PlaybookCell, device: torch.device) -> list[str]:
         x_BLD = torch.randn(shape, dtype=dtype, requires_grad=True)
     written = []
     for impl in ("fft", "sequential", "scan"):
-        if ema_op.IMPLS[impl].refuse(x_BLD, module.parameters_now()):
+        if refusal(ema_op.IMPLS[impl], x_BLD, module.parameters_now()):
             continue
         name = SHORT_NAMES.get(impl, impl)
         module.impl = impl

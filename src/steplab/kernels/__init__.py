@@ -1,1 +1,1 @@
-"""Mathematics with more than one implementation. A folder is an op, a file an implementation."""
+"""Ops with several implementations. A folder is an op, a file in it an implementation."""

@@ -1,5 +1,5 @@
-"""nn.Modules that two workloads share, or that techniques look for.
+"""nn.Modules that several workloads share or that techniques look for, and the optimizer.
 
-A module whose mathematics has several implementations declares three attributes: `op` (the folder
-in `kernels/`), `impl` (what was asked for, "auto" at first) and `ran` (what executed last).
+A module whose math has several implementations declares three attributes: `op` (the folder in
+`kernels/`), `impl` (what was asked for, at first "auto") and `ran` (what executed last).
 """

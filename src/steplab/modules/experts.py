@@ -17,9 +17,9 @@ from steplab.modules.precision import matmul_dtype, without_autocast
 
 
 class Routing(NamedTuple):
-    """What a layer's router did: all on the device, so that nobody has to wait for it."""
+    """What a layer's router did, all on the device, so that nothing waits for it."""
 
-    load_E: Tensor  # share of the assignments that each expert got; no gradient
+    load_E: Tensor  # share of the assignments that each expert got; without gradient
     importance_E: Tensor  # mean router probability of each expert
     dropped: Tensor  # share of the assignments that no expert took
 
@@ -92,7 +92,7 @@ class Router(nn.Module):
         self.ran = ""
 
     def forward(self, x_TD: Tensor, gate_1D: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return (probabilities_TE, weights_TK, experts_TK, gate_T1); weights not renormalised."""
+        """Return (probabilities_TE, weights_TK, experts_TK, gate_T1); weights not renormalized."""
         self.ran = router_op.choose(self.impl, x_TD, self.weight)
         with without_autocast(x_TD):
             return router_op.router(self.ran, x_TD, self.weight, gate_1D, self.chosen)

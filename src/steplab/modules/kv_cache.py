@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that a decoder has seen, so that it computes new ones only."""
+"""Keys and values of the tokens that a decoder has seen, so that it computes only new ones."""
 
 # L layers, B batch, H heads, S places for tokens, T new tokens, D head width
 from __future__ import annotations
@@ -16,7 +16,7 @@ from steplab.modules.rotary import Rotary
 
 
 class Cacheable(Protocol):
-    """A decoder that can go on from a cache."""
+    """A decoder that can continue from a cache."""
 
     rotary: Rotary
 
@@ -26,7 +26,7 @@ class Cacheable(Protocol):
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The weights: they tell the device and the dtype."""
+        """The weights, which determine device and dtype."""
         ...
 
 
@@ -34,7 +34,7 @@ class NewTokens(NamedTuple):
     """Where new tokens stand."""
 
     positions_BT: Tensor  # counted within the document; (1, T) when all rows have the same
-    documents_BS: Tensor | None  # of all tokens, the new ones included; None: one in each row
+    documents_BS: Tensor | None  # of all tokens, the new ones included; None: one per row
 
 
 class LayerCache(NamedTuple):
@@ -68,8 +68,8 @@ class KVCache:
     def empty(cls, model: Cacheable, batch: int, capacity: int) -> KVCache:
         """Return a cache for `batch` rows of up to `capacity` tokens, in the dtype of attention.
 
-        Under autocast that is autocast's: make the cache where it is used. Positions beyond the
-        trained ones are made ready too; there a model extrapolates.
+        Under autocast that is autocast's dtype, so make the cache where it is used. Positions
+        beyond the trained ones are prepared too; there a model extrapolates.
         """
         layers, heads, width = model.cache_shape
         weight = next(model.parameters())
@@ -85,9 +85,9 @@ class KVCache:
         return self.documents_BS.shape[1]
 
     def add_tokens(self, batch: int, tokens: int, documents_BT: Tensor | None) -> NewTokens:
-        """Note the documents of new tokens; they count as seen after `advance`.
+        """Place new tokens and note their documents; they count as seen after `advance`.
 
-        Without `documents_BT` they go on with the document that each row ended in.
+        Without `documents_BT` they continue the document that each row ended in.
         """
         stop = self.length + tokens
         if batch != len(self.documents_BS) or stop > self.capacity:

@@ -1,4 +1,4 @@
-"""The loss of a head: hidden states, the head's weight and targets in, cross-entropy out."""
+"""Linear head and cross-entropy: hidden states, the head's weight and targets in, loss out."""
 
 # T tokens (of the whole batch), D width, V vocabulary
 from __future__ import annotations
@@ -14,8 +14,8 @@ from steplab.modules.precision import matmul_dtype, without_autocast
 class LinearCrossEntropy(nn.Module):
     """Cross-entropy of `x weight^T`; the weight is the head's (or the embedding's), not its own.
 
-    `reduction` "mean" gives a scalar, "none" a loss for every token. Targets equal to `ignore` do
-    not count.
+    `reduction` "mean" gives a scalar, "none" a loss for every token. Targets equal to `ignore` are
+    left out.
     """
 
     op = "cross_entropy"

@@ -1,5 +1,6 @@
 """Norms of a residual stream, each by the implementation that was asked for."""
 
+# B batch, S rows of a sequence, K rows taken, D width
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -13,11 +14,9 @@ from steplab.kernels.dispatch import AUTO
 from steplab.kernels.stream_norm import Norm, RowSelection, Scored, Update
 from steplab.modules.precision import matmul_dtype
 
-# D width
-
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm; its only parameter is called `weight`, as that of nn.RMSNorm is."""
+    """Root-mean-square norm; its only parameter is called `weight`, as in nn.RMSNorm."""
 
     op = "rms_norm"
 
@@ -31,8 +30,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (normed, stream), both (..., D): the stream is x, or x + added.
 
-        The norm comes in the dtype of the matrix product that takes it: autocast's where it is on.
-        Go on with the returned stream: then one kernel adds its gradients in the backward.
+        The norm has the dtype of the matrix product that takes it: autocast's where it is on.
+        Continue with the returned stream: then one kernel adds its gradients in the backward.
         """
         self.ran = rms_norm_op.choose(self.impl, x, self.weight, added)
         return rms_norm_op.rms_norm(
@@ -40,11 +39,8 @@ class RMSNorm(nn.Module):
         )
 
 
-# B batch, S rows of a sequence, K rows taken, D width
-
-
 class StreamNorm(nn.Module):
-    """Root-mean-square norm; its only parameter is called `weight`, as that of nn.RMSNorm is."""
+    """The norm of a stream that is added to, shifted and scored; its parameter is `weight`."""
 
     op = "stream_norm"
 
@@ -61,9 +57,9 @@ class StreamNorm(nn.Module):
 
 
 class NormInput(NamedTuple):
-    """What a layer behind the norm is given: the norm itself and what it is to norm.
+    """What a layer after the norm is given: the norm, and what it is to be applied to.
 
-    Go on with the returned stream: then one kernel adds its gradients in the backward.
+    Continue with the returned stream: then one kernel adds its gradients in the backward.
     """
 
     norm: StreamNorm
@@ -72,16 +68,17 @@ class NormInput(NamedTuple):
     offset_D: Tensor | None = None
 
     def normed(self, narrow: bool, ends: bool = False) -> tuple[Tensor, Tensor]:
-        """Return (normed, stream); `narrow`: in the dtype of the product that takes it.
+        """Return (normed, stream).
 
-        `ends`: the stream is not used, and has no gradient.
+        `narrow`: the norm has the dtype of the matrix product that takes it. `ends`: the stream is
+        not used further and gets no gradient.
         """
         dtype = matmul_dtype(self.x_BSD) if narrow else None
         inputs = (self.x_BSD, self.update, self._parameters())
         return stream_norm_op.add_and_norm(self._choose(), *inputs, dtype, ends)
 
     def scored(self, router_D: Tensor) -> Scored:
-        """Return the stream and its scores by which to choose rows for `taken`."""
+        """Return the stream and its scores, by which rows are selected for `taken`."""
         inputs = (self.x_BSD, self.update, self._parameters())
         return stream_norm_op.add_and_score(self._choose(), *inputs, router_D)
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding, halves rotated against each other."""
+"""Rotary position embedding; the halves of a head are rotated against each other."""
 
 # B batch, H heads, T tokens, D head width
 from __future__ import annotations
@@ -15,7 +15,7 @@ Angles = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2) or (B, 1, T, D /
 
 
 class Rotary(Fp32Module):
-    """Rotates queries and keys by angles that grow with the position; its table is in fp32."""
+    """Rotates queries and keys by angles that grow with the position, from a table in fp32."""
 
     cos_TD: Tensor
     sin_TD: Tensor
@@ -43,7 +43,7 @@ class Rotary(Fp32Module):
         return self.cos_TD[positions_BT][:, None], self.sin_TD[positions_BT][:, None]
 
     def reserve(self, positions: int) -> None:
-        """Let the table reach `positions`. Beyond the trained ones a model extrapolates."""
+        """Extend the table to `positions`. Beyond the trained ones a model extrapolates."""
         if positions <= len(self.cos_TD):
             return
         # A table made in inference mode could not be trained with afterwards.
@@ -60,7 +60,7 @@ class Rotary(Fp32Module):
 
 
 class RotaryHeads(nn.Module):
-    """Queries, keys and values out of their common product, by the implementation asked for."""
+    """Queries, keys and values from their joint projection, queries and keys rotated."""
 
     op = "rotary"
 
