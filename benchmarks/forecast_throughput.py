@@ -23,8 +23,8 @@ from steplab.cli.command import Parser
 from steplab.core import Column, Samples, Table
 from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.core.table import Cell
-from steplab.forecasting import Forecaster
 from steplab.forecasting.decode import decode
+from steplab.forecasting.forecaster import Forecaster
 from steplab.probes.environment import capture_environment
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table

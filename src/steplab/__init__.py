@@ -14,7 +14,7 @@ _HOMES = {
     "UserModel": "steplab.workloads.user_model",
     "Environment": "steplab.core",
     "Finding": "steplab.core",
-    "Forecaster": "steplab.forecasting",
+    "Forecaster": "steplab.forecasting.forecaster",
     "Meter": "steplab.meter",
     "Recipe": "steplab.core",
     "Run": "steplab.core",

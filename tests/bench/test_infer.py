@@ -93,7 +93,7 @@ def test_a_failed_cell_is_a_row(store, monkeypatch):
 
 
 def test_wrong_cached_forecasts_are_not_timed(store, monkeypatch):
-    from steplab.forecasting import Forecaster
+    from steplab.forecasting.forecaster import Forecaster
 
     original = Forecaster.predict
 

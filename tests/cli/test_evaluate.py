@@ -65,7 +65,7 @@ def test_own_data_with_a_period_and_missing_points(checkpoint, tmp_path, capsys)
     words = ["--data", tmp_path / "x.npy", "--period", 3, "--windows", 3, "--horizon", 10]
     assert evaluate("--checkpoint", checkpoint, *words) == 0
     said = capsys.readouterr().out
-    assert "x.npy" in said and "told the period 3, as given" in said and "*" not in said
+    assert "x.npy" in said and "used the period 3, as given" in said and "*" not in said
 
 
 def test_a_context_that_the_model_cannot_use_is_told(checkpoint, capsys):
@@ -104,7 +104,7 @@ def test_without_a_checkpoint_it_says_how_to_make_one(tmp_path, monkeypatch, cap
 
 
 def test_series_of_the_training_are_not_held_out(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("steplab.forecasting.evaluation.held_out.EVALUATION_SEED", 42)
+    monkeypatch.setattr("steplab.forecasting.evaluation.evaluate.EVALUATION_SEED", 42)
     assert main(["train", *TINY, "--checkpoint-dir", str(tmp_path)]) == 0
     assert evaluate("--checkpoint", tmp_path, "--horizon", 8) == 2
     assert "not held out" in capsys.readouterr().err

@@ -132,6 +132,6 @@ def test_without_any_checkpoint_the_command_is_told(arrays, tmp_path, capsys, mo
     assert forecast(arrays, "--horizon", "4") == 2
     error = capsys.readouterr().err
     assert error == (
-        "steplab: There is no checkpoint in checkpoints. Make one by `steplab train`, "
+        "steplab: There is no checkpoint in checkpoints. Make one with `steplab train`, "
         "or name one.\n"
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from steplab.forecasting import Forecaster
+from steplab.forecasting.forecaster import Forecaster
 from tests.forecasting.models import model
 
 LENGTHS = (3, 17, 40, 40, 1, 64, 9)
@@ -16,7 +16,7 @@ def walks(lengths, seed=0):
 
 
 def quiet(net, **options):
-    return Forecaster(net, tell=lambda text: None, **options)
+    return Forecaster(net, warn=lambda text: None, **options)
 
 
 def by_hand(net, series, horizon, heads=(1, 4, 16)):

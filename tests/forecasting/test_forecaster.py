@@ -4,7 +4,8 @@ import torch
 
 import steplab
 from steplab.core.errors import MeasurementError, UserError
-from steplab.forecasting import Forecaster, Prediction
+from steplab.forecasting.forecaster import Forecaster
+from steplab.forecasting.prediction import Prediction
 from tests.forecasting.models import model
 from tests.forecasting.trained import train
 
@@ -30,7 +31,7 @@ def test_it_is_a_public_name_and_loads_what_train_wrote(folder):
 
 def test_the_default_is_the_newest_of_the_default_folder(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"no checkpoint in checkpoints\. Make one by `steplab tra"):
+    with pytest.raises(UserError, match=r"no checkpoint in checkpoints\. Make one with `steplab t"):
         Forecaster.load()
     (tmp_path / "checkpoints").symlink_to(folder)
     assert Forecaster.load().name == "checkpoints/step-00000002"
@@ -87,7 +88,7 @@ def test_a_point_model_says_that_it_is_one():
 
 def test_long_contexts_are_cut_and_told_once():
     told = []
-    forecaster = Forecaster(model(), tell=told.append)
+    forecaster = Forecaster(model(), warn=told.append)
     series = walk(300)
     found = forecaster.predict([series, walk(9)], 16).mean_BH
     forecaster.predict(series, 16)
@@ -162,6 +163,6 @@ def test_forecasts_that_are_not_finite_are_no_forecasts():
 
 
 def test_other_models_are_refused(folder, monkeypatch):
-    monkeypatch.setattr("steplab.forecasting.loading.Tsmoe", torch.nn.Linear)
+    monkeypatch.setattr("steplab.forecasting.forecaster.Tsmoe", torch.nn.Linear)
     with pytest.raises(UserError, match="which forecasts no series"):
         Forecaster.load(folder)

@@ -8,7 +8,7 @@ pytest.importorskip("pyarrow")
 
 from steplab.core.errors import UserError
 from steplab.data.formats.frames import Columns, read_frame
-from steplab.forecasting import Forecaster
+from steplab.forecasting.forecaster import Forecaster
 from steplab.forecasting.histories import read_histories
 from steplab.forecasting.long_table import level_name, write_forecasts
 from tests.forecasting.models import model
@@ -72,7 +72,7 @@ def test_rows_in_any_order_and_ids_of_any_type(forecaster):
 
 def test_gaps_in_time_are_missing_points_and_told():
     told = []
-    forecaster = Forecaster(model(), tell=told.append)
+    forecaster = Forecaster(model(), warn=told.append)
     holed = frame(lengths=(30,)).drop(index=[10, 11])
     found = forecaster.predict_df(holed, 4)
     values = walk(30, 0)

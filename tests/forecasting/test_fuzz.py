@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from steplab.core.errors import SteplabError
-from steplab.forecasting import Forecaster
+from steplab.forecasting.forecaster import Forecaster
 from tests.forecasting.models import model
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
@@ -15,7 +15,7 @@ SOME = st.sampled_from([0.0, 1.0, -1.0, 1e-30, 1e30, 3.5, float("nan")])
 
 @pytest.fixture(scope="module")
 def forecaster():
-    return Forecaster(model(quantiles="0.1,0.9"), tell=lambda text: None)
+    return Forecaster(model(quantiles="0.1,0.9"), warn=lambda text: None)
 
 
 @given(

@@ -8,7 +8,7 @@ import pytest
 pd = pytest.importorskip("pandas")
 
 from steplab.core.errors import Unsupported, UserError
-from steplab.forecasting import Forecaster
+from steplab.forecasting.forecaster import Forecaster
 from steplab.forecasting.gluonts_predictor import CHUNK_ENTRIES
 from tests.forecasting.models import model
 

@@ -5,7 +5,12 @@ import pytest
 pytest.importorskip("rich")
 
 from steplab.core.errors import Unsupported, UserError
-from steplab.forecasting.panels import Panel, Picture, drawn_past, write_picture
+from steplab.forecasting.forecast_report import (
+    Picture,
+    forecast_panel,
+    past_to_draw,
+    write_picture,
+)
 from tests.report.reading import Page
 
 EVIL = """</svg><script>alert(1)</script>'"&$\\frac{1}{0}$"""
@@ -13,7 +18,7 @@ NAN = float("nan")
 
 
 def panel(title="a", past=(1.0, 2.0, NAN, 4.0), forecast=(5.0, 6.0), **more):
-    return Panel(title, past, forecast, "2024-01-05", "2024-01-06", **more)
+    return forecast_panel(title, past, forecast, ("2024-01-05", "2024-01-06"), **more)
 
 
 def read(tmp_path, *panels):
@@ -27,7 +32,7 @@ def paths(page):
 
 
 def test_past_forecast_and_band_are_drawn(tmp_path):
-    banded = panel(low=(4.0, 4.0), high=(6.0, 8.0), band="quantiles 0.1 to 0.9")
+    banded = panel(band=((4.0, 4.0), (6.0, 8.0)), band_name="quantiles 0.1 to 0.9")
     page = read(tmp_path, banded)
     area, past, forecast = paths(page)
     assert area.endswith("Z") and area.count("L") == 3
@@ -71,7 +76,7 @@ def test_hostile_names_stay_text(tmp_path):
 
 def test_png(tmp_path):
     pytest.importorskip("matplotlib")
-    banded = panel(low=(4.0, 4.0), high=(6.0, 8.0), band="quantiles 0.1 to 0.9")
+    banded = panel(band=((4.0, 4.0), (6.0, 8.0)), band_name="quantiles 0.1 to 0.9")
     for count in (1, 3):
         path = tmp_path / f"{count}.png"
         write_picture(Picture(EVIL, "", (panel(EVIL), banded, panel())[:count]), path)
@@ -82,10 +87,10 @@ def test_png(tmp_path):
 def test_formats_are_checked_first(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"Use \.html or \.png"):
         write_picture(Picture("", "", (panel(),)), tmp_path / "x.pdf")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("steplab.report.charts.plot.find_spec", lambda name: None)
     with pytest.raises(Unsupported, match=r"pip install 'steplab\[plots\]'"):
         write_picture(Picture("", "", (panel(),)), tmp_path / "x.png")
 
 
 def test_some_of_the_past_is_drawn():
-    assert drawn_past(1) == 64 and drawn_past(96) == 288
+    assert past_to_draw(1) == 64 and past_to_draw(96) == 288

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from steplab.bench.infer import MODEL
 from steplab.core import RunSpec, Samples
 from steplab.core.errors import MeasurementError, Unsupported
-from steplab.forecasting import Forecaster
+from steplab.forecasting.forecaster import Forecaster
 from steplab.step.assemble import assemble
 from steplab.techniques.recipes import technique
 from steplab.techniques.technique import Stage
@@ -81,7 +81,7 @@ def build(spec: RunSpec) -> Forecaster:
         if technique(name).stage not in (Stage.IMPLEMENTATION, Stage.PRECISION):
             raise Unsupported(f"forecasts do not run under {name}: every call has other shapes")
     parts = assemble(spec).parts
-    return Forecaster(parts.model, spec.size, parts.forward_context, tell=lambda text: None)  # type: ignore[arg-type]
+    return Forecaster(parts.model, spec.size, parts.forward_context, warn=lambda text: None)  # type: ignore[arg-type]
 
 
 def random_contexts(batch: int, points: int, seed: int) -> NDArray[np.float64]:

@@ -17,9 +17,9 @@ from steplab.core.errors import UserError
 from steplab.techniques.recipes import parse_recipe
 
 if TYPE_CHECKING:
-    from steplab.forecasting import Forecaster
     from steplab.forecasting.evaluation.data import EvaluationData
-    from steplab.forecasting.evaluation.evaluate import EvaluationResult
+    from steplab.forecasting.evaluation.evaluate import Evaluation, EvaluationResult
+    from steplab.forecasting.forecaster import Forecaster
 
 OUT_SUFFIXES = (".json", ".md", ".csv")
 
@@ -47,21 +47,22 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from steplab.forecasting.evaluation.picture import write_picture
     from steplab.forecasting.evaluation.tables import metrics_table, ratios_table, verdict
     from steplab.report.terminal import print_table
 
     _check(args)
     recipe = parse_recipe(args.recipe)
-    source = _source(args)
-    from steplab.forecasting import Forecaster  # imports torch
+    data = _data(args)
+    from steplab.forecasting.forecaster import Forecaster  # imports torch
 
-    forecaster = Forecaster.load(args.checkpoint, args.device, recipe, tell=_note)
-    outcome = _evaluate(args, forecaster, source)
-    found = outcome.evaluation
+    forecaster = Forecaster.load(args.checkpoint, args.device, recipe, warn=_note)
+    result = _evaluate(args, forecaster, data)
+    found = result.evaluation
     for path in args.out:
-        _write(outcome, path)
+        _write(found, path)
     if args.picture:
-        _draw(outcome, args.picture)
+        write_picture(result, args.picture)
     for table in (metrics_table(found), ratios_table(found)):
         print_table(table)
     print(f"{verdict(found)}\n{found.conditions}")
@@ -71,10 +72,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Tell slips before torch is imported and a model is loaded."""
+    """Refuse bad arguments before torch is imported and a model is loaded."""
     from steplab.forecasting.evaluation.data import check_period
+    from steplab.forecasting.evaluation.picture import PICTURE_SUFFIXES
     from steplab.forecasting.evaluation.windows import EvaluationPlan
-    from steplab.forecasting.panels import check_picture
+    from steplab.report.charts.plot import check_plot
 
     EvaluationPlan(args.horizon, args.windows, 1 if args.context is None else args.context)
     check_period(args.period)
@@ -84,39 +86,37 @@ def _check(args: argparse.Namespace) -> None:
         if path.suffix not in OUT_SUFFIXES:
             raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(OUT_SUFFIXES)}.")
     if args.picture:
-        check_picture(args.picture)
+        check_plot(args.picture, PICTURE_SUFFIXES)
 
 
-def _source(args: argparse.Namespace) -> EvaluationData:
+def _data(args: argparse.Namespace) -> EvaluationData:
     from steplab.forecasting.evaluation.data import generated_data, open_data
 
-    source = open_data(args.data, args.period) if args.data else generated_data(args.period)
-    for note in source.notes:
+    data = open_data(args.data, args.period) if args.data else generated_data(args.period)
+    for note in data.notes:
         _note(note)
-    return source
+    return data
 
 
 def _evaluate(
-    args: argparse.Namespace, forecaster: Forecaster, source: EvaluationData
+    args: argparse.Namespace, forecaster: Forecaster, data: EvaluationData
 ) -> EvaluationResult:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from steplab.cli.progress import ProgressBar
-    from steplab.forecasting.evaluation.evaluate import evaluate
+    from steplab.forecasting.evaluation.evaluate import check_held_out, evaluate
     from steplab.forecasting.evaluation.windows import EvaluationPlan
     from steplab.probes.environment import capture_environment
 
     if not args.data:
-        from steplab.forecasting.evaluation.held_out import check_held_out
-
         check_held_out(Path(forecaster.name))
     most = forecaster.passes(args.horizon)[0].context
     plan = EvaluationPlan(args.horizon, args.windows, min(args.context or most, most))
     if args.context and args.context > most:
         _note(f"the model uses {most:,} points of the past, not {args.context:,}")
     columns = (TextColumn("window"), MofNCompleteColumn(), BarColumn(30), TimeRemainingColumn())
-    with ProgressBar(sys.stderr, len(source.series) * args.windows, *columns) as shown:
-        outcome = evaluate(
+    with ProgressBar(sys.stderr, len(data.series) * args.windows, *columns) as shown:
+        result = evaluate(
             lambda contexts, horizon: forecaster.predict(
                 contexts,
                 horizon,
@@ -124,39 +124,25 @@ def _evaluate(
                 progress=lambda count: shown.bar.advance(shown.task, count),
             ),
             forecaster.name,
-            source,
+            data,
             plan,
         )
     device = next(forecaster.model.parameters()).device.type
     conditions = capture_environment().conditions_on(device)
-    return replace(outcome, evaluation=replace(outcome.evaluation, conditions=conditions))
+    return replace(result, evaluation=replace(result.evaluation, conditions=conditions))
 
 
-def _write(outcome: EvaluationResult, path: Path) -> None:
+def _write(found: Evaluation, path: Path) -> None:
     from steplab.forecasting.evaluation.tables import metrics_table, ratios_table
     from steplab.report.export import write_table
-    from steplab.store.atomic import disk_errors, write_file
+    from steplab.store.atomic import write_output
 
-    found = outcome.evaluation
     if path.suffix == ".json":
         text = json.dumps({"steplab_evaluation": 1, **encode(found)}, indent=1, allow_nan=False)
-        with disk_errors(path.parent, "--out"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, f"{text}\n".encode())
+        write_output(path, f"{text}\n".encode())
         return
     write_table(metrics_table(found), path)
     write_table(ratios_table(found), path.with_suffix(f".ratios{path.suffix}"))
-
-
-def _draw(outcome: EvaluationResult, path: Path) -> None:
-    if path.suffix.lower() == ".png":
-        from steplab.forecasting.evaluation.figure import write_evaluation_figure
-
-        write_evaluation_figure(outcome, path)
-        return
-    from steplab.forecasting.evaluation.page import write_evaluation_page
-
-    write_evaluation_page(outcome, path)
 
 
 def _note(text: str) -> None:

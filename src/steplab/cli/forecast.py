@@ -44,15 +44,14 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 def _run(args: argparse.Namespace) -> int:
     recipe = parse_recipe(args.recipe)
     _check(args)
-    from steplab.forecasting.forecast_report import forecast_picture
+    from steplab.forecasting.forecast_report import forecast_picture, write_picture
     from steplab.forecasting.forecaster import Forecaster
     from steplab.forecasting.histories import read_histories
     from steplab.forecasting.long_table import check_suffix, write_forecasts
-    from steplab.forecasting.panels import write_picture
 
     if args.out:
         check_suffix(args.out)
-    forecaster = Forecaster.load(args.checkpoint, args.device, recipe, tell=_note)
+    forecaster = Forecaster.load(args.checkpoint, args.device, recipe, warn=_note)
     most = forecaster.passes(args.horizon, args.head)[0].context
     names = (args.id_column, args.timestamp_column, args.target)
     # One point more than is used, so that a cut can be told.
@@ -64,23 +63,24 @@ def _run(args: argparse.Namespace) -> int:
         write_forecasts(args.out, histories, prediction, forecaster.name)
     if args.picture:
         write_picture(forecast_picture(forecaster, histories, prediction), args.picture)
-    _say(args, forecaster, histories, prediction)
+    _print_results(args, forecaster, histories, prediction)
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Tell slips before torch is imported and a model is loaded."""
+    """Refuse bad arguments before torch is imported and a model is loaded."""
     for name in ("horizon", "batch"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} must be at least 1, not {getattr(args, name)}.")
     args.input = resolve_path(args.input)
     if not args.input.exists():
         raise UserError(f"{args.input} does not exist.", "Check the path.")
-    from steplab.forecasting.panels import check_picture
+    from steplab.forecasting.forecast_report import PICTURE_SUFFIXES
+    from steplab.report.charts.plot import check_plot
     from steplab.store.atomic import disk_errors
 
     if args.picture:
-        check_picture(args.picture)
+        check_plot(args.picture, PICTURE_SUFFIXES)
     for flag, path in (("--out", args.out), ("--picture", args.picture)):
         if path:
             with disk_errors(path.parent, flag):
@@ -105,7 +105,7 @@ def _predict(forecaster: Forecaster, histories: Histories, args: argparse.Namesp
         )
 
 
-def _say(
+def _print_results(
     args: argparse.Namespace, forecaster: Forecaster, histories: Histories, prediction: Prediction
 ) -> None:
     from steplab.forecasting.forecast_report import forecast_table

@@ -15,11 +15,12 @@ from steplab.core import PLAIN, Recipe
 from steplab.core.errors import UserError
 from steplab.forecasting.contexts import Series, read_contexts
 from steplab.forecasting.inference import Progress, forecast_batches
-from steplab.forecasting.loading import ForwardContext, load_model
 from steplab.forecasting.plan import DecodePass, HeadRule, choose_heads, plan_passes
 from steplab.forecasting.prediction import Prediction, choose_levels
 from steplab.techniques.recipes import parse_recipe
+from steplab.train.pretrained import ForwardContext, find_pretrained, load_for_inference
 from steplab.workloads.tsmoe.model import Tsmoe
+from steplab.workloads.workload import find_workload
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +33,7 @@ BATCH = 256
 class Forecaster:
     """Forecasts series of any length over any horizon; see docs/forecasting.md.
 
-    `tell` gets sentences that a user should read, each kind once.
+    `warn` is called with what a user should know about the inputs, each kind of message once.
     """
 
     def __init__(
@@ -40,13 +41,13 @@ class Forecaster:
         model: Tsmoe,
         name: str = "model",
         forward_context: ForwardContext = contextlib.nullcontext,
-        tell: Callable[[str], None] = lambda text: warnings.warn(text, stacklevel=2),
+        warn: Callable[[str], None] = lambda text: warnings.warn(text, stacklevel=2),
     ) -> None:
         self.model = model.eval()
         self.name = name
         self.forward_context = forward_context
-        self._tell = tell
-        self._told: set[str] = set()
+        self._warn = warn
+        self._warned: set[str] = set()
 
     @classmethod
     def load(
@@ -62,8 +63,14 @@ class Forecaster:
         cuda or auto; `recipe` may have precision and impl, as in "precision=bf16".
         """
         wanted = parse_recipe(recipe) if isinstance(recipe, str) else recipe
-        found = load_model(None if path is None else Path(path), device, wanted)
-        return cls(found.model, found.name, found.forward_context, **options)
+        found = find_pretrained(None if path is None else Path(path))
+        model = find_workload(found.workload).open(found.config).model()
+        if not isinstance(model, Tsmoe):
+            raise UserError(
+                f"{found.path} is a model of {found.workload}, which forecasts no series."
+            )
+        context = load_for_inference(found, model, device, wanted, "forecasts")
+        return cls(model, str(found.path), context, **options)
 
     @property
     def is_point_model(self) -> bool:
@@ -106,7 +113,7 @@ class Forecaster:
         passes = self.passes(horizon, head)
         if batch < 1:
             raise UserError(f"batch must be at least 1, not {batch}.")
-        self._mention_cut(series, passes[0].context, horizon)
+        self._warn_of_cut(series, passes[0].context, horizon)
         names = range(len(series)) if names is None else names
         found = forecast_batches(
             self.model, self.forward_context, series, names, passes, batch, cached, progress
@@ -139,9 +146,11 @@ class Forecaster:
 
         most = self.passes(horizon, options.get("head", "largest"))[0].context
         names = (id_column, timestamp_column, target)
-        found = histories_from_frame(frame, names, freq, most + 1)  # so that a cut can be told
+        found = histories_from_frame(
+            frame, names, freq, most + 1
+        )  # one more, so that a cut is noticed
         for note in found.notes:
-            self.tell(note)
+            self.warn_once(note)
         prediction = self.predict(list(found.values), horizon, names=found.ids, **options)
         return pd.DataFrame(long_table(found, prediction))
 
@@ -151,15 +160,15 @@ class Forecaster:
 
         return GluonTSPredictor(self, prediction_length, options)
 
-    def tell(self, text: str, kind: str = "") -> None:
-        """Tell a sentence, unless one of its kind has been told."""
-        if (kind or text) not in self._told:
-            self._told.add(kind or text)
-            self._tell(text)
+    def warn_once(self, text: str, kind: str = "") -> None:
+        """Pass a message on, unless one of its kind was passed on before."""
+        if (kind or text) not in self._warned:
+            self._warned.add(kind or text)
+            self._warn(text)
 
-    def _mention_cut(self, series: Sequence[Series], most: int, horizon: int) -> None:
+    def _warn_of_cut(self, series: Sequence[Series], most: int, horizon: int) -> None:
         if any(len(one) > most and np.isfinite(one[:-most]).any() for one in series):
-            self.tell(
+            self.warn_once(
                 f"Some contexts are longer than {most:,} points, of which the last {most:,} are "
                 f"used: for a horizon of {horizon:,} a model trained on windows of "
                 f"{self.model.config.seq_max_len:,} sees no more.",

@@ -13,9 +13,9 @@ from torch import Tensor
 from steplab.core.errors import MeasurementError, Unsupported
 from steplab.forecasting.contexts import Scaled, Series, scale, usable_part
 from steplab.forecasting.decode import Decoded, decode
-from steplab.forecasting.loading import ForwardContext
 from steplab.forecasting.plan import DecodePass
 from steplab.forecasting.prediction import Prediction
+from steplab.train.pretrained import ForwardContext
 from steplab.workloads.tsmoe.model import Tsmoe
 
 

@@ -138,7 +138,7 @@ def _default_checkpoint() -> Path:
     found = newest_checkpoint(folder)
     if found is None:
         raise UserError(
-            f"There is no checkpoint in {folder}.", "Make one by `steplab train`, or name one."
+            f"There is no checkpoint in {folder}.", "Make one with `steplab train`, or name one."
         )
     return found
 

@@ -13,7 +13,7 @@ from steplab.core.errors import UserError
 from steplab.data.series import InMemorySeries
 from steplab.forecasting.evaluation.data import EvaluationData
 from steplab.forecasting.evaluation.evaluate import Evaluation, evaluate, geometric_mean
-from steplab.forecasting.evaluation.page import Axis, write_evaluation_page
+from steplab.forecasting.evaluation.picture import ratio_position, ratio_scale, write_picture
 from steplab.forecasting.evaluation.tables import metrics_table, ratios_table, verdict
 from steplab.forecasting.evaluation.windows import EvaluationPlan, seasonal_naive
 
@@ -204,23 +204,22 @@ def test_the_page_holds_all_and_escapes_names(tmp_path):
 
     outcome = evaluate(spread, "a <model>", source(), PLAN)
     assert [e.window.group for e in outcome.examples] == ["calm", "wild", "odd <b>"]
-    write_evaluation_page(outcome, tmp_path / "x.html")
+    write_picture(outcome, tmp_path / "x.html")
     page = (tmp_path / "x.html").read_text()
     assert "a &lt;model&gt;" in page and "odd <b>" not in page and "odd &lt;b&gt;" in page
     assert page.count("<figure") == 3 and "NaN" not in page and "http" not in page.split("<main")[1]
 
 
 def test_the_axis_holds_all_ratios_and_1():
-    axis = Axis.over([0.3, 5.0, math.nan, 0.0])
-    assert (axis.low, axis.high) == (-2, 3)
-    assert axis.at(0.25) == "0.00%" and axis.at(8.0) == "100.00%" and axis.at(0.0) == "0.00%"
-    assert Axis.over([math.nan]).at(1.0) == "50.00%"
+    scale = ratio_scale([0.3, 5.0, math.nan, 0.0])
+    assert (scale.low, scale.high) == (2**-2, 2**3)
+    assert ratio_position(0.25, scale) == ratio_position(0.0, scale) == "0.00%"
+    assert ratio_position(8.0, scale) == "100.00%"
+    assert ratio_position(1.0, ratio_scale([math.nan])) == "50.00%"
 
 
 def test_the_figure_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    from steplab.forecasting.evaluation.figure import write_evaluation_figure
-
     outcome = evaluate(naive, "m", source(), PLAN)
-    write_evaluation_figure(outcome, tmp_path / "x.png")
+    write_picture(outcome, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

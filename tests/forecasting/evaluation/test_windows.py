@@ -110,7 +110,7 @@ def test_a_file_of_arrays_has_period_1_unless_told(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(12.0).reshape(2, 6))
     source = open_data(tmp_path / "x.npy")
     assert (source.period(1), source.group(1)) == (1, "x.npy")
-    assert "none was given" in source.told
+    assert "none was given" in source.period_text
     assert open_data(tmp_path / "x.npy", 4).period(0) == 4
 
 
@@ -129,7 +129,7 @@ def test_a_frame_has_the_usual_period_of_its_step(tmp_path):
     frame = pandas.DataFrame({"unique_id": "s", "ds": times, "y": np.arange(30.0)})
     frame.to_csv(tmp_path / "x.csv", index=False)
     source = open_data(tmp_path / "x.csv")
-    assert source.period(0) == 24 and "24 for 1 hour" in source.told
+    assert source.period(0) == 24 and "24 for 1 hour" in source.period_text
     assert open_data(tmp_path / "x.csv", 7).period(0) == 7
 
 

@@ -1,1 +1,1 @@
-"""How good forecasts are: rolling windows, metrics in GluonTS' conventions, seasonal naive."""
+"""How good forecasts are: rolling windows, metrics as GluonTS defines them, seasonal naive."""

@@ -13,37 +13,15 @@ from steplab.data.series import JoinedSeries, SeriesSet
 from steplab.data.synthetic import FAMILIES, HELD_OUT_FAMILIES, SyntheticSeries
 from steplab.data.time_step import NANOSECONDS, TimeStep, infer_time_step
 
-# Steps per period: an hour of seconds, a day of minutes and of hours; days and weeks have none.
-PER_PERIOD = {"second": 3600, "minute": 1440, "hour": 24}
-MONTHS_PER_YEAR = 12
-BUSINESS_DAYS_PER_WEEK = 5
-
-
-def usual_period(step: TimeStep | None) -> int:
-    """Return the points per period for a step between points; 1 where there is no usual one."""
-    if step is None:
-        return 1
-    if step.unit == "month":
-        return _share(MONTHS_PER_YEAR, step.count)
-    if step.unit == "business day":
-        return _share(BUSINESS_DAYS_PER_WEEK, step.count)
-    if step.unit == "ns":
-        for name, steps in reversed(PER_PERIOD.items()):
-            if step.count % NANOSECONDS[name] == 0:
-                return _share(steps, step.count // NANOSECONDS[name])
-    return 1
-
-
-def _share(steps: int, count: int) -> int:
-    """A quarter is 3 months: 4 of them make a year. What does not divide has no period."""
-    return steps // count if steps % count == 0 else 1
-
-
-# Generated for judging alone: `steplab train` makes none of them, unless this is its --seed.
+# Generated for evaluation alone: `steplab train` makes none of them unless this is its --seed.
 EVALUATION_SEED = 3_000_003
-# As long as those that are trained on by default (1,028 points): families depend on the length.
+# As long as the series that are trained on by default (1,028 points): families depend on it.
 SERIES_PER_FAMILY, LENGTH = 40, 1024
 NO_PERIOD = "the period 1, because none was given"
+# Steps per period, as GluonTS has it: an hour of seconds, a day of minutes or of hours.
+STEPS_PER_PERIOD = {"second": 3600, "minute": 1440, "hour": 24}
+MONTHS_PER_YEAR = 12
+BUSINESS_DAYS_PER_WEEK = 5
 
 
 @dataclass(frozen=True)
@@ -51,11 +29,11 @@ class EvaluationData:
     """Series with what is known about them."""
 
     series: SeriesSet
-    group: Callable[[int], str]  # of a series by its number
-    period: Callable[[int], int]  # in points; 1 where a series has none
-    told: str  # what seasonal naive was told, for people
-    unseen: frozenset[str] = frozenset()  # groups of a kind that training never has
-    notes: tuple[str, ...] = ()  # what a user should know of the data
+    group: Callable[[int], str]  # of a series, by its number
+    period: Callable[[int], int]  # in points; 1 if a series has none
+    period_text: str  # which periods these are, in words
+    unseen: frozenset[str] = frozenset()  # groups of a kind that is never trained on
+    notes: tuple[str, ...] = ()  # what a user should know about the data
 
 
 def generated_data(period: int | None = None) -> EvaluationData:
@@ -64,13 +42,15 @@ def generated_data(period: int | None = None) -> EvaluationData:
     series = SyntheticSeries(count, LENGTH, EVALUATION_SEED, tuple(FAMILIES))
     unseen = frozenset(HELD_OUT_FAMILIES)
     if period is not None:
-        return EvaluationData(series, series.family, lambda _: period, _given(period), unseen)
+        return EvaluationData(
+            series, series.family, lambda _: period, _given_period(period), unseen
+        )
 
     def true_period(index: int) -> int:
         return max(1, round(series.period(index) or 1))
 
-    told = "the true period of every series, to the nearest point (1 where there is none)"
-    return EvaluationData(series, series.family, true_period, told, unseen)
+    text = "the true period of every series, to the nearest point (1 where there is none)"
+    return EvaluationData(series, series.family, true_period, text, unseen)
 
 
 def open_data(path: Path, period: int | None = None) -> EvaluationData:
@@ -78,37 +58,57 @@ def open_data(path: Path, period: int | None = None) -> EvaluationData:
     if path.suffix.lower() in READERS and path.is_file():
         return _frame_data(path, period)
     series = open_series(path)
-    group = _members(series) if isinstance(series, JoinedSeries) else lambda _: path.name
+    group = _group_by_member(series) if isinstance(series, JoinedSeries) else lambda _: path.name
     if period is None:
         return EvaluationData(series, group, lambda _: 1, NO_PERIOD)
-    return EvaluationData(series, group, lambda _: period, _given(period))
+    return EvaluationData(series, group, lambda _: period, _given_period(period))
 
 
 def check_period(period: int | None) -> None:
-    """Refuse a period that is none."""
+    """Refuse a period below 1."""
     if period is not None and period < 1:
         raise UserError(f"--period must be at least 1 point, not {period}.")
+
+
+def usual_period(step: TimeStep | None) -> int:
+    """Return the points per period that are usual for a time step; 1 if there is no such period."""
+    if step is None:
+        return 1
+    if step.unit == "month":
+        return _steps_per_period(MONTHS_PER_YEAR, step.count)
+    if step.unit == "business day":
+        return _steps_per_period(BUSINESS_DAYS_PER_WEEK, step.count)
+    if step.unit == "ns":
+        for name, steps in reversed(STEPS_PER_PERIOD.items()):
+            if step.count % NANOSECONDS[name] == 0:
+                return _steps_per_period(steps, step.count // NANOSECONDS[name])
+    return 1
+
+
+def _steps_per_period(steps: int, count: int) -> int:
+    """Return how many times `count` steps fit: 4 quarters of 3 months; 1 if it does not divide."""
+    return steps // count if steps % count == 0 else 1
 
 
 def _frame_data(path: Path, period: int | None) -> EvaluationData:
     frame = read_frame(path)
     series, name = FrameSeries(frame), path.name
     if period is not None:
-        given = _given(period)
+        given = _given_period(period)
         return EvaluationData(series, lambda _: name, lambda _: period, given, notes=frame.notes)
     steps = [infer_time_step(times) for times in frame.timestamps]
     periods = [usual_period(step) for step in steps]
     found = ", ".join(
         sorted({f"{p} for {s or 'no one step'}" for p, s in zip(periods, steps, strict=True)})
     )
-    told = f"the usual period of each series' step ({found})"
-    return EvaluationData(series, lambda _: name, periods.__getitem__, told, notes=frame.notes)
+    text = f"the usual period of each series' step ({found})"
+    return EvaluationData(series, lambda _: name, periods.__getitem__, text, notes=frame.notes)
 
 
-def _given(period: int) -> str:
+def _given_period(period: int) -> str:
     return f"the period {period}, as given"
 
 
-def _members(series: JoinedSeries) -> Callable[[int], str]:
+def _group_by_member(series: JoinedSeries) -> Callable[[int], str]:
     names = [member.name for member in series.members for _ in range(len(member))]
     return names.__getitem__

@@ -1,19 +1,20 @@
-"""Forecast every window with a model and with seasonal naive, and score both. No torch itself."""
+"""evaluate: forecast every window with a model and with seasonal naive, and score both."""
 
+# B windows, H points of the horizon, Q quantile levels
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
-from steplab.forecasting.evaluation.data import EvaluationData
+from steplab.forecasting.evaluation.data import EVALUATION_SEED, EvaluationData
 from steplab.forecasting.evaluation.metrics import (
     NAMES,
     Metrics,
@@ -24,6 +25,10 @@ from steplab.forecasting.evaluation.metrics import (
     total,
 )
 from steplab.forecasting.evaluation.windows import EvaluationPlan, EvaluationWindow, rolling_windows
+from steplab.forecasting.prediction import Prediction
+
+CHUNK = 1024  # windows in memory at a time
+Predict = Callable[[list[NDArray[np.float64]], int], Prediction]  # (contexts, horizon)
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class SeriesGroup:
     """Series of one family or dataset."""
 
     name: str
-    unseen: bool  # of a kind that training never has
+    unseen: bool  # of a kind that is never trained on
     series: int
     windows: int
     without_scale: int  # windows whose seasonal error is 0 or unknown: they have no MASE
@@ -39,17 +44,17 @@ class SeriesGroup:
     naive: Metrics
 
     def ratio(self, metric: str) -> float:
-        """Return model over seasonal naive; NaN where either is undefined or naive is 0."""
+        """Return model over seasonal naive; NaN if either is undefined or naive is 0."""
         return ratio(self.model, self.naive, metric)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Several groups together, in two ways.
+    """Several groups together, averaged in two ways.
 
-    `model` and `naive` are over all windows as if they were one group, so that groups with large
-    errors count most. `geometric` is GIFT-Eval's way: the geometric mean over groups of the ratio
-    to seasonal naive, in which every group counts the same.
+    `model` and `naive` are over all windows as if they were one group, so groups with large errors
+    weigh most. `geometric` is what GIFT-Eval reports: the geometric mean over groups of the ratio
+    to seasonal naive, in which all groups weigh the same.
     """
 
     name: str
@@ -57,8 +62,8 @@ class Summary:
     windows: int
     model: Metrics
     naive: Metrics
-    geometric: dict[str, float]  # metric -> mean ratio; groups where it is undefined are left out
-    won: dict[str, int]  # metric -> groups in which the model is better
+    geometric: dict[str, float]  # mean ratio by metric; undefined ones are left out
+    won: dict[str, int]  # groups in which the model is better, by metric
 
     def ratio(self, metric: str) -> float:
         """Return model over seasonal naive, over all windows."""
@@ -71,16 +76,16 @@ class Evaluation:
 
     model: str
     data: str
-    period: str  # where the periods of seasonal naive come from
+    period: str  # which periods seasonal naive used, in words
     horizon: int
-    windows: int  # per series, at most
-    context: int  # points that the model saw, at most
-    levels: tuple[float, ...]  # quantiles that WQL is the mean of; () for a point model
+    windows: int  # per series at most
+    context: int  # points that the model saw at most
+    levels: tuple[float, ...]  # quantiles that WQL averages; () for a point model
     left_out: int  # series without a window
     groups: tuple[SeriesGroup, ...]
     summaries: tuple[Summary, ...]  # the last one is over all groups
     conditions: str = ""
-    seconds: float = 0.0  # of forecasting
+    seconds: float = 0.0  # spent forecasting
 
     @property
     def overall(self) -> Summary:
@@ -89,8 +94,77 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Example:
+    """One window with the model's forecast, to be drawn."""
+
+    window: EvaluationWindow
+    forecast: WindowForecast
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """The evaluation, and the first window of every group."""
+
+    evaluation: Evaluation
+    examples: tuple[Example, ...]
+
+
+def evaluate(
+    predict: Predict, name: str, data: EvaluationData, plan: EvaluationPlan
+) -> EvaluationResult:
+    """Score `predict`, a model called `name`, on the series of `data`."""
+    scored: list[ScoredWindow] = []
+    examples: dict[str, Example] = {}
+    seconds, levels = 0.0, tuple[float, ...]()
+    for windows in _chunks(rolling_windows(data, plan)):
+        start = perf_counter()
+        predicted = predict([window.context for window in windows], plan.horizon)
+        seconds += perf_counter() - start
+        levels = predicted.levels
+        for window, forecast in zip(windows, _forecasts(predicted), strict=True):
+            examples.setdefault(window.group, Example(window, forecast))
+            scored.append(_score(window, forecast))
+    if not scored:
+        raise UserError(
+            f"No series of {data.series.name} has {plan.horizon} points after 2 known ones.",
+            "Use a smaller --horizon.",
+        )
+    groups = group_windows(scored, data.unseen)
+    evaluation = Evaluation(
+        model=name,
+        data=data.series.name,
+        period=data.period_text,
+        horizon=plan.horizon,
+        windows=plan.windows,
+        context=plan.context,
+        levels=levels,
+        left_out=len(data.series) - len({one.series for one in scored}),
+        groups=groups,
+        summaries=summaries(scored, groups),
+        seconds=seconds,
+    )
+    return EvaluationResult(evaluation, tuple(examples.values()))
+
+
+def check_held_out(checkpoint: Path) -> None:
+    """Refuse a checkpoint that was trained on the generated series of the evaluation."""
+    from steplab.train.checkpoint import read_progress  # imports torch
+    from steplab.train.checkpoint_folder import CHECKPOINT_FILE
+
+    if not (checkpoint / CHECKPOINT_FILE).is_file():
+        return  # not trained by steplab
+    settings = read_progress(checkpoint).spec.get("settings", {})
+    if not settings.get("dataset_path") and settings.get("seed") == EVALUATION_SEED:
+        raise UserError(
+            f"{checkpoint} was trained with the seed of the evaluation's series, "
+            f"{EVALUATION_SEED}, so they are not held out.",
+            "Give other series with --data, or train with another --seed.",
+        )
+
+
+@dataclass(frozen=True)
 class ScoredWindow:
-    """The sums of one window."""
+    """The error sums of one window."""
 
     series: int
     group: str
@@ -98,26 +172,10 @@ class ScoredWindow:
     naive: Sums
 
 
-def ratio(model: Metrics, naive: Metrics, metric: str) -> float:
-    """Return model over naive; NaN where either is undefined or naive is 0."""
-    own, reference = model.by_name()[metric], naive.by_name()[metric]
-    return own / reference if reference > 0 else math.nan
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of those that are not NaN; NaN where there is none."""
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return math.nan
-    if min(known) == 0:
-        return 0.0
-    return math.exp(math.fsum(map(math.log, known)) / len(known))
-
-
 def group_windows(
     scored: Sequence[ScoredWindow], unseen: frozenset[str]
 ) -> tuple[SeriesGroup, ...]:
-    """Return the groups by name in the order in which they first appear."""
+    """Return the groups of the windows, in the order of their first windows."""
     members: dict[str, list[ScoredWindow]] = {}
     for one in scored:
         members.setdefault(one.group, []).append(one)
@@ -133,6 +191,17 @@ def group_windows(
         )
         for name, own in members.items()
     )
+
+
+def summaries(scored: Sequence[ScoredWindow], groups: Sequence[SeriesGroup]) -> tuple[Summary, ...]:
+    """Return one over all groups; before it, one of seen and one of unseen groups, if mixed."""
+    seen = [group for group in groups if not group.unseen]
+    unseen = [group for group in groups if group.unseen]
+    parts = []
+    if seen and unseen:
+        parts.append(summarize("families trained on", scored, seen))
+        parts.append(summarize("families never trained on", scored, unseen))
+    return (*parts, summarize("all", scored, groups))
 
 
 def summarize(name: str, scored: Sequence[ScoredWindow], groups: Sequence[SeriesGroup]) -> Summary:
@@ -151,85 +220,20 @@ def summarize(name: str, scored: Sequence[ScoredWindow], groups: Sequence[Series
     )
 
 
-def summaries(scored: Sequence[ScoredWindow], groups: Sequence[SeriesGroup]) -> tuple[Summary, ...]:
-    """Return one over all groups; before it, where training saw only some, one over each kind."""
-    seen = [group for group in groups if not group.unseen]
-    unseen = [group for group in groups if group.unseen]
-    parts = []
-    if seen and unseen:
-        parts.append(summarize("families trained on", scored, seen))
-        parts.append(summarize("families never trained on", scored, unseen))
-    return (*parts, summarize("all", scored, groups))
+def ratio(model: Metrics, naive: Metrics, metric: str) -> float:
+    """Return model over naive; NaN if either is undefined or naive is 0."""
+    own, reference = model.by_name()[metric], naive.by_name()[metric]
+    return own / reference if reference > 0 else math.nan
 
 
-# B windows, H points of the horizon, Q quantile levels
-
-
-CHUNK = 1024  # windows in memory at a time
-
-
-class Predicted(Protocol):
-    """What a model returns; see `engine.forecasting.Prediction`."""
-
-    mean_BH: NDArray[np.float64]
-    quantiles_BHQ: NDArray[np.float64] | None
-    levels: tuple[float, ...]
-
-
-Predict = Callable[[list[NDArray[np.float64]], int], Any]  # (contexts, horizon) -> Predicted
-
-
-@dataclass(frozen=True)
-class Example:
-    """One window with the model's forecast, to be drawn."""
-
-    window: EvaluationWindow
-    forecast: WindowForecast
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """What was found, and the first window of every group."""
-
-    evaluation: Evaluation
-    examples: tuple[Example, ...]
-
-
-def evaluate(
-    predict: Predict, name: str, source: EvaluationData, plan: EvaluationPlan
-) -> EvaluationResult:
-    """Score `predict`, a model called `name`, on the series of `source`."""
-    scored: list[ScoredWindow] = []
-    examples: dict[str, Example] = {}
-    seconds, levels = 0.0, tuple[float, ...]()
-    for windows in _chunks(rolling_windows(source, plan)):
-        start = perf_counter()
-        predicted = predict([window.context for window in windows], plan.horizon)
-        seconds += perf_counter() - start
-        levels = predicted.levels
-        for window, forecast in zip(windows, _forecasts(predicted), strict=True):
-            examples.setdefault(window.group, Example(window, forecast))
-            scored.append(_score(window, forecast))
-    if not scored:
-        raise UserError(
-            f"No series of {source.series.name} has {plan.horizon} points after 2 known ones.",
-            "Use a smaller --horizon.",
-        )
-    groups = group_windows(scored, source.unseen)
-    evaluation = Evaluation(
-        model=name,
-        data=source.series.name,
-        period=source.told,
-        horizon=plan.horizon,
-        windows=plan.windows,
-        context=plan.context,
-        levels=levels,
-        left_out=len(source.series) - len({one.series for one in scored}),
-        groups=groups,
-        summaries=summaries(scored, groups),
-        seconds=seconds,
-    )
-    return EvaluationResult(evaluation, tuple(examples.values()))
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean of the values that are not NaN; NaN if there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return math.nan
+    if min(known) == 0:
+        return 0.0
+    return math.exp(math.fsum(map(math.log, known)) / len(known))
 
 
 def _chunks(windows: Iterator[EvaluationWindow]) -> Iterator[list[EvaluationWindow]]:
@@ -237,7 +241,7 @@ def _chunks(windows: Iterator[EvaluationWindow]) -> Iterator[list[EvaluationWind
         yield chunk
 
 
-def _forecasts(predicted: Predicted) -> Sequence[WindowForecast]:
+def _forecasts(predicted: Prediction) -> Sequence[WindowForecast]:
     quantiles_BHQ = predicted.quantiles_BHQ
     if quantiles_BHQ is None:
         return [WindowForecast(mean_H) for mean_H in predicted.mean_BH]

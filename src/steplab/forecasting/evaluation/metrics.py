@@ -1,7 +1,7 @@
-"""Forecast errors as sums over points, and the metrics that the sums make. Pure numpy.
+"""Forecast errors as sums over points, and the metrics computed from them, as GluonTS does it.
 
-The conventions are those of GluonTS. Sums, not means, are kept per window, so that a group of
-windows is scored point by point, whatever is missing in each.
+Each window keeps sums instead of means, so that a group of windows is scored point by point,
+whatever is missing in each. Pure numpy.
 """
 
 # H points of the horizon, Q quantile levels
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Points = NDArray[np.float64]
 NAMES = ("MASE", "sMAPE", "MAE", "MSE", "WQL")
-FLOAT32_STEP = float(np.finfo(np.float32).eps)  # series are stored in float32
+FLOAT32_EPS = float(np.finfo(np.float32).eps)  # series are stored in float32
 
 
 class Sums(NamedTuple):
@@ -35,7 +35,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class Metrics:
-    """NaN: undefined, because there is nothing to divide by."""
+    """The metrics of a group of windows; NaN if there is nothing to divide by."""
 
     mase: float
     smape: float
@@ -49,7 +49,7 @@ class Metrics:
 
 
 class WindowForecast(NamedTuple):
-    """What is judged for one window."""
+    """The forecast of one window."""
 
     mean_H: Points
     quantiles_HQ: Points | None = None  # None: a point forecast
@@ -57,7 +57,7 @@ class WindowForecast(NamedTuple):
 
     @property
     def point_H(self) -> Points:
-        """The median where the model predicts it, else the mean: absolute errors want a median."""
+        """The median if the model predicts it, otherwise the mean: a median minimizes |error|."""
         if self.quantiles_HQ is not None and 0.5 in self.levels:
             return self.quantiles_HQ[:, self.levels.index(0.5)]
         return self.mean_H
@@ -66,8 +66,8 @@ class WindowForecast(NamedTuple):
 def seasonal_error(history: Points, period: int) -> float:
     """Return the mean |y_t - y_(t - period)| over the known pairs of `history` [points].
 
-    A period that leaves no pair is taken as 1. NaN when there is no known pair; 0 when the error
-    is no larger than the rounding of float32, as in a series that repeats itself.
+    A period that leaves no pair counts as 1. NaN without a known pair; 0 if the error is not
+    larger than float32 rounding, as in a series that repeats itself.
     """
     period = period if period < len(history) else 1
     differences = np.abs(history[period:] - history[:-period])
@@ -75,7 +75,7 @@ def seasonal_error(history: Points, period: int) -> float:
     if not len(known):
         return math.nan
     error = float(known.mean())
-    rounding = FLOAT32_STEP * float(np.abs(history[np.isfinite(history)]).max())
+    rounding = FLOAT32_EPS * float(np.abs(history[np.isfinite(history)]).max())
     return error if error > rounding else 0.0
 
 
@@ -100,7 +100,7 @@ def score(truth_H: Points, forecast: WindowForecast, scale: float) -> Sums:
 
 
 def _quantile_losses(y: Points, forecast: WindowForecast, known: NDArray[np.bool_]) -> Points:
-    """Return the loss of each known point; of a point at all levels of 0.1 to 0.9: |y - point|."""
+    """Return the loss of each known point; a point forecast counts as all of 0.1 to 0.9."""
     if forecast.quantiles_HQ is None:
         return np.abs(y - forecast.mean_H[known])
     quantiles = forecast.quantiles_HQ[known]
@@ -110,7 +110,7 @@ def _quantile_losses(y: Points, forecast: WindowForecast, known: NDArray[np.bool
 
 
 def total(sums: Iterable[Sums]) -> Sums:
-    """Add windows up; exactly, so that their order does not matter."""
+    """Add up windows exactly, so that their order does not matter."""
     columns = list(zip(*sums, strict=True))
     return Sums(*map(math.fsum, columns)) if columns else Sums(*[0.0] * len(Sums._fields))
 

@@ -1,4 +1,4 @@
-"""An evaluation as two tables: the metrics beside seasonal naive's, and their ratios."""
+"""An evaluation as two tables: the metrics of both forecasts, and their ratios."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def metrics_table(found: Evaluation) -> Table:
 
 
 def ratios_table(found: Evaluation) -> Table:
-    """One row per group; per summary one of the plain means and one of the geometric mean."""
+    """One row per group; per summary one of plain and one of geometric means."""
     columns = (Column("series of"), *(Column(name) for name in NAMES))
     rows: list[tuple[Cell, ...]] = []
     for group in found.groups:
@@ -51,7 +51,7 @@ def _sentence(one: Summary) -> str:
     elif min(plain, geometric) >= 1:
         judged = "the model does not beat seasonal naive"
     else:
-        judged = "whether the model beats seasonal naive depends on how groups are weighed"
+        judged = "whether the model beats seasonal naive depends on how groups are weighted"
     return (
         f"{one.name}: {judged}: MASE {one.model.mase:.3f} against {one.naive.mase:.3f} over all "
         f"windows (ratio {plain:.3f}), geometric mean of the groups' ratios {geometric:.3f}, "
@@ -68,7 +68,7 @@ def _each(model: Metrics, naive: Metrics) -> list[tuple[float, float]]:
 
 
 def label(group: SeriesGroup) -> str:
-    """Return the name of a group, marked where training never has its kind."""
+    """Return the name of a group, marked if its kind is never trained on."""
     return f"{group.name}{UNSEEN if group.unseen else ''}"
 
 
@@ -86,14 +86,16 @@ def _title(found: Evaluation) -> str:
 def _note(found: Evaluation) -> str:
     levels = ", ".join(f"{level:g}" for level in found.levels)
     lines = [
-        f"Seasonal naive was told {found.period}. MAE and MSE are in the units of the series.",
+        f"Seasonal naive used {found.period}. MAE and MSE are in the units of the series.",
         f"WQL is the mean over the levels {levels}." if levels else f"{POINT_MODEL}.",
     ]
     if any(group.unseen for group in found.groups):
-        lines.append("* a family that training never has")
+        lines.append("* a family that is never trained on")
     bare = sum(group.without_scale for group in found.groups)
     if bare:
         lines.append(f"{bare:,} windows have no MASE: seasonal naive makes no error before them.")
     if found.left_out:
-        lines.append(f"{found.left_out:,} series were left out: too short, or nothing known.")
+        lines.append(
+            f"{found.left_out:,} series were left out: too short, or without known points."
+        )
     return "\n".join(lines)

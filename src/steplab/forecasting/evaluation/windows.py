@@ -1,40 +1,20 @@
-"""Rolling windows at the end of each series, and the seasonal naive forecast of each."""
+"""Rolling windows at the end of each series, and the seasonal naive forecast of each.
 
+The windows of a series follow each other without gap or overlap.
+"""
+
+# H points of the horizon
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
 from steplab.forecasting.evaluation.data import EvaluationData
-from steplab.forecasting.evaluation.metrics import seasonal_error
+from steplab.forecasting.evaluation.metrics import Points, seasonal_error
 
-HistoryPoints = NDArray[np.float64]
-
-
-def seasonal_naive(history: HistoryPoints, period: int, horizon: int) -> HistoryPoints:
-    """Repeat the last period of `history` [points] over `horizon` points.
-
-    A missing point is taken from the last period in which it is known, or else from the last
-    known point. A period longer than the history is taken as 1. Needs one known point.
-    """
-    period = period if period <= len(history) else 1
-    season = np.full(period, np.nan)
-    for end in range(len(history), 0, -period):
-        part = history[max(0, end - period) : end]
-        tail = season[period - len(part) :]
-        tail[np.isnan(tail)] = part[np.isnan(tail)]
-        if not np.isnan(season).any():
-            break
-    known = history[np.isfinite(history)]
-    season[np.isnan(season)] = known[-1]
-    return np.tile(season, -(-horizon // period))[:horizon]
-
-
-Points = NDArray[np.float64]
 MIN_KNOWN = 2  # points of the past: a seasonal error needs a pair
 
 
@@ -54,9 +34,9 @@ class EvaluationPlan:
 
 @dataclass(frozen=True)
 class EvaluationWindow:
-    """One forecast to make, and what it is measured by. Missing points are NaN.
+    """One forecast to make, and what it is judged by. Missing points are NaN.
 
-    Holds copies of what is needed, so that a long series is not kept for its end.
+    Holds copies, so that a long series is not kept in memory for its end.
     """
 
     series: int
@@ -67,20 +47,20 @@ class EvaluationWindow:
     scale: float  # the seasonal error of all points before the window
 
 
-def rolling_windows(source: EvaluationData, plan: EvaluationPlan) -> Iterator[EvaluationWindow]:
-    """Yield the windows of all series, in order; the last one of a series ends where it ends.
+def rolling_windows(data: EvaluationData, plan: EvaluationPlan) -> Iterator[EvaluationWindow]:
+    """Yield the windows of all series in order; the last window of a series ends with the series.
 
-    A window is left out where fewer than 2 points are known before it, none among those that the
-    model may see, or none inside it.
+    A window is left out if fewer than 2 points are known before it, none of them among those that
+    the model may see, or none inside it.
     """
-    for index in range(len(source.series)):
-        length = int(source.series.lengths[index])
+    for index in range(len(data.series)):
+        length = int(data.series.lengths[index])
         count = min(plan.windows, length // plan.horizon)
         if not count:
             continue
-        points = source.series.read(index, 0, length).astype(np.float64)
+        points = data.series.read(index, 0, length).astype(np.float64)
         points[~np.isfinite(points)] = np.nan
-        group, period = source.group(index), source.period(index)
+        group, period = data.group(index), data.period(index)
         for start in range(length - count * plan.horizon, length, plan.horizon):
             history, truth_H = points[:start], points[start : start + plan.horizon]
             context = history[-plan.context :].copy()
@@ -89,3 +69,22 @@ def rolling_windows(source: EvaluationData, plan: EvaluationPlan) -> Iterator[Ev
                 naive_H = seasonal_naive(history, period, plan.horizon)
                 scale = seasonal_error(history, period)
                 yield EvaluationWindow(index, group, context, truth_H.copy(), naive_H, scale)
+
+
+def seasonal_naive(history: Points, period: int, horizon: int) -> Points:
+    """Forecast `horizon` points by repeating the last period of `history` [points].
+
+    A missing point is taken from the last period in which it is known, otherwise the last known
+    point is used. A period longer than the history counts as 1. Needs one known point.
+    """
+    period = period if period <= len(history) else 1
+    season = np.full(period, np.nan)
+    for end in range(len(history), 0, -period):
+        part = history[max(0, end - period) : end]
+        tail = season[period - len(part) :]
+        tail[np.isnan(tail)] = part[np.isnan(tail)]
+        if not np.isnan(season).any():
+            break
+    known = history[np.isfinite(history)]
+    season[np.isnan(season)] = known[-1]
+    return np.tile(season, -(-horizon // period))[:horizon]
