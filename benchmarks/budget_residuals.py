@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 from steplab.cli.command import Parser
-from steplab.core import Column, Run, Table
+from steplab.core import Cell, Column, Run, Table
 from steplab.core.errors import SteplabError, UserError
-from steplab.core.table import Cell
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store

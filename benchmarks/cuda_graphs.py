@@ -23,9 +23,8 @@ import torch
 import steplab
 from steplab.cli.command import Parser
 from steplab.cli.flags import exit_without_gpu
-from steplab.core import Run, RunSpec, Table
+from steplab.core import Column, Run, RunSpec, Table
 from steplab.core.errors import SteplabError, UserError, did_you_mean
-from steplab.core.table import Column
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.step.trial import trial

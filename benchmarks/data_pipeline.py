@@ -25,9 +25,8 @@ import torch
 from numpy.typing import NDArray
 
 from steplab.cli.command import Parser
-from steplab.core import Column, Samples, Table
+from steplab.core import Cell, Column, Samples, Table
 from steplab.core.errors import SteplabError, UserError
-from steplab.core.table import Cell
 from steplab.data.formats import open_series
 from steplab.data.formats.time300b import META, write_time300b
 from steplab.data.loader import Loader

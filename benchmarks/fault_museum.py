@@ -26,9 +26,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from steplab.cli.command import Parser
-from steplab.core import Column, Finding, Run, Table, units
+from steplab.core import Cell, Column, Finding, Run, Table, units
 from steplab.core.errors import SteplabError, UserError, did_you_mean
-from steplab.core.table import Cell
 from steplab.findings import Case, case_of_run, explain, is_note
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table

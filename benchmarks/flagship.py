@@ -16,9 +16,8 @@ from typing import Any
 
 from steplab.cli.command import Parser
 from steplab.cli.flags import exit_without_gpu
-from steplab.core import Column, Run, RunSpec, Table
+from steplab.core import Cell, Column, Run, RunSpec, Table
 from steplab.core.errors import SteplabError, UserError, did_you_mean
-from steplab.core.table import Cell
 from steplab.hardware.catalog import find_card
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table

@@ -20,9 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from steplab.cli.command import Parser
-from steplab.core import Column, Samples, Table
+from steplab.core import Cell, Column, Samples, Table
 from steplab.core.errors import MeasurementError, SteplabError, UserError
-from steplab.core.table import Cell
 from steplab.forecasting.decode import decode
 from steplab.forecasting.forecaster import Forecaster
 from steplab.probes.environment import capture_environment

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from steplab.core import Column, RunSpec, Table
-from steplab.core.table import Cell
+from steplab.core import Cell, Column, RunSpec, Table
 from steplab.hardware.mfu import utilization
 from steplab.probes.ran import is_kernel
 from steplab.report.export import to_markdown, write_table

@@ -28,9 +28,8 @@ from hydra_cells import STEP, Desk, kernels, timed
 
 from steplab.cli.command import Parser
 from steplab.cli.flags import exit_without_gpu
-from steplab.core import Column, Run, RunSpec, Table
+from steplab.core import Cell, Column, Run, RunSpec, Table
 from steplab.core.errors import SteplabError, UserError, did_you_mean
-from steplab.core.table import Cell
 from steplab.findings.rows import Rows
 from steplab.profiling.plan import ProfilePlan
 from steplab.report.export import to_markdown, write_table

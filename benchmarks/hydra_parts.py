@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from hydra_cells import Desk
 from torch import Tensor
 
-from steplab.core import Column, RunSpec
-from steplab.core.table import Cell
+from steplab.core import Cell, Column, RunSpec
 from steplab.data.loader import Loader
 from steplab.data.text import TextWindows, python_sources
 from steplab.kernels.attention import attention

@@ -24,9 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from steplab.cli.command import Parser
-from steplab.core import Column, RunSpec, Table
+from steplab.core import Cell, Column, RunSpec, Table
 from steplab.core.errors import SteplabError, UserError
-from steplab.core.table import Cell
 from steplab.probes.environment import capture_environment
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table

@@ -18,9 +18,8 @@ import torch
 
 from steplab import Meter, Samples
 from steplab.cli.command import Parser
-from steplab.core import Column, Table
+from steplab.core import Cell, Column, Table
 from steplab.core.errors import SteplabError, UserError
-from steplab.core.table import Cell
 from steplab.probes.environment import capture_environment
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table

@@ -24,9 +24,8 @@ from statistics import median
 from trace_files import record_sample, write_trace_file
 
 from steplab.cli.command import Parser
-from steplab.core import Column, Table
+from steplab.core import Cell, Column, Table
 from steplab.core.errors import MeasurementError, SteplabError, UserError
-from steplab.core.table import Cell
 from steplab.probes.environment import capture_environment
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from steplab.compare.inputs import open_side
+from steplab.core import Profile
 from steplab.core.errors import UserError
-from steplab.core.run import Profile
 from tests.compare.sides import run_of
 from tests.trace.traces import kineto, op, range_, write_trace
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.core import Memory, Profile, Ran, Samples
-from steplab.core.memory import Allocation, MemoryTimeline
+from steplab.core import Allocation, Memory, MemoryTimeline, Profile, Ran, Samples
 from steplab.findings import Case
 from steplab.findings.rules import (
     activation_memory,

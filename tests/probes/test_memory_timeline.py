@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from steplab.core import RunSpec
+from steplab.core import MemoryTimeline, RunSpec
 from steplab.core.errors import MeasurementError, Unsupported
-from steplab.core.memory import KINDS, MemoryTimeline
+from steplab.core.memory import KINDS
 from steplab.probes import allocator, memory_timeline
 from steplab.probes.allocator import (
     Change,

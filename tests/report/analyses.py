@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steplab.core.budget import TERMS, Budget, Category, StepBudget
+from steplab.core import Budget, Category, StepBudget
+from steplab.core.budget import TERMS
 from steplab.trace.analysis import UNATTRIBUTED, Analysis, Syncs, Window, WorkTable
 from tests.trace.traces import call, kernel, op, range_, trace_of
 

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("rich")
 
-from steplab.core.budget import TERMS, Budget, Category, StepBudget
+from steplab.core import Budget, Category, Profile, StepBudget
+from steplab.core.budget import TERMS
 from steplab.core.codec import decode, encode
-from steplab.core.run import Profile
 from steplab.report.budget import budget_table, print_budget
 from steplab.report.export import to_csv, to_json, to_markdown
 from steplab.report.pages.sections import READ_ANEW, budget_of

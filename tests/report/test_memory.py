@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from steplab.core import Allocation, MemoryTimeline
 from steplab.core.codec import decode, encode
-from steplab.core.memory import KINDS, Allocation, MemoryTimeline
+from steplab.core.memory import KINDS
 from steplab.report.memory import memory_svg, memory_tables, print_memory
 
 MIB = 2**20

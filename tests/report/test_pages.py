@@ -10,11 +10,19 @@ import pytest
 
 pytest.importorskip("rich")
 
-from steplab.core import Accelerator, Column, Finding, Samples, Table
+from steplab.core import (
+    Accelerator,
+    Allocation,
+    Column,
+    Finding,
+    MemoryTimeline,
+    Profile,
+    Samples,
+    Table,
+)
 from steplab.core.comparison import Change, Comparison
 from steplab.core.errors import UserError
-from steplab.core.memory import KINDS, Allocation, MemoryTimeline
-from steplab.core.run import Profile
+from steplab.core.memory import KINDS
 from steplab.report.markup import Html, data_block, element, join
 from steplab.report.pages import write_compare_page, write_explain_page, write_profile_page
 from steplab.report.pages.document import table_html

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from steplab.core import Environment, Ran, Run, RunSpec
+from steplab.core import Environment, Ran, Run, RunSpec, TrainSettings, TrainSpec
 from steplab.core.errors import UserError
-from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.modules.optimizer import MASTER, OnePassAdamW
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.trial import trial

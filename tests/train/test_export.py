@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from steplab.cli.main import main
+from steplab.core import TrainSpec
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
-from steplab.core.spec import TrainSpec
 from steplab.train.checkpoint import save_checkpoint
 from steplab.train.manifest import TrainProgress
 from steplab.train.pretrained import export_time_moe

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from steplab.core import TrainSettings, TrainSpec
 from steplab.core.errors import MeasurementError, UserError
-from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.data.formats.time300b import write_time300b
 from steplab.techniques.recipes import parse_recipe
 from steplab.train.checkpoint import restore_checkpoint

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from steplab.cli.main import main
+from steplab.core import TrainSettings, TrainSpec
 from steplab.core.errors import UserError
-from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.train.checkpoint import read_progress
 from steplab.train.checkpoint_folder import newest_checkpoint
 from steplab.train.log import TrainingLog

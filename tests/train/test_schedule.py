@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from steplab.core import TrainSettings
 from steplab.core.errors import UserError
-from steplab.core.spec import TrainSettings
 from steplab.train.loop import learning_rate, set_learning_rate
 
 

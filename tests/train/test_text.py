@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from steplab.core import TrainSettings, TrainSpec
 from steplab.core.errors import UserError
-from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.techniques.recipes import parse_recipe
 from steplab.train.checkpoint import load_weights
 from steplab.train.checkpoint_folder import newest_checkpoint

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from steplab.core import Memory, Run, RunSpec, Samples
+from steplab.core import Budget, Category, Memory, Profile, Run, RunSpec, Samples, StepBudget
 from steplab.core import registry as real_shelf
-from steplab.core.budget import Budget, Category, StepBudget
 from steplab.core.errors import MeasurementError
 from steplab.core.ladder import Check
-from steplab.core.run import Profile
 from steplab.techniques.context import Suggestion
 from steplab.techniques.technique import Stage, Technique
 from steplab.tune.champion import Champion

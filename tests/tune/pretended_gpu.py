@@ -9,10 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from steplab.core import Accelerator, Compilation, Memory, Ran, Recipe, Run, RunSpec, Samples
-from steplab.core.budget import Budget, Category, StepBudget
+from steplab.core import (
+    Accelerator,
+    Budget,
+    Category,
+    Compilation,
+    Memory,
+    Profile,
+    Ran,
+    Recipe,
+    Run,
+    RunSpec,
+    Samples,
+    StepBudget,
+)
 from steplab.core.ladder import Check
-from steplab.core.run import Profile
 from steplab.tune.champion import Champion
 from steplab.verify.remote import CandidateResult
 from tests.compare.sides import ENVIRONMENT, run_of

@@ -5,10 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steplab.core import Samples
-from steplab.core.budget import Budget, Category, StepBudget
-from steplab.core.memory import MemoryTimeline
-from steplab.core.run import Profile
+from steplab.core import Budget, Category, MemoryTimeline, Profile, Samples, StepBudget
 from steplab.trace.analysis import Analysis, Window
 from steplab.trace.budget import time_budget
 from steplab.tune.ceilings import ceiling, serves

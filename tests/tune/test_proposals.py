@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.core import Accelerator, Ran, Recipe
-from steplab.core.budget import Budget, Category, StepBudget
-from steplab.core.run import Profile
+from steplab.core import Accelerator, Budget, Category, Profile, Ran, Recipe, StepBudget
 from steplab.techniques.context import StepContext
 from steplab.techniques.recipes import parse_recipe
 from steplab.tune.proposals import impls_of, is_slow, proposals, recipe_conflict

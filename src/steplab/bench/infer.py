@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from steplab.core import (
+    Cell,
     Clock,
     Column,
     Environment,
@@ -22,7 +23,6 @@ from steplab.core import (
 )
 from steplab.core.errors import MeasurementError, Unsupported, UserError
 from steplab.core.run import now
-from steplab.core.table import Cell
 from steplab.store import Store, open_sweep
 from steplab.workloads.workload import find_workload
 

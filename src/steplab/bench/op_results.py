@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from steplab.bench.op_bench import Objective, OpBench, variant_text
 from steplab.compare.bootstrap import MIN_SAMPLES, ratio_of_samples
-from steplab.core import Run, Samples
-from steplab.core.table import Cell
+from steplab.core import Cell, Run, Samples
 
 ERRORS = "errors"  # the table of a Run that holds its deviations from fp64
 WRONG = "wrong"  # the first word of the reason where they exceed their budget

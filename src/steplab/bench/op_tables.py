@@ -15,8 +15,7 @@ from steplab.bench.op_results import (
     samples_of,
     verdict,
 )
-from steplab.core import Column, Run, Table
-from steplab.core.table import Cell
+from steplab.core import Cell, Column, Run, Table
 
 MIB = 2**20
 

@@ -12,9 +12,8 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
-from steplab.core import Column, RunSpec, Table
+from steplab.core import Cell, Column, RunSpec, Table
 from steplab.core.errors import Unsupported, UserError
-from steplab.core.table import Cell
 from steplab.techniques.precision import TORCH_NAMES
 from steplab.techniques.recipes import parse_recipe
 

@@ -14,11 +14,10 @@ from steplab.compare.bootstrap import signed, slower_than
 from steplab.compare.inputs import Side, check_side, open_side
 from steplab.compare.runs import check_same_work, compare_rounds, compare_stored
 from steplab.compare.versus import rounds_table
-from steplab.core import Run, RunSpec, Table, new_run_id, units
+from steplab.core import Cell, Run, RunSpec, Table, new_run_id, units
 from steplab.core.comparison import Comparison
 from steplab.core.errors import UserError, no_gpu
 from steplab.core.run import now
-from steplab.core.table import Cell
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.pages import write_compare_page
 from steplab.report.terminal import console, print_table

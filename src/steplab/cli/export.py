@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.core.spec import TrainSettings
+from steplab.core import TrainSettings
 from steplab.core.units import bytes_
 
 

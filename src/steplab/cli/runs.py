@@ -8,9 +8,8 @@ from pathlib import Path
 
 from steplab.cli.command import Command
 from steplab.cli.selection import add_selection_flags, is_selective, select_runs
-from steplab.core import Column, Run, Table, run_to_json, units
+from steplab.core import Cell, Column, Run, Table, run_to_json, units
 from steplab.core.errors import UserError
-from steplab.core.table import Cell
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store, pack_runs, unpack_runs

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from steplab.cli.command import Command
 from steplab.cli.flags import add_config_flags, add_device_flag, given_fields, local_device
 from steplab.cli.step_flags import add_recipe_flag, add_workload_flags, asked_workload
-from steplab.core import PLAIN, Recipe, registry
+from steplab.core import PLAIN, Recipe, TrainSettings, TrainSpec, registry
 from steplab.core.codec import decode
 from steplab.core.errors import UserError
-from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.techniques.recipes import check_recipe
 from steplab.workloads.workload import WorkloadEntry, find_workload
 

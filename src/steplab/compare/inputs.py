@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from steplab.core import Run, Samples
-from steplab.core.budget import Budget
+from steplab.core import Budget, Run, Samples
 from steplab.core.errors import UserError
 from steplab.store import Store
 from steplab.trace.analysis import Analysis

@@ -9,10 +9,9 @@ from steplab.compare.inputs import Side, check_side, comparable_samples
 from steplab.compare.same_work import condition_diff, work_differences
 from steplab.compare.step_tables import constants
 from steplab.compare.time_diff import budget_diff, kernel_diff, module_diff, phase_diff
-from steplab.core import Column, Samples, Table
+from steplab.core import Cell, Column, Samples, Table
 from steplab.core.comparison import Comparison
 from steplab.core.errors import UserError
-from steplab.core.table import Cell
 from steplab.trace.roofline import trace_device_name
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from steplab.core import Column, Run, Table
+from steplab.core import Cell, Column, Run, Table
 from steplab.core.codec import encode
-from steplab.core.table import Cell
 
 
 def work_differences(a: Run, b: Run) -> tuple[str, ...]:

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 from steplab.compare.bootstrap import line_fit, local_exponent
 from steplab.compare.step_tables import axis_value, limit_of, varying_axes
-from steplab.core import Column, Run, Table
-from steplab.core.table import Cell
+from steplab.core import Cell, Column, Run, Table
 
 
 def scaling_table(runs: Sequence[Run], axis: str) -> Table | None:

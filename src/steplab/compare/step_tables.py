@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steplab.core import Column, Counters, Run, Samples, Table
-from steplab.core.table import Cell
+from steplab.core import Cell, Column, Counters, Run, Samples, Table
 
 SPEC_AXES = ("size", "batch", "mode", "recipe", "accumulate", "warmup")
 LENGTHS = ("context", "seq_max_len")  # a condition of every number, even where it is constant

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steplab.core import Clock, Column, Table
-from steplab.core.budget import Budget
-from steplab.core.table import Cell
+from steplab.core import Budget, Cell, Clock, Column, Table
 from steplab.core.units import fold_layer_numbers
 from steplab.trace.analysis import UNATTRIBUTED, Analysis
 

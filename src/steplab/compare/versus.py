@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steplab.compare.bootstrap import CONFIDENCE, ratio_of_rounds
-from steplab.core import Column, RunSpec, Samples, Table
-from steplab.core.table import Cell
+from steplab.core import Cell, Column, RunSpec, Samples, Table
 
 MIN_ROUNDS = 6  # of 5 equal rounds, one side is ahead in all about once in 16 tries
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from steplab.core import Run, RunSpec
-from steplab.core.memory import MemoryTimeline
-from steplab.core.spec import Recipe
+from steplab.core import MemoryTimeline, Recipe, Run, RunSpec
 from steplab.findings.rows import Rows
 from steplab.hardware.catalog import Card, find_card
 from steplab.store import Store

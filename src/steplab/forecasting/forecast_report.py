@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from steplab.core import Column, Table
-from steplab.core.table import Cell
+from steplab.core import Cell, Column, Table
 from steplab.data.time_step import format_time
 from steplab.forecasting.histories import Histories
 from steplab.forecasting.prediction import Prediction

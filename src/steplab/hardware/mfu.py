@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from steplab.core import units
-from steplab.core.run import Figures, Work
+from steplab.core import Figures, Work, units
 from steplab.hardware.catalog import Card, find_card, sparse_peak_owner, tensor_peak_name
 
 

@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from steplab.core import Table
-from steplab.core.table import Column
+from steplab.core import Column, Table
 from steplab.step import step
 from steplab.step.user_frames import calling_line
 

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steplab.core import Allocation, MemoryTimeline
 from steplab.core.errors import MeasurementError
-from steplab.core.memory import KINDS, Allocation, MemoryTimeline
+from steplab.core.memory import KINDS
 from steplab.core.units import bytes_
 from steplab.probes.allocator import (
     Change,

@@ -12,8 +12,7 @@ from rich.bar import Bar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from steplab.core import Column, Table, units
-from steplab.core.budget import Budget, Category, StepBudget
+from steplab.core import Budget, Category, Column, StepBudget, Table, units
 from steplab.report.terminal import console
 
 CLOSED = 0.02  # a residual above this share of the step is said aloud

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TextIO
 
-from steplab.core import Column, Table
-from steplab.core.memory import KINDS, Allocation, MemoryTimeline
+from steplab.core import Allocation, Column, MemoryTimeline, Table
+from steplab.core.memory import KINDS
 from steplab.core.units import bytes_, fold_layer_numbers, milliseconds, percent
 from steplab.report.charts.memory import memory_svg
 from steplab.report.terminal import print_table

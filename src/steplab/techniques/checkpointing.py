@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from steplab.core import Setting, Settings
 from steplab.core.errors import UserError
-from steplab.core.spec import Setting, Settings
 from steplab.techniques.compile import repeated_blocks
 from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique

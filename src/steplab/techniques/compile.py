@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from steplab.core import Run, units
+from steplab.core import Run, Setting, Settings, units
 from steplab.core.codec import decode
 from steplab.core.errors import Unsupported, UserError
-from steplab.core.spec import Setting, Settings
 from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from steplab.core import Recipe, Run
-from steplab.core.spec import Setting, Settings
+from steplab.core import Recipe, Run, Setting, Settings
 from steplab.hardware.catalog import Card, find_card
 
 Objective = Literal["time", "memory"]

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from steplab.core import Run
+from steplab.core import Run, Setting, Settings
 from steplab.core.errors import Unsupported, UserError
-from steplab.core.spec import Setting, Settings
 from steplab.techniques.compile import GRAPH_MODES
 from steplab.techniques.context import StepContext, Suggestion, format_waits
 from steplab.techniques.technique import Stage, StepParts, Technique

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from steplab.core import Run
+from steplab.core import Run, Setting, Settings
 from steplab.core.errors import Unsupported, UserError, did_you_mean
-from steplab.core.spec import Setting, Settings
 from steplab.hardware.kernel_names import attention_backend
 from steplab.kernels.dispatch import AUTO, REFERENCE, impls, needs_gpu, worth_trying
 from steplab.techniques.context import StepContext, Suggestion

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from steplab.core import Run
+from steplab.core import Run, Setting, Settings
 from steplab.core.codec import type_hints
-from steplab.core.spec import Setting, Settings
 from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from steplab.core import Run
+from steplab.core import Run, Setting, Settings
 from steplab.core.errors import Unsupported
-from steplab.core.spec import Setting, Settings
 from steplab.hardware.kernel_names import matmul_dtypes
 from steplab.techniques.context import Savings, StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steplab.core import Run
+from steplab.core import Run, Setting, Settings
 from steplab.core.codec import decode, read_word, type_hints
 from steplab.core.errors import UserError, did_you_mean
-from steplab.core.spec import Setting, Settings
 from steplab.techniques.context import StepContext, Suggestion
 
 if TYPE_CHECKING:

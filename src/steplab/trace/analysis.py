@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from steplab.core.budget import Budget
+from steplab.core import Budget
 from steplab.trace.events import Codes, Ints, Trace
 
 Floats = NDArray[np.float64]

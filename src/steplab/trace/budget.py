@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.core.budget import TERMS, Budget, Category, StepBudget
+from steplab.core import Budget, Category, StepBudget
+from steplab.core.budget import TERMS
 from steplab.trace.analysis import Floats, Syncs, Window, WorkTable
 from steplab.trace.events import KERNEL, Ints, Spans, Trace
 from steplab.trace.intervals import EMPTY, Intervals, union

@@ -7,8 +7,8 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from steplab.core import Cell, Column, Table
 from steplab.core.errors import UserError, did_you_mean
-from steplab.core.table import Cell, Column, Table
 from steplab.trace.analysis import Analysis, Floats, WorkTable
 from steplab.trace.attribution import spans_named
 from steplab.trace.events import Ints

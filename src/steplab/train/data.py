@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from steplab.core import TrainSettings, TrainSpec
 from steplab.core.errors import UserError
-from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.data.formats import open_series
 from steplab.data.mixture import MixedWindows, mixed_paths, parse_shares
 from steplab.data.packing import PackedWindows

@@ -14,9 +14,9 @@ from types import FrameType
 import torch
 from torch import Tensor
 
+from steplab.core import TrainSettings, TrainSpec
 from steplab.core.codec import decode, encode
 from steplab.core.errors import MeasurementError, Unsupported, UserError
-from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.data.loader import Loader
 from steplab.data.order import Position
 from steplab.data.series import fingerprint, notes

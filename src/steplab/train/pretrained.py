@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steplab.core import Recipe
+from steplab.core import Recipe, TrainSettings, TrainSpec
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
-from steplab.core.spec import TrainSettings, TrainSpec
 from steplab.store.atomic import disk_errors, sync_folder, write_file
 from steplab.train.checkpoint import load_weights, read_progress
 from steplab.train.checkpoint_folder import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from steplab.core import Run, units
-from steplab.core.budget import Budget, StepBudget
+from steplab.core import Budget, Run, StepBudget, units
 from steplab.techniques.context import Objective, Savings
 
 MIN_SHARE = 0.02  # a ceiling below this share of the step, or of its peak, is not worth a try

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from steplab.core import Recipe, Run, registry, units
+from steplab.core import Recipe, Run, Settings, registry, units
 from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder, Rung, change_label
-from steplab.core.spec import Settings
 from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.recipes import check_recipe, technique
 from steplab.tune.ceilings import MIN_SHARE, Ceiling, ceiling, serves

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steplab.core import Column, Recipe, Table, units
+from steplab.core import Cell, Column, Recipe, Setting, Table, units
 from steplab.core.comparison import Change
 from steplab.core.ladder import Ladder, Rung
-from steplab.core.spec import Setting
-from steplab.core.table import Cell
 from steplab.findings import Case, explain
 from steplab.report.export import write_table
 from steplab.report.pages import write_ladder_page

@@ -8,8 +8,7 @@ import torch
 from steplab.bench.ops import ema_case
 from steplab.bench.ops.ema import OP, Grid, bound_table, bytes_moved, plan
 from steplab.cli.main import main
-from steplab.core import Clock, Environment, Run, RunSpec, Samples
-from steplab.core.environment import Accelerator
+from steplab.core import Accelerator, Clock, Environment, Run, RunSpec, Samples
 from steplab.core.errors import Unsupported, UserError
 
 CONFIG = {"batch": 2, "context": 20, "width": 6, "modes": 2, "dtype": "fp32", "impl": "fft"}

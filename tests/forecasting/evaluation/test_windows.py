@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from steplab.core import TrainSettings
 from steplab.core.errors import UserError
-from steplab.core.spec import TrainSettings
 from steplab.data.series import InMemorySeries
 from steplab.data.synthetic import FAMILIES, HELD_OUT_FAMILIES, SyntheticSeries
 from steplab.data.time_step import infer_time_step

@@ -25,6 +25,7 @@ from steplab.bench.collectives.job import (
     slowest,
 )
 from steplab.core import (
+    Cell,
     Clock,
     Column,
     Environment,
@@ -37,7 +38,6 @@ from steplab.core import (
 )
 from steplab.core.errors import UserError
 from steplab.core.run import now
-from steplab.core.table import Cell
 from steplab.store import Store, open_sweep
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from steplab.bench.op_bench import OpBench, check_impls, check_least, variant_text
 from steplab.bench.op_results import cell_result
-from steplab.core import Column, Run, RunSpec, Table
-from steplab.core.table import Cell
+from steplab.core import Cell, Column, Run, RunSpec, Table
 from steplab.hardware.catalog import find_card
 
 # Multiply-adds per channel, mode and step of the recurrence: the complex step and its read-out;

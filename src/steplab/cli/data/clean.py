@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
 from steplab.cli.data.points import PointProgress
-from steplab.core import Column, Table
+from steplab.core import Cell, Column, Table
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
-from steplab.core.table import Cell
 from steplab.report.terminal import print_table
 from steplab.store.atomic import disk_errors, write_file
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
 from steplab.cli.data.points import PointProgress
-from steplab.core import Column, Table, units
-from steplab.core.table import Cell
+from steplab.core import Cell, Column, Table, units
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.workloads.tsmoe.config import TsmoeConfig

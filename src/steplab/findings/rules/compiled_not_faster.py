@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from steplab.core import Finding, Run, units
-from steplab.core.spec import Recipe, Settings
+from steplab.core import Finding, Recipe, Run, Settings, units
 from steplab.findings.case import Case
 
 # Two medians of different moments must differ by more than this to tell anything.

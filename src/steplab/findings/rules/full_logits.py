@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 
-from steplab.core import Finding, units
-from steplab.core.memory import MemoryTimeline
+from steplab.core import Finding, MemoryTimeline, units
 from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.rows import Rows, hot_lines

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from steplab.core import Column, Table
-from steplab.core.table import Cell
+from steplab.core import Cell, Column, Table
 from steplab.forecasting.evaluation.evaluate import Evaluation, SeriesGroup, Summary
 from steplab.forecasting.evaluation.metrics import NAMES, Metrics
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steplab.core.memory import MemoryTimeline
+from steplab.core import MemoryTimeline
 from steplab.core.units import bytes_, milliseconds
 from steplab.report.charts.plot import Scale, grid_line, nice_step, svg_file, swatch, text
 from steplab.report.markup import Html, element

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.core import units
-from steplab.core.budget import Budget
+from steplab.core import Budget, units
 from steplab.report.charts import plot
 from steplab.report.charts.colors import category_class, phase_class
 from steplab.report.charts.plot import Scale, axis_lane

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from steplab.core import units
-from steplab.core.budget import TERMS, Budget, Category, StepBudget
+from steplab.core import Budget, Category, StepBudget, units
+from steplab.core.budget import TERMS
 from steplab.report.charts.colors import category_class, term_class
 from steplab.report.markup import NOTHING, Html, element, join
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from steplab.core import Run, units
-from steplab.core.table import Cell, Column, Table, cell_text, is_number
+from steplab.core import Cell, Column, Run, Table, units
+from steplab.core.table import cell_text, is_number
 from steplab.report.charts.colors import color_css
 from steplab.report.markup import NOTHING, Html, element, join
 from steplab.store.atomic import write_output

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab.core import Column, Finding, Run, Table, units
-from steplab.core.table import Cell
+from steplab.core import Cell, Column, Finding, Run, Table, units
 from steplab.report.charts.step_times import runs_chart
 from steplab.report.markup import NOTHING, Html, element, join
 from steplab.report.pages.budget import budget_html

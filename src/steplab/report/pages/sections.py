@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from steplab.core import Column, Finding, Run, Table, units
-from steplab.core.budget import Budget, StepBudget
-from steplab.core.memory import MemoryTimeline
-from steplab.core.table import Cell
+from steplab.core import (
+    Budget,
+    Cell,
+    Column,
+    Finding,
+    MemoryTimeline,
+    Run,
+    StepBudget,
+    Table,
+    units,
+)
 from steplab.report.charts.colors import category_class
 from steplab.report.charts.roofline import roofline_chart
 from steplab.report.charts.timeline import Names, timeline_chart
