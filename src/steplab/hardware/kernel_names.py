@@ -52,6 +52,7 @@ _MATMULS = tuple(
     }.items()
 )
 
+FUSED_ATTENTION = ("flash", "efficient", "cudnn")
 # cuDNN comes first: its names say "flash" too.
 _ATTENTIONS = (
     # cuDNN's generated kernels, and what stands around its backward: row sums, dq, grouped heads.
@@ -106,3 +107,12 @@ def main_matmul_dtype(ran: Ran | None, declared: str) -> str:
     """Return the dtype of most products; `declared` where the trace does not tell."""
     seen = matmul_dtypes(ran)
     return max(seen, key=lambda name: seen[name], default=declared)
+
+
+def traced_attention(ran: Ran | None) -> set[str]:
+    """Return the fused attention backends that a profiled step shows, by op or by kernel name."""
+    if ran is None:
+        return set()
+    backends = FUSED_ATTENTION
+    by_op = {name for name in backends for op in ran.attention_ops if f"_{name}_attention" in op}
+    return by_op or {name for kernel in ran.kernels if (name := attention_backend(kernel))}

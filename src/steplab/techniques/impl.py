@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 from steplab.core import Run, Setting, Settings
 from steplab.core.errors import Unsupported, UserError, did_you_mean
-from steplab.hardware.kernel_names import attention_backend
+from steplab.hardware.kernel_names import FUSED_ATTENTION, traced_attention
 from steplab.kernels.dispatch import AUTO, REFERENCE, impls, needs_gpu, worth_trying
 from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
-FUSED = ("flash", "efficient", "cudnn")
 UNLIKELY = 0.01  # what `auto` has passed over: tried when nothing else is left
 
 
@@ -84,8 +83,8 @@ class Impl(Technique):
             seen = run.ran.impls.get(op, ()) if run.ran else ()
             if impl != AUTO and seen != (impl,):
                 return f"{op} {impl!r} was asked for, but {', '.join(seen) or 'nothing'} ran"
-        asked, traced = settings.get("attention"), traced_attention(run)
-        if asked in FUSED and traced and traced != {asked}:
+        asked, traced = settings.get("attention"), traced_attention(run.ran)
+        if asked in FUSED_ATTENTION and traced and traced != {asked}:
             names = ", ".join(sorted(traced))
             return f"attention {asked!r} was asked for, but the trace shows {names}"
         return ""
@@ -93,17 +92,9 @@ class Impl(Technique):
     def unverified(self, settings: Mapping[str, Setting], run: Run) -> str:
         """A replayed CUDA graph dispatches no ops, and its kernel names may be unknown."""
         asked = settings.get("attention")
-        if asked in FUSED and not traced_attention(run):
+        if asked in FUSED_ATTENTION and not traced_attention(run.ran):
             return f"unverified: no attention op or known kernel in the trace, {asked} was asked"
         return ""
-
-
-def traced_attention(run: Run) -> set[str]:
-    """Return the fused attention backends that the profiled step shows, by op or by kernel."""
-    if run.ran is None:
-        return set()
-    by_op = {impl for impl in FUSED for op in run.ran.attention_ops if f"_{impl}_attention" in op}
-    return by_op or {b for name in run.ran.kernels if (b := attention_backend(name))}
 
 
 TECHNIQUE = Impl()

@@ -8,11 +8,10 @@ When it is wrong: never seen; a kernel whose name is unknown gives no finding.
 
 from __future__ import annotations
 
-from steplab.core import Finding, Ran
+from steplab.core import Finding
 from steplab.findings.case import Case
-from steplab.hardware.kernel_names import attention_backend
+from steplab.hardware.kernel_names import FUSED_ATTENTION, traced_attention
 
-FUSED = ("flash", "efficient", "cudnn")
 FREE = (None, "auto", "dense_mask")  # of which none names a kernel: torch or we choose one
 
 
@@ -38,18 +37,11 @@ def check(case: Case) -> Finding | None:
 
 def _seen(case: Case) -> set[str]:
     """The fused backends that ran, by operator, kernel or category."""
-    seen: set[str] = set()
-    if case.run is not None and case.run.ran is not None:
-        seen = _traced(case.run.ran)
+    seen = traced_attention(case.run.ran if case.run else None)
     if case.rows is not None:
         labels = {g.label for g in case.rows.groups("category", case.rows.inside, most=100)}
-        seen |= {impl for impl in FUSED if f"attention {impl}" in labels}
+        seen |= {impl for impl in FUSED_ATTENTION if f"attention {impl}" in labels}
     return seen
-
-
-def _traced(ran: Ran) -> set[str]:
-    by_op = {impl for impl in FUSED for op in ran.attention_ops if f"_{impl}_attention" in op}
-    return by_op or {impl for name in ran.kernels if (impl := attention_backend(name))}
 
 
 def _attention_ms(case: Case) -> float | None:
