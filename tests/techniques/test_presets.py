@@ -10,7 +10,7 @@ from steplab.techniques.recipes import check_recipe, parse_recipe, presets, tech
 
 
 def test_every_preset_is_a_recipe_whose_label_reads_back():
-    assert presets() == ["development", "production-inference", "production-training"]
+    assert presets() == ["development", "flagship", "production-inference", "production-training"]
     for name in presets():
         recipe = parse_recipe(name)
         check_recipe(recipe)

@@ -87,7 +87,7 @@ def test_bad_files(tmp_path, text, words):
 
 
 def test_conflicts_are_refused(monkeypatch):
-    monkeypatch.setattr(type(technique("optimizer")), "conflicts", ("compile",))
+    monkeypatch.setattr(type(technique("optimizer")), "excludes", ("compile",))
     with pytest.raises(UserError, match="cannot be used together"):
         check_recipe(Recipe({"optimizer": {"impl": "fused"}, "compile": {"scope": "blocks"}}))
 

@@ -65,7 +65,6 @@ class Settings:
 class Pretended(Technique):
     """Suggests itself with a savings."""
 
-    summary = "for tests"
     stage = Stage.IMPLEMENTATION
     settings: ClassVar[type] = Settings
 
@@ -73,8 +72,8 @@ class Pretended(Technique):
         self.savings = savings
         self.slow_start = slow  # type: ignore[misc]
 
-    def suggest(self, context, own):
-        return [] if own else [Suggestion({"on": True}, self.savings)]
+    def suggest(self, context, current):
+        return [] if current else [Suggestion({"on": True}, self.savings)]
 
 
 def use_shelf(monkeypatch, shelf: Mapping[str, Technique]) -> None:

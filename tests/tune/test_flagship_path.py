@@ -1,6 +1,5 @@
 """From the first design of a mixture to its fastest recipe, over the real techniques."""
 
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from steplab.tune.view import NullView
 from tests.tune.ladders import FakeScout, Interrupted, NoSpares, World
 from tests.tune.pretended_gpu import H200, LINE, SEED, Clock, step_ms, use_gpu
 
-FASTEST = parse_recipe(str(Path(__file__).parents[2] / "recipes" / "flagship.toml"))
+FASTEST = parse_recipe("flagship")
 
 
 class Listening(NullView):

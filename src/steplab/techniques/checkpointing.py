@@ -29,14 +29,13 @@ class CheckpointingSettings:
 
 
 class Checkpointing(Technique):
-    """A block's inputs are kept and its forward pass is done again when its gradient is due."""
+    """A block keeps its inputs only and repeats its forward pass when its gradient is computed."""
 
-    summary = "activations of every n-th block recomputed in backward, or up to a memory budget"
     stage = Stage.MEMORY
     settings: ClassVar[type] = CheckpointingSettings
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
-        """The numbers must mean something."""
+        """Numbers must be in range."""
         super().check(settings, name)
         if int(settings.get("every", 1)) < 1:
             raise UserError(f"{name}.every must be at least 1, not {settings['every']}.")
@@ -44,7 +43,7 @@ class Checkpointing(Technique):
             raise UserError(f"{name}.keep must be at least 0 and below 1, not {settings['keep']}.")
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
-        """Only a compiler that sees the whole model can spend a budget for it."""
+        """A budget needs a compiler that sees the whole model."""
         whole = recipe.get("compile", {}).get("scope") == "whole"
         if settings.get("how") == "budget" and not whole:
             return "a budget is spent by the compiler, over the whole model (compile=whole)"
@@ -58,15 +57,15 @@ class Checkpointing(Technique):
         if settings["how"] == "budget":
             torch._functorch.config.activation_memory_budget = float(settings.get("keep", 0.5))
             return
-        # Modules note which implementation ran. Recomputed, they would note the same again.
+        # Modules record which implementation ran; recomputing them need not record it again.
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         every, rng = int(settings.get("every", 1)), bool(settings.get("rng", True))
         blocks = repeated_blocks(parts.model, "Use checkpointing=budget,compile=whole.")
         for index, block in enumerate(blocks):
             recompute(block, index % every == 0, rng)
 
-    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
-        """It costs time, so only memory is suggested: a kept share of the activations."""
+    def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
+        """Suggested for memory only: it costs time."""
         if context.objective != "memory" or context.run.spec.mode not in TRAINING:
             return []
         all_blocks = Suggestion({"how": "blocks"}, {"memory:activations": 1.0})
@@ -74,11 +73,11 @@ class Checkpointing(Technique):
         whole = context.recipe.techniques.get("compile", {}).get("scope") == "whole"
         budget = Suggestion({"how": "budget", "keep": 0.5}, {"memory:activations": 0.5})
         found = [all_blocks, every_other, *([budget] if whole else [])]
-        return [suggestion for suggestion in found if suggestion.settings != own]
+        return [suggestion for suggestion in found if suggestion.settings != current]
 
 
 def recompute(block: nn.Module, wanted: bool, rng: bool) -> None:
-    """Give `block` a forward pass that is done again in backward where `wanted`.
+    """Give `block` a forward pass that is repeated in the backward pass where `wanted`.
 
     It gets a subclass of its own class, the same for all blocks: a function bound to each block
     would be another one for the compiler, and cost a compilation per block. Names of parameters

@@ -47,7 +47,6 @@ FUSIBLE = (
 class Compile(Technique):
     """Shapes are static (`dynamic=False`): a step's shapes do not change."""
 
-    summary = "torch.compile of the whole model or of each repeated block"
     stage = Stage.COMPILE
     settings: ClassVar[type] = CompileSettings
     slow_start = True
@@ -88,32 +87,31 @@ class Compile(Technique):
         # The first step compiles forward and backward; the second shows whether it was enough.
         parts.settle_steps = 2
 
-    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
-        """Each scope; once one is in the recipe, the update too, tuned products and graphs."""
+    def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
+        """Suggest each scope; then the update too, autotuned matmuls and CUDA graphs."""
         # Fewer kernels: fewer launches, and in a replayed graph fewer gaps between them.
         fused = {"term:launch": 1.0, "term:dispatch": 1.0, "memory:activations": 1.0}
         fused |= {f"kind:{kind}": 1.0 for kind in FUSIBLE}
-        if not own:
-            prior = {"blocks": 1.0, "whole": 0.5}  # equal blocks compile once and gain as much
-            fresh = [Suggestion({"scope": s}, fused, likely) for s, likely in prior.items()]
+        if not current:
+            priors = {"blocks": 1.0, "whole": 0.5}  # equal blocks compile once and gain as much
+            found = [Suggestion({"scope": scope}, fused, prior) for scope, prior in priors.items()]
             # What a graph break has stopped can be compiled in pieces.
-            broken = [
-                o.settings for o in fresh if f"compile={o.settings['scope']}" in context.failed
-            ]
-            return fresh + [Suggestion({**s, "fullgraph": False}, fused, prior=0.5) for s in broken]
+            broken = [scope for scope in priors if f"compile={scope}" in context.failed]
+            pieces = [{"scope": scope, "fullgraph": False} for scope in broken]
+            return found + [Suggestion(settings, fused, prior=0.5) for settings in pieces]
         found = []
-        if own["scope"] == "blocks":
-            found.append(Suggestion({**own, "scope": "whole"}, fused, prior=0.5))
-        if context.run.spec.mode == "full" and not own.get("optimizer"):
-            found.append(Suggestion({**own, "optimizer": True}, {"phase:optimizer": 1.0}))
-        if context.on_cuda and own.get("mode", "default") == "default":
-            tuned = {**own, "mode": "max-autotune-no-cudagraphs"}
+        if current["scope"] == "blocks":
+            found.append(Suggestion({**current, "scope": "whole"}, fused, prior=0.5))
+        if context.run.spec.mode == "full" and not current.get("optimizer"):
+            found.append(Suggestion({**current, "optimizer": True}, {"phase:optimizer": 1.0}))
+        if context.on_cuda and current.get("mode", "default") == "default":
+            tuned = {**current, "mode": "max-autotune-no-cudagraphs"}
             found.append(Suggestion(tuned, {"lost:matmul": 1.0}, effort=AUTOTUNE_EFFORT))
-            found.append(Suggestion({**own, "mode": "reduce-overhead"}, {"term:launch": 1.0}))
+            found.append(Suggestion({**current, "mode": "reduce-overhead"}, {"term:launch": 1.0}))
         return found
 
     def remedy(self, run: Run) -> str:
-        """A break stops it; recompiling, or pieces, make it slow."""
+        """Tell a graph break, which stops it, from recompiling and pieces, which make it slow."""
         if run.status == "failed":
             return GRAPH_BREAK_REMEDY
         seen = run.compilation

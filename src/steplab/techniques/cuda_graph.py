@@ -25,18 +25,17 @@ class CudaGraphSettings:
 class CudaGraph(Technique):
     """Needs static shapes and a step in which the host never waits for the device."""
 
-    summary = "the whole step captured once as a CUDA graph and replayed"
     stage = Stage.GRAPH
     settings: ClassVar[type] = CudaGraphSettings
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
-        """At least one step must show that the step can be captured."""
+        """At least one plain step has to show that the step can be captured."""
         super().check(settings, name)
         if int(settings.get("warmup", 3)) < 1:
             raise UserError(f"{name}.warmup must be at least 1, not {settings['warmup']}.")
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
-        """Inductor's own graphs cannot be captured into another one."""
+        """CUDA graphs made by Inductor cannot be captured into another graph."""
         mode = recipe.get("compile", {}).get("mode")
         if mode in GRAPH_MODES:
             return f"compile.mode={mode} has CUDA graphs of its own, which cannot be captured"
@@ -49,18 +48,18 @@ class CudaGraph(Technique):
         return ""
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
-        """Ask for the capture; it is done after so many plain steps."""
+        """Ask for a capture after so many plain steps."""
         if parts.device.type != "cuda":
             raise Unsupported("cuda_graph needs a CUDA GPU.", "Add cuda_graph=off to the recipe.")
         parts.graph_warmup = int(settings.get("warmup", 3))
         # The plain steps, the one that captures, and a first pure replay.
         parts.settle_steps = max(parts.settle_steps, parts.graph_warmup + 2)
 
-    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
-        """One launch for all: the gaps in which the device waited for the host's launches."""
+    def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
+        """One launch for everything saves the time in which the device waited for launches."""
         settings, savings = {"scope": "step"}, {"term:launch": 1.0, "term:dispatch": 1.0}
         mode = context.recipe.techniques.get("compile", {}).get("mode")
-        if own or not context.on_cuda or mode in GRAPH_MODES:
+        if current or not context.on_cuda or mode in GRAPH_MODES:
             return []
         refusal = (
             f"the host waits for the device: {format_waits(context.waits)}" if context.waits else ""

@@ -17,7 +17,6 @@ UNLIKELY = 0.01  # what `auto` has passed over: tried when nothing else is left
 class Impl(Technique):
     """Its settings are the ops that exist in `kernels/`; each value is a file there, or `auto`."""
 
-    summary = "implementation of an op: impl.attention=flash, any other file in its folder, or auto"
     stage = Stage.IMPLEMENTATION
     settings = None  # keyed by op, so not a dataclass
 
@@ -27,11 +26,10 @@ class Impl(Technique):
         """Check each op and implementation by name."""
         if "" in words:
             raise UserError(f"{name} needs an op.", f"Example: {name}.attention=flash")
-        return self.complete({**(base or {}), **words}, name)
+        return {**(base or {}), **words}
 
-    def complete(self, settings: Mapping[str, Setting], name: str) -> dict[str, Setting]:
-        """Check the settings; there is no first field to fill in."""
-        self.check(settings, name)
+    def complete(self, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+        """Return the settings: there is no first field to fill in."""
         return dict(settings)
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
@@ -55,18 +53,18 @@ class Impl(Technique):
             for module in modules:
                 module.impl = impl  # type: ignore[assignment]
 
-    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
+    def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
         """The library's own choice for all ops that have another; then op by op.
 
         Not what the baseline ran: what is set now has beaten it. Where `auto` has chosen, the
         others are less likely to win.
         """
-        named = [op for op in context.impls if own.get(op, AUTO) != AUTO]
-        free = {**own, **dict.fromkeys(named, AUTO)}
+        named = [op for op in context.impls if current.get(op, AUTO) != AUTO]
+        free = {**current, **dict.fromkeys(named, AUTO)}
         at_once = [Suggestion(free, {f"op:{op}": 1.0 for op in named})] if named else []
         one_by_one = [
             Suggestion(
-                {**own, op: impl},
+                {**current, op: impl},
                 {f"op:{op}": 1.0},
                 prior=1.0 if op in named else UNLIKELY,
                 refusal="needs a GPU" if needs_gpu(op, impl) and not context.on_cuda else "",

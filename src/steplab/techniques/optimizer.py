@@ -26,14 +26,13 @@ class OptimizerSettings:
 
 
 class Optimizer(Technique):
-    """Left out, torch chooses: foreach on CUDA, forloop on CPU."""
+    """Without it torch chooses: foreach on CUDA, forloop on a CPU."""
 
-    summary = "optimizer update as forloop, foreach, fused or one-pass"
     stage = Stage.OPTIMIZER
     settings: ClassVar[type] = OptimizerSettings
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
-        """Pass the choice to the workload's optimizer, or put ours in its place."""
+        """Pass the choice to the workload's optimizer, or replace it by ours."""
         asked = settings["impl"]
         if asked == ONE_PASS:
             from steplab.modules.optimizer import OnePassAdamW
@@ -45,13 +44,13 @@ class Optimizer(Technique):
         )
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
-        """The one pass has nothing left to compile."""
+        """There is nothing left to compile in the one pass."""
         if settings["impl"] == ONE_PASS and recipe.get("compile", {}).get("optimizer"):
             return "one-pass is a kernel already, so compile.optimizer has nothing to do"
         return ""
 
-    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
-        """What needs fewer passes than the update that ran; the fewest first."""
+    def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
+        """Suggest what needs fewer passes than the update that ran, the fewest first."""
         known = get_args(type_hints(self.settings)["impl"])
         known = known if context.on_cuda else known[:-1]  # one-pass is a kernel on a GPU only
         ran = context.run.ran.optimizer if context.run.ran else ""
@@ -59,14 +58,14 @@ class Optimizer(Technique):
         return [Suggestion({"impl": impl}, {"phase:optimizer": 1.0}) for impl in reversed(fewer)]
 
     def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
-        """Compare with the update that the trace shows."""
+        """The trace must show the update that was asked for."""
         ran = run.ran.optimizer if run.ran else ""
         if ran and ran.split()[0] != settings["impl"]:
             return f"optimizer {settings['impl']!r} was asked for, but {ran} ran"
         return ""
 
     def unverified(self, settings: Mapping[str, Setting], run: Run) -> str:
-        """Only a full step has an update."""
+        """Without an update there is nothing to see."""
         return "" if run.spec.mode == "full" else f"no effect: {run.spec.mode} has no optimizer"
 
 

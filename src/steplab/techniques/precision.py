@@ -33,7 +33,6 @@ class PrecisionSettings:
 class Precision(Technique):
     """All but bf16-weights leave the weights in fp32; fp16 adds a scaler against underflow."""
 
-    summary = "fp32, tf32, bf16 autocast, fp16 autocast with a gradient scaler, or bf16 weights"
     stage = Stage.PRECISION
     settings: ClassVar[type] = PrecisionSettings
 
@@ -65,38 +64,36 @@ class Precision(Technique):
             parts.scaler = torch.amp.GradScaler(parts.device.type)
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
-        """Of torch's optimizers none keeps fp32 weights; without an update none is needed."""
+        """bf16 weights need an optimizer that keeps them in fp32 too; none of torch's does."""
         asked = recipe.get("optimizer", {}).get("impl", MASTER_WEIGHT_OPTIMIZER)
         if settings["dtype"] == BF16_WEIGHTS and asked != MASTER_WEIGHT_OPTIMIZER:
-            return f"{BF16_WEIGHTS} needs optimizer={MASTER_WEIGHT_OPTIMIZER}, which keeps the weights in fp32 too"
+            needed = f"optimizer={MASTER_WEIGHT_OPTIMIZER}"
+            return f"{BF16_WEIGHTS} needs {needed}, which keeps the weights in fp32 too"
         return ""
 
-    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
-        """Fewer bits than now; bf16 rather than fp16, which needs a scaler.
+    def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
+        """Suggest fewer bits than now; bf16 rather than fp16, which needs a scaler.
 
-        bf16 weights bring the optimizer along that keeps them in fp32 too.
+        bf16 weights require the optimizer that keeps them in fp32 too.
         """
         ladder = ("fp32", "tf32", "bf16", BF16_WEIGHTS) if context.on_cuda else ("fp32", "bf16")
-        present = str(own.get("dtype", "fp32"))
+        present = str(current.get("dtype", "fp32"))
         fewer = ladder[ladder.index(present) + 1 :] if present in ladder else ()
         updates = context.run.spec.mode == "full"
-        has_keeper = (
-            context.recipe.techniques.get("optimizer", {}).get("impl") == MASTER_WEIGHT_OPTIMIZER
-        )
+        keeper: dict[str, Settings] = {"optimizer": {"impl": MASTER_WEIGHT_OPTIMIZER}}
+        has_keeper = context.recipe.techniques.get("optimizer") == keeper["optimizer"]
         found = []
         for dtype in reversed(fewer):
             savings = _savings(dtype, present, context)
-            if dtype != BF16_WEIGHTS or not updates or has_keeper:
+            if dtype == BF16_WEIGHTS and updates and not has_keeper:
+                savings = {**savings, "phase:optimizer": 1.0}
+                found.append(Suggestion({"dtype": dtype}, savings, requires=keeper))
+            else:
                 found.append(Suggestion({"dtype": dtype}, savings))
-                continue
-            requires = {"optimizer": {"impl": MASTER_WEIGHT_OPTIMIZER}}
-            found.append(
-                Suggestion({"dtype": dtype}, {**savings, "phase:optimizer": 1.0}, requires=requires)
-            )
         return found
 
     def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
-        """Most matrix products must have run in the dtype, as the trace's ops or kernels show."""
+        """Most matrix products must have run in the dtype, by the ops or kernels in the trace."""
         asked, seen = product_dtype(str(settings["dtype"])), matmul_dtypes(run.ran)
         if seen and seen.get(asked, 0) <= 0.5 * sum(seen.values()):
             shown = ", ".join(f"{n} x {dtype}" for dtype, n in seen.items())
@@ -108,21 +105,21 @@ class Precision(Technique):
         return ""
 
     def unverified(self, settings: Mapping[str, Setting], run: Run) -> str:
-        """Replayed graphs and generated kernels do not always tell their dtype."""
+        """Replayed graphs and generated kernels do not always show their dtype."""
         if matmul_dtypes(run.ran):
             return ""
         return (
-            f"unverified: no matrix product in the trace tells a dtype ({settings['dtype']} asked)"
+            f"unverified: no matrix product in the trace shows a dtype ({settings['dtype']} asked)"
         )
 
 
 def product_dtype(dtype: str) -> str:
-    """Return how a setting multiplies matrices: fp32, tf32, bf16 or fp16."""
+    """Return the dtype in which a setting multiplies matrices: fp32, tf32, bf16 or fp16."""
     return "bf16" if dtype == BF16_WEIGHTS else dtype
 
 
 def _savings(setting: str, present: str, context: StepContext) -> Savings:
-    """Products by the ratio of the peaks, where the card is known; 16 bits halve the bytes."""
+    """Products gain by the ratio of the peaks, where the card is known; 16 bits halve the bytes."""
     dtype = product_dtype(setting)
     if product_dtype(present) == dtype:  # the products stay as they are, the stream gets narrow
         return {f"kind:{kind}": 0.5 for kind in MEMORY_BOUND}

@@ -14,7 +14,7 @@ from steplab.techniques.technique import Stage, StepParts, Technique
 
 @dataclass(frozen=True)
 class PrefetchSettings:
-    """How many micro-batches wait on the device; each costs its own memory."""
+    """How many micro-batches wait on the device; each takes memory of its own."""
 
     batches: int = 2
 
@@ -22,23 +22,22 @@ class PrefetchSettings:
 class Prefetch(Technique):
     """A thread of its own makes the batches; on CUDA it copies them on a stream of its own."""
 
-    summary = "batches fetched and copied to the device by a thread, ahead of the step"
     stage = Stage.DATA
     settings: ClassVar[type] = PrefetchSettings
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
-        """None ahead would be no technique."""
+        """At least one batch has to be fetched ahead."""
         super().check(settings, name)
         if int(settings.get("batches", 2)) < 1:
             raise UserError(f"{name}.batches must be at least 1, not {settings['batches']}.")
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
-        """Ask for it."""
+        """Ask for so many batches ahead."""
         parts.batches_ahead = int(settings["batches"])
 
-    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
-        """The time in which the device waited for a batch."""
-        return [] if own else [Suggestion({"batches": 2}, {"term:data wait": 1.0})]
+    def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
+        """Saves the time in which the device waited for a batch."""
+        return [] if current else [Suggestion({"batches": 2}, {"term:data wait": 1.0})]
 
 
 TECHNIQUE = Prefetch()

@@ -1,4 +1,4 @@
-"""Words and files to Recipes, checked against the techniques that exist."""
+"""Recipes from words, presets and files, checked against the techniques that exist."""
 
 from __future__ import annotations
 
@@ -33,11 +33,9 @@ def parse_recipe(text: str) -> Recipe:
     `compile=off` takes a technique out.
     """
     first, _, rest = text.partition(",")
-    base, left = (_named(first.strip()), rest) if "=" not in first else (None, text)
-    if base is None:
-        base, left = PLAIN, text
-    techniques = dict(base.techniques)
-    for name, given in _words(left, text).items():
+    base = None if "=" in first else _named(first.strip())
+    techniques = dict(base.techniques) if base else {}
+    for name, given in _words(text if base is None else rest, text).items():
         found = technique(name)
         if given == {"": OFF}:
             if techniques.pop(name, None) is None:
@@ -87,7 +85,7 @@ def read_recipe_file(path: Path) -> Recipe:
         raise UserError(f"The recipe {path} cannot be read ({error}).") from None
     if not isinstance(data, dict) or not all(isinstance(v, dict) for v in data.values()):
         raise UserError(f"The recipe {path} must hold one table of settings per technique.")
-    return Recipe({name: technique(name).complete(given, name) for name, given in data.items()})
+    return Recipe({name: technique(name).complete(given) for name, given in data.items()})
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -95,9 +93,9 @@ def check_recipe(recipe: Recipe) -> None:
     for name, settings in recipe.techniques.items():
         found = technique(name)
         found.check(settings, name)
-        clash = next((other for other in found.conflicts if other in recipe.techniques), None)
-        if clash:
-            raise UserError(f"The techniques {name} and {clash} cannot be used together.")
+        excluded = next((other for other in found.excludes if other in recipe.techniques), None)
+        if excluded:
+            raise UserError(f"The techniques {name} and {excluded} cannot be used together.")
         missing = next((other for other in found.needs if other not in recipe.techniques), None)
         if missing:
             raise UserError(f"The technique {name} needs {missing}.", f"Add {missing}=...")

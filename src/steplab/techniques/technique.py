@@ -1,4 +1,4 @@
-"""Technique: one change to how a step executes, and StepParts, what it may change."""
+"""Technique: one change to how a step executes; StepParts: what it may change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stage(IntEnum):
 
 @dataclass
 class StepParts:
-    """The parts of a step before it is put together. Techniques change them in stage order."""
+    """The parts of a step before it is assembled. Techniques change them in stage order."""
 
     model: nn.Module
     device: torch.device
@@ -42,22 +42,21 @@ class StepParts:
     optimizer_options: dict[str, bool] = field(default_factory=dict)
     replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] | None = None
     wrap_optimizer_step: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-    # The fp32 weights of parameters that were made 16-bit; an optimizer has to keep them.
+    # fp32 copies of the parameters that became 16-bit, for the optimizer to update.
     master_weights: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
     matmul_dtype: str = "fp32"  # fp32, tf32, bf16 or fp16: which peak MFU is measured against
-    settle_steps: int = 0  # steps that must run before warm-up can begin (compilation, capture)
-    graph_warmup: int = 0  # plain steps before the whole step is captured; 0: it is not
-    batches_ahead: int = 0  # fetched while a step runs; 0: between two steps
+    settle_steps: int = 0  # steps before the warm-up: compilation, capture
+    graph_warmup: int = 0  # plain steps before the step is captured; 0: no capture
+    batches_ahead: int = 0  # batches fetched while a step runs; 0: none
 
 
 class Technique:
     """Base of all techniques. A subclass sets the class variables and `apply`."""
 
-    summary: ClassVar[str]
     stage: ClassVar[Stage]
-    settings: ClassVar[Any]  # a frozen dataclass; its first field is the one named in short form
+    settings: ClassVar[Any]  # a frozen dataclass; `compile=blocks` sets its first field
     needs: ClassVar[tuple[str, ...]] = ()  # techniques that the recipe must have too
-    conflicts: ClassVar[tuple[str, ...]] = ()  # techniques that it must not have
+    excludes: ClassVar[tuple[str, ...]] = ()  # techniques that it must not have
     slow_start: ClassVar[bool] = False  # its first step takes far longer than the others
 
     def read(
@@ -75,22 +74,21 @@ class Technique:
                 raise UserError(f"{name} has no setting {key!r}.", did_you_mean(key, fields))
             key = key or fields[0]
             read[key] = read_word(hints[key], word, f"{name}.{key}")
-        return self.complete(read, name)
+        return self.complete(read)
 
-    def complete(self, settings: Mapping[str, Setting], name: str) -> dict[str, Setting]:
-        """Check settings and put the first field in front, with its default if it is not set."""
-        self.check(settings, name)
+    def complete(self, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+        """Put the first field in front, with its default where it is not set."""
         first = dataclasses.fields(self.settings)[0].name
         return {first: getattr(self.settings(), first), **settings}
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
-        """Raise a UserError when the settings, as data, are not valid."""
+        """Raise a UserError when the settings are not valid, whatever the rest of the recipe."""
         decode(self.settings, dict(settings), name)
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
-        """Say which settings of other techniques of the recipe rule these out; "" when none do.
+        """Say why these settings cannot stand in the recipe; "" when they can.
 
-        For what `needs` and `conflicts`, which know names only, cannot tell.
+        For conflicts with settings of other techniques; `needs` and `excludes` know names only.
         """
         return ""
 
@@ -98,25 +96,25 @@ class Technique:
         """Change the parts, or raise Unsupported with the reason."""
         raise NotImplementedError
 
-    def suggest(self, context: StepContext, own: Settings) -> list[Suggestion]:
-        """Return what is worth trying on the step as it is: whole settings, and what they relieve.
+    def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
+        """Return what is worth trying on the step as it is: whole settings, and what they can save.
 
-        `own` is how the technique is set now; empty when the recipe has it not. By default it is
-        suggested as it comes, and what it can gain is not known.
+        `current` is how the technique is set now; empty when the recipe does not have it. The base
+        class suggests the technique with its defaults, its savings unknown.
         """
-        if own:
+        if current:
             return []
         first = dataclasses.fields(self.settings)[0].name
         return [Suggestion({first: getattr(self.settings(), first)})]
 
     def remedy(self, run: Run) -> str:
-        """Say what to do about a Run of it that failed, or is slower; "" when it knows nothing."""
+        """Say what to do about a Run of it that failed or is slower; "" when there is no advice."""
         return ""
 
     def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
-        """Say how what ran differs from what was asked for; "" when it does not."""
+        """Say how what ran differs from what was asked for; "" when it does not. Fails the Run."""
         return ""
 
     def unverified(self, settings: Mapping[str, Setting], run: Run) -> str:
-        """Say why it cannot be told whether it ran as asked; "" when it can."""
+        """Say why nobody can tell whether it ran as asked; "" when one can. Noted in the Run."""
         return ""
