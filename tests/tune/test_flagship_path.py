@@ -1,6 +1,5 @@
 """From the first design of a mixture to its fastest recipe, over the real techniques."""
 
-
 import pytest
 
 from steplab.core import RunSpec
