@@ -1,10 +1,11 @@
-"""How far an op's output and gradients lie from fp64, and how far they may. Imports torch.
+"""How far an op's output and gradients are from fp64, and how far they may be. Imports torch.
 
-The budget is derived from a peer, the definition in the same dtype: as a whole twice the peer's own
-error and one rounding; in every tile of 16 rows four times the larger of the peer's error there and
-on average, and one rounding, so that a single wrong row cannot hide among millions of right ones.
-An op may add slack, a share of the truth: what its algorithm must cost and the peer's does not. Of
-a tile that is a share of its own truth or of the mean tile's; for long sums, of its own only.
+The budget is derived from a peer, the definition in the same dtype. Over the whole tensor it is
+twice the peer's own error and one rounding. In every tile of 16 rows it is one rounding and four
+times the peer's error, there or on average, whichever is larger: a single wrong row cannot hide
+among millions of right ones. An op may add slack, as a share of the truth, for what its algorithm
+must lose and the peer's does not. In a tile that is a share of the tile's own truth or of the mean
+tile's; for long sums, of its own only.
 """
 
 # R rows, D the last axis
@@ -20,18 +21,19 @@ from torch import Tensor
 from steplab.core import Column, Table
 
 TILE = 16  # rows
-FEW, FEW_ROUNDINGS = 64, 16  # of fewer values the peer may be right by chance: then roundings
+# With fewer than 64 values the peer may be right by chance: then 16 roundings are added.
+FEW, FEW_ROUNDINGS = 64, 16
 COLUMNS = (Column("result"), Column("error"), Column("budget"), Column("worst tile", "of budget"))
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """One result against fp64: norms of differences over the norm of the truth."""
+    """One result against fp64: norm of the difference over norm of the truth."""
 
     name: str  # "out", "dq", ...
     error: float
     budget: float
-    worst_tile: float  # error of the worst tile over what a tile may have
+    worst_tile: float  # error of the worst tile over the budget of that tile
 
     @property
     def of_budget(self) -> float:
@@ -41,12 +43,12 @@ class Accuracy:
 
 @dataclass
 class AccuracyCheck:
-    """Adds up one result piece by piece, so that fp64 need never hold all of it."""
+    """Compares one result piece by piece, so that fp64 need never hold all of it."""
 
     name: str
     slack: float = 0.0
     sum_slack: float = 0.0
-    truth: list[Tensor] = field(default_factory=list)  # norms of tiles, as the next three
+    truth: list[Tensor] = field(default_factory=list)  # norms of tiles, like the next three
     ours: list[Tensor] = field(default_factory=list)
     theirs: list[Tensor] = field(default_factory=list)
     rounding: list[Tensor] = field(default_factory=list)
@@ -54,7 +56,7 @@ class AccuracyCheck:
     unit: float = 0.0  # one rounding of the dtype
 
     def add(self, actual: Tensor, peer: Tensor, truth: Tensor) -> None:
-        """Note one piece; all three have one shape."""
+        """Add one piece; all three tensors have the same shape."""
         if actual.shape != truth.shape:
             raise ValueError(f"{self.name} is {tuple(actual.shape)}, not {tuple(truth.shape)}")
         truth = truth.double()
@@ -66,7 +68,7 @@ class AccuracyCheck:
         self.unit = torch.finfo(actual.dtype).eps / 2
 
     def result(self) -> Accuracy:
-        """Return the deviation over all pieces."""
+        """Return the accuracy over all pieces."""
         lists = (self.truth, self.ours, self.theirs, self.rounding)
         truth, ours, theirs, rounding = (torch.cat(norms) for norms in lists)
         slack = self.slack + (FEW_ROUNDINGS * self.unit if self.values < FEW else 0.0)
@@ -84,18 +86,18 @@ def check_accuracy(
     truth: Mapping[str, Tensor],
     slack: float = 0.0,
 ) -> list[Accuracy]:
-    """Return the deviation of every result, by name."""
+    """Return the accuracy of every result, in the order of `truth`."""
     found = []
     for name in truth:
-        comparison = AccuracyCheck(name, slack)
-        comparison.add(actual[name], peer[name], truth[name])
-        found.append(comparison.result())
+        check = AccuracyCheck(name, slack)
+        check.add(actual[name], peer[name], truth[name])
+        found.append(check.result())
     return found
 
 
-def accuracy_table(deviations: list[Accuracy], checked: str) -> Table:
+def accuracy_table(results: list[Accuracy], checked: str) -> Table:
     """Return the record of a check; `checked` says how much of the cell's shape it covers."""
-    rows = tuple((d.name, d.error, d.budget, d.worst_tile) for d in deviations)
+    rows = tuple((r.name, r.error, r.budget, r.worst_tile) for r in results)
     return Table(f"against fp64: {checked}", COLUMNS, rows)
 
 
@@ -104,7 +106,7 @@ def _at_least_mean(norms: Tensor) -> Tensor:
 
 
 def _tile_norms(difference: Tensor) -> Tensor:
-    """Return the norm of every tile of rows, fp64; NaN counts as infinite."""
+    """Return the fp64 norm of every tile of rows; NaN counts as infinite."""
     last = difference.shape[-1] if difference.dim() > 1 else 1
     squares_R = difference.reshape(-1, last).nan_to_num(nan=math.inf).square().sum(-1)
     padded = torch.nn.functional.pad(squares_R, (0, -len(squares_R) % TILE))

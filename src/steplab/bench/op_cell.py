@@ -1,12 +1,12 @@
 """One cell of an op benchmark: build the op, time it, measure its memory, compare it with fp64.
 
-Imports torch."""
+Imports torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -15,30 +15,32 @@ import torch
 from torch._dynamo.utils import counters
 
 from steplab.bench.op_accuracy import Accuracy, accuracy_table
-from steplab.bench.op_bench import COMPILED
-from steplab.bench.op_measure import OpCall, TimingOptions, measure, measure_forward, measure_memory
+from steplab.bench.op_bench import COMPILED, OpBench
+from steplab.bench.op_measure import OpCall, TimingOptions, measure_memory, time_forward, time_op
 from steplab.bench.op_results import ERRORS, WRONG
-from steplab.core import Run, RunSpec, Status, new_run_id
+from steplab.core import Run, RunSpec, Status, new_run_id, registry
 from steplab.core.errors import Unsupported, UserError
 from steplab.core.run import now
 from steplab.probes.environment import capture_environment
 from steplab.step.assemble import find_device
 from steplab.step.trial import is_out_of_memory, memory_sentence
 
+Progress = Callable[[str], None]
 FUSED = "fuse_attention"  # Inductor's counter of patterns that it replaced by a fused attention
+HOST_BOUND = 0.9  # the host took this share of the time, or more
 
 
 class OpInstance(Protocol):
-    """An op at one shape, by one implementation."""
+    """An op at one shape, by one implementation: what `OpBench.build` returns."""
 
-    subject: OpCall
+    call: OpCall
 
     def check(self) -> tuple[list[Accuracy], str]:
         """Return how far each result is from fp64, and in words what was checked."""
         ...
 
     def notes(self) -> list[str]:
-        """Return what a reader must know of what ran; called after the op has run."""
+        """Return what a reader must know about what ran; called after the op has run."""
         ...
 
 
@@ -57,10 +59,6 @@ def compiler_notes(impl: str) -> list[str]:
     return []
 
 
-Progress = Callable[[str], None]
-HOST_BOUND = 0.9  # the host took this share of the time, or more
-
-
 def measure_cell(spec: RunSpec, progress: Progress = lambda text: None) -> Run:
     """Return the Run of one cell. UserErrors propagate; every other failure is a status."""
     run = Run(new_run_id(spec), spec, capture_environment(), created=now())
@@ -71,38 +69,38 @@ def measure_cell(spec: RunSpec, progress: Progress = lambda text: None) -> Run:
     except Exception as error:
         return _failed(run, error)
     finally:
-        _clean_up()
+        _free_memory()
 
 
 def _measured(run: Run, progress: Progress) -> Run:
     spec = run.spec
     progress("building")
-    study = importlib.import_module(f"steplab.bench.ops.{spec.workload}_case")
+    bench: OpBench = registry.load("steplab.bench.ops", spec.workload, "BENCH")
     torch.manual_seed(spec.seed)
-    case: OpInstance = study.build(spec, find_device(spec.device))
-    effort = TimingOptions(spec.steps, spec.warmup, spec.config["seconds"])
+    op = bench.build(spec.config, spec.seed, find_device(spec.device))
+    options = TimingOptions(spec.steps, spec.warmup, spec.config["seconds"])
     progress("first forward")
-    out = case.subject.forward()
+    out = op.call.forward()
     try:
         progress("first backward")
-        case.subject.backward(out)
+        op.call.backward(out)
     except Exception as error:
         del out
-        clock = measure_forward(case.subject, effort)
-        return replace(_failed(run, error, "backward: "), clock=clock, notes=tuple(case.notes()))
+        clock = time_forward(op.call, options)
+        return replace(_failed(run, error, "backward: "), clock=clock, notes=tuple(op.notes()))
     del out
     progress("timing")
-    run = replace(run, clock=measure(case.subject, effort))
-    run = replace(run, memory=measure_memory(case.subject))
+    run = replace(run, clock=time_op(op.call, options))
+    run = replace(run, memory=measure_memory(op.call))
     progress("comparing with fp64")
-    deviations, checked = case.check()
-    notes = (*case.notes(), *_host_note(run))
-    run = replace(run, tables={ERRORS: accuracy_table(deviations, checked)}, notes=notes)
-    return _judged(run, deviations)
+    results, checked = op.check()
+    notes = (*op.notes(), *_host_note(run))
+    run = replace(run, tables={ERRORS: accuracy_table(results, checked)}, notes=notes)
+    return _judged(run, results)
 
 
-def _judged(run: Run, deviations: list[Accuracy]) -> Run:
-    worst = max(deviations, key=lambda d: d.of_budget)
+def _judged(run: Run, results: list[Accuracy]) -> Run:
+    worst = max(results, key=lambda result: result.of_budget)
     if worst.of_budget <= 1:
         return run
     why = f"{WRONG}: {worst.name} is {worst.error:.1e} from fp64 and may be {worst.budget:.1e}"
@@ -121,7 +119,7 @@ def _host_note(run: Run) -> list[str]:
     return [f"the host needs {host:.3g} ms to issue what takes {device:.3g} ms on the device"]
 
 
-def _clean_up() -> None:
+def _free_memory() -> None:
     """Free what the cell held. After a fault of the device nothing can be freed, nor need it be."""
     gc.collect()
     torch._dynamo.reset()
@@ -142,6 +140,6 @@ def _failed(run: Run, error: Exception, where: str = "") -> Run:
     return replace(run, status=status, reason=f"{where}{text}")
 
 
-def _is_too_large(error: Any) -> bool:
+def _is_too_large(error: Exception) -> bool:
     """Whether Triton found a tile that no multiprocessor of this device can hold."""
     return type(error).__name__ == "OutOfResources"

@@ -4,7 +4,8 @@ Forward, backward and both are measured separately, never by subtraction. On CUD
 time between two events. Before the first event the device writes zeros over a buffer twice as large
 as its L2 cache, so that inputs come from memory as they do in a training step; the writes also last
 until the host has issued the whole op, so that a short op is not timed together with the gaps
-between its launches. On a CPU a sample is wall time with warm caches."""
+between its launches. On a CPU a sample is wall time with warm caches.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +28,9 @@ from steplab.core import Clock, Memory, Samples
 from steplab.core.errors import Unsupported
 from steplab.probes.allocator import CPU_SOURCE, read_tree
 
+PHASES = ("forward", "backward", "both")
+MIN_REPEATS = 6  # the fewest samples that give the median an interval at 95 %
+MAX_COVER_MS = 5.0  # an op that keeps the host busy longer waits inside: covering cannot help
 TORCH_DTYPES = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -62,14 +66,9 @@ def use_dtype(name: str, device: torch.device) -> torch.dtype:
     return TORCH_DTYPES[name]
 
 
-PHASES = ("forward", "backward", "both")
-MIN_REPEATS = 6  # an interval of the median at 95 % needs as many
-MAX_COVER_MS = 5.0  # an op whose host needs longer waits inside, and covering cannot help it
-
-
 @dataclass(frozen=True)
 class TimingOptions:
-    """How much is measured: at most `repeats`, and no more once `seconds` are over."""
+    """How much is measured: at most `repeats` samples, and no more after `seconds`."""
 
     repeats: int
     warmup: int
@@ -77,7 +76,7 @@ class TimingOptions:
 
 
 class HostTimer:
-    """Wall time."""
+    """Times phases of an op by the wall clock."""
 
     source = "perf_counter"
 
@@ -85,7 +84,7 @@ class HostTimer:
         self.host_ms: dict[str, list[float]] = {phase: [] for phase in PHASES}
 
     def timed(self, phase: str, work: Callable[[], Any]) -> Any:
-        """Do the work and note how long it took."""
+        """Do the work and record how long it took."""
         start = perf_counter()
         done = work()
         self.host_ms[phase].append((perf_counter() - start) * 1e3)
@@ -95,12 +94,12 @@ class HostTimer:
         """Wait until all is done."""
 
     def device_ms(self, phase: str) -> list[float]:
-        """Milliseconds of each sample of a phase."""
+        """Return the milliseconds of each sample of a phase."""
         return self.host_ms[phase]
 
 
 class DeviceTimer(HostTimer):
-    """Time between CUDA events; the host's time to issue the work is kept beside it."""
+    """Times phases between CUDA events; the host's time to issue the work is kept beside it."""
 
     source = "cuda events"
 
@@ -127,7 +126,7 @@ class DeviceTimer(HostTimer):
         torch.cuda.synchronize()
 
     def device_ms(self, phase: str) -> list[float]:
-        """Milliseconds of each sample of a phase."""
+        """Return the milliseconds of each sample of a phase."""
         return [start.elapsed_time(end) for start, end in self.events[phase]]
 
     def _write_ms(self) -> float:
@@ -141,24 +140,24 @@ class DeviceTimer(HostTimer):
         return max(pair[0].elapsed_time(pair[1]) / 10, 1e-3)
 
 
-def measure(subject: OpCall, effort: TimingOptions) -> Clock:
+def time_op(call: OpCall, options: TimingOptions) -> Clock:
     """Return a Clock whose `step` is both, with the phases forward and backward beside it.
 
     The three take turns, so that drift touches all alike. `host` is the time that the host needed
     to issue both. The op must have run before: nothing here compiles.
     """
-    return _clock(_repeat(subject, effort, lambda timer: _turn(subject, timer)))
+    return _clock(_repeat(call, options, lambda timer: _turn(call, timer)))
 
 
-def measure_forward(subject: OpCall, effort: TimingOptions) -> Clock:
+def time_forward(call: OpCall, options: TimingOptions) -> Clock:
     """Measure the forward alone, for an op whose backward fails; `step` then has no samples."""
-    return _clock(_repeat(subject, effort, lambda timer: _forward_turn(subject, timer)))
+    return _clock(_repeat(call, options, lambda timer: _forward_turn(call, timer)))
 
 
-def _repeat(subject: OpCall, effort: TimingOptions, turn: Callable[[HostTimer], None]) -> HostTimer:
-    on_cuda = subject.dout.device.type == "cuda"
+def _repeat(call: OpCall, options: TimingOptions, turn: Callable[[HostTimer], None]) -> HostTimer:
+    on_cuda = call.dout.device.type == "cuda"
     warm = HostTimer()
-    for _ in range(max(1, effort.warmup)):
+    for _ in range(max(1, options.warmup)):
         turn(warm)
         if on_cuda:
             torch.cuda.synchronize()
@@ -166,9 +165,9 @@ def _repeat(subject: OpCall, effort: TimingOptions, turn: Callable[[HostTimer], 
     timer = DeviceTimer(min(1.5 * longest, MAX_COVER_MS)) if on_cuda else HostTimer()
     gc.collect()
     gc.disable()
-    end = perf_counter() + effort.seconds
+    end = perf_counter() + options.seconds
     try:
-        for count in range(effort.repeats):
+        for count in range(options.repeats):
             if count >= MIN_REPEATS and perf_counter() > end:
                 break
             turn(timer)
@@ -178,16 +177,16 @@ def _repeat(subject: OpCall, effort: TimingOptions, turn: Callable[[HostTimer], 
     return timer
 
 
-def _turn(subject: OpCall, timer: HostTimer) -> None:
+def _turn(call: OpCall, timer: HostTimer) -> None:
     # A fresh forward for every backward: compiled code frees what it saved.
-    backward = partial(subject.backward, timer.timed("forward", subject.forward))
+    backward = partial(call.backward, timer.timed("forward", call.forward))
     timer.timed("backward", backward)
     del backward  # and the output with it
-    timer.timed("both", lambda: subject.backward(subject.forward()))
+    timer.timed("both", lambda: call.backward(call.forward()))
 
 
-def _forward_turn(subject: OpCall, timer: HostTimer) -> None:
-    timer.timed("forward", subject.forward)
+def _forward_turn(call: OpCall, timer: HostTimer) -> None:
+    timer.timed("forward", call.forward)
 
 
 def _clock(timer: HostTimer) -> Clock:
@@ -209,24 +208,24 @@ def _marked(values: list[float]) -> Samples:
     return replace(samples, marks={str(i): "slow, no cause seen" for i in samples.slow_indices()})
 
 
-def measure_memory(subject: OpCall) -> Memory:
+def measure_memory(call: OpCall) -> Memory:
     """Run forward and backward once and return what was held at most, in each and in between.
 
-    Output and gradients count, inputs do not: they are in `before`. On a CPU `before` is 0, and
-    all else is told by the profiler's allocations.
+    Output and gradients count; inputs do not, they are in `before`. On a CPU `before` is 0, and
+    the rest comes from the allocations that the profiler recorded.
     """
     gc.collect()
-    return _on_cuda(subject) if subject.dout.device.type == "cuda" else _on_cpu(subject)
+    return _memory_on_cuda(call) if call.dout.device.type == "cuda" else _memory_on_cpu(call)
 
 
-def _on_cuda(subject: OpCall) -> Memory:
+def _memory_on_cuda(call: OpCall) -> Memory:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    out = subject.forward()
+    out = call.forward()
     peaks = {"forward": torch.cuda.max_memory_allocated(), KEPT: torch.cuda.memory_allocated()}
     torch.cuda.reset_peak_memory_stats()
-    gradients = subject.backward(out)
+    gradients = call.backward(out)
     peaks["backward"] = torch.cuda.max_memory_allocated()
     reserved = torch.cuda.max_memory_reserved()
     del out, gradients
@@ -234,21 +233,21 @@ def _on_cuda(subject: OpCall) -> Memory:
     return Memory(before, max(peaks.values()), reserved, total, "cuda allocator", peaks)
 
 
-def _on_cpu(subject: OpCall) -> Memory:
+def _memory_on_cpu(call: OpCall) -> Memory:
     # Without stacks: a Python loop inside the op (Triton's interpreter) would take minutes.
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
-        out = subject.forward()
-        moment_ns = time.time_ns()
-        gradients = subject.backward(out)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        out = call.forward()
+        between_ns = time.time_ns()
+        gradients = call.backward(out)
         end_ns = time.time_ns()
     del out, gradients
-    changes = read_tree(seen.profiler.kineto_results.experimental_event_tree())
-    first = [change.bytes for change in changes if change.time_ns <= moment_ns]
-    second = [change.bytes for change in changes if moment_ns < change.time_ns <= end_ns]
+    changes = read_tree(profiler.profiler.kineto_results.experimental_event_tree())
+    first = [change.bytes for change in changes if change.time_ns <= between_ns]
+    second = [change.bytes for change in changes if between_ns < change.time_ns <= end_ns]
     kept = sum(first)
-    peaks = {"forward": _highest(0, first), KEPT: kept, "backward": _highest(kept, second)}
+    peaks = {"forward": _peak(0, first), KEPT: kept, "backward": _peak(kept, second)}
     return Memory(0, max(peaks.values()), None, None, CPU_SOURCE, peaks)
 
 
-def _highest(start: int, changes: Iterable[int]) -> int:
+def _peak(start: int, changes: Iterable[int]) -> int:
     return max(accumulate(changes, initial=start))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steplab.bench.op_bench import Objective, OpBench, variant_text
+from steplab.bench.op_bench import Objective, OpBench
 from steplab.compare.bootstrap import MIN_SAMPLES, ratio_of_samples
 from steplab.core import Cell, Run, Samples
 
@@ -78,11 +78,11 @@ def _number(cell: object) -> float:
 MIB = 2**20
 
 
-def group_by_shape(op: OpBench, runs: Sequence[Run]) -> list[list[Run]]:
+def group_by_shape(bench: OpBench, runs: Sequence[Run]) -> list[list[Run]]:
     """Return the Runs that compute the same thing together, in the order of their first."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(run.spec.config[name] for name in op.shape), []).append(run)
+        groups.setdefault(tuple(run.spec.config[name] for name in bench.shape), []).append(run)
     return list(groups.values())
 
 
@@ -105,19 +105,19 @@ def best_mark(runs: Sequence[Run], objective: Objective) -> str:
     return "best?" if unsure and objective != "memory" else "best"
 
 
-def verdict(op: OpBench, runs: Sequence[Run], objective: Objective) -> tuple[Cell, ...]:
+def verdict(bench: OpBench, runs: Sequence[Run], objective: Objective) -> tuple[Cell, ...]:
     """Return the best, its number, the next, next / best, and whether that is more than noise."""
     order = rank_runs(runs, objective)
     if not order:
         return "none", "", "", "", "no row is right"
     value = cell_result(order[0]).value(objective)
     number = value / MIB if value is not None and objective == "memory" else value
-    name = variant_text(op, order[0].spec.config)
+    name = bench.variant_text(order[0].spec.config)
     if len(order) == 1:
         return name, number, "", "", "no other row is right"
     other = cell_result(order[1]).value(objective)
     ratio = other / value if value and other is not None else None
-    return name, number, variant_text(op, order[1].spec.config), ratio, _surety(order, objective)
+    return name, number, bench.variant_text(order[1].spec.config), ratio, _surety(order, objective)
 
 
 def _surety(order: Sequence[Run], objective: Objective) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steplab.bench.op_bench import Objective, OpBench, shape_text, variant_text
+from steplab.bench.op_bench import Objective, OpBench
 from steplab.bench.op_results import (
     WRONG,
     CellResult,
@@ -20,38 +20,38 @@ from steplab.core import Cell, Column, Run, Table
 MIB = 2**20
 
 
-def cell_table(op: OpBench, runs: Sequence[Run], objective: Objective, whole: bool) -> Table:
+def cell_table(bench: OpBench, runs: Sequence[Run], objective: Objective, whole: bool) -> Table:
     """One row per Run; what is the same in all of them stands in the title.
 
     `whole` has every error and the reasons, for files; else the largest error, for a terminal.
     """
-    varying = varying_axes(op, runs)
-    marks, rows = _marks(op, runs, objective), []
+    varying = varying_axes(bench, runs)
+    marks, rows = _marks(bench, runs, objective), []
     for run in runs:
         found = cell_result(run)
         about: dict[Column, Cell] = {Column(_axis_words(n)): run.spec.config[n] for n in varying}
         if whole:
-            about |= {Column(_axis_words(name)): run.spec.config[name] for name in op.ways}
+            about |= {Column(_axis_words(name)): run.spec.config[name] for name in bench.variant}
         else:
-            about[Column("impl")] = variant_text(op, run.spec.config)
-        cells = {**about, **_times(op, run, found, whole), **_costs(op, found, whole)}
+            about[Column("impl")] = bench.variant_text(run.spec.config)
+        cells = {**about, **_times(bench, run, found, whole), **_costs(bench, found, whole)}
         cells[Column("spread", "%", 2)] = _spread(run, objective)
         cells |= {Column(f"by {objective}"): marks.get(run.id, ""), Column("status"): found.status}
         if whole:
             cells |= {Column("samples"): found.repeats, Column("checked"): found.checked}
             cells[Column("reason")] = run.reason
         rows.append(cells)
-    title, columns = _title(op, runs, varying), tuple(rows[0])
+    title, columns = _title(bench, runs, varying), tuple(rows[0])
     values = tuple(tuple(cells.values()) for cells in rows)
-    return Table(title, columns, values, table_note(op, runs, whole))
+    return Table(title, columns, values, table_note(bench, runs, whole))
 
 
-def best_table(op: OpBench, runs: Sequence[Run], objective: Objective) -> Table:
+def best_table(bench: OpBench, runs: Sequence[Run], objective: Objective) -> Table:
     """One row per shape: the best way by the objective, and whether the next is really worse."""
-    varying = varying_axes(op, runs)
+    varying = varying_axes(bench, runs)
     rows = [
-        (*(group[0].spec.config[name] for name in varying), *verdict(op, group, objective))
-        for group in group_by_shape(op, runs)
+        (*(group[0].spec.config[name] for name in varying), *verdict(bench, group, objective))
+        for group in group_by_shape(bench, runs)
     ]
     unit = "MiB" if objective == "memory" else "ms"
     names = ("best", objective, "next", "next / best", "sure")
@@ -64,25 +64,25 @@ def _axis_words(axis: str) -> str:
     return axis.replace("_", " ")
 
 
-def _title(op: OpBench, runs: Sequence[Run], varying: Sequence[str]) -> str:
+def _title(bench: OpBench, runs: Sequence[Run], varying: Sequence[str]) -> str:
     spec = runs[0].spec
-    constant = shape_text(op, spec.config, [name for name in op.shape if name not in varying])
-    return f"{op.name} on {spec.device}" + (f": {constant}" if constant else "")
+    constant = bench.shape_text(spec.config, [name for name in bench.shape if name not in varying])
+    return f"{bench.name} on {spec.device}" + (f": {constant}" if constant else "")
 
 
-def _marks(op: OpBench, runs: Sequence[Run], objective: Objective) -> dict[str, str]:
-    groups = group_by_shape(op, runs)
+def _marks(bench: OpBench, runs: Sequence[Run], objective: Objective) -> dict[str, str]:
+    groups = group_by_shape(bench, runs)
     found = [(best_run(group, objective), best_mark(group, objective)) for group in groups]
     return {run.id: mark for run, mark in found if run is not None}
 
 
-def _times(op: OpBench, run: Run, found: CellResult, whole: bool) -> dict[Column, Cell]:
+def _times(bench: OpBench, run: Run, found: CellResult, whole: bool) -> dict[Column, Cell]:
     on_cuda = run.spec.device == "cuda"
     times = {"forward": found.forward_ms, "backward": found.backward_ms, "both": found.both_ms}
     cells: dict[Column, Cell] = {Column(name, "ms"): ms for name, ms in times.items()}
     unit, scale = ("TFLOP/s", 1e9) if on_cuda else ("GFLOP/s", 1e6)
     speeds = {}
-    for name, flops in zip(("forward", "backward"), op.flops(run.spec.config), strict=True):
+    for name, flops in zip(("forward", "backward"), bench.flops(run.spec.config), strict=True):
         ms = times[name]
         speeds[name] = flops / ms / scale if ms else None
     if whole:
@@ -92,11 +92,11 @@ def _times(op: OpBench, run: Run, found: CellResult, whole: bool) -> dict[Column
     return {**cells, Column(unit): told}
 
 
-def _costs(op: OpBench, found: CellResult, whole: bool) -> dict[Column, Cell]:
+def _costs(bench: OpBench, found: CellResult, whole: bool) -> dict[Column, Cell]:
     cells: dict[Column, Cell] = {Column("extra", "MiB"): _mib(found.extra_bytes)}
     if whole:
         cells[Column("kept", "MiB")] = _mib(found.kept_bytes)
-        cells |= {Column(f"error {name}", "", 2): found.errors.get(name) for name in op.results}
+        cells |= {Column(f"error {name}", "", 2): found.errors.get(name) for name in bench.results}
     else:
         cells[Column("error", "", 2)] = max(found.errors.values(), default=None)
     return {**cells, Column("of budget", "", 2): found.of_budget}
@@ -127,7 +127,7 @@ ON_CPU = "wall time, caches warm"
 MAX_REASONS = 12  # lines on a terminal; files have them in their rows
 
 
-def table_note(op: OpBench, runs: Sequence[Run], whole: bool) -> str:
+def table_note(bench: OpBench, runs: Sequence[Run], whole: bool) -> str:
     """Return the lines below the table; a file has the reasons in its rows instead."""
     first, all_seen = runs[0], [cell_result(run) for run in runs]
     how = ON_CUDA if first.spec.device == "cuda" else ON_CPU
@@ -135,36 +135,36 @@ def table_note(op: OpBench, runs: Sequence[Run], whole: bool) -> str:
         first.environment.conditions_on(first.spec.device),
         f"{_effort(all_seen, first)}; {how}",
         METHOD,
-        f"FLOPs: {op.flops_note}",
+        f"FLOPs: {bench.flops_note}",
     ]
-    axes = varying_axes(op, runs)
-    reasons = [] if whole else _reasons(op, runs, axes)
-    reasons += [f"{_name(op, run, axes)}: {text}" for run in runs for text in run.notes]
-    reasons += _partly_checked(op, runs)
+    axes = varying_axes(bench, runs)
+    reasons = [] if whole else _reasons(bench, runs, axes)
+    reasons += [f"{_name(bench, run, axes)}: {text}" for run in runs for text in run.notes]
+    reasons += _partly_checked(bench, runs)
     told = list(dict.fromkeys(reasons))
     if not whole and len(told) > MAX_REASONS:
         told = [*told[:MAX_REASONS], f"and {len(told) - MAX_REASONS} more; --out has them all"]
     return "\n".join([*lines, *told])
 
 
-def varying_axes(op: OpBench, runs: Sequence[Run]) -> list[str]:
+def varying_axes(bench: OpBench, runs: Sequence[Run]) -> list[str]:
     """Return the axes of the shape that differ among the Runs."""
-    return [name for name in op.shape if len({run.spec.config[name] for run in runs}) > 1]
+    return [name for name in bench.shape if len({run.spec.config[name] for run in runs}) > 1]
 
 
-def _name(op: OpBench, run: Run, axes: Sequence[str]) -> str:
-    where = shape_text(op, run.spec.config, axes)
+def _name(bench: OpBench, run: Run, axes: Sequence[str]) -> str:
+    where = bench.shape_text(run.spec.config, axes)
     return (
-        f"{variant_text(op, run.spec.config)} ({where})"
+        f"{bench.variant_text(run.spec.config)} ({where})"
         if where
-        else variant_text(op, run.spec.config)
+        else bench.variant_text(run.spec.config)
     )
 
 
-def _reasons(op: OpBench, runs: Sequence[Run], axes: Sequence[str]) -> list[str]:
+def _reasons(bench: OpBench, runs: Sequence[Run], axes: Sequence[str]) -> list[str]:
     """Return one line per row that failed; a wrong one's reason begins with that word."""
     failed = [
-        (cell_result(run).status, _name(op, run, axes), run.reason) for run in runs if run.reason
+        (cell_result(run).status, _name(bench, run, axes), run.reason) for run in runs if run.reason
     ]
     return [f"{status}: {name}: {why.removeprefix(f'{WRONG}: ')}" for status, name, why in failed]
 
@@ -177,10 +177,10 @@ def _effort(all_seen: Sequence[CellResult], first: Run) -> str:
     return f"{told} samples per number after {first.spec.warmup} untimed"
 
 
-def _partly_checked(op: OpBench, runs: Sequence[Run]) -> list[str]:
+def _partly_checked(bench: OpBench, runs: Sequence[Run]) -> list[str]:
     """Say which shapes were not compared with fp64 whole."""
     return [
-        f"error of {found.checked}: {shape_text(op, run.spec.config)}"
+        f"error of {found.checked}: {bench.shape_text(run.spec.config)}"
         for run in runs
         if (found := cell_result(run)).checked and not found.checked.startswith("all ")
     ]

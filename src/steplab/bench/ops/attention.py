@@ -1,17 +1,23 @@
-"""Which cells of attention are measured. No torch."""
+"""Time attention: shapes x implementations x tiles, with errors against fp64."""
 
+# B batch, H heads, T queries and keys, D head width
 from __future__ import annotations
 
-import itertools
+import functools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from steplab.bench.op_bench import OpBench, check_impls, check_least
-from steplab.core import RunSpec
-from steplab.core.errors import UserError
+from steplab.bench.op_bench import COMPILED, Config, OpAxis, OpBench, dtype_axis, impl_axis
+from steplab.core.errors import Unsupported, UserError
 from steplab.costs import op_flops
+from steplab.kernels.dispatch import AUTO
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from steplab.bench.op_accuracy import Accuracy
 
 FLEX = "flex"  # torch's FlexAttention under torch.compile, to compare with
 TILED_BY_HAND = "triton_flash"  # the implementation whose tiles can be chosen
@@ -28,7 +34,7 @@ USUAL_TILES = (
 )
 
 
-def _flops(config: Mapping[str, Any]) -> tuple[float, float]:
+def _flops(config: Config) -> tuple[float, float]:
     T, D = config["context"], config["head_width"]
     pairs = config["batch"] * op_flops.attention_pairs(T, T, config["causal"])
     heads = config["heads"]
@@ -38,53 +44,26 @@ def _flops(config: Mapping[str, Any]) -> tuple[float, float]:
     )
 
 
-OP = OpBench(
-    name="attention",
-    shape=("batch", "heads", "context", "head_width", "causal", "dtype"),
-    ways=("impl", "tiles"),
-    results=("out", "dq", "dk", "dv"),
-    flops=_flops,
-    flops_note="2 matrix products forward and 5 backward over the visible pairs, for every row "
-    "alike: flash kernels compute the scores again, which is the fifth",
-    x_axis="context",
-)
+def _check(values: Mapping[str, Sequence[Any]]) -> None:
+    tiles = [text for text in values["tiles"] if text]
+    for text in tiles:
+        _check_tile(text)
+    if tiles and TILED_BY_HAND not in values["impl"]:
+        raise UserError(
+            f"--tiles belongs to {TILED_BY_HAND}, which is not measured.",
+            f"Add it: --impl {TILED_BY_HAND}",
+        )
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The values of every axis; the cells are all combinations."""
-
-    batches: Sequence[int]
-    heads: Sequence[int]
-    contexts: Sequence[int]
-    head_widths: Sequence[int]
-    dtypes: Sequence[str]
-    causal: bool
-    impls: Sequence[str]
-    tiles: Sequence[str] = ()  # rows x columns x warps x stages, or ALL_TILES; none: the table's
-
-    def __post_init__(self) -> None:
-        axes = {"batch": self.batches, "heads": self.heads, "head-width": self.head_widths}
-        check_least({**axes, "context": self.contexts}, {"context": MIN_CONTEXT})
-        check_impls("attention", self.impls, (FLEX,))
-        for text in self.tiles:
-            check_tile(text)
-        if self.tiles and TILED_BY_HAND not in self.impls:
-            raise UserError(
-                f"--tiles belongs to {TILED_BY_HAND}, which is not measured.",
-                f"Add it: --impl {TILED_BY_HAND}",
-            )
-
-
-def check_tile(text: str) -> None:
-    """Refuse what is no tile; whether the device can hold it, only the device knows."""
+def _check_tile(text: str) -> None:
+    """Refuse what is not a tile; whether the device can hold it, only the device knows."""
     if text == ALL_TILES:
         return
     found = TILE_PATTERN.fullmatch(text)
     numbers = [int(number) for number in found.groups()] if found else []
     if not numbers or not all(n > 0 and n & (n - 1) == 0 for n in numbers[:3]) or numbers[3] < 1:
         raise UserError(
-            f"{text!r} is no tile.",
+            f"{text!r} is not a tile.",
             "Write rows x columns x warps x stages, as in 128x64x4x3; the first three are powers "
             "of two.",
         )
@@ -92,39 +71,167 @@ def check_tile(text: str) -> None:
         raise UserError(f"A tile has at least 16 rows and 16 columns, not {text}.")
 
 
-def tiles_for(context: int, dtype: str, asked: Sequence[str]) -> list[str]:
-    """Return the tiles to try at one context; "" is the implementation's own table."""
-    found = [""]
-    for text in asked:
-        if text == ALL_TILES:
-            usual = next(tiles for limit, tiles in USUAL_TILES if context <= limit)
-            # What won among others of their size on an H200; a third stage of 32 bits is too large.
-            stages = 2 if dtype in ("fp32", "tf32") else 3
-            warps = {tile: 8 if tile.startswith("128") else 4 for tile in usual.split()}
-            found += [f"{tile}x{warps[tile]}x{stages}" for tile in warps]
-        else:
-            found.append(text)
-    return list(dict.fromkeys(found))
+def _by_tile(config: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """Return one cell per tile; only one implementation has tiles to choose."""
+    if config["tiles"] and config["impl"] != TILED_BY_HAND:
+        return
+    asked = config["tiles"]
+    for tiles in usual_tiles(config["context"], config["dtype"]) if asked == ALL_TILES else [asked]:
+        yield {**config, "tiles": tiles}
 
 
-def plan(grid: Grid, template: RunSpec, seconds: float) -> list[RunSpec]:
-    """Return one spec per cell, shapes outermost; `template` has what is the same in all."""
-    specs = []
-    shapes = itertools.product(
-        grid.dtypes, grid.head_widths, grid.contexts, grid.heads, grid.batches
-    )
-    for dtype, width, context, heads, batch in shapes:
-        for impl in dict.fromkeys(grid.impls):
-            by_hand = impl == TILED_BY_HAND
-            for tiles in tiles_for(context, dtype, grid.tiles) if by_hand else [""]:
-                config: dict[str, Any] = {"batch": batch, "heads": heads, "context": context}
-                config |= {"head_width": width, "seconds": seconds}
-                config |= {"causal": grid.causal, "dtype": dtype, "impl": impl, "tiles": tiles}
-                specs.append(_cell(template, config))
-    return specs
+def usual_tiles(context: int, dtype: str) -> list[str]:
+    """Return the tiles worth trying at one context, as rows x columns x warps x stages."""
+    shapes = next(tiles for limit, tiles in USUAL_TILES if context <= limit).split()
+    # What won among others of their size on an H200; a third stage of 32 bits is too large.
+    stages = 2 if dtype in ("fp32", "tf32") else 3
+    return [f"{shape}x{8 if shape.startswith('128') else 4}x{stages}" for shape in shapes]
 
 
-def _cell(template: RunSpec, config: dict[str, Any]) -> RunSpec:
-    size = f"T{config['context']} D{config['head_width']} {config['dtype']} {config['impl']}"
-    fields = {**vars(template), "config": config, "batch": config["batch"]}
-    return RunSpec(**{**fields, "size": f"{size} {config['tiles']}".strip()})
+class AttentionInstance:
+    """Attention over q, k and v that lie in memory as (B, T, H, D), as projections give them."""
+
+    def __init__(self, config: Config, seed: int, device: torch.device) -> None:
+        import torch
+
+        from steplab.bench.op_measure import OpCall, use_dtype
+
+        self.config, self.seed, self.device = config, seed, device
+        self.dtype = use_dtype(config["dtype"], device)
+        generator = torch.Generator().manual_seed(seed)
+        leaves = {name: self._normal(generator).requires_grad_() for name in ("q", "k", "v")}
+        self.ran = ""
+        attention = self._attention(*leaves.values())
+        dout = self._normal(generator)
+        self.call = OpCall(lambda: attention(*leaves.values()), leaves, dout)
+
+    def check(self) -> tuple[list[Accuracy], str]:
+        """Compare all heads with fp64; where that takes too long, some of them or fewer positions."""
+        from steplab.bench.ops import attention_fp64
+
+        batch, heads, context = (self.config[name] for name in ("batch", "heads", "context"))
+        cover = attention_fp64.coverage(
+            batch * heads, context, self.config["head_width"], self.device.type
+        )
+        if cover.context < context:
+            short = {**self.config, "batch": 1, "heads": 1, "context": cover.context}
+            found, _ = AttentionInstance(short, self.seed, self.device).check()
+            return found, f"one head at context {cover.context:,} instead"
+        inputs = {**self.call.leaves, "dout": self.call.dout}
+        results, causal = self.call.results(), self.config["causal"]
+        found = attention_fp64.check_heads(inputs, results, causal, cover.heads)
+        part = "all" if cover.heads == batch * heads else f"{cover.heads:,} of {batch * heads:,}"
+        return found, f"{part} heads"
+
+    def notes(self) -> list[str]:
+        """Say what `auto` took, and what torch.compile replaced."""
+        from steplab.bench.op_cell import compiler_notes
+
+        chosen = [f"auto ran {self.ran}"] if self.config["impl"].endswith(AUTO) else []
+        return [*chosen, *compiler_notes(self.config["impl"])]
+
+    def _normal(self, generator: torch.Generator) -> Tensor:
+        import torch
+
+        shape = [self.config[name] for name in ("batch", "context", "heads", "head_width")]
+        x_BTHD = torch.randn(shape, generator=generator).to(self.device, self.dtype)
+        return x_BTHD.transpose(1, 2)
+
+    def _attention(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Callable[..., Tensor]:
+        from steplab.bench.op_cell import compiled_if_asked
+        from steplab.kernels import attention as op
+
+        config, causal = self.config, self.config["causal"]
+        impl = config["impl"].removeprefix(COMPILED)
+        if impl == FLEX:
+            return _flex_attention(config["context"], causal, self.device)
+        ran = self.ran = op.choose(impl, q_BHTD, k_BHTD, v_BHTD, causal)
+        if config["tiles"]:
+            tiled = attention_with_tiles(config["tiles"])
+            return lambda q, k, v: tiled(q, k, v, causal)
+        return compiled_if_asked(config["impl"], lambda q, k, v: op.attention(ran, q, k, v, causal))
+
+
+@functools.cache  # an op is registered once per process
+def attention_with_tiles(tiles: str) -> Callable[..., Tensor]:
+    """Return `attention(q, k, v, causal)` of the Triton kernels, all three with these tiles."""
+    import torch
+
+    from steplab.kernels.attention import _triton_launch as launch
+    from steplab.kernels.attention._flash_op import flash_op
+    from steplab.kernels.attention._triton_config import Tiling
+
+    found = TILE_PATTERN.fullmatch(tiles)
+    assert found, tiles
+    rows, columns, warps, stages = (int(number) for number in found.groups())
+    by_copy_engine = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    tiling = Tiling(rows, columns, warps, stages, by_copy_engine)
+
+    def forward(*args: Any) -> tuple[Tensor, Tensor]:
+        return launch.forward_by(tiling, *args)
+
+    def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        out, lse, *mask = rest
+        dq, delta = launch.dq_by(tiling, dout, q, k, v, out, lse, *mask)
+        return dq, *launch.dkdv_by(tiling, dout, q, k, v, lse, delta, *mask)
+
+    return flash_op(f"triton_flash_{tiles}", forward, backward)
+
+
+def _flex_attention(context: int, causal: bool, device: torch.device) -> Callable[..., Tensor]:
+    """Return `attention(q, k, v)`; the block mask is made here, outside of what is timed."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    if device.type != "cuda":
+        raise Unsupported("flex has no backward on a CPU.")
+    compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+    if not causal:
+        return lambda q, k, v: compiled(q, k, v)
+    mask = create_block_mask(_is_visible, None, None, context, context, device=device.type)
+    return lambda q, k, v: compiled(q, k, v, block_mask=mask)
+
+
+def _is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key
+
+
+BENCH = OpBench(
+    name="attention",
+    kernel="attention",
+    axes=(
+        OpAxis("batch", "number of sequences", gpu=[16], cpu=[1]),
+        OpAxis("heads", "attention heads", gpu=[12], cpu=[4]),
+        OpAxis(
+            "context", "positions of a sequence", gpu=[4096], cpu=[128, 512], minimum=MIN_CONTEXT
+        ),
+        OpAxis("head_width", "width of a head", gpu=[64, 128], cpu=[64]),
+        OpAxis("causal", "a query sees no later key", gpu=[True], cpu=[True], kind=bool),
+        dtype_axis(),
+        impl_axis(
+            gpu=["triton_flash", "cudnn", "flash", "efficient", FLEX, "compiled-reference"],
+            cpu=["flash", "math", "tiled", "reference", "compiled-reference"],
+            more=f", and {FLEX} is torch's FlexAttention",
+        ),
+        OpAxis(
+            "tiles",
+            f"tiles of {TILED_BY_HAND} to try beside its own: rows x columns x warps x stages, as "
+            f"in 128x64x4x3, or {ALL_TILES} for the usual ones",
+            gpu=[],
+            cpu=[],
+            kind=str,
+            is_shape=False,
+            always=[""],
+        ),
+    ),
+    build=AttentionInstance,
+    size="T{context} D{head_width} {dtype} {impl} {tiles}",
+    results=("out", "dq", "dk", "dv"),
+    flops=_flops,
+    flops_note="2 matrix products forward and 5 backward over the visible pairs, for every row "
+    "alike: flash kernels compute the scores again, which is the fifth",
+    x_axis="context",
+    peers=(FLEX,),
+    check=_check,
+    expand=_by_tile,
+)

@@ -45,7 +45,7 @@ def coverage(heads: int, context: int, width: int, device: str) -> Coverage:
     return Coverage(max(1, min(heads, int(limit / cost(context)))), context)
 
 
-def check(
+def check_heads(
     inputs: Mapping[str, Tensor], actual: Mapping[str, Tensor], causal: bool, heads: int
 ) -> list[Accuracy]:
     """Compare `actual` (out, dq, dk, dv) with fp64 in `heads` heads spread over all.
@@ -61,16 +61,16 @@ def check(
     slack = recompute_slack(flat_in["q"], flat_in["k"])
     tf32 = torch.get_float32_matmul_precision() != "highest"
     cut = CUT_TO_TF32 if tf32 and flat_in["q"].dtype == torch.float32 else 0.0
-    comparisons = {
+    checks = {
         name: AccuracyCheck(name, cut if name == "out" else cut + slack) for name in actual
     }
     for index_N in chosen.split(at_once):
         some = {name: x[index_N] for name, x in flat_in.items()}
         peer = gradients(some, causal, flat_in["q"].dtype)
         truth = gradients(some, causal, torch.float64)
-        for name, comparison in comparisons.items():
-            comparison.add(flat_out[name][index_N], peer[name], truth[name])
-    return [comparison.result() for comparison in comparisons.values()]
+        for name, check in checks.items():
+            check.add(flat_out[name][index_N], peer[name], truth[name])
+    return [check.result() for check in checks.values()]
 
 
 def recompute_slack(q_NTD: Tensor, k_NTD: Tensor) -> float:
