@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from steplab.bench.op_results import ERRORS, KEPT
-from steplab.bench.ops.attention import Grid, plan
+from steplab.bench.ops.attention import BENCH
 from steplab.core import Clock, Column, Environment, Memory, Run, RunSpec, Samples, Table
 
 MACHINE = Environment("0", "3.11", "Linux", "a CPU", cores=2, memory_bytes=None)
@@ -11,8 +11,9 @@ MIB = 2**20
 
 
 def specs(impls, contexts=(64,), device="cpu", tiles=(), dtypes=("fp32",)):
-    grid = Grid([1], [2], list(contexts), [16], list(dtypes), True, list(impls), list(tiles))
-    return plan(grid, RunSpec("attention", device=device, steps=8, warmup=1), 1.0)
+    asked = {"batch": [1], "heads": [2], "context": contexts, "head_width": [16]}
+    asked |= {"dtype": dtypes, "impl": impls, "tiles": tiles}
+    return BENCH.cells(asked, RunSpec("attention", device=device, steps=8, warmup=1), 1.0)
 
 
 def samples(center, noise=0.001):

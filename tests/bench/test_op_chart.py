@@ -4,7 +4,7 @@ import pytest
 
 from steplab.bench.op_chart import chart_of, check_plot, write_chart
 from steplab.bench.op_chart_svg import Scale, chart_svg
-from steplab.bench.ops.attention import OP
+from steplab.bench.ops.attention import BENCH
 from steplab.core.errors import UserError
 from tests.bench.op_runs import failed, measured, specs, wrong
 
@@ -22,7 +22,7 @@ def drawn(chart):
 
 
 def test_a_line_per_way_with_all_its_points():
-    chart = chart_of(OP, sweep(), "both")
+    chart = chart_of(BENCH, sweep(), "both")
     root = drawn(chart)
     assert len(root.findall(f".//{SVG}polyline")) == 2
     assert len(root.findall(f".//{SVG}circle")) == 6
@@ -33,14 +33,14 @@ def test_a_line_per_way_with_all_its_points():
 
 
 def test_one_x_makes_bars():
-    root = drawn(chart_of(OP, sweep(contexts=(64,)), "forward"))
+    root = drawn(chart_of(BENCH, sweep(contexts=(64,)), "forward"))
     assert not root.findall(f".//{SVG}polyline")
     assert len(root.findall(f".//{SVG}g/{SVG}rect")) == 2
 
 
 def test_nothing_right_still_draws():
     runs = [failed(spec) for spec in specs(["flash"])]
-    assert "flash at 64: oom" in chart_svg(chart_of(OP, runs, "both"))
+    assert "flash at 64: oom" in chart_svg(chart_of(BENCH, runs, "both"))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.01, 0.02), (1, 1000), (3, 3), (1e-3, 1e6)])
@@ -52,7 +52,7 @@ def test_every_axis_has_ticks_inside(low, high):
 
 
 def test_files(tmp_path):
-    chart = chart_of(OP, sweep(), "memory")
+    chart = chart_of(BENCH, sweep(), "memory")
     assert chart.y_name == "extra memory [MiB]" and set(chart.ys) == {1.0}
     write_chart(chart, tmp_path / "new" / "x.svg")
     ElementTree.parse(tmp_path / "new" / "x.svg")
@@ -63,5 +63,5 @@ def test_files(tmp_path):
 @pytest.mark.parametrize("contexts", [(64,), (32, 64)])
 def test_png(tmp_path, contexts):
     pytest.importorskip("matplotlib")
-    write_chart(chart_of(OP, sweep(contexts), "both"), tmp_path / "x.png")
+    write_chart(chart_of(BENCH, sweep(contexts), "both"), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -7,9 +7,9 @@ from steplab.bench import op_measure as module
 from steplab.bench.op_measure import (
     OpCall,
     TimingOptions,
-    measure,
-    measure_forward,
     measure_memory,
+    time_forward,
+    time_op,
     use_dtype,
 )
 from steplab.bench.op_results import KEPT
@@ -36,46 +36,46 @@ class Scripted:
 
 
 def test_each_phase_is_measured_by_itself(monkeypatch):
-    subject = Scripted(monkeypatch)
-    clock = measure(subject, TimingOptions(repeats=3, warmup=1, seconds=1e9))
+    call = Scripted(monkeypatch)
+    clock = time_op(call, TimingOptions(repeats=3, warmup=1, seconds=1e9))
     assert clock.phases["forward"].values == (2000.0,) * 3
     assert clock.phases["backward"].values == (5000.0,) * 3
     assert clock.step.values == (7000.0,) * 3
     assert clock.source == "perf_counter"
     per_turn = ["forward", "backward", "forward", "backward"]
-    assert subject.calls == per_turn * 4  # a warm-up and three
+    assert call.calls == per_turn * 4  # a warm-up and three
 
 
 def test_both_is_no_sum(monkeypatch):
-    subject = Scripted(monkeypatch)
+    call = Scripted(monkeypatch)
     seconds = iter([2, 5, 6, 2, 5, 6])  # forward, backward, both of a warm-up and a turn
     timer_calls = []
     original = module.HostTimer.timed
 
     def timed(self, phase, work):
         timer_calls.append(phase)
-        before = subject.now
+        before = call.now
         done = original(self, phase, work)
         self.host_ms[phase][-1] = next(seconds)
-        subject.now = before
+        call.now = before
         return done
 
     monkeypatch.setattr(module.HostTimer, "timed", timed)
-    clock = measure(subject, TimingOptions(repeats=1, warmup=1, seconds=1.0))
+    clock = time_op(call, TimingOptions(repeats=1, warmup=1, seconds=1.0))
     assert timer_calls == ["forward", "backward", "both"] * 2
     assert clock.step.values == (6,) and clock.phases["backward"].values == (5,)
 
 
 def test_a_slow_op_has_fewer_samples_but_enough_for_an_interval(monkeypatch):
-    clock = measure(Scripted(monkeypatch), TimingOptions(repeats=50, warmup=1, seconds=0.0))
+    clock = time_op(Scripted(monkeypatch), TimingOptions(repeats=50, warmup=1, seconds=0.0))
     assert len(clock.step) == module.MIN_REPEATS
 
 
 def test_the_forward_alone(monkeypatch):
-    subject = Scripted(monkeypatch)
-    clock = measure_forward(subject, TimingOptions(4, 1, 1e9))
+    call = Scripted(monkeypatch)
+    clock = time_forward(call, TimingOptions(4, 1, 1e9))
     assert len(clock.phases["forward"]) == 4 and not clock.step.values
-    assert "backward" not in subject.calls
+    assert "backward" not in call.calls
 
 
 class FakeCuda:
@@ -117,31 +117,31 @@ def test_on_a_device_the_cache_is_emptied_before_the_first_event(monkeypatch):
 
 
 def test_collection_is_on_again_after_a_failure(monkeypatch):
-    subject = Scripted(monkeypatch)
+    call = Scripted(monkeypatch)
     turns = iter([lambda: None, lambda: 1 / 0])  # the warm-up, then the first sample
-    subject.backward = lambda out: next(turns)()
+    call.backward = lambda out: next(turns)()
     monkeypatch.setattr(
         module, "_turn", lambda s, timer: timer.timed("both", lambda: s.backward(0))
     )
     with pytest.raises(ZeroDivisionError):
-        measure(subject, TimingOptions(3, 1, 1.0))
+        time_op(call, TimingOptions(3, 1, 1.0))
     assert gc.isenabled()
 
 
-def exp_subject(n):
+def exp_call(n):
     x = torch.zeros(n, requires_grad=True)
     return OpCall(lambda: x.exp(), {"x": x}, torch.ones(n))
 
 
 def test_results_have_the_names_of_the_leaves():
-    results = exp_subject(3).results()
+    results = exp_call(3).results()
     assert list(results) == ["out", "dx"]
     assert results["dx"].tolist() == [1.0, 1.0, 1.0] and not results["out"].requires_grad
 
 
 def test_memory_is_what_exp_needs():
     """exp keeps its output; its gradient is one more tensor."""
-    memory = measure_memory(exp_subject(250_000))
+    memory = measure_memory(exp_call(250_000))
     assert memory.phase_peaks == {"forward": 10**6, KEPT: 10**6, "backward": 2 * 10**6}
     assert memory.peak - memory.before == 2 * 10**6
 

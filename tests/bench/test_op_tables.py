@@ -4,7 +4,7 @@ import pytest
 
 from steplab.bench.op_results import best_run, cell_result, group_by_shape, rank_runs
 from steplab.bench.op_tables import best_table, cell_table
-from steplab.bench.ops.attention import OP
+from steplab.bench.ops.attention import BENCH
 from steplab.core import run_from_json, run_to_json
 from tests.bench.op_runs import failed, measured, samples, specs, wrong
 
@@ -35,52 +35,52 @@ def test_a_wrong_or_failed_row_is_a_row_and_never_best():
     halfway = replace(halfway, clock=empty, memory=None)
     runs = [wrong(quick, both=0.1), measured(slow), failed(dead), halfway]
     assert [r.spec.config["impl"] for r in rank_runs(runs, "both")] == ["math"]
-    rows = as_dicts(cell_table(OP, runs, "both", whole=True))
+    rows = as_dicts(cell_table(BENCH, runs, "both", whole=True))
     assert [row["status"] for row in rows] == ["wrong", "ok", "oom", "unsupported"]
     assert [row["by both"] for row in rows] == ["", "best", "", ""]
     assert rows[0]["error dq"] == 1e-3 and rows[0]["of budget"] == pytest.approx(5000)
     assert rows[2]["forward [ms]"] is None and rows[2]["reason"] == "out of memory"
     assert rows[3]["forward [ms]"] == pytest.approx(1.0035) and rows[3]["both [ms]"] is None
-    (line,) = as_dicts(best_table(OP, runs, "both"))
+    (line,) = as_dicts(best_table(BENCH, runs, "both"))
     assert line["best"] == "math" and line["sure"] == "no other row is right"
 
 
 def test_nothing_right_is_said():
     runs = [failed(spec) for spec in specs(["flash", "math"])]
-    (line,) = as_dicts(best_table(OP, runs, "both"))
+    (line,) = as_dicts(best_table(BENCH, runs, "both"))
     assert line["best"] == "none" and line["both [ms]"] == ""
 
 
 def test_noise_is_not_called_a_win():
     one, two = specs(["flash", "math"])
     close = [measured(one, both=1.00, noise=0.1), measured(two, both=1.01, noise=0.1)]
-    rows = as_dicts(cell_table(OP, close, "both", whole=False))
+    rows = as_dicts(cell_table(BENCH, close, "both", whole=False))
     assert [row["by both"] for row in rows] == ["best?", ""]
-    assert "cannot tell" in as_dicts(best_table(OP, close, "both"))[0]["sure"]
+    assert "cannot tell" in as_dicts(best_table(BENCH, close, "both"))[0]["sure"]
     apart = [measured(one, both=1.0), measured(two, both=2.0)]
-    (line,) = as_dicts(best_table(OP, apart, "both"))
+    (line,) = as_dicts(best_table(BENCH, apart, "both"))
     assert line["next / best"] == pytest.approx(2) and "cannot tell" not in line["sure"]
-    assert as_dicts(cell_table(OP, apart, "both", whole=False))[0]["by both"] == "best"
+    assert as_dicts(cell_table(BENCH, apart, "both", whole=False))[0]["by both"] == "best"
 
 
 def test_equal_memory_is_equal():
     runs = [measured(spec, mib=3) for spec in specs(["flash", "math"])]
-    (line,) = as_dicts(best_table(OP, runs, "memory"))
+    (line,) = as_dicts(best_table(BENCH, runs, "memory"))
     assert line["sure"] == "equal" and line["memory [MiB]"] == pytest.approx(3)
 
 
 def test_shapes_do_not_compete():
     runs = [measured(spec) for spec in specs(["flash", "math"], contexts=(32, 64))]
-    assert [len(group) for group in group_by_shape(OP, runs)] == [2, 2]
-    table = cell_table(OP, runs, "both", whole=False)
+    assert [len(group) for group in group_by_shape(BENCH, runs)] == [2, 2]
+    table = cell_table(BENCH, runs, "both", whole=False)
     assert table.title == "attention on cpu: batch 1, heads 2, head width 16, causal, fp32"
     assert [row["context"] for row in as_dicts(table)] == [32, 32, 64, 64]
-    assert len(best_table(OP, runs, "both").rows) == 2
+    assert len(best_table(BENCH, runs, "both").rows) == 2
 
 
 def test_numbers_of_a_row():
     (spec,) = specs(["flash"])
-    (row,) = as_dicts(cell_table(OP, [measured(spec)], "both", whole=True))
+    (row,) = as_dicts(cell_table(BENCH, [measured(spec)], "both", whole=True))
     pairs = 2 * 64 * 65 / 2
     forward_ms, backward_ms = samples(1.0).median, samples(2.0).median
     assert row["forward [GFLOP/s]"] == pytest.approx(pairs * 2 * 2 * 16 / forward_ms / 1e6)
@@ -101,7 +101,7 @@ def test_notes_say_what_was_not_checked_whole():
     part = measured(two)
     table = replace(part.tables["errors"], title="against fp64: 3 of 8 heads")
     part = replace(part, tables={"errors": table}, notes=("host-bound",))
-    note = cell_table(OP, [measured(one), part], "both", whole=False).note
+    note = cell_table(BENCH, [measured(one), part], "both", whole=False).note
     assert "error of 3 of 8 heads: batch 1, heads 2, context 64" in note
     assert "host-bound" in note and "context 32" not in note
 
@@ -110,7 +110,7 @@ def test_many_reasons_are_cut_on_a_terminal_only():
     runs = [
         failed(spec, reason=f"no {i}") for i, spec in enumerate(specs(["flash"], range(16, 56)))
     ]
-    told = cell_table(OP, runs, "both", whole=False).note
+    told = cell_table(BENCH, runs, "both", whole=False).note
     assert "no 11" in told and "no 12" not in told and "and 28 more" in told
-    whole = as_dicts(cell_table(OP, runs, "both", whole=True))
+    whole = as_dicts(cell_table(BENCH, runs, "both", whole=True))
     assert [row["reason"] for row in whole] == [f"no {i}" for i in range(40)]

@@ -61,7 +61,7 @@ def test_experts(at_home, tmp_path, capsys):
     ("words", "told"),
     [
         ("attention --impl flush", "Did you mean 'flash'"),
-        ("attention --tiles 64 --impl triton_flash", "is no tile"),
+        ("attention --tiles 64 --impl triton_flash", "is not a tile"),
         ("attention --dtype fp8", "--dtype"),
         ("attention --objective speed", "--objective"),
         ("attention --plot x.pdf", "Cannot draw"),

@@ -1,4 +1,4 @@
-"""How fast a model forecasts: latency per call and series per second, with the cache and without it."""
+"""How fast a model forecasts: latency per call and series per second, cached and uncached."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def dtype_axis(gpu: Sequence[Dtype] = ("bf16",), cpu: Sequence[Dtype] = ("fp32",
 
 def impl_axis(gpu: Sequence[str], cpu: Sequence[str], more: str = "") -> OpAxis:
     """Return the axis of the implementation; `more` is added to its help."""
-    about = f"implementations; {COMPILED}NAME runs one under torch.compile{more}"
+    about = f"{COMPILED}NAME runs one under torch.compile{more}"
     return OpAxis("impl", about, gpu, cpu, str, is_shape=False)
 
 
@@ -109,6 +109,11 @@ class OpBench:
         """The axes in which cells of one shape differ: the implementation, its tiles."""
         return tuple(axis.name for axis in self.axes if not axis.is_shape)
 
+    @property
+    def impls(self) -> list[str]:
+        """What `--impl` takes: implementations of the op, and those of other libraries."""
+        return [*impls(self.kernel), *self.peers]
+
     def cells(
         self, asked: Mapping[str, Sequence[Any]], template: RunSpec, seconds: float
     ) -> list[RunSpec]:
@@ -142,12 +147,11 @@ class OpBench:
         return " ".join(str(config[name]) for name in self.variant if config[name])
 
     def _check_impls(self, asked: Sequence[str]) -> None:
-        known = [*impls(self.kernel), *self.peers]
         for name in asked:
             bare = name.removeprefix(COMPILED)
-            if bare not in known:
+            if bare not in self.impls:
                 message = f"{self.kernel} has no implementation {bare!r}."
-                raise UserError(message, did_you_mean(bare, known))
+                raise UserError(message, did_you_mean(bare, self.impls))
 
 
 def _words(name: str, value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from steplab.bench.op_bench import Objective, OpBench, shape_text, variant_text
+from steplab.bench.op_bench import Objective, OpBench
 from steplab.bench.op_results import cell_result
 from steplab.core import Run
 from steplab.core.errors import Unsupported, UserError
@@ -55,15 +55,15 @@ class Chart:
         return COLORS[self.ways.index(way) % len(COLORS)]
 
 
-def chart_of(op: OpBench, runs: Sequence[Run], objective: Objective) -> Chart:
+def chart_of(bench: OpBench, runs: Sequence[Run], objective: Objective) -> Chart:
     """Return the chart of an objective along the op's x axis; rows that failed are named."""
-    axes = [name for name in op.shape if name != op.x_axis]
+    axes = [name for name in bench.shape if name != bench.x_axis]
     panels: dict[str, ChartPanel] = {}
     for run in runs:
         config, found = run.spec.config, cell_result(run)
-        title = shape_text(op, config, axes)
+        title = bench.shape_text(config, axes)
         panel = panels.setdefault(title, ChartPanel(title))
-        way, x, value = variant_text(op, config), config[op.x_axis], found.value(objective)
+        way, x, value = bench.variant_text(config), config[bench.x_axis], found.value(objective)
         if run.status == "ok" and value:
             scale = 2**20 if objective == "memory" else 1
             panel.lines.setdefault(way, {})[x] = value / scale
@@ -71,8 +71,8 @@ def chart_of(op: OpBench, runs: Sequence[Run], objective: Objective) -> Chart:
             panel.failed.append(f"{way} at {x:,}: {found.status}")
     first = runs[0]
     unit = "extra memory [MiB]" if objective == "memory" else f"{objective} [ms]"
-    title = f"{op.name} on {first.environment.conditions_on(first.spec.device)}"
-    return Chart(title, op.x_axis.replace("_", " "), unit, tuple(panels.values()))
+    title = f"{bench.name} on {first.environment.conditions_on(first.spec.device)}"
+    return Chart(title, bench.x_axis.replace("_", " "), unit, tuple(panels.values()))
 
 
 def check_plot(path: Path) -> None:

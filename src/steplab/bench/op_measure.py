@@ -235,7 +235,9 @@ def _memory_on_cuda(call: OpCall) -> Memory:
 
 def _memory_on_cpu(call: OpCall) -> Memory:
     # Without stacks: a Python loop inside the op (Triton's interpreter) would take minutes.
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
         out = call.forward()
         between_ns = time.time_ns()
         gradients = call.backward(out)

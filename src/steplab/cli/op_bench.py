@@ -1,22 +1,30 @@
-"""What the commands that measure one op share: flags, the sweep, the tables and the chart."""
+"""The command of an op benchmark, made from its declaration: flags, sweep, tables and chart."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from steplab.bench.op_bench import Dtype, Objective, OpBench, shape_text, variant_text
+from steplab.bench.op_bench import Objective, OpAxis, OpBench
 from steplab.bench.op_chart import chart_of, check_plot, write_chart
 from steplab.bench.op_isolate import CellIsolation
 from steplab.bench.op_results import cell_result
 from steplab.bench.op_tables import best_table, cell_table
 from steplab.bench.sweep import sweep
-from steplab.cli.flags import add_device_flag, add_out_flag, add_store_flag, resolve_device
+from steplab.cli.command import Command
+from steplab.cli.flags import (
+    add_device_flag,
+    add_out_flag,
+    add_store_flag,
+    given_fields,
+    resolve_device,
+)
 from steplab.cli.progress import ProgressBar
 from steplab.core import Run, RunSpec, units
 from steplab.core.codec import read_word
@@ -25,54 +33,83 @@ from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store
 
-Planner = Callable[[argparse.Namespace, RunSpec], list[RunSpec]]
+AXIS = "axis"  # prefix of the axes in the namespace
 
 
-def add_op_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that every bench of an op has."""
+def op_command(bench: OpBench) -> Command:
+    """Return the command `steplab bench NAME` of an op benchmark."""
+
+    def flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+        for axis in bench.axes:
+            _add_axis(parser, bench, axis)
+        _add_common(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        return _run(args, bench)
+
+    return Command(flags, run)
+
+
+def _add_axis(parser: argparse.ArgumentParser, bench: OpBench, axis: OpAxis) -> None:
+    """Add the flag of one axis; one that is not given leaves no trace in the namespace."""
+    options: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    if axis.kind is not bool:
+        reader = partial(read_word, axis.kind, where=axis.flag)
+        options = {"nargs": "+", "type": reader, "metavar": axis.name.upper()}
+    known = f"{', '.join(bench.impls)}; " if axis.name == "impl" else ""
+    about = f"{known}{axis.help}{_default_words(axis)}"
+    dest = f"{AXIS}_{axis.name}"
+    parser.add_argument(axis.flag, dest=dest, default=argparse.SUPPRESS, help=about, **options)
+
+
+def _default_words(axis: OpAxis) -> str:
+    gpu, cpu = (" ".join(map(str, values)) for values in (axis.gpu, axis.cpu))
+    if gpu == cpu:
+        return f" (default: {gpu})" if gpu else ""
+    return f" (default: {gpu} on a GPU, {cpu} on a CPU)"
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    dtype = partial(read_word, Dtype, where="--dtype")
-    add("--dtype", nargs="+", type=dtype, default=None, metavar="DTYPE",
-        help="fp32, tf32, bf16, fp16; none: bf16 on a GPU, fp32 on a CPU")  # fmt: skip
     objective = partial(read_word, Objective, where="--objective")
-    add("--objective", type=objective, default="both", help="forward, backward, both or memory")
+    add("--objective", type=objective, default="both", metavar="OBJECTIVE",
+        help="what is best: forward, backward, both or memory")  # fmt: skip
     add("--repeats", type=int, default=30, help="samples per number, at most")
-    add("--seconds", type=float, default=1.0, help="no further repeats of a cell after so long")
+    add("--seconds", type=float, default=1.0, help="time after which a cell takes no more samples")
     add("--warmup", type=int, default=3, help="untimed repeats before them")
-    add("--seed", type=int, default=42, help="of the inputs")
+    add("--seed", type=int, default=42, help="seed of the inputs")
     add_device_flag(parser)
-    add("--timeout", type=float, default=120.0, help="seconds a cell may take")
+    add("--timeout", type=float, default=120.0, help="seconds that a cell may take")
     add_store_flag(parser)
     add_out_flag(parser)
     add("--plot", type=Path, default=None, metavar="FILE", help="draw a chart: .svg or .png")
 
 
-def run_bench(args: argparse.Namespace, op: OpBench, planner: Planner) -> int:
-    """Measure, show and write a study of an op; `planner` makes the cells for a device."""
+def _run(args: argparse.Namespace, bench: OpBench) -> int:
     if args.plot:
         check_plot(args.plot)
     if args.repeats < 1:
         raise UserError(f"--repeats must be at least 1, not {args.repeats}.")
     if not args.timeout > 0 or not args.seconds >= 0:
         raise UserError("--timeout must be more than 0 seconds, --seconds not negative.")
-    _plan(args, op, planner, "cpu")  # a slip of the pen is told before a worker is started
+    _cells(args, bench, "cpu")  # so that a typo is reported before a worker is started
     store = Store(args.store)
     store.check_writable()
     with CellIsolation(args.timeout) as isolation:
         environment = isolation.environment()
-        specs = _plan(args, op, planner, resolve_device(args.device, environment))
+        specs = _cells(args, bench, resolve_device(args.device, environment))
         runs: list[Run] = []
-        with OpProgress(op, len(specs)) as progress:
+        with OpProgress(bench, len(specs)) as progress:
             show = (progress.stage, progress.say)
             try:
                 for run in sweep(specs, store, isolation, environment, sys.argv, False, *show):
                     runs.append(run)
                     progress.done(run)
             except KeyboardInterrupt:
-                told = f"{len(runs)} of {len(specs)} cells are in {store.root}"
-                progress.say(f"{told}; the same command goes on from there.")
+                done = f"{len(runs)} of {len(specs)} cells are in {store.root}"
+                progress.say(f"{done}; the same command goes on from there.")
                 raise
-    _show(args, op, runs)
+    _show(args, bench, runs)
     print(f"{units.counted(len(runs), 'Run')} in {store.root}; list them with: steplab runs")
     if all(run.status != "ok" for run in runs):
         measured = any(cell_result(run).both_ms for run in runs)
@@ -81,30 +118,45 @@ def run_bench(args: argparse.Namespace, op: OpBench, planner: Planner) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace, op: OpBench, planner: Planner, device: str) -> list[RunSpec]:
-    options = {"mode": "forward+backward", "device": device, "seed": args.seed}
-    return planner(args, RunSpec(op.name, steps=args.repeats, warmup=args.warmup, **options))
+def _cells(args: argparse.Namespace, bench: OpBench, device: str) -> list[RunSpec]:
+    asked = {
+        name: values if isinstance(values, list) else [values]
+        for name, values in given_fields(args, AXIS).items()
+    }
+    template = RunSpec(
+        bench.name,
+        mode="forward+backward",
+        device=device,
+        warmup=args.warmup,
+        steps=args.repeats,
+        seed=args.seed,
+    )
+    return bench.cells(asked, template, args.seconds)
 
 
-def _show(args: argparse.Namespace, op: OpBench, runs: list[Run]) -> None:
-    best = best_table(op, runs, args.objective)
+def _show(args: argparse.Namespace, bench: OpBench, runs: list[Run]) -> None:
+    best = best_table(bench, runs, args.objective)
     for path in args.out:
-        write_table(cell_table(op, runs, args.objective, whole=True), path)
+        write_table(cell_table(bench, runs, args.objective, whole=True), path)
         write_table(best, path.with_suffix(f".best{path.suffix}"))
     if args.plot:
-        write_chart(chart_of(op, runs, args.objective), args.plot)
-    print_table(cell_table(op, runs, args.objective, whole=False))
-    print_table(best)
+        write_chart(chart_of(bench, runs, args.objective), args.plot)
+    for table in (
+        cell_table(bench, runs, args.objective, whole=False),
+        best,
+        *bench.more_tables(runs),
+    ):
+        print_table(table)
 
 
 class OpProgress(ProgressBar):
-    """Progress over the cells of an op, on stderr so that stdout stays clean."""
+    """Progress over the cells of an op benchmark, on stderr so that stdout stays clean."""
 
-    def __init__(self, op: OpBench, cells: int) -> None:
+    def __init__(self, bench: OpBench, cells: int) -> None:
         what = TextColumn("{task.description}", markup=False)
         columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), what)
         super().__init__(sys.stderr, cells, *columns)
-        self.op, self.cells, self.count = op, cells, 0
+        self.bench, self.cells, self.count = bench, cells, 0
 
     def stage(self, spec: RunSpec, text: str) -> None:
         """Show what the current cell is doing."""
@@ -123,4 +175,4 @@ class OpProgress(ProgressBar):
         self.say(f"[{self.count}/{self.cells}] {self._name(run.spec)}: {found.status}, {shown}")
 
     def _name(self, spec: RunSpec) -> str:
-        return f"{variant_text(self.op, spec.config)}, {shape_text(self.op, spec.config)}"
+        return f"{self.bench.variant_text(spec.config)}, {self.bench.shape_text(spec.config)}"

@@ -8,7 +8,7 @@ import torch
 from steplab.bench.op_cell import measure_cell
 from steplab.bench.op_results import cell_result
 from steplab.bench.ops import attention_fp64
-from steplab.bench.ops.attention_case import AttentionInstance
+from steplab.bench.ops.attention import AttentionInstance
 from steplab.kernels import attention as op
 from steplab.kernels.attention import math as math_impl
 from tests.bench.op_runs import specs
@@ -26,7 +26,7 @@ def config(**changes):
 def test_the_truth_by_runs_of_queries_is_that_of_the_whole(monkeypatch, causal, scores):
     monkeypatch.setitem(attention_fp64.MAX_SCORES, "cpu", scores)
     case = AttentionInstance(config(causal=causal), 0, CPU)
-    tensors = {**case.subject.leaves, "dout": case.subject.dout}
+    tensors = {**case.call.leaves, "dout": case.call.dout}
     exact = {name: x.detach().double() for name, x in tensors.items()}
     leaves = [exact[name].requires_grad_() for name in ("q", "k", "v")]
     out = op.attention("reference", *leaves, causal)
@@ -141,7 +141,7 @@ def test_a_cell_that_went_well():
 def test_tiles_of_the_users_choice_in_the_interpreter():
     pytest.importorskip("triton")
     code = (
-        "import torch; from steplab.bench.ops.attention_case import AttentionInstance\n"
+        "import torch; from steplab.bench.ops.attention import AttentionInstance\n"
         "c = dict(batch=1, heads=1, context=40, head_width=16, causal=True, dtype='fp32')\n"
         "c |= dict(impl='triton_flash', tiles='16x32x1x1')\n"
         "found, _ = AttentionInstance(c, 0, torch.device('cpu')).check()\n"

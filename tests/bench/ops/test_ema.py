@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from steplab.bench.ops import ema_case
-from steplab.bench.ops.ema import OP, Grid, bound_table, bytes_moved, plan
+from steplab.bench.ops import ema
+from steplab.bench.ops.ema import BENCH, EmaInstance, bound_tables, bytes_moved
 from steplab.cli.main import main
 from steplab.core import Accelerator, Clock, Environment, Run, RunSpec, Samples
 from steplab.core.errors import Unsupported, UserError
@@ -19,43 +19,48 @@ def spec(**changes):
     return RunSpec("ema", {**CONFIG, "seconds": 0.1, **changes})
 
 
+def instance(**changes):
+    return EmaInstance({**CONFIG, **changes}, 42, CPU)
+
+
 def test_cells_are_all_combinations():
-    grid = Grid([1, 2], [64], [8], [4], ["fp32", "bf16"], ["fft", "scan"])
-    cells = plan(grid, RunSpec("ema"), 1.0)
+    asked = {"batch": [1, 2], "context": [64], "width": [8], "modes": [4]}
+    asked |= {"dtype": ["fp32", "bf16"], "impl": ["fft", "scan"]}
+    cells = BENCH.cells(asked, RunSpec("ema"), 1.0)
     assert len(cells) == 8 and len({cell.size for cell in cells}) == 4
     assert cells[0].config["impl"] == "fft" and cells[0].batch == 1
     with pytest.raises(UserError, match="no implementation 'fftt'"):
-        Grid([1], [64], [8], [4], ["fp32"], ["fftt"])
+        BENCH.cells({**asked, "impl": ["fftt"]}, RunSpec("ema"), 1.0)
     with pytest.raises(UserError, match="context must be at least 1"):
-        Grid([1], [0], [8], [4], ["fp32"], ["fft"])
+        BENCH.cells({**asked, "context": [0]}, RunSpec("ema"), 1.0)
 
 
 @pytest.mark.parametrize("impl", ["fft", "sequential"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_right_results_are_within_their_budget(impl, dtype):
-    case = ema_case.build(spec(impl=impl, dtype=dtype), CPU)
+    case = instance(impl=impl, dtype=dtype)
     deviations, told = case.check()
-    assert [d.name for d in deviations] == list(OP.results) and told == "all channels"
+    assert [d.name for d in deviations] == list(BENCH.results) and told == "all channels"
     assert max(d.of_budget for d in deviations) <= 1
 
 
 def test_a_wrong_result_is_seen():
-    case = ema_case.build(spec(), CPU)
-    honest = case.subject.forward
-    case.subject = replace(case.subject, forward=lambda: honest() * 1.001)
+    case = instance()
+    honest = case.call.forward
+    case.call = replace(case.call, forward=lambda: honest() * 1.001)
     assert max(d.of_budget for d in case.check()[0]) > 1
 
 
 def test_what_is_too_long_is_checked_in_part(monkeypatch):
-    monkeypatch.setattr(ema_case, "MAX_STEPS", {"cpu": 8})
-    monkeypatch.setattr(ema_case, "MAX_STATES", {"cpu": 100})
-    _, told = ema_case.build(spec(), CPU).check()
+    monkeypatch.setattr(ema, "MAX_STEPS", {"cpu": 8})
+    monkeypatch.setattr(ema, "MAX_STATES", {"cpu": 100})
+    _, told = instance().check()
     assert told == "8 steps instead, 3 of 6 channels"
 
 
 def test_what_cannot_run_says_so():
     with pytest.raises(Unsupported, match="needs an NVIDIA GPU"):
-        ema_case.build(spec(impl="scan"), CPU)
+        instance(impl="scan")
 
 
 def test_the_bound_is_every_tensor_once():
@@ -74,9 +79,10 @@ def test_the_bound_is_every_tensor_once():
     cards = (Accelerator("NVIDIA H200", 2**37),)
     card = Environment("0", "3.11", "Linux", "cpu", 2, None, accelerators=cards)
     run = Run("a", replace(spec(**config), device="cuda"), card, clock=clock)
-    (row,) = bound_table([run]).rows
+    (table,) = bound_tables([run])
+    (row,) = table.rows
     assert row[3:6] == (0.1, pytest.approx(0.01398, rel=1e-3), pytest.approx(13.98, rel=1e-3))
-    assert bound_table([replace(run, spec=spec())]) is None
+    assert not bound_tables([replace(run, spec=spec())])
 
 
 def test_the_command_shows_every_cell(tmp_path, capsys):

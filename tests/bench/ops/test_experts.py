@@ -3,23 +3,19 @@ import torch
 
 from steplab.bench.op_cell import measure_cell
 from steplab.bench.op_results import cell_result
-from steplab.bench.ops import experts_case as case_module
-from steplab.bench.ops.experts import OP, Grid, plan
-from steplab.bench.ops.experts_case import ExpertsInstance, assign_experts
+from steplab.bench.ops import experts
+from steplab.bench.ops.experts import BENCH, ExpertsInstance, assign_experts
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
 
 CPU = torch.device("cpu")
 
 
-def grid(**changes):
-    options = {"tokens": [48], "widths": [16], "inners": [24], "experts": [4], "top_ks": [2]}
-    options |= {"activations": ["gelu"], "routings": ["skewed"], "dtypes": ["fp32"]}
-    return Grid(**{**options, "impls": ["grouped"], **changes})
-
-
 def cells(**changes):
-    return plan(grid(**changes), RunSpec("experts", device="cpu", steps=2, warmup=1), 0.0)
+    asked = {"tokens": [48], "width": [16], "inner": [24], "experts": [4], "top_k": [2]}
+    asked |= {"activation": ["gelu"], "routing": ["skewed"], "dtype": ["fp32"]}
+    template = RunSpec("experts", device="cpu", steps=2, warmup=1)
+    return BENCH.cells({**asked, "impl": ["grouped"], **changes}, template, 0.0)
 
 
 @pytest.mark.parametrize("routing", ["balanced", "skewed", "collapsed"])
@@ -43,13 +39,13 @@ def test_loads_are_what_their_names_say():
 def test_the_flagships_work():
     """Two matrices of 768 x 3072 over 131,072 rows; 0.95 ms each are 650 TFLOP/s."""
     config = {"tokens": 65536, "top_k": 2, "width": 768, "inner": 3072, "activation": "gelu"}
-    forward, backward = OP.flops(config)
+    forward, backward = BENCH.flops(config)
     assert forward == 2 * 2 * 131072 * 768 * 3072 and backward == 2 * forward
-    assert OP.flops({**config, "activation": "swiglu"})[0] == 1.5 * forward
+    assert BENCH.flops({**config, "activation": "swiglu"})[0] == 1.5 * forward
 
 
 def test_a_cell_for_every_combination():
-    found = cells(routings=["balanced", "collapsed"], impls=["loop", "grouped"], tokens=[16, 32])
+    found = cells(routing=["balanced", "collapsed"], impl=["loop", "grouped"], tokens=[16, 32])
     assert len(found) == 8 and found[0].config["impl"] == "loop"
     assert [spec.config["routing"] for spec in found[:4]] == ["balanced"] * 2 + ["collapsed"] * 2
 
@@ -57,34 +53,34 @@ def test_a_cell_for_every_combination():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"top_ks": [5]}, "cannot choose 5 of 4"),
+        ({"top_k": [5]}, "cannot choose 5 of 4"),
         ({"tokens": [0]}, "--tokens must be at least 1"),
-        ({"impls": ["groupd"]}, "Did you mean 'grouped'"),
+        ({"impl": ["groupd"]}, "Did you mean 'grouped'"),
     ],
 )
 def test_slips(changes, told):
     with pytest.raises(UserError, match=told):
-        grid(**changes)
+        cells(**changes)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_grouped_is_right(dtype, activation):
-    (spec,) = cells(dtypes=[dtype], activations=[activation])
+    (spec,) = cells(dtype=[dtype], activation=[activation])
     found, told = ExpertsInstance(spec.config, 0, CPU).check()
-    assert [d.name for d in found] == list(OP.results) and told == "all tokens"
+    assert [d.name for d in found] == list(BENCH.results) and told == "all tokens"
     assert max(d.of_budget for d in found) <= 1, found
 
 
 def test_fewer_tokens_where_time_is_short(monkeypatch):
     (spec,) = cells()
-    monkeypatch.setitem(case_module.MAX_FLOPS, "cpu", sum(OP.flops(spec.config)) / 2)
+    monkeypatch.setitem(experts.MAX_FLOPS, "cpu", sum(BENCH.flops(spec.config)) / 2)
     found, told = ExpertsInstance(spec.config, 0, CPU).check()
     assert told == "24 tokens instead" and max(d.of_budget for d in found) <= 1
 
 
 def test_dropping_is_wrong_and_said():
-    even, uneven = cells(impls=["capacity"], routings=["balanced", "collapsed"], tokens=[128])
+    even, uneven = cells(impl=["capacity"], routing=["balanced", "collapsed"], tokens=[128])
     assert measure_cell(even).status == "ok"
     run = measure_cell(uneven)
     assert cell_result(run).status == "wrong" and cell_result(run).both_ms > 0
@@ -97,7 +93,7 @@ def test_what_cannot_be_compiled_is_a_row(monkeypatch):
         return lambda *inputs: 1 / 0
 
     monkeypatch.setattr(torch, "compile", refuse)
-    (spec,) = cells(impls=["compiled-loop"])
+    (spec,) = cells(impl=["compiled-loop"])
     run = measure_cell(spec)
     assert run.status == "failed" and run.reason == "ZeroDivisionError: division by zero"
     assert run.clock is None

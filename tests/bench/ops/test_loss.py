@@ -7,8 +7,7 @@ import torch
 
 from steplab.bench.op_cell import measure_cell
 from steplab.bench.op_results import cell_result
-from steplab.bench.ops.loss import OP, Grid, plan
-from steplab.bench.ops.loss_case import LossInstance
+from steplab.bench.ops.loss import BENCH, LossInstance
 from steplab.cli.main import main
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
@@ -17,28 +16,24 @@ from steplab.kernels import cross_entropy as op
 TEMPLATE = RunSpec("loss", mode="forward+backward", steps=2, warmup=1)
 
 
-def grid(**changes):
-    axes = {"tokens": [96], "widths": [16], "vocabularies": [203], "reductions": ["mean"]}
-    axes |= {"dtypes": ["fp32"], "weights": ["same"], "impls": ["reference", "chunked"]}
-    return Grid(**{**axes, **changes})
-
-
 def cells(**changes):
-    return plan(grid(**changes), TEMPLATE, seconds=0.0)
+    asked = {"tokens": [96], "width": [16], "vocabulary": [203], "reduction": ["mean"]}
+    asked |= {"dtype": ["fp32"], "weight": ["same"], "impl": ["reference", "chunked"]}
+    return BENCH.cells({**asked, **changes}, TEMPLATE, seconds=0.0)
 
 
 def test_cells_are_all_combinations_once():
-    specs = cells(tokens=[8, 16], reductions=["mean", "none"], impls=["chunked", "chunked"])
+    specs = cells(tokens=[8, 16], reduction=["mean", "none"], impl=["chunked", "chunked"])
     assert len(specs) == 4 and specs[0].config["weight"] == "weight in fp32"
-    mixed = cells(dtypes=["bf16"], weights=["same", "fp32"], impls=["reference"])
+    mixed = cells(dtype=["bf16"], weight=["same", "fp32"], impl=["reference"])
     assert [s.config["weight"] for s in mixed] == ["weight in bf16", "weight in fp32"]
 
 
 def test_slips_of_the_pen_are_told():
     with pytest.raises(UserError, match="Did you mean 'chunked'"):
-        grid(impls=["chunkd"])
+        cells(impl=["chunkd"])
     with pytest.raises(UserError, match="--vocabulary must be at least 2"):
-        grid(vocabularies=[1])
+        cells(vocabulary=[1])
 
 
 def test_the_products_of_each_way_are_counted_where_they_happen():
@@ -52,33 +47,33 @@ def test_the_products_of_each_way_are_counted_where_they_happen():
         ("triton_lean", "mean"): (1, 3),
     }
     for (impl, reduction), products in expected.items():
-        (spec,) = cells(impls=[impl], reductions=[reduction])
-        assert OP.flops(spec.config) == tuple(n * one for n in products)
+        (spec,) = cells(impl=[impl], reduction=[reduction])
+        assert BENCH.flops(spec.config) == tuple(n * one for n in products)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("dtypes", [("fp32", "same"), ("bf16", "same"), ("bf16", "fp32")])
 def test_a_right_implementation_is_within_its_budget(dtypes, reduction):
-    axes = {"dtypes": [dtypes[0]], "weights": [dtypes[1]], "reductions": [reduction]}
+    axes = {"dtype": [dtypes[0]], "weight": [dtypes[1]], "reduction": [reduction]}
     for spec in cells(**axes):
         deviations, checked = LossInstance(spec.config, 1, torch.device("cpu")).check()
-        assert checked == "all tokens" and [d.name for d in deviations] == list(OP.results)
+        assert checked == "all tokens" and [d.name for d in deviations] == list(BENCH.results)
         assert all(0 <= d.of_budget <= 1 for d in deviations)
 
 
 @pytest.mark.parametrize("width", [8, 64])
 def test_the_definition_is_right_whatever_the_pieces_of_the_check(width, monkeypatch):
     """A word that one token makes up: the sum over the other tokens rounds at its size."""
-    monkeypatch.setattr("steplab.bench.ops.loss_case.MAX_LOGITS", {"cpu": 16 * 9001})
-    sizes = {"tokens": [512], "widths": [width], "vocabularies": [9001]}
+    monkeypatch.setattr("steplab.bench.ops.loss.MAX_LOGITS", {"cpu": 16 * 9001})
+    sizes = {"tokens": [512], "width": [width], "vocabulary": [9001]}
     for spec in cells(**sizes):
         deviations, _ = LossInstance(spec.config, 1, torch.device("cpu")).check()
         assert max(d.of_budget for d in deviations) <= 1
 
 
 def test_more_than_can_be_checked_in_time_is_checked_with_fewer_tokens(monkeypatch):
-    monkeypatch.setattr("steplab.bench.ops.loss_case.MAX_FLOPS", {"cpu": 10 * 3 * 2.0 * 16 * 203})
-    (spec,) = cells(impls=["chunked"])
+    monkeypatch.setattr("steplab.bench.ops.loss.MAX_FLOPS", {"cpu": 10 * 3 * 2.0 * 16 * 203})
+    (spec,) = cells(impl=["chunked"])
     assert LossInstance(spec.config, 1, torch.device("cpu")).check()[1] == "10 tokens instead"
 
 
@@ -91,7 +86,7 @@ def test_one_wrong_row_makes_the_cell_wrong(monkeypatch):
         return right(impl, x, weight, targets, reduction)
 
     monkeypatch.setattr(op, "cross_entropy", wrong)
-    (spec,) = cells(impls=["chunked"])
+    (spec,) = cells(impl=["chunked"])
     run = measure_cell(spec)
     assert run.status == "failed" and cell_result(run).status == "wrong", run.reason
     assert run.clock is not None and run.memory is not None
@@ -101,7 +96,7 @@ def test_chunks_hold_less_than_whole_logits(monkeypatch):
     """4096 x 1003 fp32 logits are 15.7 MiB; a chunk of 256 tokens is a sixteenth of them."""
     monkeypatch.setattr("steplab.kernels.cross_entropy._chunks.MIN_TOKEN_BYTES", 1)
     extra = {}
-    for spec in cells(tokens=[4096], vocabularies=[1003]):
+    for spec in cells(tokens=[4096], vocabulary=[1003]):
         extra[spec.config["impl"]] = cell_result(measure_cell(spec)).extra_bytes
     assert extra["chunked"] < 0.25 * extra["reference"]
 

@@ -106,7 +106,7 @@ class AttentionInstance:
         self.call = OpCall(lambda: attention(*leaves.values()), leaves, dout)
 
     def check(self) -> tuple[list[Accuracy], str]:
-        """Compare all heads with fp64; where that takes too long, some of them or fewer positions."""
+        """Compare with fp64: all heads, or as many heads or positions as time allows."""
         from steplab.bench.ops import attention_fp64
 
         batch, heads, context = (self.config[name] for name in ("batch", "heads", "context"))
@@ -157,23 +157,22 @@ def attention_with_tiles(tiles: str) -> Callable[..., Tensor]:
     """Return `attention(q, k, v, causal)` of the Triton kernels, all three with these tiles."""
     import torch
 
-    from steplab.kernels.attention import _triton_launch as launch
+    from steplab.kernels.attention import triton_flash
     from steplab.kernels.attention._flash_op import flash_op
-    from steplab.kernels.attention._triton_config import Tiling
 
     found = TILE_PATTERN.fullmatch(tiles)
     assert found, tiles
     rows, columns, warps, stages = (int(number) for number in found.groups())
     by_copy_engine = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-    tiling = Tiling(rows, columns, warps, stages, by_copy_engine)
+    tiling = triton_flash.Tiling(rows, columns, warps, stages, by_copy_engine)
 
     def forward(*args: Any) -> tuple[Tensor, Tensor]:
-        return launch.forward_by(tiling, *args)
+        return triton_flash.forward_by(tiling, *args)
 
     def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
         out, lse, *mask = rest
-        dq, delta = launch.dq_by(tiling, dout, q, k, v, out, lse, *mask)
-        return dq, *launch.dkdv_by(tiling, dout, q, k, v, lse, delta, *mask)
+        dq, delta = triton_flash.dq_by(tiling, dout, q, k, v, out, lse, *mask)
+        return dq, *triton_flash.dkdv_by(tiling, dout, q, k, v, lse, delta, *mask)
 
     return flash_op(f"triton_flash_{tiles}", forward, backward)
 

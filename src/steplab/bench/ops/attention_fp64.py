@@ -61,9 +61,7 @@ def check_heads(
     slack = recompute_slack(flat_in["q"], flat_in["k"])
     tf32 = torch.get_float32_matmul_precision() != "highest"
     cut = CUT_TO_TF32 if tf32 and flat_in["q"].dtype == torch.float32 else 0.0
-    checks = {
-        name: AccuracyCheck(name, cut if name == "out" else cut + slack) for name in actual
-    }
+    checks = {name: AccuracyCheck(name, cut if name == "out" else cut + slack) for name in actual}
     for index_N in chosen.split(at_once):
         some = {name: x[index_N] for name, x in flat_in.items()}
         peer = gradients(some, causal, flat_in["q"].dtype)

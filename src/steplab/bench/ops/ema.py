@@ -90,7 +90,7 @@ class EmaInstance:
         for leaf in leaves.values():
             leaf.requires_grad_()
         impl = self.impl = config["impl"].removeprefix(COMPILED)
-        ema_op.choose(impl, leaves["x"], ema_op.EMAParameters(**stored))
+        ema_op.choose(impl, leaves["x"], ema_op.EMAParameters(*stored.values()))
 
         def ema(x_BLD: Tensor, *parameters: Tensor) -> Tensor:
             return ema_op.ema(impl, x_BLD, ema_op.EMAParameters(*parameters))[0]
@@ -151,7 +151,7 @@ def _by_definition(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str
     stored = {name: inputs[name].to(wide).requires_grad_() for name in PARAMETERS}
 
     def forward() -> Tensor:
-        return ema_op.ema(DEFINITION, x_BLD, ema_op.EMAParameters(**stored))[0]
+        return ema_op.ema(DEFINITION, x_BLD, ema_op.EMAParameters(*stored.values()))[0]
 
     return OpCall(forward, {"x": x_BLD, **stored}, inputs["dout"].to(dtype)).results()
 

@@ -1,4 +1,4 @@
-"""Time the linear head with its cross-entropy: shapes x implementations, with errors against fp64."""
+"""Time head and loss: shapes x implementations, with errors against fp64."""
 
 # T tokens, C tokens of one piece, D width, V vocabulary
 from __future__ import annotations
@@ -121,7 +121,7 @@ class LossInstance:
         for start in range(0, T, rows):
             piece = slice(start, min(start + rows, T))
             x_CD, w_VD = (t.detach().requires_grad_() for t in (x_TD[piece], weight_VD))
-            losses_C = reference.per_token(x_CD, w_VD, self.targets_T[piece], op.IGNORE)
+            losses_C = reference.per_token(x_CD, w_VD, self.targets_T[piece], op.IGNORE_INDEX)
             dx_CD, d_VD = torch.autograd.grad(losses_C, (x_CD, w_VD), d_losses_T[piece])
             losses_T[piece], dx_TD[piece] = losses_C.detach(), dx_CD
             dweight_VD += d_VD
