@@ -148,13 +148,13 @@ class AttentionInstance:
         ran = self.ran = op.choose(impl, q_BHTD, k_BHTD, v_BHTD, causal)
         if config["tiles"]:
             tiled = attention_with_tiles(config["tiles"])
-            return lambda q, k, v: tiled(q, k, v, causal)
+            return lambda q, k, v: tiled(op.AttentionInputs(q, k, v, causal))
         return compiled_if_asked(config["impl"], lambda q, k, v: op.attention(ran, q, k, v, causal))
 
 
 @functools.cache  # an op is registered once per process
 def attention_with_tiles(tiles: str) -> Callable[..., Tensor]:
-    """Return `attention(q, k, v, causal)` of the Triton kernels, all three with these tiles."""
+    """Return `attention(inputs)` by the Triton kernels, all three with these tiles."""
     import torch
 
     from steplab.kernels.attention import triton_flash
