@@ -324,7 +324,11 @@ def test_memory_known_to_the_allocator_is_paired_exactly():
     """Two blocks follow each other at one address; the third was there before."""
     changes = [Change(10, 1, 100), Change(20, 1, -100), Change(20, 1, 60), Change(30, 7, -8)]
     blocks = build_blocks({}, changes)
-    assert [(b.bytes, b.made, b.freed) for b in blocks] == [(100, 0, 1), (60, 2, None), (8, -1, 3)]
+    assert [(b.bytes, b.allocated, b.freed) for b in blocks] == [
+        (100, 0, 1),
+        (60, 2, None),
+        (8, -1, 3),
+    ]
     finder = BlockFinder(blocks, changes)
     assert finder.find(1, 9) is None
     assert finder.find(1, 15) is blocks[0] and finder.find(1, 20) is blocks[1]

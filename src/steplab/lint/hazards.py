@@ -1,4 +1,4 @@
-"""Hazards of a step: calls that make the host wait, branches by a value, sizes that vary."""
+"""Hazards of a step: what makes the host wait, branches on values, sizes that vary."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ BRANCH = "control flow"
 VARIES = "varying size"
 BREAK = "graph break"
 KINDS = (WAIT, BRANCH, VARIES, BREAK)
+STEP_FILE = step.__file__  # only lines that were called from here belong to a step
+
+OpLocation = tuple[str, str]  # line, op
 
 
 @dataclass(frozen=True)
 class Hazard:
-    """`line` is the user's, `op` what is called there."""
+    """One line of the user's code, what it calls, why that costs and what to do instead."""
 
     kind: str
     line: str
     op: str
     why: str
     remedy: str
-    times: float | None = None  # a step; None where it was not counted
+    times: float | None = None  # per step; None where it was not counted
 
 
 def hazard_table(hazards: list[Hazard], title: str, note: str) -> Table:
-    """Return one row per hazard, kinds together, in the order in which they were met."""
+    """Return one row per hazard, grouped by kind, in the order in which they were met."""
     columns = tuple(map(Column, ("kind", "line", "op", "a step", "why", "remedy")))
     ordered = sorted(hazards, key=lambda one: KINDS.index(one.kind))
     rows = tuple((h.kind, h.line, h.op, _count(h.times), h.why, h.remedy) for h in ordered)
@@ -47,12 +50,12 @@ def hazard_table(hazards: list[Hazard], title: str, note: str) -> Table:
 
 
 def _count(times: float | None) -> str:
-    """Not counted is not "unknown": a break is one place, however often it is passed."""
+    """A dash and not "unknown": a break is one place, however often it is passed."""
     return "-" if times is None else f"{times:.3g}"
 
 
 class Wait(NamedTuple):
-    """What a call does and what to write instead."""
+    """A call that makes the host wait, and what to write instead."""
 
     kind: str
     op: str
@@ -65,7 +68,7 @@ COPY = "the host waits for a copy of the tensor"
 COUNT = "how many results there are depends on the values: the host waits for the number"
 KEEP = "keep it a tensor; read it every N steps, after the step"
 
-# Methods of tensors, as Python calls them.
+# Methods of tensors, by the name that Python calls.
 METHODS = {
     "item": Wait(WAIT, ".item()", READ, KEEP),
     "__float__": Wait(WAIT, "float(tensor)", READ, KEEP),
@@ -83,7 +86,7 @@ METHODS = {
 }  # fmt: skip
 TO_HOST = METHODS["cpu"]._replace(op='.to("cpu")')
 
-# Operators, however they were called.
+# Operators, by the name that torch dispatches.
 MASK = "x[mask]"
 OPERATORS = {
     "_local_scalar_dense": METHODS["item"],
@@ -98,11 +101,11 @@ OPERATORS = {
 TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe)
 
 
-def wait_of(func: Any, args: Any) -> Wait | None:
-    """Return what is to be said of an operator: that it waits, or nothing."""
+def operator_wait(func: Any, args: Any) -> Wait | None:
+    """Return the Wait of an operator; None if it does not make the host wait."""
     name = func._overloadpacket.__name__
     if name in ("index", "index_put", "index_put_"):
-        return OPERATORS[MASK] if _by_mask(name, args) else None
+        return OPERATORS[MASK] if _selects_by_mask(name, args) else None
     if not any(tag in func.tags for tag in TAGS):
         return None
     if name in OPERATORS:
@@ -113,54 +116,52 @@ def wait_of(func: Any, args: Any) -> Wait | None:
     return Wait(WAIT, name.strip("_"), COUNT, "an operation whose result has a fixed size")
 
 
-def _by_mask(name: str, args: Any) -> bool:
+def _selects_by_mask(name: str, args: Any) -> bool:
     """Whether a boolean mask selects; filling with one value needs no count."""
     masked = any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return masked and (name == "index" or args[2].numel() != 1)
 
 
-OpLocation = tuple[str, str]  # line, op
-STEP_FILE = step.__file__  # lines count that the step calls
-
-
 class ObservedStep:
-    """What was seen in one step."""
+    """The waits and result sizes of one step, by line."""
 
     def __init__(self) -> None:
-        self.waits: Counter[tuple[str, Wait]] = Counter()  # by line
+        self.waits: Counter[tuple[str, Wait]] = Counter()  # (line, wait)
         self.shapes: dict[OpLocation, Counter[tuple[int, ...]]] = defaultdict(Counter)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch what runs inside."""
+    def observing(self) -> Iterator[None]:
+        """Observe the step that runs inside."""
         calls = _Calls(self)
         with calls, _Operators(self, calls):
             yield
 
-    def wait(self, wait: Wait) -> None:
-        """Note a wait; one in torch's own loops, such as an optimizer's, is none of the user's."""
+    def note(self, wait: Wait) -> None:
+        """Count a wait, unless it is in torch's own code, such as an optimizer's loop."""
         line = calling_line(STEP_FILE)
         if line:
             self.waits[line, wait] += 1
 
 
 class _Calls(TorchFunctionMode):
-    """Sees calls as Python makes them: tolist, numpy and cpu dispatch nothing on a CPU."""
+    """Sees the calls of Python code: on a CPU, tolist, numpy and cpu dispatch no operator."""
 
-    def __init__(self, seen: ObservedStep) -> None:
+    def __init__(self, observed: ObservedStep) -> None:
         super().__init__()
-        self.seen = seen
-        self.inside = 0  # of calls that were noted: their own operators are not noted again
+        self.step = observed
+        self.inside = (
+            0  # depth of calls that were noted: the operators inside them are not noted again
+        )
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Note it, then do it."""
+        """Note the call, then make it."""
         wait = _method_wait(func, args, kwargs or {})
         if wait is None:
             return func(*args, **(kwargs or {}))
         if not self.inside:
-            self.seen.wait(wait)
+            self.step.note(wait)
         self.inside += 1
         try:
             return func(*args, **(kwargs or {}))
@@ -169,31 +170,31 @@ class _Calls(TorchFunctionMode):
 
 
 class _Operators(TorchDispatchMode):
-    """Sees operators, also those of backward and of a user's own autograd functions."""
+    """Sees operators, including those of backward and of the user's autograd functions."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, seen: ObservedStep, calls: _Calls) -> None:
+    def __init__(self, observed: ObservedStep, calls: _Calls) -> None:
         super().__init__()
-        self.seen = seen
+        self.step = observed
         self.calls = calls
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run the op, then note it."""
+        """Run the operator, then note it."""
         out = func(*args, **(kwargs or {}))
         if isinstance(func, HigherOrderOperator):
             return out
-        wait = None if self.calls.inside else wait_of(func, args)
+        wait = None if self.calls.inside else operator_wait(func, args)
         if wait is not None:
-            self.seen.wait(wait)
+            self.step.note(wait)
         line = calling_line(STEP_FILE)
         if line:
-            place = (line, func._overloadpacket.__name__)
+            where = (line, func._overloadpacket.__name__)
             for leaf in tree_leaves(out):
                 if isinstance(leaf, Tensor):
-                    self.seen.shapes[place][tuple(leaf.shape)] += 1
+                    self.step.shapes[where][tuple(leaf.shape)] += 1
         return out
 
 
@@ -201,6 +202,6 @@ def _method_wait(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Wait | None
     name = getattr(func, "__name__", "")
     if name == "to" and "cpu" in [*args[1:], *kwargs.values()]:
         return TO_HOST
-    # Of another class, `numpy` or `item` may be anything.
+    # Methods called `numpy` or `item` of other classes may do anything.
     own = getattr(torch.Tensor, name, None)
     return METHODS.get(name) if own is func or name.startswith("__") else None

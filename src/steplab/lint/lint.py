@@ -1,4 +1,4 @@
-"""Run some steps of a spec under watch and list their hazards."""
+"""Run some steps of a spec under observation and list their hazards."""
 
 from __future__ import annotations
 
@@ -12,96 +12,44 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import Tensor, nn
-from torch._dynamo.utils import (
-    clear_compilation_metrics,
-    get_compilation_metrics,
-    graph_break_reasons,
-)
+from torch._dynamo.utils import clear_compilation_metrics
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.lint.hazards import BREAK, KEEP, READ, STEP_FILE, VARIES, WAIT, Hazard, ObservedStep
+from steplab.probes.compilation import GraphBreak, recorded_graph_breaks
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.graphed_call import sync_debug_mode
 from steplab.step.step import Step
 from steplab.step.trial import error_sentence
-from steplab.step.user_frames import Frame, calling_line, error_line, innermost_line
-
-WHY = "torch.compile cuts the model in two here: nothing fuses across, and fullgraph fails"
-GIVEN_UP = "Unsupported"  # the exception that leaves a function uncompiled
-REMEDY = "take it out of the forward pass, or write it with tensor operations"
-
-
-def graph_breaks(model: nn.Module, args: Any, kwargs: Any) -> list[Hazard]:
-    """Trace one call of the model and return every place at which dynamo ends a graph.
-
-    Breaks with nothing to compute between them count too: they show as soon as the others go.
-    """
-    log = logging.getLogger("torch._dynamo")
-    level = log.level
-    log.setLevel(logging.ERROR)  # it warns of some breaks in its own words
-    torch._dynamo.reset()
-    clear_compilation_metrics()
-    try:
-        torch.compile(model, backend="eager")(*args, **kwargs)
-        return list(dict.fromkeys(_cuts()))
-    except Exception as error:
-        return [_hazard(error_line(error), f"cannot be traced: {_first_line(str(error))}")]
-    finally:
-        log.setLevel(level)
-        torch._dynamo.reset()
-
-
-def _cuts() -> Iterator[Hazard]:
-    """Yield where a graph was cut, and where a function was left uncompiled instead."""
-    for cut in graph_break_reasons:
-        stack = [(f.filename, f.lineno or 0, f.name) for f in reversed(cut.user_stack)]
-        yield _hazard(_place(stack), _first_line(cut.reason))
-    for seen in get_compilation_metrics():
-        if seen.fail_type == GIVEN_UP:
-            path, line = seen.fail_user_frame_filename, seen.fail_user_frame_lineno
-            stack = [(path or "", line or 0, seen.co_name or "")]
-            yield _hazard(_place(stack), _first_line(seen.fail_reason or ""))
-
-
-def _place(stack: list[Frame]) -> str:
-    """Return the innermost line that is the user's; else the innermost, by its file's name."""
-    file, line, _ = stack[0]
-    return innermost_line(stack) or f"{file.rsplit('/', 1)[-1]}:{line}"
-
-
-def _hazard(line: str, reason: str) -> Hazard:
-    return Hazard(BREAK, line, reason, WHY, REMEDY)
-
-
-def _first_line(text: str) -> str:
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
-    return "branch by a value" if first.startswith("generic_jump") else first
-
+from steplab.step.user_frames import calling_line, error_line
+from steplab.trace.lines import innermost_line
 
 SHOWN_LINES = 12  # that vary in size: what follows from one line is not a fault of its own
 HIDING = ("compile", "cuda_graph")  # techniques under which torch dispatches no operators
 GROWS = "the caching allocator splits and grows, compiled code is compiled again, no graph fits"
 PAD = "pad to a fixed size, or mask instead of selecting"
+BREAK_COST = "torch.compile cuts the model in two here: nothing fuses across, and fullgraph fails"
+BREAK_REMEDY = "take it out of the forward pass, or write it with tensor operations"
 
 
 def lint(spec: RunSpec, steps: int) -> list[Hazard]:
-    """Run `steps` steps, each on another batch, and return what was met, in that order."""
+    """Run `steps` steps, each on another batch, and return their hazards in the order met."""
     _refuse_what_hides_operators(spec)
     try:
         step = assemble(spec)
         feed = micro_batches(step, spec)
         with _first_call(step.model) as call:
-            step(next(feed))  # unwatched: what is made once, lazily, is none of a step
-        seen, shapes = [], []
+            step(next(feed))  # not observed: what is built lazily, once, is not part of a step
+        observed, shapes = [], []
         for _ in range(steps):
             batch = next(feed)
             shapes.append(_batch_shapes(batch))
-            seen.append(ObservedStep())
-            with seen[-1].watching():
+            observed.append(ObservedStep())
+            with observed[-1].observing():
                 step(batch)
-        hazards = [*_waits(seen), *_varying(seen, shapes)]
+        hazards = [*_waits(observed), *_varying(observed, shapes)]
         if step.parts.device.type == "cuda":
             hazards += _silent_waits(step, next(feed), {h.line for h in hazards})
         return hazards + (graph_breaks(step.model, *call) if call else [])
@@ -115,29 +63,29 @@ def _refuse_what_hides_operators(spec: RunSpec) -> None:
     hiding = [name for name in HIDING if name in spec.recipe.techniques]
     if hiding:
         raise UserError(
-            f"lint watches a step operator by operator, which {' and '.join(hiding)} would hide.",
+            f"lint observes a step operator by operator, which {' and '.join(hiding)} would hide.",
             f"Add {','.join(f'{name}=off' for name in hiding)} to the recipe.",
         )
 
 
-def _waits(seen: Sequence[ObservedStep]) -> list[Hazard]:
-    total = sum((one.waits for one in seen), Counter())
+def _waits(observed: Sequence[ObservedStep]) -> list[Hazard]:
+    total = sum((one.waits for one in observed), Counter())
     return [
-        Hazard(wait.kind, line, wait.op, wait.why, wait.remedy, count / len(seen))
+        Hazard(wait.kind, line, wait.op, wait.why, wait.remedy, count / len(observed))
         for (line, wait), count in total.items()
     ]
 
 
-def _varying(seen: Sequence[ObservedStep], batches: Sequence[Any]) -> list[Hazard]:
-    """Return the lines whose results had other sizes in another step; the batch first of all."""
-    for place in batches[0]:
-        sizes = {batch.get(place) for batch in batches}
+def _varying(observed: Sequence[ObservedStep], batches: Sequence[Any]) -> list[Hazard]:
+    """Return the lines whose results differ in size between steps; first of all the batch."""
+    for path in batches[0]:
+        sizes = {batch.get(path) for batch in batches}
         if len(sizes) > 1:
             why = f"{_sizes(sizes)} in {len(batches)} steps: {GROWS}"
-            return [Hazard(VARIES, "batches()", f"batch{place}", why, PAD)]
+            return [Hazard(VARIES, "batches()", f"batch{path}", why, PAD)]
     found: dict[str, Hazard] = {}
-    for (line, op), first in seen[0].shapes.items():
-        others = [one.shapes.get((line, op), Counter()) for one in seen]
+    for (line, op), first in observed[0].shapes.items():
+        others = [one.shapes.get((line, op), Counter()) for one in observed]
         if line in found or all(other == first for other in others):
             continue
         sizes = {shape for other in others for shape in other}
@@ -156,7 +104,7 @@ def _batch_shapes(batch: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _silent_waits(step: Step, batch: Any, known: set[str]) -> list[Hazard]:
-    """Let torch warn of waits in one more step; return those at lines that were not seen."""
+    """Let torch warn of waits in one more step; return those at lines that are not known yet."""
     lines: Counter[str] = Counter()
 
     def note(message: Any, *place: Any, **more: Any) -> None:
@@ -185,3 +133,36 @@ def _first_call(model: torch.nn.Module) -> Iterator[list[Any]]:
         yield call
     finally:
         hook.remove()
+
+
+def graph_breaks(model: nn.Module, args: Any, kwargs: Any) -> list[Hazard]:
+    """Trace one call of the model and return every place where dynamo ends a graph.
+
+    Breaks with nothing to compute between them count too: they show as soon as the others go.
+    """
+    log = logging.getLogger("torch._dynamo")
+    level = log.level
+    log.setLevel(logging.ERROR)  # dynamo warns of some breaks itself
+    torch._dynamo.reset()
+    clear_compilation_metrics()
+    try:
+        torch.compile(model, backend="eager")(*args, **kwargs)
+        return list(dict.fromkeys(map(_break_hazard, recorded_graph_breaks())))
+    except Exception as error:
+        reason = f"cannot be traced: {_first_line(str(error))}"
+        return [Hazard(BREAK, error_line(error), reason, BREAK_COST, BREAK_REMEDY)]
+    finally:
+        log.setLevel(level)
+        torch._dynamo.reset()
+
+
+def _break_hazard(found: GraphBreak) -> Hazard:
+    """Name the innermost line of the user's code, or else the innermost of all."""
+    file, number, _ = found.frames[0]
+    line = innermost_line(found.frames) or f"{file.rsplit('/', 1)[-1]}:{number}"
+    return Hazard(BREAK, line, _first_line(found.reason), BREAK_COST, BREAK_REMEDY)
+
+
+def _first_line(text: str) -> str:
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+    return "branch by a value" if first.startswith("generic_jump") else first

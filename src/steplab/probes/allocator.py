@@ -1,4 +1,4 @@
-"""What an allocator did while one step ran, before anybody asks for whom: CPU and CUDA."""
+"""Every allocation and free of one step, on CPU and on CUDA, with the line that asked for it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,200 @@ from torch.profiler import ProfilerActivity, profile
 from steplab.core.errors import MeasurementError, Unsupported
 from steplab.core.units import bytes_
 
+CPU_SOURCE = "profiler memory events"
+CPU_NOTES = (
+    "on a CPU, of what was held before the step only the model, its gradients and its optimizer "
+    "state are known",
+    "an operator such as a * b is attributed to the first line of its function",
+)
+# Operators that only allocate; the operator that called them is the one that needs the memory.
+ALLOCATING_OPS = ("aten::empty", "aten::new_empty", "aten::resize_")
+OPERATOR_SCOPES = (RecordScope.FUNCTION, RecordScope.BACKWARD_FUNCTION)
+PYTHON_CALLS = (_EventType.PyCall, _EventType.PyCCall)
+CUDA_SOURCE = "cuda allocator"
+MAX_ENTRIES = 1_000_000  # an eager step makes about 500 per transformer block
+# A free counts from its request, as in torch.cuda.memory_allocated().
+SIGNS = {"alloc": 1, "free_requested": -1}
+SEGMENT_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+SHARED_POOL = (0, 0)  # id of the pool of everything that no CUDA graph owns
+# The profiler cuts off the part of a path that is on sys.path, the allocator does not.
+LIBRARIES = ("torch/", "triton/")
+SITE_PACKAGES = Path(torch.__file__).parents[1].as_posix()
+
+AddressRange = tuple[int, int]  # first address, and the one after the last
+
+
+@dataclass(frozen=True)
+class Change:
+    """One allocation (bytes above 0) or one free (bytes below 0)."""
+
+    time_ns: int  # since the Unix epoch, like time.time_ns()
+    address: int
+    bytes: int
+    line: str = ""
+    op: str = ""
+
+
+@dataclass
+class Recording:
+    """What an allocator did; complete when its context manager ends, `changes` in order."""
+
+    source: str
+    changes: list[Change] = field(default_factory=list)
+    held: Mapping[int, int] | None = None  # address -> bytes before the step; None: unknown
+    segments: list[SegmentChange] | None = None  # None: the allocator does not reserve
+    notes: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True)
 class SegmentChange:
-    """Memory that came from the driver (bytes above 0) or went back to it (below 0)."""
+    """Memory reserved from the driver (bytes above 0) or returned to it (bytes below 0)."""
 
-    after: int  # number of allocations and frees that came before it; -1: before the step
+    after: int  # allocations and frees that happened before it; -1: it was there before the step
     address: int
     bytes: int
-    grows: bool = False  # an expandable segment: neighbours of this kind are one piece
+    grows: bool = False  # an expandable segment: adjacent ones are one piece
 
 
-AddressRange = tuple[int, int]  # first address, and the one behind the last
+@contextlib.contextmanager
+def cpu_recording() -> Iterator[Recording]:
+    """Record allocations inside the block; the Recording is complete when it ends."""
+    recording = Recording(CPU_SOURCE, notes=CPU_NOTES)
+    activities = [ProfilerActivity.CPU]
+    with profile(
+        activities=activities, profile_memory=True, with_stack=True, acc_events=True
+    ) as profiler:
+        yield recording
+    recording.changes = read_tree(profiler.profiler.kineto_results.experimental_event_tree())
+
+
+def read_tree(roots: Iterable[Any]) -> list[Change]:
+    """Return all allocations and frees of the profiler's event tree, in order of time."""
+    changes = []
+    # A stack and no recursion: the tree is as deep as the Python stack.
+    waiting = [(root, "", "") for root in roots]
+    while waiting:
+        event, line, op = waiting.pop()
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            if fields.device.type == "cpu":
+                change = Change(event.start_time_ns, fields.ptr, fields.alloc_size, line, op)
+                changes.append(change)
+            continue
+        if event.tag in PYTHON_CALLS:
+            line = _python_line(event.extra_fields) or line
+        elif event.tag == _EventType.TorchOp and event.extra_fields.scope in OPERATOR_SCOPES:
+            op = op if op and event.name.startswith(ALLOCATING_OPS) else event.name
+        waiting += [(child, line, op) for child in event.children]
+    return sorted(changes, key=lambda change: change.time_ns)
+
+
+def _python_line(call: Any) -> str:
+    """Return the line outside torch of a Python call: in the function itself, or in its caller.
+
+    The profiler knows only the first line of a running function, but the exact line of its caller.
+    """
+    for frame in (getattr(call, "callsite", None), call.caller):
+        if frame is not None and is_outside(frame.file_name):
+            return line_text(frame.file_name, frame.line_number, frame.function_name)
+    return ""
+
+
+@contextlib.contextmanager
+def cuda_recording() -> Iterator[Recording]:
+    """Record allocations on the current device inside the block; complete when it ends."""
+    if torch.cuda.get_allocator_backend() != "native":
+        raise Unsupported(
+            "The memory timeline needs torch's own CUDA allocator.",
+            "Unset backend:cudaMallocAsync in PYTORCH_ALLOC_CONF.",
+        )
+    recording = Recording(CUDA_SOURCE)
+    history = torch.cuda.memory._record_memory_history
+    history("all", context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True)
+    try:
+        before = torch.cuda.memory._snapshot()
+        yield recording
+        torch.cuda.synchronize()
+        after = torch.cuda.memory._snapshot()
+    finally:
+        history(None)
+    device = torch.cuda.current_device()
+    read_snapshots(recording, before["segments"], after["device_traces"][device], device)
+
+
+def read_snapshots(
+    recording: Recording,
+    segments: Sequence[Mapping[str, Any]],
+    history: Sequence[Mapping[str, Any]],
+    device: int,
+) -> None:
+    """Fill a Recording from the snapshot before the step and the history of the step."""
+    if len(history) >= MAX_ENTRIES:
+        raise MeasurementError(
+            f"The step made more than {MAX_ENTRIES:,} allocations and frees: its beginning is "
+            "lost.",
+            "Record a smaller step.",
+        )
+    ours = [segment for segment in segments if segment["device"] == device]
+    blocks = [block for segment in ours for block in segment["blocks"]]
+    recording.held = {
+        block["address"]: block["requested_size"]
+        for block in blocks
+        if block["state"] == "active_allocated"
+    }
+    private = [one for one in ours if tuple(one["segment_pool_id"]) != SHARED_POOL]
+    recording.segments = [
+        SegmentChange(-1, one["address"], one["total_size"], bool(one.get("is_expandable")))
+        for one in ours
+        if one not in private
+    ]
+    # Free memory in a graph's own pool is for its replays only: nobody else can have it.
+    recording.segments += [
+        SegmentChange(-1, block["address"], block["size"])
+        for one in private
+        for block in one["blocks"]
+        if block["state"] == "active_allocated"
+    ]
+    latest = 0
+    for entry in history:
+        action, size = entry["action"], entry["size"]
+        if action in SEGMENT_SIGNS:
+            before, signed = len(recording.changes), SEGMENT_SIGNS[action] * size
+            grows = action == "segment_map"
+            recording.segments.append(SegmentChange(before, entry["addr"], signed, grows))
+        elif action in SIGNS:
+            # Two threads may read the clock in one order and take the lock in the other.
+            latest = max(latest, entry["time_us"] * 1000)
+            line = innermost_frame_line(entry.get("frames", ()))
+            change = Change(latest, entry["addr"], SIGNS[action] * size, line)
+            recording.changes.append(change)
+    if private:
+        size = bytes_(sum(one["total_size"] for one in private))
+        recording.notes = (
+            f"CUDA graphs hold {size} in pools of their own; what a replay takes and frees in them "
+            "is not seen",
+        )
+
+
+def innermost_frame_line(frames: Sequence[Mapping[str, Any]]) -> str:
+    """Return the innermost line outside torch; "" where no Python code asked, as in backward."""
+    for frame in frames:
+        if is_outside(frame["filename"]):
+            return line_text(frame["filename"], frame["line"], frame["name"])
+    return ""
+
+
+def is_outside(path: str) -> bool:
+    """Whether a path is a file that belongs neither to torch nor to triton."""
+    inside = (
+        path.removeprefix(SITE_PACKAGES).lstrip("/") if path.startswith(SITE_PACKAGES) else path
+    )
+    return bool(path) and path[0] not in "<?" and not inside.startswith(LIBRARIES)
+
+
+def line_text(path: str, line: int, function: str) -> str:
+    """Return `model.py:12 (forward)`."""
+    return f"{path.rsplit('/', 1)[-1]}:{line} ({function})"
 
 
 def reserved_ranges(changes: Iterable[SegmentChange], position: int) -> list[AddressRange]:
@@ -39,7 +221,7 @@ def reserved_ranges(changes: Iterable[SegmentChange], position: int) -> list[Add
         if change.bytes > 0:
             ranges.append((begin, end, change.grows))
         else:
-            # An expandable segment may give back a part of what it had mapped in one piece.
+            # An expandable segment may return a part of what it had mapped in one piece.
             pieces = [
                 piece
                 for first, last, grows in ranges
@@ -67,190 +249,3 @@ def largest_gap(reserved: Iterable[AddressRange], used: Iterable[AddressRange]) 
             begin = max(begin, high)
         largest = max(largest, last - begin)
     return largest
-
-
-@dataclass(frozen=True)
-class Change:
-    """One allocation (bytes above 0) or one free (bytes below 0)."""
-
-    time_ns: int  # since the Unix epoch, as time.time_ns() tells it
-    address: int
-    bytes: int
-    line: str = ""
-    op: str = ""
-
-
-@dataclass
-class Recording:
-    """Filled when its context manager ends; `changes` are in the order in which they happened."""
-
-    source: str
-    changes: list[Change] = field(default_factory=list)
-    held: Mapping[int, int] | None = None  # address to bytes before the step; None: not told
-    segments: list[SegmentChange] | None = None  # None: no allocator that reserves
-    notes: tuple[str, ...] = ()
-
-
-# The profiler leaves out the part of a path that is on sys.path, the allocator does not.
-LIBRARIES = ("torch/", "triton/")
-SITE_PACKAGES = Path(torch.__file__).parents[1].as_posix()
-
-
-def is_outside(path: str) -> bool:
-    """Whether a file belongs neither to torch nor to triton, and is a file at all."""
-    inside = (
-        path.removeprefix(SITE_PACKAGES).lstrip("/") if path.startswith(SITE_PACKAGES) else path
-    )
-    return bool(path) and path[0] not in "<?" and not inside.startswith(LIBRARIES)
-
-
-def line_text(path: str, line: int, function: str) -> str:
-    """Return file, line and function."""
-    return f"{path.rsplit('/', 1)[-1]}:{line} ({function})"
-
-
-CPU_SOURCE = "profiler memory events"
-CPU_NOTES = (
-    "on a CPU, of what was held before the step only the model, its gradients and its optimizer "
-    "state are known",
-    "an operator such as a * b is booked to the first line of its function",
-)
-# Operators that only take memory; who called them is the one that asked for it.
-TAKERS = ("aten::empty", "aten::new_empty", "aten::resize_")
-OPERATORS = (RecordScope.FUNCTION, RecordScope.BACKWARD_FUNCTION)
-CALLS = (_EventType.PyCall, _EventType.PyCCall)
-
-
-@contextlib.contextmanager
-def cpu_recording() -> Iterator[Recording]:
-    """Record what happens inside; the Recording is complete when the block ends."""
-    recording = Recording(CPU_SOURCE, notes=CPU_NOTES)
-    activities = [ProfilerActivity.CPU]
-    with profile(
-        activities=activities, profile_memory=True, with_stack=True, acc_events=True
-    ) as profiler:
-        yield recording
-    recording.changes = read_tree(profiler.profiler.kineto_results.experimental_event_tree())
-
-
-def read_tree(roots: Iterable[Any]) -> list[Change]:
-    """Return all allocations and frees of the profiler's event tree, in order of time."""
-    changes = []
-    # The tree is as deep as the Python stack, so the way down is kept here.
-    waiting = [(root, "", "") for root in roots]
-    while waiting:
-        event, line, op = waiting.pop()
-        if event.tag == _EventType.Allocation:
-            fields = event.extra_fields
-            if fields.device.type == "cpu":
-                change = Change(event.start_time_ns, fields.ptr, fields.alloc_size, line, op)
-                changes.append(change)
-            continue
-        if event.tag in CALLS:
-            line = _python_line(event.extra_fields) or line
-        elif event.tag == _EventType.TorchOp and event.extra_fields.scope in OPERATORS:
-            op = op if op and event.name.startswith(TAKERS) else event.name
-        waiting += [(child, line, op) for child in event.children]
-    return sorted(changes, key=lambda change: change.time_ns)
-
-
-def _python_line(call: Any) -> str:
-    """Return the line outside torch that a Python call shows: in the function, or its caller.
-
-    Of a running function the profiler knows the first line only; of its caller the exact one.
-    """
-    for frame in (getattr(call, "callsite", None), call.caller):
-        if frame is not None and is_outside(frame.file_name):
-            return line_text(frame.file_name, frame.line_number, frame.function_name)
-    return ""
-
-
-CUDA_SOURCE = "cuda allocator"
-MAX_ENTRIES = 1_000_000  # an eager step makes about 500 per transformer block
-# A free counts from its request: so does torch.cuda.memory_allocated().
-SIGNS = {"alloc": 1, "free_requested": -1}
-SEGMENT_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-SHARED_POOL = (0, 0)
-
-
-@contextlib.contextmanager
-def cuda_recording() -> Iterator[Recording]:
-    """Record what happens inside on the current device; complete when the block ends."""
-    if torch.cuda.get_allocator_backend() != "native":
-        raise Unsupported(
-            "The memory timeline needs torch's own CUDA allocator.",
-            "Unset backend:cudaMallocAsync in PYTORCH_ALLOC_CONF.",
-        )
-    recording = Recording(CUDA_SOURCE)
-    history = torch.cuda.memory._record_memory_history
-    history("all", context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True)
-    try:
-        before = torch.cuda.memory._snapshot()
-        yield recording
-        torch.cuda.synchronize()
-        after = torch.cuda.memory._snapshot()
-    finally:
-        history(None)
-    device = torch.cuda.current_device()
-    read_snapshots(recording, before["segments"], after["device_traces"][device], device)
-
-
-def read_snapshots(
-    recording: Recording,
-    segments: Sequence[Mapping[str, Any]],
-    history: Sequence[Mapping[str, Any]],
-    device: int,
-) -> None:
-    """Fill a Recording with what was held before the step, and with the history of the step."""
-    if len(history) >= MAX_ENTRIES:
-        raise MeasurementError(
-            f"The step made more than {MAX_ENTRIES:,} allocations and frees: its beginning is "
-            "lost.",
-            "Record a smaller step.",
-        )
-    ours = [segment for segment in segments if segment["device"] == device]
-    blocks = [block for segment in ours for block in segment["blocks"]]
-    recording.held = {
-        block["address"]: block["requested_size"]
-        for block in blocks
-        if block["state"] == "active_allocated"
-    }
-    private = [one for one in ours if tuple(one["segment_pool_id"]) != SHARED_POOL]
-    recording.segments = [
-        SegmentChange(-1, one["address"], one["total_size"], bool(one.get("is_expandable")))
-        for one in ours
-        if one not in private
-    ]
-    # What is free in a graph's own pool is free for its replays only: it is not there to be had.
-    recording.segments += [
-        SegmentChange(-1, block["address"], block["size"])
-        for one in private
-        for block in one["blocks"]
-        if block["state"] == "active_allocated"
-    ]
-    latest = 0
-    for entry in history:
-        action, size = entry["action"], entry["size"]
-        if action in SEGMENT_SIGNS:
-            place = (len(recording.changes), entry["addr"], SEGMENT_SIGNS[action] * size)
-            recording.segments.append(SegmentChange(*place, grows=action == "segment_map"))
-        elif action in SIGNS:
-            # Two threads may read the clock in another order than they take the lock.
-            latest = max(latest, entry["time_us"] * 1000)
-            line = innermost_frame_line(entry.get("frames", ()))
-            change = Change(latest, entry["addr"], SIGNS[action] * size, line)
-            recording.changes.append(change)
-    if private:
-        size = bytes_(sum(one["total_size"] for one in private))
-        recording.notes = (
-            f"CUDA graphs hold {size} in pools of their own; what is taken and freed inside a "
-            "replay is not seen",
-        )
-
-
-def innermost_frame_line(frames: Sequence[Mapping[str, Any]]) -> str:
-    """Return the innermost line outside torch; "" where Python did not ask (backward)."""
-    for frame in frames:
-        if is_outside(frame["filename"]):
-            return line_text(frame["filename"], frame["line"], frame["name"])
-    return ""

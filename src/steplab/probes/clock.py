@@ -16,21 +16,7 @@ import torch
 from steplab.core import Clock, Samples
 from steplab.probes.probe import Probe, Subject
 
-THREAD_FOLDERS = Path("/proc/self/task")  # one folder for each thread
-
-
-def seconds_without_core(tasks: Path = THREAD_FOLDERS) -> float | None:
-    """Return the sum over the living threads so far; None where the kernel does not tell.
-
-    The second number of `schedstat` is a thread's time on a run queue, in nanoseconds.
-    """
-    waited = []
-    for path in tasks.glob("*/schedstat"):
-        try:
-            waited.append(int(path.read_text().split()[1]))
-        except (OSError, IndexError, ValueError):  # it has just ended, or nothing is counted
-            continue
-    return sum(waited) / 1e9 if waited else None
+THREADS = Path("/proc/self/task")  # a folder for each thread
 
 
 class Stopwatch:
@@ -42,7 +28,7 @@ class Stopwatch:
         self.events: list[torch.cuda.Event] = []
 
     def mark(self) -> int:
-        """Note the present moment on both clocks and return its number."""
+        """Mark the present moment on both clocks and return its index."""
         self.host_s.append(perf_counter())
         if self.on_cuda:
             event = torch.cuda.Event(enable_timing=True)
@@ -55,17 +41,17 @@ class Stopwatch:
         return (self.host_s[end] - self.host_s[start]) * 1e3
 
     def device_ms(self, start: int, end: int) -> float:
-        """Milliseconds between two marks on the device (the host's, without a GPU)."""
+        """Milliseconds between two marks on the device; without a GPU, on the host."""
         if not self.on_cuda:
             return self.host_ms(start, end)
         return self.events[start].elapsed_time(self.events[end])
 
 
 class ClockProbe(Probe):
-    """The loop tells it when data is fetched and when a step begins and ends."""
+    """Times steps; the loop wraps the fetch of each batch and each step."""
 
     def open_window(self, subject: Subject) -> None:
-        """Synchronise, then start: the first period begins at an idle device."""
+        """Synchronize, then start: the first period begins with an idle device."""
         self.on_cuda = subject.on_cuda
         self.watch = Stopwatch(self.on_cuda)
         self.phase_marks: list[dict[str, list[tuple[int, int]]]] = []
@@ -95,7 +81,7 @@ class ClockProbe(Probe):
         self.step_marks.append((start, self.watch.mark()))
 
     def close_window(self, subject: Subject) -> None:
-        """Stop; reads nothing yet."""
+        """Stop; nothing is read yet."""
         self.window_ms = (perf_counter() - self.watch.host_s[self.first]) * 1e3
         self.waited_after = seconds_without_core()
         gc.callbacks.remove(self._on_gc)
@@ -124,7 +110,9 @@ class ClockProbe(Probe):
         if self.waited_before is None or self.waited_after is None:
             return None
         waited_ms = (self.waited_after - self.waited_before) * 1e3
-        return max(0.0, waited_ms / self.window_ms)  # a thread that ended takes its time along
+        return max(
+            0.0, waited_ms / self.window_ms
+        )  # below 0: a thread that ended took its time along
 
     def _phases(self, duration: Any) -> dict[str, Samples]:
         names = dict.fromkeys(name for step in self.phase_marks for name in step)
@@ -146,6 +134,25 @@ class ClockProbe(Probe):
         # Generation 0 takes microseconds; only full collections can show in a step's time.
         if when == "stop" and info.get("generation") == 2:
             self.collections.append(len(self.step_marks))
+
+
+def seconds_without_core(threads: Path = THREADS) -> float | None:
+    """Return how long the threads of this process were ready to run but had no core.
+
+    The sum over living threads so far; None where the kernel does not tell. The second number of
+    `schedstat` is a thread's time on a run queue, in nanoseconds.
+    """
+    waited = []
+    for path in threads.glob("*/schedstat"):
+        try:
+            waited.append(int(path.read_text().split()[1]))
+        except (
+            OSError,
+            IndexError,
+            ValueError,
+        ):  # the thread has just ended, or nothing is counted
+            continue
+    return sum(waited) / 1e9 if waited else None
 
 
 PROBE = ClockProbe

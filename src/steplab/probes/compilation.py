@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from time import perf_counter
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch._dynamo
@@ -19,71 +19,27 @@ from torch._dynamo.utils import (
 
 from steplab.core import Compilation, Recompile
 from steplab.probes.probe import Probe, Subject
-from steplab.trace.lines import user_line
+from steplab.trace.lines import Frame, innermost_line
 
-# Breaks that dynamo handles itself have words of its own for a reason.
+# Dynamo keeps the last 64 compilations, fewer than a model with many layers that recompile has.
+KEPT_COMPILATIONS = 4096  # of 1 kB each
+# Plain words for breaks that dynamo names by the function that handles them.
 BREAK_REASONS = {
     "generic_jump": "Data-dependent branching",
     "step_unsupported": "Unsupported code that no graph can be cut around",
     "comprehension_graph_break": "Break inside a comprehension",
 }
-GIVEN_UP = "Unsupported"  # the exception that leaves a function uncompiled
-
-
-def graph_breaks() -> dict[str, int]:
-    """Return reason and line -> count since dynamo was last reset."""
-    found: Counter[str] = Counter()
-    for cut in graph_break_reasons:
-        found[_with_place(_reason(cut.reason), _lines(reversed(cut.user_stack)))] += 1
-    for compiled in get_compilation_metrics():
-        if compiled.fail_type == GIVEN_UP:
-            found[f"{compiled.co_name} left uncompiled: {_given_up(compiled)}"] += 1
-    return dict(found)
-
-
-def first_line(text: str) -> str:
-    """Return the first line of what may be a page."""
-    return text.strip().splitlines()[0] if text.strip() else ""
-
-
-def _reason(text: str) -> str:
-    first = first_line(text)
-    return BREAK_REASONS.get(first.split(" ", 1)[0], first)
-
-
-def _given_up(compiled: Any) -> str:
-    path, line = compiled.fail_user_frame_filename, compiled.fail_user_frame_lineno
-    place = user_line(f"{path}({line}): {compiled.co_name}") if path else None
-    return _with_place(_reason(compiled.fail_reason or ""), [place])
-
-
-def _lines(frames: Iterable[Any]) -> Iterable[str | None]:
-    return (user_line(f"{frame.filename}({frame.lineno}): {frame.name}") for frame in frames)
-
-
-def _with_place(reason: str, lines: Iterable[str | None]) -> str:
-    """Add the first line that is the user's."""
-    place = next(filter(None, lines), None)
-    return f"{reason}, {place}" if place else reason
-
-
-# Dynamo keeps the last 64, fewer than a model of many layers that recompile; 1 kB each.
-KEPT_COMPILATIONS = 4096
-
-
-def graph_count() -> int:
-    """Return how many graphs dynamo has compiled in this process since the last reset."""
-    return int(counters["stats"]["unique_graphs"])
+GIVEN_UP = "Unsupported"  # the exception that makes dynamo leave a function uncompiled
 
 
 class CompilationProbe(Probe):
-    """Silent when nothing was given to torch.compile, whoever would have called it."""
+    """Has no result where nothing was compiled, by the recipe or by the model itself."""
 
     first_seconds: float | None = None
     warm_seconds: float | None = None
 
     def begin(self, subject: Subject) -> None:
-        """Count from zero. What the model compiled while it was made stays as it is."""
+        """Count from zero; what the model compiled while it was built stays compiled."""
         counters.clear()
         clear_compilation_metrics()
         set_compilation_metrics_limit(KEPT_COMPILATIONS)
@@ -95,7 +51,7 @@ class CompilationProbe(Probe):
     def close_window(self, subject: Subject) -> None:
         """Read everything before other probes run further steps."""
         self.graphs = graph_count()
-        self.breaks = graph_breaks()
+        self.breaks = count_graph_breaks()
         self.hits = int(counters["inductor"]["fxgraph_cache_hit"])
         self.misses = int(counters["inductor"]["fxgraph_cache_miss"])
         self.cudagraph_skips = int(counters["inductor"]["cudagraph_skips"])
@@ -106,10 +62,10 @@ class CompilationProbe(Probe):
         )
 
     def inspect(self, subject: Subject) -> None:
-        """Time the first step again after a reset in the same process, disk cache filled.
+        """Reset and time the first step again in the same process, with the disk cache filled.
 
-        A new process pays more: it also imports the compiler and loads the kernels. What a model
-        has compiled by itself is left alone: compiled once more it may be something else.
+        A new process takes longer: it also imports the compiler and loads the kernels. What a
+        model compiles by itself is left alone: compiled again it may become something else.
         """
         if not self.graphs or "compile" not in subject.spec.recipe.techniques:
             return
@@ -137,6 +93,55 @@ class CompilationProbe(Probe):
             warm_seconds=self.warm_seconds,
             cudagraph_skips=self.cudagraph_skips,
         )
+
+
+def graph_count() -> int:
+    """Return how many graphs dynamo has compiled in this process since the last reset."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+class GraphBreak(NamedTuple):
+    """A place where dynamo ended a graph, or gave a function up."""
+
+    reason: str  # in dynamo's words, often several lines
+    frames: list[Frame]  # innermost first
+    given_up: str = ""  # the function that stays uncompiled; "" where a graph was cut
+
+
+def recorded_graph_breaks() -> Iterator[GraphBreak]:
+    """Yield all breaks since dynamo was last reset.
+
+    Dynamo's counter of breaks leaves out branches on a value and functions that stay uncompiled,
+    so both are read where it keeps the reasons: its list of cut graphs, and its record of
+    compilations.
+    """
+    for cut in graph_break_reasons:
+        frames = [(f.filename, f.lineno or 0, f.name) for f in reversed(cut.user_stack)]
+        yield GraphBreak(cut.reason, frames)
+    for compiled in get_compilation_metrics():
+        if compiled.fail_type == GIVEN_UP:
+            path, line = compiled.fail_user_frame_filename, compiled.fail_user_frame_lineno
+            function = compiled.co_name or ""
+            frame = (path or "", line or 0, function)
+            yield GraphBreak(compiled.fail_reason or "", [frame], given_up=function)
+
+
+def count_graph_breaks() -> dict[str, int]:
+    """Return how often each break occurred since dynamo was last reset, by reason and line."""
+    return dict(Counter(map(_describe, recorded_graph_breaks())))
+
+
+def _describe(found: GraphBreak) -> str:
+    first = first_line(found.reason)
+    reason = BREAK_REASONS.get(first.split(" ", 1)[0], first)
+    line = innermost_line(found.frames)
+    text = f"{reason}, {line}" if line else reason
+    return f"{found.given_up} left uncompiled: {text}" if found.given_up else text
+
+
+def first_line(text: str) -> str:
+    """Return the first line of what may be a page."""
+    return text.strip().splitlines()[0] if text.strip() else ""
 
 
 PROBE = CompilationProbe

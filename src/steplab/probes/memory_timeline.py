@@ -1,8 +1,7 @@
-"""Who holds how much memory when: one further step, every allocation of it attributed.
+"""Who holds how much memory when: one more step, with every allocation attributed to its holder.
 
 A position is a number of changes: at position p the first p allocations and frees have happened.
-Clocks tell a moment to a microsecond, in which a device may see several changes; positions are
-exact.
+Clocks resolve a microsecond, in which a device may see several changes; positions are exact.
 """
 
 from __future__ import annotations
@@ -33,199 +32,36 @@ from steplab.probes.compilation import graph_count
 from steplab.probes.probe import Subject
 from steplab.probes.tensor_tracker import SAVED, Phase, TensorRecord, TensorTracker
 
-
-@dataclass
-class Block:
-    """Memory from one allocation to its free."""
-
-    address: int
-    bytes: int
-    made: int = -1  # number of the change that made it; -1: it was there before
-    freed: int | None = None  # number of the change that freed it; None: none did
-    line: str = ""
-    op: str = ""
-    kind: str = ""
-    shape: tuple[int, ...] | None = None
-    dtype: str = ""
-    module: str = ""
-
-    def is_live(self, position: int) -> bool:
-        """Whether it was held after `position` changes."""
-        return self.made < position and (self.freed is None or position <= self.freed)
-
-
-def build_blocks(held: Mapping[int, int], changes: Sequence[Change]) -> list[Block]:
-    """Pair allocations with their frees. `held` is what was there before: address to bytes."""
-    live = {address: Block(address, size) for address, size in held.items()}
-    blocks = list(live.values())
-    for number, change in enumerate(changes):
-        before = live.pop(change.address, None)
-        if before is None and change.bytes < 0:
-            # Freed, but never seen: it was there before the step.
-            before = Block(change.address, -change.bytes)
-            blocks.append(before)
-        if before is not None:
-            before.freed = number
-        if change.bytes > 0:
-            block = Block(change.address, change.bytes, number, None, change.line, change.op)
-            live[change.address] = block
-            blocks.append(block)
-    return blocks
-
-
-class BlockFinder:
-    """Finds the block that stood at an address at a moment."""
-
-    def __init__(self, blocks: Iterable[Block], changes: Sequence[Change]) -> None:
-        self._times = [change.time_ns for change in changes]
-        self._blocks: dict[int, list[Block]] = defaultdict(list)
-        for block in blocks:
-            self._blocks[block.address].append(block)
-
-    def position(self, moment_ns: int) -> int:
-        """Return how many changes had happened."""
-        return bisect_right(self._times, moment_ns)
-
-    def find(self, address: int, moment_ns: int) -> Block | None:
-        """Return the block, or None: memory of another allocator."""
-        position = self.position(moment_ns)
-        lives = self._blocks.get(address, [])
-        latest = bisect_left(lives, position, key=lambda block: block.made) - 1
-        return lives[latest] if latest >= 0 and lives[latest].is_live(position) else None
-
-
-def name_kinds(
-    blocks: Sequence[Block],
-    records: Iterable[TensorRecord],
-    phases: Sequence[Phase],
-    finder: BlockFinder,
-) -> None:
-    """Set the kind of every block, and its shape, dtype and owner where a tensor was seen."""
-    saved = set()
-    for record in records:
-        block = finder.find(record.address, record.time_ns)
-        if block is None:
-            continue
-        if record.role == SAVED:
-            saved.add(id(block))
-        elif not block.kind:
-            block.kind, block.module = record.role, record.module
-        if block.shape is None:
-            block.shape, block.dtype = record.shape, record.dtype
-    course = PhaseBorders(phases, finder)
-    for block in blocks:
-        block.kind = block.kind or course.kind(block, id(block) in saved)
-
-
-class PhaseBorders:
-    """The phases of a step as positions."""
-
-    def __init__(self, phases: Sequence[Phase], finder: BlockFinder) -> None:
-        self.names = [phase.name for phase in phases]
-        moments = [moment for phase in phases for moment in (phase.begin_ns, phase.end_ns)]
-        self.borders = [finder.position(moment) for moment in moments]
-
-    def part(self, change: int) -> int:
-        """Return the number of the part of the step: odd in a phase, even between phases."""
-        return bisect_right(self.borders, change)
-
-    def kind(self, block: Block, saved: bool) -> str:
-        """Tell activations, temporaries and the rest apart by where a block lived."""
-        if block.made < 0:
-            return "other"
-        part = self.part(block.made)
-        if part % 2 and self.names[part // 2] == "forward":
-            following = self.names[part // 2 + 1 : part // 2 + 2]
-            crosses = following == ["backward"] and block.is_live(self.borders[part + 1])
-            if saved or crosses:
-                return "activations"
-        brief = block.freed is not None and self.part(block.freed) == part
-        return "temporaries" if brief else "other"
-
-
-def saved_by_module(
-    records: Iterable[TensorRecord], phases: Sequence[Phase], finder: BlockFinder
-) -> dict[str, int]:
-    """Return bytes saved for backward by the module that saved them first, most first.
-
-    What the model itself holds is left out. Of several micro-batches it is the one that saved
-    most: each is freed before the next.
-    """
-    forwards = [phase for phase in phases if phase.name == "forward"]
-    starts = [phase.begin_ns for phase in forwards]
-    sums: list[dict[str, int]] = [defaultdict(int) for _ in forwards]
-    seen: set[tuple[int, int]] = set()
-    for record in records:
-        if record.role != SAVED:
-            continue
-        block = finder.find(record.address, record.time_ns)
-        turn = bisect_right(starts, record.time_ns) - 1
-        key = (turn, id(block) if block else record.address)
-        if key not in seen and (block is None or block.kind != "weights"):
-            sums[turn][record.module] += record.bytes
-        seen.add(key)
-    most = max(sums, key=lambda by_module: sum(by_module.values()), default={})
-    return dict(sorted(most.items(), key=lambda item: -item[1]))
-
-
-MAX_POINTS = 2000
-
-Ints = NDArray[np.int64]
-
-
-def bytes_by_position(blocks: Iterable[Block], changes: int) -> Ints:
-    """Return bytes held at every position, shape (changes + 1, kinds)."""
-    steps = np.zeros((changes + 1, len(KINDS)), dtype=np.int64)
-    column = {kind: number for number, kind in enumerate(KINDS)}
-    for block in blocks:
-        steps[block.made + 1, column[block.kind]] += block.bytes
-        if block.freed is not None:
-            steps[block.freed + 1, column[block.kind]] -= block.bytes
-    return np.cumsum(steps, axis=0)
-
-
-def thinned(totals: Ints) -> Ints:
-    """Return at most MAX_POINTS positions: the first, the last, and each stretch's extremes.
-
-    The highest of all is among them: it is the highest of its stretch.
-    """
-    if len(totals) <= MAX_POINTS:
-        return np.arange(len(totals))
-    kept = {0, len(totals) - 1}
-    borders = np.linspace(0, len(totals), (MAX_POINTS - 2) // 2 + 1).astype(int)
-    for begin, end in pairwise(borders.tolist()):
-        stretch = totals[begin:end]
-        kept |= {begin + int(stretch.argmax()), begin + int(stretch.argmin())}
-    return np.array(sorted(kept))
-
-
-LISTED = 20
+LISTED = 20  # allocations in each list
 SLOWED = "recording slows the step: its times show order, not speed"
 COMPILED = (
     "compiled modules: hooks see what a graph takes, saves and gives, not the modules inside it"
 )
+MAX_POINTS = 2000  # of the curve, for drawing
+
+Ints = NDArray[np.int64]
 
 
 def record_memory(subject: Subject) -> MemoryTimeline:
-    """Run one more step and book every allocation of it by who holds it.
+    """Run one more step and attribute every allocation of it to what holds it.
 
-    Weights are parameters and buffers; gradients and optimizer state are what parameters and
-    the optimizer point to; activations were made by forward and saved for backward, or lived on
-    into it; temporaries were freed in the phase that made them. The fetch of the batch is the
-    phase `data`. A step that is compiled must have run before.
+    Weights are parameters and buffers; gradients and optimizer state are what parameters and the
+    optimizer point to; activations were allocated in forward and saved for backward, or lived on
+    into it; temporaries were freed in the phase that allocated them. Fetching the batch is the
+    phase `data`. A compiled step must have run before.
     """
     tracker = TensorTracker(subject.step)
     graphs = graph_count()
     if subject.on_cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    with cuda_recording() if subject.on_cuda else cpu_recording() as recording, tracker.watching():
+    with cuda_recording() if subject.on_cuda else cpu_recording() as recording, tracker.tracking():
         with tracker.phase("data"):
             batches = next(subject.feed)
         subject.step(batches)
     if graph_count() != graphs:
         raise MeasurementError(
-            "The step was compiled while its memory was recorded.", "Let it run some steps before."
+            "The step was compiled while its memory was recorded.", "Run some steps before."
         )
     counted = torch.cuda.max_memory_allocated() if subject.on_cuda else None
     return timeline_of(recording, tracker, counted)
@@ -234,11 +70,11 @@ def record_memory(subject: Subject) -> MemoryTimeline:
 def timeline_of(
     recording: Recording, tracker: TensorTracker, counted: int | None
 ) -> MemoryTimeline:
-    """Join what the allocator did with what the tracker saw.
+    """Combine what the allocator did with what the tracker saw.
 
     `counted` is the peak by the allocator's own counter, None where it has none.
     """
-    blocks, finder = _booked(recording, tracker)
+    blocks, finder = _attributed_blocks(recording, tracker)
     table = bytes_by_position(blocks, len(recording.changes))
     totals = table.sum(axis=1)
     kept, peak = thinned(totals), int(totals.argmax())
@@ -253,7 +89,7 @@ def timeline_of(
         peak_ms=times_ms[peak],
         peak_by_kind=dict(zip(KINDS, table[peak].tolist(), strict=True)),
         at_peak=_largest(at_peak),
-        largest=_largest([block for block in blocks if block.made >= 0]),
+        largest=_largest([block for block in blocks if block.allocated >= 0]),
         saved_by_module=saved_by_module(tracker.records, tracker.phases, finder),
         reserved_bytes=reserved,
         largest_free_block=largest_free,
@@ -262,16 +98,18 @@ def timeline_of(
     )
 
 
-def _booked(recording: Recording, tracker: TensorTracker) -> tuple[list[Block], BlockFinder]:
-    """Return all blocks with their kinds and modules, and what finds them."""
+def _attributed_blocks(
+    recording: Recording, tracker: TensorTracker
+) -> tuple[list[Block], BlockFinder]:
+    """Return all blocks with their kinds and modules, and an index to find them."""
     changes = recording.changes
     held = tracker.held if recording.held is None else recording.held
     blocks = build_blocks(held, changes)
     finder = BlockFinder(blocks, changes)
     name_kinds(blocks, tracker.records, tracker.phases, finder)
     for block in blocks:
-        if block.made >= 0 and not block.module:
-            block.module = tracker.module_at(changes[block.made].time_ns)
+        if block.allocated >= 0 and not block.module:
+            block.module = tracker.module_at(changes[block.allocated].time_ns)
     return blocks, finder
 
 
@@ -280,13 +118,13 @@ def _ms(moment_ns: int, tracker: TensorTracker) -> float:
 
 
 def _phases_ms(tracker: TensorTracker) -> dict[str, tuple[float, float]]:
-    """Return begin and end of every phase; a further micro-batch has `forward 2`, and so on."""
+    """Return start and end of every phase; the second micro-batch has `forward 2`, and so on."""
     spans: dict[str, tuple[float, float]] = {}
     passes: Counter[str] = Counter()
     for phase in tracker.phases:
         passes[phase.name] += 1
-        turn = passes[phase.name]
-        name = phase.name if turn == 1 else f"{phase.name} {turn}"
+        count = passes[phase.name]
+        name = phase.name if count == 1 else f"{phase.name} {count}"
         spans[name] = (_ms(phase.begin_ns, tracker), _ms(phase.end_ns, tracker))
     return spans
 
@@ -324,3 +162,163 @@ def _notes(
         more = bytes_(counted - peak_bytes)
         notes.append(f"the allocator counts {bytes_(counted)} at its peak: {more} are rounding")
     return tuple(notes)
+
+
+@dataclass
+class Block:
+    """A piece of memory from its allocation to its free, and the kind of thing it held."""
+
+    address: int
+    bytes: int
+    allocated: int = -1  # index of the change that allocated it; -1: it was there before
+    freed: int | None = None  # index of the change that freed it; None: it was not freed
+    line: str = ""
+    op: str = ""
+    kind: str = ""
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    module: str = ""
+
+    def is_live(self, position: int) -> bool:
+        """Whether it was held after `position` changes."""
+        return self.allocated < position and (self.freed is None or position <= self.freed)
+
+
+def build_blocks(held: Mapping[int, int], changes: Sequence[Change]) -> list[Block]:
+    """Pair allocations with their frees. `held` is what was there before: address -> bytes."""
+    live = {address: Block(address, size) for address, size in held.items()}
+    blocks = list(live.values())
+    for number, change in enumerate(changes):
+        before = live.pop(change.address, None)
+        if before is None and change.bytes < 0:
+            # Freed, but not known: it was there before the step.
+            before = Block(change.address, -change.bytes)
+            blocks.append(before)
+        if before is not None:
+            before.freed = number
+        if change.bytes > 0:
+            block = Block(change.address, change.bytes, number, None, change.line, change.op)
+            live[change.address] = block
+            blocks.append(block)
+    return blocks
+
+
+class BlockFinder:
+    """Finds the block that was at an address at a moment."""
+
+    def __init__(self, blocks: Iterable[Block], changes: Sequence[Change]) -> None:
+        self._times = [change.time_ns for change in changes]
+        self._blocks: dict[int, list[Block]] = defaultdict(list)
+        for block in blocks:
+            self._blocks[block.address].append(block)
+
+    def position(self, moment_ns: int) -> int:
+        """Return how many changes had happened."""
+        return bisect_right(self._times, moment_ns)
+
+    def find(self, address: int, moment_ns: int) -> Block | None:
+        """Return the block; None for memory of another allocator."""
+        position = self.position(moment_ns)
+        lives = self._blocks.get(address, [])
+        latest = bisect_left(lives, position, key=lambda block: block.allocated) - 1
+        return lives[latest] if latest >= 0 and lives[latest].is_live(position) else None
+
+
+def name_kinds(
+    blocks: Sequence[Block],
+    records: Iterable[TensorRecord],
+    phases: Sequence[Phase],
+    finder: BlockFinder,
+) -> None:
+    """Set the kind of every block, and its shape, dtype and owner where a tensor was seen."""
+    saved = set()
+    for record in records:
+        block = finder.find(record.address, record.time_ns)
+        if block is None:
+            continue
+        if record.role == SAVED:
+            saved.add(id(block))
+        elif not block.kind:
+            block.kind, block.module = record.role, record.module
+        if block.shape is None:
+            block.shape, block.dtype = record.shape, record.dtype
+    borders = PhaseBorders(phases, finder)
+    for block in blocks:
+        block.kind = block.kind or borders.kind(block, id(block) in saved)
+
+
+class PhaseBorders:
+    """The starts and ends of a step's phases, as positions."""
+
+    def __init__(self, phases: Sequence[Phase], finder: BlockFinder) -> None:
+        self.names = [phase.name for phase in phases]
+        moments = [moment for phase in phases for moment in (phase.begin_ns, phase.end_ns)]
+        self.borders = [finder.position(moment) for moment in moments]
+
+    def part(self, change: int) -> int:
+        """Return the index of the part of the step: odd in a phase, even between phases."""
+        return bisect_right(self.borders, change)
+
+    def kind(self, block: Block, saved: bool) -> str:
+        """Return activations, temporaries or other, by the phases in which the block lived."""
+        if block.allocated < 0:
+            return "other"
+        part = self.part(block.allocated)
+        if part % 2 and self.names[part // 2] == "forward":
+            following = self.names[part // 2 + 1 : part // 2 + 2]
+            crosses = following == ["backward"] and block.is_live(self.borders[part + 1])
+            if saved or crosses:
+                return "activations"
+        brief = block.freed is not None and self.part(block.freed) == part
+        return "temporaries" if brief else "other"
+
+
+def saved_by_module(
+    records: Iterable[TensorRecord], phases: Sequence[Phase], finder: BlockFinder
+) -> dict[str, int]:
+    """Return the bytes saved for backward by each module, most first.
+
+    A tensor counts for the module that saved it first; weights are left out. With several
+    micro-batches it is the one that saved most, as each is freed before the next.
+    """
+    forwards = [phase for phase in phases if phase.name == "forward"]
+    starts = [phase.begin_ns for phase in forwards]
+    sums: list[dict[str, int]] = [defaultdict(int) for _ in forwards]
+    seen: set[tuple[int, int]] = set()
+    for record in records:
+        if record.role != SAVED:
+            continue
+        block = finder.find(record.address, record.time_ns)
+        batch = bisect_right(starts, record.time_ns) - 1
+        key = (batch, id(block) if block else record.address)
+        if key not in seen and (block is None or block.kind != "weights"):
+            sums[batch][record.module] += record.bytes
+        seen.add(key)
+    most = max(sums, key=lambda by_module: sum(by_module.values()), default={})
+    return dict(sorted(most.items(), key=lambda item: -item[1]))
+
+
+def bytes_by_position(blocks: Iterable[Block], changes: int) -> Ints:
+    """Return the bytes held at every position by kind, shape (changes + 1, kinds)."""
+    steps = np.zeros((changes + 1, len(KINDS)), dtype=np.int64)
+    column = {kind: number for number, kind in enumerate(KINDS)}
+    for block in blocks:
+        steps[block.allocated + 1, column[block.kind]] += block.bytes
+        if block.freed is not None:
+            steps[block.freed + 1, column[block.kind]] -= block.bytes
+    return np.cumsum(steps, axis=0)
+
+
+def thinned(totals: Ints) -> Ints:
+    """Return at most MAX_POINTS positions: the first, the last, and the extremes of each stretch.
+
+    The peak is among them, being the highest of its stretch.
+    """
+    if len(totals) <= MAX_POINTS:
+        return np.arange(len(totals))
+    kept = {0, len(totals) - 1}
+    borders = np.linspace(0, len(totals), (MAX_POINTS - 2) // 2 + 1).astype(int)
+    for begin, end in pairwise(borders.tolist()):
+        stretch = totals[begin:end]
+        kept |= {begin + int(stretch.argmax()), begin + int(stretch.argmin())}
+    return np.array(sorted(kept))

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
-from steplab.trace.lines import user_line
-
-Frame = tuple[str, int, str]  # file, line, function
-
-
-def innermost_line(frames: Iterable[Frame]) -> str | None:
-    """Return the first of the frames, innermost first, that is the user's: `model.py:12 (f)`."""
-    lines = (user_line(f"{path}({line}): {function}") for path, line, function in frames)
-    return next((line for line in lines if line), None)
+from steplab.trace.lines import Frame, innermost_line
 
 
 def calling_line(within: str) -> str | None:

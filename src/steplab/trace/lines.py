@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+
+Frame = tuple[str, int, str]  # file, line, function
 
 # Kineto cuts what sys.path holds off a file's name: "torch/nn/modules/linear.py(130): forward".
 # The number is the first line of the function.
@@ -42,6 +45,12 @@ def user_line(call: str) -> str | None:
     path = parts["path"]
     short = "/".join(path.split("/")[-2:]) if path.startswith("/") else path
     return f"{short}:{parts['line']} ({parts['function']})"
+
+
+def innermost_line(frames: Iterable[Frame]) -> str | None:
+    """Return the first of the frames, given innermost first, that is user code; None if none is."""
+    lines = (user_line(f"{path}({line}): {function}") for path, line, function in frames)
+    return next((line for line in lines if line), None)
 
 
 def _is_library(path: str) -> bool:
