@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steplab.core.errors import UserError
-from steplab.forecasting.contexts import read_contexts, scale, usable_part
+from steplab.forecasting.contexts import read_contexts, scale_context, usable_part
 from steplab.forecasting.inference import length_batches
 
 NAN, INF = float("nan"), float("inf")
@@ -40,7 +40,7 @@ def test_the_givers_array_is_not_changed():
     given_array = np.array([1.0, NAN, 3.0])
     (found,) = read_contexts(given_array)
     found[0] = 9
-    scale(found)
+    scale_context(found)
     assert given_array[0] == 1 and np.isnan(given_array[1])
 
 
@@ -78,7 +78,7 @@ def test_missing_points_in_front_are_left_out_and_the_last_ones_kept():
 
 
 def test_missing_points_are_interpolated_or_carried_on():
-    scaled = scale(np.array([1.0, NAN, INF, 4.0, NAN]))
+    scaled = scale_context(np.array([1.0, NAN, INF, 4.0, NAN]))
     np.testing.assert_allclose(scaled.undo(scaled.values), [1, 2, 3, 4, 4])
     # Of the known points 1 and 4: filled ones have no weight.
     np.testing.assert_allclose(scaled.undo(np.array([0.0, 1.0])), [2.5, 4.0])
@@ -87,7 +87,7 @@ def test_missing_points_are_interpolated_or_carried_on():
 @given(st.lists(NUMBERS, min_size=2, max_size=40))
 def test_scaling_is_a_z_score_with_ddof_0(numbers):
     series = np.array(numbers)
-    scaled = scale(series)
+    scaled = scale_context(series)
     if series.min() == series.max():
         assert (scaled.values == 0).all() and (
             scaled.undo(np.array([3.0, -7.0])) == series[0]
@@ -101,14 +101,14 @@ def test_scaling_is_a_z_score_with_ddof_0(numbers):
 
 @pytest.mark.parametrize("unit", [1e-320, 1e-200, 1.0, 1e150, 1e307])
 def test_no_unit_is_too_small_or_too_large(unit):
-    scaled = scale(np.array([1.0, 2.0, 4.0]) * unit)
+    scaled = scale_context(np.array([1.0, 2.0, 4.0]) * unit)
     assert np.isfinite(scaled.values).all() and scaled.values.std() == pytest.approx(1, rel=1e-3)
     assert scaled.undo(scaled.values)[2] == pytest.approx(4 * unit, rel=1e-3)
 
 
 def test_a_large_offset_does_not_drown_the_signal():
     wave = np.sin(np.arange(50))
-    near, far = scale(wave), scale(wave + 1e9)
+    near, far = scale_context(wave), scale_context(wave + 1e9)
     np.testing.assert_allclose(far.values, near.values, atol=1e-5)
 
 

@@ -3,13 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steplab.core.errors import Unsupported, UserError
-from steplab.forecasting.plan import choose_heads, plan_passes
+from steplab.forecasting.decode import choose_heads, plan_passes
 
 HEADS = (1, 8, 32, 64)
 
 
 def points(horizon, heads=HEADS, patch=1, rule="largest"):
-    return [take.points for take in choose_heads(horizon, heads, patch, rule)]
+    return [head.points for head in choose_heads(horizon, heads, patch, rule)]
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_heads_of_known_horizons(horizon, rule, expected):
 
 
 def test_offsets_are_those_of_the_heads_whatever_their_order():
-    takes = choose_heads(73, (64, 1, 8), 1, "largest")
-    assert [(take.offset, take.points) for take in takes] == [(0, 64), (65, 8), (64, 1)]
+    chosen = choose_heads(73, (64, 1, 8), 1, "largest")
+    assert [(head.offset, head.points) for head in chosen] == [(0, 64), (65, 8), (64, 1)]
 
 
 def test_points_that_are_fed_back_make_whole_tokens():
@@ -46,14 +46,14 @@ def test_points_that_are_fed_back_make_whole_tokens():
 
 @given(st.integers(1, 2000), st.sampled_from(["largest", "next-larger"]), st.integers(65, 4096))
 def test_passes_cover_the_horizon_and_stay_inside_the_trained_positions(horizon, rule, trained):
-    takes = choose_heads(horizon, HEADS, 1, rule)
-    passes = plan_passes(takes, trained)
-    assert [take for one in passes for take in one.takes] == list(takes)
-    assert sum(take.points for take in takes) == horizon
+    chosen = choose_heads(horizon, HEADS, 1, rule)
+    passes = plan_passes(chosen, trained)
+    assert [head for one in passes for head in one.heads] == list(chosen)
+    assert sum(head.points for head in chosen) == horizon
     for one in passes:
-        fed = sum(take.points for take in one.takes[:-1])
+        fed = sum(head.points for head in one.heads[:-1])
         assert one.context + fed == trained
-        assert one.context >= trained // 2 or len(one.takes) == 1
+        assert one.context >= trained // 2 or len(one.heads) == 1
 
 
 @pytest.mark.parametrize("horizon", [0, -3])

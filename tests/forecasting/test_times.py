@@ -97,7 +97,9 @@ def test_one_row_takes_the_step_of_the_others():
     assert future_times(np.array([4]), choose_grids([np.array([4])], ["a"], None)[0], 1) == [5]
     daily = pd.date_range("2024-01-01", periods=5, freq="D").to_numpy()
     for others in ([], [hourly, daily]):
-        with pytest.raises(UserError, match=r"'x' has one row, which tells no step in time\. Give"):
+        with pytest.raises(
+            UserError, match=r"'x' has one row, so its step in time is unknown\. Give"
+        ):
             choose_grids([*others, one], [*range(len(others)), "x"], None)
 
 
@@ -106,7 +108,7 @@ def test_one_row_takes_the_step_of_the_others():
     [
         (days("2024-01-01", "2024-01-02", "2024-01-07T03"), None, "'a' have no even step"),
         (days("2024-01-01", "2024-01-02T05"), "D", "row at 2024-01-01, which is not on the grid"),
-        (days("2024-01-01", "2024-01-02"), "often", "'often' is no pandas frequency"),
+        (days("2024-01-01", "2024-01-02"), "often", "'often' is not a pandas frequency"),
         (np.array([1, 2]), "D", "are counts, which have no frequency"),
     ],
 )

@@ -1,4 +1,9 @@
-"""The past of series: read in whatever form it is given, cut, and scaled. No torch."""
+"""The past of series: read in whatever form it is given, cut, scaled and unscaled. No torch.
+
+Every context is scaled by its own mean and standard deviation, (x - mean) / std with ddof 0 over
+its known points. A context without spread becomes 0, and its forecast is that one value: there is
+no unit in which the model's answer could be read.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ FORMS = "Give a 1-D array, a list of 1-D arrays, or a 2-D array padded with NaN 
 
 
 def read_contexts(context: Any) -> list[Series]:
-    """Return one array per series: a 1-D array is one, a 2-D one its rows, a list its members."""
+    """Return one array per series: a 1-D array is one series, a 2-D array or a list several."""
     if isinstance(context, (list, tuple)) and not _is_series(context):
         if not context:
             raise UserError("There is no series to forecast.", FORMS)
@@ -33,20 +38,58 @@ def read_contexts(context: Any) -> list[Series]:
     return list(np.atleast_2d(array))
 
 
-def usable_part(series: Series, most: int, name: str) -> Series:
-    """Return the last `most` points without missing ones in front; NaN and Inf are missing."""
-    kept = series[-most:]
+def usable_part(series: Series, max_points: int, name: str) -> Series:
+    """Return the last `max_points` points from the first known one on; NaN and Inf are missing."""
+    kept = series[-max_points:]
     known = np.isfinite(kept)
     if known.all() and len(kept):
         return kept
     if not known.any():
-        among = f" among its last {most:,}" if len(series) > most else ""
+        among = f" among its last {max_points:,}" if len(series) > max_points else ""
         raise UserError(f"Series {name} has no known point{among}.", "Leave it out.")
     return kept[int(np.argmax(known)) :]
 
 
+class ScaledContext(NamedTuple):
+    """A context as the model sees it: no missing points, mean about 0, std about 1."""
+
+    values: Series
+    center: float  # mean, in units of 2 ** exponent
+    spread: float  # standard deviation, in units of 2 ** exponent
+    exponent: int
+
+    def undo(self, forecast: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a forecast of any shape in the series' own units."""
+        with np.errstate(over="ignore"):  # Inf is refused where forecasts are collected
+            return np.ldexp(forecast * self.spread + self.center, self.exponent)
+
+
+def scale_context(context: Series) -> ScaledContext:
+    """Scale a context with at least one known point; missing points are filled in.
+
+    Inside, on the line between their neighbors; at the ends, by the nearest known value. They do
+    not count in the mean and the standard deviation.
+    """
+    known = np.isfinite(context)
+    whole = bool(known.all())
+    # Dividing by a power of two is exact, and keeps sums of squares from overflowing.
+    exponent = int(np.frexp(np.abs(context[known]).max())[1])
+    units = np.ldexp(np.where(known, context, 0.0), -exponent)
+    observed = units if whole else units[known]
+    low, high = float(observed.min()), float(observed.max())
+    if low == high:  # exactly equal: the rounded mean would leave a tiny, wrong deviation
+        return ScaledContext(np.zeros(len(context)), low, 0.0, exponent)
+    center = float(observed.mean())
+    spread = float(observed.std())
+    values = (units - center) / spread
+    if not whole:
+        places = np.arange(len(context))
+        values = np.interp(places, places[known], values[known])
+    return ScaledContext(values, center, spread, exponent)
+
+
 def _is_series(values: Sequence[Any]) -> bool:
-    """Whether a list is one series: numbers, or None for missing points."""
+    """Return whether a list is one series: numbers, or None for missing points."""
     return bool(values) and all(v is None or isinstance(v, Number) for v in values)
 
 
@@ -62,44 +105,3 @@ def _array(values: Any, name: str) -> Series:
     if array.dtype.kind not in "fiu":
         raise UserError(f"{name.capitalize()} holds {array.dtype}, not real numbers.", FORMS)
     return array.astype(np.float64)
-
-
-ContextPoints = NDArray[np.float64]
-
-
-class Scaled(NamedTuple):
-    """A context as the model sees it: every point known, about 0 in the mean, about 1 wide."""
-
-    values: ContextPoints
-    centre: float  # both in units of 2 ** exponent
-    spread: float
-    exponent: int
-
-    def undo(self, forecast: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a forecast of any shape in the series' own units."""
-        with np.errstate(over="ignore"):  # Inf is found and told where forecasts are collected
-            return np.ldexp(forecast * self.spread + self.centre, self.exponent)
-
-
-def scale(context: ContextPoints) -> Scaled:
-    """Scale a context with at least one known point; missing ones are filled in.
-
-    Inside, on the line between their neighbours; at the ends, by the nearest known value. They
-    have no weight in the mean and the deviation.
-    """
-    known = np.isfinite(context)
-    whole = bool(known.all())
-    # A power of two is an exact divisor; with it no sum of squares can overflow.
-    exponent = int(np.frexp(np.abs(context[known]).max())[1])
-    units = np.ldexp(np.where(known, context, 0.0), -exponent)
-    observed = units if whole else units[known]
-    low, high = float(observed.min()), float(observed.max())
-    if low == high:  # exactly: the rounded mean would leave a tiny false deviation
-        return Scaled(np.zeros(len(context)), low, 0.0, exponent)
-    centre = float(observed.mean())
-    spread = float(observed.std())
-    values = (units - centre) / spread
-    if not whole:
-        places = np.arange(len(context))
-        values = np.interp(places, places[known], values[known])
-    return Scaled(values, centre, spread, exponent)

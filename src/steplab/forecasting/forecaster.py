@@ -14,8 +14,8 @@ import numpy as np
 from steplab.core import PLAIN, Recipe
 from steplab.core.errors import UserError
 from steplab.forecasting.contexts import Series, read_contexts
+from steplab.forecasting.decode import DecodePass, HeadRule, choose_heads, plan_passes
 from steplab.forecasting.inference import Progress, forecast_batches
-from steplab.forecasting.plan import DecodePass, HeadRule, choose_heads, plan_passes
 from steplab.forecasting.prediction import Prediction, choose_levels
 from steplab.techniques.recipes import parse_recipe
 from steplab.train.pretrained import ForwardContext, find_pretrained, load_for_inference
@@ -83,10 +83,10 @@ class Forecaster:
         return self.model.config.quantile_levels
 
     def passes(self, horizon: int, head: HeadRule = "largest") -> tuple[DecodePass, ...]:
-        """Return which heads make up the horizon; `passes[0].context` points of the past count."""
+        """Return how the horizon is decoded; `passes[0].context` points of the past are used."""
         config = self.model.config
-        takes = choose_heads(horizon, config.horizon_lengths, config.patch_length, head)
-        return plan_passes(takes, config.seq_max_len)
+        heads = choose_heads(horizon, config.horizon_lengths, config.patch_length, head)
+        return plan_passes(heads, config.seq_max_len)
 
     def predict(
         self,
@@ -100,13 +100,13 @@ class Forecaster:
         names: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> Prediction:
-        """Forecast `horizon` points after each context, in its units and in the order given.
+        """Forecast `horizon` points after each context, in their own units and order.
 
         `context` is a 1-D array (one series), a list of 1-D arrays, or a 2-D array padded with
         NaN on the left; numpy or torch. NaN and Inf are missing points. `quantiles` picks levels
-        among the trained ones, all without it. `names` are used in messages; `progress` is
-        called with the number of series done. `cached=False` computes everything anew for every
-        head, which gives the same.
+        among the trained ones; None means all. `names` are used in messages; `progress` is called
+        with the number of series done. `cached=False` computes everything again for every head,
+        with the same result.
         """
         series = read_contexts(context)
         levels, picked = choose_levels(quantiles, self.levels)
@@ -133,10 +133,10 @@ class Forecaster:
         freq: str | None = None,
         **options: Any,
     ) -> pd.DataFrame:
-        """Forecast every series of a long frame; return a long frame in the same names.
+        """Forecast every series of a long frame; return a long frame with the same column names.
 
-        Columns are found by name (`unique_id, ds, y` or `item_id, timestamp, target`) where they
-        are not given. `freq` is a pandas frequency for times whose step cannot be seen.
+        Columns that are not given are found by name: `unique_id, ds, y` or `item_id, timestamp,
+        target`. `freq` is a pandas frequency for times whose step cannot be inferred.
         `options` are those of `predict`.
         """
         import pandas as pd
@@ -144,11 +144,10 @@ class Forecaster:
         from steplab.forecasting.histories import histories_from_frame
         from steplab.forecasting.long_table import long_table
 
-        most = self.passes(horizon, options.get("head", "largest"))[0].context
+        used = self.passes(horizon, options.get("head", "largest"))[0].context
         names = (id_column, timestamp_column, target)
-        found = histories_from_frame(
-            frame, names, freq, most + 1
-        )  # one more, so that a cut is noticed
+        # One point more than is used, so that a cut is noticed.
+        found = histories_from_frame(frame, names, freq, used + 1)
         for note in found.notes:
             self.warn_once(note)
         prediction = self.predict(list(found.values), horizon, names=found.ids, **options)
@@ -166,11 +165,11 @@ class Forecaster:
             self._warned.add(kind or text)
             self._warn(text)
 
-    def _warn_of_cut(self, series: Sequence[Series], most: int, horizon: int) -> None:
-        if any(len(one) > most and np.isfinite(one[:-most]).any() for one in series):
+    def _warn_of_cut(self, series: Sequence[Series], used: int, horizon: int) -> None:
+        if any(len(one) > used and np.isfinite(one[:-used]).any() for one in series):
             self.warn_once(
-                f"Some contexts are longer than {most:,} points, of which the last {most:,} are "
+                f"Some contexts are longer than {used:,} points, of which the last {used:,} are "
                 f"used: for a horizon of {horizon:,} a model trained on windows of "
-                f"{self.model.config.seq_max_len:,} sees no more.",
+                f"{self.model.config.seq_max_len:,} cannot use more.",
                 "cut",
             )

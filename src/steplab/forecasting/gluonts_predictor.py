@@ -1,4 +1,4 @@
-"""A predictor as GluonTS knows it: entries of a dataset in, Forecast objects out."""
+"""A predictor for GluonTS: entries of a dataset in, Forecast objects out."""
 
 # B entries, H points of the horizon, Q quantiles
 from __future__ import annotations
@@ -15,11 +15,11 @@ from steplab.forecasting.prediction import Prediction
 if TYPE_CHECKING:
     from steplab.forecasting.forecaster import Forecaster
 
-CHUNK_ENTRIES = 1024  # entries: a dataset may be longer than the memory holds
+CHUNK_ENTRIES = 1024  # a dataset may not fit into memory
 
 
 class GluonTSPredictor:
-    """Has what GluonTS asks of a predictor, without its base class.
+    """What GluonTS expects of a predictor, without its base class.
 
     A model with quantiles gives a QuantileForecast; a point model gives a SampleForecast with
     one sample, all of whose quantiles are that sample.
@@ -30,7 +30,7 @@ class GluonTSPredictor:
     def __init__(
         self, forecaster: Forecaster, prediction_length: int, options: Mapping[str, Any]
     ) -> None:
-        forecaster.passes(prediction_length)  # refuses a horizon that cannot be
+        forecaster.passes(prediction_length)  # refuses an impossible horizon
         self.forecaster = forecaster
         self.prediction_length = prediction_length
         self.options = dict(options)
@@ -38,7 +38,7 @@ class GluonTSPredictor:
     def predict(self, dataset: Iterable[Mapping[str, Any]], **ignored: Any) -> Iterator[Any]:
         """Yield one Forecast per entry {"target", "start", "item_id"}, in order.
 
-        `ignored` is for callers that ask every predictor for a number of samples.
+        `ignored` is for callers that pass a number of samples to every predictor.
         """
         _need_gluonts()
         entries = iter(dataset)
@@ -57,7 +57,7 @@ def _need_gluonts() -> None:
         import gluonts.model.forecast  # noqa: F401
     except ImportError as error:
         raise Unsupported(
-            f"Without gluonts there are no Forecast objects ({error}).",
+            f"Forecast objects need gluonts, which cannot be imported ({error}).",
             "pip install 'steplab[gluonts]'",
         ) from None
 

@@ -1,4 +1,4 @@
-"""What is to be forecast: series with ids and times, out of a file or a frame."""
+"""Histories: the series to forecast, with ids and times, from a file or a frame."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ ColumnNames = tuple[str | None, str | None, str | None]  # columns of ids, times
 
 @dataclass(frozen=True)
 class Histories:
-    """Series with what is needed to write their forecasts down."""
+    """Series to forecast, and what their forecasts are written with."""
 
     name: str
     columns: Columns
     ids: tuple[Any, ...]
-    times: tuple[Times, ...]  # at least the last one of each series
+    times: tuple[Times, ...]  # of each series; at least its last one
     grids: tuple[Grid, ...]
     values: tuple[NDArray[np.float64], ...]  # on the grid, NaN where a row is missing
     notes: tuple[str, ...] = ()
@@ -49,21 +49,21 @@ class Histories:
         return future_times(self.times[index], self.grids[index], horizon)
 
 
-def read_histories(path: Path, names: ColumnNames, freq: str | None, most: int) -> Histories:
-    """Read the last `most` points of the series in a file or folder.
+def read_histories(path: Path, names: ColumnNames, freq: str | None, max_points: int) -> Histories:
+    """Read the last `max_points` points of the series in a file or folder.
 
-    Series in files without times are called 0, 1, 2 ... (those of a .npz file by their names), and
-    their times count the points.
+    In files without times, series are called 0, 1, 2, ... (in a .npz file by the names of its
+    arrays), and their times count the points.
     """
     if path.suffix.lower() in READERS and path.is_file():
-        return _on_grids(_first_fitting(lambda c: read_frame(path, c), names), freq, most)
+        return _on_grids(_read_with(lambda c: read_frame(path, c), names), freq, max_points)
     if any(names) or freq is not None:
         raise UserError(
             f"{path} has no columns and no times.", "Columns and --freq are for .csv and .parquet."
         )
     series = open_series(path)
     lengths = series.lengths.tolist()
-    values = [series.read(i, max(0, n - most), n) for i, n in enumerate(lengths)]
+    values = [series.read(i, max(0, n - max_points), n) for i, n in enumerate(lengths)]
     return Histories(
         series.name,
         SCHEMES[0],
@@ -75,22 +75,22 @@ def read_histories(path: Path, names: ColumnNames, freq: str | None, most: int) 
 
 
 def histories_from_frame(
-    frame: pd.DataFrame, names: ColumnNames, freq: str | None, most: int
+    frame: pd.DataFrame, names: ColumnNames, freq: str | None, max_points: int
 ) -> Histories:
-    """Take the last `most` points of the series in a long frame."""
-    return _on_grids(_first_fitting(lambda c: from_pandas(frame, "frame", c), names), freq, most)
+    """Take the last `max_points` points of the series in a long frame."""
+    return _on_grids(_read_with(lambda c: from_pandas(frame, "frame", c), names), freq, max_points)
 
 
 def _ids(path: Path, count: int) -> tuple[Any, ...]:
     if path.suffix.lower() == ".npz":
-        with np.load(path, allow_pickle=False) as archive:  # reads the list of names only
+        with np.load(path, allow_pickle=False) as archive:  # reads the names only
             if len(archive.files) == count:
                 return tuple(archive.files)
     return tuple(range(count))
 
 
-def _first_fitting(read: Any, names: ColumnNames) -> SeriesFrame:
-    """Read with the names given, the others by the first scheme that fits."""
+def _read_with(read: Any, names: ColumnNames) -> SeriesFrame:
+    """Read with the column names given; take the others from the first scheme that fits."""
     if not any(names):
         found: SeriesFrame = read(None)
         return found
@@ -105,19 +105,19 @@ def _first_fitting(read: Any, names: ColumnNames) -> SeriesFrame:
     raise failures[0]
 
 
-def _on_grids(frame: SeriesFrame, freq: str | None, most: int) -> Histories:
+def _on_grids(frame: SeriesFrame, freq: str | None, max_points: int) -> Histories:
     grids = choose_grids(frame.timestamps, frame.ids, freq)
     rows = zip(frame.timestamps, frame.values, grids, frame.ids, strict=True)
-    values = tuple(on_grid(times, own, grid, most, name) for times, own, grid, name in rows)
+    values = tuple(on_grid(times, own, grid, max_points, name) for times, own, grid, name in rows)
     notes = [note for note in frame.notes if note != frame.gap_note]  # here they are missing points
-    notes += _missing(values, frame)
+    notes += _missing_note(values, frame)
     return Histories(
         frame.name, frame.columns, frame.ids, frame.timestamps, tuple(grids), values, tuple(notes)
     )
 
 
-def _missing(values: Sequence[NDArray[np.float64]], frame: SeriesFrame) -> list[str]:
-    """Say how many points of the contexts are not known."""
+def _missing_note(values: Sequence[NDArray[np.float64]], frame: SeriesFrame) -> list[str]:
+    """Return a note on how many points of the contexts are missing."""
     gaps = [int((~np.isfinite(one)).sum()) for one in values]
     broken = [name for name, count in zip(frame.ids, gaps, strict=True) if count]
     if not broken:

@@ -1,5 +1,6 @@
-"""All contexts through the model: batch by batch, the results in the order of the contexts."""
+"""Batched inference: all contexts through the model, results in the order of the contexts."""
 
+# B series of a batch, T points, H points of the horizon, Q quantiles
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,53 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steplab.core.errors import MeasurementError, Unsupported
-from steplab.forecasting.contexts import Scaled, Series, scale, usable_part
-from steplab.forecasting.decode import Decoded, decode
-from steplab.forecasting.plan import DecodePass
+from steplab.forecasting.contexts import ScaledContext, Series, scale_context, usable_part
+from steplab.forecasting.decode import Decoded, DecodePass, decode
 from steplab.forecasting.prediction import Prediction
 from steplab.train.pretrained import ForwardContext
 from steplab.workloads.tsmoe.model import Tsmoe
 
-
-def length_batches(
-    lengths: Sequence[int], most_series: int, most_points: int
-) -> Iterator[NDArray[np.int64]]:
-    """Yield the numbers of the series of each batch, shortest first.
-
-    A batch has at most `most_series` series, and at most `most_points` points with its padding
-    unless one series alone has more. So a batch is as long as its last series, and the padding
-    is only the difference between neighbours in order of length.
-    """
-    order = np.argsort(np.asarray(lengths), kind="stable")
-    start = 0
-    while start < len(order):
-        stop = start + 1
-        while (
-            stop < len(order)
-            and stop - start < most_series
-            and (stop - start + 1) * lengths[order[stop]] <= most_points
-        ):
-            stop += 1
-        yield order[start:stop]
-        start = stop
-
-
-# B series of a batch, T points, H points of the horizon, Q quantiles
-
-
 Progress = Callable[[int], None]
 PADDING, SERIES = 0, 1  # document ids
-# Points of a batch, padding included. On a CPU more of them leave the caches (tiny model, contexts
-# of 512, CPU time of one core: 88 series/s with 2**13, 55 with 2**15); a GPU has memory to spare.
+# Points of a batch, padding included. On a CPU, more of them do not fit the caches (tiny model,
+# contexts of 512, one core: 88 series/s with 2**13, 55 with 2**15); a GPU has memory to spare.
 MAX_BATCH_POINTS, MAX_BATCH_POINTS_CPU = 2**18, 2**13
-
-
-class PendingBatch(NamedTuple):
-    """Some series on their way through the model."""
-
-    numbers_B: NDArray[np.int64]  # which of the contexts
-    scaled: list[Scaled]
-    decoded: Decoded
 
 
 def forecast_batches(
@@ -72,19 +37,19 @@ def forecast_batches(
 ) -> Prediction:
     """Forecast all series; `names` are for messages."""
     patch = model.config.patch_length
-    most = passes[0].context
-    parts = [usable_part(one, most, repr(n)) for one, n in zip(series, names, strict=True)]
+    longest = passes[0].context
+    parts = [usable_part(one, longest, repr(n)) for one, n in zip(series, names, strict=True)]
     parts = [_whole_tokens(part, patch) for part in parts]
     device = next(model.parameters()).device
-    horizon = sum(take.points for one in passes for take in one.takes)
+    horizon = sum(head.points for one in passes for head in one.heads)
     levels = model.config.quantile_levels
     mean_BH = np.empty((len(parts), horizon))
     quantiles_BHQ = np.empty((len(parts), horizon, len(levels))) if levels else None
     into = Prediction(mean_BH, quantiles_BHQ, levels)
-    waiting: PendingBatch | None = None  # a GPU works on one batch while the next one is made
-    most_points = MAX_BATCH_POINTS_CPU if device.type == "cpu" else MAX_BATCH_POINTS
-    for numbers_B in length_batches([len(part) for part in parts], batch, most_points):
-        scaled = [scale(parts[number]) for number in numbers_B]
+    waiting: PendingBatch | None = None  # a GPU computes one batch while the next one is made
+    max_points = MAX_BATCH_POINTS_CPU if device.type == "cpu" else MAX_BATCH_POINTS
+    for numbers_B in length_batches([len(part) for part in parts], batch, max_points):
+        scaled = [scale_context(parts[number]) for number in numbers_B]
         values_BT, documents_BT = pad_batch(scaled, model)
         try:
             with forward_context():
@@ -101,7 +66,37 @@ def forecast_batches(
     return into
 
 
-def pad_batch(scaled: Sequence[Scaled], model: Tsmoe) -> tuple[Tensor, Tensor | None]:
+class PendingBatch(NamedTuple):
+    """Series whose forecasts the device may still be computing."""
+
+    numbers_B: NDArray[np.int64]  # which of the contexts
+    scaled: list[ScaledContext]
+    decoded: Decoded
+
+
+def length_batches(
+    lengths: Sequence[int], max_series: int, max_points: int
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the numbers of the series in each batch, shortest first.
+
+    A batch has at most `max_series` series, and at most `max_points` points with its padding,
+    unless one series alone has more. Sorted by length, series of a batch need little padding.
+    """
+    order = np.argsort(np.asarray(lengths), kind="stable")
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while (
+            stop < len(order)
+            and stop - start < max_series
+            and (stop - start + 1) * lengths[order[stop]] <= max_points
+        ):
+            stop += 1
+        yield order[start:stop]
+        start = stop
+
+
+def pad_batch(scaled: Sequence[ScaledContext], model: Tsmoe) -> tuple[Tensor, Tensor | None]:
     """Return (values_BT padded on the left, documents_BT or None where nothing is padded)."""
     weight = next(model.parameters())
     longest = max(len(one.values) for one in scaled)
@@ -124,13 +119,13 @@ def pad_batch(scaled: Sequence[Scaled], model: Tsmoe) -> tuple[Tensor, Tensor | 
 
 
 def _whole_tokens(part: Series, patch: int) -> Series:
-    """Put missing points in front, so that the first token is whole too."""
+    """Put missing points in front so that the first token is whole too."""
     missing = -len(part) % patch
     return np.concatenate([np.full(missing, np.nan), part]) if missing else part
 
 
 def _collect(batch: PendingBatch | None, into: Prediction, progress: Progress | None) -> None:
-    """Copy a batch's results to their places, in the units of the series."""
+    """Copy the results of a batch into the prediction, in the units of the series."""
     if batch is None:
         return
     points_BH, quantiles_BHQ = (

@@ -1,4 +1,4 @@
-"""Forecasts as a long table, a row per series and time, in the names that the input has.
+"""Forecasts as a long table, one row per series and time, with the column names of the input.
 
 `unique_id, ds`: the point forecast is `steplab`, quantiles are `steplab-lo-80`, `steplab-median`,
 `steplab-hi-80`. Any other names: `target_name`, `predictions`, and quantiles `0.1`, `0.9`.
@@ -9,17 +9,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from steplab.core.errors import UserError
-from steplab.data.formats.frames import SCHEMES, Columns
+from steplab.data.formats.frames import SCHEMES, Columns, require_pandas, write_frame
 from steplab.forecasting.histories import Histories
 from steplab.forecasting.prediction import Prediction
-from steplab.store.atomic import disk_errors, write_file
+from steplab.store.atomic import disk_errors, write_output
 
 MODEL = "steplab"
 SUFFIXES = (".csv", ".parquet", ".json")
@@ -58,12 +57,10 @@ def level_name(columns: Columns, level: float) -> str:
 
 
 def check_suffix(path: Path) -> None:
-    """Refuse a file whose format is not known, before anything is computed for it."""
+    """Refuse a file of an unknown format before anything is computed for it."""
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"Cannot write forecasts to {path}.", f"Use {', '.join(SUFFIXES)}.")
     if path.suffix.lower() == ".parquet":
-        from steplab.data.formats.frames import require_pandas
-
         require_pandas(f"To write {path}")
 
 
@@ -72,20 +69,21 @@ def write_forecasts(
 ) -> None:
     """Write forecasts in the format that the file's suffix names, complete or not at all."""
     check_suffix(path)
-    with disk_errors(path.parent, "--out"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix.lower() == ".parquet":
-            import pandas as pd
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        import pandas as pd
 
-            from steplab.data.formats.frames import write_frame
+        table = pd.DataFrame(long_table(histories, prediction))
+        with disk_errors(path.parent, "--out"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_frame(table, path)
+    elif suffix == ".json":
+        write_output(path, _json(histories, prediction, checkpoint).encode())
+    else:
+        write_output(path, _csv(histories, prediction).encode())
 
-            write_frame(pd.DataFrame(long_table(histories, prediction)), path)
-            return
-        text: Callable[..., str] = _json if path.suffix.lower() == ".json" else _csv
-        write_file(path, text(histories, prediction, checkpoint).encode())
 
-
-def _csv(histories: Histories, prediction: Prediction, checkpoint: str) -> str:
+def _csv(histories: Histories, prediction: Prediction) -> str:
     table = long_table(histories, prediction)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -110,7 +108,7 @@ def _json(histories: Histories, prediction: Prediction, checkpoint: str) -> str:
 
 
 def _plain(column: Any) -> list[Any]:
-    """Return numbers and texts; times as ISO 8601, as short as their column allows."""
+    """Return numbers and strings; times as ISO 8601, as short as their column allows."""
     if isinstance(column, np.ndarray):
         return list(
             np.datetime_as_string(column, "auto") if column.dtype.kind == "M" else column.tolist()

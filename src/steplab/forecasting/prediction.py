@@ -1,5 +1,6 @@
 """Prediction: what a Forecaster returns, and the quantile levels in it. No torch."""
 
+# B series, H points of the horizon, Q quantile levels
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,15 +11,13 @@ from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
 
-# B series, H points of the horizon, Q quantile levels
-
 
 @dataclass(frozen=True)
 class Prediction:
     """Forecasts in the units of their series, in the order in which the contexts were given."""
 
     mean_BH: NDArray[np.float64]  # the point forecast
-    quantiles_BHQ: NDArray[np.float64] | None = None  # from low to high; None: a point model
+    quantiles_BHQ: NDArray[np.float64] | None = None  # from low to high; None for a point model
     levels: tuple[float, ...] = ()  # of the quantiles, as in (0.1, 0.5, 0.9)
 
     @property
@@ -33,7 +32,7 @@ class Prediction:
 def choose_levels(
     asked: Sequence[float] | None, trained: Sequence[float]
 ) -> tuple[tuple[float, ...], list[int]]:
-    """Return (levels from low to high, their places among the trained ones); all if none asked."""
+    """Return (levels from low to high, their indices among the trained ones); None asks for all."""
     if asked is None:
         return tuple(trained), list(range(len(trained)))
     wanted = sorted(set(asked))

@@ -1,4 +1,4 @@
-"""Times on an even grid: rows that are missing become missing points, and the grid goes on."""
+"""Times on an even grid: missing rows become missing points, and forecasts continue the grid."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from steplab.core.errors import UserError
 from steplab.data.time_step import TimeStep, format_time, infer_time_step
 
 Times = NDArray[Any]
-Grid = TimeStep | str  # a step that was found, or a pandas frequency that was given
-IN_EVERY_MONTH = np.timedelta64(28, "D")  # a place before that exists in all months
+Grid = TimeStep | str  # an inferred step, or a pandas frequency
+IN_EVERY_MONTH = np.timedelta64(28, "D")  # every month has the days before that
 
 
 def choose_grids(times: Sequence[Times], ids: Sequence[Any], freq: str | None) -> list[Grid]:
-    """Return the grid of each series: by `freq`, or by its own times.
+    """Return the grid of each series: `freq`, or inferred from its own times.
 
-    A series of one point takes the step that all the others have in common.
+    A series of one point takes the step that all the others share.
     """
     if freq is not None:
         return [freq] * len(times)
@@ -38,15 +38,15 @@ def choose_grids(times: Sequence[Times], ids: Sequence[Any], freq: str | None) -
 
 
 def on_grid(
-    times: Times, values: NDArray[np.float64], grid: Grid, most: int, name: Any
+    times: Times, values: NDArray[np.float64], grid: Grid, max_points: int, name: Any
 ) -> NDArray[np.float64]:
-    """Return the last `most` points of the grid; NaN where the series has no row."""
+    """Return the last `max_points` points on the grid; NaN where the series has no row."""
     if isinstance(grid, str):
-        back = _back_by_freq(times, grid, most, name)
+        back = _back_by_freq(times, grid, max_points, name)
     else:
-        places = _places(times, grid)
-        back = places[-1] - places
-    inside = back < most
+        steps = _steps(times, grid)
+        back = steps[-1] - steps
+    inside = back < max_points
     length = int(back[inside][0]) + 1
     found = np.full(length, np.nan)
     found[length - 1 - back[inside]] = values[inside]
@@ -72,7 +72,7 @@ def future_times(times: Times, grid: Grid, horizon: int) -> Times:
     return _months_later(times, ahead).astype(times.dtype)
 
 
-def _places(times: Times, step: TimeStep) -> NDArray[np.int64]:
+def _steps(times: Times, step: TimeStep) -> NDArray[np.int64]:
     """Return how many steps each time is after the first one."""
     if step.unit == "ns":
         return np.asarray((times - times[0]) // _tick_step(times, step), np.int64)
@@ -89,34 +89,34 @@ def _places(times: Times, step: TimeStep) -> NDArray[np.int64]:
 
 
 def _tick_step(times: Times, step: TimeStep) -> np.timedelta64:
-    """Return a step in the unit of the times: in nanoseconds a span of 300 years overflows."""
+    """Return a step in the unit of the times: in nanoseconds, 300 years would overflow."""
     unit, _ = np.datetime_data(times.dtype)
     found: np.timedelta64 = np.timedelta64(step.count, "ns").astype(f"timedelta64[{unit}]")
     return found
 
 
-def _back_by_freq(times: Times, freq: str, most: int, name: Any) -> NDArray[np.int64]:
-    """Return how many steps each time is before the last one; `most` where it is further."""
+def _back_by_freq(times: Times, freq: str, max_points: int, name: Any) -> NDArray[np.int64]:
+    """Return how many steps each time is before the last one; `max_points` if it is further."""
     import pandas as pd
 
     if times.dtype.kind != "M":
         raise UserError(f"The times of series {name!r} are counts, which have no frequency.")
     try:
-        grid = pd.date_range(end=times[-1], periods=most, freq=freq)
+        grid = pd.date_range(end=times[-1], periods=max_points, freq=freq)
     except ValueError:
         raise UserError(
-            f"{freq!r} is no pandas frequency.", "Example: h, D, W-SUN, MS, ME."
+            f"{freq!r} is not a pandas frequency.", "Example: h, D, W-SUN, MS, ME."
         ) from None
-    places = grid.get_indexer(pd.DatetimeIndex(times))
-    off_grid = (places < 0) & (times >= grid[0].to_numpy())
+    steps = grid.get_indexer(pd.DatetimeIndex(times))
+    off_grid = (steps < 0) & (times >= grid[0].to_numpy())
     if off_grid.any():
         first = format_time(times[int(np.argmax(off_grid))])
         raise UserError(f"Series {name!r} has a row at {first}, which is not on the grid {freq!r}.")
-    return np.where(places < 0, most, most - 1 - places)
+    return np.where(steps < 0, max_points, max_points - 1 - steps)
 
 
 def _months_later(times: Times, ahead: NDArray[np.int64]) -> Times:
-    """Return times at the same place in later months: by its start, or by its end."""
+    """Return times at the same point of later months, counted from their start or their end."""
     months = times.astype("datetime64[M]")
     later = months[-1] + ahead
     from_start, past_end = times - months, (months + 1).astype("datetime64[D]")
@@ -132,7 +132,7 @@ def _months_later(times: Times, ahead: NDArray[np.int64]) -> Times:
 
 def _uneven(times: Times, name: Any) -> UserError:
     if len(times) == 1:
-        problem = f"Series {name!r} has one row, which tells no step in time."
+        problem = f"Series {name!r} has one row, so its step in time is unknown."
     else:
         problem = f"The times of series {name!r} have no even step."
     return UserError(
