@@ -80,7 +80,7 @@ def climb_all(names: Sequence[str], out: Path, minutes: float) -> int:
     scout, spares = ReferenceWorker(), WorkerPool()
     try:
         for name in names:
-            spares.prepare()
+            spares.refill()
             words = [*LADDERS[name].split(), "--budget", str(minutes)]
             print(f"== {name}: steplab tune {' '.join(words)}", flush=True)
             try:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from steplab.bench import op_isolate
-from steplab.core.codec import encode
+from steplab.core import Run
 from steplab.core.errors import MeasurementError, UserError
+from steplab.workers import trials
 from steplab.workers.client import WorkerLost
 from tests.bench.op_runs import MACHINE, failed, measured, specs
 
@@ -20,12 +21,12 @@ class FakeWorker:
     def __init__(self):
         FakeWorker.started += 1
 
-    def ask(self, request, timeout, progress):
-        assert request["do"] == "trial"
+    def call(self, function, returns, **arguments):
+        assert function == "steplab.bench.op_cell:measure_cell" and returns is Run
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return encode(answer)
+        return answer
 
     def close(self):
         pass
@@ -33,7 +34,7 @@ class FakeWorker:
 
 @pytest.fixture
 def workers(monkeypatch):
-    monkeypatch.setattr(op_isolate, "CellWorker", FakeWorker)
+    monkeypatch.setattr(trials, "Worker", FakeWorker)
     monkeypatch.setattr(FakeWorker, "started", 0)
     return FakeWorker
 

@@ -15,7 +15,7 @@ from steplab.techniques.context import Suggestion
 from steplab.techniques.technique import Stage, Technique
 from steplab.tune.champion import Champion
 from steplab.tune.view import NullView
-from steplab.verify.remote import CandidateResult
+from steplab.verify.remote import CandidateResult, ReferenceWorker
 from steplab.workers.pool import WorkerPool
 from tests.compare.sides import ENVIRONMENT, run_of
 
@@ -124,7 +124,7 @@ def candidates_of(world: World):
                 )
             return CandidateResult(run, (Check("gradients", True, "right"),))
 
-        def turn(self, steps, timeout):
+        def measure(self, steps, timeout):
             if self.names & world.lost_in_turns:
                 raise MeasurementError("A worker was lost: gone.")
             self.turns += 1
@@ -144,7 +144,7 @@ class NoSpares(WorkerPool):
         pass
 
 
-class FakeScout:
+class FakeScout(ReferenceWorker):
     def __init__(self, world: World) -> None:
         self.world = world
         self.references = Path()
@@ -152,13 +152,13 @@ class FakeScout:
     def reference(self, shape, dtype, timeout):
         return ""
 
-    def cannot_tell(self, shape, dtype, timeout):
+    def why_undecided(self, shape, dtype, timeout):
         return ""
 
     def has_dropout(self, spec, timeout):
         return False
 
-    def look(self, spec, shape, timeout):
+    def dry_run(self, spec, shape, timeout):
         refused = set(spec.recipe.techniques) & self.world.refused
         return ("", "needs something else") if refused else ("fp32", "")
 

@@ -152,7 +152,7 @@ def candidates_on(clock: Clock, is_wrong: Callable[[Recipe], bool]):
             seen = replace(run, profile=None, clock=None if wrong else run.clock)
             return CandidateResult(seen, checks, waits_of(self.spec.recipe))
 
-        def turn(self, steps, timeout):
+        def measure(self, steps, timeout):
             ms = step_ms(self.spec.recipe)
             clock.now += (steps + 1) * ms / 1e3
             return Samples(tuple(ms * (1 + 0.002 * (n % 3)) for n in range(steps)), "ms")

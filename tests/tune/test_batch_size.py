@@ -26,7 +26,7 @@ def measured(monkeypatch, store):
         run = replace(run_of((ms,) * 6), spec=spec, memory=memory)
         return replace(run, work=replace(run.work, tokens=spec.batch * 128))
 
-    monkeypatch.setattr("steplab.workers.client.TrialRunner.trial", trial)
+    monkeypatch.setattr("steplab.workers.trials.TrialRunner.trial", trial)
     monkeypatch.setattr(NoSpares, "take", lambda self: None)
     monkeypatch.setattr("steplab.store.Store.save", lambda self, run, files=None: None)
     return batches

@@ -38,7 +38,7 @@ class SlowScout(FakeScout):
         self.made.add(dtype)
         return ""
 
-    def look(self, spec, shape, timeout):
+    def dry_run(self, spec, shape, timeout):
         self.clock.now += 1.5
         return "bf16", ""
 

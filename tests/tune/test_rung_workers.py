@@ -9,7 +9,7 @@ from steplab.techniques.recipes import parse_recipe
 from steplab.tune import rung
 from steplab.tune.search import TuneOptions, tune
 from steplab.tune.view import NullView
-from steplab.workers.pool import WorkerPool
+from steplab.workers.pool import PRELOAD, WorkerPool
 from tests.tune.ladders import ENVIRONMENT, Pretended, World, use_shelf, use_world
 from tests.tune.pretended_gpu import H200, SEED, Clock, candidates_on, use_gpu
 from tests.tune.test_flagship_path import SlowScout
@@ -27,10 +27,10 @@ class Machine:
                 machine.started += 1
                 self.is_alive = True
 
-            def send(self, request):
-                assert request == {"do": "warm"}
+            def send(self, function):
+                assert function == PRELOAD
 
-            def receive(self, timeout):
+            def receive(self, returns, *, timeout):
                 pass
 
             def close(self):
@@ -54,9 +54,9 @@ class Machine:
                 machine.opened += 1
                 return super().open(*asked)
 
-            def turn(self, steps, timeout):
+            def measure(self, steps, timeout):
                 assert not spares.starting, "a process starts while a clock runs"
-                return super().turn(steps, timeout)
+                return super().measure(steps, timeout)
 
             def close(self):
                 super().close()
@@ -86,7 +86,7 @@ def on_gpu(monkeypatch, store, machine, environment):
     clock, spares, view = Clock(), WorkerPool(), Watching()
     use_gpu(monkeypatch, clock, lambda recipe: False)
     machine.use(monkeypatch, candidates_on(clock, lambda recipe: False), spares)
-    spares.prepare()
+    spares.refill()
     spec = RunSpec("tsmoe", {}, "flagship", batch=16, device="cuda", recipe=parse_recipe(SEED))
     wish = TuneOptions(begun=clock.now)
     ladder = tune(spec, wish, store, SlowScout(clock), environment, view, spares)[0]
@@ -117,7 +117,7 @@ def test_on_a_cpu_one_process_starts_for_each_rung(monkeypatch, store, machine):
     use_shelf(monkeypatch, shelf)
     scout = use_world(monkeypatch, world, [])
     machine.use(monkeypatch, rung.RemoteCandidate, spares)
-    spares.prepare()
+    spares.refill()
     spec = RunSpec("gpt", {"context": 128, "width": 64}, "tiny")
     ladder = tune(spec, TuneOptions(), store, scout, ENVIRONMENT, view, spares)[0]
     assert spares.size == 1 and not spares.workers and view.waits == 0

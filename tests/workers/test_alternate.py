@@ -8,7 +8,7 @@ from steplab.workers.alternate import (
     MAX_SECONDS,
     PEEKS,
     ROUNDS,
-    alternate,
+    alternate_until_clear,
     seconds_per_rung,
     student_ratio,
 )
@@ -21,7 +21,7 @@ class Side:
         self.ms, self.spread, self.turns = ms, spread, 0
         self.source = np.random.default_rng(seed)
 
-    def turn(self, steps, timeout):
+    def measure(self, steps, timeout):
         self.turns += 1
         mood = self.ms * self.source.normal(1, self.spread)  # of the round
         return Samples(tuple(mood * self.source.normal(1, 0.001, steps)), "ms")
@@ -29,7 +29,9 @@ class Side:
 
 def raced(before, after, seconds=30.0, gain=None, seed=1, **more):
     first, second = Side(before, seed=seed, **more), Side(after, seed=seed + 1, **more)
-    turns = alternate(first, second, before, seconds, 60.0, lambda text: None, gain)
+    turns = alternate_until_clear(
+        first, second, step_ms=before, seconds=seconds, timeout=60.0, gain=gain
+    )
     assert first.turns == second.turns
     return turns, first.turns
 
@@ -86,13 +88,13 @@ def test_one_held_up_step_in_a_round_decides_nothing():
     """Steps of 220 ms, the host holding up one step of every other round by half of it."""
 
     class HeldUp(Side):
-        def turn(self, steps, timeout):
-            values = super().turn(steps, timeout).values
+        def measure(self, steps, timeout):
+            values = super().measure(steps, timeout).values
             late = self.turns % 2 == 0
             return Samples((values[0] * (1.5 if late else 1.0), *values[1:]), "ms")
 
     first, second = HeldUp(220.0, seed=1), Side(200.0, seed=2)
-    turns = alternate(first, second, 220.0, 30.0, 60.0, lambda text: None)
+    turns = alternate_until_clear(first, second, step_ms=220.0, seconds=30.0, timeout=60.0)
     assert turns.verdict == "faster" and turns.change.low > -0.15 and turns.change.high < -0.05
 
 

@@ -11,7 +11,9 @@ import pytest
 
 from steplab.core import Environment, RunSpec
 from steplab.core.errors import MeasurementError, UserError
-from steplab.workers.client import TrialRunner, Worker, WorkerLost, alternate
+from steplab.workers.alternate import alternate_specs
+from steplab.workers.client import Worker, WorkerLost
+from steplab.workers.trials import TrialRunner
 from steplab.workloads.workload import find_workload
 
 ENVIRONMENT = Environment("0", "3.11", "Linux", "cpu", 2, None)
@@ -55,9 +57,9 @@ def fated(tmp_path):
 def test_a_sweep_survives_every_fate(fated):
     """Death, exit and out-of-memory are rows; the cell after each is measured."""
     seen = {}
-    with TrialRunner(timeout=120) as isolation:
+    with TrialRunner(timeout=120) as trials:
         for fate in ("die", "exit", "oom", "live"):
-            seen[fate] = isolation.trial(fated(fate), ENVIRONMENT, "one key")
+            seen[fate] = trials.trial(fated(fate), ENVIRONMENT, "one key")
     assert {fate: run.status for fate, run in seen.items()} == {
         "die": "crashed",
         "exit": "crashed",
@@ -68,44 +70,44 @@ def test_a_sweep_survives_every_fate(fated):
 
 
 def test_a_hanging_cell_times_out(fated):
-    with TrialRunner(timeout=8) as isolation:
-        run = isolation.trial(fated("hang"), ENVIRONMENT)
+    with TrialRunner(timeout=8) as trials:
+        run = trials.trial(fated("hang"), ENVIRONMENT)
     assert run.status == "timeout" and "8 s" in run.reason
 
 
 def test_user_errors_come_through_with_their_suggestion(tiny_spec):
-    with TrialRunner() as isolation, pytest.raises(UserError, match="Did you mean"):
-        isolation.trial(RunSpec("gtp"), ENVIRONMENT)
+    with TrialRunner() as trials, pytest.raises(UserError, match="Did you mean"):
+        trials.trial(RunSpec("gtp"), ENVIRONMENT)
 
 
 def test_workers_are_shared_by_key_and_replaced_after_failure(fated):
-    with TrialRunner(timeout=120) as isolation:
-        isolation.environment()
-        first = isolation.worker
-        isolation.trial(fated("live"), ENVIRONMENT, "a")
-        assert isolation.worker is first
-        isolation.trial(fated("live"), ENVIRONMENT, "b")
-        assert isolation.worker is not first
-        isolation.trial(fated("oom"), ENVIRONMENT, "b")
-        assert isolation.worker is None
+    with TrialRunner(timeout=120) as trials:
+        trials.environment()
+        first = trials.worker
+        trials.trial(fated("live"), ENVIRONMENT, "a")
+        assert trials.worker is first
+        trials.trial(fated("live"), ENVIRONMENT, "b")
+        assert trials.worker is not first
+        trials.trial(fated("oom"), ENVIRONMENT, "b")
+        assert trials.worker is None
 
 
 def test_progress_is_told(tiny_spec):
     said = []
-    with TrialRunner() as isolation:
-        isolation.trial(tiny_spec(), ENVIRONMENT, progress=said.append)
+    with TrialRunner() as trials:
+        trials.trial(tiny_spec(), ENVIRONMENT, progress=said.append)
     assert said[0] == "building" and said[-1] == "inspecting"
 
 
 def test_two_live_workers_alternate(fated):
-    first, second = alternate(fated("live"), fated("live", batch=8), rounds=3, timeout=120)
+    first, second = alternate_specs(fated("live"), fated("live", batch=8), rounds=3, timeout=120)
     assert len(first) == len(second) == 3
     assert all(len(s) == 2 and min(s.values) > 0 for s in first + second)
 
 
 def test_a_worker_lost_in_a_comparison_is_one_sentence(fated):
     with pytest.raises(MeasurementError, match="SIGKILL"):
-        alternate(fated("live"), fated("die"), rounds=1, timeout=120)
+        alternate_specs(fated("live"), fated("die"), rounds=1, timeout=120)
 
 
 def test_a_worker_that_is_gone_is_a_lost_worker():
@@ -113,7 +115,7 @@ def test_a_worker_that_is_gone_is_a_lost_worker():
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
         with pytest.raises(WorkerLost, match="SIGKILL"):
-            worker.ask({"do": "environment"}, 5)
+            worker.call("steplab.probes.environment:capture_environment", Environment, timeout=5)
 
 
 def test_workers_end_with_their_parent(tmp_path):

@@ -8,7 +8,7 @@ from steplab.core import Accelerator, Environment
 from steplab.core.errors import MeasurementError
 from steplab.workers import pool as module
 from steplab.workers.client import WorkerLost
-from steplab.workers.pool import WorkerPool, pool_size
+from steplab.workers.pool import PRELOAD, WorkerPool, pool_size
 
 
 class FakeWorker:
@@ -21,12 +21,12 @@ class FakeWorker:
         self.asked, self.waited, self.closed, self.is_alive = [], 0, 0, True
         self.all.append(self)
 
-    def send(self, request):
+    def send(self, function):
         if self.fate == "unheard":
             raise WorkerLost("crashed", "gone")
-        self.asked.append(request)
+        self.asked.append(function)
 
-    def receive(self, timeout):
+    def receive(self, returns, *, timeout):
         self.waited += 1
         if self.fate == "interrupted":
             raise KeyboardInterrupt
@@ -78,17 +78,17 @@ def test_memory_and_cores_decide_how_many(memory_gb, cores, count):
 
 def test_one_is_kept_unless_there_is_room(workers):
     spares = WorkerPool()
-    spares.prepare()
-    spares.prepare()
-    assert len(workers) == 1 and workers[0].asked == [{"do": "warm"}] and not workers[0].waited
+    spares.refill()
+    spares.refill()
+    assert len(workers) == 1 and workers[0].asked == [PRELOAD] and not workers[0].waited
     assert spares.take() is workers[0] and workers[0].waited == 1
-    spares.prepare()
+    spares.refill()
     assert len(workers) == 2
 
 
 def test_the_first_is_joined_by_the_others_once_the_room_is_known(workers):
     spares = WorkerPool()
-    spares.prepare()
+    spares.refill()
     spares.size = 4
     spares.fill()
     assert len(workers) == 4 and not any(worker.waited for worker in workers)
@@ -96,25 +96,25 @@ def test_the_first_is_joined_by_the_others_once_the_room_is_known(workers):
 
 def test_a_pool_is_filled_again_only_when_it_is_empty(workers):
     spares = pool(3)
-    spares.prepare()
+    spares.refill()
     taken = []
     for _ in range(3):
         assert len(workers) == 3
         taken.append(spares.take())
         if spares.workers:
-            spares.prepare()
+            spares.refill()
     assert taken == workers
-    spares.prepare()
+    spares.refill()
     assert len(workers) == 6 and len(spares.starting) == 3
 
 
 def test_a_clock_waits_for_all_that_start_and_once(workers):
     spares, stages = pool(3), []
-    spares.settle(stages.append)
+    spares.wait(stages.append)
     assert stages == []
     spares.fill()
-    spares.settle(stages.append)
-    spares.settle(stages.append)
+    spares.wait(stages.append)
+    spares.wait(stages.append)
     assert stages == ["waiting for the next processes to start"]
     assert [worker.waited for worker in workers] == [1, 1, 1] and not spares.starting
 
@@ -138,7 +138,7 @@ def test_one_that_does_not_come_up_is_ended_and_the_next_is_taken(workers, fate)
 def test_one_that_died_while_it_waited_is_not_handed_over(workers):
     spares = pool(2)
     spares.fill()
-    spares.settle()
+    spares.wait()
     workers[0].is_alive = False
     assert spares.take() is workers[1] and workers[0].closed == 1
 
@@ -148,7 +148,7 @@ def test_where_all_died_a_new_one_is_started(workers):
     spares = pool(2)
     spares.fill()
     assert spares.take() is workers[2] and not workers[2].asked
-    spares.prepare()
+    spares.refill()
     assert len(workers) == 5
 
 
@@ -157,7 +157,7 @@ def test_closing_ends_those_that_nobody_took_also_after_an_interruption(workers)
     spares = pool(4)
     spares.fill()
     with pytest.raises(KeyboardInterrupt):
-        spares.settle()
+        spares.wait()
     spares.close()
     assert [worker.closed for worker in workers] == [1, 1, 1, 1]
     assert not spares.workers and not spares.starting
@@ -170,7 +170,7 @@ def test_real_processes_start_together_and_all_end(monkeypatch):
     spares.fill()
     started = list(spares.workers)
     try:
-        spares.settle()
+        spares.wait()
         assert len(spares.workers) == 2 and all(worker.is_alive for worker in started)
         started[0].process.kill()
         started[0].process.wait()

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from steplab.workers.client import Worker
+from steplab.workers.trials import TrialRunner
 
-from steplab.core import Environment, Run, RunSpec, new_run_id
-from steplab.core.codec import decode, encode
-from steplab.core.errors import MeasurementError
-from steplab.core.run import now
-from steplab.workers.client import Progress, TrialRunner, Worker, WorkerLost, no_progress
-
+MEASURE_CELL = "steplab.bench.op_cell:measure_cell"
 # A process goes on after these: nothing was run, or all of it ended well.
 HARMLESS = ("ok", "unsupported")
-
-
-class CellWorker(Worker):
-    """The engine's worker with another program inside."""
-
-    program = "steplab.bench.op_worker"
 
 
 class CellIsolation(TrialRunner):
     """Keeps one worker for all cells until a cell fails: starting one costs seconds on a GPU."""
 
-    def trial(
-        self,
-        spec: RunSpec,
-        environment: Environment,
-        key: str = "",
-        progress: Progress = no_progress,
-    ) -> Run:
-        """Measure one cell; a worker that is lost becomes the Run's status."""
-        run = Run(new_run_id(spec), spec, environment, created=now())
-        try:
-            request = {"do": "trial", "spec": encode(spec)}
-            answer = self._worker(key).ask(request, self.timeout, progress)
-            run = decode(Run, answer, "run")
-        except WorkerLost as lost:
-            run = replace(run, status=lost.status, reason=lost.reason)
-        except MeasurementError as error:
-            run = replace(run, status="failed", reason=str(error))
-        if run.status not in HARMLESS:
-            self._drop()
-        return run
+    def __init__(self, timeout: float = 600.0) -> None:
+        super().__init__(timeout, MEASURE_CELL, HARMLESS)
 
-    def _worker(self, key: str) -> Worker:
-        if self.worker is None:
-            self.worker = CellWorker()
-        return self.worker
+    def _worker_for(self, key: str) -> Worker:
+        return super()._worker_for("")

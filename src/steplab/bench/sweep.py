@@ -4,28 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from steplab.core import Environment, Run, RunSpec, fingerprint
 from steplab.step.batch_size import BatchSearch, fastest_batch
 from steplab.store import Store, open_sweep
-from steplab.workers.client import TrialRunner
+from steplab.workers.trials import TrialRunner
+
+
+def key_of_size(spec: RunSpec) -> str:
+    """Return the key of the worker for a cell: one for each size, to save its start.
+
+    A cell without warm-up has one of its own: its first step must be the first of a process.
+    """
+    return fingerprint(spec) if spec.warmup == 0 else f"{spec.workload}/{spec.size}"
 
 
 def sweep(
     specs: Sequence[RunSpec],
     store: Store,
-    isolation: TrialRunner,
+    trials: TrialRunner,
     environment: Environment,
     command: Sequence[str],
-    fresh_workers: bool,
+    worker_key: Callable[[RunSpec], str],
     progress: Callable[[RunSpec, str], None],
     say: Callable[[str], None],
 ) -> Iterator[Run]:
     """Yield a Run for every spec, in order; each is in the store before it is yielded.
 
     Cells that an interrupted sweep of the same specs has finished are read, not measured again,
-    which is said. `fresh_workers` gives every cell a process of its own; so does a cell without
-    warm-up, whose first step must be a true one.
+    which is said. Cells with the same `worker_key` share a worker process.
     """
     store.check_writable()
     current = open_sweep(store, specs, environment)
@@ -36,9 +44,7 @@ def sweep(
         if cell in current.finished:
             yield current.finished[cell]
             continue
-        alone = fresh_workers or spec.warmup == 0
-        key = cell if alone else f"{spec.workload}/{spec.size}"
-        run = isolation.trial(spec, environment, key, lambda text, s=spec: progress(s, text))  # type: ignore[misc]
+        run = trials.trial(spec, environment, worker_key(spec), partial(progress, spec))
         run = replace(run, group=current.id, command=tuple(command))
         store.save(run)
         yield run
@@ -47,7 +53,7 @@ def sweep(
 def search_batches(
     spec: RunSpec,
     store: Store,
-    isolation: TrialRunner,
+    trials: TrialRunner,
     environment: Environment,
     command: Sequence[str],
     progress: Callable[[RunSpec, str], None],
@@ -58,7 +64,7 @@ def search_batches(
     def measure(batch: int) -> Run:
         cell = replace(spec, batch=batch)
         key = f"{cell.workload}/{cell.size}"
-        run = isolation.trial(cell, environment, key, lambda text: progress(cell, text))
+        run = trials.trial(cell, environment, key, partial(progress, cell))
         run = replace(run, command=tuple(command))
         store.save(run)
         done(run)

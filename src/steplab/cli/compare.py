@@ -23,7 +23,8 @@ from steplab.report.pages import write_compare_page
 from steplab.report.terminal import console, print_table
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.trace.kernel_table import short_kernel_name
-from steplab.workers.client import TrialRunner, alternate
+from steplab.workers.alternate import alternate_specs
+from steplab.workers.trials import TrialRunner
 from steplab.workloads.workload import find_workload
 
 DEFAULT_ROUNDS = 8
@@ -85,12 +86,12 @@ def _rerun(args: argparse.Namespace, a: Side, b: Side, store: Store) -> tuple[Co
     first, second = (_spec(side) for side in (a, b))
     check_same_work(a, b)
     store.check_writable()
-    with TrialRunner(args.timeout) as isolation:
-        environment = isolation.environment()
+    with TrialRunner(args.timeout) as trials:
+        environment = trials.environment()
     if "cuda" in (first.device, second.device) and not environment.accelerators:
         raise no_gpu()
     with CellProgress(1) as progress:
-        one, other = alternate(
+        one, other = alternate_specs(
             *(first, second, args.rerun, args.timeout),
             lambda text: progress.stage(first, text),
         )

@@ -100,9 +100,9 @@ def _run(args: argparse.Namespace, bench: OpBench) -> int:
         specs = _cells(args, bench, resolve_device(args.device, environment))
         runs: list[Run] = []
         with OpProgress(bench, len(specs)) as progress:
-            show = (progress.stage, progress.say)
+            show, shared = (progress.stage, progress.say), lambda spec: ""
             try:
-                for run in sweep(specs, store, isolation, environment, sys.argv, False, *show):
+                for run in sweep(specs, store, isolation, environment, sys.argv, shared, *show):
                     runs.append(run)
                     progress.done(run)
             except KeyboardInterrupt:

@@ -93,17 +93,15 @@ def _run(args: argparse.Namespace) -> int:
     if args.out is not None:
         with disk_errors(args.out, "--out"):
             args.out.mkdir(parents=True, exist_ok=True)
-    started, reference, workers = monotonic(), ReferenceWorker(), WorkerPool()
-    try:
-        workers.prepare()
-        with LadderView(args.objective == "time") as view:
-            ladder, files = search(args, started, reference, workers, view)
-    except KeyboardInterrupt:
-        console(sys.stderr).print("interrupted. The same command goes on from there.")
-        raise
-    finally:
-        reference.close()
-        workers.close()
+    started = monotonic()
+    with ReferenceWorker() as reference, WorkerPool() as workers:
+        workers.refill()
+        try:
+            with LadderView(args.objective == "time") as view:
+                ladder, files = search(args, started, reference, workers, view)
+        except KeyboardInterrupt:
+            console(sys.stderr).print("interrupted. The same command goes on from there.")
+            raise
     show(ladder, files)
     return 0
 

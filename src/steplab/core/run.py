@@ -227,6 +227,11 @@ def new_run_id(spec: RunSpec) -> str:
     return f"{stamp}-{safe}-{secrets.token_hex(3)}"
 
 
+def new_run(spec: RunSpec, environment: Environment) -> Run:
+    """Return a Run of `spec` in which nothing has been measured yet."""
+    return Run(new_run_id(spec), spec, environment, created=now())
+
+
 def now() -> str:
     """Return the present moment in UTC, ISO 8601, whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,22 +1,23 @@
-"""A step that is kept alive, to be measured in turns with another one."""
+"""LiveStep: a step that a worker keeps alive, to be measured in turns with another one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch._dynamo
 
-from steplab.core import Run, RunSpec, Samples
+from steplab.core import RunSpec, Samples
 from steplab.core.errors import MeasurementError
-from steplab.probes.clock import ClockProbe
+from steplab.core.run import new_run
 from steplab.probes.compilation import CompilationProbe
 from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Subject
 from steplab.probes.ran import RanProbe
 from steplab.step.assemble import assemble, micro_batches
-from steplab.step.loop import measure, settle, settle_scaler, warm_up
-from steplab.techniques.recipes import technique
+from steplab.step.loop import settle, settle_scaler, time_steps, warm_up
+from steplab.step.trial import find_mismatch
 
 
 class LiveStep:
@@ -33,27 +34,18 @@ class LiveStep:
         warm_up(self.subject, spec.warmup, progress)
         self.compilation.open_window(self.subject)
 
-    def verify(self) -> None:
-        """Look at one profiled step and raise when it is not what was asked for."""
-        spec = self.subject.spec
-        ran, compilation = RanProbe(), self.compilation
-        compilation.close_window(self.subject)
-        ran.inspect(self.subject)
-        run = Run(
-            "", spec, capture_environment(), ran=ran.result(), compilation=compilation.result()
-        )
-        for name, settings in spec.recipe.techniques.items():
-            difference = technique(name).mismatch(settings, run)
-            if difference:
-                raise MeasurementError(f"{spec.recipe.label}: {difference}.")
-
     def measure(self, steps: int) -> Samples:
-        """Time `steps` further steps; milliseconds each.
+        """Time further steps; milliseconds each."""
+        return time_steps(self.subject, steps)
 
-        One untimed step goes first: the other worker has had the device in between, and this
-        one's first step finds its clocks and caches as that left them.
-        """
-        warm_up(self.subject, 1, lambda text: None)
-        clock = ClockProbe()
-        measure(self.subject, steps, clock, [], lambda text: None)
-        return clock.result().step
+    def check(self) -> None:
+        """Look at one profiled step and raise when it is not what was asked for."""
+        ran, spec = RanProbe(), self.subject.spec
+        self.compilation.close_window(self.subject)
+        ran.inspect(self.subject)
+        run = new_run(spec, self.subject.environment)
+        mismatch = find_mismatch(
+            replace(run, ran=ran.result(), compilation=self.compilation.result())
+        )
+        if mismatch:
+            raise MeasurementError(f"{spec.recipe.label}: {mismatch}.")

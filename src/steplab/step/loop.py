@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from steplab.core import Samples
 from steplab.core.errors import MeasurementError
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import graph_count
-from steplab.probes.probe import Probe, Subject
+from steplab.probes.probe import Probe, Subject, Watched
 
 # A step that still compiles after this many steps compiles for ever: shapes that keep changing.
 MAX_SETTLE_STEPS = 12
@@ -28,7 +30,7 @@ def settle(subject: Subject, at_least: int, progress: Progress) -> float | None:
     if not at_least:
         return None
     progress("compiling")
-    preflight(subject)
+    forward_eagerly(subject.step, subject.spec.mode, next(subject.feed)[0])
     first_seconds = None
     for count in range(MAX_SETTLE_STEPS):
         graphs, start = graph_count(), perf_counter()
@@ -56,16 +58,16 @@ def settle_scaler(subject: Subject) -> None:
             raise MeasurementError("fp16 gradients overflow at any scale: every update is skipped.")
 
 
-def preflight(subject: Subject) -> None:
-    """Run one forward eagerly, so that faults of the model are told in its own words.
+def forward_eagerly(step: Watched, mode: str, batch: Any) -> None:
+    """Run one forward pass without compiling, so that a model's errors are its own.
 
     Raised under tracing, the same exception would reach the user as dynamo's. Without gradients
     it needs less memory than the step, so it cannot run out where the step would not.
     """
-    parts, workload = subject.step.parts, subject.step.workload
-    run = workload.predict if subject.spec.mode == "infer" else workload.loss
-    with torch.compiler.set_stance("force_eager"), torch.no_grad(), parts.forward_context():
-        run(subject.step.model, next(subject.feed)[0])
+    run = step.workload.predict if mode == "infer" else step.workload.loss
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, torch.no_grad(), step.parts.forward_context():
+        run(step.model, batch)
 
 
 def warm_up(subject: Subject, steps: int, progress: Progress) -> None:
@@ -95,6 +97,18 @@ def measure(
     for probe in probes:
         probe.close_window(subject)
     return losses
+
+
+def time_steps(subject: Subject, steps: int) -> Samples:
+    """Time further steps of one that is kept alive; milliseconds each.
+
+    One untimed step goes first: another worker has had the device in between, and this one's
+    first step finds its clocks and caches as that left them.
+    """
+    warm_up(subject, 1, lambda text: None)
+    clock = ClockProbe()
+    measure(subject, steps, clock, [], lambda text: None)
+    return clock.result().step
 
 
 def synchronize(subject: Subject) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from steplab.core import Run, RunSpec, new_run_id, registry, units
+from steplab.core import Run, RunSpec, registry, units
 from steplab.core.errors import SteplabError, Unsupported, UserError
-from steplab.core.run import now
+from steplab.core.run import new_run
 from steplab.hardware.kernel_names import main_matmul_dtype
 from steplab.hardware.mfu import utilization
 from steplab.probes.clock import ClockProbe
@@ -32,13 +32,13 @@ NOISY_SPREAD = 0.10
 # which makes a step of 23 ms take 930: OpenMP's threads wait for each other, and every step alike.
 MAX_CONTENTION = 0.15
 
+Progress = Callable[[str], None]
 Afterwards = Callable[[Subject, Run], Run]
-Beforehand = Callable[[Subject], float | None]
 
 
 def trial(
     spec: RunSpec,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Progress = lambda text: None,
     afterwards: Afterwards = lambda subject, run: run,
 ) -> Run:
     """Measure `spec` in this process. UserErrors propagate; every other failure is a status.
@@ -46,63 +46,67 @@ def trial(
     `afterwards` may look further at the measured step and add to its Run; not called when the
     step did not run as asked.
     """
-    blank = Run(new_run_id(spec), spec, capture_environment(), created=now())
+    empty = new_run(spec, capture_environment())
     try:
-        return run_probes(blank, progress, afterwards)
+        probed = ProbedStep(empty, progress)
+        run = probed.run_probes(progress)
+        return afterwards(probed.subject, run) if run.status == "ok" else run
     except UserError:
         raise
     except Exception as error:
-        return failed_run(blank, error)
+        return failed_run(empty, error)
     finally:
         clean_up()
 
 
-def run_probes(
-    blank: Run,
-    progress: Callable[[str], None],
-    afterwards: Afterwards,
-    beforehand: Beforehand = lambda subject: None,
-) -> Run:
-    """Assemble the spec of `blank`, watch it with all probes and fill in what they saw.
+class ProbedStep:
+    """A freshly assembled step with every probe attached, for one measurement."""
 
-    `beforehand` may run steps of the fresh assembly; it then returns the seconds of the first.
-    Whatever goes wrong is raised.
-    """
-    spec = blank.spec
-    progress("building")
-    probes: dict[str, Probe] = {
-        name: registry.load("steplab.probes", name, "PROBE")()
-        for name in registry.names("steplab.probes", "PROBE")
-    }
-    clock, compilation = probes.pop("clock"), probes["compilation"]
-    assert isinstance(clock, ClockProbe) and isinstance(compilation, CompilationProbe)
-    torch._dynamo.reset()  # before the model is made, which may compile something by itself
-    step = assemble(spec)
-    subject = Subject(step, micro_batches(step, spec), spec, blank.environment)
-    for probe in probes.values():
-        probe.begin(subject)
-    first = beforehand(subject)
-    settled = settle(subject, step.parts.settle_steps, progress)
-    compilation.first_seconds = settled if first is None else first
-    settle_scaler(subject)
-    warm_up(subject, spec.warmup, progress)
-    scale = step.parts.scaler.get_scale()
-    losses = measure(subject, spec.steps, clock, list(probes.values()), progress)
-    skipped = step.parts.scaler.get_scale() < scale
-    progress("inspecting")
-    for probe in probes.values():
-        probe.inspect(subject)
-    seen: dict[str, Any] = {name: probe.result() for name, probe in probes.items()}
-    run = replace(
-        blank,
-        clock=clock.result(),
-        parameters=sum(p.numel() for p in step.model.parameters()),
-        notes=("updates skipped: fp16 gradients overflowed in the timed steps",) if skipped else (),
-        losses=() if spec.mode == "infer" else tuple(float(loss) for loss in losses),
-        **seen,
-    )
-    run = _check_techniques(_with_figures(run, main_matmul_dtype(run.ran, step.parts.matmul_dtype)))
-    return afterwards(subject, run) if run.status == "ok" else run
+    def __init__(self, run: Run, progress: Progress) -> None:
+        progress("building")
+        self.run = run
+        self.probes: dict[str, Probe] = {
+            name: registry.load("steplab.probes", name, "PROBE")()
+            for name in registry.names("steplab.probes", "PROBE")
+        }
+        self.clock = self.probes.pop("clock")  # opened last and closed first
+        torch._dynamo.reset()  # before the model is made, which may compile something by itself
+        step = assemble(run.spec)
+        self.subject = Subject(step, micro_batches(step, run.spec), run.spec, run.environment)
+        for probe in self.probes.values():
+            probe.begin(self.subject)
+
+    def run_probes(self, progress: Progress, first_seconds: float | None = None) -> Run:
+        """Settle, warm up, measure, inspect; return the Run with what the probes saw.
+
+        `first_seconds` is what the first step took, where the caller has run it. Whatever goes
+        wrong is raised; a step that did not run as asked is a failed Run.
+        """
+        subject, spec, probes = self.subject, self.run.spec, self.probes
+        parts, clock, compilation = subject.step.parts, self.clock, probes["compilation"]
+        assert isinstance(clock, ClockProbe) and isinstance(compilation, CompilationProbe)
+        settled = settle(subject, parts.settle_steps, progress)
+        compilation.first_seconds = settled if first_seconds is None else first_seconds
+        settle_scaler(subject)
+        warm_up(subject, spec.warmup, progress)
+        scale = parts.scaler.get_scale()
+        losses = measure(subject, spec.steps, clock, list(probes.values()), progress)
+        skipped = parts.scaler.get_scale() < scale
+        progress("inspecting")
+        for probe in probes.values():
+            probe.inspect(subject)
+        seen: dict[str, Any] = {name: probe.result() for name, probe in probes.items()}
+        notes = ("updates skipped: fp16 gradients overflowed in the timed steps",)
+        run = replace(
+            self.run,
+            clock=clock.result(),
+            parameters=sum(p.numel() for p in subject.step.model.parameters()),
+            notes=notes if skipped else (),
+            losses=() if spec.mode == "infer" else tuple(float(loss) for loss in losses),
+            **seen,
+        )
+        run = _with_figures(run, main_matmul_dtype(run.ran, parts.matmul_dtype))
+        return _check_techniques(run)
 
 
 def _with_figures(run: Run, dtype: str) -> Run:
@@ -129,27 +133,31 @@ def _with_figures(run: Run, dtype: str) -> Run:
 
 
 def _check_techniques(run: Run) -> Run:
-    """Compare what ran with what was asked: a difference fails the Run, a doubt is noted."""
-    notes = list(run.notes)
-    for name, settings in run.spec.recipe.techniques.items():
-        difference = technique(name).mismatch(settings, run)
-        if difference:
-            reason = f"{difference[0].upper()}{difference[1:]}."
-            return replace(run, status="failed", reason=reason)
-        doubt = technique(name).unverified(settings, run)
-        notes += [doubt] if doubt else []
-    return replace(run, notes=tuple(notes))
+    """Compare what ran with what was asked: a mismatch fails the Run, a doubt is noted."""
+    mismatch = find_mismatch(run)
+    if mismatch:
+        return replace(run, status="failed", reason=f"{mismatch[0].upper()}{mismatch[1:]}.")
+    asked = run.spec.recipe.techniques.items()
+    doubts = [technique(name).unverified(settings, run) for name, settings in asked]
+    return replace(run, notes=(*run.notes, *filter(None, doubts)))
 
 
-def failed_run(blank: Run, error: Exception) -> Run:
+def find_mismatch(run: Run) -> str:
+    """Return how what ran differs from what the recipe asks for; "" when it does not."""
+    asked = run.spec.recipe.techniques.items()
+    found = (technique(name).mismatch(settings, run) for name, settings in asked)
+    return next(filter(None, found), "")
+
+
+def failed_run(run: Run, error: Exception) -> Run:
     """Turn an exception into a status with one sentence."""
     if isinstance(error, Unsupported):
-        return replace(blank, status="unsupported", reason=str(error))
+        return replace(run, status="unsupported", reason=str(error))
     if isinstance(error, SteplabError):
-        return replace(blank, status="failed", reason=str(error))
+        return replace(run, status="failed", reason=str(error))
     if is_out_of_memory(error):
-        return replace(blank, status="oom", reason=memory_sentence(error))
-    return replace(blank, status="failed", reason=error_sentence(error))
+        return replace(run, status="oom", reason=memory_sentence(error))
+    return replace(run, status="failed", reason=error_sentence(error))
 
 
 def error_sentence(error: BaseException) -> str:

@@ -18,8 +18,8 @@ from steplab.step.batch_size import fastest_batch
 from steplab.store import Store
 from steplab.store.atomic import disk_errors, write_file
 from steplab.tune.view import View
-from steplab.workers.client import TrialRunner
 from steplab.workers.pool import WorkerPool
+from steplab.workers.trials import TrialRunner
 
 # Beside a candidate's peak there must be room for the weights of the two recipes that wait.
 MAX_MEMORY = 0.6
@@ -29,7 +29,7 @@ def find_batch(
     spec: RunSpec,
     store: Store,
     environment: Environment,
-    spares: WorkerPool,
+    pool: WorkerPool,
     timeout: float,
     view: View,
 ) -> int:
@@ -37,12 +37,11 @@ def find_batch(
     note = _note(spec, store, environment)
     if note.is_file():
         return int(json.loads(note.read_text(encoding="utf-8")))
-    with TrialRunner(timeout) as isolation:
-        isolation.worker = spares.take()
+    with TrialRunner(timeout, worker=pool.take()) as trials:
 
         def measure(batch: int) -> Run:
             view.stage(f"measuring batch {batch}")
-            run = isolation.trial(replace(spec, batch=batch), environment)
+            run = trials.trial(replace(spec, batch=batch), environment)
             store.save(run)
             return with_room(run)
 

@@ -19,7 +19,7 @@ from steplab.tune.rung import GateOptions, RungResult, try_recipe
 from steplab.tune.view import Stopwatch, View, add_timings
 from steplab.verify.checks import run_checks
 from steplab.verify.remote import CandidateResult, ReferenceWorker, RemoteCandidate
-from steplab.workers.alternate import alternate
+from steplab.workers.alternate import alternate_until_clear
 from steplab.workers.client import Progress
 
 
@@ -34,11 +34,7 @@ def open_baseline(
     view: View,
 ) -> tuple[Champion, tuple[Check, ...]]:
     """Measure and profile the baseline; return it alive, with its own way through the gate."""
-    view.stage("looking at it")
-    dtype, problem = scout.look(spec, rules.shapes[0], timeout)
-    view.stage("computing the references")
-    for shape in rules.shapes if not problem else ():
-        problem = problem or scout.reference(shape, dtype, timeout)
+    problem = scout.prepare(spec, rules.shapes, timeout, view.stage)
     view.stage("starting")
     if problem:
         raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")
@@ -83,9 +79,14 @@ def measure_peer(
         run = candidate.open((), rules.references, timeout, view.stage).run
         if run.status != "ok":
             return Peer(recipe, reason=f"{run.status}: {run.reason}")
-        both = (candidate, champion.candidate)
-        bounds = (rules.turns_seconds, timeout)
-        turns = alternate(*both, step_ms(champion.run), *bounds, view.stage)
+        turns = alternate_until_clear(
+            candidate,
+            champion.candidate,
+            step_ms=step_ms(champion.run),
+            seconds=rules.turns_seconds,
+            timeout=timeout,
+            progress=view.stage,
+        )
         return Peer(recipe, turns.before, turns.after, turns.change)
     except SteplabError as error:
         return Peer(recipe, reason=str(error))
@@ -172,14 +173,10 @@ class Climb:
     def _try(self, proposal: Proposal) -> None:
         """Look at a recipe, then try it; a recipe that cannot run here is left."""
         self._lap(proposal.key)
-        self.rules.spares.prepare()
-        self.view.stage("looking at it")
+        self.rules.spares.refill()
         spec = replace(self.champion.run.spec, recipe=proposal.recipe)
         timeout = self.clock.timeout(is_slow(proposal.recipe))
-        dtype, problem = self.scout.look(spec, self.rules.shapes[0], timeout)
-        self.view.stage("computing the references")
-        for shape in self.rules.shapes if not problem else ():
-            problem = problem or self.scout.reference(shape, dtype, timeout)
+        problem = self.scout.prepare(spec, self.rules.shapes, timeout, self.view.stage)
         if problem:
             suggestion = Untried(proposal.key, problem, self.champion.run.spec.recipe.label)
             self._leave(suggestion)
@@ -273,13 +270,18 @@ class Climb:
     def _finish(self, against: Recipe | None) -> None:
         """Hold the winner against the baseline, in turns; close a ladder that has nothing left."""
         self._lap()
-        self.rules.spares.settle(self.view.stage)
+        self.rules.spares.wait(self.view.stage)
         ladder = replace(self.ladder, finished=not self.ladder.left)
         if self.champion.candidate is not self.baseline.candidate:
             self.view.name = "the winner against the baseline"
-            both = (self.baseline.candidate, self.champion.candidate)
-            bounds = (self.rules.turns_seconds, self.clock.timeout(False))
-            turns = alternate(*both, step_ms(self.baseline.run), *bounds, self.view.stage)
+            turns = alternate_until_clear(
+                self.baseline.candidate,
+                self.champion.candidate,
+                step_ms=step_ms(self.baseline.run),
+                seconds=self.rules.turns_seconds,
+                timeout=self.clock.timeout(False),
+                progress=self.view.stage,
+            )
             ladder = replace(ladder, before=turns.before, after=turns.after, total=turns.change)
         if against is not None:
             self.view.name = f"the winner against {against.label}"

@@ -17,7 +17,7 @@ from steplab.tune.view import View
 from steplab.verify.checks import run_checks
 from steplab.verify.remote import CandidateResult, RemoteCandidate
 from steplab.verify.shapes import GateShape
-from steplab.workers.alternate import MAX_SECONDS, Alternation, alternate
+from steplab.workers.alternate import MAX_SECONDS, Alternation, alternate_until_clear
 from steplab.workers.pool import WorkerPool
 
 MORE_TIME = "a larger --budget"
@@ -108,11 +108,11 @@ def try_recipe(
     tried = None
     try:
         if spec.device == "cuda":  # where the host's cores have nothing else to do
-            rules.spares.prepare()
+            rules.spares.refill()
         opened = candidate.open(rules.shapes, rules.references, timeout, view.stage)
         rung = _pass_gate(_with_run(blank, opened, champion), opened, champion.waits, rules)
         if rung.outcome == "kept":
-            rules.spares.settle(view.stage)
+            rules.spares.wait(view.stage)
             tried = _measure_in_turns(rung, candidate, opened, champion, rules, timeout, view)
         else:
             tried = RungResult(rung, None, opened)
@@ -157,8 +157,15 @@ def _alternate(
     view: View,
 ) -> Alternation:
     """Measure two candidates in turns; what is taken out need not gain."""
-    gain, step = MIN_GAIN if rung.change else None, step_ms(champion.run)
-    return alternate(first, second, step, rules.turns_seconds, timeout, view.stage, gain)
+    return alternate_until_clear(
+        first,
+        second,
+        step_ms=step_ms(champion.run),
+        seconds=rules.turns_seconds,
+        timeout=timeout,
+        progress=view.stage,
+        gain=MIN_GAIN if rung.change else None,
+    )
 
 
 def _needs_confirmation(rung: Rung, device: str) -> bool:

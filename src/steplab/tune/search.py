@@ -100,7 +100,7 @@ def _why_undecided(
     for shape in shapes:
         if scout.reference(shape, TRUTH, timeout) or scout.reference(shape, dtype, timeout):
             continue
-        reason = scout.cannot_tell(shape, dtype, timeout)
+        reason = scout.why_undecided(shape, dtype, timeout)
         if reason:
             return reason
     return ""

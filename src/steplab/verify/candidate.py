@@ -2,110 +2,80 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from steplab.core import PLAIN, Run, RunSpec, Samples, new_run_id
+from steplab.core import PLAIN, Run, RunSpec, Samples
 from steplab.core.ladder import Check
-from steplab.core.run import now
-from steplab.probes.clock import ClockProbe
+from steplab.core.run import new_run
 from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Subject
 from steplab.profiling.plan import ProfilePlan
 from steplab.profiling.recorder import STEADY_STEPS, record_profile
-from steplab.step.loop import Progress, measure, settle, warm_up
+from steplab.step.graphed_call import SYNC_MESSAGE, sync_debug_mode
+from steplab.step.loop import Progress, settle, time_steps, warm_up
 from steplab.step.step import Step
-from steplab.step.trial import clean_up, failed_run, run_probes
+from steplab.step.trial import ProbedStep, clean_up, failed_run
 from steplab.verify.judge import judge
 from steplab.verify.numerics import NumericsSnapshot, load_references, take_snapshot
 from steplab.verify.references import step_without_dropout
 from steplab.verify.remote import CandidateResult
 from steplab.verify.shapes import GateShape
 
-SYNC_WARNING = "called a synchronizing CUDA operation"  # torch's, in sync debug mode
 
-
-def sync_lines(subject: Subject) -> list[str]:
-    """Run one step and return `folder/file.py:12` for every wait; nothing without a GPU."""
-    if not subject.on_cuda:
-        return []
-    batch = next(subject.feed)  # what fetching it waits for is no matter of the step
-    with _sync_warnings() as seen:
-        subject.step(batch)
-    told = [w for w in seen if SYNC_WARNING in str(w.message)]
-    return [f"{'/'.join(Path(w.filename).parts[-2:])}:{w.lineno}" for w in told]
-
-
-@contextlib.contextmanager
-def _sync_warnings() -> Iterator[list[warnings.WarningMessage]]:
-    """Let torch warn of every wait that it knows of."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield seen
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-
-
-class RedGate(Exception):
+class NumericsFailed(Exception):
     """The numerics are wrong: there is nothing to measure."""
 
 
 class Candidate:
-    """One recipe in a process of its own."""
+    """One recipe in a process of its own, verified and measured, then kept alive."""
 
-    def __init__(self, spec: RunSpec, shapes: Sequence[GateShape], references: Path) -> None:
+    def __init__(self, spec: RunSpec, shapes: tuple[GateShape, ...], references: Path) -> None:
         self.spec = spec
-        self.shapes = shapes
+        self.shapes = shapes  # empty: nothing is verified
         self.references = references
         self.checks: list[Check] = []
-        self.waits: tuple[str, ...] = ()
-        self.subject: Subject | None = None
+        self.subject: Subject | None = None  # the step, once it has been measured
 
     def open(self, progress: Progress) -> CandidateResult:
         """Pass the gate's numerics, then measure; every failure is the Run's status."""
-        blank = Run(new_run_id(self.spec), self.spec, capture_environment(), created=now())
+        empty = new_run(self.spec, capture_environment())
         try:
-            self._compare_apart(progress)
-            run = run_probes(
-                blank, progress, self._afterwards, lambda s: self._compare(s, progress)
-            )
-        except RedGate:
-            run = blank
+            self._verify_apart(progress)
+            probed = ProbedStep(empty, progress)
+            first_seconds = self._verify_own(probed.subject, progress)
+            run = probed.run_probes(progress, first_seconds)
+            if run.status == "ok":
+                return self._keep(probed.subject, run)
+        except NumericsFailed:
+            run = empty
         except Exception as error:
-            run = failed_run(blank, error)
-        ops = _modules_by_op(self.subject) if self.subject else {}
-        return CandidateResult(run, tuple(self.checks), self.waits, ops)
+            run = failed_run(empty, error)
+        return CandidateResult(run, tuple(self.checks))
 
     def measure(self, steps: int) -> Samples:
-        """Time so many further steps, milliseconds each, after one that is not counted.
+        """Time so many further steps, milliseconds each.
 
         Memory that only the steps need is given back: the other worker may need it.
         """
         assert self.subject is not None
-        warm_up(self.subject, 1, lambda text: None)
-        clock = ClockProbe()
-        measure(self.subject, steps, clock, [], lambda text: None)
+        samples = time_steps(self.subject, steps)
         release_cache()
-        return clock.result().step
+        return samples
 
     def record(self, run: Run, plan: ProfilePlan, folder: Path, progress: Progress) -> Run:
         """Add a profile to this candidate's Run, with traces in `folder`."""
         assert self.subject is not None
         recorded = record_profile(self.subject, run, plan, folder, progress)
-        self._settle(progress)
+        _settle(self.subject, progress)
         release_cache()
         return recorded
 
-    def _compare_apart(self, progress: Progress) -> None:
-        """Compare numerics at shapes, or without dropout, that the measured step has not."""
+    def _verify_apart(self, progress: Progress) -> None:
+        """Compare numerics at other shapes than the measured one, or without dropout."""
         for shape in self.shapes:
             if self._is_own(shape):
                 continue
@@ -116,40 +86,48 @@ class Candidate:
             finally:
                 clean_up()
 
-    def _compare(self, subject: Subject, progress: Progress) -> float | None:
+    def _verify_own(self, subject: Subject, progress: Progress) -> float | None:
         """Compare the numerics of the very step that is measured; seconds of its first step."""
         own = next((shape for shape in self.shapes if self._is_own(shape)), None)
         if own is None:
             return None
         assert isinstance(subject.step, Step)
         progress("comparing with fp64")
-        evidence = take_snapshot(subject.step, self.spec, own.rate)
-        self._judge(evidence, own)
-        return evidence.first_seconds
+        snapshot = take_snapshot(subject.step, self.spec, own.rate)
+        self._judge(snapshot, own)
+        return snapshot.first_seconds
 
     def _is_own(self, shape: GateShape) -> bool:
         return not shape.apart and shape.spec == replace(self.spec, recipe=PLAIN)
 
-    def _judge(self, evidence: NumericsSnapshot, shape: GateShape) -> None:
+    def _judge(self, snapshot: NumericsSnapshot, shape: GateShape) -> None:
         """Add checks; stop at wrong numerics."""
-        truth, *peers = load_references(self.references, shape.name, evidence.matmul_dtype)
-        self.checks += judge(evidence, peers, truth, shape.words)
+        truth, *peers = load_references(self.references, shape.name, snapshot.matmul_dtype)
+        self.checks += judge(snapshot, peers, truth, shape.words)
         if not all(check.passed for check in self.checks):
-            raise RedGate
+            raise NumericsFailed
 
-    def _afterwards(self, subject: Subject, run: Run) -> Run:
+    def _keep(self, subject: Subject, run: Run) -> CandidateResult:
         """Bring the step back to its steady state and keep it."""
-        self.subject = subject
-        self._settle(lambda text: None)
-        self.waits = tuple(sync_lines(subject))
+        _settle(subject, lambda text: None)
+        waits = tuple(sync_lines(subject))
         release_cache()
-        return run
+        self.subject = subject
+        return CandidateResult(run, tuple(self.checks), waits, _modules_by_op(subject))
 
-    def _settle(self, progress: Progress) -> None:
-        assert self.subject is not None
-        compiles = self.subject.step.parts.settle_steps
-        settle(self.subject, compiles, progress)
-        warm_up(self.subject, STEADY_STEPS if compiles else 1, progress)
+
+def _settle(subject: Subject, progress: Progress) -> None:
+    compiles = subject.step.parts.settle_steps
+    settle(subject, compiles, progress)
+    warm_up(subject, STEADY_STEPS if compiles else 1, progress)
+
+
+def preload() -> None:
+    """Have everything imported that a candidate needs, and the GPU opened where there is one."""
+    if torch.cuda.is_available():
+        from torch._inductor import compile_fx  # noqa: F401
+
+        torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
 
 
 def release_cache() -> None:
@@ -166,3 +144,15 @@ def _modules_by_op(subject: Subject) -> dict[str, tuple[str, ...]]:
             op = str(module.op)
             found[op] = (*found.get(op, ()), path)
     return found
+
+
+def sync_lines(subject: Subject) -> list[str]:
+    """Run one step and return `folder/file.py:12` for every wait; nothing without a GPU."""
+    if not subject.on_cuda:
+        return []
+    batch = next(subject.feed)  # what fetching it waits for is not part of the step
+    with warnings.catch_warnings(record=True) as seen, sync_debug_mode("warn"):
+        warnings.simplefilter("always")
+        subject.step(batch)
+    waits = [w for w in seen if SYNC_MESSAGE in str(w.message)]
+    return [f"{'/'.join(Path(w.filename).parts[-2:])}:{w.lineno}" for w in waits]

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from torch import nn
 from steplab.core import PLAIN, RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.step.assemble import assemble, micro_batches
+from steplab.step.loop import forward_eagerly
 from steplab.step.step import Step
 from steplab.step.trial import clean_up, error_sentence, is_out_of_memory
 from steplab.verify.judge import judge
@@ -166,7 +166,7 @@ def has_dropout(spec: RunSpec) -> bool:
         clean_up()
 
 
-def dry_run(spec: RunSpec, shape: GateShape) -> dict[str, Any]:
+def dry_run(spec: RunSpec, shape: GateShape) -> str:
     """Assemble a recipe at the gate's shape and run one forward pass eagerly.
 
     What it cannot do here is raised in its own words, in a tenth of a second instead of a process
@@ -175,11 +175,7 @@ def dry_run(spec: RunSpec, shape: GateShape) -> dict[str, Any]:
     here = replace(shape.spec, recipe=spec.recipe)
     try:
         step = assemble(here)
-        batch = next(micro_batches(step, here))[0]
-        run = step.workload.predict if here.mode == "infer" else step.workload.loss
-        eager = torch.compiler.set_stance("force_eager")
-        with eager, torch.no_grad(), step.parts.forward_context():
-            run(step.model, batch)
-        return {"dtype": step.parts.matmul_dtype}
+        forward_eagerly(step, here.mode, next(micro_batches(step, here))[0])
+        return step.parts.matmul_dtype
     finally:
         clean_up()

@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
-from steplab.core import Environment, Run, RunSpec, Samples, new_run_id
-from steplab.core.codec import decode, encode
-from steplab.core.errors import MeasurementError, SteplabError, Unsupported
+from steplab.core import Environment, Run, RunSpec, Status
+from steplab.core.errors import SteplabError, Unsupported
 from steplab.core.ladder import Check
-from steplab.core.run import now
+from steplab.core.run import new_run
 from steplab.profiling.plan import ProfilePlan
 from steplab.verify.shapes import GateShape
+from steplab.workers.alternate import RemoteStep
 from steplab.workers.client import Progress, Worker, WorkerLost
 from steplab.workers.pool import WorkerPool
+
+CANDIDATE = "steplab.verify.candidate:Candidate"
+REFERENCES = "steplab.verify.references"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """A Run of status ok but without a clock was stopped by its numerics."""
+    """What opening a candidate has shown; a Run of status ok without a clock failed numerics."""
 
     run: Run
     checks: tuple[Check, ...] = ()  # of the numerics
@@ -28,107 +33,119 @@ class CandidateResult:
     ops: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # op -> paths of its modules
 
 
-class RemoteCandidate:
-    """A candidate that lives in a worker of its own until it is closed."""
+class RemoteCandidate(RemoteStep):
+    """A candidate that lives in a worker of its own until the `with` block ends."""
 
-    def __init__(self, spec: RunSpec, environment: Environment, spares: WorkerPool) -> None:
+    def __init__(self, spec: RunSpec, environment: Environment, pool: WorkerPool) -> None:
+        super().__init__(pool.take())
         self.spec = spec
         self.environment = environment
-        self.worker = spares.take()
 
     def open(
         self, shapes: Sequence[GateShape], references: Path, timeout: float, progress: Progress
     ) -> CandidateResult:
-        """Let it pass the gate and be measured; a worker that is lost is the Run's status."""
-        request = {"do": "candidate", "spec": encode(self.spec), "shapes": encode(list(shapes))}
-        request["references"] = str(references.resolve())
-        blank = Run(new_run_id(self.spec), self.spec, self.environment, created=now())
+        """Verify it at the shapes, then measure it; a worker that is lost is the Run's status."""
+        worker, arguments = self.worker, {"shapes": tuple(shapes), "references": references}
         try:
-            answer = self.worker.ask(request, timeout, progress)
-            opened: CandidateResult = decode(CandidateResult, answer, "candidate")
+            worker.keep(CANDIDATE, timeout=timeout, spec=self.spec, **arguments)
+            return worker.call(".open", CandidateResult, timeout=timeout, progress=progress)
         except WorkerLost as lost:
-            return CandidateResult(replace(blank, status=lost.status, reason=lost.reason))
+            return self._failed(lost.status, lost.reason)
         except SteplabError as error:
-            status: Any = "unsupported" if isinstance(error, Unsupported) else "failed"
-            return CandidateResult(replace(blank, status=status, reason=str(error)))
-        return opened
-
-    def turn(self, steps: int, timeout: float) -> Samples:
-        """Time so many steps."""
-        samples: Samples = decode(Samples, self._ask({"do": "turn", "steps": steps}, timeout), "ms")
-        return samples
+            return self._failed(
+                "unsupported" if isinstance(error, Unsupported) else "failed", str(error)
+            )
 
     def record(
         self, run: Run, plan: ProfilePlan, folder: Path, timeout: float, progress: Progress
     ) -> Run:
-        """Profile it, the traces into `folder`."""
-        request = {"do": "record", "run": encode(run), "plan": encode(plan)}
-        request["folder"] = str(folder.resolve())
-        recorded: Run = decode(Run, self._ask(request, timeout, progress), "run")
-        return recorded
+        """Profile it; the traces are written into `folder`."""
+        arguments = {"run": run, "plan": plan, "folder": folder}
+        return self.call(".record", Run, timeout, progress, **arguments)
 
-    def close(self) -> None:
-        """End its process."""
-        self.worker.close()
-
-    def _ask(self, request: dict[str, Any], timeout: float, progress: Any = None) -> Any:
-        try:
-            return self.worker.ask(request, timeout, progress or (lambda text: None))
-        except WorkerLost as lost:
-            raise MeasurementError(f"A worker was lost: {lost.reason}.") from None
+    def _failed(self, status: Status, reason: str) -> CandidateResult:
+        run = new_run(self.spec, self.environment)
+        return CandidateResult(replace(run, status=status, reason=reason))
 
 
 class ReferenceWorker:
-    """Makes the references of the gate and looks at recipes; started anew when it is lost."""
+    """Computes the references of the gate and dry-runs recipes; restarted when it is lost.
+
+    Its process is never measured.
+    """
 
     def __init__(self) -> None:
         self.references = Path()  # the folder of the references; set before any is asked for
         self.worker = Worker()
 
     def environment(self, timeout: float) -> Environment:
-        """Ask what this machine is."""
-        try:
-            answer = self.worker.ask({"do": "environment"}, timeout)
-        except WorkerLost as lost:
-            raise MeasurementError(f"The worker process does not start: {lost.reason}.") from None
-        found: Environment = decode(Environment, answer, "environment")
-        return found
+        """Return what this machine is."""
+        return self.worker.environment(timeout)
 
     def reference(self, shape: GateShape, dtype: str, timeout: float) -> str:
-        """Have one reference written; return why it cannot be had, or ""."""
-        return self._ask_of("reference", shape, dtype, timeout)
+        """Write what candidates of `dtype` are judged by; return why it cannot be had, or ""."""
+        try:
+            return self._call("make_references", str, timeout, **self._asked(shape, dtype))
+        except WorkerLost as lost:
+            return _sentence(lost)
 
-    def cannot_tell(self, shape: GateShape, dtype: str, timeout: float) -> str:
+    def why_undecided(self, shape: GateShape, dtype: str, timeout: float) -> str:
         """Return why even an honest update would not pass by the references made; or ""."""
-        return self._ask_of("tell", shape, dtype, timeout)
+        try:
+            return self._call("why_undecided", str, timeout, **self._asked(shape, dtype))
+        except WorkerLost as lost:
+            return _sentence(lost)
 
     def has_dropout(self, spec: RunSpec, timeout: float) -> bool:
         """Whether the model drops something at random."""
-        return self._ask({"do": "dropout", "spec": encode(spec)}, timeout) is True
-
-    def look(self, spec: RunSpec, shape: GateShape, timeout: float) -> tuple[str, str]:
-        """Return (the dtype that a recipe declares, why it cannot run here or "")."""
-        request = {"do": "look", "spec": encode(spec), "shape": encode(shape)}
         try:
-            answer = self._ask(request, timeout)
+            return self._call("has_dropout", bool, timeout, spec=spec)
+        except WorkerLost:
+            return False
+
+    def dry_run(self, spec: RunSpec, shape: GateShape, timeout: float) -> tuple[str, str]:
+        """Return (the dtype that a recipe declares, why it cannot run here or "")."""
+        try:
+            return self._call("dry_run", str, timeout, spec=spec, shape=shape), ""
+        except WorkerLost as lost:
+            return "", _sentence(lost)
         except SteplabError as error:
             return "", str(error)
-        return (answer["dtype"], "") if isinstance(answer, dict) else ("", str(answer))
+
+    def prepare(
+        self, spec: RunSpec, shapes: Sequence[GateShape], timeout: float, progress: Progress
+    ) -> str:
+        """Dry-run a recipe and compute its references; return why it cannot be tried, or ""."""
+        progress("looking at it")
+        dtype, problem = self.dry_run(spec, shapes[0], timeout)
+        progress("computing the references")
+        for shape in shapes if not problem else ():
+            problem = problem or self.reference(shape, dtype, timeout)
+        return problem
 
     def close(self) -> None:
         """End its process."""
         self.worker.close()
 
-    def _ask_of(self, what: str, shape: GateShape, dtype: str, timeout: float) -> str:
-        request = {"do": what, "shape": encode(shape), "dtype": dtype}
-        request["references"] = str(self.references.resolve())
-        return str(self._ask(request, timeout))
+    def __enter__(self) -> Self:
+        return self
 
-    def _ask(self, request: dict[str, Any], timeout: float) -> Any:
-        """Return the answer, or how the worker was lost; then the next question finds a new one."""
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _asked(self, shape: GateShape, dtype: str) -> dict[str, Any]:
+        return {"shape": shape, "dtype": dtype, "folder": self.references}
+
+    def _call(self, function: str, returns: type[T], timeout: float, **arguments: Any) -> T:
+        """Call a function of the references; after a worker that is lost there is a new one."""
+        name = f"{REFERENCES}:{function}"
         try:
-            return self.worker.ask(request, timeout)
-        except WorkerLost as lost:
+            return self.worker.call(name, returns, timeout=timeout, **arguments)
+        except WorkerLost:
             self.worker.close()
             self.worker = Worker()
-            return f"{lost.status}: {lost.reason}"
+            raise
+
+
+def _sentence(lost: WorkerLost) -> str:
+    return f"{lost.status}: {lost.reason}"

@@ -1,18 +1,26 @@
-"""Two live candidates measured in turns, until the difference is told or cannot be. No torch."""
+"""Two live steps measured in turns, so that a drifting machine cannot decide. No torch.
+
+A round times some steps of each side, and the order flips from round to round. Either the caller
+says how many rounds there are (`alternate_specs`), or they go on until the difference is clear, or
+clearly too small to matter (`alternate_until_clear`).
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any, Protocol, Self, TypeVar
 
 from steplab.compare.bootstrap import RatioInterval, change_of, ratio_of_rounds, verdict_on
-from steplab.core import Samples
+from steplab.core import RunSpec, Samples
 from steplab.core.comparison import Change, Verdict
-from steplab.verify.remote import RemoteCandidate
+from steplab.core.errors import MeasurementError
+from steplab.workers.client import Progress, Worker, WorkerLost, no_progress
 
+LIVE_STEP = "steplab.step.live:LiveStep"
 ROUNDS = 6  # the fewest that allow an interval by resampling
 # A clear difference is told sooner. After so many rounds, Student's quantile at 99 %: looking three
 # times, a difference that is none is taken for one about as often as once at 95 %.
@@ -22,13 +30,97 @@ MORE_ROUNDS = 6  # where the first do not tell
 ROUND_SECONDS = 0.3  # of each side
 # One step that the host held up spoils a round of one, not of three: their median counts. Steps of
 # 220 ms, one a round, left an interval of 0.87 to 1.21 after twelve rounds.
-SURE_STEPS, SURE_SECONDS = 3, 1.1  # as long as they take no longer; a slower step is a round
+SURE_STEPS, SURE_SECONDS = 3, 1.1  # three steps, unless they take longer than this
 MAX_STEPS = 50
 # After so many seconds no round is begun, except for the first three, without which there is no
 # interval: on a busy machine more of them tell no more. Of a budget of 2.5 minutes that is 10 s,
 # in which twelve rounds fit on a quiet machine.
 MAX_SECONDS = 30.0
 MAX_SHARE = 1 / 15
+
+T = TypeVar("T")
+Rounds = Sequence[tuple[Samples, Samples]]
+
+
+class LiveSide(Protocol):
+    """One of the two steps that are measured in turns."""
+
+    def measure(self, steps: int, timeout: float) -> Samples:
+        """Time so many steps; milliseconds each."""
+        ...
+
+
+class RemoteStep:
+    """A step that stays alive in a worker of its own until the `with` block ends.
+
+    The worker keeps an object with a method `measure(steps)`, such as LiveStep.
+    """
+
+    def __init__(self, worker: Worker | None = None) -> None:
+        self.worker = worker or Worker()
+
+    def call(
+        self,
+        method: str,
+        returns: type[T],
+        timeout: float,
+        progress: Progress = no_progress,
+        **arguments: Any,
+    ) -> T:
+        """Call a method of the step; a worker that is lost is a MeasurementError."""
+        try:
+            return self.worker.call(
+                method, returns, timeout=timeout, progress=progress, **arguments
+            )
+        except WorkerLost as lost:
+            raise MeasurementError(f"A worker was lost: {lost.reason}.") from None
+
+    def keep(self, factory: str, timeout: float, **arguments: Any) -> None:
+        """Make the step in the worker; one that is lost is a MeasurementError."""
+        try:
+            self.worker.keep(factory, timeout=timeout, **arguments)
+        except WorkerLost as lost:
+            raise MeasurementError(f"A worker was lost: {lost.reason}.") from None
+
+    def measure(self, steps: int, timeout: float) -> Samples:
+        """Time so many steps; milliseconds each."""
+        return self.call(".measure", Samples, timeout, steps=steps)
+
+    def close(self) -> None:
+        """End its process."""
+        self.worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def alternate_specs(
+    first: RunSpec,
+    second: RunSpec,
+    rounds: int,
+    timeout: float = 600.0,
+    progress: Progress = no_progress,
+) -> tuple[list[Samples], list[Samples]]:
+    """Measure two specs in turns, `spec.steps` steps of each in every round.
+
+    Returns the samples of every round, of the first and of the second spec. A worker that is lost,
+    or that did not run what was asked for, is a MeasurementError.
+    """
+    with RemoteStep() as one, RemoteStep() as two:
+        sides, specs = (one, two), (first, second)
+        for side, spec in zip(sides, specs, strict=True):
+            progress(f"preparing {spec.recipe.label}")
+            side.keep(LIVE_STEP, timeout, spec=spec)
+        measured = []
+        for number in range(rounds):
+            progress(f"round {number + 1}/{rounds}")
+            measured.append(_round(sides, (first.steps, second.steps), number, timeout))
+        for side in sides:
+            side.call(".check", type(None), timeout)
+    return [pair[0] for pair in measured], [pair[1] for pair in measured]
 
 
 @dataclass(frozen=True)
@@ -42,40 +134,49 @@ class Alternation:
 
 
 def seconds_per_rung(budget: float) -> float:
-    """Return the most seconds that the turns of one rung may take of a search's budget."""
+    """Return the most seconds that the alternation of one rung may take of a search's budget."""
     return min(MAX_SECONDS, MAX_SHARE * budget)
 
 
-def alternate(
-    first: RemoteCandidate,
-    second: RemoteCandidate,
+def alternate_until_clear(
+    first: LiveSide,
+    second: LiveSide,
+    *,
     step_ms: float,
     seconds: float,
     timeout: float,
-    progress: Callable[[str], None],
+    progress: Progress = no_progress,
     gain: float | None = None,
 ) -> Alternation:
-    """Measure in turns until the difference is clear; the order flips from round to round.
+    """Measure in turns until the difference is clear.
 
-    `step_ms` is how long a step has taken so far; how long it takes now decides on the number of
-    steps in a round. After `seconds` no more rounds are begun. `gain` (0.01: 1 %) is the least that
-    is looked for: the turns end, too, once the second side surely gains less. None: any is.
+    `step_ms` is how long a step has taken so far; how long it takes now decides how many steps a
+    round has. After `seconds` no more rounds are begun. `gain` (0.01: 1 %) is the least that is
+    looked for: the rounds also end once the second side surely gains less. None: any gain counts.
     """
     begun = monotonic()
-    pairs: list[tuple[Samples, Samples]] = []
+    rounds: list[tuple[Samples, Samples]] = []
     while True:
-        progress(f"turns, round {len(pairs) + 1}")
-        sides = (first, second) if len(pairs) % 2 == 0 else (second, first)
-        seen = {side: side.turn(_steps_per_round(step_ms), timeout) for side in sides}
-        step_ms = max(samples.median for samples in seen.values())
-        pairs.append((seen[first], seen[second]))
-        late = monotonic() - begun > seconds and len(pairs) >= min(PEEKS)
-        if late or len(pairs) in (*PEEKS, ROUNDS, ROUNDS + MORE_ROUNDS):
-            turns = _decide(pairs) if len(pairs) >= ROUNDS else _peek(pairs)
-            is_last = late or len(pairs) > ROUNDS
-            is_hopeless = gain is not None and turns.change.low > -gain
-            if is_last or is_hopeless or turns.verdict != "cannot tell":
-                return turns
+        progress(f"turns, round {len(rounds) + 1}")
+        steps = _steps_per_round(step_ms)
+        rounds.append(_round((first, second), (steps, steps), len(rounds), timeout))
+        step_ms = max(samples.median for samples in rounds[-1])
+        late = monotonic() - begun > seconds and len(rounds) >= min(PEEKS)
+        if late or len(rounds) in (*PEEKS, ROUNDS, ROUNDS + MORE_ROUNDS):
+            found = _decide(rounds) if len(rounds) >= ROUNDS else _peek(rounds)
+            is_last = late or len(rounds) > ROUNDS
+            is_hopeless = gain is not None and found.change.low > -gain
+            if is_last or is_hopeless or found.verdict != "cannot tell":
+                return found
+
+
+def _round(
+    sides: tuple[LiveSide, LiveSide], steps: tuple[int, int], number: int, timeout: float
+) -> tuple[Samples, Samples]:
+    """Measure one round; the second side goes first in every other one."""
+    first, second = (0, 1) if number % 2 == 0 else (1, 0)
+    seen = {i: sides[i].measure(steps[i], timeout) for i in (first, second)}
+    return seen[0], seen[1]
 
 
 def _steps_per_round(step_ms: float) -> int:
@@ -85,23 +186,26 @@ def _steps_per_round(step_ms: float) -> int:
     return max(1, sure, min(round(ROUND_SECONDS / seconds), MAX_STEPS))
 
 
-def _decide(pairs: Sequence[tuple[Samples, Samples]]) -> Alternation:
-    before, after = ([pair[side] for pair in pairs] for side in (0, 1))
-    interval = ratio_of_rounds([s.values for s in after], [s.values for s in before])
-    change = change_of(interval, len(pairs))
-    verdict, _ = verdict_on(change, len(pairs), "rounds")
-    return Alternation(_pool(before), _pool(after), change, verdict)
+def _decide(rounds: Rounds) -> Alternation:
+    """Return what six or more rounds tell, by resampling whole rounds."""
+    interval = ratio_of_rounds([b.values for _, b in rounds], [a.values for a, _ in rounds])
+    change = change_of(interval, len(rounds))
+    verdict, _ = verdict_on(change, len(rounds), "rounds")
+    return _alternation(rounds, change, verdict)
 
 
-def _peek(pairs: Sequence[tuple[Samples, Samples]]) -> Alternation:
-    """Return what few rounds tell, by the ratios of their medians."""
-    interval = student_ratio([after.median / before.median for before, after in pairs])
-    bounds = (interval.ratio - 1, interval.low - 1, interval.high - 1)
-    change = Change(*bounds, PEEK_CONFIDENCE, detectable=None)
-    before, after = ([pair[side] for pair in pairs] for side in (0, 1))
+def _peek(rounds: Rounds) -> Alternation:
+    """Return what three to five rounds tell, by the ratios of their medians."""
+    interval = student_ratio([after.median / before.median for before, after in rounds])
+    change = Change(
+        interval.ratio - 1,
+        interval.low - 1,
+        interval.high - 1,
+        PEEK_CONFIDENCE,
+        detectable=None,
+    )
     sure: Verdict = "slower" if change.low > 0 else "faster"
-    verdict: Verdict = sure if interval.excludes_one else "cannot tell"
-    return Alternation(_pool(before), _pool(after), change, verdict)
+    return _alternation(rounds, change, sure if interval.excludes_one else "cannot tell")
 
 
 def student_ratio(ratios: Sequence[float]) -> RatioInterval:
@@ -112,5 +216,9 @@ def student_ratio(ratios: Sequence[float]) -> RatioInterval:
     return RatioInterval(*(math.exp(x) for x in (middle, middle - half, middle + half)))
 
 
-def _pool(rounds: Sequence[Samples]) -> Samples:
-    return Samples(tuple(value for samples in rounds for value in samples.values), "ms")
+def _alternation(rounds: Rounds, change: Change, verdict: Verdict) -> Alternation:
+    before, after = (
+        Samples(tuple(value for pair in rounds for value in pair[side].values), "ms")
+        for side in (0, 1)
+    )
+    return Alternation(before, after, change, verdict)

@@ -1,6 +1,10 @@
-"""Trials in worker processes: out of memory, a crash or a time-out becomes a row with a status.
+"""Worker: a child process that calls functions for its parent, who needs no torch.
 
-This side imports no torch, so the command line stays quick and holds no device memory.
+    with Worker() as worker:
+        run = worker.call("steplab.step.trial:trial", Run, timeout=600, spec=spec)
+
+The command line never imports torch itself, so it starts in 0.1 s and holds no device memory.
+What kills a worker (out of memory, a crash, a hang) reaches the parent as WorkerLost.
 """
 
 from __future__ import annotations
@@ -14,18 +18,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import steplab
-from steplab.core import Environment, Run, RunSpec, Samples, Status, new_run_id
+from steplab.core import Environment, Status
 from steplab.core.codec import decode, encode
-from steplab.core.errors import ERROR_KINDS, MeasurementError, SteplabError
-from steplab.core.run import now
+from steplab.core.errors import ERROR_KINDS, MeasurementError
 
+PROGRAM = "steplab.workers.program"
 Progress = Callable[[str], None]
+T = TypeVar("T")
 
 
 def no_progress(text: str) -> None:
@@ -42,16 +46,21 @@ class WorkerLost(Exception):
 
 
 class Worker:
-    """A child process that assembles and measures steps."""
+    """A child process; ends with its `with` block, or when its parent ends.
 
-    program = "steplab.workers.program"  # the module that it runs
+    A function is named as "module:function". Its arguments and its result are records, plain JSON
+    values or paths, and are decoded by its annotations. A parameter called `progress` is filled in
+    by the worker: what the function reports there reaches the parent's `progress`.
+
+    `keep` makes an object that stays alive in the worker; ".method" then names one of its methods.
+    """
 
     def __init__(self) -> None:
         self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed below
         # A session of its own: Ctrl-C reaches the parent alone, which then ends the worker.
         self.process = subprocess.Popen(
             # -P: a queue.py in the working directory must not be taken for the library's.
-            [sys.executable, "-P", "-m", self.program],
+            [sys.executable, "-P", "-m", PROGRAM],
             env={**os.environ, "PYTHONPATH": _import_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -64,22 +73,33 @@ class Worker:
         self.selector.register(self.process.stdout, selectors.EVENT_READ)
         self.pending = b""
 
-    def ask(self, request: dict[str, Any], timeout: float, progress: Progress = no_progress) -> Any:
-        """Send a request and wait for its answer; raise WorkerLost or the worker's own error."""
-        self.send(request)
-        return self.receive(timeout, progress)
+    def call(
+        self,
+        function: str,
+        returns: type[T],
+        *,
+        timeout: float,
+        progress: Progress = no_progress,
+        **arguments: Any,
+    ) -> T:
+        """Call a function and return its result; raise WorkerLost or the function's own error.
 
-    def send(self, request: dict[str, Any]) -> None:
-        """Send a request without waiting."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            raise WorkerLost("crashed", self._death()) from None
+        An error that steplab does not know arrives as a MeasurementError. `timeout` in seconds.
+        """
+        self.send(function, **arguments)
+        return self.receive(returns, timeout=timeout, progress=progress)
 
-    def receive(self, timeout: float, progress: Progress = no_progress) -> Any:
-        """Wait for the answer to the last request, `timeout` seconds at most."""
+    def keep(self, function: str, *, timeout: float, **arguments: Any) -> None:
+        """Call a function or class and keep what it returns alive in the worker."""
+        self._write({"call": function, "arguments": _encode(arguments), "keep": True})
+        self.receive(type(None), timeout=timeout)
+
+    def send(self, function: str, **arguments: Any) -> None:
+        """Ask for a call without waiting for its result."""
+        self._write({"call": function, "arguments": _encode(arguments)})
+
+    def receive(self, returns: type[T], *, timeout: float, progress: Progress = no_progress) -> T:
+        """Wait for the result of the last call, `timeout` seconds at most."""
         deadline = monotonic() + timeout
         while True:
             message = self._next_message(deadline, timeout)
@@ -88,7 +108,16 @@ class Worker:
             elif "error" in message:
                 raise ERROR_KINDS[message["error"]](message["message"], message["suggestion"])
             else:
-                return message["done"]
+                result: T = decode(returns, message["result"], "the result")
+                return result
+
+    def environment(self, timeout: float) -> Environment:
+        """Return what this machine is; a worker that does not start is a MeasurementError."""
+        function = "steplab.probes.environment:capture_environment"
+        try:
+            return self.call(function, Environment, timeout=timeout)
+        except WorkerLost as lost:
+            raise MeasurementError(f"The worker process does not start: {lost.reason}.") from None
 
     @property
     def is_alive(self) -> bool:
@@ -106,11 +135,19 @@ class Worker:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _write(self, request: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerLost("crashed", self._death()) from None
 
     def _next_message(self, deadline: float, timeout: float) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -137,105 +174,15 @@ class Worker:
         return f"the worker ended with code {code}: {lines[-1] if lines else 'no message'}"
 
 
+def _encode(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Encode arguments; paths become absolute, since the worker may change its directory."""
+    return {
+        name: str(value.resolve()) if isinstance(value, Path) else encode(value)
+        for name, value in arguments.items()
+    }
+
+
 def _import_path() -> str:
     """Let the worker import this very steplab, also from a bare source tree after a chdir."""
     own = str(Path(steplab.__file__).parents[1].resolve())
     return os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH", "")]))
-
-
-class TrialRunner:
-    """Runs trials one after another, keeping a worker as long as its results can be trusted.
-
-    Trials with the same `key` share a worker, which saves its start; after any failure, and for
-    another key, a fresh one is started.
-    """
-
-    def __init__(self, timeout: float = 600.0) -> None:
-        self.timeout = timeout
-        self.worker: Worker | None = None
-        self.key = ""
-
-    def environment(self) -> Environment:
-        """Ask a worker what this machine is."""
-        try:
-            answer = self._worker("").ask({"do": "environment"}, self.timeout)
-        except WorkerLost as lost:
-            self._drop()
-            raise MeasurementError(f"The worker process does not start: {lost.reason}.") from None
-        found: Environment = decode(Environment, answer, "environment")
-        return found
-
-    def trial(
-        self,
-        spec: RunSpec,
-        environment: Environment,
-        key: str = "",
-        progress: Progress = no_progress,
-    ) -> Run:
-        """Measure one spec; a worker that is lost becomes the Run's status."""
-        try:
-            request = {"do": "trial", "spec": encode(spec)}
-            answer = self._worker(key).ask(request, self.timeout, progress)
-            run: Run = decode(Run, answer, "run")
-        except WorkerLost as lost:
-            blank = Run(new_run_id(spec), spec, environment, created=now())
-            run = replace(blank, status=lost.status, reason=lost.reason)
-        except SteplabError:
-            self._drop()
-            raise
-        if run.status != "ok":
-            self._drop()
-        return run
-
-    def __enter__(self) -> TrialRunner:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._drop()
-
-    def _worker(self, key: str) -> Worker:
-        # The worker that answered `environment` has run nothing yet: any key may have it.
-        if self.worker is None or (self.key and self.key != key):
-            self._drop()
-            self.worker = Worker()
-        self.key = key
-        return self.worker
-
-    def _drop(self) -> None:
-        if self.worker is not None:
-            self.worker.close()
-            self.worker = None
-            self.key = ""
-
-
-def alternate(
-    first: RunSpec,
-    second: RunSpec,
-    rounds: int,
-    timeout: float = 600.0,
-    progress: Progress = no_progress,
-) -> tuple[list[Samples], list[Samples]]:
-    """Measure two specs in turns, both alive in a worker of their own, so drift cannot decide.
-
-    Each round measures `spec.steps` steps of both, and the order flips from round to round.
-    Returns the samples of every round; a worker that is lost, or that did not run what was asked
-    for, is a MeasurementError.
-    """
-    measured: tuple[list[Samples], list[Samples]] = ([], [])
-    try:
-        with Worker() as one, Worker() as two:
-            pairs = [(one, first), (two, second)]
-            for worker, spec in pairs:
-                progress(f"preparing {spec.recipe.label}")
-                worker.ask({"do": "prepare", "spec": encode(spec)}, timeout)
-            for number in range(rounds):
-                progress(f"round {number + 1}/{rounds}")
-                for index in (0, 1) if number % 2 == 0 else (1, 0):
-                    worker, spec = pairs[index]
-                    answer = worker.ask({"do": "measure", "steps": spec.steps}, timeout)
-                    measured[index].append(decode(Samples, answer, "samples"))
-            for worker, _ in pairs:
-                worker.ask({"do": "verify"}, timeout)
-    except WorkerLost as lost:
-        raise MeasurementError(f"A worker was lost: {lost.reason}.") from None
-    return measured

@@ -1,34 +1,37 @@
-"""The child process of `isolate`: reads requests from stdin, writes replies as lines of JSON.
+"""The program of a worker process: calls the functions that its parent names.
 
-`python -m steplab.workers.program`. Whatever the model prints goes to stderr, so that it cannot be
-taken for a reply. When the parent goes away, stdin ends and so does this process, at once.
+`python -m steplab.workers.program`. Requests come from stdin and replies go to stdout, as lines of
+JSON. Whatever a model prints goes to stderr, so that it cannot be taken for a reply. When the
+parent goes away, stdin ends and so does this process, at once.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import os
 import queue
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_type_hints
 
-from steplab.core import RunSpec
 from steplab.core.codec import decode, encode
 from steplab.core.errors import SteplabError
-from steplab.verify.answers import GateAnswers
 
 
-def serve(kind: type[Answers]) -> None:
+def serve() -> None:
     """Answer requests until stdin ends."""
-    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
+    # A thread of its own: the end of stdin is noticed while a call is still running.
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-    answers = kind(channel)
+    program = Program(replies)
     while True:
-        answers.answer(requests.get())
+        program.answer(requests.get())
 
 
 def _read_requests(requests: queue.Queue[dict[str, Any]]) -> None:
@@ -37,73 +40,54 @@ def _read_requests(requests: queue.Queue[dict[str, Any]]) -> None:
     os._exit(0)
 
 
-class Answers(GateAnswers):
-    """Holds what lives between two requests: the step that a comparison measures in turns."""
+class Program:
+    """Calls functions, and holds the one object that the parent has asked to keep."""
 
-    def __init__(self, channel: TextIO) -> None:
-        self.channel = channel
-        self.live: Any = None
+    def __init__(self, replies: TextIO) -> None:
+        self.replies = replies
+        self.kept: Any = None
 
-    def answer(self, request: dict[str, Any]) -> None:
-        """Do what is asked; a failure that has a sentence is sent back as that."""
+    def answer(self, request: Mapping[str, Any]) -> None:
+        """Call what is asked for and reply with its result, or with an error in one sentence."""
         try:
-            done = getattr(self, f"do_{request['do']}")(request)
-            self._send({"done": done})
+            result = self._call(request["call"], request["arguments"])
+            if request.get("keep"):
+                self.kept, result = result, None
+            self._reply({"result": encode(result)})
         except SteplabError as error:
             kind = type(error).__name__
-            self._send({"error": kind, "message": error.message, "suggestion": error.suggestion})
+            self._reply({"error": kind, "message": error.message, "suggestion": error.suggestion})
         except Exception as error:
             message = f"{type(error).__name__}: {error}."
-            self._send({"error": "MeasurementError", "message": message, "suggestion": ""})
+            self._reply({"error": "MeasurementError", "message": message, "suggestion": ""})
 
-    def do_environment(self, request: dict[str, Any]) -> Any:
-        """Describe this machine."""
-        from steplab.probes.environment import capture_environment
+    def _call(self, name: str, data: Mapping[str, Any]) -> Any:
+        function = self._find(name)
+        is_class = inspect.isclass(function)
+        hints = get_type_hints(function.__init__ if is_class else function)  # type: ignore[misc]
+        arguments = {key: _decode(hints[key], value, key) for key, value in data.items()}
+        if "progress" in hints:
+            arguments["progress"] = self._report
+        return function(**arguments)
 
-        return encode(capture_environment())
+    def _find(self, name: str) -> Callable[..., Any]:
+        """Return "module:function", or ".method" of the object that is kept."""
+        module, _, attribute = name.partition(":")
+        owner = importlib.import_module(module) if attribute else self.kept
+        found: Callable[..., Any] = getattr(owner, attribute or name.removeprefix("."))
+        return found
 
-    def do_trial(self, request: dict[str, Any]) -> Any:
-        """Measure one spec."""
-        from steplab.step.trial import trial
+    def _report(self, text: str) -> None:
+        self._reply({"progress": text})
 
-        return encode(trial(_spec(request), self._progress))
-
-    def do_profile(self, request: dict[str, Any]) -> Any:
-        """Measure and record one spec; the traces are left in the folder that is named."""
-        from steplab.profiling.plan import ProfilePlan
-        from steplab.profiling.recorder import profile_spec
-
-        plan = decode(ProfilePlan, request["plan"], "plan")
-        return encode(profile_spec(_spec(request), plan, Path(request["folder"]), self._progress))
-
-    def do_prepare(self, request: dict[str, Any]) -> Any:
-        """Assemble a step and bring it to its steady state."""
-        from steplab.step.live import LiveStep
-
-        self.live = LiveStep(_spec(request), self._progress)
-        return None
-
-    def do_measure(self, request: dict[str, Any]) -> Any:
-        """Time some steps of the prepared one; milliseconds each."""
-        return encode(self.live.measure(request["steps"]))
-
-    def do_verify(self, request: dict[str, Any]) -> Any:
-        """Raise when the prepared step did not run as asked."""
-        self.live.verify()
-        return None
-
-    def _progress(self, text: str) -> None:
-        self._send({"progress": text})
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self.channel.write(json.dumps(message, allow_nan=False) + "\n")
-        self.channel.flush()
+    def _reply(self, message: dict[str, Any]) -> None:
+        self.replies.write(json.dumps(message, allow_nan=False) + "\n")
+        self.replies.flush()
 
 
-def _spec(request: dict[str, Any]) -> RunSpec:
-    spec: RunSpec = decode(RunSpec, request["spec"], "spec")
-    return spec
+def _decode(kind: Any, data: Any, name: str) -> Any:
+    return Path(data) if kind is Path else decode(kind, data, name)
 
 
 if __name__ == "__main__":
-    serve(Answers)
+    serve()

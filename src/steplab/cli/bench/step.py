@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steplab.bench.sweep import search_batches, sweep
+from steplab.bench.sweep import key_of_size, search_batches, sweep
 from steplab.cli.command import Command
 from steplab.cli.flags import AUTO, add_out_flag, add_store_flag, resolve_device
 from steplab.cli.progress import CellProgress
@@ -26,13 +26,14 @@ from steplab.compare.step_tables import (
     utilization_table,
 )
 from steplab.compare.versus import rounds_table, versus_table
-from steplab.core import Environment, Run, RunSpec, Table, new_run_id, units
+from steplab.core import Environment, Run, RunSpec, Table, fingerprint, new_run_id, units
 from steplab.core.errors import MeasurementError, UserError
 from steplab.core.run import now
 from steplab.report.export import write_table
 from steplab.report.terminal import console, print_table
 from steplab.store import Store
-from steplab.workers.client import TrialRunner, alternate
+from steplab.workers.alternate import alternate_specs
+from steplab.workers.trials import TrialRunner
 
 DEFAULT_WORKLOAD = "gpt"
 
@@ -60,15 +61,15 @@ def _run(args: argparse.Namespace) -> int:
         )
     store = Store(args.store)
     store.check_writable()
-    with TrialRunner(args.timeout) as isolation:
-        environment = isolation.environment()
+    with TrialRunner(args.timeout) as trials:
+        environment = trials.environment()
         device = resolve_device(args.device, environment)
         if device != specs[0].device:  # the default size is another one on a GPU
             specs = _plan(args, device)
         if args.alternate:
             return _compare(args, specs, store, environment)
         measure = _search if AUTO in args.batch else _measure
-        runs = measure(args, specs, store, isolation, environment)
+        runs = measure(args, specs, store, trials, environment)
     tables = _tables(runs, f"one training step of {args.workload}")
     _write(args.out, tables)  # before printing: a reader that goes away must not cost the files
     for table in tables:
@@ -97,7 +98,7 @@ def _measure(
     args: argparse.Namespace,
     specs: list[RunSpec],
     store: Store,
-    isolation: TrialRunner,
+    trials: TrialRunner,
     environment: Environment,
 ) -> list[Run]:
     runs: list[Run] = []
@@ -105,10 +106,11 @@ def _measure(
         cells = sweep(
             specs,
             store,
-            isolation,
+            trials,
             environment,
             sys.argv,
-            fresh_workers=len(args.warmup) > 1,  # else a worker's first cell would warm the next
+            # In a study of the warm-up a worker's first cell would warm the next.
+            worker_key=fingerprint if len(args.warmup) > 1 else key_of_size,
             progress=progress.stage,
             say=progress.say,
         )
@@ -127,7 +129,7 @@ def _search(
     args: argparse.Namespace,
     specs: list[RunSpec],
     store: Store,
-    isolation: TrialRunner,
+    trials: TrialRunner,
     environment: Environment,
 ) -> list[Run]:
     """Find the fastest batch of every cell; all that was measured stands in the table."""
@@ -135,7 +137,7 @@ def _search(
     for spec in specs:
         with CellProgress(None) as progress:
             found = search_batches(
-                spec, store, isolation, environment, sys.argv, progress.stage, progress.done
+                spec, store, trials, environment, sys.argv, progress.stage, progress.done
             )
         runs += found.runs
         best = f"batch {found.best.spec.batch}" if found.best else "none"
@@ -147,7 +149,7 @@ def _compare(
     args: argparse.Namespace, specs: list[RunSpec], store: Store, environment: Environment
 ) -> int:
     with CellProgress(1) as progress:
-        first, second = alternate(
+        first, second = alternate_specs(
             specs[0],
             specs[1],
             args.alternate,

@@ -1,0 +1,89 @@
+"""Trials in worker processes: out of memory, a crash or a time-out becomes a row with a status."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+from steplab.core import Environment, Run, RunSpec, Status
+from steplab.core.errors import MeasurementError, SteplabError
+from steplab.core.run import new_run
+from steplab.workers.client import Progress, Worker, WorkerLost, no_progress
+
+TRIAL = "steplab.step.trial:trial"
+
+
+class TrialRunner:
+    """Measures specs one after another, each by a call of `function` in a worker.
+
+    Trials with the same `key` share a worker, which saves its start (2 s on a CPU, more with CUDA);
+    another key gets a fresh one, and so does the trial after one whose status is not in
+    `keep_after`: what such a trial leaves behind may spoil the next.
+    """
+
+    def __init__(
+        self,
+        timeout: float = 600.0,
+        function: str = TRIAL,
+        keep_after: tuple[Status, ...] = ("ok",),
+        worker: Worker | None = None,
+    ) -> None:
+        self.timeout = timeout
+        self.function = function
+        self.keep_after = keep_after
+        self.worker = worker  # one that has started already
+        self.key = ""
+
+    def environment(self) -> Environment:
+        """Return what this machine is."""
+        try:
+            return self._worker_for("").environment(self.timeout)
+        except SteplabError:
+            self.close()
+            raise
+
+    def trial(
+        self,
+        spec: RunSpec,
+        environment: Environment,
+        key: str = "",
+        progress: Progress = no_progress,
+        **arguments: Any,
+    ) -> Run:
+        """Measure one spec; a worker that is lost becomes the Run's status.
+
+        `arguments` are what the function takes beside the spec. UserErrors propagate.
+        """
+        options = {"timeout": self.timeout, "progress": progress, **arguments}
+        try:
+            run = self._worker_for(key).call(self.function, Run, spec=spec, **options)
+        except WorkerLost as lost:
+            run = replace(new_run(spec, environment), status=lost.status, reason=lost.reason)
+        except MeasurementError as error:
+            run = replace(new_run(spec, environment), status="failed", reason=str(error))
+        except SteplabError:
+            self.close()
+            raise
+        if run.status not in self.keep_after:
+            self.close()
+        return run
+
+    def close(self) -> None:
+        """End the worker; the next trial starts another."""
+        if self.worker is not None:
+            self.worker.close()
+        self.worker, self.key = None, ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _worker_for(self, key: str) -> Worker:
+        # A worker without a key has run nothing yet, or may run anything: any key may have it.
+        if self.worker is None or (self.key and self.key != key):
+            self.close()
+            self.worker = Worker()
+        self.key = key
+        return self.worker
