@@ -13,7 +13,7 @@ from steplab.core import Samples
 from steplab.core.errors import MeasurementError
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import graph_count
-from steplab.probes.probe import Probe, Subject, Watched
+from steplab.probes.probe import Probe, Subject, WatchedStep
 
 # A step that still compiles after this many steps compiles for ever: shapes that keep changing.
 MAX_SETTLE_STEPS = 12
@@ -58,7 +58,7 @@ def settle_scaler(subject: Subject) -> None:
             raise MeasurementError("fp16 gradients overflow at any scale: every update is skipped.")
 
 
-def forward_eagerly(step: Watched, mode: str, batch: Any) -> None:
+def forward_eagerly(step: WatchedStep, mode: str, batch: Any) -> None:
     """Run one forward pass without compiling, so that a model's errors are its own.
 
     Raised under tracing, the same exception would reach the user as dynamo's. Without gradients
