@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("rich")
 
 from steplab.core import Budget, Category, Profile, StepBudget
-from steplab.core.budget import TERMS
+from steplab.core.budget import COMPUTED_AGAIN, TERMS
 from steplab.core.codec import decode, encode
 from steplab.report.budget import budget_table, print_budget
 from steplab.report.export import to_csv, to_json, to_markdown
-from steplab.report.pages.sections import READ_ANEW, budget_of
+from steplab.trace.analysis import run_budget
 from tests.compare.sides import run_of
 from tests.report.analyses import analysis_of
 
@@ -142,12 +142,12 @@ def test_a_stored_budget_that_reads_otherwise_now_gives_way():
     run = run_of()
 
     def shown(budget):
-        return budget_of(
+        return run_budget(
             replace(run, profile=Profile((0, 1, 2, 2), ("t",), None, budget)), analysis
         )
 
     assert shown(stored) is stored, "it has the steps of all cycles"
     told = shown(replace(stored, steps=(replace(one, wall_ms=one.wall_ms + 1), other)))
-    assert told.steps == analysis.budget.steps and told.notes[-1] == READ_ANEW
+    assert told.steps == analysis.budget.steps and told.notes[-1] == COMPUTED_AGAIN
     nearly = replace(one, wall_ms=one.wall_ms + 1e-9)
-    assert READ_ANEW not in shown(replace(stored, steps=(nearly, other))).notes
+    assert COMPUTED_AGAIN not in shown(replace(stored, steps=(nearly, other))).notes

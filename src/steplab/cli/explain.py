@@ -12,9 +12,9 @@ from steplab.core import Finding, units
 from steplab.findings import Case, case_of_run, case_of_trace, explain, is_note, share
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
-from steplab.report.pages.sections import budget_of
 from steplab.report.terminal import printable
 from steplab.store import DEFAULT_ROOT, Store
+from steplab.trace.analysis import run_budget
 from steplab.trace.load import names_trace
 
 WIDTH = 100
@@ -40,7 +40,7 @@ def _run(args: argparse.Namespace) -> int:
     findings = explain(case)
     if args.page:
         write_explain_page(case.run, case.analysis, findings, args.page, trace)
-    budget = budget_of(case.run, case.analysis)
+    budget = run_budget(case.run, case.analysis)
     if budget is not None:
         print_budget(budget)
     _print_findings(findings, case)

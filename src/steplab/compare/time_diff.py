@@ -87,28 +87,18 @@ def _pairs(a: Parts, b: Parts) -> list[tuple[str, Part, Part]]:
 
 def _budget_parts(budget: Budget) -> dict[str, Part]:
     """Mean milliseconds per category, per term other than `kernels`, and of the residual."""
-    count = len(budget.steps)
+    count, kernels = len(budget.steps), budget.term_name("kernels")
     sums: dict[str, float] = {}
     for step in budget.steps:
-        parts = [(f"{_kernels(budget)}: {c.name}", c.ms) for c in step.categories]
-        parts += [
-            (_term(term, budget), ms) for term, ms in step.terms.items() if term != "kernels" and ms
-        ]
+        parts = [(f"{kernels}: {c.name}", c.ms) for c in step.categories]
+        others = [(term, ms) for term, ms in step.terms.items() if term != "kernels" and ms]
+        parts += [(budget.term_name(term), ms) for term, ms in others]
         uncategorized = step.terms.get("kernels", 0.0) - sum(c.ms for c in step.categories)
-        parts += [(_kernels(budget), uncategorized)] if abs(uncategorized) > 1e-6 else []
+        parts += [(kernels, uncategorized)] if abs(uncategorized) > 1e-6 else []
         for name, ms in [*parts, ("residual", step.residual_ms)]:
             sums[name] = sums.get(name, 0.0) + ms
     # To a femtosecond, and no minus zero: a residual of nothing is 0.
     return {name: Part(round(ms / count, 12) + 0.0) for name, ms in sums.items()}
-
-
-def _term(name: str, budget: Budget) -> str:
-    """Without a device what is not an operator's time is the host's own."""
-    return "host" if name == "launch" and not budget.on_device else name
-
-
-def _kernels(budget: Budget) -> str:
-    return "kernels" if budget.on_device else "operators"
 
 
 def _work_parts(cycles: Cycles, column: str, name_of: Callable[[str], str]) -> dict[str, Part]:

@@ -1,10 +1,11 @@
-"""Budget: where the wall time of a step went. The terms add up; what is left is printed."""
+"""Budget: where the wall time of a step went. The terms add up; what is left is the residual."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 # Every instant of a step belongs to the first of these that was going on.
 TERMS = (
@@ -16,6 +17,8 @@ TERMS = (
     "launch",  # nothing ran; the host had not yet launched the next work
     "dispatch",  # nothing ran; the next work was launched already, the device had not begun it
 )
+ON_HOST = {"kernels": "operators", "launch": "host"}  # what terms are called without a GPU
+COMPUTED_AGAIN = "computed again from the first trace: the budget stored with the Run differs"
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,22 @@ class Category:
         """Time beyond the ideal, of the modeled part."""
         return None if self.ideal_ms is None else self.modeled_ms - self.ideal_ms
 
+    @classmethod
+    def total(cls, name: str, categories: Sequence[Category]) -> Category:
+        """Return several categories as one."""
+        ideals = [c.ideal_ms for c in categories if c.ideal_ms is not None]
+        return cls(
+            name,
+            ms=sum(c.ms for c in categories),
+            launches=sum(c.launches for c in categories),
+            ideal_ms=sum(ideals) if ideals else None,
+            modeled_ms=sum(c.modeled_ms for c in categories),
+        )
+
 
 @dataclass(frozen=True)
 class StepBudget:
-    """One profiled step. On a CPU-only trace `kernels` are operators and `launch` is the host."""
+    """One profiled step. Without a GPU `kernels` are operators and `launch` is the host."""
 
     number: int
     wall_ms: float
@@ -47,6 +62,18 @@ class StepBudget:
     def residual_ms(self) -> float:
         """Wall time that no term explains."""
         return self.wall_ms - sum(self.terms.values())
+
+    @property
+    def decimals(self) -> int:
+        """Decimals of all milliseconds of a table of this step, so that they line up.
+
+        One digit more than four significant ones of the step.
+        """
+        return max(0, 4 - math.floor(math.log10(max(self.wall_ms, 1e-6))))
+
+    def share(self, ms: float) -> float:
+        """Return `ms` as a fraction of the step; 0 for a step without length."""
+        return ms / self.wall_ms if self.wall_ms else 0.0
 
 
 @dataclass(frozen=True)
@@ -70,10 +97,26 @@ class Budget:
         """Profiled over unprofiled step time; above 1 is the profiler's own cost."""
         return self.typical.wall_ms / self.unprofiled_ms if self.unprofiled_ms else None
 
+    def term_name(self, term: str) -> str:
+        """Return what a term is called: without a GPU there are operators and the host."""
+        return term if self.on_device else ON_HOST.get(term, term)
+
     def begins_with(self, other: Budget) -> bool:
         """Whether its first steps are those of `other`, to a microsecond."""
         first = self.steps[: len(other.steps)]
         return [*map(_rounded, first)] == [*map(_rounded, other.steps)]
+
+
+def true_budget(stored: Budget | None, traced: Budget | None) -> Budget | None:
+    """Return the budget that counts for a Run; None where no step was profiled.
+
+    The stored one, which has the steps of all traces; but `traced`, what the first trace gives
+    now, where nothing is stored or an earlier version read the same trace differently.
+    """
+    if stored and traced and traced.steps and not stored.begins_with(traced):
+        return replace(traced, notes=(*traced.notes, COMPUTED_AGAIN))
+    budget = stored or traced
+    return budget if budget is not None and budget.steps else None
 
 
 def _rounded(step: StepBudget) -> tuple[object, ...]:

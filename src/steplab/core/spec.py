@@ -84,6 +84,12 @@ class RunSpec:
         if self.mode not in MODES:
             raise UserError(f"mode is {self.mode!r}.", f"Known: {', '.join(MODES)}.")
 
+    @property
+    def title(self) -> str:
+        """What is measured, in a few words: `gpt tiny, batch 4, full`."""
+        name = f"{self.workload} {self.size}" if self.size else self.workload
+        return f"{name}, batch {self.batch}, {self.mode}"
+
 
 def fingerprint(spec: RunSpec) -> str:
     """Return 16 hex digits that are equal exactly for equal specs, on any machine."""
@@ -104,7 +110,7 @@ LARGEST_RATE = 100.0  # AdamW moves every weight by about the rate: beyond this 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to train. What is `resumable` may change when a run is resumed; the rest makes the run."""
+    """How to train. A `resumable` setting may change when a run is resumed, the others may not."""
 
     dataset_path: str = option(
         "",

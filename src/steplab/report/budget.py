@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TextIO
@@ -15,7 +14,7 @@ from rich.text import Text
 from steplab.core import Budget, Category, Column, StepBudget, Table, units
 from steplab.report.terminal import console
 
-CLOSED = 0.02  # a residual above this share of the step is said aloud
+CLOSED = 0.02  # a residual above this share of the step is pointed out
 SMALL = 0.01  # categories below this share of the step are shown as one
 BAR_WIDTH = 24
 TABLE_WIDTH = 88  # without the bar
@@ -30,7 +29,6 @@ _MEANING = {
     "host": "Python and framework",
     "residual": "no event tells",
 }
-_ON_HOST = {"kernels": "operators", "launch": "host"}
 _COLORS = {
     "kernels": "green",
     "communication": "magenta",
@@ -44,21 +42,14 @@ _COLORS = {
 
 @dataclass(frozen=True)
 class _Line:
-    """One row; times in ms, None where the column says nothing about it."""
+    """One row of the table."""
 
     name: str
     ms: float
     begin: float = 0.0  # ms of the step that the rows above account for
     term: str = ""  # of TERMS; "" for residual and step
     is_category: bool = False
-    launches: int | None = None
-    ideal_ms: float | None = None
-    modeled_ms: float = 0.0
-
-    @property
-    def lost_ms(self) -> float | None:
-        """Time beyond the ideal, of the part that has one."""
-        return None if self.ideal_ms is None else self.modeled_ms - self.ideal_ms
+    kernels: Category | None = None  # launches, ideal and lost time, where there are kernels
 
     @property
     def color(self) -> str:
@@ -83,18 +74,13 @@ def budget_table(budget: Budget) -> Table:
         Column("ideal", "ms"),
         Column("lost", "ms"),
     )
-    rows = tuple(
-        (
-            _term_name(line.term, budget) if line.is_category else line.name,
-            line.name if line.is_category else "",
-            line.ms,
-            _percent(line, step),
-            line.launches if line.launches is not None else "",
-            *(("", "") if line.launches is None else (line.ideal_ms, line.lost_ms)),
-        )
-        for line in _lines(budget, step, small=0.0)
-    )
-    return Table(_title(budget, step), columns, rows, "\n".join(_remarks(budget, step)))
+    rows = []
+    for line in _lines(budget, step, small=0.0):
+        names = (budget.term_name(line.term), line.name) if line.is_category else (line.name, "")
+        kernels = line.kernels
+        counts = (kernels.launches, kernels.ideal_ms, kernels.lost_ms) if kernels else ("", "", "")
+        rows.append((*names, line.ms, _percent(line, step), *counts))
+    return Table(_title(budget, step), columns, tuple(rows), "\n".join(_remarks(budget, step)))
 
 
 def print_budget(budget: Budget, file: TextIO | None = None) -> None:
@@ -102,7 +88,7 @@ def print_budget(budget: Budget, file: TextIO | None = None) -> None:
     step, out = budget.typical, console(file)
     lines = [line for line in _lines(budget, step, small=SMALL) if line.ms or line.is_always_shown]
     has_bar = out.width >= TABLE_WIDTH + BAR_WIDTH and not out.options.ascii_only
-    has_ideal = any(line.ideal_ms is not None for line in lines)
+    has_ideal = any(line.kernels and line.kernels.ideal_ms is not None for line in lines)
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     drawn.add_column("")
     count = "launches" if budget.on_device else "calls"
@@ -128,17 +114,18 @@ def _name_cell(line: _Line) -> Text:
 
 
 def _number_cells(line: _Line, step: StepBudget, has_ideal: bool) -> list[Text]:
-    # One more digit than four significant ones of the step, the same in every row: they line up.
-    decimals = max(0, 4 - math.floor(math.log10(max(step.wall_ms, 1e-6))))
+    decimals = step.decimals
 
     def text(ms: float | None) -> str:
         if ms is None:
             return "-" if line.is_category else ""
         return f"{round(ms, decimals) + 0.0:,.{decimals}f}"  # + 0.0: no "-0.000"
 
+    kernels = line.kernels
     cells = [text(line.ms), f"{_percent(line, step):.1f}"]
-    cells.append(f"{line.launches:,}" if line.launches is not None else "")
-    cells += [text(line.ideal_ms), text(line.lost_ms)] if has_ideal else []
+    cells.append(f"{kernels.launches:,}" if kernels else "")
+    if has_ideal:
+        cells += [text(kernels.ideal_ms), text(kernels.lost_ms)] if kernels else ["", ""]
     return [Text(cell, style="" if line.is_category else "bold") for cell in cells]
 
 
@@ -154,7 +141,6 @@ def _bar(line: _Line, step: StepBudget) -> Bar:
 
 def _remarks(budget: Budget, step: StepBudget) -> Iterator[str]:
     """Yield what the numbers were measured under, a line each."""
-    kernels = _kernels(step, "")
     if abs(step.residual_ms) > CLOSED * step.wall_ms:
         share = units.percent(step.residual_ms / step.wall_ms)
         yield f"The budget does not close: no event explains {share} of the step."
@@ -164,11 +150,12 @@ def _remarks(budget: Budget, step: StepBudget) -> Iterator[str]:
             f"profiled {units.milliseconds(step.wall_ms)}, "
             f"unprofiled {units.milliseconds(budget.unprofiled_ms)}: {units.ratio(ratio)}"
         )
+    kernels, ms = Category.total("", step.categories), step.terms["kernels"]
     if kernels.ideal_ms is not None:
-        share = units.percent(kernels.modeled_ms / kernels.ms if kernels.ms else None)
+        share = units.percent(kernels.modeled_ms / ms if ms else None)
         yield (
             f"ideal: the longer of FLOPs / peak and least bytes / bandwidth, where shapes tell it "
-            f"({share} of the {_term_name('kernels', budget)}); lost: time beyond it"
+            f"({share} of the {budget.term_name('kernels')}); lost: time beyond it"
         )
     yield from (f"  {name}: {source}" for name, source in budget.peaks.items())
     yield from budget.notes
@@ -182,56 +169,28 @@ def _title(budget: Budget, step: StepBudget) -> str:
     return f"Time budget: {units.milliseconds(step.wall_ms)} ({which})"
 
 
-def _term_name(term: str, budget: Budget) -> str:
-    return term if budget.on_device else _ON_HOST.get(term, term)
-
-
 def _lines(budget: Budget, step: StepBudget, small: float) -> Iterator[_Line]:
     """Yield the rows in the order of priority, each beginning where the one above ended."""
     begin = 0.0
     for term, ms in step.terms.items():
+        name = budget.term_name(term)
         if term == "kernels":
-            yield _kernels(step, _term_name(term, budget))
+            yield _Line(name, ms, begin, term, kernels=Category.total(name, step.categories))
             yield from _categories(step, small * step.wall_ms)
         else:
-            yield _Line(_term_name(term, budget), ms, begin, term)
+            yield _Line(name, ms, begin, term)
         begin += ms
     yield _Line("residual", step.residual_ms, begin)
     yield _Line("step", step.wall_ms)
 
 
-def _kernels(step: StepBudget, name: str) -> _Line:
-    return _sum(step.categories, name, step.terms["kernels"], 0.0, is_category=False)
-
-
 def _categories(step: StepBudget, small_ms: float) -> Iterator[_Line]:
-    begin = 0.0
+    """Yield a row per category; several that are small share the last one."""
     shown = [category for category in step.categories if category.ms >= small_ms]
     rest = step.categories[len(shown) :]
-    for category in shown:
-        yield _sum((category,), category.name, category.ms, begin)
+    if len(rest) > 1:
+        rest = (Category.total(f"{len(rest)} smaller", rest),)
+    begin = 0.0
+    for category in (*shown, *rest):
+        yield _Line(category.name, category.ms, begin, "kernels", True, category)
         begin += category.ms
-    if len(rest) == 1:
-        yield _sum(rest, rest[0].name, rest[0].ms, begin)
-    elif rest:
-        yield _sum(rest, f"{len(rest)} smaller", sum(c.ms for c in rest), begin)
-
-
-def _sum(
-    categories: tuple[Category, ...],
-    name: str,
-    ms: float,
-    begin: float,
-    is_category: bool = True,
-) -> _Line:
-    ideals = [c.ideal_ms for c in categories if c.ideal_ms is not None]
-    return _Line(
-        name,
-        ms,
-        begin,
-        "kernels",
-        is_category,
-        sum(c.launches for c in categories),
-        sum(ideals) if ideals else None,
-        sum(c.modeled_ms for c in categories),
-    )

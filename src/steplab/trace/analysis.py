@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from steplab.core import Budget
+from steplab.core import Budget, Run
+from steplab.core.budget import true_budget
 from steplab.trace.events import Codes, Ints, Trace
 
 Floats = NDArray[np.float64]
@@ -101,3 +102,17 @@ class Labels:
         distinct, where = np.unique(np.asarray(codes), return_inverse=True)
         labels = [self.code(name(trace.texts[c])) if c >= 0 else 0 for c in distinct.tolist()]
         return np.array(labels, np.int32)[where.ravel()]
+
+
+def run_budget(run: Run | None, analysis: Analysis | None) -> Budget | None:
+    """Return the budget of a Run, of its first trace or of a trace alone; see `true_budget`."""
+    stored = run.profile.budget if run is not None and run.profile is not None else None
+    return true_budget(stored, analysis.budget if analysis is not None else None)
+
+
+def run_step_ms(run: Run | None, analysis: Analysis | None) -> float | None:
+    """Return what a step takes: the median of the timed steps, else of the profiled ones."""
+    if run is not None and run.clock is not None and run.clock.step.values:
+        return run.clock.step.median
+    budget = run_budget(run, analysis)
+    return budget.typical.wall_ms if budget else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from steplab.core import Budget, Category, StepBudget, units
 from steplab.core.budget import TERMS
 from steplab.report.charts.colors import category_class, term_class
@@ -36,8 +34,8 @@ def _bar(step: StepBudget) -> Html:
     for css, name, ms, category in _parts(step):
         if ms <= 0:
             continue
-        width = f"width:{_share(ms, step) * 100:.3f}%"
-        text = f"{name}\n{units.milliseconds(ms)}, {units.percent(_share(ms, step))}"
+        width = f"width:{step.share(ms) * 100:.3f}%"
+        text = f"{name}\n{units.milliseconds(ms)}, {units.percent(step.share(ms))}"
         segments.append(element("i", class_=css, style=width, data_tip=text))
         strips.append(_strip(category, width))
     strip = element("div", *strips, class_="strip") if _has_ideal(step) else NOTHING
@@ -71,8 +69,8 @@ def _table(step: StepBudget, budget: Budget) -> Html:
     for term in TERMS:
         ms = step.terms.get(term, 0.0)
         if ms or term == "kernels":
-            mark, name = term_class(term), _term_name(term, budget)
-            own = _sum(step) if term == "kernels" else None
+            mark, name = term_class(term), term_label(term, budget)
+            own = Category.total("all", step.categories) if term == "kernels" else None
             rows.append(_row(mark, name, ms, step, own))
         if term == "kernels":
             rows += [
@@ -99,29 +97,16 @@ def _row(
     css: str | None = None,
 ) -> Html:
     mark = element("i", class_=f"swatch {swatch}") if swatch else NOTHING
-    # One digit more than four significant ones of the step, in every row: they line up.
-    decimals = max(0, 4 - math.floor(math.log10(max(step.wall_ms, 1e-6))))
+    decimals = step.decimals
     times = [ms, None, None] if category is None else [ms, category.ideal_ms, category.lost_ms]
     whole, ideal, lost = (None if t is None else f"{t + 0.0:,.{decimals}f}" for t in times)
-    cells = [whole, f"{_share(ms, step) * 100:.1f}"]
+    cells = [whole, f"{step.share(ms) * 100:.1f}"]
     cells.append(None if category is None else f"{category.launches:,}")
     if _has_ideal(step):
         share = category.modeled_ms / category.ms if category and category.ms else 0.0
         cells += [ideal, lost, f"{share * 100:.0f}" if category else None]
     numbers = [element("td", cell or "", class_="number") for cell in cells]
     return element("tr", element("td", mark, name), *numbers, class_=css)
-
-
-def _sum(step: StepBudget) -> Category:
-    """All categories as one."""
-    ideals = [c.ideal_ms for c in step.categories if c.ideal_ms is not None]
-    return Category(
-        name="all",
-        ms=sum(c.ms for c in step.categories),
-        launches=sum(c.launches for c in step.categories),
-        ideal_ms=sum(ideals) if ideals else None,
-        modeled_ms=sum(c.modeled_ms for c in step.categories),
-    )
 
 
 def _has_ideal(step: StepBudget) -> bool:
@@ -132,7 +117,7 @@ def _remarks(budget: Budget) -> list[str]:
     step = budget.typical
     count = len(budget.steps)
     which = f"step {step.number}, the median of {count}" if count > 1 else "the only profiled step"
-    remarks = [f"Shown is {which}. {units.percent(_share(step.residual_ms, step))} is unexplained."]
+    remarks = [f"Shown is {which}. {units.percent(step.share(step.residual_ms))} is unexplained."]
     if budget.profiled_ratio is not None:
         unprofiled, ratio = units.milliseconds(budget.unprofiled_ms), budget.profiled_ratio
         remarks[0] += f" Without the profiler {unprofiled}: the profiled step takes {ratio:.2f}x."
@@ -140,11 +125,7 @@ def _remarks(budget: Budget) -> list[str]:
     return [*remarks, *budget.notes]
 
 
-def _term_name(term: str, budget: Budget) -> str:
-    if budget.on_device:
-        return term
-    return {"kernels": "operators", "launch": "host: Python and framework"}.get(term, term)
-
-
-def _share(ms: float, step: StepBudget) -> float:
-    return ms / step.wall_ms if step.wall_ms else 0.0
+def term_label(term: str, budget: Budget) -> str:
+    """Return a term's name; that of the host says what it is made of."""
+    name = budget.term_name(term)
+    return "host: Python and framework" if name == "host" else name

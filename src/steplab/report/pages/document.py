@@ -72,9 +72,7 @@ def _document(title: str, body: Html) -> str:
 
 def run_title(run: Run) -> str:
     """What was measured, in one line."""
-    spec = run.spec
-    size = f" {spec.size}" if spec.size else ""
-    return f"{spec.workload}{size}, batch {spec.batch}, {spec.mode}, {spec.recipe.label}"
+    return f"{run.spec.title}, {run.spec.recipe.label}"
 
 
 def tiles(figures: dict[str, str]) -> Html:

@@ -11,14 +11,12 @@ from steplab.report.charts.step_times import ladder_chart
 from steplab.report.markup import NOTHING, Html, element, join
 from steplab.report.pages.document import Section, paragraphs, table_html, tiles, write_page
 from steplab.report.pages.sections import (
-    budget_of,
     budget_section,
     findings_section,
-    headroom_html,
+    headroom_section,
     roofline_section,
-    step_ms_of,
 )
-from steplab.trace.analysis import Analysis
+from steplab.trace.analysis import Analysis, run_budget, run_step_ms
 
 
 def write_ladder_page(
@@ -42,16 +40,14 @@ def write_ladder_page(
         _table("impact", "Performance impact", tables),
         Section("recipe", "The recipe", _recipe(ladder, recipe_text)),
         _table("why", "Why", tables),
-        Section("headroom", "What is left", headroom_html(budget_of(winner, analysis))),
+        headroom_section(run_budget(winner, analysis)),
         roofline_section(winner, analysis),
-        findings_section(findings, step_ms_of(winner, analysis)),
+        findings_section(findings, run_step_ms(winner, analysis)),
         budget_section(winner, analysis),
         _table("gate", "The gate", tables),
         _table("untried", "Not tried", tables),
     ]
-    spec = ladder.spec
-    size = f" {spec.size}" if spec.size else ""
-    title = f"Tuning {spec.workload}{size}, batch {spec.batch}, {spec.mode}"
+    title = f"Tuning {ladder.spec.title}"
     write_page(path, title, _head(ladder), sections, _foot(ladder))
 
 

@@ -20,10 +20,9 @@ from steplab.report.pages.sections import (
     page_head,
     page_title,
     roofline_section,
-    step_ms_of,
     timeline_section,
 )
-from steplab.trace.analysis import Analysis
+from steplab.trace.analysis import Analysis, run_budget, run_step_ms
 
 
 def write_profile_page(run: Run | None, analysis: Analysis | None, path: Path) -> None:
@@ -37,7 +36,7 @@ def write_profile_page(run: Run | None, analysis: Analysis | None, path: Path) -
         roofline_section(run, analysis),
     ]
     if run is not None and run.findings:
-        sections.append(findings_section(run.findings, step_ms_of(run, analysis)))
+        sections.append(findings_section(run.findings, run_step_ms(run, analysis)))
     write_page(path, page_title(run, analysis), page_head(run), sections, page_foot(run, analysis))
 
 
@@ -54,7 +53,7 @@ def write_explain_page(
     """
     sections = [
         budget_section(run, analysis),
-        findings_section(findings, step_ms_of(run, analysis)),
+        findings_section(findings, run_step_ms(run, analysis)),
         timeline_section(analysis),
     ]
     title = trace or page_title(run, analysis)
@@ -62,8 +61,14 @@ def write_explain_page(
 
 
 COLUMNS = (
-    *(Column("name"), Column("step median", "ms"), Column("spread", "%"), Column("tokens/s")),
-    *(Column("MFU", "%"), Column("peak", "GiB"), Column("first step", "s"), Column("status")),
+    Column("name"),
+    Column("step median", "ms"),
+    Column("spread", "%"),
+    Column("tokens/s"),
+    Column("MFU", "%"),
+    Column("peak", "GiB"),
+    Column("first step", "s"),
+    Column("status"),
 )
 
 
@@ -85,10 +90,9 @@ def write_runs_page(runs: Sequence[Run], path: Path) -> None:
 
 def _title(run: Run) -> str:
     """What Runs have in common that are drawn over one axis."""
-    spec = run.spec
-    size = f" {spec.size}" if spec.size else ""
-    where = run.environment.device_name if spec.device == "cuda" else run.environment.cpu
-    return f"{spec.workload}{size}, batch {spec.batch}, {spec.mode}, {where}"
+    environment = run.environment
+    where = environment.device_name if run.spec.device == "cuda" else environment.cpu
+    return f"{run.spec.title}, {where}"
 
 
 def _group_html(runs: Sequence[Run]) -> Html:
@@ -126,8 +130,8 @@ def _row(name: str, run: Run) -> tuple[Cell, ...]:
 
 
 def _budget(name: str, run: Run) -> Html:
-    budget = run.profile.budget if run.profile is not None else None
-    if budget is None or not budget.steps:
+    budget = run_budget(run, None)
+    if budget is None:
         return NOTHING
     about = element("summary", f"Budget of a step: {name}", element("span", run.id))
     return element("details", about, budget_html(budget))
