@@ -2,10 +2,11 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from steplab.bench.op_chart import chart_of, check_plot, write_chart
-from steplab.bench.op_chart_svg import Scale, chart_svg
+from steplab.bench.op_tables import chart_of
 from steplab.bench.ops.attention import BENCH
 from steplab.core.errors import UserError
+from steplab.report.charts.lines import chart_svg, write_line_chart
+from steplab.report.charts.plot import check_plot
 from tests.bench.op_runs import failed, measured, specs, wrong
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -21,7 +22,7 @@ def drawn(chart):
     return ElementTree.fromstring(chart_svg(chart))
 
 
-def test_a_line_per_way_with_all_its_points():
+def test_a_line_per_variant_with_all_its_points():
     chart = chart_of(BENCH, sweep(), "both")
     root = drawn(chart)
     assert len(root.findall(f".//{SVG}polyline")) == 2
@@ -43,18 +44,10 @@ def test_nothing_right_still_draws():
     assert "flash at 64: oom" in chart_svg(chart_of(BENCH, runs, "both"))
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.01, 0.02), (1, 1000), (3, 3), (1e-3, 1e6)])
-def test_every_axis_has_ticks_inside(low, high):
-    scale = Scale(low, high, 0, 100)
-    places = [scale.at(tick) for tick in scale.ticks()]
-    assert places == sorted(places) and all(0 <= place <= 100 for place in places)
-    assert 0 < scale.at(low) <= scale.at(high) < 100
-
-
 def test_files(tmp_path):
     chart = chart_of(BENCH, sweep(), "memory")
     assert chart.y_name == "extra memory [MiB]" and set(chart.ys) == {1.0}
-    write_chart(chart, tmp_path / "new" / "x.svg")
+    write_line_chart(chart, tmp_path / "new" / "x.svg")
     ElementTree.parse(tmp_path / "new" / "x.svg")
     with pytest.raises(UserError, match="Cannot draw"):
         check_plot(tmp_path / "x.pdf")
@@ -63,5 +56,5 @@ def test_files(tmp_path):
 @pytest.mark.parametrize("contexts", [(64,), (32, 64)])
 def test_png(tmp_path, contexts):
     pytest.importorskip("matplotlib")
-    write_chart(chart_of(BENCH, sweep(contexts), "both"), tmp_path / "x.png")
+    write_line_chart(chart_of(BENCH, sweep(contexts), "both"), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steplab.bench.op_bench import Objective, OpBench
-from steplab.compare.bootstrap import MIN_SAMPLES, ratio_of_samples
+from steplab.compare.bootstrap import MIN_SAMPLES, RatioInterval, ratio_of_samples
 from steplab.core import Cell, Run, Samples
 
-ERRORS = "errors"  # the table of a Run that holds its deviations from fp64
-WRONG = "wrong"  # the first word of the reason where they exceed their budget
-KEPT = "between"  # the pause after the forward: what the backward needs, and the output
+ERRORS = "errors"  # the table of a Run that holds its errors against fp64
+WRONG = "wrong"  # the first word of the reason where one exceeds its budget
+KEPT = "between"  # after the forward: what the backward needs, and the output
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class CellResult:
     both_ms: float | None
     host_ms: float | None
     repeats: int
-    extra_bytes: int | None  # at most, beyond what was there before
+    extra_bytes: int | None  # the peak, beyond what was there before
     kept_bytes: int | None  # from forward to backward, the output among them
     errors: dict[str, float]  # by result
     of_budget: float | None  # the largest share of an error budget
@@ -31,7 +32,7 @@ class CellResult:
     status: str
 
     def value(self, objective: Objective) -> float | None:
-        """Return what is to be small."""
+        """Return the number that the objective makes small: milliseconds, or bytes."""
         if objective == "memory":
             return self.extra_bytes
         values = {"forward": self.forward_ms, "backward": self.backward_ms, "both": self.both_ms}
@@ -39,14 +40,14 @@ class CellResult:
 
 
 def samples_of(run: Run, objective: Objective) -> Samples:
-    """Return every measured time of a cell that `objective` names; none for memory."""
+    """Return the times of a cell that `objective` names; none for memory."""
     if run.clock is None or objective == "memory":
         return Samples((), "ms")
     return run.clock.step if objective == "both" else run.clock.phases[objective]
 
 
 def cell_result(run: Run) -> CellResult:
-    """Read a Run of a cell, however it ended."""
+    """Return the numbers of a cell from its Run, however it ended."""
     memory, table = run.memory, run.tables.get(ERRORS)
     rows = table.rows if table else ()
     shares = [max(_number(r[1]) / _number(r[2]), _number(r[3])) for r in rows]
@@ -75,11 +76,8 @@ def _number(cell: object) -> float:
     return float(cell) if isinstance(cell, (int, float, str)) else float("nan")
 
 
-MIB = 2**20
-
-
 def group_by_shape(bench: OpBench, runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the Runs that compute the same thing together, in the order of their first."""
+    """Return the Runs grouped by what they compute, in the order of their first."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run.spec.config[name] for name in bench.shape), []).append(run)
@@ -88,8 +86,9 @@ def group_by_shape(bench: OpBench, runs: Sequence[Run]) -> list[list[Run]]:
 
 def rank_runs(runs: Sequence[Run], objective: Objective) -> list[Run]:
     """Return the Runs that are right and have a number, the best first."""
-    fit = [(cell_result(run).value(objective), run) for run in runs if run.status == "ok"]
-    return [run for _, run in sorted(((v, r) for v, r in fit if v is not None), key=_by_value)]
+    values = [(cell_result(run).value(objective), run) for run in runs if run.status == "ok"]
+    measured = [(value, run) for value, run in values if value is not None]
+    return [run for _, run in sorted(measured, key=lambda pair: pair[0])]
 
 
 def best_run(runs: Sequence[Run], objective: Objective) -> Run | None:
@@ -101,8 +100,10 @@ def best_run(runs: Sequence[Run], objective: Objective) -> Run | None:
 def best_mark(runs: Sequence[Run], objective: Objective) -> str:
     """Return `best`, or `best?` where the next one cannot be told from it."""
     order = rank_runs(runs, objective)
-    unsure = len(order) > 1 and not _surety(order, objective)[0].isnumeric()
-    return "best?" if unsure and objective != "memory" else "best"
+    if objective == "memory" or len(order) < 2:
+        return "best"
+    interval = _next_over_best(order, objective)
+    return "best" if interval is not None and interval.excludes_one else "best?"
 
 
 def verdict(bench: OpBench, runs: Sequence[Run], objective: Objective) -> tuple[Cell, ...]:
@@ -112,25 +113,30 @@ def verdict(bench: OpBench, runs: Sequence[Run], objective: Objective) -> tuple[
         return "none", "", "", "", "no row is right"
     value = cell_result(order[0]).value(objective)
     number = value / MIB if value is not None and objective == "memory" else value
-    name = bench.variant_text(order[0].spec.config)
+    best = bench.variant_text(order[0].spec.config)
     if len(order) == 1:
-        return name, number, "", "", "no other row is right"
+        return best, number, "", "", "no other row is right"
     other = cell_result(order[1]).value(objective)
     ratio = other / value if value and other is not None else None
-    return name, number, bench.variant_text(order[1].spec.config), ratio, _surety(order, objective)
+    following = bench.variant_text(order[1].spec.config)
+    return best, number, following, ratio, _confidence(order, objective)
 
 
-def _surety(order: Sequence[Run], objective: Objective) -> str:
+def _confidence(order: Sequence[Run], objective: Objective) -> str:
+    """Say how sure it is that the first of `order` is better than the second."""
     if objective == "memory":
         equal = cell_result(order[0]).extra_bytes == cell_result(order[1]).extra_bytes
         return "equal" if equal else "exact"
-    one, two = (samples_of(run, objective).values for run in order[:2])
-    if min(len(one), len(two)) < MIN_SAMPLES:
+    interval = _next_over_best(order, objective)
+    if interval is None:
         return f"cannot tell: fewer than {MIN_SAMPLES} samples"
-    interval = ratio_of_samples(two, one)
-    told = f"{interval.low:.3f} to {interval.high:.3f}"
-    return told if interval.excludes_one else f"cannot tell: {told}"
+    shown = f"{interval.low:.3f} to {interval.high:.3f}"
+    return shown if interval.excludes_one else f"cannot tell: {shown}"
 
 
-def _by_value(pair: tuple[float, Run]) -> float:
-    return pair[0]
+def _next_over_best(order: Sequence[Run], objective: Objective) -> RatioInterval | None:
+    """Return the ratio of times, second over first; None with too few samples."""
+    best, following = (samples_of(run, objective).values for run in order[:2])
+    if min(len(best), len(following)) < MIN_SAMPLES:
+        return None
+    return ratio_of_samples(following, best)

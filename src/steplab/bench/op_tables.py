@@ -1,4 +1,4 @@
-"""The tables of an op benchmark: all cells, and the best of each shape. No torch."""
+"""The tables of an op benchmark and its chart: all cells, and the best of each shape. No torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from steplab.bench.op_bench import Objective, OpBench
 from steplab.bench.op_results import (
+    MIB,
     WRONG,
     CellResult,
     best_mark,
@@ -16,14 +17,29 @@ from steplab.bench.op_results import (
     verdict,
 )
 from steplab.core import Cell, Column, Run, Table
+from steplab.report.charts.lines import LineChart, LinePanel
 
-MIB = 2**20
+METHOD = (
+    "forward, backward and both: medians, each measured separately and in turns; forward keeps what "
+    "the backward needs; spread: of the middle half; FLOP/s: forward / backward\n"
+    "extra: peak memory beyond the inputs, output and gradients included; error: the largest norm of "
+    "a difference to fp64 / norm of the truth\n"
+    "of budget: the largest share of what rounding allows (twice the error of the definition in "
+    "this dtype and one rounding); above 1 is wrong"
+)
+ON_CUDA = (
+    "the L2 cache is emptied before every sample, and launches are issued ahead; host: its time to "
+    "issue both"
+)
+ON_CPU = "wall time, caches warm"
+MAX_REASONS = 12  # lines on a terminal; files have them in their rows
 
 
 def cell_table(bench: OpBench, runs: Sequence[Run], objective: Objective, whole: bool) -> Table:
-    """One row per Run; what is the same in all of them stands in the title.
+    """Return one row per Run; axes that are the same in all of them stand in the title.
 
-    `whole` has every error and the reasons, for files; else the largest error, for a terminal.
+    With `whole`, for files, it has every error and the reasons; without, for a terminal, the
+    largest error.
     """
     varying = varying_axes(bench, runs)
     marks, rows = _marks(bench, runs, objective), []
@@ -47,7 +63,7 @@ def cell_table(bench: OpBench, runs: Sequence[Run], objective: Objective, whole:
 
 
 def best_table(bench: OpBench, runs: Sequence[Run], objective: Objective) -> Table:
-    """One row per shape: the best way by the objective, and whether the next is really worse."""
+    """Return one row per shape: the best variant, and whether the next one is really slower."""
     varying = varying_axes(bench, runs)
     rows = [
         (*(group[0].spec.config[name] for name in varying), *verdict(bench, group, objective))
@@ -88,8 +104,8 @@ def _times(bench: OpBench, run: Run, found: CellResult, whole: bool) -> dict[Col
     if whole:
         cells |= {Column(name, unit): speed for name, speed in speeds.items()}
         return cells | ({Column("host", "ms"): found.host_ms} if on_cuda else {})
-    told = " / ".join("-" if speed is None else f"{speed:.3g}" for speed in speeds.values())
-    return {**cells, Column(unit): told}
+    shown = " / ".join("-" if speed is None else f"{speed:.3g}" for speed in speeds.values())
+    return {**cells, Column(unit): shown}
 
 
 def _costs(bench: OpBench, found: CellResult, whole: bool) -> dict[Column, Cell]:
@@ -111,29 +127,13 @@ def _spread(run: Run, objective: Objective) -> float | None:
     return 100 * samples.spread if samples.values else None
 
 
-METHOD = (
-    "forward, backward and both: medians, each measured by itself and in turns; forward keeps what "
-    "the backward needs; spread: of the middle half; FLOP/s: forward / backward\n"
-    "extra: most bytes held beyond the inputs, output and gradients among them; error: norm of the "
-    "difference to fp64 / norm of the truth, the largest\n"
-    "of budget: the largest share of what rounding allows (twice the error of the definition in "
-    "this dtype and one rounding); above 1 is wrong"
-)
-ON_CUDA = (
-    "before every sample the L2 cache is emptied, and launches are issued ahead; host: its time to "
-    "issue both"
-)
-ON_CPU = "wall time, caches warm"
-MAX_REASONS = 12  # lines on a terminal; files have them in their rows
-
-
 def table_note(bench: OpBench, runs: Sequence[Run], whole: bool) -> str:
     """Return the lines below the table; a file has the reasons in its rows instead."""
-    first, all_seen = runs[0], [cell_result(run) for run in runs]
+    first = runs[0]
     how = ON_CUDA if first.spec.device == "cuda" else ON_CPU
     lines = [
         first.environment.conditions_on(first.spec.device),
-        f"{_effort(all_seen, first)}; {how}",
+        f"{_sample_counts(runs)}; {how}",
         METHOD,
         f"FLOPs: {bench.flops_note}",
     ]
@@ -141,10 +141,10 @@ def table_note(bench: OpBench, runs: Sequence[Run], whole: bool) -> str:
     reasons = [] if whole else _reasons(bench, runs, axes)
     reasons += [f"{_name(bench, run, axes)}: {text}" for run in runs for text in run.notes]
     reasons += _partly_checked(bench, runs)
-    told = list(dict.fromkeys(reasons))
-    if not whole and len(told) > MAX_REASONS:
-        told = [*told[:MAX_REASONS], f"and {len(told) - MAX_REASONS} more; --out has them all"]
-    return "\n".join([*lines, *told])
+    shown = list(dict.fromkeys(reasons))
+    if not whole and len(shown) > MAX_REASONS:
+        shown = [*shown[:MAX_REASONS], f"and {len(shown) - MAX_REASONS} more; --out has them all"]
+    return "\n".join([*lines, *shown])
 
 
 def varying_axes(bench: OpBench, runs: Sequence[Run]) -> list[str]:
@@ -153,34 +153,52 @@ def varying_axes(bench: OpBench, runs: Sequence[Run]) -> list[str]:
 
 
 def _name(bench: OpBench, run: Run, axes: Sequence[str]) -> str:
-    where = bench.shape_text(run.spec.config, axes)
-    return (
-        f"{bench.variant_text(run.spec.config)} ({where})"
-        if where
-        else bench.variant_text(run.spec.config)
-    )
+    variant, shape = bench.variant_text(run.spec.config), bench.shape_text(run.spec.config, axes)
+    return f"{variant} ({shape})" if shape else variant
 
 
 def _reasons(bench: OpBench, runs: Sequence[Run], axes: Sequence[str]) -> list[str]:
-    """Return one line per row that failed; a wrong one's reason begins with that word."""
-    failed = [
-        (cell_result(run).status, _name(bench, run, axes), run.reason) for run in runs if run.reason
-    ]
-    return [f"{status}: {name}: {why.removeprefix(f'{WRONG}: ')}" for status, name, why in failed]
+    """Return one line per row that failed; the reason of a wrong one already begins so."""
+    lines = []
+    for run in runs:
+        if run.reason:
+            reason = run.reason.removeprefix(f"{WRONG}: ")
+            lines.append(f"{cell_result(run).status}: {_name(bench, run, axes)}: {reason}")
+    return lines
 
 
-def _effort(all_seen: Sequence[CellResult], first: Run) -> str:
-    counts = {found.repeats for found in all_seen if found.repeats}
+def _sample_counts(runs: Sequence[Run]) -> str:
+    counts = {result.repeats for run in runs if (result := cell_result(run)).repeats}
     if not counts:
         return "nothing was timed"
-    told = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
-    return f"{told} samples per number after {first.spec.warmup} untimed"
+    shown = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+    return f"{shown} samples per number after {runs[0].spec.warmup} untimed"
 
 
 def _partly_checked(bench: OpBench, runs: Sequence[Run]) -> list[str]:
-    """Say which shapes were not compared with fp64 whole."""
+    """Say which shapes were compared with fp64 only in part."""
     return [
         f"error of {found.checked}: {bench.shape_text(run.spec.config)}"
         for run in runs
         if (found := cell_result(run)).checked and not found.checked.startswith("all ")
     ]
+
+
+def chart_of(bench: OpBench, runs: Sequence[Run], objective: Objective) -> LineChart:
+    """Return the chart of an objective along the op's x axis; rows that failed are named."""
+    axes = [name for name in bench.shape if name != bench.x_axis]
+    panels: dict[str, LinePanel] = {}
+    for run in runs:
+        config, result = run.spec.config, cell_result(run)
+        title = bench.shape_text(config, axes)
+        panel = panels.setdefault(title, LinePanel(title))
+        variant, x = bench.variant_text(config), config[bench.x_axis]
+        value = result.value(objective)
+        if run.status == "ok" and value:
+            scale = MIB if objective == "memory" else 1
+            panel.lines.setdefault(variant, {})[x] = value / scale
+        else:
+            panel.notes.append(f"{variant} at {x:,}: {result.status}")
+    unit = "extra memory [MiB]" if objective == "memory" else f"{objective} [ms]"
+    title = f"{bench.name} on {runs[0].environment.conditions_on(runs[0].spec.device)}"
+    return LineChart(title, _axis_words(bench.x_axis), unit, tuple(panels.values()))

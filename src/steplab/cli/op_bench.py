@@ -12,10 +12,9 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from steplab.bench.op_bench import Objective, OpAxis, OpBench
-from steplab.bench.op_chart import chart_of, check_plot, write_chart
 from steplab.bench.op_isolate import CellIsolation
 from steplab.bench.op_results import cell_result
-from steplab.bench.op_tables import best_table, cell_table
+from steplab.bench.op_tables import best_table, cell_table, chart_of
 from steplab.bench.sweep import sweep
 from steplab.cli.command import Command
 from steplab.cli.flags import (
@@ -29,6 +28,8 @@ from steplab.cli.progress import ProgressBar
 from steplab.core import Run, RunSpec, units
 from steplab.core.codec import read_word
 from steplab.core.errors import MeasurementError, UserError
+from steplab.report.charts.lines import write_line_chart
+from steplab.report.charts.plot import check_plot
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store
@@ -140,7 +141,7 @@ def _show(args: argparse.Namespace, bench: OpBench, runs: list[Run]) -> None:
         write_table(cell_table(bench, runs, args.objective, whole=True), path)
         write_table(best, path.with_suffix(f".best{path.suffix}"))
     if args.plot:
-        write_chart(chart_of(bench, runs, args.objective), args.plot)
+        write_line_chart(chart_of(bench, runs, args.objective), args.plot)
     for table in (
         cell_table(bench, runs, args.objective, whole=False),
         best,
