@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 import steplab
-from steplab.meter import meter
-from steplab.meter import step_timer as meter_events
-from steplab.meter import step_timer as meter_watch
+from steplab.meter import meter, step_timer
 
 
 class FakeClock:
@@ -26,9 +24,9 @@ class FakeClock:
 
 
 def install_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """Put a fake clock in the place of the Meter's."""
+    """Replace the Meter's clock with a fake one."""
     fake = FakeClock()
-    for module in (meter, meter_events, meter_watch):
+    for module in (meter, step_timer):
         monkeypatch.setattr(module, "perf_counter", fake)
     return fake
 
@@ -82,7 +80,7 @@ def install_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     def synchronize(device: torch.device) -> None:
         FakeEvent.device.reached_ms = FakeEvent.device.now_ms
 
-    monkeypatch.setattr(meter_watch, "device_of", lambda model: torch.device("cuda", 1))
+    monkeypatch.setattr(step_timer, "device_of", lambda model: torch.device("cuda", 1))
     monkeypatch.setattr(meter, "read_memory", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")

@@ -45,7 +45,7 @@ def test_line_reads_as_promised(clock: FakeClock, monkeypatch: pytest.MonkeyPatc
     memory = SimpleNamespace(peak=int(53.8 * 2**30))
     monkeypatch.setattr(meter_module, "read_memory", lambda device: memory)
     meter = steplab.Meter(tiny_model(), flops_per_token=2e9, dtype="bf16", inspect_step=None)
-    meter._watch.inspected = Inspected(launches=1714)
+    meter._timer.inspected = Inspected(launches=1714)
     run_steps(meter, clock, (0, 412.3), (4.123, 408.177), tokens=65_536)
     # 65,536 tokens x 2 GFLOP / 412.3 ms / 989.4 TFLOP/s = 32.1 %; 4.123 of 824.6 ms waited.
     assert meter.line() == (

@@ -117,7 +117,7 @@ def test_device_times_come_from_events_read_late(gpu: FakeDevice, clock: FakeClo
     gpu.reached_ms = 20
     launch_step(meter, clock, gpu)
     assert meter.metrics()["train/step_time_ms"] == pytest.approx(10)
-    assert len(meter._watch.samples) == 2
+    assert len(meter._timer.samples) == 2
     summary = meter.summary()
     assert summary.step.values == pytest.approx((10,) * 4)
     assert summary.host.values == pytest.approx((1,) * 4)

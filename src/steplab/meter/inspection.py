@@ -1,4 +1,4 @@
-"""One step of the user's loop under the profiler: its kernel launches and its dtype."""
+"""Inspection: one step of a user's loop under the profiler, for its launches and its dtype."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Inspected:
 
 
 class Inspection:
-    """A profiler around one step. The step is slower for it: never timed."""
+    """A profiler around one step, which is never timed: the profiler slows it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_cuda = device.type == "cuda"
         activities = profiler_activities(self._on_cuda)
-        # Shapes come with the dtypes of the arguments, and weigh one product against another.
+        # record_shapes also records dtypes; the shapes weigh one matrix product against another.
         self._profiler = profile(activities=activities, record_shapes=True, acc_events=True)
         self._profiler.start()
 
@@ -44,7 +44,7 @@ class Inspection:
         return Inspected(step, launches, dtype, f"step {step} {reason}" if reason else "")
 
     def abandon(self) -> None:
-        """End the profile of a step that failed; its own exception is the one to be seen."""
+        """End the profile of a step that failed; only the step's own exception may surface."""
         try:
             self._profiler.stop()
         except RuntimeError:
@@ -53,5 +53,5 @@ class Inspection:
 
 
 def another_profiler_runs() -> bool:
-    """Whether the user profiles this step: a second profiler would end theirs without a word."""
+    """Whether the user profiles this step: a second profiler would silently end theirs."""
     return torch._C._autograd._profiler_enabled()

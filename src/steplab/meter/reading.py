@@ -8,42 +8,25 @@ from statistics import median
 
 import torch
 
-from steplab.core import Figures, Memory, Work, units
+from steplab.core import Clock, Figures, Memory, Samples, Work, units
 from steplab.hardware.mfu import utilization
 from steplab.meter.step_timer import StepSamples
 from steplab.probes.memory import status_bytes
-
-
-def read_memory(device: torch.device) -> Memory | None:
-    """Return bytes held now and at most so far; None where the system does not tell."""
-    if device.type == "cuda":
-        return Memory(
-            before=torch.cuda.memory_allocated(device),
-            peak=torch.cuda.max_memory_allocated(device),
-            reserved=torch.cuda.max_memory_reserved(device),
-            total=torch.cuda.get_device_properties(device).total_memory,
-            source="cuda allocator",
-        )
-    now, peak = status_bytes("VmRSS"), status_bytes("VmHWM")
-    if now is None or peak is None:
-        return None
-    return Memory(now, peak, reserved=None, total=None, source="process resident set")
-
 
 NO_DTYPE = Figures(None, None, None, None, "the dtype of the matrix products is not known")
 
 
 @dataclass(frozen=True)
-class Yardstick:
-    """What a rate of tokens is held against: FLOPs per token, a device and a dtype."""
+class MfuBasis:
+    """What turns a rate of tokens into MFU: FLOPs per token, a device and a dtype."""
 
     flops_per_token: float | None
     device_name: str
-    dtype: str | None  # None: not known, and then no peak holds
+    dtype: str | None  # None: unknown, and then there is no peak
     peak_tflops: float | None  # the user's own dense peak; None: the catalog's
 
     def figures(self, tokens_per_s: float | None) -> Figures:
-        """Return the utilisation at `tokens_per_s`: the work of one second over one second."""
+        """Return the utilization at `tokens_per_s`, from the work of one second."""
         if self.dtype is None:
             return NO_DTYPE
         flops = self.flops_per_s(tokens_per_s)
@@ -51,7 +34,7 @@ class Yardstick:
         return utilization(work, 1e3, self.device_name, self.dtype, self.peak_tflops)
 
     def flops_per_s(self, tokens_per_s: float | None) -> float | None:
-        """Model FLOPs per second at `tokens_per_s`; None where either is not known."""
+        """Model FLOPs per second at `tokens_per_s`; None where either is unknown."""
         if tokens_per_s is None or self.flops_per_token is None:
             return None
         return tokens_per_s * self.flops_per_token
@@ -59,9 +42,10 @@ class Yardstick:
 
 @dataclass(frozen=True)
 class Reading:
-    """Medians over a window of steps; `data_stall` is a share of the window's time. None: unknown.
+    """Medians over a window of steps; None means unknown.
 
-    Not a median, because a loader that makes every fourth step wait would then show as none.
+    `data_stall` is a share of the window's time and no median, which would not show a loader that
+    makes every fourth step wait.
     """
 
     step: int  # steps completed so far
@@ -83,7 +67,7 @@ class Reading:
         return self.figures.mfu is not None and self.figures.mfu > 1
 
     def line(self) -> str:
-        """One line for people; a note is a warning at its end."""
+        """One line to read, with notes as warnings at its end."""
         mark = " (not possible)" if self.is_impossible else ""
         words = [
             f"step {self.step:,}",
@@ -98,7 +82,7 @@ class Reading:
         return "  ".join(words)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers under the names that loggers use, MFU as a fraction; unknown ones left out."""
+        """Numbers by the names that loggers use, MFU as a fraction; unknown ones are left out."""
         stall, flops = self.data_stall, self.flops_per_s
         found = {
             "train/toks_per_sec": self.tokens_per_s,
@@ -116,15 +100,34 @@ class Reading:
         return {name: value for name, value in found.items() if value is not None}
 
 
+@dataclass(frozen=True)
+class MeterSummary(Clock):
+    """The Clock of a whole training run, and what else the Meter saw.
+
+    `data_wait` is the time between two steps. `window_ms` is the sum of the periods on the host's
+    clock, without a synchronization at either end.
+    """
+
+    tokens: Samples
+    tokens_per_second: float | None  # median over the steps
+    memory: Memory | None
+    figures: Figures
+    formula: str  # what `figures.mfu` counts
+    dtype: str | None  # whose peak MFU refers to: as given, or as inspected
+    kernel_launches: int | None  # of the inspected step
+    inspected_step: int | None  # ran under the profiler, so it is not among the samples
+    notes: tuple[str, ...] = ()
+
+
 def read_window(
     samples: StepSamples,
     first: int,
-    yardstick: Yardstick,
+    basis: MfuBasis,
     step: int,
     memory: Memory | None,
     launches: int | None,
 ) -> Reading:
-    """Return the Reading of all rows from `first` on; its notes are the caller's to add."""
+    """Return the Reading of all rows from `first` on, without notes."""
     tokens_per_s, wall_ms = samples.tokens_per_s(first), sum(samples.wall_ms[first:])
     entered = {
         name: [ms for ms in column[first:] if ms > 0] for name, column in samples.phase_ms.items()
@@ -136,8 +139,8 @@ def read_window(
         tokens_per_s=tokens_per_s,
         data_stall=sum(samples.wait_ms[first:]) / wall_ms if wall_ms > 0 else None,
         wait_ms=_median(samples.wait_ms[first:]),
-        flops_per_s=yardstick.flops_per_s(tokens_per_s),
-        figures=yardstick.figures(tokens_per_s),
+        flops_per_s=basis.flops_per_s(tokens_per_s),
+        figures=basis.figures(tokens_per_s),
         phase_ms={name: median(values) for name, values in entered.items() if values},
         memory=memory,
         launches=launches,
@@ -146,3 +149,22 @@ def read_window(
 
 def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
+
+
+def read_memory(device: torch.device) -> Memory | None:
+    """Return bytes held now and at most so far; None where the system does not tell.
+
+    Called between steps. It resets no counter: those belong to the user.
+    """
+    if device.type == "cuda":
+        return Memory(
+            before=torch.cuda.memory_allocated(device),
+            peak=torch.cuda.max_memory_allocated(device),
+            reserved=torch.cuda.max_memory_reserved(device),
+            total=torch.cuda.get_device_properties(device).total_memory,
+            source="cuda allocator",
+        )
+    now, peak = status_bytes("VmRSS"), status_bytes("VmHWM")
+    if now is None or peak is None:
+        return None
+    return Memory(now, peak, reserved=None, total=None, source="process resident set")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from steplab.core.errors import Unsupported, UserError
 
 
 class Sink(Protocol):
-    """Takes one reading at a time. An OSError while writing is the Meter's to report."""
+    """Takes one reading at a time; may raise an OSError while writing."""
 
     path: Path
 
@@ -21,7 +21,7 @@ class Sink(Protocol):
 
 
 class JsonlSink:
-    """One JSON object per reading, appended; what the file holds already stays."""
+    """One JSON object per reading, appended to the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class JsonlSink:
             raise _not_writable(path, error) from None
 
     def write(self, step: int, metrics: Mapping[str, float], about: Mapping[str, Any]) -> None:
-        """Append one line; it is with the system before this returns."""
+        """Append one line; the system has it before this returns."""
         line = json.dumps({"step": step, **metrics, **about}, allow_nan=False)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
@@ -63,13 +63,30 @@ class TensorBoardSink:
 
 
 def open_sinks(jsonl: Path | str | None, tensorboard: Path | str | None) -> list[Sink]:
-    """Return the sinks asked for; one that cannot be written is an error now, not at step 1000."""
+    """Return the sinks asked for; one that cannot be written fails here, not at step 1000."""
     sinks: list[Sink] = []
     if jsonl is not None:
         sinks.append(JsonlSink(Path(jsonl)))
     if tensorboard is not None:
         sinks.append(TensorBoardSink(Path(tensorboard)))
     return sinks
+
+
+def write_to_sinks(
+    sinks: Sequence[Sink], step: int, metrics: Mapping[str, float], about: Mapping[str, Any]
+) -> list[str]:
+    """Write to all sinks; return a warning for each that failed.
+
+    A full disk must not end a training run.
+    """
+    warnings = []
+    for sink in sinks:
+        try:
+            sink.write(step, metrics, about)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            warnings.append(f"warning: {sink.path} was not written: {reason}")
+    return warnings
 
 
 def _not_writable(path: Path, error: OSError) -> UserError:

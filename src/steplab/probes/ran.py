@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -77,6 +78,14 @@ class RanProbe(Probe):
     def result(self) -> Ran:
         """Return the evidence."""
         return replace(self.traced, impls=self.impls, optimizer=self.optimizer)
+
+
+def quiet_profiler() -> None:
+    """Keep Kineto from printing two lines to stderr for every profile (torch 2.13).
+
+    It reads the variable when the first profiler of the process starts.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
 def profiler_activities(on_cuda: bool) -> list[ProfilerActivity]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from steplab.probes.compilation import graph_count
 from steplab.probes.environment import capture_environment
 from steplab.probes.memory import MemoryProbe
 from steplab.probes.probe import Subject
-from steplab.probes.ran import RanProbe
+from steplab.probes.ran import RanProbe, quiet_profiler
 from steplab.profiling.output import (
     append_summary,
     check_summary,
@@ -61,9 +60,7 @@ def profile(
         raise UserError(
             f"At least 1 step and 0 warm-up steps are needed, not {steps} and {warmup}."
         )
-    # Kineto reads it when the first profiler of the process starts; otherwise it prints two lines
-    # per step.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    quiet_profiler()
     kept = store if isinstance(store, Store) or store is None else Store(store)
     if kept is not None:
         kept.check_writable()

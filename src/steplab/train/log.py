@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.profiler import profile, schedule
 
-from steplab.meter.sinks import Sink, open_sinks
+from steplab.meter.sinks import Sink, open_sinks, write_to_sinks
 from steplab.probes.ran import profiler_activities
 from steplab.store.atomic import disk_errors
 
@@ -101,11 +101,8 @@ class TrainingLog:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write metrics; a sink that fails is a warning, and training goes on."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        for sink in self.sinks:
-            try:
-                sink.write(step, finite, {})
-            except OSError as error:
-                self.say(f"warning: {sink.path} was not written: {error.strerror or error}")
+        for warning in write_to_sinks(self.sinks, step, finite, {}):
+            self.say(warning)
 
 
 def _tensorboard_folder(folder: Path) -> Path | None:
