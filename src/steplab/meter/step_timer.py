@@ -35,9 +35,7 @@ class StepTimer:
         self._inspection: Inspection | None = None
         self._step: MarkedStep | None = None  # the one that is running
         self._last_end: Moment | None = None  # of the previous step, if that one counts
-        self._pending: deque[MarkedStep] = (
-            deque()
-        )  # ended on the host
+        self._pending: deque[MarkedStep] = deque()  # ended on the host
 
     @cached_property
     def marker(self) -> Marker:
