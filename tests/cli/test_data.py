@@ -56,7 +56,7 @@ def test_clean_writes_series_and_a_report(waves, tmp_path, capsys):
     out = tmp_path / "clean"
     assert main(["data", "clean", str(waves), "--out", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "dropped: flat" in text and "nothing is left of 1 series" in text
+    assert "dropped: flat" in text and "Nothing is left of 1 series" in text
     series = open_series(out)
     assert series.lengths.tolist() == [300, 40, 150, 149]
     report = json.loads((out / "cleaning.json").read_text())

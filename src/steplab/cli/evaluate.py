@@ -27,17 +27,17 @@ OUT_SUFFIXES = (".json", ".md", ".csv")
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, metavar="PATH",
-        help="a checkpoint, a folder of them, a Time-MoE folder; default: the newest of "
-        "steplab train")  # fmt: skip
+        help="checkpoint, folder of checkpoints, or Time-MoE folder; default: the newest that "
+        "`steplab train` wrote")  # fmt: skip
     add("--data", type=Path, metavar="PATH",
-        help="a file or folder of series; default: generated ones, never trained on")  # fmt: skip
+        help="file or folder of series; default: generated, never trained on")  # fmt: skip
     add("--horizon", type=int, default=64, metavar="N", help="points to forecast")
     add("--windows", type=int, default=2, metavar="K", help="windows at the end of each series")
     add("--context", type=int, metavar="N",
         help="points of the past that the model sees; default: as many as it can use")  # fmt: skip
     add("--period", type=int, metavar="P",
-        help="for seasonal naive and MASE; default: the true one of generated series, else by the "
-        "step of a frame, else 1")  # fmt: skip
+        help="period for seasonal naive and MASE; default: the true one for generated series, the "
+        "usual one for the time step of a frame, otherwise 1")  # fmt: skip
     add("--out", nargs="+", type=Path, default=[], metavar="FILE",
         help="also write .json (everything), .md or .csv (the tables)")  # fmt: skip
     add("--picture", type=Path, metavar="FILE", help="draw ratios and windows: .html or .png")
@@ -101,27 +101,21 @@ def _data(args: argparse.Namespace) -> EvaluationData:
 def _evaluate(
     args: argparse.Namespace, forecaster: Forecaster, data: EvaluationData
 ) -> EvaluationResult:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-    from steplab.cli.progress import ProgressBar
+    from steplab.cli.progress import ItemProgress
     from steplab.forecasting.evaluation.evaluate import check_held_out, evaluate
     from steplab.forecasting.evaluation.windows import EvaluationPlan
     from steplab.probes.environment import capture_environment
 
     if not args.data:
         check_held_out(Path(forecaster.name))
-    most = forecaster.passes(args.horizon)[0].context
-    plan = EvaluationPlan(args.horizon, args.windows, min(args.context or most, most))
-    if args.context and args.context > most:
-        _note(f"the model uses {most:,} points of the past, not {args.context:,}")
-    columns = (TextColumn("window"), MofNCompleteColumn(), BarColumn(30), TimeRemainingColumn())
-    with ProgressBar(sys.stderr, len(data.series) * args.windows, *columns) as shown:
+    usable = forecaster.passes(args.horizon)[0].context
+    plan = EvaluationPlan(args.horizon, args.windows, min(args.context or usable, usable))
+    if args.context and args.context > usable:
+        _note(f"the model uses {usable:,} points of the past, not {args.context:,}")
+    with ItemProgress("windows", len(data.series) * args.windows) as progress:
         result = evaluate(
             lambda contexts, horizon: forecaster.predict(
-                contexts,
-                horizon,
-                batch=args.batch,
-                progress=lambda count: shown.bar.advance(shown.task, count),
+                contexts, horizon, batch=args.batch, progress=progress.advance
             ),
             forecaster.name,
             data,

@@ -14,9 +14,9 @@ from steplab.core.units import bytes_
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     folder = Path(TrainSettings().checkpoint_dir)
-    about = "a checkpoint, or a folder of them: its newest"
+    about = "checkpoint, or folder of checkpoints (its newest is exported)"
     add("checkpoint", nargs="?", type=Path, default=folder, help=about)
-    add("--out", type=Path, default=Path("time-moe"), help="the folder to make")
+    add("--out", type=Path, default=Path("time-moe"), help="folder to create")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -24,19 +24,24 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     about = ".csv or .parquet frame; .npy, .npz, .json or .jsonl arrays; a folder; shipped:NAME"
     add("input", metavar="INPUT", type=Path, help=about)
     add("--horizon", type=int, required=True, metavar="N", help="points to forecast")
-    about = "a checkpoint, a folder of them, a Time-MoE folder; default: steplab train's newest"
-    add("--checkpoint", type=Path, metavar="PATH", help=about)
+    add("--checkpoint", type=Path, metavar="PATH",
+        help="checkpoint, folder of checkpoints, or Time-MoE folder; default: the newest that "
+        "`steplab train` wrote")  # fmt: skip
     add("--out", type=Path, metavar="FILE", help="write all forecasts: .csv, .parquet or .json")
     add("--picture", type=Path, metavar="FILE", help="draw the first series: .html or .png")
     add("--quantiles", type=_levels, metavar="LEVELS",
-        help="as in 0.1,0.5,0.9; default: all that the model has")  # fmt: skip
+        help="such as 0.1,0.5,0.9; default: all that the model has")  # fmt: skip
     add("--id-column", metavar="NAME", help="column of a frame that names its series")
     add("--timestamp-column", metavar="NAME", help="column of a frame with times or counts")
     add("--target", metavar="NAME", help="column of a frame with values")
-    add("--freq", metavar="FREQ", help="pandas frequency, where times do not show their step")
+    add(
+        "--freq",
+        metavar="FREQ",
+        help="pandas frequency, if the step cannot be inferred from the times",
+    )
     add("--batch", type=int, default=256, metavar="N", help="series at a time")
     add("--head", choices=("largest", "next-larger"), default="largest",
-        help="heads no longer than what remains, or the next longer one, cut")  # fmt: skip
+        help="use heads no longer than what remains, or the next longer one, cut")  # fmt: skip
     add("--recipe", default="plain", help="plain, or precision=bf16, impl.attention=...")
     add("--device", default="auto", help="cpu, cuda, or auto")
 
@@ -52,10 +57,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.out:
         check_suffix(args.out)
     forecaster = Forecaster.load(args.checkpoint, args.device, recipe, warn=_note)
-    most = forecaster.passes(args.horizon, args.head)[0].context
+    used = forecaster.passes(args.horizon, args.head)[0].context
     names = (args.id_column, args.timestamp_column, args.target)
-    # One point more than is used, so that a cut can be told.
-    histories = read_histories(args.input, names, args.freq, most + 1)
+    # One point more than is used, so that a cut is noticed.
+    histories = read_histories(args.input, names, args.freq, used + 1)
     for note in histories.notes:
         _note(note)
     prediction = _predict(forecaster, histories, args)
@@ -88,12 +93,9 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _predict(forecaster: Forecaster, histories: Histories, args: argparse.Namespace) -> Prediction:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from steplab.cli.progress import ItemProgress
 
-    from steplab.cli.progress import ProgressBar
-
-    columns = (TextColumn("series"), MofNCompleteColumn(), BarColumn(30), TimeRemainingColumn())
-    with ProgressBar(sys.stderr, len(histories), *columns) as shown:
+    with ItemProgress("series", len(histories)) as progress:
         return forecaster.predict(
             list(histories.values),
             args.horizon,
@@ -101,7 +103,7 @@ def _predict(forecaster: Forecaster, histories: Histories, args: argparse.Namesp
             batch=args.batch,
             head=args.head,
             names=histories.ids,
-            progress=lambda count: shown.bar.advance(shown.task, count),
+            progress=progress.advance,
         )
 
 

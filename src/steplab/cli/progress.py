@@ -57,6 +57,21 @@ class StepProgress(ProgressBar):
             self.bar.update(self.task, completed=step)
 
 
+class ItemProgress(ProgressBar):
+    """Progress over `total` items of a kind ("series", "points"), on stderr."""
+
+    def __init__(self, kind: str, total: int) -> None:
+        times = (TextColumn("left"), TimeRemainingColumn())
+        super().__init__(
+            sys.stderr, total, TextColumn(kind), MofNCompleteColumn(), BarColumn(30), *times
+        )
+
+    def advance(self, count: int) -> None:
+        """Move the bar on by `count` items."""
+        if self.live:
+            self.bar.advance(self.task, count)
+
+
 class CellProgress(ProgressBar):
     """Progress over the cells of a study, on stderr so that stdout stays clean.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
-from steplab.cli.data.points import PointProgress
+from steplab.cli.progress import ItemProgress
 from steplab.core import Cell, Column, Table
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
@@ -24,10 +24,15 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     add("path", type=Path, metavar="IN", help="folder or file of series")
     add("--out", type=Path, required=True, help="new folder, in the Time-300B layout")
-    add("--flat-window", type=int, default=128, help="points that are judged together")
+    add(
+        "--flat-window",
+        type=int,
+        default=128,
+        help="points that are judged together, as one window",
+    )
     add("--flat-share", type=float, default=0.2,
         help="share of zero first or second differences above which a window is dropped; "
-        "1: keep all")  # fmt: skip
+        "1 keeps all")  # fmt: skip
     add("--shortest", type=int, default=16, help="points of the shortest run that is kept")
 
 
@@ -43,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
         print(f"note: {note}")
     with disk_errors(args.out, "--out"):
         with (
-            PointProgress(int(series.lengths.sum())) as progress,
+            ItemProgress("points", int(series.lengths.sum())) as progress,
             SeriesWriter(args.out) as writer,
         ):
             tally = clean(series, rule, writer, progress.advance)
@@ -51,14 +56,12 @@ def _run(args: argparse.Namespace) -> int:
         if not tally.kept_series:
             raise UserError(
                 f"Nothing is left of {args.path}, so {args.out} was not written.",
-                "See what was dropped above; --flat-share and --shortest decide.",
+                "The table above shows what was dropped; --flat-share and --shortest decide.",
             )
         verify(writer)
         report = _report(str(args.path), rule, tally)
         write_file(args.out / CLEANING_REPORT, report.encode())
-    print(
-        f"{args.out}: written, read back and equal; the report is in {args.out / CLEANING_REPORT}"
-    )
+    print(f"{args.out}: written and verified; the report is in {args.out / CLEANING_REPORT}")
     return 0
 
 
@@ -78,8 +81,8 @@ def _table(source: str, tally: CleaningCounts) -> Table:
     rows.append(("kept", tally.kept_points, _percent(tally.kept_points, tally), tally.kept_series))
     columns = (Column("what"), Column("points"), Column("share", "%"), Column("series"))
     note = (
-        f"A dropped row counts the series that lost points so, `kept` the runs that were written; "
-        f"nothing is left of {tally.lost_series:,} series."
+        f"In a `dropped` row, series are those that lost points for this reason; in `kept`, the "
+        f"runs that were written. Nothing is left of {tally.lost_series:,} series."
     )
     return Table(f"cleaning {source}", columns, tuple(rows), note)
 

@@ -14,7 +14,7 @@ from steplab.report.terminal import print_table
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
-    add("partition", nargs="?", default="", help="a domain or a dataset, as --list names them")
+    add("partition", nargs="?", default="", help="domain or dataset, as shown by --list")
     add("--out", type=Path, default=Path("time300b"), help="folder for the data")
     add("--list", action="store_true", help="list the domains, or the datasets of a domain")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
-from steplab.cli.data.points import PointProgress
+from steplab.cli.progress import ItemProgress
 from steplab.core import Cell, Column, Table, units
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
@@ -23,7 +23,12 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     add("path", type=Path, help="folder or file of series, or shipped:NAME")
     add("--seq-max-len", type=int, default=TsmoeConfig.seq_max_len, help="points per window")
-    add("--seq-stride", type=int, default=0, help="points between windows; 0: the window's length")
+    add(
+        "--seq-stride",
+        type=int,
+        default=0,
+        help="points between windows; 0 means the length of a window",
+    )
     add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md, .json or .svg")
 
 
@@ -37,7 +42,7 @@ def _run(args: argparse.Namespace) -> int:
     stride = args.seq_stride or args.seq_max_len
     check_window(args.seq_max_len + 1, stride)
     series = open_series(args.path)
-    with PointProgress(int(series.lengths.sum())) as progress:
+    with ItemProgress("points", int(series.lengths.sum())) as progress:
         stats = series_stats(series, progress.advance)
     rows = _rows(stats, bytes_on_disk(resolve_path(args.path)))
     rows += _training_rows(series, args.seq_max_len + 1, stride)
@@ -61,7 +66,7 @@ def _rows(stats: SeriesStats, size: int) -> list[tuple[Cell, ...]]:
         ("median series", stats.median, "points"),
         ("longest series", stats.longest, "points"),
         ("NaN or Inf", 100 * stats.missing_share, "% of points"),
-        ("flat", 100 * stats.flat_share, "% of points equal the one before"),
+        ("flat", 100 * stats.flat_share, "% of points, equal to the one before"),
         ("step", steps or None, "in time" if steps else "the format has no times"),
         ("size", units.bytes_(size), "on disk"),
     ]

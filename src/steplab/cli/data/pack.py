@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.data.points import PointProgress
+from steplab.cli.progress import ItemProgress
 from steplab.core import units
 from steplab.store.atomic import disk_errors
 
@@ -29,12 +29,12 @@ def _run(args: argparse.Namespace) -> int:
         for note in notes(series):
             print(f"note: {note}")
     points = sum(int(series.lengths.sum()) for series in sets)
-    with disk_errors(args.out, "--out"), PointProgress(points) as progress:
+    with disk_errors(args.out, "--out"), ItemProgress("points", points) as progress:
         packed = pack_sets(sets, args.out, progress.advance)
     size = units.bytes_(bytes_on_disk(args.out))
     print(
         f"{args.out}: {packed.series:,} series, {packed.points:,} points of float32, {size}; "
-        "read back and equal"
+        "verified"
     )
     return 0
 
