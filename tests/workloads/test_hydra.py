@@ -13,7 +13,7 @@ from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.hydra.config import PRESETS
 from steplab.workloads.hydra.flops import matmul_parameters, parameters, work
 from steplab.workloads.hydra.losses import Advantage, ponder_loss, share_loss
-from steplab.workloads.hydra.model import Hydra, Stream
+from steplab.workloads.hydra.model import GenerationState, Hydra
 from steplab.workloads.workload import find_workload
 from tests.workloads.hydra_models import SMALL, gradients, make, tokens
 
@@ -138,7 +138,7 @@ def test_a_stream_in_pieces_equals_the_whole(attention, mod, mor):
     model = make(attention=attention, mod=mod, mor=mor).eval()
     model.become_causal()
     whole = model(tokens())
-    stream = Stream.empty(model, 2, 24)
+    stream = GenerationState.empty(model, 2, 24)
     cuts = [0, 1, 2, 7, 8, 20, 24]
     for start, stop in pairwise(cuts):
         found = model.extend(tokens()[:, start:stop], stream)

@@ -14,7 +14,7 @@ from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.recipes import parse_recipe
 from steplab.testing.tolerance import relative_error
 from steplab.workloads.hydra.config import PRESETS
-from steplab.workloads.hydra.model import Stream
+from steplab.workloads.hydra.model import GenerationState
 from tests.workloads.hydra_models import SMALL, make, tokens
 
 pytestmark = pytest.mark.gpu
@@ -110,7 +110,7 @@ def test_a_stream_in_pieces_equals_the_whole(mod, mor, precision):
     model.become_causal()
     halves = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16")
     with torch.inference_mode(), halves:
-        whole, stream = model(one), Stream.empty(model, 2, 24)
+        whole, stream = model(one), GenerationState.empty(model, 2, 24)
         for start, stop in pairwise([0, 9, 17, *range(18, 25)]):
             found = model.extend(one[:, start:stop], stream)
             # A score near its threshold may fall on the other side in 16 bits: seen by the mean.

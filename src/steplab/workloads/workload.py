@@ -82,7 +82,7 @@ class WorkloadEntry:
     source: str = ""  # hash of the file it came from, for a user's own workload
 
     def default_size(self, device: str) -> str:
-        """Return the preset taken on "cpu" or "cuda" when no size is named; "" when there is none."""
+        """Return the preset for "cpu" or "cuda" when no size is named; "" without presets."""
         return self.gpu_preset if device == "cuda" else self.cpu_preset
 
     def resolve(self, size: str, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from steplab.workloads.hydra.config import HydraConfig
-from steplab.workloads.hydra.recursion import Routed
+from steplab.workloads.hydra.routing import BlockRouting
 
 LOSS_EMA_RATE = 0.01  # of the running mean and variance of the tokens' losses
-LARGEST_PONDER = 5.0
+MAX_PONDER = 5.0
 
 
 def share_loss(probability_PBS: Tensor, capacity: float) -> Tensor:
@@ -28,7 +28,7 @@ def ponder_loss(logit_NBS: Tensor, probability_NBS: Tensor) -> Tensor:
     alike_N = 0.01 * torch.exp(-10 * probability_NBS.var((1, 2), correction=0))
     flat_N = 0.1 * (0.5 - logit_NBS.var((1, 2), correction=0)).relu()
     depth_N = 0.0005 * probability_NBS.mean((1, 2))
-    return (depth_N + alike_N + flat_N).clamp(max=LARGEST_PONDER)
+    return (depth_N + alike_N + flat_N).clamp(max=MAX_PONDER)
 
 
 class Advantage(nn.Module):
@@ -69,15 +69,15 @@ class RouterLosses(nn.Module):
         self.config = config
         self.advantage = Advantage(config.router_warmup)
 
-    def forward(self, routed: Sequence[Routed], losses_BS: Tensor) -> dict[str, Tensor]:
+    def forward(self, routings: Sequence[BlockRouting], losses_BS: Tensor) -> dict[str, Tensor]:
         """Return the weighed losses by name, those that the forms have: `share` (MoD), `ponder`
         and `advantage` (MoR), and the mean number of `passes`, which is no loss."""
         found: dict[str, Tensor] = {}
-        took = [one.probability_BS for each in routed for one in each.took or ()]
-        if took:
-            losses = self._share_losses(took).sum() / self.config.recursions
+        taken = [one.probability_BS for each in routings for one in each.tokens or ()]
+        if taken:
+            losses = self._share_losses(taken).sum() / self.config.recursions
             found["share"] = self.config.aux_factor * losses
-        depths = [each.depth for each in routed if each.depth is not None]
+        depths = [each.depth for each in routings if each.depth is not None]
         if depths:
             advantage_BS, warm = self.advantage(losses_BS)
             logit_NBS = torch.stack([depth.logit_BS for depth in depths])
@@ -89,10 +89,10 @@ class RouterLosses(nn.Module):
             found["passes"] = 1 + torch.stack([depth.depth_BS for depth in depths]).mean()
         return found
 
-    def _share_losses(self, took: Sequence[Tensor]) -> Tensor:
+    def _share_losses(self, probabilities: Sequence[Tensor]) -> Tensor:
         """Return one loss per pass; passes over as many tokens are computed together."""
         alike: dict[torch.Size, list[Tensor]] = {}
-        for probability_BS in took:
+        for probability_BS in probabilities:
             alike.setdefault(probability_BS.shape, []).append(probability_BS)
         losses = [share_loss(torch.stack(some), self.config.capacity) for some in alike.values()]
         return torch.cat(losses)

@@ -1,5 +1,6 @@
 """The network: embedding, blocks of attention and repeated feed-forward, tied head."""
 
+# B batch, S tokens, D width, V vocabulary, N blocks, R tokens and Z channels that attention keeps
 from __future__ import annotations
 
 import math
@@ -17,39 +18,36 @@ from steplab.modules.rotary import Rotary
 from steplab.workloads.hydra.attention import (
     CCGQA,
     REACH,
-    Before,
+    AttentionState,
     DenseConvolution,
     DepthwiseConvolution,
     HeadConvolution,
 )
 from steplab.workloads.hydra.config import HydraConfig
+from steplab.workloads.hydra.feed_forward import EPS, Recursion, RoutedFeedForward, SwiGLU
 from steplab.workloads.hydra.losses import RouterLosses
-from steplab.workloads.hydra.recursion import EPS, Recursion, Routed
 from steplab.workloads.hydra.routing import (
+    BlockRouting,
     DepthRouter,
-    RoutedFeedForward,
     Router,
     RunningThresholds,
-    SwiGLU,
     Thresholds,
     share_score,
 )
 
-# B batch, S tokens, D width, V vocabulary, N blocks, R passes
-
-
 ATTENTION_SCALE = 0.5
+STD = 0.02  # of initial weights
 
 
-class Stream(NamedTuple):
-    """What the model keeps of the tokens it has seen."""
+class GenerationState(NamedTuple):
+    """What the model keeps of the tokens it has seen, to generate the next ones."""
 
     cache: KVCache
     latents_NBRZ: Tensor  # projections of each block's last tokens, zeros before the first
 
     @classmethod
-    def empty(cls, model: Hydra, batch: int, capacity: int) -> Stream:
-        """Return a stream for `batch` rows of up to `capacity` tokens, in attention's dtype."""
+    def empty(cls, model: Hydra, batch: int, capacity: int) -> GenerationState:
+        """Return the state of `batch` rows of up to `capacity` tokens, in attention's dtype."""
         cache = KVCache.empty(model, batch, capacity)
         channels = model.config.latent + 2 * model.config.kv_width
         shape = (model.config.blocks, batch, REACH, channels)
@@ -57,7 +55,7 @@ class Stream(NamedTuple):
 
 
 class HydraLoss(NamedTuple):
-    """The loss that is minimised and those it consists of."""
+    """The loss that is minimized and those it consists of."""
 
     total: Tensor
     prediction: Tensor
@@ -78,13 +76,13 @@ class Block(nn.Module):
         self,
         x_BSD: Tensor,
         thresholds: Thresholds | None = None,
-        before: Before | None = None,
-    ) -> tuple[Tensor, Routed]:
+        state: AttentionState | None = None,
+    ) -> tuple[Tensor, BlockRouting]:
         """Return (x_BSD, what the routers did)."""
         normed_BSD, x_BSD = self.attention_norm(x_BSD)
-        mixed = Update(self.attention(normed_BSD, before, ATTENTION_SCALE))
-        x_BSD, last, routed = self.recursion(x_BSD, mixed, thresholds)
-        return self.norm(x_BSD, last), routed
+        mixed = Update(self.attention(normed_BSD, state, ATTENTION_SCALE))
+        x_BSD, last, routing = self.recursion(x_BSD, mixed, thresholds)
+        return self.norm(x_BSD, last), routing
 
 
 class Hydra(nn.Module):
@@ -106,34 +104,36 @@ class Hydra(nn.Module):
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor | HydraLoss:
         """Return logits (B, S, V), or the losses when targets are given; every target counts."""
-        y_BSD, routed = self._trunk(tokens_BS)
+        y_BSD, routings = self._trunk(tokens_BS)
         if targets_BS is None:
             return F.linear(y_BSD, self.embedding.weight)
         loss = self.loss(y_BSD, self.embedding.weight, targets_BS)
-        routers = self.router_losses(routed, loss)
+        routers = self.router_losses(routings, loss)
         if self.training:
-            self.thresholds.follow(routed)
+            self.thresholds.follow(routings)
         prediction = loss.mean()
         total = prediction + sum(part for name, part in routers.items() if name != "passes")
         return HydraLoss(total, prediction, routers)
 
     @torch.no_grad()
-    def extend(self, tokens_BS: Tensor, stream: Stream) -> Tensor:
-        """Return logits (B, V) after the last of new tokens, which follow those in `stream`.
+    def extend(self, tokens_BS: Tensor, state: GenerationState) -> Tensor:
+        """Return logits (B, V) after the last of new tokens, which follow those in `state`.
 
         Pieces of any size give what the whole would have given, where routing is causal.
         """
         batch, length = tokens_BS.shape
-        positions_BS, _ = stream.cache.add_tokens(batch, length, None)
+        positions_BS, _ = state.cache.add_tokens(batch, length, None)
         angles = self.rotary.angles(positions_BS)
-        parts = zip(range(len(self.blocks)), stream.latents_NBRZ, strict=True)
-        seen = [Before(stream.cache.layer(i), latent, angles) for i, latent in parts]
-        y_BSD, _ = self._trunk(tokens_BS, seen)
-        stream.cache.advance(length)
+        states = [
+            AttentionState(state.cache.layer(index), latent_BRZ, angles)
+            for index, latent_BRZ in enumerate(state.latents_NBRZ)
+        ]
+        y_BSD, _ = self._trunk(tokens_BS, states)
+        state.cache.advance(length)
         return F.linear(y_BSD[:, -1], self.embedding.weight)
 
     def become_causal(self) -> None:
-        """Let tokens be routed by their own scores alone, as generation needs it."""
+        """Route tokens by their own scores alone, as generation has to."""
         for module in self.modules():
             if getattr(module, "form", None) in ("top-k", "capacity"):
                 module.form = "threshold"  # type: ignore[assignment]
@@ -145,32 +145,29 @@ class Hydra(nn.Module):
         return self.config.blocks, self.config.kv_heads, self.config.head_width
 
     def _trunk(
-        self, tokens_BS: Tensor, before: list[Before] | None = None
-    ) -> tuple[Tensor, list[Routed]]:
+        self, tokens_BS: Tensor, states: list[AttentionState] | None = None
+    ) -> tuple[Tensor, list[BlockRouting]]:
         x_BSD = self.embedding(tokens_BS) * self.config.width**0.5
-        routed = []
+        routings = []
         for index, block in enumerate(self.blocks):
-            thresholds = self.thresholds.of(index) if self.compares_with_thresholds else None
-            x_BSD, own = block(x_BSD, thresholds, before[index] if before else None)
-            routed.append(own)
-        return self.norm(x_BSD)[0], routed
-
-
-STD = 0.02
+            thresholds = self.thresholds.of_block(index) if self.compares_with_thresholds else None
+            x_BSD, routing = block(x_BSD, thresholds, states[index] if states else None)
+            routings.append(routing)
+        return self.norm(x_BSD)[0], routings
 
 
 def initialize_weights(model: nn.Module, config: HydraConfig) -> None:
-    """Fill all parameters of the model."""
-    returning = STD / math.sqrt(2 * config.blocks * config.recursions)
+    """Fill all parameters: normal with STD, divided by depth where they add to the stream."""
+    residual_std = STD / math.sqrt(2 * config.blocks * config.recursions)
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=STD)
         if isinstance(module, (HeadConvolution, DepthwiseConvolution, DenseConvolution)):
             # By fan-in the tiny model of the paper's kind is at 2.17 after 200 steps, with 0.02 at
             # 2.26 (one seed). HYDRA's kind keeps its published 0.02.
-            deviation = module.inputs**-0.5 if config.attention == "paper" else STD
+            std = module.inputs**-0.5 if config.attention == "paper" else STD
             for weight in module.parameters():
-                nn.init.normal_(weight, std=deviation)
+                nn.init.normal_(weight, std=std)
         if isinstance(module, Router):
             nn.init.normal_(module.weight_D, std=STD)
         if isinstance(module, Recursion):
@@ -178,11 +175,11 @@ def initialize_weights(model: nn.Module, config: HydraConfig) -> None:
             nn.init.normal_(module.embedding_RD, std=STD)
     for module in model.modules():
         if isinstance(module, CCGQA):
-            nn.init.normal_(module.out.weight, std=returning)
+            nn.init.normal_(module.out.weight, std=residual_std)
             root = math.sqrt(config.head_width)
             nn.init.constant_(module.temperature, 0.0 if module.as_paper else root)
         if isinstance(module, SwiGLU):
-            nn.init.normal_(module.w_out.weight, std=returning)
+            nn.init.normal_(module.w_out.weight, std=residual_std)
         if isinstance(module, DepthRouter):
             nn.init.constant_(module.score.bias, module.first_bias)
         if isinstance(module, RoutedFeedForward) and module.router is not None:

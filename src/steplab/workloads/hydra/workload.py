@@ -11,7 +11,7 @@ from steplab.core import Mode, Work
 from steplab.data.random_batches import random_tokens
 from steplab.workloads.hydra.config import HydraConfig
 from steplab.workloads.hydra.flops import work
-from steplab.workloads.hydra.model import Hydra, Stream
+from steplab.workloads.hydra.model import GenerationState, Hydra
 from steplab.workloads.workload import StepOutput
 
 Batch = tuple[Tensor, Tensor]
@@ -44,12 +44,12 @@ class HydraWorkload:
     def generator(self, model: nn.Module, rows: int, tokens: int) -> Callable[[Tensor], Tensor]:
         """Return a function from new tokens (B, T) to the logits (B, V) after the last.
 
-        Routing is by thresholds then: a token must not be compared with ones that follow.
+        Routing is by thresholds: a token cannot be compared with those that follow it.
         """
         assert isinstance(model, Hydra)
         model.become_causal()
-        stream = Stream.empty(model, rows, tokens)
-        return lambda tokens_BT: model.extend(tokens_BT, stream)
+        state = GenerationState.empty(model, rows, tokens)
+        return lambda tokens_BT: model.extend(tokens_BT, state)
 
     def optimizer(self, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
         """AdamW with weight decay on matrices, the embedding excepted."""

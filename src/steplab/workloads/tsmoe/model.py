@@ -1,5 +1,7 @@
 """The network: gated embedding, decoder blocks with experts, one head per horizon."""
 
+# B batch, T points, P points per token, N tokens, S tokens with the cached ones, D width,
+# H points of all horizons, Q quantiles, L mixture layers, E experts
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -17,25 +19,22 @@ from steplab.modules.rotary import Angles, Rotary, RotaryHeads
 from steplab.workloads.tsmoe.config import TsmoeConfig
 from steplab.workloads.tsmoe.loss import HorizonLoss, QuantileLoss, balance, balance_across_layers
 
-# B batch, N tokens, S tokens with the cached ones, P points per token, D width
-
-
 EPS = 1e-6
 
 
-class Place(NamedTuple):
-    """Where tokens stand among others."""
+class Positions(NamedTuple):
+    """Where tokens are in their sequences, and which sequences they belong to."""
 
     angles: Angles | None = None  # None: at positions 0 to N - 1
     documents_BS: Tensor | None = None  # of all keys; None: each row is one document
     counted_BN: Tensor | None = None  # tokens that the balancing loss counts; None: all
 
 
-ONE_DOCUMENT = Place()
+ONE_DOCUMENT = Positions()
 
 
 class PointLinear(nn.Linear):
-    """A product in the dtype of its input, not of its weight: so points keep their digits."""
+    """A product in the dtype of its input, not of its weight, so that points keep their digits."""
 
     def forward(self, points: Tensor) -> Tensor:
         """Map (..., P) to (..., D)."""
@@ -51,10 +50,10 @@ class Embedding(nn.Module):
         self.gate = PointLinear(patch_length, width, bias=False)
 
     def forward(self, patches_BNP: Tensor) -> Tensor:
-        """Map (B, N, P) to (B, N, D), never in autocast's dtype, then rounded to the weights'.
+        """Map (B, N, P) to (B, N, D) without autocast, then round to the dtype of the weights.
 
-        So the residual stream keeps the dtype of the norms' weights, without which torch has no
-        fused RMSNorm; and one point times one weight gains nothing from tensor cores.
+        The residual stream keeps the dtype of the norms' weights, without which torch has no fused
+        RMSNorm; and one point times one weight gains nothing from tensor cores.
         """
         with torch.autocast(patches_BNP.device.type, enabled=False):
             x_BND = F.silu(self.gate(patches_BNP)) * self.value(patches_BNP)
@@ -72,18 +71,18 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(
-        self, x_BND: Tensor, place: Place = ONE_DOCUMENT, cache: LayerCache | None = None
+        self, x_BND: Tensor, positions: Positions = ONE_DOCUMENT, cache: LayerCache | None = None
     ) -> Tensor:
-        """Map (B, N, D) to (B, N, D); the keys of `cache` are seen too, and the new ones added."""
-        q, k, v = self.rotary(self.qkv(x_BND), place.angles)
+        """Map (B, N, D) to (B, N, D); keys in `cache` are attended to, and the new ones added."""
+        q, k, v = self.rotary(self.qkv(x_BND), positions.angles)
         if cache is not None:
             k, v = cache.append(k, v)
-        mixed = self.attention(q, k, v, place.documents_BS)
+        mixed = self.attention(q, k, v, positions.documents_BS)
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
 
 class Block(nn.Module):
-    """Attention, then the mixture layers, each behind its norm and beside its residual."""
+    """Attention, then the mixture layers; each has its norm in front and its residual beside it."""
 
     def __init__(self, config: TsmoeConfig, rotary: Rotary) -> None:
         super().__init__()
@@ -96,21 +95,17 @@ class Block(nn.Module):
         self.mixtures = nn.ModuleList(MixtureOfExperts(width, *shape) for _ in layers)
 
     def forward(
-        self, x_BND: Tensor, place: Place = ONE_DOCUMENT, cache: LayerCache | None = None
+        self, x_BND: Tensor, positions: Positions = ONE_DOCUMENT, cache: LayerCache | None = None
     ) -> tuple[Tensor, list[Routing]]:
         """Return (x_BND, the routing of each mixture layer)."""
         normed_BND, x_BND = self.attention_norm(x_BND)
-        out_BND = self.attention(normed_BND, place, cache)
+        out_BND = self.attention(normed_BND, positions, cache)
         routings = []
         for norm, mixture in zip(self.norms, self.mixtures, strict=True):
             normed_BND, x_BND = norm(x_BND, out_BND)
-            out_BND, routing = mixture(normed_BND, place.counted_BN)
+            out_BND, routing = mixture(normed_BND, positions.counted_BN)
             routings.append(routing)
         return x_BND + out_BND, routings
-
-
-# B batch, T points, N tokens, S tokens with the cached ones, D width, H points of all horizons,
-# Q quantiles, E experts
 
 
 class Forecast(NamedTuple):
@@ -130,7 +125,7 @@ class Forecast(NamedTuple):
 
 
 class TrainingLoss(NamedTuple):
-    """The loss that is minimised and those it consists of."""
+    """The loss that is minimized and those it consists of."""
 
     total: Tensor
     prediction: Tensor
@@ -150,15 +145,15 @@ class Tsmoe(nn.Module):
         self.embedding = Embedding(config.patch_length, config.hidden_size)
         layers = range(config.n_decoder_layers)
         self.blocks = nn.ModuleList(Block(config, self.rotary) for _ in layers)
-        final = config.layout == "time-moe"
-        self.norm = RMSNorm(config.hidden_size, EPS) if final else None
+        time_moe = config.layout == "time-moe"
+        self.norm = RMSNorm(config.hidden_size, EPS) if time_moe else None
         horizons, levels = config.horizon_lengths, config.quantile_levels
-        self.heads = nn.Linear(config.hidden_size, sum(horizons), bias=not final)
+        self.heads = nn.Linear(config.hidden_size, sum(horizons), bias=not time_moe)
         self.loss = HorizonLoss(horizons, config.patch_length, config.huber_delta)
         self.quantile_heads = self.quantile_loss = None
         if levels:
             numbers = sum(horizons) * len(levels)
-            self.quantile_heads = nn.Linear(config.hidden_size, numbers, bias=not final)
+            self.quantile_heads = nn.Linear(config.hidden_size, numbers, bias=not time_moe)
             self.quantile_loss = QuantileLoss(horizons, config.patch_length, levels)
         self.apply(_initialize)
 
@@ -176,21 +171,25 @@ class Tsmoe(nn.Module):
         negative ids: they are padding.
         """
         if mask_BT is None:
-            return self._forecast(values_BT, self._place(documents_BT)).in_order()
+            return self._forecast(values_BT, self._positions(documents_BT)).in_order()
         inner_BT = None if documents_BT is None else documents_BT[:, :-1]
-        forecast = self._forecast(values_BT[:, :-1], self._place(inner_BT))
+        forecast = self._forecast(values_BT[:, :-1], self._positions(inner_BT))
         truth = (values_BT, mask_BT, documents_BT)
         prediction = self.loss(forecast.outputs_BNH, *truth)
         if self.config.layout == "time-moe":
-            even = balance_across_layers(forecast.load_LE, forecast.importance_LE, self.config.k)
+            balance_loss = balance_across_layers(
+                forecast.load_LE, forecast.importance_LE, self.config.k
+            )
         else:
-            even = balance(forecast.load_LE, forecast.importance_LE)
-        total = prediction + self.config.aux_factor * even
+            balance_loss = balance(forecast.load_LE, forecast.importance_LE)
+        total = prediction + self.config.aux_factor * balance_loss
         quantile = None
         if self.quantile_loss is not None:
             quantile = self.quantile_loss(forecast.quantiles_BNHQ, *truth)
             total = total + quantile
-        return TrainingLoss(total, prediction, even, forecast.dropped, forecast.load_LE, quantile)
+        return TrainingLoss(
+            total, prediction, balance_loss, forecast.dropped, forecast.load_LE, quantile
+        )
 
     @torch.no_grad()
     def extend(
@@ -208,8 +207,8 @@ class Tsmoe(nn.Module):
             raise UserError(f"{points} points do not make whole tokens of {patch} points.")
         documents_BN = None if documents_BT is None else documents_BT[:, ::patch]
         positions_BN, documents_BS = cache.add_tokens(batch, points // patch, documents_BN)
-        place = Place(self.rotary.angles(positions_BN), documents_BS)
-        forecast = self._forecast(values_BT, place, cache)
+        positions = Positions(self.rotary.angles(positions_BN), documents_BS)
+        forecast = self._forecast(values_BT, positions, cache)
         cache.advance(points // patch)
         return forecast.in_order()
 
@@ -218,18 +217,20 @@ class Tsmoe(nn.Module):
         """Layers, heads and head width of a KVCache."""
         return self.config.n_decoder_layers, self.config.n_head, self.config.head_width
 
-    def _place(self, documents_BT: Tensor | None) -> Place:
+    def _positions(self, documents_BT: Tensor | None) -> Positions:
         if documents_BT is None:
             return ONE_DOCUMENT
         documents_BN = documents_BT[:, :: self.config.patch_length]
         angles = self.rotary.angles(document_positions(documents_BN))
-        return Place(angles, documents_BN, documents_BN >= 0)
+        return Positions(angles, documents_BN, documents_BN >= 0)
 
-    def _forecast(self, values_BT: Tensor, place: Place, cache: KVCache | None = None) -> Forecast:
+    def _forecast(
+        self, values_BT: Tensor, positions: Positions, cache: KVCache | None = None
+    ) -> Forecast:
         x_BND = self.embedding(values_BT.unflatten(1, (-1, self.config.patch_length)))
         routings: list[Routing] = []
         for index, block in enumerate(self.blocks):
-            x_BND, own = block(x_BND, place, None if cache is None else cache.layer(index))
+            x_BND, own = block(x_BND, positions, None if cache is None else cache.layer(index))
             routings += own
         if self.norm is not None:
             x_BND, _ = self.norm(x_BND)

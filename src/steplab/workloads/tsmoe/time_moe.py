@@ -19,25 +19,20 @@ from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
 from steplab.workloads.tsmoe.config import TsmoeConfig
 
-__all__ = [
-    "Part",
-    "is_time_moe",
-    "load_time_moe",
-    "load_weights",
-    "parameter_slices",
-    "read_config",
-    "render_config",
-]
-
-
 CONFIG_FILE = "config.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLE_PATTERN = "*.bin"
+DTYPES = ("F32", "BF16", "F16")  # those whose every value fp32 can hold
+HEAD = re.compile(r"lm_heads\.\d+\.out_layer\.weight")
+MAX_LISTED = 5  # names in one error message
 MODEL_TYPE = "time_moe"
 # Bookkeeping of the library that wrote the file: nothing of the model depends on them.
 IGNORED_KEYS = frozenset(
     "architectures auto_map initializer_range use_cache torch_dtype dtype transformers_version "
     "_name_or_path output_attentions output_hidden_states return_dict tie_word_embeddings".split()
 )
-# What the published models have of them; the weights are written as fp32.
+# Values that the published models have for them; the weights are written as fp32.
 BOOKKEEPING = {
     "architectures": ["TimeMoeForPrediction"],
     "initializer_range": 0.02,
@@ -45,7 +40,7 @@ BOOKKEEPING = {
     "torch_dtype": "float32",
     "use_cache": True,
 }
-# What Tsmoe has one way of doing: key, the only value, why another one is refused.
+# What Tsmoe can do in one way only: key, the only value, why another one is refused.
 REQUIRED_VALUES: tuple[tuple[str, Any, str], ...] = (
     ("model_type", MODEL_TYPE, "so it is another kind of model"),
     ("use_dense", False, "so it has no experts, and this model is made of them"),
@@ -56,6 +51,73 @@ REQUIRED_VALUES: tuple[tuple[str, Any, str], ...] = (
     ("attention_dropout", 0.0, "but nothing is dropped here; set it to 0: forecasts stay the same"),
     ("rope_scaling", None, "but positions are not scaled here"),
 )
+
+
+def load_time_moe(folder: Path | str) -> tuple[TsmoeConfig, Tsmoe]:
+    """Return (config, model) of a folder with config.json and safetensors; fp32, on the host."""
+    from steplab.workloads.tsmoe.model import Tsmoe
+
+    folder = Path(folder)
+    config = read_config(folder)
+    with open_tensors(folder) as tensors:
+        _check_tensors(tensors, parameter_slices(config))
+    model = Tsmoe(config)
+    load_weights(folder, model)
+    return config, model
+
+
+def load_weights(folder: Path, model: Tsmoe) -> None:
+    """Copy the weights of a folder into a model of that shape, all or, on any error, none."""
+    import torch
+
+    wanted = parameter_slices(model.config)
+    with open_tensors(folder) as tensors, torch.no_grad():
+        _check_tensors(tensors, wanted)
+        own = dict(model.named_parameters())
+        for name, part in wanted.items():
+            own[part.parameter][part.at].copy_(tensors.read(name))
+
+
+def _check_tensors(tensors: TensorFolder, wanted: dict[str, ParameterSlice]) -> None:
+    """Raise a UserError that names what is missing, extra, misshapen or of another dtype."""
+    here, there = wanted.keys(), tensors.shapes.keys()
+    misshapen = [
+        f"{name} (saved {list(tensors.shapes[name])}, model {list(wanted[name].shape)})"
+        for name in sorted(here & there)
+        if tensors.shapes[name] != wanted[name].shape
+    ]
+    faults = {
+        "missing": sorted(here - there),
+        "extra": sorted(there - here),
+        "misshapen": misshapen,
+    }
+    listed = "; ".join(f"{fault}: {_first_few(names)}" for fault, names in faults.items() if names)
+    if listed:
+        raise UserError(
+            f"{tensors.name} does not fit its config.json ({listed}).",
+            _head_count_hint(tensors, wanted),
+        )
+    odd = sorted({code for code in tensors.dtypes.values() if code not in DTYPES})
+    if odd:
+        raise UserError(
+            f"{tensors.name} holds {', '.join(odd)}, which fp32 cannot hold exactly.",
+            f"Save the weights as one of {', '.join(DTYPES)}.",
+        )
+
+
+def _head_count_hint(tensors: TensorFolder, wanted: dict[str, ParameterSlice]) -> str:
+    """Say when config and weights disagree on the horizons: some copies list one head too many."""
+    asked, saved = (
+        sum(map(bool, map(HEAD.fullmatch, names))) for names in (wanted, tensors.shapes)
+    )
+    if asked == saved:
+        return ""
+    return f"config.json lists {asked} horizon_lengths, but the weights have {saved} heads."
+
+
+def _first_few(names: list[str]) -> str:
+    rest = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + rest
 
 
 @dataclass(frozen=True)
@@ -99,7 +161,7 @@ def read_config(folder: Path) -> TsmoeConfig:
 
 
 def render_config(config: TsmoeConfig) -> bytes:
-    """Return config.json for a model; one that Time-MoE has no place for is refused."""
+    """Return config.json for a model; refuse one that Time-MoE cannot express."""
     _check_exportable(config)
     theta = config.rope_theta
     file = HubConfig(
@@ -181,26 +243,35 @@ def _check_exportable(config: TsmoeConfig) -> None:
         if getattr(config, name) != only:
             flag = name.replace("_", "-")
             raise UserError(
-                f"Time-MoE has no place for --{flag} {getattr(config, name)}.",
+                f"Time-MoE cannot express --{flag} {getattr(config, name)}.",
                 f"Train without --{flag}.",
             )
 
 
-class Part(NamedTuple):
-    """`parameter[at]`, which has this shape; () is the whole parameter."""
+class ParameterSlice(NamedTuple):
+    """`parameter[at]`, which has this shape; an `at` of () is the whole parameter.
+
+    Ours are stacked: q, k and v in one matrix, gate and up of an expert in one, all experts of a
+    layer in one tensor, all heads in one matrix. One table serves both ways, so that loading and
+    exporting cannot disagree.
+    """
 
     parameter: str
     at: tuple[int | slice, ...]
     shape: tuple[int, ...]
 
 
-def parameter_slices(config: TsmoeConfig) -> dict[str, Part]:
+def parameter_slices(config: TsmoeConfig) -> dict[str, ParameterSlice]:
     """Return all tensors of a model of the layout time-moe, by their names in a Time-MoE file."""
     width = config.hidden_size
     found = {
-        "model.embed_layer.emb_layer.weight": Part("embedding.value.weight", (), (width, 1)),
-        "model.embed_layer.gate_layer.weight": Part("embedding.gate.weight", (), (width, 1)),
-        "model.norm.weight": Part("norm.weight", (), (width,)),
+        "model.embed_layer.emb_layer.weight": ParameterSlice(
+            "embedding.value.weight", (), (width, 1)
+        ),
+        "model.embed_layer.gate_layer.weight": ParameterSlice(
+            "embedding.gate.weight", (), (width, 1)
+        ),
+        "model.norm.weight": ParameterSlice("norm.weight", (), (width,)),
     }
     for number in range(config.n_decoder_layers):
         theirs, ours = f"model.layers.{number}", f"blocks.{number}"
@@ -209,25 +280,27 @@ def parameter_slices(config: TsmoeConfig) -> dict[str, Part]:
     first = 0
     for number, points in enumerate(config.horizon_lengths):
         rows = (slice(first, first + points),)
-        found[f"lm_heads.{number}.out_layer.weight"] = Part("heads.weight", rows, (points, width))
+        found[f"lm_heads.{number}.out_layer.weight"] = ParameterSlice(
+            "heads.weight", rows, (points, width)
+        )
         first += points
     return found
 
 
-def _attention(width: int) -> Iterator[tuple[str, Part]]:
-    yield "input_layernorm.weight", Part("attention_norm.weight", (), (width,))
+def _attention(width: int) -> Iterator[tuple[str, ParameterSlice]]:
+    yield "input_layernorm.weight", ParameterSlice("attention_norm.weight", (), (width,))
     for number, letter in enumerate("qkv"):
         rows = (slice(number * width, (number + 1) * width),)
         theirs, ours = f"self_attn.{letter}_proj", "attention.qkv"
-        yield f"{theirs}.weight", Part(f"{ours}.weight", rows, (width, width))
-        yield f"{theirs}.bias", Part(f"{ours}.bias", rows, (width,))
-    yield "self_attn.o_proj.weight", Part("attention.out.weight", (), (width, width))
-    yield "post_attention_layernorm.weight", Part("norms.0.weight", (), (width,))
+        yield f"{theirs}.weight", ParameterSlice(f"{ours}.weight", rows, (width, width))
+        yield f"{theirs}.bias", ParameterSlice(f"{ours}.bias", rows, (width,))
+    yield "self_attn.o_proj.weight", ParameterSlice("attention.out.weight", (), (width, width))
+    yield "post_attention_layernorm.weight", ParameterSlice("norms.0.weight", (), (width,))
 
 
-def _mixture(config: TsmoeConfig) -> Iterator[tuple[str, Part]]:
+def _mixture(config: TsmoeConfig) -> Iterator[tuple[str, ParameterSlice]]:
     width, ours = config.hidden_size, "mixtures.0"
-    router = Part(f"{ours}.router.weight", (), (config.num_experts, width))
+    router = ParameterSlice(f"{ours}.router.weight", (), (config.num_experts, width))
     yield "ffn_layer.gate.weight", router
     for number in range(config.num_experts):
         stacked = (f"{ours}.experts.w_in_EFD", f"{ours}.experts.w_out_EDF")
@@ -236,24 +309,20 @@ def _mixture(config: TsmoeConfig) -> Iterator[tuple[str, Part]]:
     shared = (f"{ours}.shared.w_in.weight", f"{ours}.shared.w_out.weight")
     for name, part in _expert(*shared, (), width, config.d_ff):
         yield f"ffn_layer.shared_expert.{name}", part
-    gate = Part(f"{ours}.shared_gate.weight", (), (1, width))
+    gate = ParameterSlice(f"{ours}.shared_gate.weight", (), (1, width))
     yield "ffn_layer.shared_expert_gate.weight", gate
 
 
 def _expert(
     w_in: str, w_out: str, which: tuple[int, ...], width: int, inner: int
-) -> Iterator[tuple[str, Part]]:
-    yield "gate_proj.weight", Part(w_in, (*which, slice(0, inner)), (inner, width))
-    yield "up_proj.weight", Part(w_in, (*which, slice(inner, 2 * inner)), (inner, width))
-    yield "down_proj.weight", Part(w_out, which, (width, inner))
+) -> Iterator[tuple[str, ParameterSlice]]:
+    yield "gate_proj.weight", ParameterSlice(w_in, (*which, slice(0, inner)), (inner, width))
+    yield "up_proj.weight", ParameterSlice(w_in, (*which, slice(inner, 2 * inner)), (inner, width))
+    yield "down_proj.weight", ParameterSlice(w_out, which, (width, inner))
 
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-PICKLE_PATTERN = "*.bin"
 
 
 @dataclass(frozen=True)
@@ -332,74 +401,3 @@ def _read_index(path: Path) -> dict[str, str]:
 
 if TYPE_CHECKING:
     from steplab.workloads.tsmoe.model import Tsmoe
-
-DTYPES = ("F32", "BF16", "F16")  # those whose every value fp32 can hold
-HEAD = re.compile(r"lm_heads\.\d+\.out_layer\.weight")
-LISTED = 5  # names in one error message
-
-
-def load_time_moe(folder: Path | str) -> tuple[TsmoeConfig, Tsmoe]:
-    """Return (config, model) of a folder with config.json and safetensors; fp32, on the host."""
-    from steplab.workloads.tsmoe.model import Tsmoe
-
-    folder = Path(folder)
-    config = read_config(folder)
-    with open_tensors(folder) as tensors:
-        _check_tensors(tensors, parameter_slices(config))
-    model = Tsmoe(config)
-    load_weights(folder, model)
-    return config, model
-
-
-def load_weights(folder: Path, model: Tsmoe) -> None:
-    """Copy the weights of a folder into a model of that shape, all or, on any error, none."""
-    import torch
-
-    wanted = parameter_slices(model.config)
-    with open_tensors(folder) as tensors, torch.no_grad():
-        _check_tensors(tensors, wanted)
-        own = dict(model.named_parameters())
-        for name, part in wanted.items():
-            own[part.parameter][part.at].copy_(tensors.read(name))
-
-
-def _check_tensors(tensors: TensorFolder, wanted: dict[str, Part]) -> None:
-    """Raise a UserError that names what is missing, extra, misshapen or of another dtype."""
-    here, there = wanted.keys(), tensors.shapes.keys()
-    misshapen = [
-        f"{name} (saved {list(tensors.shapes[name])}, model {list(wanted[name].shape)})"
-        for name in sorted(here & there)
-        if tensors.shapes[name] != wanted[name].shape
-    ]
-    faults = {
-        "missing": sorted(here - there),
-        "extra": sorted(there - here),
-        "misshapen": misshapen,
-    }
-    listed = "; ".join(f"{fault}: {_first_few(names)}" for fault, names in faults.items() if names)
-    if listed:
-        raise UserError(
-            f"{tensors.name} does not fit its config.json ({listed}).",
-            _head_count_hint(tensors, wanted),
-        )
-    odd = sorted({code for code in tensors.dtypes.values() if code not in DTYPES})
-    if odd:
-        raise UserError(
-            f"{tensors.name} holds {', '.join(odd)}, which fp32 cannot hold exactly.",
-            f"Save the weights as one of {', '.join(DTYPES)}.",
-        )
-
-
-def _head_count_hint(tensors: TensorFolder, wanted: dict[str, Part]) -> str:
-    """Say so when the two disagree on the horizons: some copies list one head too many."""
-    asked, saved = (
-        sum(map(bool, map(HEAD.fullmatch, names))) for names in (wanted, tensors.shapes)
-    )
-    if asked == saved:
-        return ""
-    return f"config.json lists {asked} horizon_lengths, but the weights have {saved} heads."
-
-
-def _first_few(names: list[str]) -> str:
-    rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + rest
