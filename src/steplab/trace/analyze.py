@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from steplab.core import Run, units
 from steplab.hardware.catalog import Card
 from steplab.trace.analysis import Analysis, Labels, Syncs, Window, WorkTable
-from steplab.trace.attribution import Attribution, spans_named
+from steplab.trace.attribution import Attribution
 from steplab.trace.borrow import borrow_syncs, borrow_work
 from steplab.trace.budget import time_budget
 from steplab.trace.categories import PRODUCT_OPS, kernel_category, op_category
-from steplab.trace.events import COPY, FILL, Codes, Ints, Trace
+from steplab.trace.events import COPY, FILL, Ints, Trace, at_rows
 from steplab.trace.host_calls import Launches, find_launches, find_syncs
 from steplab.trace.load import load_trace
 from steplab.trace.nesting import nest
@@ -24,117 +24,23 @@ from steplab.trace.roofline import MATMUL_DTYPES, add_update_costs, estimate_cos
 from steplab.trace.windows import step_at, step_windows
 
 
-def work_table(
-    trace: Trace,
-    windows: Sequence[Window],
-    attribution: Attribution,
-    labels: Labels,
-    card: Card | None,
-) -> WorkTable:
-    """Return the work of a trace, in the order of Trace.device (or Trace.ops)."""
-    on_device = len(trace.device) > 0
-    rows = trace.device if on_device else trace.ops
-    asked = find_launches(trace) if on_device else _own_calls(trace)
-    places = attribution.at(asked.thread, asked.called)
-    # An operator is its own place: the profiler may round its child's start to its own.
-    op_row = places.op_row if on_device else np.arange(len(rows))
-    kinds = _device_categories(trace, op_row) if on_device else _operator_categories(trace)
-    costs = estimate_costs(trace, op_row, card)
-    dtypes = labels.codes(MATMUL_DTYPES[1:])
-    return WorkTable(
-        labels=labels.texts(),
-        start=rows.start,
-        duration=rows.duration if on_device else attribution.ops.self_time(),
-        name=labels.translated(trace, rows.name),
-        category=labels.codes(kinds[0])[kinds[1]],
-        step=_steps(windows, asked),
-        phase=places.phase,
-        module=places.module,
-        line=places.line,
-        op=places.op if on_device else labels.translated(trace, rows.name),
-        op_row=op_row,
-        launched=asked.returned,
-        flops=costs.flops,
-        bytes=costs.bytes,
-        ideal=costs.ideal,
-        matmul_dtype=np.concatenate(([0], dtypes)).astype(np.int32)[costs.matmul_dtype],
-    )
-
-
-def _own_calls(trace: Trace) -> Launches:
-    """Without a device every operator is its own launch."""
-    ops = trace.ops
-    unknown = np.full(len(ops), -1, np.int64)
-    return Launches(unknown, ops.thread.astype(np.int64), ops.start, unknown)
-
-
-def _steps(windows: Sequence[Window], asked: Launches) -> Ints:
-    """The step of each launch; where the host is not in the trace, the only one there is."""
-    unknown = windows[0].number if len(windows) == 1 else -1
-    return np.where(asked.called >= 0, step_at(windows, asked.called), unknown)
-
-
-Named = tuple[list[str], Ints]  # distinct categories' names, and which of them each row has
-
-
-def _device_categories(trace: Trace, op_row: Ints) -> Named:
-    device, ops = trace.device, trace.ops
-    op = _column(ops.name, op_row)
-    dtypes = _column(ops.dtypes, op_row)
-    triples = np.stack([device.name.astype(np.int64), op, dtypes, device.kind.astype(np.int64)])
-    distinct, row = np.unique(triples, axis=1, return_inverse=True)
-    names = [
-        {COPY: "copy", FILL: "memset"}.get(kind)
-        or kernel_category(trace.text(name), trace.text(op), trace.text(dtypes))
-        for name, op, dtypes, kind in distinct.T.tolist()
-    ]
-    return names, row.ravel()
-
-
-def _operator_categories(trace: Trace) -> Named:
-    """Categories of operators; a product that hands on to another one is no product itself."""
-    ops = trace.ops
-    hands_on = _around_products(trace)
-    triples = np.stack([ops.name.astype(np.int64), ops.dtypes.astype(np.int64), hands_on])
-    distinct, row = np.unique(triples, axis=1, return_inverse=True)
-    names = [
-        "other" if outer else op_category(trace.text(name), trace.text(dtypes))
-        for name, dtypes, outer in distinct.T.tolist()
-    ]
-    return names, row.ravel()
-
-
-def _around_products(trace: Trace) -> NDArray[np.bool_]:
-    products = nest(trace.ops, spans_named(trace, trace.ops, PRODUCT_OPS.__contains__))
-    outer = products.parents()
-    found = np.zeros(len(trace.ops), np.bool_)
-    found[outer[outer >= 0]] = True
-    return found
-
-
-def _column(values: Codes, row: Ints) -> Ints:
-    if not len(values):
-        return np.full(len(row), -1, np.int64)
-    return np.where(row >= 0, values[row], -1).astype(np.int64)
-
-
 def analyze(
     trace: Trace, detail: Trace | None = None, device_name: str = "", weights: int | None = None
 ) -> Analysis:
     """Attribute the work of `trace` to steps, phases, modules and lines, and budget its time.
 
-    `detail` is a trace of one more step with stacks and shapes, whose last step lends what
-    `trace` lacks. `device_name` overrides what the trace says of its device; `weights` are those
-    that a step updates, where that is known.
+    `detail` is a trace of one more step with stacks and shapes, whose last step lends what `trace`
+    lacks. `device_name` overrides the device that the trace names; `weights` is the number of
+    weights that a step updates, where that is known.
     """
     labels = Labels()
     card = trace_card(trace, device_name)
     windows = step_windows(trace)
-    work, syncs = _own(trace, windows, labels, card)
+    work, syncs = _work_and_syncs(trace, windows, labels, card)
     notes: tuple[str, ...] = ()
     if detail is not None:
         there = step_windows(detail)
-        lent, lent_syncs = _own(detail, there, labels, card)
+        lent, lent_syncs = _work_and_syncs(detail, there, labels, card)
         work, share = borrow_work(work, lent, there[-1].number)
         syncs = borrow_syncs(syncs, lent_syncs, there[-1].number)
         notes = (f"{units.percent(share)} of the time matched work of the detailed step",)
@@ -144,7 +50,7 @@ def analyze(
     return Analysis(trace, detail, windows, work, syncs, budget)
 
 
-def _own(
+def _work_and_syncs(
     trace: Trace, windows: Sequence[Window], labels: Labels, card: Card | None
 ) -> tuple[WorkTable, Syncs]:
     attribution = Attribution(trace, labels)
@@ -153,9 +59,9 @@ def _own(
 
 
 def analyze_run(run: Run, folder: Path) -> Analysis | None:
-    """Analyse the first trace of a profiled Run, whose files lie in `folder`.
+    """Analyze the first trace of a profiled Run, whose files lie in `folder`.
 
-    None for a Run without a profile, or one that travelled without its traces.
+    None for a Run without a profile, or one that was copied without its traces.
     """
     return next(analyze_cycles(run, folder), None)
 
@@ -163,7 +69,7 @@ def analyze_run(run: Run, folder: Path) -> Analysis | None:
 def analyze_cycles(run: Run, folder: Path) -> Iterator[Analysis]:
     """Yield the analysis of every trace of a profiled Run, one cycle of its schedule each.
 
-    None at all where the first is missing, as in a Run that travelled without its traces.
+    Nothing is yielded where the first is missing, as in a Run that was copied without its traces.
     """
     profile = run.profile
     if profile is None or not profile.traces or not (folder / profile.traces[0]).is_file():
@@ -175,9 +81,97 @@ def analyze_cycles(run: Run, folder: Path) -> Iterator[Analysis]:
 
 
 def analyze_trace(run: Run, path: Path, detail: Trace | None) -> Analysis:
-    """Analyse one trace of `run`, with the device and the unprofiled time that the Run knows."""
+    """Analyze one trace of `run`, with the device, weights and unprofiled time of the Run."""
     device = run.environment.device_name if run.spec.device == "cuda" else ""
     weights = run.profile.updated_weights if run.profile else None
     analysis = analyze(load_trace(path), detail, device, weights)
     unprofiled = run.clock.step.median if run.clock else None
     return replace(analysis, budget=replace(analysis.budget, unprofiled_ms=unprofiled))
+
+
+def work_table(
+    trace: Trace,
+    windows: Sequence[Window],
+    attribution: Attribution,
+    labels: Labels,
+    card: Card | None,
+) -> WorkTable:
+    """Return the work of a trace: the rows of Trace.device, or of Trace.ops without a device."""
+    on_device = len(trace.device) > 0
+    rows = trace.device if on_device else trace.ops
+    asked = find_launches(trace) if on_device else _own_calls(trace)
+    origins = attribution.at(asked.thread, asked.called)
+    # Operators are not looked up: the profiler may round the start of a child to its parent's.
+    op_row = origins.op_row if on_device else np.arange(len(rows))
+    kinds = _device_categories(trace, op_row) if on_device else _operator_categories(trace)
+    costs = estimate_costs(trace, op_row, card)
+    dtypes = labels.codes(MATMUL_DTYPES[1:])
+    return WorkTable(
+        labels=labels.texts(),
+        start=rows.start,
+        duration=rows.duration if on_device else attribution.ops.self_time(),
+        name=labels.translated(trace, rows.name),
+        category=labels.codes(kinds[0])[kinds[1]],
+        step=_steps(windows, asked),
+        phase=origins.phase,
+        module=origins.module,
+        line=origins.line,
+        op=origins.op if on_device else labels.translated(trace, rows.name),
+        op_row=op_row,
+        launched=asked.returned,
+        flops=costs.flops,
+        bytes=costs.bytes,
+        ideal=costs.ideal,
+        matmul_dtype=np.concatenate(([0], dtypes)).astype(np.int32)[costs.matmul_dtype],
+    )
+
+
+def _own_calls(trace: Trace) -> Launches:
+    """Without a device, every operator is its own launch."""
+    ops = trace.ops
+    unknown = np.full(len(ops), -1, np.int64)
+    return Launches(unknown, ops.thread.astype(np.int64), ops.start, unknown)
+
+
+def _steps(windows: Sequence[Window], asked: Launches) -> Ints:
+    """Return the step of each launch, -1: none; without a recorded host, the only step."""
+    unknown = windows[0].number if len(windows) == 1 else -1
+    return np.where(asked.called >= 0, step_at(windows, asked.called), unknown)
+
+
+Categories = tuple[list[str], Ints]  # distinct names, and which of them each row has
+
+
+def _device_categories(trace: Trace, op_row: Ints) -> Categories:
+    device, ops = trace.device, trace.ops
+    op, dtypes = at_rows(ops.name, op_row), at_rows(ops.dtypes, op_row)
+    triples = np.stack([device.name.astype(np.int64), op, dtypes, device.kind.astype(np.int64)])
+    distinct, row = np.unique(triples, axis=1, return_inverse=True)
+    names = [
+        {COPY: "copy", FILL: "memset"}.get(kind)
+        or kernel_category(trace.text(name), trace.text(op), trace.text(dtypes))
+        for name, op, dtypes, kind in distinct.T.tolist()
+    ]
+    return names, row.ravel()
+
+
+def _operator_categories(trace: Trace) -> Categories:
+    """Return categories of operators; one that calls another product is not a product itself."""
+    ops = trace.ops
+    outer = _calls_product(trace)
+    triples = np.stack([ops.name.astype(np.int64), ops.dtypes.astype(np.int64), outer])
+    distinct, row = np.unique(triples, axis=1, return_inverse=True)
+    names = [
+        "other" if outer else op_category(trace.text(name), trace.text(dtypes))
+        for name, dtypes, outer in distinct.T.tolist()
+    ]
+    return names, row.ravel()
+
+
+def _calls_product(trace: Trace) -> NDArray[np.bool_]:
+    """Whether each operator has a product inside that is a product too (linear calls addmm)."""
+    products = nest(trace.ops, trace.named(trace.ops, PRODUCT_OPS.__contains__))
+    outer = products.parents()
+    found = np.zeros(len(trace.ops), np.bool_)
+    found[outer[outer >= 0]] = True
+    return found

@@ -1,70 +1,29 @@
 """Attribution: phase, module, line and operator of any instant on a thread of the host.
 
-A kernel is looked up by the call that launched it, wherever the device is by then. An operator
-of the backward is traced to the one of the forward that made its autograd node: both carry the
-same sequence number.
+A kernel is looked up by the call that launched it, however late the device ran it. A backward
+operator is traced to the forward operator that made its autograd node: both have the same sequence
+number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from steplab.trace.analysis import Labels
-from steplab.trace.events import Codes, Ints, Ops, Spans, Trace
+from steplab.trace.events import Codes, Ints, Ops, Spans, Trace, at_rows
 from steplab.trace.lines import MODULE, user_line
 from steplab.trace.nesting import Nesting, nest
 from steplab.trace.phases import AUTOGRAD_NODE, may_be_phase, phase_of_call, phase_of_range
-
-
-def forward_ops(ops: Ops) -> Ints:
-    """For every operator of the backward the row of the forward one that made its node; else -1.
-
-    Sequence numbers are counted per thread. The backward names the forward's thread by a number
-    that no other event has; it stands for the host thread that explains most of its operators.
-    """
-    made_by = np.full(len(ops), -1, np.int64)
-    numbered = ops.sequence >= 0
-    forward = np.flatnonzero(numbered & (ops.forward_thread <= 0))
-    backward = np.flatnonzero(numbered & (ops.forward_thread > 0))
-    threads = np.unique(ops.thread[forward])
-    makers = [_makers(ops.sequence, forward[ops.thread[forward] == t]) for t in threads]
-    for number in np.unique(ops.forward_thread[backward]):
-        rows = backward[ops.forward_thread[backward] == number]
-        found = [_earlier(ops, rows, *of_thread) for of_thread in makers]
-        if found:
-            made_by[rows] = max(found, key=lambda maker: int((maker >= 0).sum()))
-    return made_by
-
-
-def _makers(sequence: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Distinct sequence numbers, and of each the operator begun last: it made the node.
-
-    Those before it only looked at the counter.
-    """
-    latest_first = rows[::-1]
-    distinct, first = np.unique(sequence[latest_first], return_index=True)
-    return distinct, latest_first[first]
-
-
-def _earlier(ops: Ops, rows: Ints, sequences: Ints, makers: Ints) -> Ints:
-    """Of each row the maker with its sequence number, if that began before it; else -1."""
-    place = np.minimum(np.searchsorted(sequences, ops.sequence[rows]), len(sequences) - 1)
-    maker = makers[place]
-    fits = (sequences[place] == ops.sequence[rows]) & (ops.start[maker] <= ops.start[rows])
-    return np.where(fits, maker, -1)
-
 
 MODULE_RANGE = "module:"
 
 
 @dataclass(frozen=True)
 class Origins:
-    """Where each of n instants belongs; codes of the Labels that were given."""
+    """What the code was doing at each of n instants; codes of the Labels that were given."""
 
     phase: Codes
     module: Codes
@@ -74,54 +33,54 @@ class Origins:
 
 
 class Attribution:
-    """The spans of a trace, made ready for questions."""
+    """The spans of a trace, indexed for lookups by thread and time."""
 
     def __init__(self, trace: Trace, labels: Labels) -> None:
         self.trace = trace
         self.ops = nest(trace.ops)
         self._labels = labels
-        is_node = spans_named(trace, trace.ops, lambda name: name.startswith(AUTOGRAD_NODE))
+        is_node = trace.named(trace.ops, lambda name: name.startswith(AUTOGRAD_NODE))
         self._nodes = nest(trace.ops, is_node | (trace.ops.forward_thread > 0))
         self._autograd_threads = np.unique(trace.ops.thread[is_node])
         self._made_by = forward_ops(trace.ops)
-        self._lines = _Marks(trace, trace.python, labels, user_line)
-        self._modules = _module_marks(trace, labels)
-        self._phases = _Marks(trace, trace.ranges, labels, phase_of_range)
-        self._called_phases = _Marks(trace, trace.python, labels, phase_of_call)
+        self._lines = _LabeledSpans(trace, trace.python, labels, user_line)
+        self._modules = _module_spans(trace, labels)
+        self._phases = _LabeledSpans(trace, trace.ranges, labels, phase_of_range)
+        self._called_phases = _LabeledSpans(trace, trace.python, labels, phase_of_call)
         self._other_ranges = _outermost_ranges(trace)
-        backward = spans_named(trace, trace.ranges, lambda n: phase_of_range(n) == "backward")
+        backward = trace.named(trace.ranges, lambda n: phase_of_range(n) == "backward")
         self._backward = nest(trace.ranges, backward, across_threads=True)
 
     def at(self, thread: Ints, time: Ints) -> Origins:
-        """Return the places of instants (ns) on host threads; a thread of -1 is nowhere."""
+        """Return the origins of instants (ns) on host threads; thread -1 has none."""
         op_row = self.ops.innermost(thread, time)
         node = self._nodes.innermost(thread, time)
         return Origins(
             self._phase(thread, time, node),
             self._through_forward(self._modules, thread, time, node),
             self._through_forward(self._lines, thread, time, node),
-            self._labels.translated(self.trace, _at(self.trace.ops.name, op_row)),
+            self._labels.translated(self.trace, at_rows(self.trace.ops.name, op_row)),
             op_row,
         )
 
-    def _through_forward(self, marks: _Marks, thread: Ints, time: Ints, node: Ints) -> Codes:
-        """The mark around each instant; inside an autograd node that of the forward operator.
+    def _through_forward(self, spans: _LabeledSpans, thread: Ints, time: Ints, node: Ints) -> Codes:
+        """Return the label around each instant, or around the forward op of its autograd node.
 
-        A mark that began inside the node is its own: a recomputed module, a backward in Python.
+        A span that began inside the node keeps its label: a recomputed module, a Python backward.
         """
         ops = self.trace.ops
-        row = marks.around(thread, time)
-        outside = (node >= 0) & (_at(marks.start, row) < _at(ops.start, node))
-        maker = np.where(outside, _at(self._made_by, node), -1)
-        there = marks.around(_at(ops.thread, maker), _at(ops.start, maker))
-        return marks.labels(np.where(outside & (there >= 0), there, row))
+        row = spans.around(thread, time)
+        outside = (node >= 0) & (at_rows(spans.start, row) < at_rows(ops.start, node))
+        maker = np.where(outside, at_rows(self._made_by, node), -1)
+        there = spans.around(at_rows(ops.thread, maker), at_rows(ops.start, maker))
+        return spans.labels(np.where(outside & (there >= 0), there, row))
 
     def _phase(self, thread: Ints, time: Ints, node: Ints) -> Codes:
         backward, forward = self._labels.code("backward"), self._labels.code("forward")
         row = self._phases.around(thread, time)
         phase = self._phases.labels(row)
-        # A forward inside a node is a recomputation; an optimizer there is one run by a hook.
-        inside = _at(self._phases.start, row) >= _at(self.trace.ops.start, node)
+        # A forward inside a node is a recomputation; an optimizer there was run by a hook.
+        inside = at_rows(self._phases.start, row) >= at_rows(self.trace.ops.start, node)
         own = inside & (row >= 0) & (phase != forward)
         phase = np.where((node >= 0) & ~own, backward, phase)
         called = self._called_phases.labels(self._called_phases.around(thread, time))
@@ -129,13 +88,13 @@ class Attribution:
         engine = np.isin(thread, self._autograd_threads)
         engine &= self._backward.innermost(np.zeros_like(thread), time) >= 0
         phase = np.where((phase == 0) & engine, backward, phase)
-        other = _at(self.trace.ranges.name, self._other_ranges.innermost(thread, time))
+        other = at_rows(self.trace.ranges.name, self._other_ranges.innermost(thread, time))
         phase = np.where(phase == 0, self._labels.translated(self.trace, other), phase)
         return phase.astype(np.int32)
 
 
-class _Marks:
-    """Those spans of a table that a function of their names gives a label."""
+class _LabeledSpans:
+    """Those spans of a table that have a label, by a function of their names."""
 
     def __init__(
         self, trace: Trace, spans: Spans, labels: Labels, name: Callable[[str], str | None]
@@ -152,26 +111,19 @@ class _Marks:
         self._nest = nest(spans, marked)
 
     def around(self, thread: Ints, time: Ints) -> Ints:
-        """Row of the innermost mark around each instant, -1: none."""
+        """Return the row of the innermost labeled span around each instant, -1: none."""
         return self._nest.innermost(thread, time)
 
     def labels(self, row: Ints) -> Codes:
-        """Label of each row; 0 for -1."""
-        code = _at(self._name, row)
-        return np.where(code >= 0, _at(self._labels, code), 0).astype(np.int32)
+        """Return the label of each row; 0 for -1."""
+        code = at_rows(self._name, row)
+        return np.where(code >= 0, at_rows(self._labels, code), 0).astype(np.int32)
 
 
-def spans_named(trace: Trace, spans: Spans, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """Tell for every span whether its name is wanted; each name is asked for once."""
-    used = np.bincount(spans.name, minlength=len(trace.texts)) > 0
-    chosen = [bool(u) and wanted(text) for u, text in zip(used, trace.texts, strict=True)]
-    return np.array(chosen, np.bool_)[spans.name] if len(spans) else np.zeros(0, np.bool_)
-
-
-def _module_marks(trace: Trace, labels: Labels) -> _Marks:
-    """Our own ranges tell a module's path; the profiler's Python calls only its class."""
-    ranges = _Marks(trace, trace.ranges, labels, _path_of_range)
-    return ranges if ranges.some else _Marks(trace, trace.python, labels, _class_of_call)
+def _module_spans(trace: Trace, labels: Labels) -> _LabeledSpans:
+    """Return the spans of modules: by path where our own ranges are there, else by class."""
+    ranges = _LabeledSpans(trace, trace.ranges, labels, _path_of_range)
+    return ranges if ranges.some else _LabeledSpans(trace, trace.python, labels, _class_of_call)
 
 
 def _path_of_range(name: str) -> str | None:
@@ -179,18 +131,49 @@ def _path_of_range(name: str) -> str | None:
 
 
 def _class_of_call(name: str) -> str | None:
-    """A compiled graph is a module to torch, but none of the user's."""
+    """Return the class of a module; a compiled graph is a module to torch, but not the user's."""
     is_module = name.startswith(MODULE) and not name.startswith(f"{MODULE}GraphModule")
     return name.removeprefix(MODULE) if is_module else None
 
 
 def _outermost_ranges(trace: Trace) -> Nesting:
-    chosen = spans_named(trace, trace.ranges, may_be_phase)
+    chosen = trace.named(trace.ranges, may_be_phase)
     return nest(trace.ranges, chosen & (nest(trace.ranges, chosen).parents() < 0))
 
 
-def _at(values: NDArray[Any], row: Ints) -> Ints:
-    """Values at rows; -1 for row -1."""
-    if not len(values):
-        return np.full(len(row), -1, np.int64)
-    return np.where(row >= 0, values[row], -1)
+def forward_ops(ops: Ops) -> Ints:
+    """Return for every backward operator the row of the forward one that made its node; else -1.
+
+    Sequence numbers are counted per thread. A backward operator names the thread of its forward by
+    a number that no other event has; it stands for the thread that explains most such operators.
+    """
+    made_by = np.full(len(ops), -1, np.int64)
+    numbered = ops.sequence >= 0
+    forward = np.flatnonzero(numbered & (ops.forward_thread <= 0))
+    backward = np.flatnonzero(numbered & (ops.forward_thread > 0))
+    threads = np.unique(ops.thread[forward])
+    makers = [_makers(ops.sequence, forward[ops.thread[forward] == t]) for t in threads]
+    for number in np.unique(ops.forward_thread[backward]):
+        rows = backward[ops.forward_thread[backward] == number]
+        found = [_earlier(ops, rows, *of_thread) for of_thread in makers]
+        if found:
+            made_by[rows] = max(found, key=lambda maker: int((maker >= 0).sum()))
+    return made_by
+
+
+def _makers(sequence: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Return distinct sequence numbers, and for each the last operator with it: it made the node.
+
+    Those before it only read the counter.
+    """
+    latest_first = rows[::-1]
+    distinct, first = np.unique(sequence[latest_first], return_index=True)
+    return distinct, latest_first[first]
+
+
+def _earlier(ops: Ops, rows: Ints, sequences: Ints, makers: Ints) -> Ints:
+    """Return for each row the maker with its sequence number, if it began earlier; else -1."""
+    index = np.minimum(np.searchsorted(sequences, ops.sequence[rows]), len(sequences) - 1)
+    maker = makers[index]
+    fits = (sequences[index] == ops.sequence[rows]) & (ops.start[maker] <= ops.start[rows])
+    return np.where(fits, maker, -1)

@@ -1,8 +1,13 @@
-"""The time budget: every instant of a step counted once, each term from its own events."""
+"""The time budget: every instant of a step counted once, each term from its own events.
+
+Every instant of a step belongs to the first of TERMS that was going on. While nothing runs on the
+device, the launch of the next work decides: until the launch call returned, the host was late, and
+its data ranges and sync calls say why; after that, the device was.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,124 +20,10 @@ from steplab.trace.events import KERNEL, Ints, Spans, Trace
 from steplab.trace.intervals import EMPTY, Intervals, union
 from steplab.trace.phases import phase_of_range
 from steplab.trace.roofline import peak_sources, trace_card, trace_device_name
-from steplab.trace.windows import drop_cut_step
-
-IDLE_TERMS = ("data wait", "synchronization", "launch", "dispatch")
-
-
-def idle_terms(
-    trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs
-) -> Mapping[str, Intervals]:
-    """Return the idle instants of the device by term; `work` holds the rows of trace.device.
-
-    A gap that device work k ends is known from k's launch: before the launch call returned the
-    host was late, for a reason that its data ranges and sync calls tell; after that the device
-    was. A gap without a known launch is explained by the host's own events, as far as they cover.
-    """
-    start, end, row = _bounds(windows, work)
-    launched = _launch_times(trace, work, start, row)
-    known = launched >= 0
-    until = np.clip(launched, start, end)
-    late = union(start[known], until[known])
-    unclear = union(start[~known], end[~known])
-    open_ = late | unclear
-    data = data_ranges(trace) & open_
-    sync = (union(syncs.start, syncs.start + syncs.duration) & open_) - data
-    launch = (late | (unclear & host_events(trace))) - data - sync
-    dispatch = union(until[known], end[known])
-    return dict(zip(IDLE_TERMS, (data, sync, launch, dispatch), strict=True))
-
-
-def idle_before(
-    trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs, window: Window
-) -> Mapping[str, Floats]:
-    """Return by term the idle ns of a window that each row of `work` ended by starting.
-
-    One entry more than `work` has rows: the last holds what no work ended. The entries of a term
-    sum to what the budget has for it in the window.
-    """
-    start, end, row = _bounds(windows, work)
-    ended_by = np.where(row >= 0, row, len(work))
-    low, high = (np.clip(border, window.start, window.end) for border in (start, end))
-
-    def by_row(instants: Intervals) -> Floats:
-        ns = instants.within(low, high)
-        return np.bincount(ended_by, ns, len(work) + 1).astype(np.float64)
-
-    terms = idle_terms(trace, windows, work, syncs)
-    return {name: by_row(instants) for name, instants in terms.items()}
-
-
-def launch_calls(trace: Trace) -> Ints:
-    """Return when the host calls began that started device work, ns; a replayed graph is one."""
-    return trace.calls.start[np.isin(trace.calls.correlation, trace.device.correlation)]
-
-
-def count_in(times: Ints, window: Window) -> int:
-    """Return how many of the sorted times lie in a step."""
-    return int(np.diff(np.searchsorted(times, (window.start, window.end)))[0])
-
-
-def data_ranges(trace: Trace) -> Intervals:
-    """Return when the thread of the steps was fetching a batch; others may fetch ahead."""
-    ranges = trace.ranges
-    is_data = _named(trace, lambda name: phase_of_range(name) == "data")[ranges.name]
-    is_step = ~_named(trace, _is_no_step)[ranges.name]
-    if is_step.any():
-        is_data &= np.isin(ranges.thread, ranges.thread[is_step])
-    return union(ranges.start[is_data], ranges.end[is_data])
-
-
-def host_events(trace: Trace) -> Intervals:
-    """Return when the host was in anything recorded; a step's own range explains nothing."""
-    ranges = _cover(trace.ranges, _named(trace, _is_no_step))
-    return ranges | operators(trace) | _cover(trace.calls) | _cover(trace.python)
-
-
-def operators(trace: Trace) -> Intervals:
-    """Return when the host was in an operator; old traces have steps among them."""
-    return _cover(trace.ops, _named(trace, _is_no_step))
-
-
-def _is_no_step(name: str) -> bool:
-    return not name.startswith("ProfilerStep#")
-
-
-def _named(trace: Trace, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
-    return np.array([wanted(text) for text in trace.texts], bool)
-
-
-def _cover(spans: Spans, wanted: NDArray[np.bool_] | None = None) -> Intervals:
-    """Return the union of spans; `wanted` picks by name, one entry per text of the trace."""
-    rows = slice(None) if wanted is None else wanted[spans.name]
-    return union(spans.start[rows], spans.end[rows])
-
-
-def _bounds(windows: Sequence[Window], work: WorkTable) -> tuple[Ints, Ints, Ints]:
-    """Return start, end and the Work row that ends it of every gap, borders of the trace too."""
-    busy = union(work.start, work.start + work.duration)
-    low = min([window.start for window in windows] + busy.start[:1].tolist())
-    high = max([window.end for window in windows] + busy.end[-1:].tolist())
-    start = np.concatenate(([low], busy.end))
-    end = np.concatenate((busy.start, [high]))
-    row = np.concatenate((np.searchsorted(work.start, busy.start, "left"), [-1]))
-    some = start < end
-    return start[some], end[some], row[some]
-
-
-def _launch_times(trace: Trace, work: WorkTable, start: Ints, row: Ints) -> Ints:
-    """Return when the launch call of each gap's next work returned; -1 where that is unknown.
-
-    Work of a replayed graph that is already running needs no further launch.
-    """
-    launched = np.where(row >= 0, work.launched[row], -1)
-    correlation = trace.device.correlation
-    before = np.maximum(row, 1) - 1
-    same_call = (row > 0) & (correlation[row] == correlation[before]) & (launched >= 0)
-    return np.where(same_call, start, launched)
-
+from steplab.trace.windows import STEP_RANGE, drop_cut_step
 
 COMMUNICATION = "communication"  # the category, and the term of the same name
+IDLE_TERMS = ("data wait", "synchronization", "launch", "dispatch")
 MS = 1e-6  # per ns
 
 
@@ -143,10 +34,10 @@ def time_budget(
     syncs: Syncs,
     device_name: str = "",
 ) -> Budget:
-    """Return one StepBudget per window, but of a first step that is cut.
+    """Return one StepBudget per window, except for a first step that is cut.
 
-    `work` has the rows of trace.device, or of trace.ops where there is no device; `device_name`
-    tells the card where the trace itself does not.
+    `work` has the rows of trace.device, or of trace.ops where there is no device; `device_name` is
+    the card where the trace does not name it.
     """
     if not len(trace.device):
         steps = _host_steps(trace, windows, work)
@@ -168,9 +59,19 @@ def time_budget(
 
 def _launch_note(trace: Trace, windows: Sequence[Window], number: int) -> str:
     window = next(window for window in windows if window.number == number)
-    calls = count_in(launch_calls(trace), window)
-    begun = count_in(trace.device.start, window)
+    calls = _count_in(_launch_calls(trace), window)
+    begun = _count_in(trace.device.start, window)
     return f"{calls:,} launch calls by the host; {begun:,} kernels, copies and fills on the device"
+
+
+def _launch_calls(trace: Trace) -> Ints:
+    """Return the start (ns) of each host call that launched device work; a graph replay is one."""
+    return trace.calls.start[np.isin(trace.calls.correlation, trace.device.correlation)]
+
+
+def _count_in(times: Ints, window: Window) -> int:
+    """Return how many of the sorted times lie in a window."""
+    return int(np.diff(np.searchsorted(times, (window.start, window.end)))[0])
 
 
 def _device_steps(
@@ -193,7 +94,7 @@ def _device_steps(
 
 
 def _host_steps(trace: Trace, windows: Sequence[Window], work: WorkTable) -> tuple[StepBudget, ...]:
-    """Without a device: operators, then fetching data, then whatever else was recorded."""
+    """Without a device: operators, then data fetching, then whatever else was recorded."""
     ops = operators(trace)
     data = data_ranges(trace) - ops
     sets = {"kernels": ops, "data wait": data, "launch": host_events(trace) - ops - data}
@@ -221,12 +122,12 @@ def _steps(
 
 @dataclass(frozen=True)
 class _Running:
-    """Kernels in order of start. Where several run, the one that started first counts."""
+    """Kernels in order of start; where several run at once, the first to start counts."""
 
     rows: Ints  # of Work
     start: Ints  # ns
     end: Ints
-    own: Ints  # from here to its end no earlier kernel runs
+    own: Ints  # from here to its end, no earlier kernel runs
     reached: Ints  # latest end so far
     ideal: Floats  # ns
 
@@ -241,8 +142,8 @@ class _Running:
     def categories(self, work: WorkTable, window: Window) -> tuple[Category, ...]:
         """Sum one window by category.
 
-        The ideal of a kernel counts in full even where an earlier one hides it: the device has
-        to do the work of both.
+        The ideal of a kernel counts in full even where an earlier one hides it: the device has to
+        do the work of both.
         """
         first = np.searchsorted(self.reached, window.start, "right")
         some = slice(first, max(first, np.searchsorted(self.start, window.end, "left")))
@@ -254,7 +155,7 @@ class _Running:
 
 
 def _host_categories(work: WorkTable, window: Window, ops: Intervals) -> tuple[Category, ...]:
-    """Self times of the operators, scaled to sum to the time in which any of them ran."""
+    """Sum the self times of operators, scaled to the time in which any of them ran."""
     rows = np.arange(*np.searchsorted(work.start, (window.start, window.end)))
     self_time = work.duration[rows].astype(np.float64)
     spent = float(ops.within(window.start, window.end))
@@ -265,7 +166,7 @@ def _host_categories(work: WorkTable, window: Window, ops: Intervals) -> tuple[C
 def _by_category(
     work: WorkTable, rows: Ints, counted: Floats, begun: NDArray[np.bool_], ideal: Floats
 ) -> tuple[Category, ...]:
-    """Sum ns by category; rows without a model have a nan in `ideal`."""
+    """Sum ns by category; rows without a cost model have nan in `ideal`."""
     code = work.category[rows]
     modeled = np.isfinite(ideal) & ((counted > 0) | (ideal > 0))
 
@@ -291,3 +192,101 @@ def _by_category(
 def _overlap(start: Ints, end: Ints, window: Window) -> Ints:
     """Return the ns of each [start, end) within the window."""
     return np.maximum(np.minimum(end, window.end) - np.maximum(start, window.start), 0)
+
+
+# Idle time of the device.
+
+
+def idle_terms(
+    trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs
+) -> Mapping[str, Intervals]:
+    """Return the idle instants of the device by term; `work` holds the rows of trace.device.
+
+    A gap before work with an unknown launch is explained by what the host was recorded doing.
+    """
+    start, end, row = _bounds(windows, work)
+    launched = _launch_times(trace, work, start, row)
+    known = launched >= 0
+    until = np.clip(launched, start, end)
+    late = union(start[known], until[known])
+    unclear = union(start[~known], end[~known])
+    open_ = late | unclear
+    data = data_ranges(trace) & open_
+    sync = (union(syncs.start, syncs.start + syncs.duration) & open_) - data
+    launch = (late | (unclear & host_events(trace))) - data - sync
+    dispatch = union(until[known], end[known])
+    return dict(zip(IDLE_TERMS, (data, sync, launch, dispatch), strict=True))
+
+
+def idle_before(
+    trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs, window: Window
+) -> Mapping[str, Floats]:
+    """Return by term the idle ns in a window that each row of `work` ended by starting.
+
+    There is one entry more than rows: the last holds idle time that no work ended. The entries of a
+    term sum to its time in the budget of the window.
+    """
+    start, end, row = _bounds(windows, work)
+    ended_by = np.where(row >= 0, row, len(work))
+    low, high = (np.clip(border, window.start, window.end) for border in (start, end))
+
+    def by_row(instants: Intervals) -> Floats:
+        ns = instants.within(low, high)
+        return np.bincount(ended_by, ns, len(work) + 1).astype(np.float64)
+
+    terms = idle_terms(trace, windows, work, syncs)
+    return {name: by_row(instants) for name, instants in terms.items()}
+
+
+def data_ranges(trace: Trace) -> Intervals:
+    """Return when the thread that runs the steps fetched a batch; other threads may fetch ahead."""
+    ranges = trace.ranges
+    is_data = trace.named(ranges, lambda name: phase_of_range(name) == "data")
+    is_step = trace.named(ranges, _is_step)
+    if is_step.any():
+        is_data &= np.isin(ranges.thread, ranges.thread[is_step])
+    return union(ranges.start[is_data], ranges.end[is_data])
+
+
+def host_events(trace: Trace) -> Intervals:
+    """Return when the host was in anything recorded; the range of a step explains nothing."""
+    calls, python = (union(spans.start, spans.end) for spans in (trace.calls, trace.python))
+    return _all_but_steps(trace, trace.ranges) | operators(trace) | calls | python
+
+
+def operators(trace: Trace) -> Intervals:
+    """Return when the host was in an operator; old traces have steps among the operators."""
+    return _all_but_steps(trace, trace.ops)
+
+
+def _is_step(name: str) -> bool:
+    return name.startswith(STEP_RANGE)
+
+
+def _all_but_steps(trace: Trace, spans: Spans) -> Intervals:
+    rows = ~trace.named(spans, _is_step)
+    return union(spans.start[rows], spans.end[rows])
+
+
+def _bounds(windows: Sequence[Window], work: WorkTable) -> tuple[Ints, Ints, Ints]:
+    """Return start, end and the row of work that ends it (-1: none) for every gap of the device."""
+    busy = union(work.start, work.start + work.duration)
+    low = min([window.start for window in windows] + busy.start[:1].tolist())
+    high = max([window.end for window in windows] + busy.end[-1:].tolist())
+    start = np.concatenate(([low], busy.end))
+    end = np.concatenate((busy.start, [high]))
+    row = np.concatenate((np.searchsorted(work.start, busy.start, "left"), [-1]))
+    some = start < end
+    return start[some], end[some], row[some]
+
+
+def _launch_times(trace: Trace, work: WorkTable, start: Ints, row: Ints) -> Ints:
+    """Return when the launch call of the work after each gap returned; -1 where that is unknown.
+
+    Work of a replayed graph that is already running needs no further launch.
+    """
+    launched = np.where(row >= 0, work.launched[row], -1)
+    correlation = trace.device.correlation
+    before = np.maximum(row, 1) - 1
+    same_call = (row > 0) & (correlation[row] == correlation[before]) & (launched >= 0)
+    return np.where(same_call, start, launched)

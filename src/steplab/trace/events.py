@@ -1,13 +1,14 @@
-"""Trace: what a profiler saw, as columns. One row per event, times in whole nanoseconds.
+"""Trace: what a profiler recorded, as columns. One row per event, times in whole nanoseconds.
 
-Every table is sorted by start. Names, shapes and dtypes are kept once each in `texts`, and rows
+Every table is sorted by start. Names, shapes and dtypes are stored once each in `texts`, and rows
 hold their number: a million events of a training step have a few hundred distinct names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ Codes = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Spans:
-    """Events with a beginning and a length: columns of equal length n, sorted by start."""
+    """Events with a start and a duration: columns of equal length, sorted by start."""
 
     start: Ints  # ns
     duration: Ints  # ns
@@ -39,7 +40,7 @@ class Ops(Spans):
     """CPU operators, Triton launches and autograd nodes (Kineto's `cpu_op`)."""
 
     sequence: Ints  # autograd sequence number, -1: none; forward and backward share it
-    forward_thread: Ints  # for an op of the backward: thread of the forward one; 0: none
+    forward_thread: Ints  # of a backward op: thread of its forward op; 0: none
     shapes: Codes  # Input Dims as JSON text, number in Trace.texts; -1: not recorded
     strides: Codes  # Input Strides likewise
     dtypes: Codes  # Input type likewise
@@ -50,7 +51,7 @@ class Ops(Spans):
 class Calls(Spans):
     """CUDA runtime and driver calls of the host."""
 
-    correlation: Ints  # joins a call with the device work it started
+    correlation: Ints  # joins a call with the device work it launched
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ KERNEL, COPY, FILL = 0, 1, 2
 
 @dataclass(frozen=True)
 class MemoryEvents:
-    """Allocations (+) and frees (-), as the profiler saw them."""
+    """Allocations (+) and frees (-)."""
 
     time: Ints  # ns
     bytes: Ints
@@ -88,7 +89,7 @@ class Trace:
     ops: Ops
     python: Spans  # Python functions ("file.py(12): f") and modules ("nn.Module: Linear_0")
     ranges: Spans  # record_function on the host (Kineto's `user_annotation`), ProfilerStep# too
-    device_ranges: Spans  # the same ranges as the device saw them (`gpu_user_annotation`)
+    device_ranges: Spans  # the same ranges on the device (`gpu_user_annotation`)
     calls: Calls
     device: Device
     memory: MemoryEvents
@@ -101,3 +102,16 @@ class Trace:
     def text(self, code: int) -> str:
         """Return the text behind a code; "" for -1."""
         return self.texts[code] if code >= 0 else ""
+
+    def named(self, spans: Spans, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Return for every span whether its name is wanted; every distinct name is tested once."""
+        used = np.bincount(spans.name, minlength=len(self.texts)) > 0
+        chosen = [bool(u) and wanted(text) for u, text in zip(used, self.texts, strict=True)]
+        return np.array(chosen, np.bool_)[spans.name] if len(spans) else np.zeros(0, np.bool_)
+
+
+def at_rows(values: NDArray[Any], row: Ints) -> Ints:
+    """Return the values at rows; -1 for row -1."""
+    if not len(values):
+        return np.full(len(row), -1, np.int64)
+    return np.where(row >= 0, values[row], -1).astype(np.int64)

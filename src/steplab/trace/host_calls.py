@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.trace.analysis import Labels, Syncs, Window
-from steplab.trace.attribution import Attribution, spans_named
+from steplab.trace.attribution import Attribution
 from steplab.trace.events import COPY, Ints, Trace
 from steplab.trace.nesting import nest
 from steplab.trace.phases import PACING_RANGE
@@ -70,7 +70,7 @@ def find_syncs(
     left out.
     """
     calls = trace.calls
-    waits = spans_named(trace, calls, lambda name: _WAITS.fullmatch(name) is not None)
+    waits = trace.named(calls, lambda name: _WAITS.fullmatch(name) is not None)
     rows = np.flatnonzero((waits | _blocking_copies(trace)) & ~_pacing(trace))
     start, end = calls.start[rows], calls.end[rows]
     places = attribution.at(calls.thread[rows].astype(np.int64), start)
@@ -86,14 +86,14 @@ def find_syncs(
 
 
 def _pacing(trace: Trace) -> NDArray[np.bool_]:
-    ours = nest(trace.ranges, spans_named(trace, trace.ranges, PACING_RANGE.__eq__))
+    ours = nest(trace.ranges, trace.named(trace.ranges, PACING_RANGE.__eq__))
     calls = trace.calls
     return ours.innermost(calls.thread.astype(np.int64), calls.start) >= 0
 
 
 def _blocking_copies(trace: Trace) -> NDArray[np.bool_]:
     blocking = np.zeros(len(trace.calls), np.bool_)
-    pageable = spans_named(trace, trace.device, lambda name: "Pageable" in name)
+    pageable = trace.named(trace.device, lambda name: "Pageable" in name)
     copies = np.flatnonzero(pageable & (trace.device.kind == COPY))
     launches = find_launches(trace)
     copies = copies[launches.call[copies] >= 0]

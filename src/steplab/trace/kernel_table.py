@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from steplab.core import Cell, Column, Table
 from steplab.core.errors import UserError, did_you_mean
 from steplab.trace.analysis import Analysis, Floats, WorkTable
-from steplab.trace.attribution import spans_named
 from steplab.trace.events import Ints
 from steplab.trace.host_calls import find_launches
 from steplab.trace.nesting import nest
@@ -110,11 +109,11 @@ def _chosen(
 def _in_range(analysis: Analysis, name: str) -> Mask:
     """Work launched while a range was open on its thread, or on any one for autograd's threads."""
     trace = analysis.trace
-    spans = spans_named(trace, trace.ranges, name.__eq__)
+    spans = trace.named(trace.ranges, name.__eq__)
     if not spans.any():
         _check("range", name, {trace.text(code) for code in np.unique(trace.ranges.name).tolist()})
     thread, time = _launch_points(analysis)
-    nodes = spans_named(trace, trace.ops, lambda op: op.startswith(AUTOGRAD_NODE))
+    nodes = trace.named(trace.ops, lambda op: op.startswith(AUTOGRAD_NODE))
     engine = np.isin(thread, np.unique(trace.ops.thread[nodes]))
     anywhere = nest(trace.ranges, spans, across_threads=True)
     meanwhile = anywhere.innermost(np.zeros_like(thread), time) >= 0

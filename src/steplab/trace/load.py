@@ -1,7 +1,7 @@
 """Loads a Kineto or Chrome trace of any size: JSON, gzip or not, from any version of torch.
 
-Linear in the number of events. In memory are the columns and a few pieces of text, never the file.
-Times are exact to the nanosecond, since 1970 where the file says what its own are relative to.
+Linear in the number of events. Memory holds the columns and a few pieces of text, never the file.
+Times are exact to the nanosecond; they count from 1970 where the file gives its base time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,58 @@ from steplab.trace.reading.decode import LATEST
 from steplab.trace.reading.json_text import EventChunks, read_head, read_properties
 from steplab.trace.reading.tables import TraceBuilder
 
+# Bytes of text. What is made of 16 MB no longer fits a cache and is 20 % slower; 1 MB is no faster.
+PIECE = 4 << 20
+SUFFIXES = (".json", ".gz")
+BASE_TIME = "baseTimeNanoseconds"
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_FORMAT = 31  # zlib's number for "32 KiB window, gzip header and checksum"
 # Large enough that one call of zlib, which runs beside the decoder, makes a whole piece of text.
 COMPRESSED_BLOCK = 1 << 20
 
 
+def names_trace(word: str) -> bool:
+    """Whether a word of the command line names a trace file, or a folder, and not a Run."""
+    is_path = word.endswith(SUFFIXES) or Path(word).is_file()
+    return is_path or (os.sep in word and Path(word).is_dir())
+
+
+def load_trace(path: Path) -> Trace:
+    """Load a trace file; a UserError says why it cannot be read."""
+    if not path.is_file():
+        raise json_text.missing_file_error(path)
+    try:
+        with path.open("rb") as stream:
+            return read_trace(stream, str(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+
+
+def read_trace(stream: BinaryIO, name: str, piece: int = PIECE) -> Trace:
+    """Read a trace in pieces of `piece` bytes; `name` is what messages call it."""
+    # Closed here even after an error. Left to the garbage collector, it might be collected on the
+    # reader's own thread, which cannot wait for itself.
+    with contextlib.closing(read_ahead(stream, piece, name)) as pieces:
+        return _read(pieces, name)
+
+
+def _read(pieces: Iterator[bytes], name: str) -> Trace:
+    head = read_head(pieces, name)
+    text = EventChunks(head.after, pieces, len(head.before), name)
+    tables = TraceBuilder()
+    for events in text:
+        tables.add(events)
+    properties = read_properties(head, text.rest, text.offset, name, text.count)
+    if not tables.kept:
+        raise json_text.no_events_error(name, text.count)
+    base = properties.get(BASE_TIME)
+    if not isinstance(base, int) or not 0 <= base < LATEST:
+        base = 0
+    return tables.trace(properties, base)
+
+
 def read_ahead(stream: BinaryIO, size: int, name: str) -> Generator[bytes, None, None]:
-    """Yield the text of `stream` in pieces of at most `size` bytes; the next one is under way."""
+    """Yield the text of `stream` in pieces of at most `size` bytes, reading one piece ahead."""
     with ThreadPoolExecutor(1) as reader:
         pieces = _pieces(stream, size, name)
         coming = reader.submit(next, pieces, b"")
@@ -75,49 +119,3 @@ def _decompressed(blocks: Iterator[bytes], size: int, name: str) -> Iterator[byt
             f"{name} is a gzip file that ends too early, after {written:,} bytes of text.",
             "Copy it again, or wait until the profiler has written it.",
         )
-
-
-# Bytes of text. What is made of 16 MB no longer fits a cache: 20 % slower; 1 MB is no faster.
-PIECE = 4 << 20
-SUFFIXES = (".json", ".gz")
-BASE_TIME = "baseTimeNanoseconds"
-
-
-def names_trace(word: str) -> bool:
-    """Whether a word of the command line is a trace file and no Run's id; `runs/` is a folder."""
-    is_path = word.endswith(SUFFIXES) or Path(word).is_file()
-    return is_path or (os.sep in word and Path(word).is_dir())
-
-
-def load_trace(path: Path) -> Trace:
-    """Load the trace in a file."""
-    if not path.is_file():
-        raise json_text.missing_file_error(path)
-    try:
-        with path.open("rb") as stream:
-            return read_trace(stream, str(path))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
-
-
-def read_trace(stream: BinaryIO, name: str, piece: int = PIECE) -> Trace:
-    """Read a trace in pieces of `piece` bytes; `name` is what messages call it."""
-    # Closed here also after an error: left to the garbage collector, the reader's own thread may
-    # be the one that collects it, and a thread cannot wait for itself.
-    with contextlib.closing(read_ahead(stream, piece, name)) as pieces:
-        return _read(pieces, name)
-
-
-def _read(pieces: Iterator[bytes], name: str) -> Trace:
-    head = read_head(pieces, name)
-    text = EventChunks(head.after, pieces, len(head.before), name)
-    tables = TraceBuilder()
-    for events in text:
-        tables.add(events)
-    properties = read_properties(head, text.rest, text.offset, name, text.count)
-    if not tables.kept:
-        raise json_text.no_events_error(name, text.count)
-    base = properties.get(BASE_TIME)
-    if not isinstance(base, int) or not 0 <= base < LATEST:
-        base = 0
-    return tables.trace(properties, base)

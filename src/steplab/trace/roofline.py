@@ -15,7 +15,6 @@ from steplab.costs.op_call import Cost, OpCall, item_bytes_of_kernel, read_call
 from steplab.costs.own_ops import has_several_kernels, own_cost, own_op_name
 from steplab.hardware.catalog import Card, find_card
 from steplab.trace.analysis import Floats, WorkTable
-from steplab.trace.attribution import spans_named
 from steplab.trace.categories import MATMUL, kernel_category
 from steplab.trace.events import KERNEL, Codes, Ints, Spans, Trace
 
@@ -124,7 +123,7 @@ def estimate_costs(trace: Trace, op_row: Ints, card: Card | None) -> Costs:
 
 def _calls(trace: Trace, op_row: Ints, kernel: Codes) -> tuple[Ints, Ints]:
     """Return the rows of the calls that are priced, and which of them each kernel belongs to."""
-    many = spans_named(trace, trace.ops, has_several_kernels)
+    many = trace.named(trace.ops, has_several_kernels)
     apart = np.where(many[op_row], kernel.astype(np.int64) + 1, 0)
     key = op_row.astype(np.int64) * (len(trace.texts) + 1) + apart
     _, first, call_of = np.unique(key, return_index=True, return_inverse=True)

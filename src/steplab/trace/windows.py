@@ -1,4 +1,4 @@
-"""Step windows: what the profiler called ProfilerStep#N, and whether the first one is cut."""
+"""Step windows: the ranges that the profiler calls ProfilerStep#N, and whether the first is cut."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from numpy.typing import ArrayLike, NDArray
 from steplab.trace.analysis import Window, WorkTable
 from steplab.trace.events import Ints, Spans, Trace
 
-_STEP = re.compile(r"ProfilerStep#(\d+)")
+STEP_RANGE = "ProfilerStep#"
+# Share of the device's time in a step by work whose launch was not recorded. A host that is one
+# step ahead of the device makes it all of the first step and none of the others.
+CUT_SHARE = 0.05
+_STEP = re.compile(rf"{STEP_RANGE}(\d+)")
 
 
 def step_windows(trace: Trace) -> tuple[Window, ...]:
-    """Return the steps of a trace in order, none overlapping; without steps one window for all.
+    """Return the steps of a trace in order, without overlap; without any, one window for all.
 
-    Old traces count steps among the operators. Where several threads or profilers marked the
-    same time, the longest mark counts; where numbers come twice, steps are counted anew.
+    Old traces have steps among the operators. Where several threads or profilers marked the same
+    time, the longest mark counts; where a number occurs twice, steps are renumbered.
     """
     numbers = {
         code: int(match[1])
@@ -28,7 +32,7 @@ def step_windows(trace: Trace) -> tuple[Window, ...]:
     marks = _marked(trace.ranges, numbers) or _marked(trace.ops, numbers)
     if not marks:
         return (Window(0, trace.start, trace.end),)
-    steps = _apart(marks)
+    steps = _without_overlap(marks)
     if len({step.number for step in steps}) < len(steps):
         steps = [Window(count, step.start, step.end) for count, step in enumerate(steps)]
     return tuple(steps)
@@ -40,9 +44,9 @@ def step_at(windows: Sequence[Window], time: ArrayLike) -> Ints:
     end = np.array([window.end for window in windows], np.int64)
     number = np.array([window.number for window in windows], np.int64)
     instant = np.asarray(time, np.int64)
-    place = np.searchsorted(start, instant, side="right") - 1
-    # The last instant belongs to the window too: a trace's last event may have no length.
-    return np.where((place >= 0) & (instant <= end[place]), number[place], -1)
+    index = np.searchsorted(start, instant, side="right") - 1
+    # The end belongs to the window too: the last event of a trace may have no length.
+    return np.where((index >= 0) & (instant <= end[index]), number[index], -1)
 
 
 def _marked(spans: Spans, numbers: dict[int, int]) -> list[Window]:
@@ -52,7 +56,7 @@ def _marked(spans: Spans, numbers: dict[int, int]) -> list[Window]:
     return [Window(numbers[n], s, e) for n, s, e in zip(names, starts, ends, strict=True)]
 
 
-def _apart(marks: Iterable[Window]) -> list[Window]:
+def _without_overlap(marks: Iterable[Window]) -> list[Window]:
     kept: list[Window] = []
     for mark in sorted(marks, key=lambda mark: (mark.start, -mark.end)):
         if kept and mark.start < kept[-1].end:
@@ -63,15 +67,10 @@ def _apart(marks: Iterable[Window]) -> list[Window]:
     return kept
 
 
-# Of the device's time in a step, by work whose launch nobody saw. A host that is ahead of the
-# device by a step makes it all of the first one and none of the others.
-CUT_SHARE = 0.05
-
-
 def drop_cut_step(
     windows: Sequence[Window], work: WorkTable
 ) -> tuple[Sequence[Window], tuple[str, ...]]:
-    """Return the whole steps, and a remark where the first is cut; the only one stays."""
+    """Return the whole steps, and a remark where the first is cut; a single step is kept."""
     if not first_is_cut(windows[0], work):
         return windows, ()
     seen = "it shows work launched before the recording"
@@ -81,18 +80,18 @@ def drop_cut_step(
 
 
 def first_is_cut(first: Window, work: WorkTable) -> bool:
-    """Whether the first step shows the work of one that was launched before.
+    """Whether the first step shows the work of a step that was launched before the recording.
 
-    Of that work only what began after the recording did is there, without operator and shapes:
-    idle time would be seen where the device was busy, and ideals would be missing. A trace that
-    knows no launches later on either is not cut.
+    Only the part of that work which began after the recording is there, without operators and
+    shapes: the device would look idle where it was busy, and ideals would be missing. A trace that
+    has no launches later on either is not cut.
     """
     here = (work.start >= first.start) & (work.start < first.end)
     later = work.start >= first.end
-    return _unseen(work, here, 0.0) > CUT_SHARE >= _unseen(work, later, 1.0)
+    return _unlaunched(work, here, 0.0) > CUT_SHARE >= _unlaunched(work, later, 1.0)
 
 
-def _unseen(work: WorkTable, rows: NDArray[np.bool_], without: float) -> float:
-    """The share of the rows' time whose launch is not known; `without` any rows."""
+def _unlaunched(work: WorkTable, rows: NDArray[np.bool_], without: float) -> float:
+    """Return the share of the rows' time whose launch is not known; `without` if it is 0."""
     total = work.duration[rows].sum()
     return float(work.duration[rows & (work.launched < 0)].sum() / total) if total else without

@@ -1,7 +1,7 @@
-"""Decodes JSON events into typed objects; times are exact to the nanosecond.
+"""Decodes JSON events into typed objects, and their times to whole nanoseconds.
 
-A float64 of the microseconds since 1970 is 125 ns off, so times stay text until a whole chunk is
-read at once. Arguments are decoded by kind of event.
+Times stay text at first and are read for a whole chunk at once: a float64 of the microseconds since
+1970 is up to 125 ns off. Arguments stay text too and are decoded by kind of event.
 """
 
 from __future__ import annotations
@@ -21,52 +21,12 @@ from steplab.trace.events import Ints
 
 # Half the range of 64 bits, so that a base time can be added: 2**62 ns after 1970 is the year 2116.
 LATEST = 2**62
-NO_TIME = LATEST  # stands for a text that is no time
-
-
-def nanoseconds(texts: Sequence[Raw]) -> Ints:
-    """Return JSON numbers of microseconds as ns, halves to even; NO_TIME for what is no time."""
-    if not texts:
-        return np.empty(0, np.int64)
-    joined = b"\n".join(texts)
-    read = _decimals(joined, len(texts)) if b"." in joined else _integers(joined, 1000)
-    return np.array([_one(bytes(text)) for text in texts], np.int64) if read is None else read
-
-
-def _decimals(joined: bytes, count: int) -> Ints | None:
-    """Read lines that all have one to three decimals; None if one has not."""
-    codes = np.frombuffer(joined, np.uint8)
-    dots = np.flatnonzero(codes == ord("."))
-    if len(dots) != count:
-        return None
-    decimals = np.append(np.flatnonzero(codes == ord("\n")), len(codes)) - dots - 1
-    if decimals.min() < 1 or decimals.max() > 3:
-        return None
-    return _integers(joined.replace(b".", b""), 10 ** (3 - decimals))
-
-
-def _integers(joined: bytes, scale: Ints | int) -> Ints | None:
-    """Read lines of digits and multiply them; None if they are not all digits, or too many."""
-    if joined.translate(None, b"0123456789-\n"):
-        return None
-    read = np.fromstring(joined, np.int64, sep="\n")
-    largest = max(int(read.max()), -int(read.min()))
-    return read * scale if largest < LATEST // np.max(scale) else None
-
-
-def _one(text: bytes) -> int:
-    try:
-        exact = Decimal(text.decode().strip('"')) * 1000
-        return int(exact.to_integral_value()) if abs(exact) < LATEST else NO_TIME
-    except (InvalidOperation, ValueError, OverflowError):
-        return NO_TIME
-
-
-# Times without decimals would take the slow way of `nanoseconds` for their whole chunk.
+NO_TIME = LATEST  # stands for a text that is not a time
+# With decimals: a time without them sends its whole chunk through the slow path of `nanoseconds`.
 NO_DURATION = Raw(b"0.000")
 NO_ARGS = Raw(b"{}")
 
-TrackId = int | str | None  # a process, thread, device or stream
+TrackId = int | str | None  # of a process, thread, device or stream
 
 
 class Span(Struct, tag_field="ph", tag="X", gc=False):
@@ -110,8 +70,8 @@ class Instant(Struct, tag_field="ph", tag="i", gc=False):
 
 Event = Span | Begin | End | Instant | Struct
 
-# All other phases of the format (flow arrows, metadata, counters, async events...) hold nothing
-# that is read here: their text is passed over, no field is made.
+# Nothing here reads the other phases of the format (flow arrows, metadata, counters, async events):
+# their text is skipped and no field is made.
 UNREAD = tuple(
     defstruct(f"Unread{ord(phase)}", (), tag_field="ph", tag=phase, gc=False)
     for phase in "stfMCIPbneSTpFNODRcVv(),"
@@ -122,12 +82,12 @@ _ONE_EVENT = msgspec.json.Decoder(_EVENT, strict=False)
 _TEXTS = msgspec.json.Decoder(list[Raw])
 
 NON_FINITE = re.compile(rb'(":\s*)-?(?:nan|inf(?:inity)?)\b', re.IGNORECASE)
-# Between values they are blanks, in strings they are forbidden.
+# Between values control characters are blanks; in strings they are forbidden.
 CONTROL_TO_BLANK = bytes.maketrans(bytes(range(32)), b" " * 32)
 
 
 def decode_events(text: bytes) -> Sequence[Event | None]:
-    """Decode a JSON list of events; None stands for an element that is no event.
+    """Decode a JSON list of events; None stands for an element that is not an event.
 
     Raises msgspec.DecodeError if the text is not one complete JSON list.
     """
@@ -142,7 +102,7 @@ def decode_events(text: bytes) -> Sequence[Event | None]:
 def repair_json(text: bytes) -> bytes:
     """Return a text without what JSON forbids but programs write.
 
-    Numbers such as NaN, control characters in names, and bytes that are not UTF-8.
+    That is numbers such as NaN, control characters in names, and bytes that are not UTF-8.
     """
     finite = NON_FINITE.sub(rb"\1null", text.translate(CONTROL_TO_BLANK))
     return finite.decode(errors="replace").encode()
@@ -159,7 +119,7 @@ NO_VALUE = Raw(b"")
 
 
 class OpArgs(Struct, gc=False):
-    """What an operator says of itself."""
+    """Arguments of an operator."""
 
     sequence: int = field(default=-1, name="Sequence number")
     forward_thread: int = field(default=0, name="Fwd thread id")
@@ -171,13 +131,13 @@ class OpArgs(Struct, gc=False):
 
 
 class CallArgs(Struct, gc=False):
-    """What a call of the CUDA runtime says of itself."""
+    """Arguments of a call of the CUDA runtime."""
 
     correlation: int = -1
 
 
 class DeviceArgs(Struct, gc=False):
-    """What a kernel, copy or fill says of itself."""
+    """Arguments of a kernel, copy or fill."""
 
     device: int | None = None
     stream: int | None = None
@@ -188,7 +148,7 @@ class DeviceArgs(Struct, gc=False):
 
 
 class MemoryArgs(Struct, gc=False):
-    """What an allocation or a free says of itself."""
+    """Arguments of an allocation or a free."""
 
     bytes: int = field(default=0, name="Bytes")
     address: int = field(default=0, name="Addr")
@@ -219,3 +179,45 @@ def _args_or_default(text: Raw, kind: type[Args]) -> Args:
 @cache
 def _args_decoder(kind: type[Decoded]) -> msgspec.json.Decoder[Decoded]:
     return msgspec.json.Decoder(kind, strict=False)
+
+
+def nanoseconds(texts: Sequence[Raw]) -> Ints:
+    """Return JSON numbers of microseconds as ns, halves to even; NO_TIME for any other text.
+
+    Profilers write microseconds with one to three decimals; such numbers are read all at once.
+    """
+    if not texts:
+        return np.empty(0, np.int64)
+    joined = b"\n".join(texts)
+    read = _decimals(joined, len(texts)) if b"." in joined else _integers(joined, 1000)
+    return np.array([_exact(bytes(text)) for text in texts], np.int64) if read is None else read
+
+
+def _decimals(joined: bytes, count: int) -> Ints | None:
+    """Read lines that all have one to three decimals; None if any has not."""
+    codes = np.frombuffer(joined, np.uint8)
+    dots = np.flatnonzero(codes == ord("."))
+    if len(dots) != count:
+        return None
+    decimals = np.append(np.flatnonzero(codes == ord("\n")), len(codes)) - dots - 1
+    if decimals.min() < 1 or decimals.max() > 3:
+        return None
+    return _integers(joined.replace(b".", b""), 10 ** (3 - decimals))
+
+
+def _integers(joined: bytes, scale: Ints | int) -> Ints | None:
+    """Read lines of digits and multiply them; None if there is anything else, or too many."""
+    if joined.translate(None, b"0123456789-\n"):
+        return None
+    read = np.fromstring(joined, np.int64, sep="\n")
+    largest = max(int(read.max()), -int(read.min()))
+    return read * scale if largest < LATEST // np.max(scale) else None
+
+
+def _exact(text: bytes) -> int:
+    """Read one number in any notation; NO_TIME if it is not a time."""
+    try:
+        exact = Decimal(text.decode().strip('"')) * 1000
+        return int(exact.to_integral_value()) if abs(exact) < LATEST else NO_TIME
+    except (InvalidOperation, ValueError, OverflowError):
+        return NO_TIME

@@ -1,9 +1,9 @@
-"""The text of a trace: finds the list of events in it and decodes them chunk by chunk.
+"""Finds the list of events in a trace's JSON text and decodes it in chunks of whole events.
 
-A chunk is cut where its end looks like the border of two events. Whether it is one the decoder
-tells: a text cut inside a string or a nested list is not a complete list. Only then, and at the
-end of the list, are the brackets counted. Every file that cannot be read gets one sentence and a
-suggestion.
+A chunk ends where the text looks like the border between two events. The decoder tells whether it
+is one: text cut inside a string or a nested list is not a complete list. Only when that guess
+fails, and at the end of the list, are the brackets counted. A file that cannot be read gets an
+error with one sentence and a suggestion.
 """
 
 from __future__ import annotations
@@ -19,6 +19,19 @@ import numpy as np
 from steplab.core.errors import UserError, did_you_mean
 from steplab.trace.reading.decode import Event, decode_events, repair_json
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BEGINNING = re.compile(rb"(?:\xef\xbb\xbf)?\s*(\S)")
+LIST_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+LIST_KEY_ROOM = 1 << 10  # nobody writes more blanks than this in "traceEvents": [
+BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
+# Bytes at the end in which a border is searched for: the longest events have some 10 KB of shapes.
+BORDER_ROOM = 1 << 16
+LEADING_COMMA = re.compile(rb"\s*,?\s*")
+# A number or word cut in two by the end of the text may look like a mistake.
+UNSURE_ROOM = 32
+ESCAPE = re.compile(rb"\\.", re.DOTALL)
+DECODER_BYTE = re.compile(r"\s*\(byte (\d+)\)")
+
 RECORD_HINT = "Give the file that torch.profiler's export_chrome_trace wrote (.json or .json.gz)."
 # Other files that lie beside traces, by how they begin.
 FOREIGN_FILES = {
@@ -27,122 +40,17 @@ FOREIGN_FILES = {
     b"SQLite format 3": "an SQLite database, such as Nsight Systems exports",
 }
 
-DECODER_BYTE = re.compile(r"\s*\(byte (\d+)\)")
-
-
-def error_byte(error: msgspec.DecodeError) -> int | None:
-    """Return the byte at which the decoder saw a mistake; None: the text just ended."""
-    place = DECODER_BYTE.search(str(error))
-    return int(place[1]) if place else None
-
-
-def missing_file_error(path: Path) -> UserError:
-    """Nothing is at `path`, or a folder is."""
-    if path.is_dir():
-        return UserError(f"{path} is a folder, not a trace.", "Name one file in it.")
-    folder = path.parent
-    names = [p.name for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
-    traces = [name for name in names if name.endswith((".json", ".gz"))]
-    return UserError(f"There is no file {path}.", did_you_mean(path.name, traces) if traces else "")
-
-
-def empty_file_error(name: str) -> UserError:
-    """The file has no text at all."""
-    return UserError(f"{name} is empty.", RECORD_HINT)
-
-
-def not_json_error(name: str, text: bytes) -> UserError:
-    """The file begins with neither bracket."""
-    for beginning, what in FOREIGN_FILES.items():
-        if text.startswith(beginning):
-            return UserError(f"{name} is {what}, not a trace.", RECORD_HINT)
-    return UserError(f"{name} is not JSON: it begins with {text[:12]!r}.", RECORD_HINT)
-
-
-def malformed_error(name: str, byte: int, error: msgspec.DecodeError) -> UserError:
-    """The text breaks the rules of JSON at a known place."""
-    reason = DECODER_BYTE.sub("", str(error)).removeprefix("JSON is malformed: ")
-    return UserError(f"{name} is not valid JSON at byte {byte:,} ({reason}).", "Record it again.")
-
-
-def truncated_error(name: str, byte: int, events: int) -> UserError:
-    """The text ends before its brackets are closed."""
-    return UserError(
-        f"{name} ends too early, at byte {byte:,} after {events:,} complete events.",
-        "Copy it again, or wait until the profiler has written it.",
-    )
-
-
-def no_event_list_error(name: str) -> UserError:
-    """Valid JSON of another kind."""
-    return UserError(f'{name} is JSON, but no trace: it has no list "traceEvents".', RECORD_HINT)
-
-
-def no_events_error(name: str, seen: int) -> UserError:
-    """A list with nothing in it that a profiler of PyTorch writes."""
-    if not seen:
-        return UserError(f"{name} holds no events.", "Was a step run while the profiler was on?")
-    return UserError(
-        f"{name} holds {seen:,} events, but no operator, range, call, kernel or allocation.",
-        RECORD_HINT,
-    )
-
-
-ESCAPE = re.compile(rb"\\.", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Elements:
-    """How far the elements of a list reach in a text that begins inside that list."""
-
-    end: int  # byte after the last complete bracketed element; of the closing bracket if closed
-    closed: bool  # whether the list ends in this text
-
-
-def complete_elements(text: bytes) -> Elements:
-    """Find the complete elements of a list whose text begins, outside all strings, with one."""
-    places, depths = _brackets(text)
-    closing = np.flatnonzero(depths < 0)
-    if len(closing):
-        return Elements(int(places[closing[0]]), True)
-    complete = np.flatnonzero(depths == 0)
-    return Elements(int(places[complete[-1]]) + 1 if len(complete) else 0, False)
-
-
-def depth_after(text: bytes) -> int:
-    """Return how many brackets are open at the end of `text`."""
-    depths = _brackets(text)[1]
-    return int(depths[-1]) if len(depths) else 0
-
-
-def _brackets(text: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of all brackets outside strings, and the depth after each."""
-    # Backslashes stand only in strings; a pair of the same length keeps all places.
-    plain = ESCAPE.sub(b"__", text) if b"\\" in text else text
-    codes = np.frombuffer(plain, np.uint8)
-    quotes = np.flatnonzero(codes == ord('"'))
-    upper = codes & 0xDF  # folds "{" onto "[" and "}" onto "]"
-    places = np.flatnonzero((upper == ord("[")) | (upper == ord("]")))
-    places = places[np.searchsorted(quotes, places) % 2 == 0]
-    return places, np.cumsum(np.where(upper[places] == ord("["), 1, -1))
-
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-BEGINNING = re.compile(rb"(?:\xef\xbb\xbf)?\s*(\S)")
-LIST_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-LIST_KEY_ROOM = 1 << 10  # more blanks than this in "traceEvents": [ nobody writes
-
 
 @dataclass(frozen=True)
 class Head:
-    """The beginning of a file, divided at its list of events."""
+    """The beginning of a file, split where its list of events begins."""
 
-    before: bytes  # up to and with the opening bracket
-    after: bytes  # what was read behind it
+    before: bytes  # up to and including the opening bracket
+    after: bytes  # what was read after it
 
 
 def read_head(pieces: Iterator[bytes], name: str) -> Head:
-    """Read as far as the list of events: the file itself, or its outermost "traceEvents"."""
+    """Read up to the list of events: the whole file, or the outermost "traceEvents" in it."""
     text, searched = bytearray(), 0
     for piece in pieces:
         text += piece
@@ -159,7 +67,7 @@ def read_head(pieces: Iterator[bytes], name: str) -> Head:
 
 
 def _list_start(text: bytearray, searched: int) -> int:
-    """Return the byte behind the opening bracket of the list; 0 if there is none yet."""
+    """Return the position after the opening bracket of the list; 0 if there is none yet."""
     for key in LIST_KEY.finditer(text, searched):
         if depth_after(bytes(text[: key.start()])) == 1:
             return key.end()
@@ -182,9 +90,9 @@ def _no_list_error(text: bytes, name: str) -> UserError:
 def read_properties(
     head: Head, rest: bytes, offset: int, name: str, events: int
 ) -> dict[str, object]:
-    """Return the other keys of a file; `rest`, at byte `offset`, follows on the last element.
+    """Return the other keys of a file; `rest`, at byte `offset`, follows the last element.
 
-    Head and rest together are the file with an empty list.
+    Head and rest together are the file with an empty list of events.
     """
     text = head.before.removeprefix(BYTE_ORDER_MARK) + rest
     try:
@@ -200,29 +108,24 @@ def read_properties(
     return {key: value for key, value in document.items() if key != "traceEvents"}
 
 
-BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
-# Where the border is searched, from the end: the longest events have some 10 KB of shapes.
-BORDER_ROOM = 1 << 16
-LEADING_COMMA = re.compile(rb"\s*,?\s*")
-# A number or word that the end of the text cuts in two may look like a mistake.
-UNSURE_ROOM = 32
-
-
 class EventChunks:
-    """Iterate over it once; then `rest` is the text from the list's closing bracket on."""
+    """The events of a list, chunk by chunk; None stands for an element that is not an event.
+
+    Iterate once; afterwards `rest` is the text from the closing bracket of the list on.
+    """
 
     def __init__(self, text: bytes, pieces: Iterator[bytes], offset: int, name: str) -> None:
-        self._text = text  # read but not yet decoded; at first, from the list's first element on
+        self._text = text  # read but not yet decoded; begins with the first element of the list
         self._pieces = pieces
         self.offset = offset  # byte of the file at which _text begins
         self._name = name
-        self._wanted = 0  # bytes of _text below which another look is useless
+        self._wanted = 0  # bytes that _text must have before another attempt can succeed
         self._closed = False
         self.count = 0  # elements decoded so far
 
     @property
     def rest(self) -> bytes:
-        """The text that is left."""
+        """The text that is not decoded."""
         return self._text
 
     def __iter__(self) -> Iterator[Sequence[Event | None]]:
@@ -240,7 +143,7 @@ class EventChunks:
         self._text += b"".join(self._pieces)
 
     def _read(self) -> bool:
-        """Read on until there is enough for another look; False at the end of the file."""
+        """Read until another attempt can succeed; False at the end of the file."""
         parts = [self._text]
         size = len(self._text)
         while piece := next(self._pieces, b""):
@@ -252,7 +155,7 @@ class EventChunks:
         return bool(piece)
 
     def _up_to_border(self) -> Sequence[Event | None] | None:
-        """Decode up to the last border of two events, if it is one."""
+        """Decode up to the last border between two events; None if that was none."""
         borders = list(BORDER.finditer(self._text, max(0, len(self._text) - BORDER_ROOM)))
         if not borders:
             return None
@@ -264,12 +167,12 @@ class EventChunks:
         return events
 
     def _up_to_bracket(self) -> Sequence[Event | None]:
-        """Decode up to where the brackets say that an element, or the list, ends."""
+        """Decode up to the end of an element, or of the list, found by counting brackets."""
         found = complete_elements(self._text)
         self._closed = found.closed
         if not found.closed and not found.end:
             self._check_incomplete()
-            # Twice as much each time: looking stays linear in the size of the file.
+            # Twice as much each time keeps the effort linear in the size of the file.
             self._wanted = 2 * len(self._text)
             return []
         self._wanted = 0
@@ -277,18 +180,18 @@ class EventChunks:
         try:
             events = decode_events(listed)
         except msgspec.DecodeError:
-            events = self._decode_mended(listed)
+            events = self._decode_repaired(listed)
         self._advance(found.end)
         return events
 
-    def _decode_mended(self, listed: bytes) -> Sequence[Event | None]:
+    def _decode_repaired(self, listed: bytes) -> Sequence[Event | None]:
         try:
             return decode_events(repair_json(listed))
         except msgspec.DecodeError as error:
             raise self._malformed(error) from error
 
     def _check_incomplete(self) -> None:
-        """Raise if the text has a mistake, and is not just the beginning of an element."""
+        """Raise if the text has a mistake, and is not merely the beginning of an element."""
         try:
             begun = b"[" + self._text[self._begin() :]
             msgspec.json.decode(repair_json(begun), type=list[msgspec.Raw])
@@ -301,7 +204,7 @@ class EventChunks:
         return malformed_error(self._name, byte, error)
 
     def _begin(self) -> int:
-        """Where the first element begins; the text may start with the comma before it."""
+        """Return where the first element begins; the text may start with the comma before it."""
         comma = LEADING_COMMA.match(self._text)
         return comma.end() if comma else 0
 
@@ -309,9 +212,103 @@ class EventChunks:
         """Return the elements before `end` as a JSON list."""
         begin = min(self._begin(), end)
         listed = b"".join((b"[", memoryview(self._text)[begin:end], b"]"))
-        # Some writers leave a comma behind the last event.
+        # Some writers leave a comma after the last event.
         return listed[:-1].rstrip().removesuffix(b",") + b"]" if self._closed else listed
 
     def _advance(self, end: int) -> None:
         self._text = self._text[end:]
         self.offset += end
+
+
+@dataclass(frozen=True)
+class Elements:
+    """How far the complete elements of a list reach in a text that begins inside it."""
+
+    end: int  # byte after the last complete element; if closed, that of the closing bracket
+    closed: bool  # whether the list ends in this text
+
+
+def complete_elements(text: bytes) -> Elements:
+    """Find the complete elements of a list; the text begins with one, outside any string."""
+    positions, depths = _brackets(text)
+    closing = np.flatnonzero(depths < 0)
+    if len(closing):
+        return Elements(int(positions[closing[0]]), True)
+    complete = np.flatnonzero(depths == 0)
+    return Elements(int(positions[complete[-1]]) + 1 if len(complete) else 0, False)
+
+
+def depth_after(text: bytes) -> int:
+    """Return how many brackets are open at the end of `text`."""
+    depths = _brackets(text)[1]
+    return int(depths[-1]) if len(depths) else 0
+
+
+def _brackets(text: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions of all brackets outside strings, and the depth after each."""
+    # Backslashes occur only in strings; a replacement of the same length keeps all positions.
+    plain = ESCAPE.sub(b"__", text) if b"\\" in text else text
+    codes = np.frombuffer(plain, np.uint8)
+    quotes = np.flatnonzero(codes == ord('"'))
+    upper = codes & 0xDF  # folds "{" onto "[" and "}" onto "]"
+    positions = np.flatnonzero((upper == ord("[")) | (upper == ord("]")))
+    positions = positions[np.searchsorted(quotes, positions) % 2 == 0]
+    return positions, np.cumsum(np.where(upper[positions] == ord("["), 1, -1))
+
+
+def error_byte(error: msgspec.DecodeError) -> int | None:
+    """Return the byte at which the decoder saw a mistake; None: the text ended too early."""
+    found = DECODER_BYTE.search(str(error))
+    return int(found[1]) if found else None
+
+
+def missing_file_error(path: Path) -> UserError:
+    """There is nothing at `path`, or a folder."""
+    if path.is_dir():
+        return UserError(f"{path} is a folder, not a trace.", "Name one file in it.")
+    folder = path.parent
+    names = [p.name for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
+    traces = [name for name in names if name.endswith((".json", ".gz"))]
+    return UserError(f"There is no file {path}.", did_you_mean(path.name, traces) if traces else "")
+
+
+def empty_file_error(name: str) -> UserError:
+    """The file has no text at all."""
+    return UserError(f"{name} is empty.", RECORD_HINT)
+
+
+def not_json_error(name: str, text: bytes) -> UserError:
+    """The file begins with neither [ nor {."""
+    for beginning, what in FOREIGN_FILES.items():
+        if text.startswith(beginning):
+            return UserError(f"{name} is {what}, not a trace.", RECORD_HINT)
+    return UserError(f"{name} is not JSON: it begins with {text[:12]!r}.", RECORD_HINT)
+
+
+def malformed_error(name: str, byte: int, error: msgspec.DecodeError) -> UserError:
+    """The text is not JSON from a known byte on."""
+    reason = DECODER_BYTE.sub("", str(error)).removeprefix("JSON is malformed: ")
+    return UserError(f"{name} is not valid JSON at byte {byte:,} ({reason}).", "Record it again.")
+
+
+def truncated_error(name: str, byte: int, events: int) -> UserError:
+    """The text ends before its brackets are closed."""
+    return UserError(
+        f"{name} ends too early, at byte {byte:,} after {events:,} complete events.",
+        "Copy it again, or wait until the profiler has written it.",
+    )
+
+
+def no_event_list_error(name: str) -> UserError:
+    """The file is valid JSON of another kind."""
+    return UserError(f'{name} is JSON, but not a trace: it has no list "traceEvents".', RECORD_HINT)
+
+
+def no_events_error(name: str, seen: int) -> UserError:
+    """The list holds nothing that a profiler of PyTorch writes."""
+    if not seen:
+        return UserError(f"{name} holds no events.", "Was a step run while the profiler was on?")
+    return UserError(
+        f"{name} holds {seen:,} events, but no operator, range, call, kernel or allocation.",
+        RECORD_HINT,
+    )
