@@ -49,7 +49,7 @@ def test_traces_tell_what_moved():
     found = compare_stored(a, b)
     assert list(found.tables) == ["sides", "budget", "kernels", "modules"]
     assert found.verdict == "cannot tell" and len(found.samples_a) == 8
-    assert "taken for true" in found.method and found.conditions == ()
+    assert "is assumed" in found.method and found.conditions == ()
 
 
 def test_a_run_and_a_trace_are_compared_by_profiled_steps():

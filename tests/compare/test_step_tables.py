@@ -3,8 +3,28 @@ from dataclasses import replace
 import pytest
 
 from steplab.compare.scaling import scaling_table
-from steplab.compare.step_tables import numeric_axes, step_table
-from steplab.core import Clock, Environment, Memory, Ran, Run, RunSpec, Samples, Work, new_run_id
+from steplab.compare.step_tables import (
+    compilation_table,
+    numeric_axes,
+    phase_table,
+    step_table,
+    utilization_table,
+)
+from steplab.core import (
+    Clock,
+    Compilation,
+    Counters,
+    Environment,
+    Figures,
+    Memory,
+    Ran,
+    Recompile,
+    Run,
+    RunSpec,
+    Samples,
+    Work,
+    new_run_id,
+)
 
 ENVIRONMENT = Environment("0.1.0", "3.11", "Linux", "A CPU", 2, None, torch="2.13")
 
@@ -60,6 +80,8 @@ def test_scaling_tells_the_fixed_cost_from_the_rate():
     assert rows[0]["fixed cost [ms]"] == pytest.approx(5)
     assert rows[0]["marginal rate [TFLOP/s]"] == pytest.approx(0.2)
     assert 0 < rows[0]["local exponent"] < rows[1]["local exponent"] < 1
+    squared = cells(scaling_table([make_run(128, 2.0), make_run(512, 32.0)], "context"))
+    assert squared[0]["local exponent"] == pytest.approx(2.0)
 
 
 def test_steps_that_wait_for_the_host_have_no_rate():
@@ -78,3 +100,48 @@ def test_failed_cells_do_not_enter_the_scaling():
     runs = [make_run(128), make_run(256, status="oom"), make_run(512)]
     assert len(scaling_table(runs, "context").rows) == 1
     assert scaling_table([make_run(128)], "context") is None
+
+
+def test_phases_and_waits_are_told_and_unknown_columns_left_out():
+    run = make_run()
+    clock = replace(run.clock, phases={"forward": Samples((4.0,), "ms")})
+    row = cells(phase_table([replace(run, clock=clock)]))[0]
+    assert row["forward [ms]"] == 4.0 and row["limit"] == "cpu"
+    assert "kernel launches" not in row
+    assert phase_table([make_run(status="oom")]) is None
+
+
+def test_limits():
+    """The device is the limit when its kernels fill the step, whatever the host's time says."""
+    run = make_run()
+
+    def limit(busy, wait=0.0, source="cuda events"):
+        clock = replace(run.clock, source=source, data_wait=Samples((wait,), "ms"))
+        ran = replace(run.ran, device_busy_ms=busy)
+        return cells(phase_table([replace(run, clock=clock, ran=ran)]))[0]["limit"]
+
+    assert limit(9.5) == limit(9.5, wait=1.0) == "device"
+    assert limit(4.0) == "host" and limit(4.0, wait=2.0) == "data"
+    assert limit(None) == "unknown"
+    assert limit(None, source="perf_counter") == "cpu"
+    assert limit(None, wait=2.0, source="perf_counter") == "data"
+
+
+def test_figures_and_counters_stand_side_by_side():
+    figures = Figures(0.4, 0.45, 0.5, 989.4, "datasheet")
+    counters = Counters(power_w=Samples((600.0, 620.0), "W"))
+    row = cells(utilization_table([replace(make_run(), figures=figures, counters=counters)]))[0]
+    assert (row["MFU [%]"], row["MFU PaLM [%]"], row["HFU [%]"]) == (40.0, 45.0, 50.0)
+    assert row["power [W]"] == 610 and "HBM bandwidth [%]" not in row
+    assert utilization_table([make_run()]) is None
+
+
+def test_compilation_names_its_reasons():
+    compiled = Compilation(2, 0, {"print": 1}, (Recompile("forward", "shape 8 != 4"),), 20.0, 0, 2)
+    table = compilation_table([replace(make_run(), compilation=compiled)])
+    row = cells(table)[0]
+    assert (row["graphs"], row["breaks"], row["recompiles"], row["cold [s]"]) == (2, 1, 1, 20.0)
+    assert "print" in table.note and "shape 8 != 4" in table.note
+    warm = replace(compiled, cache_hits=1)
+    assert cells(compilation_table([replace(make_run(), compilation=warm)]))[0]["cold [s]"] is None
+    assert compilation_table([make_run()]) is None

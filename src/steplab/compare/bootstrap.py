@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 from steplab.core.comparison import Change, Verdict
 from steplab.core.units import percent
 
-RESAMPLES = 4000
 CONFIDENCE = 0.95
+RESAMPLES = 4000
+MAX_DRAWN = 4_000_000  # indices held at once, 32 MB
+# The smallest and largest of 6 values hold the true median between them with probability 97 %, of
+# 5 values with 94 %: fewer than 6 cannot give an interval at 95 %.
+MIN_SAMPLES = 6
+POWER = 0.8  # a change of the least detectable size is seen four times in five
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,10 @@ def ratio_of_rounds(
 ) -> RatioInterval:
     """Return the ratio of medians of two specs measured in turns, with its interval.
 
-    Whole rounds are drawn, not single steps: steps of one round share the machine's mood, and
-    taken as independent they would make the interval too narrow.
+    Whole rounds are drawn, not single steps: steps of one round share clocks, temperature and
+    load of the machine, and taken as independent they would make the interval too narrow.
     """
-    source = random.Random(0)
+    rng = random.Random(0)
     rounds = len(numerators)
 
     def ratio(chosen: Sequence[int]) -> float:
@@ -49,40 +54,23 @@ def ratio_of_rounds(
         top, bottom = (statistics.median(values) for values in pooled)
         return top / bottom
 
-    ratios = sorted(ratio(source.choices(range(rounds), k=rounds)) for _ in range(RESAMPLES))
+    ratios = sorted(ratio(rng.choices(range(rounds), k=rounds)) for _ in range(RESAMPLES))
     tail = (1 - CONFIDENCE) / 2
     low, high = ratios[int(tail * RESAMPLES)], ratios[math.ceil((1 - tail) * RESAMPLES) - 1]
     return RatioInterval(ratio(range(rounds)), low, high)
 
 
-def local_exponent(x0: float, y0: float, x1: float, y1: float) -> float:
-    """Return p in y ~ x^p between two points."""
-    return math.log(y1 / y0) / math.log(x1 / x0)
-
-
-def line_fit(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Return (intercept, slope) of the least-squares line through the points."""
-    fit = statistics.linear_regression(xs, ys)
-    return fit.intercept, fit.slope
-
-
-# The smallest and largest of 6 values hold the true median between them with probability 97 %, of
-# 5 values with 94 %: below 6 no interval at 95 % can be had.
-MIN_SAMPLES = 6
-MAX_DRAWN = 4_000_000  # indices held at once, 32 MB
-
-
 def ratio_of_samples(numerator: Sequence[float], denominator: Sequence[float]) -> RatioInterval:
-    """Return the ratio of medians of two independent series, with its bootstrap interval.
+    """Return the ratio of medians of two series measured one after the other, with its interval.
 
-    Blocks of neighboring samples are drawn, sqrt(n) long: steps that follow each other share the
-    machine's mood. In 300 trials each with equal distributions, n = 6 to 200, the interval left
-    one out in 3 to 4 % of the cases, and in 4 to 16 % where neighbors correlated by 0.5. What
-    changed between the two series, no resampling of them can know.
+    Blocks of neighboring samples are drawn, sqrt(n) long: steps that follow each other are not
+    independent. In 300 trials each with equal distributions, n = 6 to 200, the interval missed 1
+    in 3 to 4 % of the cases, and in 4 to 16 % where neighbors correlated by 0.5. No resampling
+    can know what changed on the machine between the two series.
     """
-    source = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     series = [np.asarray(values, dtype=np.float64) for values in (numerator, denominator)]
-    top, bottom = (_medians(values, source) for values in series)
+    top, bottom = (_resampled_medians(values, rng) for values in series)
     tail = _tail(min(_blocks(len(values))[1] for values in series))
     low, high = np.quantile(top / bottom, [tail, 1 - tail], method="inverted_cdf")
     ratio = float(np.median(series[0]) / np.median(series[1]))
@@ -95,15 +83,17 @@ def _blocks(count: int) -> tuple[int, int]:
     return length, math.ceil(count / length)
 
 
-def _medians(series: NDArray[np.float64], source: np.random.Generator) -> NDArray[np.float64]:
-    """Medians of RESAMPLES series, each made of blocks of this one, which is taken as a circle."""
+def _resampled_medians(
+    series: NDArray[np.float64], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Medians of RESAMPLES series, each made of blocks of this one; a block may wrap around."""
     count = len(series)
     length, blocks = _blocks(count)
     at_once = max(1, MAX_DRAWN // (blocks * length))
     medians = []
     for begin in range(0, RESAMPLES, at_once):
         draws = min(at_once, RESAMPLES - begin)
-        starts = source.integers(count, size=(draws, blocks, 1))
+        starts = rng.integers(count, size=(draws, blocks, 1))
         chosen = (starts + np.arange(length)) % count
         medians.append(np.median(series[chosen.reshape(draws, -1)[:, :count]], axis=1))
     return np.concatenate(medians)
@@ -112,8 +102,8 @@ def _medians(series: NDArray[np.float64], source: np.random.Generator) -> NDArra
 def _tail(blocks: int) -> float:
     """The share of resamples to leave out at each end.
 
-    Resamples of few blocks spread too little. Hesterberg's expanded percentiles (2015) put that
-    right: Student's quantile for the blocks of both series in place of the normal one, and
+    Resamples of few blocks spread too little. Hesterberg's expanded percentiles (2015) correct
+    that: Student's quantile for the blocks of both series in place of the normal one, and
     sqrt(k / (k - 1)) for the variance.
     """
     normal = NormalDist()
@@ -127,14 +117,11 @@ def _tail(blocks: int) -> float:
     return normal.cdf(-student * math.sqrt(blocks / (blocks - 1)))
 
 
-POWER = 0.8  # a change of the size returned is seen four times in five
-
-
 def least_detectable(interval: RatioInterval) -> float:
-    """Return the least relative change (0.02: two percent) that this much spread lets be seen.
+    """Return the smallest relative change (0.02: two percent) that this spread lets us see.
 
     The interval's width on a logarithmic scale gives the standard error of the ratio; a true
-    change must stand off by z(confidence) + z(power) = 2.8 of those.
+    change must exceed z(confidence) + z(power) = 2.8 of those.
     """
     normal = NormalDist()
     sure = normal.inv_cdf((1 + CONFIDENCE) / 2)
@@ -144,9 +131,13 @@ def least_detectable(interval: RatioInterval) -> float:
 
 def change_of(interval: RatioInterval, samples: int) -> Change:
     """Turn the ratio of times B / A into a change; `samples` are those of the smaller side."""
-    bounds = (interval.ratio - 1, interval.low - 1, interval.high - 1)
-    detectable = least_detectable(interval) if samples >= MIN_SAMPLES else None
-    return Change(*bounds, CONFIDENCE, detectable)
+    return Change(
+        value=interval.ratio - 1,
+        low=interval.low - 1,
+        high=interval.high - 1,
+        confidence=CONFIDENCE,
+        detectable=least_detectable(interval) if samples >= MIN_SAMPLES else None,
+    )
 
 
 def verdict_on(change: Change, samples: int, what: str) -> tuple[Verdict, str]:
@@ -164,7 +155,7 @@ def verdict_on(change: Change, samples: int, what: str) -> tuple[Verdict, str]:
 
 
 def slower_than(change: Change, limit: float) -> bool:
-    """Whether B is slower than A by more than `limit` (0.03: 3 %), the whole interval long."""
+    """Whether the whole interval says that B is slower than A by more than `limit` (0.03: 3 %)."""
     return change.detectable is not None and change.low > limit
 
 

@@ -68,7 +68,7 @@ def comparable_samples(sides: Sequence[Side]) -> tuple[Samples, Samples, str]:
         return first.profiled, second.profiled, "Profiled steps"
     only = next(side for side in sides if side.timed)
     raise UserError(
-        f"{only.name} has timed steps, the other side only profiled ones: these are not alike.",
+        f"{only.name} has timed steps, the other side only profiled ones.",
         "Compare with a Run of `steplab profile`, which has both.",
     )
 

@@ -10,7 +10,7 @@ from steplab.compare.same_work import condition_diff, work_differences
 from steplab.compare.step_tables import constants
 from steplab.compare.time_diff import budget_diff, kernel_diff, module_diff, phase_diff
 from steplab.core import Cell, Column, Samples, Table
-from steplab.core.comparison import Comparison
+from steplab.core.comparison import Comparison, Verdict
 from steplab.core.errors import UserError
 from steplab.trace.roofline import trace_device_name
 
@@ -25,21 +25,28 @@ def compare_stored(a: Side, b: Side) -> Comparison:
         "the interval (--rerun measures in turns)."
     )
     if a.run is None or b.run is None:
-        method += " A trace does not tell its spec: that both did the same work is taken for true."
-    names, conditions = (a.name, b.name), _conditions(a, b)
-    tables = {"sides": sides_table(a, first, b, second)}
-    if apart := _apart(a, b):
-        differing = _present({"differences": _differences(a, b)})
-        return Comparison(
-            *(*names, "not alike", apart, first, second, method, None),
-            *(tables | differing, conditions),
-        )
-    count = min(len(first), len(second))
-    change = change_of(ratio_of_samples(second.values, first.values), count)
-    verdict, reason = verdict_on(change, count, "steps")
-    details = _present(_details(a, b))
+        method += " A trace does not carry its spec: that both did the same work is assumed."
+    sides = {"sides": sides_table(a, first, b, second)}
+    verdict: Verdict
+    if reason := _different_work(a, b):
+        verdict, change = "not alike", None
+        tables = sides | _present({"differences": _differences(a, b)})
+    else:
+        count = min(len(first), len(second))
+        change = change_of(ratio_of_samples(second.values, first.values), count)
+        verdict, reason = verdict_on(change, count, "steps")
+        tables = sides | _present(_details(a, b))
     return Comparison(
-        *(*names, verdict, reason, first, second, method, change, tables | details, conditions)
+        a=a.name,
+        b=b.name,
+        verdict=verdict,
+        reason=reason,
+        samples_a=first,
+        samples_b=second,
+        method=method,
+        change=change,
+        tables=tables,
+        conditions=_conditions(a, b),
     )
 
 
@@ -52,39 +59,46 @@ def compare_rounds(
 ) -> Comparison:
     """Hold B against A by rounds that were measured in turns, the same number of both.
 
-    What moved is told from the stored traces: the rounds have none.
+    What takes more or less time is read from the stored traces: the rounds have none.
     """
     count = len(rounds_a)
     interval = ratio_of_rounds([s.values for s in rounds_b], [s.values for s in rounds_a])
     change = change_of(interval, count)
     verdict, reason = verdict_on(change, count, "rounds")
     method = (
-        f"Measured again in turns by two live workers; rounds: {count}, resampled whole. What "
-        "moved is told from the stored Runs."
+        f"Measured again in turns by two live workers; rounds: {count}, resampled whole. "
+        "Details come from the stored Runs."
     )
     first, second = (
         Samples(tuple(value for samples in rounds for value in samples.values), "ms")
         for rounds in (rounds_a, rounds_b)
     )
-    tables = {"sides": sides_table(a, first, b, second), **_present(_details(a, b))}
-    names = (a.name, b.name)
     return Comparison(
-        *(*names, verdict, reason, first, second, method, change, tables, (conditions,))
+        a=a.name,
+        b=b.name,
+        verdict=verdict,
+        reason=reason,
+        samples_a=first,
+        samples_b=second,
+        method=method,
+        change=change,
+        tables={"sides": sides_table(a, first, b, second), **_present(_details(a, b))},
+        conditions=(conditions,),
     )
 
 
 def check_same_work(a: Side, b: Side) -> None:
     """Raise a UserError where the work differs."""
-    if apart := _apart(a, b):
-        raise UserError(f"A and B cannot be held against each other: {apart}")
+    if reason := _different_work(a, b):
+        raise UserError(f"A and B cannot be compared: {reason}")
 
 
-def _apart(a: Side, b: Side) -> str:
+def _different_work(a: Side, b: Side) -> str:
     """Why the work differs, as a sentence; "" when it is the same, or when a trace hides it."""
     if a.run is None or b.run is None:
         return ""
-    apart = work_differences(a.run, b.run)
-    return f"they did different work: {', '.join(apart)}." if apart else ""
+    differences = work_differences(a.run, b.run)
+    return f"they did different work: {', '.join(differences)}." if differences else ""
 
 
 def _differences(a: Side, b: Side) -> Table | None:
@@ -92,7 +106,7 @@ def _differences(a: Side, b: Side) -> Table | None:
 
 
 def _details(a: Side, b: Side) -> dict[str, Table | None]:
-    """What differs and what moved; None where the sides do not tell."""
+    """What differs, and what takes more or less time; None where the sides do not tell."""
     tables = {"differences": _differences(a, b)}
     clocks = [side.run.clock if side.run else None for side in (a, b)]
     if clocks[0] and clocks[1]:
@@ -127,9 +141,17 @@ def _conditions(a: Side, b: Side) -> tuple[str, ...]:
 def sides_table(a: Side, samples_a: Samples, b: Side, samples_b: Samples) -> Table:
     """Return A and B with their step times, and what a Run tells besides."""
     columns = (
-        *(Column(""), Column("Run or trace"), Column("what"), Column("step median", "ms")),
-        *(Column("p10", "ms"), Column("p90", "ms"), Column("spread", "%"), Column("steps")),
-        *(Column("tokens/s"), Column("MFU", "%"), Column("peak memory", "GiB")),
+        Column(""),
+        Column("Run or trace"),
+        Column("what"),
+        Column("step median", "ms"),
+        Column("p10", "ms"),
+        Column("p90", "ms"),
+        Column("spread", "%"),
+        Column("steps"),
+        Column("tokens/s"),
+        Column("MFU", "%"),
+        Column("peak memory", "GiB"),
     )
     rows = (("A", *_row(a, samples_a)), ("B", *_row(b, samples_b)))
     return Table("A and B", columns, rows).without_unknown_columns()
@@ -140,7 +162,7 @@ def _row(side: Side, samples: Samples) -> tuple[Cell, ...]:
     run = side.run
     if run is None:
         return (side.name, None, *times, len(samples), None, None, None)
-    tokens = round(run.work.tokens / samples.median * 1e3) if run.work else None
+    tokens = round(run.work.tokens_per_second(samples.median)) if run.work else None
     # A stored MFU belongs to the stored times, not to those of another measurement.
     own = run.clock is not None and samples == run.clock.step
     mfu = run.figures.possible_mfu if run.figures and own else None

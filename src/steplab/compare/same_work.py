@@ -16,16 +16,16 @@ def work_differences(a: Run, b: Run) -> tuple[str, ...]:
     tokens, parameters and model FLOPs are (a setting such as fused projections changes none of
     them). Two files of the user's own count as one workload when tokens and parameters agree.
     """
-    apart = [
+    differences = [
         f"{name} {left} and {right}"
         for name in ("mode", "batch", "accumulate")
         if (left := getattr(a.spec, name)) != (right := getattr(b.spec, name))
     ]
     if a.spec.workload != b.spec.workload and not _own_files_agree(a, b):
-        apart.insert(0, f"workload {a.spec.workload} and {b.spec.workload}")
+        differences.insert(0, f"workload {a.spec.workload} and {b.spec.workload}")
     elif a.spec.config != b.spec.config and not (_same_size(a, b) and _same_flops(a, b)):
-        apart += _config(a, b)
-    return tuple(apart)
+        differences += _config(a, b)
+    return tuple(differences)
 
 
 def _config(a: Run, b: Run) -> list[str]:
@@ -77,7 +77,7 @@ def _conditions(run: Run) -> dict[tuple[str, str], Cell]:
         "recipe": spec.pop("recipe")["techniques"],
         "config": spec.pop("config"),
         "spec": spec,
-        # Launches and kernels are results, and told as what moved.
+        # Launches and kernels are results; `time_diff` has them.
         "ran": {key: ran[key] for key in ("impls", "matmul_dtypes", "optimizer") if key in ran},
         "compilation": _compilation(run),
         "environment": encode(run.environment),
@@ -112,7 +112,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Cell]:
 
 
 def _text(value: Cell) -> Cell:
-    """Texts stay, an empty one is said; numbers become texts: a column of both is no number."""
+    """Return every value as text, so that a column of texts and numbers is drawn as text."""
     if value is None or value == "":
         return ABSENT
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
-from steplab.compare.bootstrap import line_fit, local_exponent
 from steplab.compare.step_tables import axis_value, limit_of, varying_axes
 from steplab.core import Cell, Column, Run, Table
 
@@ -24,7 +25,7 @@ def scaling_table(runs: Sequence[Run], axis: str) -> Table | None:
             x0, x1 = axis_value(before, axis), axis_value(after, axis)
             t0, t1 = _median(before), _median(after)
             assert isinstance(x0, (int, float)) and isinstance(x1, (int, float))
-            exponent = local_exponent(x0, t0, x1, t1)
+            exponent = math.log(t1 / t0) / math.log(x1 / x0)  # p in time ~ x^p
             rows.append((label, f"{x0} to {x1}", x1 / x0, t1 / t0, exponent, fixed, rate))
     if not rows:
         return None
@@ -61,10 +62,10 @@ def _fixed_cost(group: Sequence[Run]) -> tuple[float | None, float | None]:
         return None, None
     if len(group) < 3 or any(w is None for w in work) or len(set(work)) < 2:
         return None, None
-    intercept, slope = line_fit([w or 0.0 for w in work], [_median(run) for run in group])
-    if intercept < 0 or slope <= 0:  # noise, or time that does not grow with the work
+    fit = statistics.linear_regression([w or 0.0 for w in work], [_median(run) for run in group])
+    if fit.intercept < 0 or fit.slope <= 0:  # noise, or time that does not grow with the work
         return None, None
-    return intercept, 1e-9 / slope
+    return fit.intercept, 1e-9 / fit.slope
 
 
 def _median(run: Run) -> float:

@@ -65,6 +65,10 @@ class Work:
     covered_calls: int | None = None  # matmul-class calls with a FLOP formula, when counted
     uncovered_calls: Mapping[str, int] = field(default_factory=dict)  # op -> calls without one
 
+    def tokens_per_second(self, step_ms: float) -> float:
+        """Return the tokens of a step over its time."""
+        return self.tokens / step_ms * 1e3
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -216,7 +220,7 @@ class Run:
         """Tokens of one step over its median time."""
         if self.clock is None or self.work is None or not self.clock.step.values:
             return None
-        return self.work.tokens / self.clock.step.median * 1e3
+        return self.work.tokens_per_second(self.clock.step.median)
 
 
 def new_run_id(spec: RunSpec) -> str:

@@ -51,14 +51,8 @@ def fastest_batch(
     return BatchSearch(best, tuple(runs), reason)
 
 
-def tokens_per_second(run: Run) -> float:
-    """Return the tokens of a step over its median time; 0 for a Run that failed."""
-    if run.status != "ok" or run.clock is None or run.work is None:
-        return 0.0
-    return run.work.tokens / run.clock.step.median * 1e3
-
-
 def _better(best: Run | None, run: Run) -> Run:
     if best is None:
         return run
-    return run if tokens_per_second(run) > MIN_GAIN * tokens_per_second(best) else best
+    rates = [run.tokens_per_second or 0.0 if run.status == "ok" else 0.0 for run in (run, best)]
+    return run if rates[0] > MIN_GAIN * rates[1] else best
