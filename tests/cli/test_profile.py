@@ -115,14 +115,14 @@ def test_slips_are_one_sentence_and_start_nothing(tmp_path, capsys, monkeypatch,
     def start(*args):
         pytest.fail("a worker was started")
 
-    monkeypatch.setattr("steplab.cli.profile.ProfilingWorker", start)
+    monkeypatch.setattr("steplab.cli.profile.TrialRunner", start)
     assert main(["profile", *words, "--store", str(tmp_path)]) == 2
     assert told in capsys.readouterr().err
 
 
 def test_a_foreign_summary_is_refused_at_once(tmp_path, capsys, monkeypatch):
     (tmp_path / "summary.csv").write_text("seq_len,ms\n1,2\n")
-    monkeypatch.setattr("steplab.cli.profile.ProfilingWorker", lambda *a: pytest.fail("started"))
+    monkeypatch.setattr("steplab.cli.profile.TrialRunner", lambda *a: pytest.fail("started"))
     assert main(["profile", "--store", str(tmp_path)]) == 2
     assert "other columns" in capsys.readouterr().err
     assert (tmp_path / "summary.csv").read_text() == "seq_len,ms\n1,2\n"
@@ -134,7 +134,7 @@ class Stub:
     def __init__(self, **outcome):
         self.outcome = outcome
 
-    def __call__(self, timeout):
+    def __call__(self, timeout, function):
         return self
 
     def __enter__(self):
@@ -146,7 +146,7 @@ class Stub:
     def environment(self):
         return Environment("0", "3.11", "Linux", "cpu", 2, None)
 
-    def profile(self, spec, plan, folder, environment, progress):
+    def trial(self, spec, environment, *, progress, plan, folder):
         return Run("an-id", spec, environment, **self.outcome)
 
 
@@ -155,7 +155,7 @@ class Stub:
 )
 def test_a_failure_is_a_stored_status_and_one_sentence(tmp_path, capsys, monkeypatch, status, code):
     stub = Stub(status=status, reason="something went wrong.")
-    monkeypatch.setattr("steplab.cli.profile.ProfilingWorker", stub)
+    monkeypatch.setattr("steplab.cli.profile.TrialRunner", stub)
     assert main(["profile", "--store", str(tmp_path)]) == code
     assert capsys.readouterr().err.endswith(f"steplab: {status}: something went wrong.\n")
     assert Store(tmp_path).load("last").status == status
@@ -167,13 +167,13 @@ def test_traces_that_cannot_be_read_are_kept(profiled, tmp_path, capsys, monkeyp
     root, _, run = profiled
 
     class Damaging(Stub):
-        def profile(self, spec, plan, folder, environment, progress):
+        def trial(self, spec, environment, *, progress, plan, folder):
             for name in run.artifacts:
                 shutil.copy(root / "store" / "runs" / run.id / name, folder)
             (folder / "trace_1.json.gz").write_bytes(b"\x1f\x8bnot a trace")
             return run
 
-    monkeypatch.setattr("steplab.cli.profile.ProfilingWorker", Damaging())
+    monkeypatch.setattr("steplab.cli.profile.TrialRunner", Damaging())
     assert main(["profile", *SMALL, "--store", str(tmp_path)]) == 2
     assert "trace_1.json.gz" in capsys.readouterr().err
     kept = tmp_path / "runs" / run.id

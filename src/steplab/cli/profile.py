@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,6 @@ from steplab.cli.step_flags import (
 )
 from steplab.core import Run, Table
 from steplab.core.errors import MeasurementError, Unsupported, UserError
-from steplab.profiling.isolated import ProfilingWorker
 from steplab.profiling.output import (
     PAGE_FILE,
     append_summary,
@@ -31,7 +31,7 @@ from steplab.profiling.output import (
     save_files,
     scratch_folder,
 )
-from steplab.profiling.plan import AVERAGES_FILE, DEFAULT_SCHEDULE, ProfilePlan
+from steplab.profiling.plan import AVERAGES_FILE, DEFAULT_SCHEDULE, PROFILE_SPEC, ProfilePlan
 from steplab.report.budget import print_budget
 from steplab.report.memory import print_memory
 from steplab.report.terminal import print_table
@@ -39,6 +39,7 @@ from steplab.store import DEFAULT_ROOT, Store
 from steplab.store.atomic import disk_errors
 from steplab.trace.analysis import UNATTRIBUTED, Analysis
 from steplab.trace.kernel_table import kernel_table, phases_by_time
+from steplab.workers.trials import TrialRunner
 
 DEFAULT_WORKLOAD = "gpt"
 PHASES = ("data", "forward", "backward", "clip", "optimizer")
@@ -99,12 +100,11 @@ def _run(args: argparse.Namespace) -> int:
 
 def _recorded(args: argparse.Namespace, plan: ProfilePlan, folder: Path) -> Run:
     """Measure and record in a worker; whatever ends it is in the Run."""
-    with ProfilingWorker(args.timeout) as worker, CellProgress(1) as progress:
-        environment = worker.environment()
+    with TrialRunner(args.timeout, PROFILE_SPEC) as runner, CellProgress(1) as progress:
+        environment = runner.environment()
         spec = step_spec(args, resolve_device(args.device, environment))
-        run = worker.profile(
-            spec, plan, folder, environment, lambda text: progress.stage(spec, text)
-        )
+        stage = functools.partial(progress.stage, spec)
+        run = runner.trial(spec, environment, progress=stage, plan=plan, folder=folder)
         if run.status == "ok":
             progress.done(run)
     return replace(run, command=tuple(sys.argv))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from steplab.core.errors import UserError
 
+PROFILE_SPEC = "steplab.profiling.recorder:profile_spec"  # what a worker calls
 DEFAULT_SCHEDULE = (1, 2, 3, 1)
 # Names of files beside the traces.
 AVERAGES_FILE = "key_averages.txt"

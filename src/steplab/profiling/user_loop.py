@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from steplab.core import Run, RunSpec, new_run_id
+from steplab.core import Run, RunSpec
 from steplab.core.errors import UserError
-from steplab.core.run import now
+from steplab.core.run import new_run
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import graph_count
 from steplab.probes.environment import capture_environment
@@ -113,11 +114,8 @@ def _measure(subject: Subject) -> Run:
         notes.append("still compiling while the clock ran: give more warm-up steps")
     memory.inspect(subject)
     ran.inspect(subject)
-    return Run(
-        new_run_id(spec),
-        spec,
-        subject.environment,
-        created=now(),
+    return replace(
+        new_run(spec, subject.environment),
         clock=clock.result(),
         memory=memory.result(),
         ran=ran.result(),

@@ -4,8 +4,8 @@ import pytest
 
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
-from steplab.profiling.isolated import ProfilingWorker
-from steplab.profiling.plan import ProfilePlan
+from steplab.profiling.plan import PROFILE_SPEC, ProfilePlan
+from steplab.workers.trials import TrialRunner
 from steplab.workloads.workload import find_workload
 
 MODEL = """
@@ -43,16 +43,17 @@ def test_a_worker_refuses_records_and_dies(spec, tmp_path, monkeypatch):
     folder = tmp_path / "files"
     folder.mkdir()
     said = []
-    with ProfilingWorker(120) as worker:
-        environment = worker.environment()
+    with TrialRunner(120, PROFILE_SPEC) as runner:
+        environment = runner.environment()
         with pytest.raises(UserError, match="Did you mean"):
-            worker.profile(RunSpec("gtp"), ProfilePlan(), folder, environment)
+            runner.trial(RunSpec("gtp"), environment, plan=ProfilePlan(), folder=folder)
 
-        run = worker.profile(spec(0), ProfilePlan((0, 1, 1, 1)), folder, environment, said.append)
+        options = {"plan": ProfilePlan((0, 1, 1, 1)), "folder": folder}
+        run = runner.trial(spec(0), environment, progress=said.append, **options)
         assert run.status == "ok", run.reason
         for name in (*run.profile.traces, run.profile.detail):
             assert (folder / name).is_file()
         assert "tracing 2 steps" in said and said[-1] == "recording memory"
 
-        run = worker.profile(spec(11), ProfilePlan(), folder, environment)
+        run = runner.trial(spec(11), environment, plan=ProfilePlan(), folder=folder)
         assert run.status == "crashed" and "SIGKILL" in run.reason
