@@ -68,7 +68,7 @@ def test_own_data_with_a_period_and_missing_points(checkpoint, tmp_path, capsys)
     assert "x.npy" in said and "used the period 3, as given" in said and "*" not in said
 
 
-def test_a_context_that_the_model_cannot_use_is_told(checkpoint, capsys):
+def test_a_context_that_the_model_cannot_use_is_noted(checkpoint, capsys):
     assert evaluate("--checkpoint", checkpoint, "--context", 500, "--horizon", 8) == 0
     said = capsys.readouterr()
     assert "uses 40 points of the past, not 500" in said.err and "context 40" in said.out
@@ -77,7 +77,7 @@ def test_a_context_that_the_model_cannot_use_is_told(checkpoint, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--horizon", "0"], "--horizon must be at least 1"),
         (["--windows", "0"], "--windows must be at least 1"),
@@ -92,9 +92,9 @@ def test_a_context_that_the_model_cannot_use_is_told(checkpoint, capsys):
         (["--device", "tpu"], "tpu"),
     ],
 )
-def test_slips_are_told_in_one_sentence(words, told, capsys):
+def test_bad_arguments_are_refused_in_one_sentence(words, message, capsys):
     assert evaluate(*words) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_without_a_checkpoint_it_says_how_to_make_one(tmp_path, monkeypatch, capsys):

@@ -91,7 +91,7 @@ def test_both_rules_and_a_recipe(runs, arrays, tmp_path):
     np.testing.assert_allclose(plain, single, atol=1e-4)
 
 
-def test_long_contexts_are_told(runs, tmp_path, capsys):
+def test_long_contexts_are_noted(runs, tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.arange(500.0))
     assert forecast(tmp_path / "x.npy", "--checkpoint", runs / "point", "--horizon", 8) == 0
     assert "the last 40 are used" in capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_bad_input_is_one_sentence(words, code, said, runs, arrays, tmp_path, ca
     assert said in error and len(error.strip().splitlines()) == 1
 
 
-def test_without_any_checkpoint_the_command_is_told(arrays, tmp_path, capsys, monkeypatch):
+def test_without_any_checkpoint_the_error_names_the_command(arrays, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert forecast(arrays, "--horizon", "4") == 2
     error = capsys.readouterr().err

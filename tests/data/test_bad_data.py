@@ -110,7 +110,7 @@ def test_parts_without_meta_and_meta_without_parts(tmp_path):
         ("x.jsonl", '"text"', "line 1 is the text 'text', not a list"),
         ("x.jsonl", "[[1, 2], [3, 4]]", "point 0 is a list, not a number. Write each channel"),
         ("x.jsonl", "[" * 100_000, "line 1 is nested too deeply"),
-        ("x.jsonl", "[1" + "0" * 400 + "]", "line 1 has a whole number that no float can hold"),
+        ("x.jsonl", "[1" + "0" * 400 + "]", "line 1 has an integer that does not fit into a float"),
         ("x.json", "", "is empty"),
         ("x.json", "[]", "holds no series"),
         ("x.json", "null", "is null, not a list of series"),
@@ -120,8 +120,8 @@ def test_parts_without_meta_and_meta_without_parts(tmp_path):
         ("x.json", "[[1], [[2, 3], [4]]]", "series 1, point 0 is a list"),
         ("x.json", '[{"sequence": [1]}, {"sequence": "2"}]', "series 1 is the text '2'"),
         ("x.npy", "", "is empty"),
-        ("x.npy", "1,2,3", r"is not a sound \.npy file"),
-        ("x.npz", "1,2,3", r"is not a sound \.npz file"),
+        ("x.npy", "1,2,3", r"is not a valid \.npy file"),
+        ("x.npz", "1,2,3", r"is not a valid \.npz file"),
         ("x.txt", "1,2,3", "is not a file of series that steplab can read"),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_truncated_array(tmp_path):
     (tmp_path / "x.npy").write_bytes(whole[:-8])
     refuses(tmp_path / "x.npy", "truncated")
     (tmp_path / "x.npy").write_bytes(whole[:50])
-    refuses(tmp_path / "x.npy", "not a sound")
+    refuses(tmp_path / "x.npy", "not a valid")
 
 
 def test_nothing_there(tmp_path):

@@ -112,14 +112,14 @@ def test_own_names_of_columns(tmp_path):
         read_frame(path, Columns("store", "day", "sold"))
 
 
-def test_missing_rows_are_told(tmp_path):
+def test_missing_rows_are_noted(tmp_path):
     times = pd.date_range("2024-01-01", periods=50, freq="h").delete([20, 21])
     table = pd.DataFrame({"unique_id": "s", "ds": times, "y": 1.0})
     (note,) = read_frame(save(table, tmp_path / "x.csv")).notes
     assert "2 rows are missing in 1 of 1 series (first: 's' after 2024-01-01T19:00)" in note
 
 
-def test_zones_are_read_as_utc_and_told(tmp_path):
+def test_times_with_a_zone_are_read_as_utc_with_a_note(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text(
         "unique_id,ds,y\na,2024-03-31 00:00:00+01:00,1\na,2024-03-31 01:00:00+01:00,2\n"
@@ -138,7 +138,7 @@ def test_zones_are_read_as_utc_and_told(tmp_path):
         ("a\n1\n", "has the columns 'a', not those"),
         ("unique_id,ds,y\n", "has no rows"),
         ("", "is empty"),
-        ("\n\n", "is not a sound .csv file"),
+        ("\n\n", "is not a valid .csv file"),
         ("unique_id,ds,y\na,2024-01-01,1\na,2024-01-01,2\n", "series 'a' has two points at 2024-"),
         ("unique_id,ds,y\na,1,1\na,1,2\na,1,2\n", "two points at 1 (2 such rows in all)"),
         ("unique_id,ds,y\na,01/02/2024,1\n", "row 1: ds is '01/02/2024', not a time"),
@@ -146,8 +146,8 @@ def test_zones_are_read_as_utc_and_told(tmp_path):
         ("unique_id,ds,y\na,1.5,1\n", "row 1: ds is '1.5', not a time"),
         ("unique_id,ds,y\na,1,1\na,2,many\n", "row 2: y is 'many', not a number"),
         ("unique_id,ds,y\na,1,True\n", "holds true and false"),
-        ("unique_id,ds,y\na,1,1,4,5\n", "is not a sound .csv file"),
-        ("unique_id,ds,y\na,1\n\udcff", "is not a sound .csv file"),
+        ("unique_id,ds,y\na,1,1,4,5\n", "is not a valid .csv file"),
+        ("unique_id,ds,y\na,1\n\udcff", "is not a valid .csv file"),
     ],
 )
 def test_bad_frames_are_one_sentence(tmp_path, text, said):
@@ -161,7 +161,7 @@ def test_bad_frames_are_one_sentence(tmp_path, text, said):
 def test_a_damaged_parquet_file(tmp_path):
     path = save(long_frame(), tmp_path / "x.parquet")
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"is not a sound \.parquet file"):
+    with pytest.raises(UserError, match=r"is not a valid \.parquet file"):
         open_series(path)
     with pytest.raises(UserError, match="neither"):
         read_frame(tmp_path / "x.txt")

@@ -49,7 +49,7 @@ def test_a_partition_comes_and_opens(served, tmp_path, name, series):
     assert all(path.startswith(name) for path in served.copied)
 
 
-def test_a_broken_download_goes_on(repository, tmp_path, monkeypatch):
+def test_a_broken_download_continues(repository, tmp_path, monkeypatch):
     broken = fake_hub(repository, fail_after=2)
     monkeypatch.setitem(sys.modules, "huggingface_hub", broken)
     files = hub.list_files()
@@ -71,7 +71,7 @@ def test_an_unknown_partition_names_the_nearest(served, tmp_path, name, said):
     assert not (tmp_path / "out").exists()
 
 
-def test_too_small_a_disk_is_told_before_the_download(served, tmp_path, monkeypatch):
+def test_a_disk_that_is_too_small_is_refused_before_the_download(served, tmp_path, monkeypatch):
     class Usage:
         free = 50
 

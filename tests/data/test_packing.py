@@ -109,15 +109,15 @@ def test_filling_is_what_the_windows_hold(shape):
     packed = build(shape)
     plain = Windows(packed.series, packed.length, packed.stride, "none")
     for windows, is_packed in ((packed, True), (plain, False)):
-        told = window_stats(packed.series.lengths, packed.length, packed.stride, patch, is_packed)
+        stats = window_stats(packed.series.lengths, packed.length, packed.stride, patch, is_packed)
         masks, used = [], set()
         for number in range(len(windows)):
             values, mask = windows.read(number)[:2]
             masks.append(mask)
             used |= set(values[mask].tolist())
-        assert told.windows == len(windows)
-        assert told.padding == pytest.approx(1 - np.mean(masks))
-        assert told.unused == pytest.approx(1 - len(used) / sum(lengths))
+        assert stats.windows == len(windows)
+        assert stats.padding == pytest.approx(1 - np.mean(masks))
+        assert stats.unused == pytest.approx(1 - len(used) / sum(lengths))
 
 
 def test_tails_are_what_follows_the_last_full_window():

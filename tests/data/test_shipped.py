@@ -46,7 +46,7 @@ def test_days_follow_each_other_across_the_two():
         assert abs(float(end[0] - start[0])) < 5
 
 
-def test_small_and_with_their_licence():
+def test_small_and_with_their_license():
     files = sorted(SHIPPED.glob("*.npz"))
     assert sum(file.stat().st_size for file in files) < 300_000
     text = (SHIPPED / "README.md").read_text()

@@ -12,9 +12,9 @@ ARRAYS = [[1, 1, np.nan, np.nan, 2, 2, 2], [5], [np.inf, 3, 3, 4], []]
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
 def test_counts(chunk):
-    told = []
-    stats = series_stats(ListSeries(ARRAYS), told.append, chunk)
-    assert (stats.series, stats.points, sum(told)) == (4, 12, 12)
+    reads = []
+    stats = series_stats(ListSeries(ARRAYS), reads.append, chunk)
+    assert (stats.series, stats.points, sum(reads)) == (4, 12, 12)
     assert (stats.shortest, stats.median, stats.longest) == (0, 2.5, 7)
     assert stats.missing == 3 and stats.missing_share == 0.25
     assert stats.repeated == 4 and stats.flat_share == 4 / 8
@@ -36,7 +36,7 @@ def test_bytes_of_files_and_folders(tmp_path):
     assert bytes_on_disk(tmp_path) == 12 and bytes_on_disk(tmp_path / "y") == 5
 
 
-def test_a_reader_that_fails_is_told_with_its_place():
+def test_the_error_of_a_reader_names_the_series_and_the_point():
     class Broken(ListSeries):
         def read(self, index, start, stop):
             if start >= 2:

@@ -80,7 +80,7 @@ def test_every_family_is_finite_and_moves(family):
 @pytest.mark.parametrize(
     "family", ["trend_seasonal", "multi_seasonal", "autoregressive", "square_wave"]
 )
-def test_the_told_period_is_in_the_series(family):
+def test_the_period_given_is_in_the_series(family):
     series = SyntheticSeries(40, 2000, 9, (family,))
     found = []
     for index in range(40):

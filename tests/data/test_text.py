@@ -77,13 +77,13 @@ def test_what_is_text(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
-def test_nothing_to_read_is_told(tmp_path, name):
+def test_nothing_to_read_is_an_error(tmp_path, name):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"does not exist|holds no text"):
         open_text(tmp_path / name)
 
 
-def test_a_file_that_shrinks_is_told(tmp_path):
+def test_a_file_that_shrinks_is_an_error(tmp_path):
     files = open_text(write(tmp_path, b"0123456789")[0])
     files.paths[0].write_bytes(b"012")
     with pytest.raises(UserError, match="became shorter"):

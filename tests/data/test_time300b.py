@@ -68,7 +68,7 @@ def test_a_range_outside_is_refused(tmp_path, where):
         open_series(tmp_path / "set").read(*where)
 
 
-def test_a_file_cut_while_in_use_is_told_and_does_not_kill(tmp_path):
+def test_a_file_truncated_while_in_use_is_an_error_and_no_crash(tmp_path):
     write_time300b(tmp_path / "set", [np.zeros(10_000)])
     series = open_series(tmp_path / "set")
     with (tmp_path / "set" / "data-1-of-1.bin").open("r+b") as file:

@@ -95,7 +95,7 @@ def test_impossible_windows(length, stride):
         Windows(ListSeries([[1, 2, 3]]), length, stride)
 
 
-def test_whatever_a_reader_raises_is_told_with_its_place():
+def test_any_error_of_a_reader_names_the_series_and_the_point():
     class Broken(ListSeries):
         def read(self, index, start, stop):
             raise OSError("the disk is gone")

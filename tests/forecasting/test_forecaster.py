@@ -86,13 +86,13 @@ def test_a_point_model_says_that_it_is_one():
         Forecaster(model()).predict(walk(9), 4, quantiles=[0.5])
 
 
-def test_long_contexts_are_cut_and_told_once():
-    told = []
-    forecaster = Forecaster(model(), warn=told.append)
+def test_long_contexts_are_cut_with_one_warning():
+    warnings = []
+    forecaster = Forecaster(model(), warn=warnings.append)
     series = walk(300)
     found = forecaster.predict([series, walk(9)], 16).mean_BH
     forecaster.predict(series, 16)
-    assert len(told) == 1 and "Some contexts are longer than 80 points" in told[0]
+    assert len(warnings) == 1 and "Some contexts are longer than 80 points" in warnings[0]
     np.testing.assert_allclose(found[0], forecaster.predict(series[-80:], 16).mean_BH[0])
     with pytest.warns(UserWarning, match="the last 80 are used"):
         Forecaster(model()).predict(series, 16)

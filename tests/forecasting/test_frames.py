@@ -70,15 +70,15 @@ def test_rows_in_any_order_and_ids_of_any_type(forecaster):
     pd.testing.assert_frame_equal(found, plain)
 
 
-def test_gaps_in_time_are_missing_points_and_told():
-    told = []
-    forecaster = Forecaster(model(), warn=told.append)
+def test_gaps_in_time_are_missing_points_with_a_warning():
+    warnings = []
+    forecaster = Forecaster(model(), warn=warnings.append)
     holed = frame(lengths=(30,)).drop(index=[10, 11])
     found = forecaster.predict_df(holed, 4)
     values = walk(30, 0)
     values[10:12] = np.nan
     np.testing.assert_allclose(found.steplab, forecaster.predict(values, 4).mean_BH[0])
-    (note,) = told
+    (note,) = warnings
     assert "2 points are missing in the contexts of 1 of 1 series (first: 's0')" in note
 
 

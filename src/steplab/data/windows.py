@@ -14,7 +14,7 @@ from steplab.data.normalization import MIN_FINITE, NormalizeMode, Normalizer
 from steplab.data.series import SeriesSet, Source, read_error
 
 Window = tuple[NDArray[np.float32], NDArray[np.bool_]]
-MIN_POINTS = 2  # one to see, one to predict
+MIN_POINTS = 2  # one to read, one to predict
 
 
 class WindowSet(Protocol):
@@ -45,16 +45,16 @@ class WindowSet(Protocol):
 
 
 class NormalizedPoints:
-    """Normalised points of a set of series, and which of them are finite."""
+    """Normalized points of a set of series, and which of them are finite."""
 
     def __init__(self, series: SeriesSet, normalize: NormalizeMode) -> None:
         self.series = series
-        self._normaliser = Normalizer(series, normalize)
+        self._normalizer = Normalizer(series, normalize)
 
     @property
     def unusable(self) -> int:
         """How many of the series read so far have fewer than two finite points."""
-        return self._normaliser.unusable
+        return self._normalizer.unusable
 
     def read(self, series: int, start: int, stop: int) -> Window | None:
         """Return (values, finite) of points [start, stop), 0 where a point is not finite.
@@ -62,14 +62,14 @@ class NormalizedPoints:
         None where fewer than 2 points are finite, here or in the whole series.
         """
         try:
-            if not self._normaliser.usable(series):
+            if not self._normalizer.usable(series):
                 return None
             points = self.series.read(series, start, stop)
             finite = np.isfinite(points)
             whole = bool(finite.all())
             if not whole and finite.sum() < MIN_FINITE:
                 return None
-            points = self._normaliser.apply(series, points)
+            points = self._normalizer.apply(series, points)
             return points if whole else np.where(finite, points, np.float32(0)), finite
         except SteplabError:
             raise
@@ -141,7 +141,7 @@ def full_windows(lengths: NDArray[np.int64], length: int, stride: int) -> NDArra
 
 
 def substitutes(window: int, count: int) -> Iterator[int]:
-    """Yield a window and then the others, to be read in its place, each once.
+    """Yield a window, then all others, each once, to be read in its place.
 
     The stride is about 0.618 of their number, so that a block of bad windows is replaced by many
     different good ones.

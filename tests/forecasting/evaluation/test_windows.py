@@ -21,7 +21,7 @@ from steplab.train.data import OOD_SEED, VALIDATION_SEED
 
 def source_of(*series):
     packed = InMemorySeries("some", [np.array(one, np.float32) for one in series])
-    return EvaluationData(packed, lambda index: "ab"[index % 2], lambda index: 3 + index, "told")
+    return EvaluationData(packed, lambda index: "ab"[index % 2], lambda index: 3 + index, "some periods")
 
 
 def windows(plan, *series):
@@ -106,7 +106,7 @@ def test_no_series_of_the_evaluation_is_trained_on():
 # Files
 
 
-def test_a_file_of_arrays_has_period_1_unless_told(tmp_path):
+def test_a_file_of_arrays_has_period_1_unless_given(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(12.0).reshape(2, 6))
     source = open_data(tmp_path / "x.npy")
     assert (source.period(1), source.group(1)) == (1, "x.npy")

@@ -1,4 +1,4 @@
-"""Series as numpy arrays: .npy memory-mapped, .npz in memory. 1-D = one series, 2-D = its rows."""
+"""Series as numpy arrays: .npy memory-mapped, .npz in memory; a 2-D array is one series per row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from steplab.data.mapped_file import MappedFile
 from steplab.data.series import InMemorySeries, check_range, to_float32
 
 NUMBER_KINDS = "fiu"
-PICKLED = "and a pickle can run any code when it is opened, so it is refused."
-SAVE_INSTEAD = "Save an array of numbers; for series of different lengths one array each in .npz."
+PICKLED = "holds an object array: a pickle, which can run any code when opened, so it is refused."
+SAVE_INSTEAD = "Save arrays of numbers; series of different lengths as one array each in a .npz."
 
 
 class ArraySeries:
@@ -57,7 +57,7 @@ def read_npz(path: Path) -> InMemorySeries:
     except Exception as error:  # a damaged archive fails in many ways inside zipfile and numpy
         if "Object arrays" in str(error):
             raise UserError(
-                f"{path} holds an object array, which is a pickle, {PICKLED}", SAVE_INSTEAD
+                f"{path} {PICKLED}", SAVE_INSTEAD
             ) from None
         raise _unreadable(path, error) from error
     return InMemorySeries(str(path), series)
@@ -80,13 +80,13 @@ def _parse_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
         return npy.read_array_header_1_0(file)
     if version == (2, 0):
         return npy.read_array_header_2_0(file)
-    raise ValueError(f"version {version[0]}.{version[1]} of the format is not for plain numbers")
+    raise ValueError(f"version {version[0]}.{version[1]} of the format does not hold plain numbers")
 
 
 def _check_array(where: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise UserError(
-            f"{where} holds an object array, which is a pickle, {PICKLED}", SAVE_INSTEAD
+            f"{where} {PICKLED}", SAVE_INSTEAD
         )
     if dtype.kind not in NUMBER_KINDS:
         raise UserError(f"{where} holds {dtype}, not real numbers.")
@@ -98,7 +98,7 @@ def _check_array(where: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> No
 
 def _unreadable(path: Path, error: Exception) -> UserError:
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-    return UserError(f"{path} is not a sound {path.suffix} file: {reason}.")
+    return UserError(f"{path} is not a valid {path.suffix} file: {reason}.")
 
 
 FORMAT = {".npy": ArraySeries, ".npz": read_npz}

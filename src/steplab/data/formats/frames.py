@@ -77,7 +77,7 @@ def read_frame(path: Path | str, columns: Columns | None = None) -> SeriesFrame:
         if isinstance(error, OSError) and error.strerror:  # Arrow's own have none
             raise UserError(f"{path} cannot be read: {error.strerror}.") from error
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise UserError(f"{path} is not a sound {path.suffix} file: {reason}.") from error
+        raise UserError(f"{path} is not a valid {path.suffix} file: {reason}.") from error
 
 
 def from_pandas(

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from steplab.core.errors import UserError
 from steplab.data.series import InMemorySeries, to_float32
 
-NUMBERS = {int, float, type(None)}  # bool is apart: true is not a measurement
+NUMBERS = {int, float, type(None)}  # without bool: true is not a measurement
 KEY = "sequence"
 
 
 def read_jsonl(path: Path) -> InMemorySeries:
-    """Read a file with one series per line; blank lines are passed over."""
+    """Read a file with one series per line; blank lines are skipped."""
     series = []
     try:
         with path.open(encoding="utf-8-sig") as lines:
@@ -68,16 +68,16 @@ def _points(item: Any, where: str) -> NDArray[np.float32]:
         item = item[KEY]
     if not isinstance(item, list):
         raise UserError(f"{where} is {_kind(item)}, not a list of numbers.")
-    strange = set(map(type, item)) - NUMBERS
-    if strange:
-        position = next(i for i, value in enumerate(item) if type(value) in strange)
+    other = set(map(type, item)) - NUMBERS
+    if other:
+        position = next(i for i, value in enumerate(item) if type(value) in other)
         value = item[position]
         hint = "Write each channel as a series of its own." if isinstance(value, list) else ""
         raise UserError(f"{where}, point {position} is {_kind(value)}, not a number.", hint)
     try:
         return to_float32(np.array(item, np.float64))
     except OverflowError:
-        raise UserError(f"{where} has a whole number that no float can hold.") from None
+        raise UserError(f"{where} has an integer that does not fit into a float.") from None
 
 
 def _kind(value: Any) -> str:

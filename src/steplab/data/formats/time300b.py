@@ -72,10 +72,10 @@ def _map_part(path: Path, dtype: np.dtype[Any], count: int) -> MappedFile:
     if not path.is_file():
         raise UserError(f"{path} is missing, and {META} lists it.", "Download the dataset again.")
     mapped = MappedFile(path, dtype, count)
-    size, said = path.stat().st_size, count * dtype.itemsize
-    if size != said:
+    size, expected = path.stat().st_size, count * dtype.itemsize
+    if size != expected:
         raise UserError(
-            f"{path} has {size:,} bytes, but {count:,} elements of {dtype.name} are {said:,}.",
+            f"{path} has {size:,} bytes, but {count:,} elements of {dtype.name} are {expected:,}.",
             f"The dtype or the count in {META} is wrong.",
         )
     return mapped
@@ -113,7 +113,7 @@ class SeriesWriter:
             data = data[len(piece) :]
 
     def end_series(self) -> None:
-        """End the series; what follows belongs to the next one."""
+        """End the series; points appended from now on belong to the next one."""
         self.lengths.append(self._open_length)
         self._open_length = 0
 
@@ -134,10 +134,10 @@ class SeriesWriter:
             if kind is None and len(self.lengths):
                 self._name_files()
                 return
-        except BaseException:  # a full disk shows when the last bytes are flushed
-            self._leave_nothing()
+        except BaseException:  # a full disk may show only when the last bytes are flushed
+            self._remove_files()
             raise
-        self._leave_nothing()
+        self._remove_files()
 
     def _next_part(self) -> None:
         if self._file is not None:
@@ -162,7 +162,7 @@ class SeriesWriter:
         draft.rename(self.folder / META)
 
     def _write_meta(self, file: TextIO, files: dict[str, int]) -> None:
-        """Write series by series: as one object a million of them would take 300 MB."""
+        """Write one series after the other: as one object, a million of them would take 300 MB."""
         listed = ", ".join(f'"{name}": {count}' for name, count in files.items())
         file.write(f'{{"num_sequences": {len(self.lengths)}, "dtype": "float32", ')
         file.write(f'"files": {{{listed}}}, "scales": [')
@@ -173,7 +173,7 @@ class SeriesWriter:
             offset += length
         file.write("]}\n")
 
-    def _leave_nothing(self) -> None:
+    def _remove_files(self) -> None:
         for path in self.folder.iterdir():  # it was empty
             path.unlink()
         if self._made_folder:
@@ -211,7 +211,7 @@ def pack_sets(
     advance: Callable[[int], None] = lambda points: None,
     part_elements: int = PART_ELEMENTS,
 ) -> Packed:
-    """Write all series of all sets, in their order; `advance` is told the points written."""
+    """Write all series of all sets in order; `advance` is called with the points of each write."""
     with SeriesWriter(folder, part_elements) as writer:
         for series in sets:
             for index in range(len(series)):
@@ -234,8 +234,8 @@ def verify(writer: SeriesWriter) -> None:
             checksum = zlib.crc32(points.astype("<f4", copy=False).tobytes(), checksum)
     if checksum != writer.checksum or found.lengths.tolist() != list(writer.lengths):
         raise MeasurementError(
-            f"{writer.folder} reads back other numbers than were written to it.",
-            "Look after the disk, and write it again.",
+            f"{writer.folder} does not read back as it was written.",
+            "Check the disk, and write it again.",
         )
 
 
@@ -247,14 +247,14 @@ class Meta:
     parts: tuple[tuple[str, int], ...]  # (file name, elements) in the order of the offsets
     offsets: NDArray[np.int64]  # [series]
     lengths: NDArray[np.int64]  # [series]
-    means: NDArray[np.float64] | None  # [series]; None when nothing was stored scaled
+    means: NDArray[np.float64] | None  # [series]; None if nothing was stored scaled
     stds: NDArray[np.float64] | None
 
 
 def read_meta(path: Path) -> Meta:
-    """Read and check a meta.json; every fault is a UserError that names the file and the place.
+    """Read and check a meta.json; every error names the file and the series.
 
-    It can be 10 MB of JSON objects, of which two int64 arrays are kept.
+    It can be 10 MB of JSON objects, of which a few arrays are kept.
     """
     data = _load(path)
     missing = [key for key in ("num_sequences", "dtype", "files", "scales") if key not in data]
@@ -302,7 +302,7 @@ def _parts(path: Path, files: Any) -> tuple[tuple[str, int], ...]:
             raise UserError(f"{path}: {name} has {json.dumps(count)[:20]} elements.")
         if int(match[2]) != len(files) or int(match[1]) in numbered:
             raise UserError(
-                f"{path}: {name} is listed among {len(files)} files.", "One is missing?"
+                f"{path}: {name} is listed among {len(files)} files.", "Is one missing?"
             )
         numbered[int(match[1])] = (name, count)
     return tuple(part for _, part in sorted(numbered.items()))
@@ -320,12 +320,12 @@ def _integers(path: Path, scales: list[dict[str, Any]], key: str) -> NDArray[np.
 def _check_ends(
     path: Path, offsets: NDArray[np.int64], lengths: NDArray[np.int64], total: int
 ) -> None:
-    behind = np.flatnonzero(offsets + lengths > total)
-    if len(behind):
-        index = int(behind[0])
+    beyond = np.flatnonzero(offsets + lengths > total)
+    if len(beyond):
+        index = int(beyond[0])
         raise UserError(
             f"{path}: series {index} ends at element {offsets[index] + lengths[index]:,}, but its "
-            f"files hold {total:,} ({len(behind):,} series run past the end)."
+            f"files hold {total:,} ({len(beyond):,} series run past the end)."
         )
 
 

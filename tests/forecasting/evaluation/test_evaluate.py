@@ -164,7 +164,7 @@ def test_repeating_and_constant_series_have_no_mase():
     assert decode(Evaluation, json.loads(encoded), "file").overall.windows == 6
 
 
-def test_quantiles_are_scored_and_told():
+def test_quantiles_are_scored_and_named():
     def spread(contexts, horizon):
         middle = naive(contexts, horizon).mean_BH
         offsets = np.array([-1.0, 0.0, 1.0])

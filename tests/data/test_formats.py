@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from steplab.core.errors import UserError
-from steplab.data.formats import open_series
+from steplab.data.formats import open_series, openers
 from steplab.data.formats.time300b import write_time300b
 
 
@@ -93,3 +93,8 @@ def test_an_object_array_is_refused_and_runs_no_code(tmp_path):
         with pytest.raises(UserError, match=rf"{name}.*object array.*can run any code"):
             open_series(tmp_path / name)
     assert not (tmp_path / "exploded").exists()
+
+
+def test_every_format_is_found_by_its_suffix_or_its_file_name():
+    suffixes = {".csv", ".json", ".jsonl", ".npy", ".npz", ".parquet"}
+    assert set(openers()) == {*suffixes, "meta.json"}

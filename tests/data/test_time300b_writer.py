@@ -30,10 +30,10 @@ def test_what_is_packed_is_read_back_bit_for_bit(arrays, part_elements, chunk):
         real = time300b.chunks
         patch.setattr(time300b, "chunks", lambda series, index: real(series, index, chunk))
         out = Path(folder, "out")
-        told = []
-        packed = pack_sets([ListSeries(arrays)], out, told.append, part_elements)
+        writes = []
+        packed = pack_sets([ListSeries(arrays)], out, writes.append, part_elements)
         assert packed.series == len(arrays)
-        assert packed.points == sum(told) == sum(map(len, arrays))
+        assert packed.points == sum(writes) == sum(map(len, arrays))
         found = open_series(out)
         assert found.lengths.tolist() == [len(array) for array in arrays]
         for index, array in enumerate(arrays):
@@ -94,5 +94,5 @@ def test_a_disk_that_writes_other_bytes_is_noticed(tmp_path, monkeypatch):
             self.checksum += 1
 
     monkeypatch.setattr(time300b, "SeriesWriter", Forgetful)
-    with pytest.raises(MeasurementError, match="reads back other numbers"):
+    with pytest.raises(MeasurementError, match="does not read back as it was written"):
         pack_sets([ListSeries([[1, 2]])], tmp_path / "out")

@@ -62,6 +62,6 @@ def test_a_horizon_is_at_least_one_point(horizon):
         points(horizon)
 
 
-def test_an_unknown_rule_is_told():
+def test_an_unknown_rule_is_refused():
     with pytest.raises(UserError, match="Did you mean 'largest'"):
         points(4, rule="larges")
