@@ -21,7 +21,9 @@ from steplab.train.data import OOD_SEED, VALIDATION_SEED
 
 def source_of(*series):
     packed = InMemorySeries("some", [np.array(one, np.float32) for one in series])
-    return EvaluationData(packed, lambda index: "ab"[index % 2], lambda index: 3 + index, "some periods")
+    return EvaluationData(
+        packed, lambda index: "ab"[index % 2], lambda index: 3 + index, "some periods"
+    )
 
 
 def windows(plan, *series):

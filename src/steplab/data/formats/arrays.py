@@ -56,9 +56,7 @@ def read_npz(path: Path) -> InMemorySeries:
         raise
     except Exception as error:  # a damaged archive fails in many ways inside zipfile and numpy
         if "Object arrays" in str(error):
-            raise UserError(
-                f"{path} {PICKLED}", SAVE_INSTEAD
-            ) from None
+            raise UserError(f"{path} {PICKLED}", SAVE_INSTEAD) from None
         raise _unreadable(path, error) from error
     return InMemorySeries(str(path), series)
 
@@ -85,9 +83,7 @@ def _parse_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
 
 def _check_array(where: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
-        raise UserError(
-            f"{where} {PICKLED}", SAVE_INSTEAD
-        )
+        raise UserError(f"{where} {PICKLED}", SAVE_INSTEAD)
     if dtype.kind not in NUMBER_KINDS:
         raise UserError(f"{where} holds {dtype}, not real numbers.")
     if len(shape) not in (1, 2):
