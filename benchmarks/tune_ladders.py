@@ -25,9 +25,8 @@ from steplab.core.errors import SteplabError, UserError, did_you_mean
 from steplab.core.ladder import Ladder, Rung
 from steplab.report.export import to_markdown
 from steplab.techniques.context import format_waits
-from steplab.tune.climb import peer_line
 from steplab.tune.folder import LadderFolder
-from steplab.tune.report import impact_table, reasons_table, total_line, untried_table
+from steplab.tune.report import impact_table, peer_line, reasons_table, total_line, untried_table
 from steplab.tune.view import format_timings
 from steplab.verify.remote import ReferenceWorker
 from steplab.workers.pool import WorkerPool
@@ -75,16 +74,16 @@ def _interrupted(number: int, frame: Any) -> None:
 
 
 def climb_all(names: Sequence[str], out: Path, minutes: float) -> int:
-    """Climb with one scout for all: it imports torch once."""
+    """Climb with one references for all: it imports torch once."""
     begun, code = monotonic(), 0
-    scout, spares = ReferenceWorker(), WorkerPool()
+    references, pool = ReferenceWorker(), WorkerPool()
     try:
         for name in names:
-            spares.refill()
+            pool.refill()
             words = [*LADDERS[name].split(), "--budget", str(minutes)]
             print(f"== {name}: steplab tune {' '.join(words)}", flush=True)
             try:
-                climb(name, words, out, begun, scout, spares)
+                climb(name, words, out, begun, references, pool)
             except SteplabError as error:
                 print(f"{name}: {error}", flush=True)
                 code = error.exit_code
@@ -93,8 +92,8 @@ def climb_all(names: Sequence[str], out: Path, minutes: float) -> int:
         print("interrupted. The same command goes on from there.", flush=True)
         code = 124
     finally:
-        scout.close()
-        spares.close()
+        references.close()
+        pool.close()
     return code
 
 
@@ -103,8 +102,8 @@ def climb(
     words: Sequence[str],
     out: Path,
     begun: float,
-    scout: ReferenceWorker,
-    spares: WorkerPool,
+    references: ReferenceWorker,
+    pool: WorkerPool,
 ) -> None:
     """Climb one ladder, print what came of it, and write its table whatever happens."""
     parser = Parser("steplab tune", COMMAND.summary)
@@ -113,7 +112,7 @@ def climb(
     args.store, args.out = out / "store", out / name
     view = Telling(name, words, out, begun)
     try:
-        show(*search(args, begun, scout, spares, view))
+        show(*search(args, begun, references, pool, view))
     finally:
         view.write()
 

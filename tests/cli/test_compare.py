@@ -156,7 +156,7 @@ def test_rounds_decide_and_are_kept(compare, store, monkeypatch):
             [Samples(noisy(middle, 5, seed=i), "ms") for i in range(rounds)] for middle in (50, 60)
         )
 
-    monkeypatch.setattr("steplab.cli.compare.alternate", alternate)
+    monkeypatch.setattr("steplab.cli.compare.alternate_specs", alternate)
     runs = {"aaa": run_of(), "bbb": run_of((1.0,) * 9, recipe={"optimizer": {"impl": "fused"}})}
     code, said, _ = compare("aaa", "bbb", "--rerun", "--fail-if-slower", "3%", **runs)
     assert code == 1 and "B is slower than A" in said and "rounds: 8" in said

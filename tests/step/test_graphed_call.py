@@ -155,7 +155,7 @@ def test_refusals_name_the_line():
     except RuntimeError as error:
         refusal = refused_sync(error)
         line = own_model_waits.__code__.co_firstlineno + 1
-        assert f"graphing/test_call.py:{line} (own_model_waits)" in str(refusal)
+        assert f"step/test_graphed_call.py:{line} (own_model_waits)" in str(refusal)
 
 
 def test_of_several_errors_in_a_capture_the_first_is_told():
@@ -167,7 +167,7 @@ def test_of_several_errors_in_a_capture_the_first_is_told():
     except RuntimeError as error:
         said = str(refused_capture(error))
         assert "not permitted when stream is capturing (" in said and "previous" not in said
-        assert "test_call.py" in error_line(error)
+        assert "test_graphed_call.py" in error_line(error)
 
 
 def test_out_of_memory_stays_what_it_is():

@@ -105,7 +105,7 @@ def candidates_of(world: World):
     """Return the class that stands in for RemoteCandidate."""
 
     class Candidate:
-        def __init__(self, spec, environment, spares):
+        def __init__(self, spec, environment, pool):
             self.spec = spec
             self.names = frozenset(spec.recipe.techniques)
             self.turns = 0
@@ -131,20 +131,26 @@ def candidates_of(world: World):
             ms = world.ms(self.names)
             return Samples(tuple(ms * (1 + 0.001 * (i + self.turns % 2)) for i in range(3)), "ms")
 
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exc):
+            self.close()
+
         def close(self):
             world.alive -= 1
 
     return Candidate
 
 
-class NoSpares(WorkerPool):
+class NoProcesses(WorkerPool):
     """Starts no process."""
 
     def fill(self) -> None:
         pass
 
 
-class FakeScout(ReferenceWorker):
+class FakeReferences(ReferenceWorker):
     def __init__(self, world: World) -> None:
         self.world = world
         self.references = Path()
@@ -163,21 +169,22 @@ class FakeScout(ReferenceWorker):
         return ("", "needs something else") if refused else ("fp32", "")
 
 
-def use_world(monkeypatch, world: World, saved: list[str]) -> FakeScout:
+def use_world(monkeypatch, world: World, saved: list[str]) -> FakeReferences:
     """Let a search live in `world`; ids of stored champions go into `saved`."""
     candidate = candidates_of(world)
-    for module in ("rung", "climb"):
+    for module in ("champion", "rung", "climb"):
         monkeypatch.setattr(f"steplab.tune.{module}.RemoteCandidate", candidate)
 
-    def crowned(candidate, opened, store, timeout, progress, detail):
+    def promote(candidate, result, store, timeout, progress, detail):
         run = pretended_run(candidate.spec, world.ms(candidate.names))
         saved.append(run.spec.recipe.label)
         world.details.append(detail)
         return Champion(candidate, run, (), {})
 
-    monkeypatch.setattr("steplab.tune.climb.promote", crowned)
+    for module in ("champion", "climb"):
+        monkeypatch.setattr(f"steplab.tune.{module}.promote", promote)
     monkeypatch.setattr("steplab.store.Store.save", lambda self, run, files=None: Path())
-    return FakeScout(world)
+    return FakeReferences(world)
 
 
 __all__ = ["ENVIRONMENT", "World"]

@@ -135,7 +135,7 @@ def candidates_on(clock: Clock, is_wrong: Callable[[Recipe], bool]):
     """Return a stand-in for RemoteCandidate that takes its time on `clock`."""
 
     class Candidate:
-        def __init__(self, spec, environment, spares):
+        def __init__(self, spec, environment, pool):
             self.spec = spec
 
         def open(self, shapes, references, timeout, progress):
@@ -157,6 +157,12 @@ def candidates_on(clock: Clock, is_wrong: Callable[[Recipe], bool]):
             clock.now += (steps + 1) * ms / 1e3
             return Samples(tuple(ms * (1 + 0.002 * (n % 3)) for n in range(steps)), "ms")
 
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exc):
+            self.close()
+
         def close(self):
             pass
 
@@ -166,16 +172,17 @@ def candidates_on(clock: Clock, is_wrong: Callable[[Recipe], bool]):
 def use_gpu(monkeypatch, clock: Clock, is_wrong: Callable[[Recipe], bool]) -> None:
     """Let a search live on the pretended GPU, whose gate is red for what `is_wrong`."""
     candidate = candidates_on(clock, is_wrong)
-    for module in ("rung", "climb"):
+    for module in ("champion", "rung", "climb"):
         monkeypatch.setattr(f"steplab.tune.{module}.RemoteCandidate", candidate)
 
-    def crowned(candidate, opened, store, timeout, progress, detail):
+    def promote(candidate, result, store, timeout, progress, detail):
         clock.now += {"none": 5.0, "modules": 9.0, "all": 15.0}[detail]
         run = measured(candidate.spec)
         known = told_by(run.spec.recipe, detail)
         return Champion(candidate, run, waits_of(run.spec.recipe), known)
 
-    monkeypatch.setattr("steplab.tune.climb.promote", crowned)
-    for module in ("tune.clock", "tune.search", "tune.view", "workers.alternate"):
+    for module in ("champion", "climb"):
+        monkeypatch.setattr(f"steplab.tune.{module}.promote", promote)
+    for module in ("tune.clock", "tune.options", "tune.view", "workers.alternate"):
         monkeypatch.setattr(f"steplab.{module}.monotonic", clock)
     monkeypatch.setattr("steplab.store.Store.save", lambda self, run, files=None: None)

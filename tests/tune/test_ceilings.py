@@ -116,7 +116,7 @@ EXPERTS = {"experts": ("blocks.0.experts", "blocks.1.experts"), "loss": ("loss",
 
 
 def test_the_wait_for_its_kernels_is_the_ops_too():
-    """Another implementation may need fewer launches and no synchronisation."""
+    """Another implementation may need fewer launches and no synchronization."""
     run, analysis = starving()
     known = op_times(run, analysis, EXPERTS)
     assert known == {"op:experts": pytest.approx(1.0), "idle:experts": pytest.approx(5.5)}

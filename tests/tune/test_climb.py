@@ -4,12 +4,13 @@ import pytest
 
 from steplab.core import RunSpec
 from steplab.core.ladder import Ladder
-from steplab.tune.search import TuneOptions, tune
+from steplab.tune.options import TuneOptions
+from steplab.tune.search import tune
 from steplab.tune.view import NullView
 from tests.tune.ladders import (
     ENVIRONMENT,
     Interrupted,
-    NoSpares,
+    NoProcesses,
     Pretended,
     World,
     use_shelf,
@@ -24,12 +25,12 @@ MATMUL, LAUNCH, SMALL = {"kind:matmul": 1.0}, {"term:launch": 1.0}, {"kind:eleme
 def climb(monkeypatch, store):
     """Return a function that climbs in a world; every process it started must have ended."""
 
-    def run(world, shelf, view=None, **wish) -> Ladder:
+    def run(world, shelf, view=None, **options) -> Ladder:
         use_shelf(monkeypatch, shelf)
-        scout = use_world(monkeypatch, world, [])
+        references = use_world(monkeypatch, world, [])
         try:
-            watching = (scout, ENVIRONMENT, view or NullView(), NoSpares())
-            return tune(SPEC, TuneOptions(**wish), store, *watching)[0]
+            watching = (references, ENVIRONMENT, view or NullView(), NoProcesses())
+            return tune(SPEC, TuneOptions(**options), store, *watching)[0]
         finally:
             assert world.alive == 0
 

@@ -5,9 +5,10 @@ import pytest
 from steplab.core import RunSpec
 from steplab.techniques.recipes import parse_recipe
 from steplab.tune.folder import LadderFolder
-from steplab.tune.search import TuneOptions, tune
+from steplab.tune.options import TuneOptions
+from steplab.tune.search import tune
 from steplab.tune.view import NullView
-from tests.tune.ladders import FakeScout, Interrupted, NoSpares, World
+from tests.tune.ladders import FakeReferences, Interrupted, NoProcesses, World
 from tests.tune.pretended_gpu import H200, LINE, SEED, Clock, step_ms, use_gpu
 
 FASTEST = parse_recipe("flagship")
@@ -23,7 +24,7 @@ class Listening(NullView):
         self.lines.append(text)
 
 
-class SlowScout(FakeScout):
+class SlowReferences(FakeReferences):
     """Takes what making the references takes."""
 
     def __init__(self, clock: Clock) -> None:
@@ -51,10 +52,10 @@ def climb(monkeypatch, store):
         spec = RunSpec(
             "tsmoe", {}, "flagship", batch=16, device="cuda", recipe=parse_recipe(recipe)
         )
-        wish = TuneOptions(minutes=minutes, begun=clock.now)
+        options = TuneOptions(minutes=minutes, begun=clock.now)
         clock.now += 20.0  # the first worker imports torch
-        watching = (SlowScout(clock), H200, view or NullView(), NoSpares())
-        ladder = tune(spec, wish, store, *watching)[0]
+        watching = (SlowReferences(clock), H200, view or NullView(), NoProcesses())
+        ladder = tune(spec, options, store, *watching)[0]
         return ladder, clock.now
 
     return run
@@ -171,7 +172,7 @@ def test_of_an_op_that_changed_nothing_is_known_until_the_winner_is_profiled(
         crowned.append(tried.rung.label)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("steplab.tune.climb.Climb._crown", interrupted)
+    monkeypatch.setattr("steplab.tune.climb.Climb._promote", interrupted)
     with pytest.raises(KeyboardInterrupt):
         climb(SEED, minutes=8)
     (path,) = (store.root / "ladders").glob("*/ladder.json")

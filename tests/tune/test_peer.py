@@ -2,17 +2,18 @@
 
 from steplab.techniques.recipes import parse_recipe
 from steplab.tune.champion import Champion
-from steplab.tune.climb import measure_peer, peer_line
-from steplab.tune.rung import GateOptions
+from steplab.tune.climb import measure_peer
+from steplab.tune.options import GateOptions
+from steplab.tune.report import peer_line
 from steplab.tune.view import NullView
-from tests.tune.ladders import NoSpares, World, candidates_of, pretended_run, use_world
+from tests.tune.ladders import NoProcesses, World, candidates_of, pretended_run, use_world
 from tests.tune.test_climb import SPEC
 
 BY_HAND = parse_recipe("optimizer=fused")
 
 
 def champion_in(world):
-    candidate = candidates_of(world)(SPEC, None, NoSpares())
+    candidate = candidates_of(world)(SPEC, None, NoProcesses())
     return Champion(candidate, pretended_run(SPEC, world.ms(frozenset())), (), {})
 
 
@@ -21,7 +22,7 @@ def test_the_winner_is_told_as_a_share_of_the_peers_speed(monkeypatch):
     use_world(monkeypatch, world, [])
     monkeypatch.setattr("steplab.tune.climb.RemoteCandidate", candidates_of(world))
     peer = measure_peer(
-        BY_HAND, champion_in(world), GateOptions(spares=NoSpares()), 60.0, NullView()
+        BY_HAND, champion_in(world), GateOptions(pool=NoProcesses()), 60.0, NullView()
     )
     assert peer.change is not None and abs(peer.change.value - 0.25) < 0.01
     assert peer_line(peer).startswith("0.80 (") and "ms against 80." in peer_line(peer)
@@ -32,13 +33,13 @@ def test_a_peer_that_cannot_run_costs_nothing_else(monkeypatch):
     world = World(broken={"optimizer": "oom"})
     monkeypatch.setattr("steplab.tune.climb.RemoteCandidate", candidates_of(world))
     peer = measure_peer(
-        BY_HAND, champion_in(world), GateOptions(spares=NoSpares()), 60.0, NullView()
+        BY_HAND, champion_in(world), GateOptions(pool=NoProcesses()), 60.0, NullView()
     )
     assert peer.change is None and peer.reason == "oom: it broke"
     assert "could not be measured: oom" in peer_line(peer)
     lost = World(lost_in_turns={"optimizer"})
     monkeypatch.setattr("steplab.tune.climb.RemoteCandidate", candidates_of(lost))
     peer = measure_peer(
-        BY_HAND, champion_in(lost), GateOptions(spares=NoSpares()), 60.0, NullView()
+        BY_HAND, champion_in(lost), GateOptions(pool=NoProcesses()), 60.0, NullView()
     )
     assert "worker was lost" in peer.reason

@@ -6,7 +6,8 @@ import pytest
 
 from steplab.core import Compilation, Recompile
 from steplab.core.ladder import Check
-from steplab.tune.rung import remedy_for_checks, remedy_for_run, remedy_for_slower
+from steplab.techniques import recipes
+from steplab.tune.rung import remedy_for_checks, remedy_for_run
 from tests.compare.sides import run_of
 from tests.tune.ladders import Pretended, use_shelf
 
@@ -31,13 +32,13 @@ def test_a_refusal_has_told_its_remedy_already():
 
 def test_a_compiled_step_that_is_no_faster_is_looked_at():
     """Compiled anew for other shapes, in pieces, or neither."""
-    assert remedy_for_slower(run_of(), "optimizer") == ""
+    assert recipes.technique("optimizer").remedy(run_of()) == ""
     again = Compilation(3, 0, recompiles=(Recompile("forward", "size mismatch"),))
     broken = Compilation(2, 0, breaks={"print": 2})
     for compiled, said in ((again, "size mismatch"), (broken, "2 graph breaks")):
-        assert said in remedy_for_slower(replace(run_of(), compilation=compiled), "compile")
+        assert said in recipes.technique("compile").remedy(replace(run_of(), compilation=compiled))
     clean = replace(run_of(), compilation=Compilation(1, 0))
-    assert "little to fuse" in remedy_for_slower(clean, "compile")
+    assert "little to fuse" in recipes.technique("compile").remedy(clean)
 
 
 def test_a_technique_of_ones_own_tells_its_own_remedy(monkeypatch):
@@ -47,9 +48,9 @@ def test_a_technique_of_ones_own_tells_its_own_remedy(monkeypatch):
 
     use_shelf(monkeypatch, {"helpful": Helpful({})})
     assert remedy_for_run(replace(run_of(), status="oom"), "helpful") == "turn it round (oom)"
-    assert remedy_for_slower(run_of(), "helpful") == "turn it round (ok)"
+    assert recipes.technique("helpful").remedy(run_of()) == "turn it round (ok)"
 
 
 def test_a_red_check_has_one():
-    for name in ("no synchronisation", "memory within the limit", "gradients"):
+    for name in ("no synchronization", "memory within the limit", "gradients"):
         assert remedy_for_checks([Check("loss", True, ""), Check(name, False, "x")])

@@ -14,6 +14,7 @@ from steplab.report.pages import write_ladder_page
 from steplab.store import Store
 from steplab.techniques.recipes import parse_recipe, read_recipe_file
 from steplab.tune.folder import LadderFolder, open_ladder
+from steplab.tune.options import TuneOptions
 from steplab.tune.report import (
     gate_table,
     impact_table,
@@ -140,11 +141,8 @@ def test_a_ladder_travels_through_its_file(tmp_path):
 
 
 def test_only_an_unfinished_ladder_of_the_same_step_and_gate_is_taken_up(tmp_path):
-    asked = {"spec": SPEC, "environment": ENVIRONMENT, "objective": "time"}
-    asked |= {"also_batch": None, "memory_limit": None}
-
-    def opened(**other):
-        return open_ladder(Store(tmp_path), **{**asked, **other})
+    def opened(spec=SPEC, environment=ENVIRONMENT, **options):
+        return open_ladder(Store(tmp_path), spec, environment, TuneOptions(**options))
 
     folder, first = opened()
     assert opened()[1].id == first.id

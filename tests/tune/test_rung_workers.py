@@ -7,12 +7,13 @@ import pytest
 from steplab.core import RunSpec
 from steplab.techniques.recipes import parse_recipe
 from steplab.tune import rung
-from steplab.tune.search import TuneOptions, tune
+from steplab.tune.options import TuneOptions
+from steplab.tune.search import tune
 from steplab.tune.view import NullView
 from steplab.workers.pool import PRELOAD, WorkerPool
 from tests.tune.ladders import ENVIRONMENT, Pretended, World, use_shelf, use_world
 from tests.tune.pretended_gpu import H200, SEED, Clock, candidates_on, use_gpu
-from tests.tune.test_flagship_path import SlowScout
+from tests.tune.test_flagship_path import SlowReferences
 
 
 class Machine:
@@ -39,8 +40,8 @@ class Machine:
 
         monkeypatch.setattr("steplab.workers.pool.Worker", Process)
 
-    def use(self, monkeypatch, candidate_class, spares):
-        """Let candidates take their processes from `spares`."""
+    def use(self, monkeypatch, candidate_class, pool):
+        """Let candidates take their processes from `pool`."""
         machine = self
 
         class Candidate(candidate_class):
@@ -50,19 +51,19 @@ class Machine:
 
             def open(self, *asked):
                 # The baseline's profile decides on all that follows.
-                assert machine.opened or not spares.starting
+                assert machine.opened or not pool.starting
                 machine.opened += 1
                 return super().open(*asked)
 
             def measure(self, steps, timeout):
-                assert not spares.starting, "a process starts while a clock runs"
+                assert not pool.starting, "a process starts while a clock runs"
                 return super().measure(steps, timeout)
 
             def close(self):
                 super().close()
                 self.worker.close()
 
-        for module in ("rung", "climb"):
+        for module in ("champion", "rung", "climb"):
             monkeypatch.setattr(f"steplab.tune.{module}.RemoteCandidate", Candidate)
 
 
@@ -82,16 +83,16 @@ def machine(monkeypatch):
 
 
 def on_gpu(monkeypatch, store, machine, environment):
-    """Climb; return the ladder, its view, and how many spares were left."""
-    clock, spares, view = Clock(), WorkerPool(), Watching()
+    """Climb; return the ladder, its view, and how many pool were left."""
+    clock, pool, view = Clock(), WorkerPool(), Watching()
     use_gpu(monkeypatch, clock, lambda recipe: False)
-    machine.use(monkeypatch, candidates_on(clock, lambda recipe: False), spares)
-    spares.refill()
+    machine.use(monkeypatch, candidates_on(clock, lambda recipe: False), pool)
+    pool.refill()
     spec = RunSpec("tsmoe", {}, "flagship", batch=16, device="cuda", recipe=parse_recipe(SEED))
-    wish = TuneOptions(begun=clock.now)
-    ladder = tune(spec, wish, store, SlowScout(clock), environment, view, spares)[0]
-    idle = len(spares.workers)
-    spares.close()
+    options = TuneOptions(begun=clock.now)
+    ladder = tune(spec, options, store, SlowReferences(clock), environment, view, pool)[0]
+    idle = len(pool.workers)
+    pool.close()
     return ladder, view, idle
 
 
@@ -112,13 +113,13 @@ def test_on_two_cores_a_gpu_has_one_spare_as_ever(monkeypatch, store, machine):
 
 
 def test_on_a_cpu_one_process_starts_for_each_rung(monkeypatch, store, machine):
-    world, spares, view = World({"quick": 0.7, "idle": 1.0}), WorkerPool(), Watching()
+    world, pool, view = World({"quick": 0.7, "idle": 1.0}), WorkerPool(), Watching()
     shelf = {"quick": Pretended({"kind:matmul": 1.0}), "idle": Pretended({"term:launch": 1.0})}
     use_shelf(monkeypatch, shelf)
-    scout = use_world(monkeypatch, world, [])
-    machine.use(monkeypatch, rung.RemoteCandidate, spares)
-    spares.refill()
+    references = use_world(monkeypatch, world, [])
+    machine.use(monkeypatch, rung.RemoteCandidate, pool)
+    pool.refill()
     spec = RunSpec("gpt", {"context": 128, "width": 64}, "tiny")
-    ladder = tune(spec, TuneOptions(), store, scout, ENVIRONMENT, view, spares)[0]
-    assert spares.size == 1 and not spares.workers and view.waits == 0
+    ladder = tune(spec, TuneOptions(), store, references, ENVIRONMENT, view, pool)[0]
+    assert pool.size == 1 and not pool.workers and view.waits == 0
     assert machine.started == machine.closed == 1 + len(ladder.rungs)

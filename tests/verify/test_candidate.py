@@ -78,9 +78,9 @@ def test_a_failure_is_the_status_of_the_run(tiny_spec, tmp_path):
     assert opened.run.status == "unsupported" and "CUDA" in opened.run.reason
 
 
-def test_the_scout_tells_the_dtype_or_the_reason(tiny_spec):
+def test_a_dry_run_tells_the_dtype_or_the_reason(tiny_spec):
     shape = shapes_to_try(tiny_spec())[0]
-    assert dry_run(tiny_spec("precision=bf16"), shape) == {"dtype": "bf16"}
+    assert dry_run(tiny_spec("precision=bf16"), shape) == "bf16"
     with pytest.raises(Unsupported, match="cuda"):
         dry_run(tiny_spec("impl.attention=efficient"), shape)
     assert not has_dropout(tiny_spec())

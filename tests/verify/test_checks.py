@@ -17,8 +17,8 @@ def test_a_sound_run_is_green():
 
 def test_a_wait_that_the_recipe_below_has_not_is_red():
     run = run_of(device="cuda")
-    assert names_of_red(run, ["a.py:1"], []) == ["no synchronisation"]
-    assert names_of_red(run, ["a.py:1", "a.py:1"], ["a.py:1"]) == ["no synchronisation"]
+    assert names_of_red(run, ["a.py:1"], []) == ["no synchronization"]
+    assert names_of_red(run, ["a.py:1", "a.py:1"], ["a.py:1"]) == ["no synchronization"]
     told = run_checks(run, ["a.py:1", "b.py:2"], ["a.py:1"], None)[0].detail
     assert told == "the host waits 2 times a step, 1 before; new: b.py:2 x 1"
 
@@ -29,7 +29,7 @@ def test_nobody_is_red_for_waits_that_were_there_before():
     assert names_of_red(run_of(device="cuda"), own, own) == []
     told = run_checks(run_of(device="cuda"), own[:6], own, None)[0].detail
     assert told.startswith("no more than before") and "grouped_mm/loop.py:34 x 6" in told
-    assert names_of_red(run_of(device="cuda"), [*own, "scaler.py:9"], own) == ["no synchronisation"]
+    assert names_of_red(run_of(device="cuda"), [*own, "scaler.py:9"], own) == ["no synchronization"]
     assert names_of_red(run_of(), ["a.py:1"], []) == [], "a CPU waits for nobody"
 
 

@@ -61,7 +61,7 @@ def test_only_waits_that_were_not_there_before_are_red(tmp_path):
         assert not red(seen, before), recipe
     worse = opened(tsmoe("precision=bf16,impl.experts=loop"), tmp_path)
     assert any("experts/loop.py" in line for line in worse.waits)
-    assert list(red(worse, ())) == ["no synchronisation"]
+    assert list(red(worse, ())) == ["no synchronization"]
 
 
 def test_a_step_that_waits_cannot_be_captured(tmp_path):

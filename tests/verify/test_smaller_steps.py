@@ -54,8 +54,8 @@ def deep(tmp_path):
     return make
 
 
-class HereScout:
-    """The scout in this process."""
+class LocalReferences:
+    """The references in this process."""
 
     def __init__(self, references):
         self.references = references
@@ -63,7 +63,7 @@ class HereScout:
     def reference(self, shape, dtype, timeout):
         return make_references(shape, dtype, self.references)
 
-    def cannot_tell(self, shape, dtype, timeout):
+    def why_undecided(self, shape, dtype, timeout):
         return why_undecided(shape, dtype, self.references)
 
     def has_dropout(self, spec, timeout):
@@ -81,8 +81,8 @@ class Listening(NullView):
 
 
 def found(spec, folder, also_batch=None, view=None):
-    ladder, scout = LadderFolder(folder), HereScout(folder / "references")
-    return find_shapes(scout, spec, also_batch, ladder, 60, view or NullView()), ladder
+    ladder, references = LadderFolder(folder), LocalReferences(folder / "references")
+    return find_shapes(references, spec, also_batch, ladder, 60, view or NullView()), ladder
 
 
 def test_full_steps_where_they_tell(deep, tmp_path):

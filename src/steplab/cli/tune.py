@@ -39,18 +39,19 @@ from steplab.store.atomic import disk_errors
 from steplab.techniques.context import format_waits
 from steplab.techniques.recipes import parse_recipe
 from steplab.tune.batch_size import find_batch, forget_batch
-from steplab.tune.climb import peer_line
+from steplab.tune.options import TuneOptions
 from steplab.tune.report import (
     OutcomeFiles,
     impact_table,
     interval,
+    peer_line,
     reasons_table,
     speed_up,
     total_line,
     untried_table,
     write_outcome,
 )
-from steplab.tune.search import TuneOptions, tune
+from steplab.tune.search import tune
 from steplab.tune.view import View, format_timings
 from steplab.verify.remote import ReferenceWorker
 from steplab.workers.pool import WorkerPool

@@ -81,7 +81,7 @@ def warm_up(subject: Subject, steps: int, progress: Progress) -> None:
 def measure(
     subject: Subject, steps: int, clock: ClockProbe, probes: list[Probe], progress: Progress
 ) -> list[Tensor]:
-    """Run the timed steps, with no synchronisation between them; return their losses."""
+    """Run the timed steps, with no synchronization between them; return their losses."""
     progress(f"measuring {steps} steps")
     losses = []
     for probe in probes:

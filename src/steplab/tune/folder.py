@@ -23,7 +23,7 @@ from steplab.core.run import now
 from steplab.core.upgrade import VERSION, check_version, upgrade
 from steplab.store import Store
 from steplab.store.atomic import disk_errors, write_file
-from steplab.techniques.context import Objective
+from steplab.tune.options import TuneOptions
 from steplab.verify.shapes import GateShape
 
 LADDER_FILE, GATE_FILE = "ladder.json", "gate.json"
@@ -76,16 +76,14 @@ def open_ladder(
     store: Store,
     spec: RunSpec,
     environment: Environment,
-    objective: Objective,
-    also_batch: int | None,
-    memory_limit: int | None,
+    options: TuneOptions,
 ) -> tuple[LadderFolder, Ladder]:
     """Go on with the newest unfinished ladder of this step on this machine, or begin one.
 
     What the gate asks for must be the same, or its verdicts would be those of another gate. A
     finished ladder is never taken up again: asking again measures again.
     """
-    key = _key(spec, environment, objective, also_batch, memory_limit)
+    key = _key(spec, environment, options)
     root = store.root / "ladders"
     for path in sorted(root.glob(f"*-{key}-*"), reverse=True):
         folder = LadderFolder(path)
@@ -95,15 +93,16 @@ def open_ladder(
         break
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     name = f"{stamp}-{key}-{secrets.token_hex(2)}"
-    ladder = Ladder(name, spec, environment, objective, now(), winner=spec.recipe)
+    ladder = Ladder(name, spec, environment, options.objective, now(), winner=spec.recipe)
     folder = LadderFolder(root / name)
     folder.save(ladder)
     return folder, ladder
 
 
-def _key(spec: RunSpec, environment: Environment, *wish: str | int | None) -> str:
+def _key(spec: RunSpec, environment: Environment, options: TuneOptions) -> str:
     # A commit in between does not change the step; another file of the user's is in the spec, and
     # another version of steplab in the environment.
     machine = encode(replace(environment, git=""))
-    text = json.dumps([encode(spec), machine, *wish], sort_keys=True)
+    gate = [options.objective, options.also_batch, options.memory_limit]
+    text = json.dumps([encode(spec), machine, *gate], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from steplab.core import Cell, Column, Recipe, Setting, Table, units
 from steplab.core.comparison import Change
-from steplab.core.ladder import Ladder, Rung
+from steplab.core.ladder import Ladder, Peer, Rung
 from steplab.findings import Case, explain
 from steplab.report.export import write_table
 from steplab.report.pages import write_ladder_page
@@ -58,6 +58,14 @@ def total_line(ladder: Ladder) -> str:
     if ladder.objective == "time" and change.high >= 0:
         told = f"cannot be told from the baseline any more: {told}"
     return f"{ladder.winner.label}: {told}"
+
+
+def peer_line(peer: Peer) -> str:
+    """The winner against the peer, in one sentence."""
+    if peer.change is None or peer.theirs is None or peer.ours is None:
+        return f"{peer.recipe.label} could not be measured: {peer.reason}"
+    speed = f"{speed_up(peer.change)} ({interval(peer.change)}) of the speed of {peer.recipe.label}"
+    return f"{speed}: {peer.ours.median:.4g} ms against {peer.theirs.median:.4g} ms a step"
 
 
 def speed_up(change: Change) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
 from steplab.core import Run, units
 from steplab.core.errors import SteplabError
@@ -13,54 +13,11 @@ from steplab.techniques.context import Objective
 from steplab.techniques.recipes import technique
 from steplab.tune.ceilings import step_ms
 from steplab.tune.champion import Champion
+from steplab.tune.options import GateOptions
 from steplab.tune.view import View
 from steplab.verify.checks import run_checks
 from steplab.verify.remote import CandidateResult, RemoteCandidate
-from steplab.verify.shapes import GateShape
-from steplab.workers.alternate import MAX_SECONDS, Alternation, alternate_until_clear
-from steplab.workers.pool import WorkerPool
-
-MORE_TIME = "a larger --budget"
-_STATUS = {
-    "oom": "a smaller --batch, or --objective memory, which tries checkpointing and bf16",
-    "timeout": MORE_TIME,
-    "crashed": "try it alone with steplab bench step --recipe, and read what it prints",
-    "failed": "try it alone with steplab bench step --recipe",
-}
-_CHECKS = {
-    "no synchronisation": "keep the values on the device; steplab lint names the lines",
-    "no new graphs after warm-up": "keep shapes and Python values the same from step to step",
-    "memory within the limit": "a smaller --batch or a larger --memory-limit",
-    "clocks agree": "measure again on a quiet machine",
-}
-_NUMERICS = "do not use it: it computes something else than the plain step does"
-_UNVERIFIED = "make the reference tell: seed the batches, use a smaller shape"
-
-
-def remedy_for_run(run: Run, name: str) -> str:
-    """Return a remedy for a Run that did not end well; its reason may have told one already."""
-    return technique(name).remedy(run) or _STATUS.get(run.status, "")
-
-
-def remedy_for_slower(run: Run, name: str) -> str:
-    """Return what the technique knows of a step that it made slower."""
-    return technique(name).remedy(run)
-
-
-def remedy_for_checks(checks: Sequence[Check]) -> str:
-    """Return a remedy for the first check that has not passed."""
-    first = next((check for check in checks if not check.passed), None)
-    if first is None:
-        return ""
-    if first.detail.startswith("unverified"):
-        return _UNVERIFIED
-    return _CHECKS.get(first.name, _NUMERICS)
-
-
-def remedy_for_turns() -> str:
-    """Return a remedy for a candidate that was lost beside the champion: both must fit."""
-    return _STATUS["oom"]
-
+from steplab.workers.alternate import Alternation, alternate_until_clear
 
 # Peaks differ by less than this from one process to the next without any reason.
 MIN_MEMORY_GAIN = 0.02
@@ -69,21 +26,8 @@ MIN_GAIN = 0.01
 # What a technique may cost at most to be taken out.
 MAX_LOSS = 0.02
 # Two processes of the very same step on a CPU differ by up to 5 % for as long as they live, which
-# no number of turns shows. A gain below this is measured once more, by two new processes.
+# no number of rounds shows. A gain below this is measured once more, by two new processes.
 SURE_GAIN = 0.08
-
-
-@dataclass(frozen=True)
-class GateOptions:
-    """What a search is asked for."""
-
-    objective: Objective = "time"
-    memory_limit: int | None = None  # bytes; None: what the device has
-    shapes: tuple[GateShape, ...] = ()
-    references: Path = Path()
-    spares: WorkerPool = field(default_factory=WorkerPool)
-    turns_seconds: float = MAX_SECONDS  # that the turns of one rung may take
-    may_confirm: bool = True  # a small gain, with two more processes: there is time
 
 
 @dataclass(frozen=True)
@@ -92,59 +36,90 @@ class RungResult:
 
     rung: Rung
     candidate: RemoteCandidate | None
-    opened: CandidateResult
+    result: CandidateResult
     lost: bool = False  # a worker was lost in the turns: nobody knows the champion's state
 
 
 def try_recipe(
-    blank: Rung, champion: Champion, rules: GateOptions, timeout: float, view: View
+    planned: Rung, champion: Champion, gate: GateOptions, timeout: float, view: View
 ) -> RungResult:
-    """Open `blank.recipe` beside the champion and judge it; `blank` has what is known before.
+    """Open the recipe of a planned rung beside the champion and judge it.
 
     The candidate's process ends here unless it wins.
     """
-    spec = replace(champion.run.spec, recipe=blank.recipe)
-    candidate = RemoteCandidate(spec, champion.run.environment, rules.spares)
-    tried = None
-    try:
+    spec = replace(champion.run.spec, recipe=planned.recipe)
+    with ExitStack() as stack:
+        candidate = RemoteCandidate(spec, champion.run.environment, gate.pool)
+        stack.enter_context(candidate)
         if spec.device == "cuda":  # where the host's cores have nothing else to do
-            rules.spares.refill()
-        opened = candidate.open(rules.shapes, rules.references, timeout, view.stage)
-        rung = _pass_gate(_with_run(blank, opened, champion), opened, champion.waits, rules)
-        if rung.outcome == "kept":
-            rules.spares.wait(view.stage)
-            tried = _measure_in_turns(rung, candidate, opened, champion, rules, timeout, view)
-        else:
-            tried = RungResult(rung, None, opened)
-    finally:
-        if tried is None or tried.candidate is None:
-            candidate.close()
-    return tried
+            gate.pool.refill()
+        result = candidate.open(gate.shapes, gate.references, timeout, view.stage)
+        rung = _pass_gate(_with_run(planned, result, champion), result, champion.waits, gate)
+        if rung.outcome != "kept":
+            return RungResult(rung, None, result)
+        gate.pool.wait(view.stage)
+        tried = _measure_in_turns(rung, candidate, result, champion, gate, timeout, view)
+        if tried.candidate is not None:
+            stack.pop_all()  # it stays alive
+        return tried
+
+
+def _with_run(rung: Rung, result: CandidateResult, champion: Champion) -> Rung:
+    run, compiled = result.run, result.run.compilation
+    return replace(
+        rung,
+        checks=result.checks,
+        memory_before=champion.memory,
+        memory=run.memory.peak if run.memory else None,
+        cold_seconds=compiled.cold_seconds if compiled else None,
+        warm_seconds=compiled.warm_seconds if compiled else None,
+        run=run.id,
+        waits=len(result.waits),
+    )
+
+
+def _pass_gate(
+    rung: Rung, result: CandidateResult, allowed: Sequence[str], gate: GateOptions
+) -> Rung:
+    """Return the rung as failed, as red, or as kept: the gate is green and speed may decide."""
+    run = result.run
+    if run.status != "ok":
+        reason = run.reason if run.status == "failed" else f"{run.status}: {run.reason}"
+        remedy = remedy_for_run(run, rung.technique)
+        return replace(rung, outcome="failed", reason=reason, remedy=remedy)
+    if run.clock is not None:
+        own = run_checks(run, result.waits, allowed, gate.memory_limit)
+        rung = replace(rung, checks=(*result.checks, *own))
+    if not rung.green:
+        wrong = next((check for check in rung.checks if not check.passed), None)
+        reason = f"{wrong.name}: {wrong.detail}" if wrong else "nothing was verified"
+        remedy = remedy_for_checks(rung.checks)
+        return replace(rung, outcome="red gate", reason=reason, remedy=remedy)
+    return replace(rung, outcome="kept")
 
 
 def _measure_in_turns(
     rung: Rung,
     candidate: RemoteCandidate,
-    opened: CandidateResult,
+    result: CandidateResult,
     champion: Champion,
-    rules: GateOptions,
+    gate: GateOptions,
     timeout: float,
     view: View,
 ) -> RungResult:
-    """Measure in turns with the champion."""
+    """Let the speed decide: candidate and champion in turns, a small gain twice."""
     try:
-        both = (champion.candidate, candidate)
-        turns = _alternate(*both, rung, champion, rules, timeout, view)
+        turns = _alternate(champion.candidate, candidate, rung, champion, gate, timeout, view)
     except SteplabError as error:
-        failed = replace(rung, outcome="failed", reason=str(error), remedy=remedy_for_turns())
-        return RungResult(failed, None, opened, lost=True)
-    rung = _verdict(rung, turns, rules.objective)
+        failed = replace(rung, outcome="failed", reason=str(error), remedy=BOTH_MUST_FIT)
+        return RungResult(failed, None, result, lost=True)
+    rung = _verdict(rung, turns, gate.objective)
     if _needs_confirmation(rung, candidate.spec.device):
-        rung = _confirm(rung, champion, rules, timeout, view)
+        rung = _confirm(rung, champion, gate, timeout, view)
     if rung.outcome == "no gain" and turns.verdict == "slower":
-        rung = replace(rung, remedy=remedy_for_slower(opened.run, rung.technique))
+        rung = replace(rung, remedy=technique(rung.technique).remedy(result.run))
     won = rung.outcome in ("kept", "removed")
-    return RungResult(rung, candidate if won else None, opened)
+    return RungResult(rung, candidate if won else None, result)
 
 
 def _alternate(
@@ -152,16 +127,16 @@ def _alternate(
     second: RemoteCandidate,
     rung: Rung,
     champion: Champion,
-    rules: GateOptions,
+    gate: GateOptions,
     timeout: float,
     view: View,
 ) -> Alternation:
-    """Measure two candidates in turns; what is taken out need not gain."""
+    """Measure two candidates in turns; a rung that takes a technique out need not gain."""
     return alternate_until_clear(
         first,
         second,
         step_ms=step_ms(champion.run),
-        seconds=rules.turns_seconds,
+        seconds=gate.turns_seconds,
         timeout=timeout,
         progress=view.stage,
         gain=MIN_GAIN if rung.change else None,
@@ -173,67 +148,28 @@ def _needs_confirmation(rung: Rung, device: str) -> bool:
     return device == "cpu" and rung.outcome == "kept" and bool(rung.change) and small
 
 
-def _confirm(
-    rung: Rung, champion: Champion, rules: GateOptions, timeout: float, view: View
-) -> Rung:
+def _confirm(rung: Rung, champion: Champion, gate: GateOptions, timeout: float, view: View) -> Rung:
     """Measure a small gain once more, by two new processes; what does not come back is no gain."""
-    if not rules.may_confirm:
+    if not gate.may_confirm:
         reason = f"{rung.reason}; no time to measure so small a gain again with new processes"
         return replace(rung, outcome="cannot tell", reason=reason, remedy=MORE_TIME)
     view.stage("confirming a small gain with new processes")
-    environment, spec = champion.run.environment, champion.run.spec
-    pair = [
-        RemoteCandidate(replace(spec, recipe=r), environment, rules.spares)
-        for r in (rung.below, rung.recipe)
-    ]
+    spec, environment = champion.run.spec, champion.run.environment
+    below, above = (replace(spec, recipe=recipe) for recipe in (rung.below, rung.recipe))
     try:
-        for one in pair:
-            one.open((), rules.references, timeout, view.stage)
-        turns = _alternate(pair[0], pair[1], rung, champion, rules, timeout, view)
+        with (
+            RemoteCandidate(below, environment, gate.pool) as first,
+            RemoteCandidate(above, environment, gate.pool) as second,
+        ):
+            for candidate in (first, second):
+                candidate.open((), gate.references, timeout, view.stage)
+            turns = _alternate(first, second, rung, champion, gate, timeout, view)
     except SteplabError as error:
         return replace(rung, outcome="no gain", reason=f"not confirmed: {error}")
-    finally:
-        for one in pair:
-            one.close()
-    again = _verdict(rung, turns, rules.objective)
+    again = _verdict(rung, turns, gate.objective)
     if again.outcome == "kept":
         return replace(rung, reason=f"{rung.reason}; confirmed by new processes")
     return replace(again, reason=f"not confirmed by new processes: {_verdict_text(turns)}")
-
-
-def _with_run(rung: Rung, opened: CandidateResult, champion: Champion) -> Rung:
-    run, compiled = opened.run, opened.run.compilation
-    return replace(
-        rung,
-        checks=opened.checks,
-        memory_before=champion.memory,
-        memory=run.memory.peak if run.memory else None,
-        cold_seconds=compiled.cold_seconds if compiled else None,
-        warm_seconds=compiled.warm_seconds if compiled else None,
-        run=run.id,
-        waits=len(opened.waits),
-    )
-
-
-def _pass_gate(
-    rung: Rung, opened: CandidateResult, allowed: Sequence[str], rules: GateOptions
-) -> Rung:
-    """Return the rung as failed, as red, or as kept: the gate is green and speed may decide."""
-    run = opened.run
-    if run.status != "ok":
-        reason = run.reason if run.status == "failed" else f"{run.status}: {run.reason}"
-        return replace(
-            rung, outcome="failed", reason=reason, remedy=remedy_for_run(run, rung.technique)
-        )
-    if run.clock is not None:
-        own = run_checks(run, opened.waits, allowed, rules.memory_limit)
-        rung = replace(rung, checks=(*opened.checks, *own))
-    if not rung.green:
-        wrong = next((check for check in rung.checks if not check.passed), None)
-        reason = f"{wrong.name}: {wrong.detail}" if wrong else "nothing was verified"
-        remedy = remedy_for_checks(rung.checks)
-        return replace(rung, outcome="red gate", reason=reason, remedy=remedy)
-    return replace(rung, outcome="kept")
 
 
 def _verdict(rung: Rung, turns: Alternation, objective: Objective) -> Rung:
@@ -269,3 +205,37 @@ def _verdict_text(turns: Alternation) -> str:
     if turns.verdict == "cannot tell":
         return f"cannot tell: {span} time per step"
     return f"{turns.verdict}: {change.value * 100:+.1f} % time per step ({span})"
+
+
+MORE_TIME = "a larger --budget"
+# Also for a candidate that was lost beside the champion.
+BOTH_MUST_FIT = "a smaller --batch, or --objective memory, which tries checkpointing and bf16"
+_STATUS = {
+    "oom": BOTH_MUST_FIT,
+    "timeout": MORE_TIME,
+    "crashed": "try it alone with steplab bench step --recipe, and read what it prints",
+    "failed": "try it alone with steplab bench step --recipe",
+}
+_CHECKS = {
+    "no synchronization": "keep the values on the device; steplab lint names the lines",
+    "no new graphs after warm-up": "keep shapes and Python values the same from step to step",
+    "memory within the limit": "a smaller --batch or a larger --memory-limit",
+    "clocks agree": "measure again on a quiet machine",
+}
+_NUMERICS = "do not use it: it computes something else than the plain step does"
+_UNVERIFIED = "make the reference tell: seed the batches, use a smaller shape"
+
+
+def remedy_for_run(run: Run, name: str) -> str:
+    """Return a remedy for a Run of a technique that did not end well; its own comes first."""
+    return technique(name).remedy(run) or _STATUS.get(run.status, "")
+
+
+def remedy_for_checks(checks: Sequence[Check]) -> str:
+    """Return a remedy for the first check that has not passed."""
+    first = next((check for check in checks if not check.passed), None)
+    if first is None:
+        return ""
+    if first.detail.startswith("unverified"):
+        return _UNVERIFIED
+    return _CHECKS.get(first.name, _NUMERICS)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from time import monotonic
+from dataclasses import replace
 
-from steplab.core import Environment, Recipe, RunSpec
+from steplab.core import Environment, RunSpec
 from steplab.core.errors import MeasurementError
 from steplab.core.ladder import Ladder
 from steplab.store import Store
-from steplab.techniques.context import Objective, format_waits
-from steplab.tune.climb import Climb, open_baseline
+from steplab.techniques.context import format_waits
+from steplab.tune.champion import Detail, open_champion
+from steplab.tune.climb import Climb
 from steplab.tune.clock import SearchClock
 from steplab.tune.folder import LadderFolder, open_ladder
+from steplab.tune.options import GateOptions, TuneOptions
 from steplab.tune.proposals import impls_of, is_slow
-from steplab.tune.rung import GateOptions
 from steplab.tune.view import Stopwatch, View, add_timings
 from steplab.verify.remote import ReferenceWorker
 from steplab.verify.shapes import (
@@ -32,8 +32,70 @@ from steplab.workers.pool import WorkerPool, pool_size
 LIKELY_DTYPES = ("fp32", "bf16")  # what candidates declare sooner or later; the quicker one first
 
 
+def tune(
+    spec: RunSpec,
+    options: TuneOptions,
+    store: Store,
+    references: ReferenceWorker,
+    environment: Environment,
+    view: View,
+    pool: WorkerPool,
+) -> tuple[Ladder, LadderFolder]:
+    """Climb the ladder of `spec` and return it, finished, with its folder.
+
+    A ladder of the same step that was interrupted on this machine is continued. The caller closes
+    `references` and `pool`.
+    """
+    folder, ladder = open_ladder(store, spec, environment, options)
+    if ladder.rungs:
+        view.say(f"going on with the ladder begun {ladder.created}: {len(ladder.rungs)} rungs")
+        for rung in ladder.rungs:
+            view.rung(rung)
+    clock = SearchClock(options.minutes * 60, options.begun, ladder.seconds)
+    for rung in ladder.rungs:
+        clock.note(is_slow(rung.recipe), rung.seconds)
+    references.references = folder.references
+    if spec.device == "cuda":  # the truth in fp64 comes next: nothing is timed
+        pool.size = pool_size(environment)
+        pool.fill()
+    timeout, watch = clock.timeout(slow=False), Stopwatch(view, options.begun)
+    shapes = find_shapes(references, spec, options.also_batch, folder, timeout, watch)
+    gate = GateOptions(
+        options.objective,
+        options.memory_limit,
+        shapes,
+        folder.references,
+        pool,
+        turns_seconds=seconds_per_rung(clock.seconds),
+    )
+    watch.name = "baseline"
+    problem = references.prepare(spec, shapes, timeout, watch.stage)
+    watch.stage("starting")
+    if problem:
+        raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")
+    detail: Detail = "all" if options.objective == "memory" else "modules"
+    baseline = open_champion(spec, ladder, gate, store, timeout, watch.stage, detail)
+    if baseline.waits:
+        many = f"waits for the device {len(baseline.waits)} times a step"
+        view.say(f"the baseline {many}: {format_waits(baseline.waits)}")
+    at_foot = ladder.winner == spec.recipe
+    ladder = replace(
+        ladder,
+        baseline_run=baseline.run.id,
+        baseline_checks=baseline.checks,
+        gate_shapes=tuple(shape.words or "at the step's own shape" for shape in shapes),
+        known_ms=baseline.known_ms if at_foot else ladder.known_ms,
+        first_impls=impls_of(baseline.run),
+        waits=baseline.waits,
+        parts=add_timings(ladder.parts, watch.lap()),
+    )
+    folder.save(ladder)
+    climb = Climb(ladder, folder, store, references, gate, clock, watch)
+    return climb.run(baseline, options.against), folder
+
+
 def find_shapes(
-    scout: ReferenceWorker,
+    references: ReferenceWorker,
     spec: RunSpec,
     also_batch: int | None,
     folder: LadderFolder,
@@ -43,30 +105,30 @@ def find_shapes(
     """Return the shapes at which numerics are compared, with the truth of each in the folder."""
     shapes = folder.load_shapes()
     if not shapes:
-        shape = _first_that_fits(scout, spec, timeout, view)
+        shape = _first_that_fits(references, spec, timeout, view)
         shapes = [shape, with_batch(shape, also_batch)] if also_batch else [shape]
-        if scout.has_dropout(shape.spec, timeout):
+        if references.has_dropout(shape.spec, timeout):
             shapes = [without_dropout(one) for one in shapes]
         if spec.mode == "full":
-            shapes = _with_steps_that_decide(scout, shapes, timeout, view)
+            shapes = _with_steps_that_decide(references, shapes, timeout, view)
     for shape in shapes:
-        problem = scout.reference(shape, TRUTH, timeout)
+        problem = references.reference(shape, TRUTH, timeout)
         if problem:
             raise MeasurementError(f"No speed-up could be verified {shape.words}: {problem}.")
         for dtype in LIKELY_DTYPES if spec.device == "cuda" else ():  # while there is room for fp64
-            scout.reference(shape, dtype, timeout)
+            references.reference(shape, dtype, timeout)
     folder.save_shapes(shapes)
     return tuple(shapes)
 
 
 def _first_that_fits(
-    scout: ReferenceWorker, spec: RunSpec, timeout: float, view: View
+    references: ReferenceWorker, spec: RunSpec, timeout: float, view: View
 ) -> GateShape:
     problems = []
     for shape in shapes_to_try(spec):
         where = shape.words or "at the step's own shape"
         view.stage(f"computing the truth in fp64, {where}")
-        problem = scout.reference(shape, TRUTH, timeout)
+        problem = references.reference(shape, TRUTH, timeout)
         if not problem:
             return shape
         problems.append(f"{where}: {problem}")
@@ -77,96 +139,30 @@ def _first_that_fits(
 
 
 def _with_steps_that_decide(
-    scout: ReferenceWorker, shapes: list[GateShape], timeout: float, view: View
+    references: ReferenceWorker, shapes: list[GateShape], timeout: float, view: View
 ) -> list[GateShape]:
     """Return the shapes, with smaller steps where only after these right and wrong differ."""
     view.stage("computing the references")
     smaller = [with_smaller_steps(shape) for shape in shapes]
     for dtype in LIKELY_DTYPES:
-        blind = _why_undecided(scout, shapes, dtype, timeout)
-        if not blind:
+        undecided = _why_undecided(references, shapes, dtype, timeout)
+        if not undecided:
             continue
-        if not _why_undecided(scout, smaller, dtype, timeout):
-            view.say(f"update in {dtype}: {blind}: the gate takes smaller steps")
+        if not _why_undecided(references, smaller, dtype, timeout):
+            view.say(f"update in {dtype}: {undecided}: the gate takes smaller steps")
             return smaller
-        view.say(f"update in {dtype}: {blind}, also after smaller steps")
+        view.say(f"update in {dtype}: {undecided}, also after smaller steps")
     return shapes
 
 
 def _why_undecided(
-    scout: ReferenceWorker, shapes: Sequence[GateShape], dtype: str, timeout: float
+    references: ReferenceWorker, shapes: Sequence[GateShape], dtype: str, timeout: float
 ) -> str:
     """Return why even an honest update in `dtype` would not pass at one of the shapes, or ""."""
     for shape in shapes:
-        if scout.reference(shape, TRUTH, timeout) or scout.reference(shape, dtype, timeout):
+        if any(references.reference(shape, name, timeout) for name in (TRUTH, dtype)):
             continue
-        reason = scout.why_undecided(shape, dtype, timeout)
+        reason = references.why_undecided(shape, dtype, timeout)
         if reason:
             return reason
     return ""
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """What a search is for, and what it may cost."""
-
-    objective: Objective = "time"
-    minutes: float = 8.0  # of this call; an interrupted search that goes on has them anew
-    begun: float = field(default_factory=monotonic)  # when they began
-    memory_limit: int | None = None  # bytes; None: what the device has
-    also_batch: int | None = None  # another batch size at which numerics must hold
-    against: Recipe | None = None  # what the winner is held against at the end
-
-
-def tune(
-    spec: RunSpec,
-    wish: TuneOptions,
-    store: Store,
-    scout: ReferenceWorker,
-    environment: Environment,
-    view: View,
-    spares: WorkerPool,
-) -> tuple[Ladder, LadderFolder]:
-    """Climb the ladder of `spec` and return it, finished, with its folder.
-
-    A ladder of the same step that was interrupted on this machine is continued. The caller closes
-    `spares`.
-    """
-    gate = (wish.objective, wish.also_batch, wish.memory_limit)
-    folder, ladder = open_ladder(store, spec, environment, *gate)
-    if ladder.rungs:
-        view.say(f"going on with the ladder begun {ladder.created}: {len(ladder.rungs)} rungs")
-        for rung in ladder.rungs:
-            view.rung(rung)
-    clock = SearchClock(wish.minutes * 60, wish.begun, ladder.seconds)
-    for rung in ladder.rungs:
-        clock.note(is_slow(rung.recipe), rung.seconds)
-    scout.references = folder.references
-    if spec.device == "cuda":  # the truth in fp64 comes next: nothing is timed
-        spares.size = pool_size(environment)
-        spares.fill()
-    timeout, watch = clock.timeout(slow=False), Stopwatch(view, wish.begun)
-    shapes = find_shapes(scout, spec, wish.also_batch, folder, timeout, watch)
-    turns = seconds_per_rung(clock.seconds)
-    rules = GateOptions(wish.objective, wish.memory_limit, shapes, folder.references, spares, turns)
-    watch.name = "baseline"
-    baseline, checks = open_baseline(
-        spec, environment, scout, rules, store, ladder.id, timeout, watch
-    )
-    if baseline.waits:
-        many = f"waits for the device {len(baseline.waits)} times a step"
-        view.say(f"the baseline {many}: {format_waits(baseline.waits)}")
-    at_foot = ladder.winner == spec.recipe
-    ladder = replace(
-        ladder,
-        baseline_run=baseline.run.id,
-        baseline_checks=checks,
-        gate_shapes=tuple(shape.words or "at the step's own shape" for shape in shapes),
-        known_ms=baseline.known_ms if at_foot else ladder.known_ms,
-        first_impls=impls_of(baseline.run),
-        waits=baseline.waits,
-        parts=add_timings(ladder.parts, watch.lap()),
-    )
-    folder.save(ladder)
-    climb = Climb(ladder, folder, store, scout, rules, clock, watch)
-    return climb.run(baseline, wish.against), folder

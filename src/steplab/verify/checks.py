@@ -27,7 +27,7 @@ def run_checks(
 
 
 def _synchronization(run: Run, waits: Sequence[str], allowed: Sequence[str]) -> Check:
-    name = "no synchronisation"
+    name = "no synchronization"
     if run.spec.device != "cuda":
         return Check(name, True, "no device to wait for")
     if not waits:
