@@ -50,9 +50,9 @@ def to_json(table: Table) -> str:
 
 def to_svg(table: Table) -> str:
     """A picture of the table as the terminal shows it."""
-    from steplab.report.terminal import to_svg as draw
+    from steplab.report.terminal import table_svg
 
-    return draw(table)
+    return table_svg(table)
 
 
 WRITERS = {".csv": to_csv, ".md": to_markdown, ".json": to_json, ".svg": to_svg}

@@ -41,7 +41,7 @@ def print_table(table: Table, file: TextIO | None = None) -> None:
     _draw(table, out)
 
 
-def to_svg(table: Table) -> str:
+def table_svg(table: Table) -> str:
     """Return the table as a picture of a terminal, with no reference to anything outside.
 
     As wide as its columns: a long note is wrapped, or all would be drawn too small to read.

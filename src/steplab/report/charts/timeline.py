@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.core import Budget, units
+from steplab.core import units
 from steplab.report.charts import plot
 from steplab.report.charts.colors import category_class, phase_class
 from steplab.report.charts.plot import Scale, axis_lane
@@ -21,6 +21,66 @@ PHASES_LABEL = "host phases"
 PROFILER_STEP = "ProfilerStep#"
 MAX_THREADS = 4  # of the host beside a device, the busiest first; a loader may have dozens
 MAX_LANES = 10  # of streams, or of threads without a device
+MAX_BOXES = 3000  # in all lanes together: a picture is some thousand pixels wide
+
+
+class Names:
+    """Texts that boxes name by their number, each kept once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        """Return the number of `text`."""
+        return self.numbers.setdefault(text, len(self.numbers))
+
+    @property
+    def texts(self) -> list[str]:
+        """All texts, by number."""
+        return list(self.numbers)
+
+
+def timeline_chart(analysis: Analysis, names: Names) -> Html:
+    """Return the lanes of the typical step over one axis; hovering a box tells its name."""
+    window = typical_window(analysis)
+    lanes = step_lanes(analysis)
+    boxes = thin(lanes, max(window.end - window.start, 1))
+    rows = [_row(lane, own, window, names) for lane, own in zip(lanes, boxes, strict=True)]
+    return join([*rows, axis_lane(Scale(0.0, (window.end - window.start) / 1e6))])
+
+
+def _row(lane: Lane, boxes: list[Box], window: Window, names: Names) -> Html:
+    drawn = [_rectangle(lane, box, window, names) for box in boxes]
+    if lane.label == PHASES_LABEL:
+        following = [*(box.start for box in boxes[1:]), window.end]
+        drawn += [_name(lane, *pair, window) for pair in zip(boxes, following, strict=True)]
+    return plot.lane(lane.label, drawn)
+
+
+def _rectangle(lane: Lane, box: Box, window: Window, names: Names) -> Html:
+    length = window.end - window.start
+    time = units.milliseconds((box.end - box.start) / 1e6)
+    others = f" and {box.count - 1} more" if box.count > 1 else ""
+    return element(
+        "rect",
+        x=f"{(box.start - window.start) / length * 100:.3f}%",
+        width=f"{max((box.end - box.start) / length * 100, 0.03):.3f}%",
+        height="22",
+        class_=f"box {lane.classes[box.color]}",
+        data_n=str(names.number(lane.names[box.name])),
+        data_d=f"{time}{others}",
+    )
+
+
+def _name(lane: Lane, box: Box, following: int, window: Window) -> Html:
+    """A phase's name, cut where the next box begins; none below a twentieth of the width."""
+    length = window.end - window.start
+    free = (min(box.end, following) - box.start) / length
+    if box.count > 1 or free < 0.05:
+        return NOTHING
+    x = f"{(box.start - window.start) / length * 100:.3f}%"
+    name = element("text", lane.names[box.name], x="6", y="15", class_="inside")
+    return element("svg", name, x=x, width=f"{free * 100:.3f}%", height="22")
 
 
 @dataclass(frozen=True)
@@ -36,24 +96,18 @@ class Lane:
     classes: tuple[str, ...]  # CSS classes
 
     def within(self, window: Window) -> Lane:
-        """Cut the lane to a step; zero-length boxes go."""
+        """Cut the lane to a step and drop boxes without length."""
         start, end = np.maximum(self.start, window.start), np.minimum(self.end, window.end)
         kept = end > start
-        return Lane(
-            *(self.label, start[kept], end[kept], self.name[kept], self.names),
-            *(self.color[kept], self.classes),
-        )
+        cut = {"start": start[kept], "end": end[kept]}
+        return replace(self, **cut, name=self.name[kept], color=self.color[kept])
 
 
 def typical_window(analysis: Analysis) -> Window:
     """Return the step whose budget is shown."""
-    number = typical_number(analysis.budget)
+    budget = analysis.budget
+    number = budget.typical.number if budget.steps else 0
     return next((w for w in analysis.windows if w.number == number), analysis.windows[0])
-
-
-def typical_number(budget: Budget) -> int:
-    """Return the number of the typical step; 0 where there is none."""
-    return budget.typical.number if budget.steps else 0
 
 
 def step_lanes(analysis: Analysis) -> list[Lane]:
@@ -141,9 +195,6 @@ def _outermost(spans: Spans, rows: Ints) -> NDArray[np.bool_]:
     return spans.start[rows] >= before
 
 
-MAX_BOXES = 3000  # in all lanes together
-
-
 @dataclass(frozen=True)
 class Box:
     """One rectangle; `count` events stand in it, of which the longest gives name and color."""
@@ -172,11 +223,8 @@ def thin(lanes: Sequence[Lane], span: int, most: int = MAX_BOXES) -> list[list[B
 def _boxes(lane: Lane, slot: int) -> list[Box]:
     duration = lane.end - lane.start
     short = duration < slot
-    whole = zip(
-        *(lane.start[~short], lane.end[~short], lane.name[~short], lane.color[~short]),
-        strict=True,
-    )
-    boxes = [Box(*map(int, values)) for values in whole]
+    columns = [column[~short].tolist() for column in (lane.start, lane.end, lane.name, lane.color)]
+    boxes = [Box(*values) for values in zip(*columns, strict=True)]
     rows = np.flatnonzero(short)
     if len(rows):
         # Within a slot the longest comes first, and so stands for the others.
@@ -195,62 +243,3 @@ def _merged(lane: Lane, rows: NDArray[np.int64], first: NDArray[np.int64]) -> li
     names, colors = lane.name[rows[first]], lane.color[rows[first]]
     values = zip(starts, ends, names, colors, counts, strict=True)
     return [Box(*map(int, row)) for row in values]
-
-
-class Names:
-    """Texts that boxes name by their number, each kept once."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def number(self, text: str) -> int:
-        """Return the number of `text`."""
-        return self.numbers.setdefault(text, len(self.numbers))
-
-    @property
-    def texts(self) -> list[str]:
-        """All texts, by number."""
-        return list(self.numbers)
-
-
-def timeline_chart(analysis: Analysis, names: Names) -> Html:
-    """Return the lanes of the typical step over one axis; hovering a box tells its name."""
-    window = typical_window(analysis)
-    lanes = step_lanes(analysis)
-    boxes = thin(lanes, max(window.end - window.start, 1))
-    rows = [_row(lane, own, window, names) for lane, own in zip(lanes, boxes, strict=True)]
-    return join([*rows, axis_lane(Scale(0.0, (window.end - window.start) / 1e6))])
-
-
-def _row(lane: Lane, boxes: list[Box], window: Window, names: Names) -> Html:
-    drawn = [_rectangle(lane, box, window, names) for box in boxes]
-    if lane.label == PHASES_LABEL:
-        following = [*(box.start for box in boxes[1:]), window.end]
-        drawn += [_name(lane, *pair, window) for pair in zip(boxes, following, strict=True)]
-    return plot.lane(lane.label, drawn)
-
-
-def _rectangle(lane: Lane, box: Box, window: Window, names: Names) -> Html:
-    length = window.end - window.start
-    time = units.milliseconds((box.end - box.start) / 1e6)
-    others = f" and {box.count - 1} more" if box.count > 1 else ""
-    return element(
-        "rect",
-        x=f"{(box.start - window.start) / length * 100:.3f}%",
-        width=f"{max((box.end - box.start) / length * 100, 0.03):.3f}%",
-        height="22",
-        class_=f"box {lane.classes[box.color]}",
-        data_n=str(names.number(lane.names[box.name])),
-        data_d=f"{time}{others}",
-    )
-
-
-def _name(lane: Lane, box: Box, following: int, window: Window) -> Html:
-    """A phase's name, cut where the next box begins; none below a twentieth of the width."""
-    length = window.end - window.start
-    free = (min(box.end, following) - box.start) / length
-    if box.count > 1 or free < 0.05:
-        return NOTHING
-    x = f"{(box.start - window.start) / length * 100:.3f}%"
-    name = element("text", lane.names[box.name], x="6", y="15", class_="inside")
-    return element("svg", name, x=x, width=f"{free * 100:.3f}%", height="22")
