@@ -86,7 +86,10 @@ def product(x: Any, w_EFD: Any, ends: Any, tiling: Tiling) -> Any:
     product_kernel[(launch.programs(x, tiling),)](
         launch.describe(x, tiling.rows, tiling.inner),
         launch.describe(w_EFD.flatten(0, 1), tiling.columns, tiling.inner),
-        *(table, out, blocks, *reversed(w_EFD.shape[1:])),
+        table,
+        out,
+        blocks,
+        *reversed(w_EFD.shape[1:]),
         FLATTEN=tiling.form == "flat",
         SPECIALIZE=tiling.form == "warps",
         **launch.options(tiling),

@@ -159,7 +159,9 @@ def time_router() -> None:
     sweep(
         "router forward",
         lambda tile: itemgetter(0, 1, 3)(router.launch_forward(*inputs, K, tile)),
-        *(default[0], ROUTER_TILES, one),
+        default[0],
+        ROUTER_TILES,
+        one,
     )
     p_TE, w_TK, experts_TK, gate_T1 = router.launch_forward(*inputs, K)
     slopes = torch.randn_like(p_TE), torch.randn_like(w_TK), torch.randn_like(gate_T1)
@@ -169,7 +171,9 @@ def time_router() -> None:
     sweep(
         "router backward",
         lambda tile: router.launch_backward(*slopes, *inputs, p_TE, experts_TK, gate_T1, tile),
-        *(default[1], ROUTER_TILES, 2 * one),
+        default[1],
+        ROUTER_TILES,
+        2 * one,
     )
 
 

@@ -29,7 +29,7 @@ class Interpreted:
     @pytest.mark.parametrize(
         "case",
         [
-            Case(queries=64),
+            Case(heads=1, queries=64),
             Case(heads=1, queries=37, width=24),
             Case(heads=1, queries=50, keys=35, causal=False),
             Case(heads=1, queries=33, keys=70, width=8),

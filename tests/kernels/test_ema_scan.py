@@ -31,7 +31,6 @@ class Interpreted:
             Case(length=9, last=True),
             Case(batch=2, length=19, width=5, modes=3, state=True, last=True),
             Case(length=24, memory=-4.0, state=True, last=True),
-            Case(length=300, width=1, modes=1, last=True),  # more than 32 chunks of 8
             Case(length=5, width=2, modes=17),
             Case(length=21, dtype=torch.bfloat16, state=True, last=True),
             Case(length=11, dtype=torch.float16),
@@ -40,6 +39,12 @@ class Interpreted:
     )
     def test_it_equals_the_definition(self, case):
         check("scan", case)
+
+    def test_chunks_grow_where_there_would_be_too_many(self, monkeypatch):
+        from steplab.kernels.ema import scan
+
+        monkeypatch.setattr(scan, "MAX_CHUNKS", 4)
+        check("scan", Case(length=45, width=1, modes=1, last=True))  # 3 chunks of 16, not 6 of 8
 
     def test_two_pieces_equal_one(self):
         inputs = make(Case(batch=2, length=23))
