@@ -142,7 +142,7 @@ def training_row(name: str, found: dict[str, float]) -> str:
 
 def reductions_row(length: int) -> str:
     """Return the playbook model's step with sums of split bf16 products on and off, in turns."""
-    from steplab.workloads.megalodon.precision import configure_precision
+    from steplab.modules.precision import configure_precision
 
     step, batches = step_of("playbook", "precision=bf16", 2, length)
     found: dict[bool, list[float]] = {True: [], False: []}
@@ -181,7 +181,7 @@ def streaming(deadline: float) -> None:
 
     from steplab.workloads.megalodon.config import PRESETS
     from steplab.workloads.megalodon.model import Megalodon
-    from steplab.workloads.megalodon.stream import Stream
+    from steplab.workloads.megalodon.streaming import Stream
 
     torch.manual_seed(0)
     with torch.device("cuda"):

@@ -19,6 +19,7 @@ from steplab.bench.playbook import TORCH_NAMES, Playbook, PlaybookCell
 from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.kernels import ema as ema_op
 from steplab.kernels.dispatch import AUTO, refusal
+from steplab.modules.precision import configure_precision
 from steplab.probes.environment import capture_environment
 from steplab.profiling.plan import ProfilePlan
 from steplab.profiling.trace_file import Averages
@@ -27,7 +28,6 @@ from steplab.step.step import Step, unwatched
 from steplab.step.trial import is_out_of_memory
 from steplab.store.atomic import disk_errors
 from steplab.workloads.megalodon.layers import MovingAverages
-from steplab.workloads.megalodon.precision import configure_precision
 
 LABELS = {"forward": "FORWARD", "backward": "BACKWARD", "optimizer": "OPTIMIZER"}
 INFERENCE = "FORWARD_INFER"

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from steplab.core.errors import Unsupported, UserError
+from steplab.modules.precision import configure_precision
 from steplab.techniques.checkpointing import recompute
 from steplab.workloads.megalodon.attention import rotate_pairs
 from steplab.workloads.megalodon.config import PRESETS, MegalodonConfig
 from steplab.workloads.megalodon.flops import parameters, work
 from steplab.workloads.megalodon.model import Megalodon
-from steplab.workloads.megalodon.precision import configure_precision
 from steplab.workloads.workload import find_workload
 
 COUNTS = {
@@ -288,11 +288,11 @@ def test_one_graph_with_the_same_values(model):
 
 def test_states_are_kept_in_training_only_where_asked_for(model):
     model(tokens(1, 20), tokens(1, 20))
-    assert model.carries == []
+    assert model.states == []
     model.keeps_states = True
     model(tokens(1, 20), tokens(1, 20)).backward()
-    assert len(model.carries) == 2 and not model.carries[0].averages_B2ND.requires_grad
-    assert model.carries[0].statistics.count_B.tolist() == [20]
+    assert len(model.states) == 2 and not model.states[0].averages_B2ND.requires_grad
+    assert model.states[0].statistics.count_B.tolist() == [20]
 
 
 def test_one_batch_is_learned_by_heart():

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from steplab.kernels.timestep_norm import Statistics
-from steplab.workloads.megalodon.layers import LayerNorm, TimestepNorm, ZeroCenteredRMSNorm
+from steplab.workloads.megalodon.layers import (
+    TimestepNorm,
+    ZeroCenteredLayerNorm,
+    ZeroCenteredRMSNorm,
+)
 
 WIDTH, GROUPS, EPS = 12, 3, 1e-5
 
@@ -139,14 +143,14 @@ def test_a_large_offset_and_many_tokens():
 def test_scales_are_stored_minus_one():
     x = torch.randn(2, 5, WIDTH)
     expected = torch.nn.functional.layer_norm(x, (WIDTH,), eps=EPS)
-    torch.testing.assert_close(LayerNorm(WIDTH, EPS)(x), expected)
+    torch.testing.assert_close(ZeroCenteredLayerNorm(WIDTH, EPS)(x), expected)
     norm = ZeroCenteredRMSNorm(WIDTH, EPS)
     torch.testing.assert_close(norm(x), torch.nn.functional.rms_norm(x, (WIDTH,), eps=EPS))
     assert not norm.weight.any()
 
 
 def test_norms_stay_in_fp32_when_a_model_is_cast():
-    for norm in (make_norm(), ZeroCenteredRMSNorm(WIDTH, EPS), LayerNorm(WIDTH, EPS)):
+    for norm in (make_norm(), ZeroCenteredRMSNorm(WIDTH, EPS), ZeroCenteredLayerNorm(WIDTH, EPS)):
         with torch.no_grad():
             norm.weight.fill_(1 / 3)
         kept = norm.weight.clone()
@@ -158,7 +162,7 @@ def test_norms_stay_in_fp32_when_a_model_is_cast():
 def test_outputs_come_in_the_dtype_of_the_next_product():
     x = torch.randn(1, 4, WIDTH)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        for norm in (ZeroCenteredRMSNorm(WIDTH, EPS), LayerNorm(WIDTH, EPS)):
+        for norm in (ZeroCenteredRMSNorm(WIDTH, EPS), ZeroCenteredLayerNorm(WIDTH, EPS)):
             assert norm(x).dtype == torch.bfloat16
         y, state = make_norm()(x, keeps=True)
     assert y.dtype == torch.bfloat16 and state.mean_BG.dtype == torch.float32

@@ -8,7 +8,7 @@ import torch
 
 from steplab.core.errors import UserError
 from steplab.workloads.megalodon.model import Megalodon
-from steplab.workloads.megalodon.stream import Stream
+from steplab.workloads.megalodon.streaming import Stream
 from steplab.workloads.workload import find_workload
 from tests.workloads.megalodon.test_model import SMALL, tokens
 

@@ -130,7 +130,7 @@ class CCGQA(nn.Module):
     def forward(
         self, x_BSD: Tensor, state: AttentionState | None = None, scale: float = 1.0
     ) -> Tensor:
-        """Map (B, S, D) to the same, times `scale`; with `state`, the tokens follow those it has seen."""
+        """Map (B, S, D) to (B, S, D), times `scale`; the tokens follow those seen by `state`."""
         z_BSZ = self.qkv(x_BSD)
         if state is not None:
             z_BSZ = torch.cat([state.latent_BRZ, z_BSZ], 1)

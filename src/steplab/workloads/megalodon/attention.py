@@ -12,28 +12,29 @@ from torch import Tensor, nn
 
 from steplab.core.errors import Unsupported
 from steplab.kernels import attention as attention_op
+from steplab.kernels.attention import AttentionInputs
 from steplab.kernels.dispatch import AUTO, select
 from steplab.kernels.timestep_norm import Statistics
 from steplab.modules.attention import Attention
 from steplab.modules.precision import Fp32Module
 from steplab.modules.rotary import Angles, Rotary
-from steplab.workloads.megalodon.cache import LayerCache
 from steplab.workloads.megalodon.config import MegalodonConfig
 from steplab.workloads.megalodon.layers import MovingAverages, TimestepNorm, ZeroCenteredRMSNorm
+from steplab.workloads.megalodon.streaming import BlockCache
 
 WIDE_VALUE_IMPLS = ("blocks", "reference")  # implementations for values wider than keys
 
 
-class Carry(NamedTuple):
-    """What a block hands on from token to token, beside the keys and values of its chunk."""
+class BlockState(NamedTuple):
+    """What a block carries from token to token, besides the keys and values of its chunk."""
 
     statistics: Statistics
     averages_B2ND: Tensor
 
-    def detached(self) -> Carry:
-        """Return the same without a way back for gradients."""
+    def detached(self) -> BlockState:
+        """Return the same, detached from the graph."""
         statistics = Statistics(*(x.detach() for x in self.statistics))
-        return Carry(statistics, self.averages_B2ND.detach())
+        return BlockState(statistics, self.averages_B2ND.detach())
 
 
 class WideAttention(Attention):
@@ -51,8 +52,8 @@ class WideAttention(Attention):
                 f"{v_BHSV.shape[-1]} and its keys {q_BHTK.shape[-1]}.",
                 f"Use impl.attention={WIDE_VALUE_IMPLS[0]}, or leave it out.",
             )
-        inputs = (q_BHTK, k_BHSK, v_BHSV, self.causal, documents_BS)
-        self.ran = select("attention", attention_op.IMPLS, WIDE_VALUE_IMPLS, self.impl, *inputs)
+        inputs = AttentionInputs(q_BHTK, k_BHSK, v_BHSV, self.causal, documents_BS)
+        self.ran = select("attention", attention_op.IMPLS, WIDE_VALUE_IMPLS, self.impl, inputs)
         return attention_op.attention(self.ran, *inputs)
 
 
@@ -86,7 +87,7 @@ class QueriesKeys(Fp32Module):
 
 
 def rotate_pairs(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    """Rotate neighbours, features 2 j and 2 j + 1, by the j-th angle of the position."""
+    """Rotate neighbors, features 2 j and 2 j + 1, by the j-th angle of the position."""
     even, odd = x_BHLK.unflatten(-1, (-1, 2)).unbind(-1)
     turned = (even * cos_LK - odd * sin_LK, even * sin_LK + odd * cos_LK)
     return torch.stack(turned, -1).flatten(-2)
@@ -102,7 +103,7 @@ class GatedAttention(nn.Module):
         self.norm = TimestepNorm(width, config.norm_groups, config.eps)
         self.averages = MovingAverages(width, config.modes)
         self.average_norm = ZeroCenteredRMSNorm(width, config.eps)
-        # What queries and keys are made of, the gate, and what passes attention by.
+        # The projection for queries and keys, the gate, and what bypasses attention.
         self.parts = (config.shared_width, value_width, width)
         self.from_averages = nn.Linear(width, sum(self.parts))
         self.values = nn.Linear(width, value_width)
@@ -114,12 +115,12 @@ class GatedAttention(nn.Module):
         self,
         x_BLD: Tensor,
         valid_BL: Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: BlockCache | None = None,
         keeps: bool = False,
-    ) -> tuple[Tensor, Carry | None]:
+    ) -> tuple[Tensor, BlockState | None]:
         """Return what is added to the stream, and if `keeps` what the next tokens need.
 
-        With a `cache` the tokens go on where it ended, and it is brought up to date.
+        With a `cache` the tokens continue where it ended, and it is updated.
         """
         before = cache.statistics if cache else None
         state = cache.averages_B2ND if cache else None
@@ -140,7 +141,7 @@ class GatedAttention(nn.Module):
         if not keeps:
             return out_BLD, None
         assert statistics is not None and last is not None
-        return out_BLD, Carry(statistics, last)
+        return out_BLD, BlockState(statistics, last)
 
     def _in_chunks(self, z_BLZ: Tensor, v_BHLV: Tensor) -> Tensor:
         """Attend within chunks that begin at token 0: whole ones as a batch, then the rest."""

@@ -1,5 +1,9 @@
-"""Layers that a block is made of: norms, and the complex moving averages."""
+"""Layers that a block is made of: norms, and the complex moving averages.
 
+Norms store their scale minus one, so that weight decay pulls the scale towards 1.
+"""
+
+# B batch, L tokens, D width, N modes
 from __future__ import annotations
 
 import torch
@@ -13,11 +17,9 @@ from steplab.kernels.ema import EMAParameters
 from steplab.kernels.timestep_norm import Affine, Statistics
 from steplab.modules.precision import Fp32Module, matmul_dtype, without_autocast
 
-# B batch, L tokens, D width
-
 
 class ZeroCenteredRMSNorm(Fp32Module):
-    """x / sqrt(mean(x^2) + eps) times 1 + weight: weight decay pulls the scale towards 1."""
+    """x / sqrt(mean(x^2) + eps), times 1 + weight."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -32,8 +34,8 @@ class ZeroCenteredRMSNorm(Fp32Module):
         return y.to(dtype)
 
 
-class LayerNorm(Fp32Module):
-    """Mean 0, deviation 1, times 1 + weight, plus bias."""
+class ZeroCenteredLayerNorm(Fp32Module):
+    """Mean 0 and variance 1, times 1 + weight, plus bias."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -51,7 +53,7 @@ class LayerNorm(Fp32Module):
 
 
 class TimestepNorm(Fp32Module):
-    """Normalises a token by the mean and variance of its group over all tokens up to itself."""
+    """Normalizes a token by the mean and variance of its group over all tokens up to itself."""
 
     op = "timestep_norm"
 
@@ -83,9 +85,6 @@ class TimestepNorm(Fp32Module):
             )
 
 
-# B batch, L tokens, D width, N modes
-
-
 class MovingAverages(Fp32Module):
     """ComplexEMA: every channel runs through N complex moving averages and is read out again."""
 
@@ -100,10 +99,10 @@ class MovingAverages(Fp32Module):
         self.omega_D = nn.Parameter(torch.empty(width))
         self.impl = AUTO
         self.ran = ""
-        self.initialise()
+        self.initialize()
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Angles from 1 down to 1 / D of a turn, spread over the channels in a random order."""
         nn.init.normal_(self.alpha_DN, std=0.2)
         nn.init.normal_(self.delta_DN, std=0.2)

@@ -12,10 +12,10 @@ from steplab.kernels.cross_entropy import IGNORE_INDEX
 from steplab.modules.loss import LinearCrossEntropy
 from steplab.modules.precision import Fp32Module, matmul_dtype
 from steplab.modules.rotary import Rotary
-from steplab.workloads.megalodon.attention import Carry, GatedAttention
-from steplab.workloads.megalodon.cache import Cache, LayerCache
+from steplab.workloads.megalodon.attention import BlockState, GatedAttention
 from steplab.workloads.megalodon.config import MegalodonConfig
-from steplab.workloads.megalodon.layers import LayerNorm, TimestepNorm
+from steplab.workloads.megalodon.layers import TimestepNorm, ZeroCenteredLayerNorm
+from steplab.workloads.megalodon.streaming import BlockCache, MegalodonCache
 
 
 class FeedForward(nn.Module):
@@ -55,7 +55,7 @@ class Block(nn.Module):
     def __init__(self, config: MegalodonConfig, rotary: Rotary, layer: int) -> None:
         super().__init__()
         self.attention = GatedAttention(config, rotary)
-        self.feed_forward_norm = LayerNorm(config.width, config.eps)
+        self.feed_forward_norm = ZeroCenteredLayerNorm(config.width, config.eps)
         self.feed_forward = FeedForward(config)
         self.rescale = Rescale(config.width, layer) if config.rescale_ff else nn.Identity()
 
@@ -63,13 +63,13 @@ class Block(nn.Module):
         self,
         x_BLD: Tensor,
         valid_BL: Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: BlockCache | None = None,
         keeps: bool = False,
-    ) -> tuple[Tensor, Carry | None]:
+    ) -> tuple[Tensor, BlockState | None]:
         """Return x + feed_forward(norm(x + attention(x))), and what the next tokens need."""
-        attended_BLD, carry = self.attention(x_BLD, valid_BL, cache, keeps)
+        attended_BLD, state = self.attention(x_BLD, valid_BL, cache, keeps)
         hidden_BLD = self.feed_forward_norm(x_BLD + attended_BLD)
-        return x_BLD + self.rescale(self.feed_forward(hidden_BLD)), carry
+        return x_BLD + self.rescale(self.feed_forward(hidden_BLD)), state
 
 
 class Megalodon(nn.Module):
@@ -85,7 +85,7 @@ class Megalodon(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         self.loss = LinearCrossEntropy()
         self.keeps_states = False  # in training: compute the states after the last token too
-        self.carries: list[Carry] = []  # of the last forward, where kept
+        self.states: list[BlockState] = []  # of the last forward, where kept
         initialize_weights(self)
         if config.tied:
             self.head.weight = self.embedding.weight
@@ -96,17 +96,17 @@ class Megalodon(nn.Module):
         """Return logits (B, L, V) in fp32, or the loss when targets are given.
 
         Targets of -100 do not count; where none counts, the loss is 0. `valid_BL` is False for
-        padding, which may stand on the right only: the left would shift the chunks.
+        padding, which is allowed on the right only: on the left it would shift the chunks.
         """
         if valid_BL is not None:
             check_padding(valid_BL)
         x_BLD = self._embed(tokens_BL)
-        carries = []
+        states = []
         for block in self.blocks:
-            x_BLD, carry = block(x_BLD, valid_BL, None, self.keeps_states)
-            carries.append(carry)
+            x_BLD, state = block(x_BLD, valid_BL, None, self.keeps_states)
+            states.append(state)
         if self.keeps_states:
-            self.carries = [carry.detached() for carry in carries]
+            self.states = [state.detached() for state in states]
         x_BLD, _ = self.norm(x_BLD, None, valid_BL)
         if targets_BL is None:
             return self._logits(x_BLD)
@@ -114,26 +114,26 @@ class Megalodon(nn.Module):
         return torch.where((targets_BL != IGNORE_INDEX).any(), loss, 0.0)
 
     @torch.no_grad()
-    def extend(self, tokens_BT: Tensor, cache: Cache) -> Tensor:
-        """Return the logits (B, V) after the last of some new tokens, and bring `cache` up to date.
+    def extend(self, tokens_BT: Tensor, cache: MegalodonCache) -> Tensor:
+        """Return the logits (B, V) after the last of some new tokens, and update `cache`.
 
         `cache.position.tokens` is left to the caller: a replayed CUDA graph runs no Python.
         """
         cache.check(tokens_BT)
         x_BTD = self._embed(tokens_BT)
         for block, layer in zip(self.blocks, cache.layers, strict=True):
-            x_BTD, carry = block(x_BTD, None, layer)
-            layer.update(carry.statistics, carry.averages_B2ND)
+            x_BTD, state = block(x_BTD, None, layer)
+            layer.update(state.statistics, state.averages_B2ND)
         x_BTD, statistics = self.norm(x_BTD, cache.statistics, keeps=True)
         for own, new in zip(cache.statistics, statistics, strict=True):
             own.copy_(new)
         cache.position.advance(tokens_BT.shape[1])
         return self._logits(x_BTD[:, -1])
 
-    def empty_cache(self, batch: int) -> Cache:
+    def empty_cache(self, batch: int) -> MegalodonCache:
         """Return the cache of `batch` rows that have seen nothing."""
         weight = self.embedding.weight.detach()
-        return Cache(self.config, batch, weight, weight[:0].to(matmul_dtype(weight)))
+        return MegalodonCache(self.config, batch, weight, weight[:0].to(matmul_dtype(weight)))
 
     def _embed(self, tokens_BL: Tensor) -> Tensor:
         x_BLD = self.embedding(tokens_BL)

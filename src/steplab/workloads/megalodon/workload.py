@@ -12,7 +12,7 @@ from steplab.data.random_batches import random_tokens
 from steplab.workloads.megalodon.config import MegalodonConfig
 from steplab.workloads.megalodon.flops import work
 from steplab.workloads.megalodon.model import Megalodon
-from steplab.workloads.megalodon.stream import Stream
+from steplab.workloads.megalodon.streaming import Stream
 from steplab.workloads.workload import StepOutput
 
 Batch = tuple[Tensor, Tensor]

@@ -1,15 +1,16 @@
-"""What a stream of tokens leaves behind: a fixed size, however long it is.
+"""A stream of tokens through the model: any number of them, in a fixed amount of memory.
 
-Keys and values stand in as many slots as a chunk has tokens; a new chunk overwrites the old one.
-All tensors are updated in place and positions are read on the device, so that a CUDA graph of one
-token's step can be replayed for ever.
+Keys and values have as many slots as a chunk has tokens; a new chunk overwrites the old one. All
+tensors are updated in place and positions are read on the device, so that a CUDA graph of one
+token's step can be replayed forever.
 """
 
-# B batch, T new tokens, H heads, K width of a head's keys, V of its values, C tokens of a chunk,
-# D width, N modes
+# B batch, T new tokens, H heads, K width of a head's keys, V of its values (of logits: vocabulary),
+# C tokens of a chunk, D width, N modes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from steplab.core.errors import UserError
 from steplab.kernels.timestep_norm import Statistics
 from steplab.modules.rotary import Angles, Rotary
 from steplab.workloads.megalodon.config import MegalodonConfig
+
+if TYPE_CHECKING:
+    from steplab.workloads.megalodon.model import Megalodon
 
 
 class Position:
@@ -34,8 +38,8 @@ class Position:
         self.tokens_1 += tokens
 
 
-class LayerCache:
-    """One block's share."""
+class BlockCache:
+    """What one block keeps: keys and values of the present chunk, statistics and averages."""
 
     def __init__(
         self, config: MegalodonConfig, batch: int, like: Tensor, kv_like: Tensor, position: Position
@@ -49,18 +53,18 @@ class LayerCache:
         self.averages_B2ND = wide.new_zeros(batch, 2, config.modes, config.width)
 
     def angles(self, rotary: Rotary, tokens: int) -> Angles:
-        """Return the angles of new tokens, by their place in their chunk."""
+        """Return the angles of new tokens, by their position in their chunk."""
         if tokens == 1:
             slot_1 = self.position.tokens_1 % self.position.chunk
             return rotary.cos_TD[slot_1], rotary.sin_TD[slot_1]
         start, chunk = self.position.tokens, self.position.chunk
-        place_T = torch.arange(start, start + tokens, device=rotary.cos_TD.device) % chunk
-        return rotary.cos_TD[place_T], rotary.sin_TD[place_T]
+        slot_T = torch.arange(start, start + tokens, device=rotary.cos_TD.device) % chunk
+        return rotary.cos_TD[slot_T], rotary.sin_TD[slot_T]
 
     def attend(
         self, attention: Callable[..., Tensor], q_BHTK: Tensor, k_BHTK: Tensor, v_BHTV: Tensor
     ) -> Tensor:
-        """Store new keys and values; return what their queries see of their own chunks."""
+        """Store new keys and values, and attend to each token's own chunk."""
         T = q_BHTK.shape[2]
         if T == 1:
             return self._attend_one(q_BHTK, k_BHTK, v_BHTV)
@@ -77,7 +81,7 @@ class LayerCache:
         return torch.cat(out, 2)
 
     def _attend_one(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1V: Tensor) -> Tensor:
-        """One token: all slots are looked at, and those not yet written in this chunk hidden."""
+        """One token: attend to all slots, with those not yet written in this chunk masked."""
         slot_1 = self.position.tokens_1 % self.position.chunk
         self.keys_BHCK.index_copy_(2, slot_1, k_BH1K.to(self.keys_BHCK.dtype))
         self.values_BHCV.index_copy_(2, slot_1, v_BH1V.to(self.values_BHCV.dtype))
@@ -88,16 +92,16 @@ class LayerCache:
         return weights_BH1C.to(v_BH1V.dtype) @ self.values_BHCV
 
     def update(self, statistics: Statistics, averages_B2ND: Tensor) -> None:
-        """Take over what the newest tokens left."""
+        """Store the state after the newest tokens."""
         for own, new in zip(self.statistics, statistics, strict=True):
             own.copy_(new)
         self.averages_B2ND.copy_(averages_B2ND)
 
 
-class Cache:
-    """Everything that a stream of `batch` rows needs to go on; all rows have seen as many tokens.
+class MegalodonCache:
+    """Everything that `batch` streams need to continue; all have seen equally many tokens.
 
-    `like` tells device and the dtype of statistics, `kv_like` the dtype of keys and values.
+    `like` has the device and the dtype of the statistics, `kv_like` the dtype of keys and values.
     """
 
     def __init__(self, config: MegalodonConfig, batch: int, like: Tensor, kv_like: Tensor) -> None:
@@ -106,7 +110,7 @@ class Cache:
         self.batch = batch
         self.position = Position(config.chunk, like.device)
         shape = (config, batch, like, kv_like, self.position)
-        self.layers = [LayerCache(*shape) for _ in range(config.layers)]
+        self.layers = [BlockCache(*shape) for _ in range(config.layers)]
         self.statistics = Statistics.fresh(batch, config.norm_groups, like)
 
     def check(self, tokens_BT: Tensor) -> None:
@@ -138,11 +142,11 @@ class Cache:
         return sum(x.nbytes for x in self.tensors)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return a copy of all tensors by name: to go on from here later, or in another process."""
+        """Return a copy of all tensors by name, to continue later or in another process."""
         return {name: x.clone() for name, x in self.named.items()}
 
     def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
-        """Go on from where a cache of the same shape was, in place."""
+        """Continue, in place, from where a cache of the same shape was."""
         own = self.named
         shapes, theirs = ({n: (x.shape, x.dtype) for n, x in d.items()} for d in (own, saved))
         if shapes != theirs:
@@ -156,7 +160,7 @@ class Cache:
         self.position.tokens = int(self.position.tokens_1)
 
     def reindex(self, rows_B: Tensor) -> None:
-        """Let row i go on from where row `rows_B[i]` is, in place; a row may be taken twice."""
+        """Let row i continue from where row `rows_B[i]` is, in place; a row may be taken twice."""
         if rows_B.shape != (self.batch,):
             raise UserError(
                 f"{self.batch} rows cannot go on from {tuple(rows_B.shape)} rows.",
@@ -164,6 +168,76 @@ class Cache:
             )
         for x in self.tensors[1:]:  # the position is that of all rows
             x.copy_(x[rows_B])
+
+
+class Stream:
+    """Call it with new tokens (B, T); it returns the logits (B, V) after the last of them.
+
+    On a GPU the step of a single token is captured as a CUDA graph the second time: one launch
+    instead of hundreds. Weights must stay where they are; their values may change. Under
+    autocast every token casts all weights: a model cast to bf16 beforehand is faster.
+    """
+
+    def __init__(self, model: Megalodon, rows: int, graphs: bool = True) -> None:
+        self.model, self.cache = model, model.empty_cache(rows)
+        self.graphs = graphs and next(model.parameters()).is_cuda
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.singles = 0
+        self.token_B1 = torch.zeros(rows, 1, dtype=torch.int64, device=self.device)
+        self.logits_BV: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens each row has seen."""
+        return self.cache.position.tokens
+
+    def __call__(self, tokens_BT: Tensor) -> Tensor:
+        """Feed new tokens. The result stays valid: no later call overwrites it."""
+        if tokens_BT.shape[1] == 1 and self.graphs:
+            logits_BV = self._one(tokens_BT)
+        else:
+            logits_BV = self.model.extend(tokens_BT, self.cache)
+        self.cache.position.tokens += tokens_BT.shape[1]
+        return logits_BV
+
+    @torch.no_grad()
+    def _one(self, token_B1: Tensor) -> Tensor:
+        self.cache.check(token_B1)  # copy_ would broadcast the token of one row to all
+        self.token_B1.copy_(token_B1)
+        if self.graph is None:
+            self.singles += 1
+            if self.singles == 1:
+                return self.model.extend(self.token_B1, self.cache)
+            self._capture()
+        assert self.graph is not None and self.logits_BV is not None
+        self.graph.replay()
+        return self.logits_BV.clone()
+
+    def _capture(self) -> None:
+        """Record one step. The warm-up on a side stream moves the cache, so it is put back."""
+        kept = [x.clone() for x in self.cache.tensors]
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        # Weights cast by autocast are freed with its context, so the graph casts its own.
+        enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        alone = torch.autocast("cuda", dtype, enabled, cache_enabled=False)
+        # Other threads may use the device meanwhile.
+        recording = torch.cuda.graph(graph, capture_error_mode="thread_local")
+        try:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.model.extend(self.token_B1, self.cache)
+            torch.cuda.current_stream().wait_stream(side)
+            with alone, recording:
+                self.logits_BV = self.model.extend(self.token_B1, self.cache)
+            self.graph = graph
+        finally:
+            for own, old in zip(self.cache.tensors, kept, strict=True):
+                own.copy_(old)
 
 
 def _named(prefix: str, statistics: Statistics) -> dict[str, Tensor]:
