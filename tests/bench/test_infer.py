@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from steplab.bench import infer_measure
+from steplab.bench import infer
 from steplab.bench.infer import Grid, infer_table, plan, sweep, uncached_calls
 from steplab.cli.main import main
 from steplab.core import PLAIN, Environment
@@ -66,8 +66,13 @@ def test_an_interrupted_sweep_goes_on(store):
 
 def test_a_model_is_built_once_for_all_cells_that_share_it(store, monkeypatch):
     built = []
-    original = infer_measure.build
-    monkeypatch.setattr(infer_measure, "build", lambda spec: built.append(spec) or original(spec))
+    original = infer.build_forecaster
+
+    def build(spec):
+        built.append(spec)
+        return original(spec)
+
+    monkeypatch.setattr(infer, "build_forecaster", build)
     recipes = [PLAIN, parse_recipe("impl.experts=loop")]
     specs = plan(grid(batches=[1, 2], horizons=[1, 3], calls=1, recipes=recipes))
     assert {run.status for run in sweep(specs, store, LAPTOP)} == {"ok"}
@@ -75,14 +80,14 @@ def test_a_model_is_built_once_for_all_cells_that_share_it(store, monkeypatch):
 
 
 def test_a_failed_cell_is_a_row(store, monkeypatch):
-    original = infer_measure.random_contexts
+    original = infer.random_contexts
 
     def too_many(batch, points, seed):
         if batch == 7:
             raise MemoryError("no room")
         return original(batch, points, seed)
 
-    monkeypatch.setattr(infer_measure, "random_contexts", too_many)
+    monkeypatch.setattr(infer, "random_contexts", too_many)
     recipes = [PLAIN, parse_recipe("compile=whole")]
     specs = plan(grid(batches=[7, 1], calls=1, recipes=recipes))
     runs = list(sweep(specs, store, LAPTOP))
@@ -106,13 +111,13 @@ def test_wrong_cached_forecasts_are_not_timed(store, monkeypatch):
     monkeypatch.setattr(Forecaster, "predict", wrong)
     (run,) = sweep(plan(grid()), store, LAPTOP)
     assert run.status == "failed" and "cached forecasts differ" in run.reason
-    forecaster = infer_measure.build(infer_measure.model_spec(run.spec))
+    forecaster = infer.build_forecaster(infer.model_spec(run.spec))
     with pytest.raises(MeasurementError, match="budget"):
-        infer_measure.check_cached(forecaster, run.spec)
+        infer.check_cached(forecaster, run.spec)
 
 
 def test_contexts_are_seeded():
-    one, same, other = (infer_measure.random_contexts(3, 8, seed) for seed in (1, 1, 2))
+    one, same, other = (infer.random_contexts(3, 8, seed) for seed in (1, 1, 2))
     assert (one == same).all() and (one != other).any() and one.shape == (3, 8)
     assert np.isfinite(one).all()
 

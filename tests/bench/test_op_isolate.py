@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.bench import op_isolate
+from steplab.cli.op_bench import MEASURE_CELL
 from steplab.core import Run
 from steplab.core.errors import MeasurementError, UserError
 from steplab.workers import trials
@@ -42,8 +42,8 @@ def workers(monkeypatch):
 def statuses(workers, answers):
     workers.answers = list(answers)
     (spec,) = specs(["flash"])
-    with op_isolate.CellIsolation() as isolation:
-        return [isolation.trial(spec, MACHINE).status for _ in answers]
+    with trials.TrialRunner(600.0, MEASURE_CELL, keep_after=("ok", "unsupported")) as runner:
+        return [runner.trial(spec, MACHINE).status for _ in answers]
 
 
 def test_a_worker_serves_on_after_what_did_no_harm(workers):

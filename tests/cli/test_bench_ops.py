@@ -2,15 +2,15 @@ import json
 
 import pytest
 
-from steplab.bench.op_isolate import CellIsolation
 from steplab.cli import op_bench
 from steplab.cli.main import main
 from steplab.store import Store
+from steplab.workers.trials import TrialRunner
 
 SMALL = "--context 16 32 --heads 1 --head-width 8 --impl flash cudnn --warmup 1 --repeats 6"
 
 
-class InThisProcess(CellIsolation):
+class InThisProcess(TrialRunner):
     """Measures without a worker, whose start takes seconds."""
 
     def environment(self):
@@ -26,7 +26,7 @@ class InThisProcess(CellIsolation):
 
 @pytest.fixture
 def at_home(monkeypatch):
-    monkeypatch.setattr(op_bench, "CellIsolation", InThisProcess)
+    monkeypatch.setattr(op_bench, "TrialRunner", InThisProcess)
 
 
 def test_attention_end_to_end_and_again(tmp_path, capsys):

@@ -1,11 +1,20 @@
-"""How fast a model forecasts: latency per call and series per second, cached and uncached."""
+"""How fast a model forecasts: latency per call and series per second, cached and uncached.
 
+Planning and tables need no torch; the model is built, checked and timed in this process.
+"""
+
+# B series, T points
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from steplab.core import (
     Cell,
@@ -19,15 +28,35 @@ from steplab.core import (
     Status,
     Table,
     fingerprint,
-    new_run_id,
 )
 from steplab.core.errors import MeasurementError, Unsupported, UserError
-from steplab.core.run import now
+from steplab.core.run import new_run
 from steplab.store import Store, open_sweep
 from steplab.workloads.workload import find_workload
 
-WORKLOAD = "forecast"  # what the Runs are called; the model is the workload of `MODEL`
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from steplab.forecasting.forecaster import Forecaster
+
+WORKLOAD = "forecast"  # the workload of the Runs; the model is one of `MODEL`
 MODEL = "tsmoe"
+CALLS = "calls"  # the table of a Run that keeps every call; its clock has the cached ones
+CHECKED_SERIES = 16  # forecast in fp64 too, to know how large an error rounding makes
+PERCENTILES = (50, 90, 99)
+METHOD = (
+    "ms per call of Forecaster.predict, numpy in and numpy out, with the cache and without it in "
+    "turns; series/s = batch / p50\n"
+    "gain = uncached p50 / cached p50; cached forecasts were compared with fp64 first"
+)
+COLUMNS = (
+    *map(Column, ("size", "recipe", "batch", "context", "horizon")),
+    *(Column(f"p{q}", "ms") for q in PERCENTILES),
+    Column("series/s"),
+    *(Column(f"uncached p{q}", "ms") for q in PERCENTILES),
+    Column("gain", "x", digits=3),
+    Column("status"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +83,7 @@ class Grid:
 
 
 def plan(grid: Grid) -> list[RunSpec]:
-    """Return one spec per cell; a model and its recipe outermost, so that it is built once."""
+    """Return one spec per cell; models and recipes outermost, so that each model is built once."""
     entry = find_workload(MODEL)
     specs = []
     for size, recipe in itertools.product(grid.sizes, grid.recipes):
@@ -78,44 +107,40 @@ def plan(grid: Grid) -> list[RunSpec]:
 
 
 def _positions(model: dict[str, Any], grid: Grid) -> int:
-    """Return positions for the context and everything fed back, so that nothing is cut."""
+    """Return positions for the context and everything fed back, so that nothing is cut off."""
     longest_head = max(int(word) for word in model["horizons"].split(","))
     points = max(grid.context + max(grid.horizons), longest_head + 1)
     patch: int = model["patch_length"]
     return -(-points // patch) * patch
 
 
-if TYPE_CHECKING:
-    from steplab.bench.infer_measure import ForecastTimer, Latencies
-
-CALLS = "calls"  # the table of a Run that keeps every call; its clock has the cached ones
-
-
 def sweep(
-    specs: Sequence[RunSpec], store: Store, environment: Environment, command: Sequence[str] = ()
+    specs: Sequence[RunSpec],
+    store: Store,
+    environment: Environment,
+    command: Sequence[str] = (),
+    progress: Callable[[RunSpec, str], None] = lambda spec, text: None,
 ) -> Iterator[Run]:
     """Yield a Run for every spec, in order; each is stored before it is yielded.
 
     Cells that an interrupted sweep of the same specs has finished are read, not measured again.
     """
-    from steplab.bench.infer_measure import ForecastTimer
-
     current = open_sweep(store, specs, environment)
-    bench = ForecastTimer()
+    timer = ForecastTimer()
     for spec in specs:
         run = current.finished.get(fingerprint(spec))
         if run is None:
-            run = replace(
-                _measured(spec, bench, environment), group=current.id, command=tuple(command)
-            )
+            progress(spec, "measuring")
+            run = _measured(spec, timer, environment)
+            run = replace(run, group=current.id, command=tuple(command))
             store.save(run)
         yield run
 
 
-def _measured(spec: RunSpec, bench: ForecastTimer, environment: Environment) -> Run:
-    run = Run(new_run_id(spec), spec, environment, created=now())
+def _measured(spec: RunSpec, timer: ForecastTimer, environment: Environment) -> Run:
+    run = new_run(spec, environment)
     try:
-        latencies = bench.latencies(spec)
+        latencies = timer.latencies(spec)
     except UserError:
         raise
     except Exception as error:
@@ -124,22 +149,20 @@ def _measured(spec: RunSpec, bench: ForecastTimer, environment: Environment) -> 
     cached, none = latencies.cached, Samples((), "ms")
     total = sum(cached.values)
     clock = Clock(cached, cached, none, {}, {}, window_ms=total, source="perf_counter")
-    return replace(run, clock=clock, tables={CALLS: _calls(latencies)})
-
-
-def _calls(latencies: Latencies) -> Table:
     columns = (Column("cached", "ms"), Column("uncached", "ms"))
-    rows = tuple(zip(latencies.cached.values, latencies.uncached.values, strict=True))
-    return Table("every call, in turns", columns, rows)
+    rows = tuple(zip(cached.values, latencies.uncached.values, strict=True))
+    return replace(run, clock=clock, tables={CALLS: Table("every call, in turns", columns, rows)})
 
 
 def _failure(error: Exception) -> tuple[Status, str]:
-    from steplab.bench.infer_measure import free_memory
+    import torch
+
     from steplab.step.trial import is_out_of_memory
 
     reason = " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__
     if is_out_of_memory(error) or "Out of memory" in reason:
-        free_memory()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         return "oom", reason
     if isinstance(error, Unsupported):
         return "unsupported", reason
@@ -148,26 +171,109 @@ def _failure(error: Exception) -> tuple[Status, str]:
     return "failed", f"{type(error).__name__}: {reason}"
 
 
-PERCENTILES = (50, 90, 99)
-METHOD = (
-    "ms per call of Forecaster.predict, numpy in and numpy out, with the cache and without it in "
-    "turns; series/s = batch / p50\n"
-    "gain = uncached p50 / cached p50; cached forecasts were compared with fp64 first"
-)
-COLUMNS = (
-    *map(Column, ("size", "recipe", "batch", "context", "horizon")),
-    *(Column(f"p{q}", "ms") for q in PERCENTILES),
-    Column("series/s"),
-    *(Column(f"uncached p{q}", "ms") for q in PERCENTILES),
-    Column("gain", "x", digits=3),
-    Column("status"),
-)
+class Latencies(NamedTuple):
+    """Milliseconds of every call: numpy in, numpy out, all of the host's work included."""
+
+    cached: Samples
+    uncached: Samples
+
+
+class ForecastTimer:
+    """Times the calls of cells; keeps the model until a cell needs another one."""
+
+    def __init__(self) -> None:
+        self.built: tuple[RunSpec, Forecaster] | None = None
+
+    def latencies(self, spec: RunSpec) -> Latencies:
+        """Time calls with the cache and without it in turns, so that drift cannot decide."""
+        forecaster = self._forecaster(spec)
+        check_cached(forecaster, spec)
+        contexts_BT = random_contexts(spec.batch, spec.config["context"], spec.seed)
+        horizon = spec.config["horizon"]
+
+        def call(cached: bool) -> float:
+            start = perf_counter()
+            forecaster.predict(contexts_BT, horizon, batch=spec.batch, cached=cached)
+            return (perf_counter() - start) * 1e3
+
+        for _ in range(spec.warmup):
+            call(cached=True), call(cached=False)
+        pairs = [(call(cached=True), call(cached=False)) for _ in range(spec.steps)]
+        columns = zip(*pairs, strict=True)
+        return Latencies(*(Samples(column, "ms").with_slow_marked() for column in columns))
+
+    def _forecaster(self, spec: RunSpec) -> Forecaster:
+        wanted = model_spec(spec)
+        if self.built is None or self.built[0] != wanted:
+            self.built = None  # first: two large models may not fit side by side
+            self.built = (wanted, build_forecaster(wanted))
+        return self.built[1]
+
+
+def model_spec(spec: RunSpec) -> RunSpec:
+    """Return the spec of the model that a cell needs: the same for all cells that share it."""
+    return RunSpec(
+        MODEL,
+        spec.config["model"],
+        spec.size,
+        mode="infer",
+        recipe=spec.recipe,
+        device=spec.device,
+        seed=spec.seed,
+    )
+
+
+def build_forecaster(spec: RunSpec) -> Forecaster:
+    """Return a Forecaster with fresh weights; their values do not change how long it takes."""
+    from steplab.forecasting.forecaster import Forecaster
+    from steplab.step.assemble import assemble
+    from steplab.techniques.recipes import technique
+    from steplab.techniques.technique import Stage
+
+    for name in spec.recipe.techniques:
+        if technique(name).stage not in (Stage.IMPLEMENTATION, Stage.PRECISION):
+            raise Unsupported(f"forecasts do not run under {name}: every call has other shapes")
+    parts = assemble(spec).parts
+    return Forecaster(parts.model, spec.size, parts.forward_context, warn=lambda text: None)  # type: ignore[arg-type]
+
+
+def random_contexts(batch: int, points: int, seed: int) -> NDArray[np.float64]:
+    """Return seeded random walks, shape (batch, points)."""
+    return np.random.default_rng(seed).standard_normal((batch, points)).cumsum(1)
+
+
+def check_cached(forecaster: Forecaster, spec: RunSpec) -> None:
+    """Raise unless cached forecasts are about as close to those in fp64 as uncached ones are.
+
+    The budget is twice the error of the uncached ones, and one rounding to fp32.
+    """
+    from steplab.forecasting.forecaster import Forecaster
+
+    contexts_BT = random_contexts(CHECKED_SERIES, spec.config["context"], spec.seed)
+    horizon = spec.config["horizon"]
+    exact = Forecaster(
+        copy.deepcopy(forecaster.model).double(), "fp64", contextlib.nullcontext, lambda text: None
+    )
+    truth = exact.predict(contexts_BT, horizon, cached=False).mean_BH
+    own, peer = (
+        _relative_error(forecaster.predict(contexts_BT, horizon, cached=cached).mean_BH, truth)
+        for cached in (True, False)
+    )
+    budget = 2 * peer + float(np.finfo(np.float32).eps)
+    if not own <= budget:
+        raise MeasurementError(
+            f"cached forecasts differ: their error is {own:.1e}, the budget {budget:.1e}"
+        )
+
+
+def _relative_error(found: NDArray[np.float64], truth: NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
 
 
 def infer_table(runs: Sequence[Run]) -> Table:
-    """One row per Run; reasons of failed rows stand below."""
+    """Return one row per Run; the reasons of failed rows stand below."""
     first = runs[0]
-    calls = f"{first.spec.steps} calls per cell and way after {first.spec.warmup} untimed ones"
+    calls = f"{first.spec.steps} calls each per cell after {first.spec.warmup} untimed ones"
     reasons = dict.fromkeys(f"{run.status}: {run.reason}" for run in runs if run.reason)
     notes = [first.environment.conditions_on(first.spec.device), f"{METHOD}; {calls}", *reasons]
     rows = tuple(_row(run) for run in runs)

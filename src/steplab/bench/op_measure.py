@@ -13,7 +13,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from time import perf_counter
@@ -190,7 +190,9 @@ def _forward_turn(call: OpCall, timer: HostTimer) -> None:
 
 
 def _clock(timer: HostTimer) -> Clock:
-    device = {phase: _marked(timer.device_ms(phase)) for phase in PHASES}
+    device = {
+        phase: Samples(tuple(timer.device_ms(phase)), "ms").with_slow_marked() for phase in PHASES
+    }
     host = {phase: Samples(tuple(values), "ms") for phase, values in timer.host_ms.items()}
     return Clock(
         step=device["both"],
@@ -201,11 +203,6 @@ def _clock(timer: HostTimer) -> Clock:
         window_ms=sum(device["both"].values),
         source=timer.source,
     )
-
-
-def _marked(values: list[float]) -> Samples:
-    samples = Samples(tuple(values), "ms")
-    return replace(samples, marks={str(i): "slow, no cause seen" for i in samples.slow_indices()})
 
 
 def measure_memory(call: OpCall) -> Memory:

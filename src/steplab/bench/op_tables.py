@@ -20,10 +20,10 @@ from steplab.core import Cell, Column, Run, Table
 from steplab.report.charts.lines import LineChart, LinePanel
 
 METHOD = (
-    "forward, backward and both: medians, each measured separately and in turns; forward keeps what "
-    "the backward needs; spread: of the middle half; FLOP/s: forward / backward\n"
-    "extra: peak memory beyond the inputs, output and gradients included; error: the largest norm of "
-    "a difference to fp64 / norm of the truth\n"
+    "forward, backward and both: medians, each measured separately and in turns; forward keeps "
+    "what the backward needs; spread: of the middle half; FLOP/s: forward / backward\n"
+    "extra: peak memory beyond the inputs, output and gradients included; error: the largest norm "
+    "of a difference to fp64 / norm of the truth\n"
     "of budget: the largest share of what rounding allows (twice the error of the definition in "
     "this dtype and one rounding); above 1 is wrong"
 )

@@ -20,11 +20,10 @@ AUTO = "auto"
 DEVICES = (AUTO, "cpu", "cuda")
 
 
-def add_device_flag(parser: argparse.ArgumentParser) -> None:
+def add_device_flag(parser: argparse.ArgumentParser, about: str = "where to run") -> None:
     """Add `--device`; `resolve_device` or `local_device` says what `auto` is."""
-    parser.add_argument(
-        "--device", type=_device, default=AUTO, metavar="|".join(DEVICES), help="where to run"
-    )
+    metavar = "|".join(DEVICES)
+    parser.add_argument("--device", type=_device, default=AUTO, metavar=metavar, help=about)
 
 
 def add_store_flag(parser: argparse.ArgumentParser) -> None:

@@ -9,10 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
 from steplab.bench.op_bench import Objective, OpAxis, OpBench
-from steplab.bench.op_isolate import CellIsolation
 from steplab.bench.op_results import cell_result
 from steplab.bench.op_tables import best_table, cell_table, chart_of
 from steplab.bench.sweep import sweep
@@ -24,16 +21,19 @@ from steplab.cli.flags import (
     given_fields,
     resolve_device,
 )
-from steplab.cli.progress import ProgressBar
+from steplab.cli.progress import CellProgress
+from steplab.cli.sweeps import collect_runs, print_count, require_success
 from steplab.core import Run, RunSpec, units
 from steplab.core.codec import read_word
-from steplab.core.errors import MeasurementError, UserError
+from steplab.core.errors import UserError
 from steplab.report.charts.lines import write_line_chart
 from steplab.report.charts.plot import check_plot
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store
+from steplab.workers.trials import TrialRunner
 
+MEASURE_CELL = "steplab.bench.op_cell:measure_cell"  # what the worker calls
 AXIS = "axis"  # prefix of the axes in the namespace
 
 
@@ -96,26 +96,25 @@ def _run(args: argparse.Namespace, bench: OpBench) -> int:
     _cells(args, bench, "cpu")  # so that a typo is reported before a worker is started
     store = Store(args.store)
     store.check_writable()
-    with CellIsolation(args.timeout) as isolation:
-        environment = isolation.environment()
+    with TrialRunner(args.timeout, MEASURE_CELL, keep_after=("ok", "unsupported")) as trials:
+        environment = trials.environment()
         specs = _cells(args, bench, resolve_device(args.device, environment))
-        runs: list[Run] = []
-        with OpProgress(bench, len(specs)) as progress:
-            show, shared = (progress.stage, progress.say), lambda spec: ""
-            try:
-                for run in sweep(specs, store, isolation, environment, sys.argv, shared, *show):
-                    runs.append(run)
-                    progress.done(run)
-            except KeyboardInterrupt:
-                done = f"{len(runs)} of {len(specs)} cells are in {store.root}"
-                progress.say(f"{done}; the same command goes on from there.")
-                raise
+        with CellProgress(len(specs), partial(_cell_name, bench), _cell_words) as progress:
+            cells = sweep(
+                specs,
+                store,
+                trials,
+                environment,
+                sys.argv,
+                worker_key=lambda spec: "",  # one for all cells: its start takes seconds on a GPU
+                progress=progress.stage,
+                say=progress.say,
+            )
+            runs = collect_runs(cells, len(specs), store, progress.done)
     _show(args, bench, runs)
-    print(f"{units.counted(len(runs), 'Run')} in {store.root}; list them with: steplab runs")
-    if all(run.status != "ok" for run in runs):
-        measured = any(cell_result(run).both_ms for run in runs)
-        ended = "No cell is right" if measured else "No cell could be measured"
-        raise MeasurementError(f"{ended}; the first: {runs[0].reason.rstrip('.')}.")
+    print_count(runs, store)
+    measured = any(cell_result(run).both_ms for run in runs)
+    require_success(runs, "No cell is right" if measured else "No cell could be measured")
     return 0
 
 
@@ -150,30 +149,14 @@ def _show(args: argparse.Namespace, bench: OpBench, runs: list[Run]) -> None:
         print_table(table)
 
 
-class OpProgress(ProgressBar):
-    """Progress over the cells of an op benchmark, on stderr so that stdout stays clean."""
+def _cell_name(bench: OpBench, spec: RunSpec) -> str:
+    return f"{bench.variant_text(spec.config)}, {bench.shape_text(spec.config)}"
 
-    def __init__(self, bench: OpBench, cells: int) -> None:
-        what = TextColumn("{task.description}", markup=False)
-        columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), what)
-        super().__init__(sys.stderr, cells, *columns)
-        self.bench, self.cells, self.count = bench, cells, 0
 
-    def stage(self, spec: RunSpec, text: str) -> None:
-        """Show what the current cell is doing."""
-        if self.live:
-            self.bar.update(self.task, description=f"{self._name(spec)}: {text}")
-
-    def done(self, run: Run) -> None:
-        """Count a finished cell; where nothing is drawn, say how it ended."""
-        self.count += 1
-        if self.live:
-            self.bar.advance(self.task)
-            return
-        found = cell_result(run)
-        times = (found.forward_ms, found.backward_ms, found.both_ms)
-        shown = " / ".join(units.milliseconds(ms) for ms in times) if found.both_ms else run.reason
-        self.say(f"[{self.count}/{self.cells}] {self._name(run.spec)}: {found.status}, {shown}")
-
-    def _name(self, spec: RunSpec) -> str:
-        return f"{self.bench.variant_text(spec.config)}, {self.bench.shape_text(spec.config)}"
+def _cell_words(run: Run) -> str:
+    """Return how a cell ended: forward / backward / both, or the reason."""
+    result = cell_result(run)
+    if not result.both_ms:
+        return f"{result.status}, {run.reason}"
+    times = (result.forward_ms, result.backward_ms, result.both_ms)
+    return f"{result.status}, {' / '.join(units.milliseconds(ms) for ms in times)}"

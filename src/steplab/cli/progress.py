@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Self, TextIO
 
 from rich.console import Console
@@ -72,23 +73,43 @@ class ItemProgress(ProgressBar):
             self.bar.advance(self.task, count)
 
 
-class CellProgress(ProgressBar):
-    """Progress over the cells of a study, on stderr so that stdout stays clean.
+def step_name(spec: RunSpec) -> str:
+    """Return a training step in words: workload, size, batch, mode and recipe."""
+    context = spec.config.get("context") or spec.config.get("seq_max_len")
+    where = f" x {context}" if context else ""
+    size = f" {spec.size}" if spec.size else ""
+    return f"{spec.workload}{size} batch {spec.batch}{where} {spec.mode} [{spec.recipe.label}]"
 
-    `cells` is None for a search: it does not know how many it will measure.
+
+def step_result(run: Run) -> str:
+    """Return how a training step ended: its status with its time or its reason."""
+    time = units.milliseconds(run.clock.step.median) if run.clock else run.reason
+    return f"{run.status}, {time}"
+
+
+class CellProgress(ProgressBar):
+    """Progress over the cells of a sweep, on stderr so that stdout stays clean.
+
+    `cells` is None for a search: it does not know how many it will measure. `name` and `result` say
+    in words what a cell is and how it ended.
     """
 
-    def __init__(self, cells: int | None) -> None:
+    def __init__(
+        self,
+        cells: int | None,
+        name: Callable[[RunSpec], str] = step_name,
+        result: Callable[[Run], str] = step_result,
+    ) -> None:
         what = TextColumn("{task.description}", markup=False)
         columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), what)
         super().__init__(sys.stderr, cells, *columns)
-        self.cells = cells
+        self.cells, self.name, self.result = cells, name, result
         self.count = 0
 
     def stage(self, spec: RunSpec, text: str) -> None:
         """Show what the current cell is doing."""
         if self.live:
-            self.bar.update(self.task, description=f"{_name(spec)}: {text}")
+            self.bar.update(self.task, description=f"{self.name(spec)}: {text}")
 
     def done(self, run: Run) -> None:
         """Count a finished cell; where nothing is drawn, say how it ended."""
@@ -96,13 +117,5 @@ class CellProgress(ProgressBar):
         if self.live:
             self.bar.advance(self.task)
             return
-        time = units.milliseconds(run.clock.step.median) if run.clock else run.reason
         number = f"{self.count}" if self.cells is None else f"{self.count}/{self.cells}"
-        self.say(f"[{number}] {_name(run.spec)}: {run.status}, {time}")
-
-
-def _name(spec: RunSpec) -> str:
-    context = spec.config.get("context") or spec.config.get("seq_max_len")
-    where = f" x {context}" if context else ""
-    size = f" {spec.size}" if spec.size else ""
-    return f"{spec.workload}{size} batch {spec.batch}{where} {spec.mode} [{spec.recipe.label}]"
+        self.say(f"[{number}] {self.name(run.spec)}: {self.result(run)}")

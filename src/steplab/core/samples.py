@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # A value further than this many median absolute deviations above the median is marked.
 # 8 MADs is 5.4 standard deviations of a normal: one false mark in 10 million samples.
 SLOW_IN_MADS = 8.0
+SLOW = "slow, no cause seen"
 
 
 @dataclass(frozen=True)
@@ -68,3 +69,7 @@ class Samples:
         # Two percent of the median as a floor: quantized clocks can make the MAD zero.
         limit = middle + max(SLOW_IN_MADS * mad, 0.02 * middle)
         return tuple(i for i, value in enumerate(self.values) if value > limit)
+
+    def with_slow_marked(self) -> Samples:
+        """Return the same values with a mark on each that is slow for no reason known here."""
+        return replace(self, marks={str(i): SLOW for i in self.slow_indices()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,11 +34,29 @@ from steplab.core import (
     Samples,
     Table,
     fingerprint,
-    new_run_id,
 )
 from steplab.core.errors import UserError
-from steplab.core.run import now
+from steplab.core.run import new_run
 from steplab.store import Store, open_sweep
+
+METHOD = (
+    "us per operation: median, p10 and p90 over the runs of the slowest rank's time; "
+    "ranks are lined up before each run, results are verified\n"
+    "algbw = message bytes / median, busbw = algbw x 2(n-1)/n for all-reduce, x (n-1)/n for the "
+    "others; 1 GB = 10^9 bytes"
+)
+COLUMNS = (
+    Column("op"),
+    Column("backend"),
+    Column("world"),
+    Column("size", "MiB"),
+    Column("median", "us"),
+    Column("p10", "us"),
+    Column("p90", "us"),
+    Column("algbw", "GB/s"),
+    Column("busbw", "GB/s"),
+    Column("status"),
+)
 
 
 @dataclass(frozen=True)
@@ -56,9 +74,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         if self.runs < 1 or self.warmup < 0 or not 0 < self.timeout_s < math.inf:
-            raise UserError(
-                "A study of collectives needs at least 1 run, 0 warm-ups and a positive timeout."
-            )
+            raise UserError("Collectives need at least 1 run, 0 warm-ups and a positive timeout.")
         for world, mib in itertools.product(self.worlds, self.mibs):
             if not 1 <= world <= MAX_WORLD:
                 raise UserError(f"{world} ranks cannot be measured.", f"Use 1 to {MAX_WORLD}.")
@@ -71,7 +87,7 @@ class Grid:
 
     @property
     def backend(self) -> Backend:
-        """What carries the messages on this device."""
+        """What carries the messages: NCCL on GPUs, gloo on a CPU."""
         return "nccl" if self.device == "cuda" else "gloo"
 
 
@@ -91,7 +107,11 @@ def plan(grid: Grid) -> list[RunSpec]:
 
 
 def sweep(
-    grid: Grid, store: Store, environment: Environment, command: Sequence[str] = ()
+    grid: Grid,
+    store: Store,
+    environment: Environment,
+    command: Sequence[str] = (),
+    progress: Callable[[RunSpec, str], None] = lambda spec, text: None,
 ) -> Iterator[Run]:
     """Yield a Run for every cell of `plan(grid)`, in order; each is stored before it is yielded.
 
@@ -107,6 +127,8 @@ def sweep(
                 waiting.append(spec)
             else:
                 yield done
+        if waiting:
+            progress(waiting[0], "starting the ranks")
         with contextlib.closing(_outcomes(grid, world, waiting, environment)) as outcomes:
             for spec, outcome in zip(waiting, outcomes, strict=True):
                 run = to_run(spec, outcome, environment)
@@ -138,19 +160,12 @@ def _outcomes(
 
 def to_run(spec: RunSpec, outcome: Outcome, environment: Environment) -> Run:
     """Return the Run of one cell; `clock.step` has one value per run, that of the slowest rank."""
-    run = Run(
-        new_run_id(spec),
-        spec,
-        environment,
-        status=outcome.status,
-        reason=outcome.reason,
-        created=now(),
-    )
+    run = replace(new_run(spec, environment), status=outcome.status, reason=outcome.reason)
     if outcome.status != "ok":
         return run
-    step = Samples(slowest(outcome.rank_ms), "ms")
+    step = Samples(slowest(outcome.rank_ms), "ms").with_slow_marked()
     clock = Clock(
-        step=replace(step, marks={str(i): "slow, no cause seen" for i in step.slow_indices()}),
+        step=step,
         host=Samples(slowest(outcome.rank_host_ms), "ms"),
         data_wait=Samples((), "ms"),
         phases={},
@@ -189,7 +204,7 @@ def _notes(spec: RunSpec, outcome: Outcome, environment: Environment) -> Iterato
         yield (
             f"{spec.config['op']} of {spec.config['mib']:g} MiB over {spec.config['world']} ranks: "
             f"the host was late in {outcome.late_runs} of {len(outcome.rank_ms[0])} runs, whose "
-            "time holds a wait for it"
+            "time includes a wait for it"
         )
     if spec.device == "cuda":
         return
@@ -207,28 +222,8 @@ def _notes(spec: RunSpec, outcome: Outcome, environment: Environment) -> Iterato
         )
 
 
-METHOD = (
-    "us per operation: median, p10 and p90 over the runs of the slowest rank's time; "
-    "ranks lined up before each, results verified\n"
-    "algbw = message bytes / median, busbw = algbw x 2(n-1)/n for all-reduce, x (n-1)/n for the "
-    "others; 1 GB = 10^9 bytes"
-)
-COLUMNS = (
-    Column("op"),
-    Column("backend"),
-    Column("world"),
-    Column("size", "MiB"),
-    Column("median", "us"),
-    Column("p10", "us"),
-    Column("p90", "us"),
-    Column("algbw", "GB/s"),
-    Column("busbw", "GB/s"),
-    Column("status"),
-)
-
-
 def collectives_table(runs: Sequence[Run]) -> Table:
-    """One row per Run; reasons of failed rows and notes of all Runs stand below."""
+    """Return one row per Run; reasons of failed rows and notes of all Runs stand below."""
     dtype = runs[0].spec.config["dtype"]
     return Table(
         title=f"Collectives, {dtype}",
