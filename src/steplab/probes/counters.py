@@ -14,29 +14,8 @@ from typing import Any
 from steplab.core import Counters, Samples
 from steplab.probes.probe import Probe, Subject
 
-
-def open_nvml_device(index: int) -> tuple[Any, Any] | None:
-    """Return (pynvml, handle) of torch's CUDA device number `index`, or None without NVML.
-
-    The device is found by its UUID: CUDA_VISIBLE_DEVICES renumbers the devices for torch, but
-    not for NVML.
-    """
-    import torch
-
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    except pynvml.NVMLError:
-        return None
-
-
 READINGS_PER_SECOND = 10.0
-NVML_AVERAGES_S = 1.0  # utilisation and power are averages over 1/6 s to 1 s, by device
+NVML_AVERAGES_S = 1.0  # utilization and power are averages over 1/6 s to 1 s, by device
 
 # Fields of Counters -> names of GPM metrics in pynvml.
 GPM_METRICS = {
@@ -47,7 +26,7 @@ UNITS = {"power_w": "W", "sm_clock_mhz": "MHz", "mem_clock_mhz": "MHz", "tempera
 
 
 class CountersProbe(Probe):
-    """Silent on machines without NVML."""
+    """Has no result on machines without NVML."""
 
     reader: NvmlReader | None = None
 
@@ -56,10 +35,10 @@ class CountersProbe(Probe):
         self.reader = NvmlReader.open() if subject.on_cuda else None
 
     def open_window(self, subject: Subject) -> None:
-        """Forget what the device did so far, then start the reading thread."""
+        """Restart the averages, then start the reading thread."""
         if self.reader is None:
             return
-        self.reader.renew()
+        self.reader.restart()
         self.start = perf_counter()
         self.readings: list[dict[str, float]] = []
         self.stop = threading.Event()
@@ -93,17 +72,17 @@ class CountersProbe(Probe):
 
 
 def window_note(window_s: float) -> str:
-    """Say that NVML's own averages reach back before a window that is shorter than they are."""
+    """Say that NVML's averages cover more than a window that is shorter than they are."""
     if window_s >= NVML_AVERAGES_S:
         return ""
     return (
-        f"the steps took {window_s:.2f} s; NVML averages utilisation and power over up to "
+        f"the steps took {window_s:.2f} s; NVML averages utilization and power over up to "
         f"{NVML_AVERAGES_S:g} s, so these also show what ran before"
     )
 
 
 class NvmlReader:
-    """Reads one device; every counter that it refuses is left out of the reading."""
+    """Reads one device; counters that NVML refuses are left out of a reading."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self.nvml = nvml
@@ -119,14 +98,14 @@ class NvmlReader:
         opened = open_nvml_device(torch.cuda.current_device())
         return cls(*opened) if opened else None
 
-    def renew(self) -> None:
-        """Start the averages of the GPM counters now: the next reading covers what follows."""
+    def restart(self) -> None:
+        """Restart the averages of the GPM counters: the next reading covers what follows."""
         if self.gpm_before is not None:
             self.nvml.nvmlGpmSampleFree(self.gpm_before)
             self.gpm_before = self._gpm_sample()
 
     def read(self) -> dict[str, float]:
-        """Return the counters that answer now, by their names in `Counters`."""
+        """Return the counters that are available, by their names in `Counters`."""
         nvml, handle = self.nvml, self.handle
         calls = {
             "sm_util_pct": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
@@ -186,6 +165,26 @@ class NvmlReader:
             for index, name in enumerate(GPM_METRICS)
             if query.metrics[index].nvmlReturn == 0
         }
+
+
+def open_nvml_device(index: int) -> tuple[Any, Any] | None:
+    """Return (pynvml, handle) of torch's CUDA device number `index`, or None without NVML.
+
+    The device is found by its UUID: CUDA_VISIBLE_DEVICES renumbers the devices for torch, but
+    not for NVML.
+    """
+    import torch
+
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError:
+        return None
 
 
 PROBE = CountersProbe

@@ -1,4 +1,4 @@
-"""Which dtypes a forward and a backward pass give to the modules of a model."""
+"""Dtypes of every module's parameters, outputs and gradients in a forward and a backward."""
 
 from __future__ import annotations
 
@@ -36,37 +36,37 @@ def audit_dtypes(model: nn.Module, forward: Callable[[], Tensor]) -> Table:
         for hook in hooks:
             hook.remove()
     torch.autograd.backward(loss)
-    rows = [_row(places, outputs) for places in _alike(model, outputs)]
+    rows = [_row(members, outputs) for members in _group_by_kind(model, outputs)]
     rows.append(("loss", NOTHING, 1, NOTHING, _name(loss), NOTHING))
     model.zero_grad(set_to_none=True)
     return Table("dtypes of modules", COLUMNS, tuple(rows))
 
 
-Place = tuple[str, nn.Module]
+Member = tuple[str, nn.Module]
 
 
-def _alike(model: nn.Module, called: Mapping[nn.Module, Any]) -> list[list[Place]]:
-    """Group the places of the model by class and by path with its numbers left out."""
-    groups: dict[tuple[str, type], list[Place]] = {}
-    # A module that stands in several places (a rotary table) is listed in each of them.
+def _group_by_kind(model: nn.Module, called: Mapping[nn.Module, Any]) -> list[list[Member]]:
+    """Group the modules of the model by class and by path without its numbers."""
+    groups: dict[tuple[str, type], list[Member]] = {}
+    # A module with several paths (a rotary table) is listed under each of them.
     for path, module in model.named_modules(remove_duplicate=False):
-        # Containers have nothing to tell: never called, no parameters of their own.
+        # Containers are left out: they are never called and have no parameters of their own.
         if module in called or _own(module):
             groups.setdefault((_pattern(path), type(module)), []).append((path, module))
     return list(groups.values())
 
 
 def _row(
-    places: list[Place], outputs: Mapping[nn.Module, set[str]]
+    members: list[Member], outputs: Mapping[nn.Module, set[str]]
 ) -> tuple[str, str, int, str, str, str]:
-    path, first = places[0]
-    parameters = [p for _, module in places for p in _own(module)]
+    path, first = members[0]
+    parameters = [p for _, module in members for p in _own(module)]
     gradients = ["none" if p.grad is None else _name(p.grad) for p in parameters]
-    seen = [outputs.get(module, {NOT_CALLED}) for _, module in places]
+    seen = [outputs.get(module, {NOT_CALLED}) for _, module in members]
     return (
-        (_pattern(path) if len(places) > 1 else path) or WHOLE_MODEL,
+        (_pattern(path) if len(members) > 1 else path) or WHOLE_MODEL,
         type(first).__name__,
-        len(places),
+        len(members),
         _joined(map(_name, parameters)),
         _joined(name for names in seen for name in names),
         _joined(gradients),

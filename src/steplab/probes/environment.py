@@ -13,13 +13,13 @@ from steplab.core import Accelerator, Environment
 from steplab.hardware.catalog import find_card
 from steplab.probes.counters import open_nvml_device
 
-# Prefixes of variables that change how fast or how exactly a step runs.
+# Prefixes of environment variables that change how fast or how exactly a step runs.
 SPEED_VARIABLES = ("TORCH", "CUDA_", "NCCL_", "OMP_", "MKL_", "PYTORCH_", "TRITON_", "GOMP_")
 
 
 @cache
 def capture_environment() -> Environment:
-    """Describe this machine and its torch. Cached: it does not change while a process lives."""
+    """Describe this machine and its torch; cached, as neither changes while a process lives."""
     import numpy
     import torch
 
@@ -43,7 +43,7 @@ def capture_environment() -> Environment:
 
 
 def _variables() -> dict[str, str]:
-    """Return the settings that change speed; a value with a path in it is not kept."""
+    """Return environment variables that change speed; a value that contains a path is not kept."""
     return {
         name: "<path>" if "/" in value or "\\" in value else value
         for name, value in sorted(os.environ.items())

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from steplab.core import Memory
+from steplab.probes.allocator import SHARED_POOL
 from steplab.probes.probe import Probe, Subject
 
 STATUS = Path("/proc/self/status")
 CLEAR_PEAK = Path("/proc/self/clear_refs")
-SHARED = (0, 0)  # how the allocator calls the pool of everything that no graph owns
 
 
 class MemoryProbe(Probe):
@@ -23,10 +23,10 @@ class MemoryProbe(Probe):
     peak: int | None = None
 
     def open_window(self, subject: Subject) -> None:
-        """Forget the peak of compilation and warm-up."""
+        """Reset the peak, which so far is that of compilation and warm-up."""
         self.on_cuda = subject.on_cuda
         self.before = self._now()
-        self._forget_peak()
+        self._reset_peak()
 
     def close_window(self, subject: Subject) -> None:
         """Read the window's peak.
@@ -40,10 +40,10 @@ class MemoryProbe(Probe):
             self.peak = min(self.peak + held, self.reserved)
 
     def inspect(self, subject: Subject) -> None:
-        """Run one extra step and read the peak of every phase apart (CUDA only).
+        """Run one more step and read the peak of each phase (CUDA only).
 
-        The resident set does not shrink when the allocator keeps pages, so on CPU the phases
-        could not be told apart.
+        On a CPU the resident set does not shrink while the allocator keeps pages, so phases cannot
+        be told apart.
         """
         self.phase_peaks: dict[str, int] = {}
         if not self.on_cuda:
@@ -51,7 +51,7 @@ class MemoryProbe(Probe):
 
         @contextlib.contextmanager
         def watch(phase: str) -> Iterator[None]:
-            self._forget_peak()
+            self._reset_peak()
             yield
             self.phase_peaks[phase] = max(self.phase_peaks.get(phase, 0), self._peak() or 0)
 
@@ -73,7 +73,7 @@ class MemoryProbe(Probe):
     def _peak(self) -> int | None:
         return torch.cuda.max_memory_allocated() if self.on_cuda else status_bytes("VmHWM")
 
-    def _forget_peak(self) -> None:
+    def _reset_peak(self) -> None:
         if self.on_cuda:
             torch.cuda.reset_peak_memory_stats()
             return
@@ -83,16 +83,16 @@ class MemoryProbe(Probe):
 
 
 def unused_in_private_pools(segments: Sequence[Mapping[str, Any]]) -> int:
-    """Return the bytes that graphs' pools hold and the allocator's counters call free.
+    """Return the bytes in the private pools of CUDA graphs that the allocator counts as free.
 
-    Nobody else can have them: the next replay writes there.
+    Nobody else can use them: the next replay writes there.
     """
-    private = [s for s in segments if tuple(s.get("segment_pool_id", SHARED)) != SHARED]
+    private = [s for s in segments if tuple(s.get("segment_pool_id", SHARED_POOL)) != SHARED_POOL]
     return sum(int(s["total_size"]) - int(s["allocated_size"]) for s in private)
 
 
 def status_bytes(key: str) -> int | None:
-    """Return a size out of this process's status (VmRSS now, VmHWM at most); None off Linux."""
+    """Return a size from this process's status: VmRSS now, VmHWM at most; None outside Linux."""
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the workload says of its step beside the loss: routing, balance, parts of the loss."""
+"""What a workload reports of its step beside the loss: routing, balance, parts of the loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_AXES = 2
 
 
 class MetricsProbe(Probe):
-    """Reads the metrics of one step after the timed ones: while the clock runs nothing waits."""
+    """Reads the metrics of one step after the timed ones, so that no timed step waits for them."""
 
     def inspect(self, subject: Subject) -> None:
         """Run one more step and read what it returns."""

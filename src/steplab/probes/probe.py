@@ -1,4 +1,4 @@
-"""Probe: watches a Step and returns one named part of the record."""
+"""Probe: watches a Step and fills one field of its Run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WatchedStep(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """A step under measurement, with the stream that feeds it."""
+    """A step under measurement, with its stream of batches."""
 
     step: WatchedStep
     feed: Iterator[Any]
@@ -52,15 +52,15 @@ class Subject:
         return self.step(next(self.feed))
 
     def settle_again(self) -> None:
-        """Bring the step back to how it is measured: compiled, captured."""
+        """Bring the step back to the state in which it is measured: compiled, captured."""
         for _ in range(self.step.parts.settle_steps):
             self.run_step()
 
     @contextlib.contextmanager
     def op_by_op(self) -> Iterator[None]:
-        """Run the steps inside without replaying a graph, in which no op can be seen.
+        """Run the steps inside without replaying a CUDA graph, which would hide the ops.
 
-        The graph is dropped, for its memory: steps that follow capture it anew.
+        The graph is dropped to free its memory; the steps that follow capture it again.
         """
         kept, self.step.graph = self.step.graph, None
         if kept is not None:
@@ -72,7 +72,7 @@ class Subject:
 
 
 class Probe:
-    """Base of all probes; every hook may be left as it is.
+    """Base of all probes; every hook but `result` is optional.
 
     Order of calls: `begin`, settle and warm-up steps, `open_window`, the timed steps,
     `close_window`, `inspect` (which may run further steps), `result`.
@@ -85,11 +85,11 @@ class Probe:
         """Start watching; must be quick and must not slow the steps that follow."""
 
     def close_window(self, subject: Subject) -> None:
-        """Stop watching; the device has been synchronised."""
+        """Stop watching; the device has been synchronized."""
 
     def inspect(self, subject: Subject) -> None:
-        """Look closer, at leisure, with extra steps if need be."""
+        """Look closer; may run further steps."""
 
     def result(self) -> Any:
-        """Return the record, or None when there is nothing to say."""
+        """Return the record; None if there is nothing to record."""
         raise NotImplementedError

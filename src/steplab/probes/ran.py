@@ -17,7 +17,7 @@ from steplab.core import Ran, units
 from steplab.modules.optimizer import optimizer_label
 from steplab.probes.probe import Probe, Subject
 
-# One launch, however many kernels the graph holds.
+# One launch, however many kernels the graph has.
 GRAPH_LAUNCH = "hipGraphLaunch" if torch.version.hip else "cudaGraphLaunch"
 CUDA_LAUNCHES = (
     "cudaLaunchKernel",
@@ -33,29 +33,29 @@ HIP_LAUNCHES = (
     "hipExtModuleLaunchKernel",
 )
 LAUNCHES = frozenset(HIP_LAUNCHES if torch.version.hip else CUDA_LAUNCHES)
-COPIES = ("Memcpy", "Memset")  # how the names of device activities begin that are no kernels
+COPIES = ("Memcpy", "Memset")  # device activities that are no kernels, by the start of their names
 FUSED_UPDATES = frozenset(f"aten::_fused_{kind}_" for kind in ("adam", "adamw", "sgd", "adagrad"))
-# Foreach ops that only an update has; clipping has _foreach_norm and _foreach_mul_ too.
+# Foreach ops of updates only: clipping calls _foreach_norm and _foreach_mul_ too.
 FOREACH_UPDATES = frozenset(("aten::_foreach_addcdiv_", "aten::_foreach_lerp_"))
-KEPT_KERNELS = 200  # an eager step has some dozens of distinct kernels; a bound for odd models
+KEPT_KERNELS = 200  # a bound for odd models: an eager step has some dozens of distinct kernels
 MATMULS = frozenset(
     f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")
 )
 # An fp32 router in a bf16 model is under 1 % of its multiply-adds and changes no peak.
 DOMINANT_SHARE = 0.95
 ADDING_MATMULS = frozenset(("aten::addmm", "aten::baddbmm"))  # their first tensor is only added
-FLOAT = "float"  # the profiler's word for fp32 tensors, whatever the units make of them
+FLOAT = "float"  # the profiler's name of fp32, even where the tensor cores compute in tf32
 HALVES = {"c10::BFloat16": "bf16", "c10::Half": "fp16"}
 
 
 class RanProbe(Probe):
-    """Joins the trace with what the modules say they dispatched."""
+    """Combines one profiled step with the implementations that the modules report."""
 
     def inspect(self, subject: Subject) -> None:
-        """Profile one extra step."""
+        """Profile one more step."""
         self.traced = profiled_step(subject.run_step, subject.on_cuda)
         if subject.step.graph is not None:
-            self._see_captured_ops(subject)
+            self._profile_captured_ops(subject)
         impls: dict[str, set[str]] = {}
         for module in subject.step.model.modules():
             if hasattr(module, "op") and hasattr(module, "ran") and module.ran:
@@ -63,8 +63,8 @@ class RanProbe(Probe):
         self.impls = {op: tuple(sorted(names)) for op, names in impls.items()}
         self.optimizer = optimizer_impl(subject.step.optimizer, self.traced.optimizer_ops)
 
-    def _see_captured_ops(self, subject: Subject) -> None:
-        """A replay dispatches no op; a plain step has the ops that were captured."""
+    def _profile_captured_ops(self, subject: Subject) -> None:
+        """Profile a plain step for its ops: a replay dispatches none."""
         with subject.op_by_op():
             ops = profiled_step(subject.run_step, subject.on_cuda)
         subject.settle_again()
@@ -76,7 +76,7 @@ class RanProbe(Probe):
         )
 
     def result(self) -> Ran:
-        """Return the evidence."""
+        """Return what ran."""
         return replace(self.traced, impls=self.impls, optimizer=self.optimizer)
 
 
@@ -94,7 +94,7 @@ def profiler_activities(on_cuda: bool) -> list[ProfilerActivity]:
 
 
 def profiled_step(run: Callable[[], Any], on_cuda: bool) -> Ran:
-    """Profile one call of `run` and tell which ops, dtypes and kernels it consisted of."""
+    """Profile one call of `run` and return its ops, dtypes and kernels."""
     activities = profiler_activities(on_cuda)
     with profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
         run()
@@ -154,8 +154,8 @@ def covered_ns(intervals: Iterable[tuple[int, int]]) -> int:
 def is_kernel(event: Any) -> bool:
     """Whether a Kineto event is a kernel: no copy, and no range of record_function.
 
-    Such ranges have a twin on the device's timeline. Kineto's activity type would tell all this,
-    but torch 2.11 does not show it.
+    Such ranges have a copy on the device's timeline. Kineto's activity type would say all this, but
+    torch 2.11 does not expose it.
     """
     on_device = event.device_type() != DeviceType.CPU and event.duration_ns() > 0
     return on_device and not event.is_user_annotation() and not event.name().startswith(COPIES)
@@ -227,11 +227,11 @@ def matmul_dtype(events: Iterable[TracedCall], device: torch.device) -> tuple[st
         return None, "called no matrix product (a replayed CUDA graph shows none)"
     traced, share = next(iter(shares.items()))
     if share < DOMINANT_SHARE:
-        parts = (f"{units.percent(part)} {_word(name, device)}" for name, part in shares.items())
+        parts = [f"{units.percent(part)} {_dtype_name(dt, device)}" for dt, part in shares.items()]
         return None, f"ran its matrix products in {', '.join(parts)}"
     if traced != FLOAT and traced not in HALVES:
         return None, f"ran its matrix products in {traced}"
-    return _word(traced, device), ""
+    return _dtype_name(traced, device), ""
 
 
 def matmul_shares(events: Iterable[TracedCall]) -> Mapping[str, float]:
@@ -247,19 +247,19 @@ def matmul_shares(events: Iterable[TracedCall]) -> Mapping[str, float]:
 
 
 def innermost_matmuls(events: Iterable[TracedCall]) -> list[TracedCall]:
-    """Return the calls of matrix products, without those that only hand on to another one.
+    """Return the calls of matrix products, without those that only forward to another one.
 
-    Autocast shows an fp32 `aten::bmm` around the bf16 one that it calls, a grouped product
-    without a kernel of its own shows one `aten::mm` per group.
+    Autocast shows an fp32 `aten::bmm` around the bf16 one that it calls; a grouped product without
+    a kernel of its own shows one `aten::mm` per group.
     """
     calls = [event for event in events if event.name() in MATMULS]
     ordered = sorted(calls, key=lambda call: (call.start_thread_id(), call.start_ns()))
-    handed_on = {
+    forwarding = {
         id(outer)
         for outer, inner in pairwise(ordered)
         if outer.start_thread_id() == inner.start_thread_id() and inner.start_ns() < outer.end_ns()
     }
-    return [call for call in ordered if id(call) not in handed_on]
+    return [call for call in ordered if id(call) not in forwarding]
 
 
 def _multiply_adds(left: list[int], right: list[int]) -> int:
@@ -270,8 +270,8 @@ def _multiply_adds(left: list[int], right: list[int]) -> int:
     return batch * left[-2] * left[-1] * right[-1]
 
 
-def _word(traced: str, device: torch.device) -> str:
-    """Our word for a C++ type; float is tf32 where the device may round fp32 products."""
+def _dtype_name(traced: str, device: torch.device) -> str:
+    """Return our name of a C++ type; float is tf32 where the device may round fp32 products."""
     if traced != FLOAT:
         return HALVES.get(traced, traced)
     # Not torch.get_float32_matmul_precision(), which raises where a loop set one backend only.

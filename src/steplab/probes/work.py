@@ -1,4 +1,4 @@
-"""FLOPs of a step: by the workload's formula, or counted op by op where it has none."""
+"""FLOPs of a step: from the workload's formula, or counted op by op if it has none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRAINING_MODES = ("forward+backward", "full")
 
 
 class FlopCounter(TorchDispatchMode):
-    """Adds up FLOPs by torch's formulas and ours, and notes heavy ops that have none."""
+    """Adds up FLOPs by torch's formulas and ours, and lists heavy ops without a formula."""
 
     supports_higher_order_operators = True
 
@@ -69,7 +69,7 @@ class FlopCounter(TorchDispatchMode):
 
 
 class WorkProbe(Probe):
-    """Formula first; without one, three counted passes: visible pairs, all pairs, the step."""
+    """Uses the formula; without one, counts visible pairs, all pairs, and the whole step."""
 
     def inspect(self, subject: Subject) -> None:
         """Find the work of one step."""

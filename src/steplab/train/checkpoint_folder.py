@@ -1,4 +1,4 @@
-"""A folder of checkpoints: which are there, which is the newest, which may go.
+"""A folder of checkpoints: listing, finding, naming, pruning and locking.
 
 Layout: `<folder>/step-00000080/{checkpoint.json, *.safetensors}`. A second save of one step goes
 beside the first as `step-00000080.1` and counts as newer, so that nothing is ever overwritten.
@@ -21,6 +21,7 @@ CHECKPOINT_FILE = "checkpoint.json"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 RNG_FILE = "rng.safetensors"
+LOCK_FILE = ".lock"
 NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 DRAFT = re.compile(r"\.draft-(\d+)-\w+")
 PICKLE_SUFFIXES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
@@ -40,7 +41,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint with the most steps, or None when there is none.
 
-    A damaged one is not passed over: going back in time is the user's decision.
+    A damaged one is not skipped: going back to an older one is the user's decision.
     """
     found = list_checkpoints(folder)
     return found[-1] if found else None
@@ -64,7 +65,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def new_draft(folder: Path) -> Path:
-    """Create a hidden folder that names its writer, so that another process can tell it is dead."""
+    """Create a hidden folder named after its writer, so that others can tell when that is dead."""
     draft = _draft_name(folder)
     draft.mkdir()
     return draft
@@ -78,7 +79,7 @@ def next_checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def remove_stale_drafts(folder: Path) -> None:
-    """Remove the drafts of processes that are gone, and those this process left behind."""
+    """Remove the drafts of dead processes, and those that this process left behind."""
     for path in folder.iterdir():
         match = DRAFT.fullmatch(path.name)
         if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
@@ -86,15 +87,39 @@ def remove_stale_drafts(folder: Path) -> None:
 
 
 def prune_checkpoints(folder: Path, written: Path, keep: int) -> None:
-    """Remove the oldest checkpoints until `keep` are left (0: all stay); `written` always stays."""
+    """Remove the oldest checkpoints until `keep` are left (0 keeps all); `written` always stays."""
     others = [
         p for p in list_checkpoints(folder) if p != written and (p / CHECKPOINT_FILE).is_file()
     ]
     surplus = len(others) + 1 - keep if keep else 0
     for old in others[: max(0, surplus)]:
-        # Renamed first: it vanishes from listings whole, whatever moment the process dies at.
+        # Renamed first: it vanishes from listings as a whole, whenever the process dies.
         doomed = old.rename(_draft_name(folder))
         shutil.rmtree(doomed, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def lock_checkpoint_folder(folder: Path) -> Iterator[None]:
+    """Hold the folder for one run: two would remove each other's checkpoints.
+
+    The system releases the lock when the process ends. Windows has no such locks: nothing is held.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with disk_errors(folder, "--checkpoint-dir"):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK_FILE).open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"Another run is writing to {folder}.", "Give this one another --checkpoint-dir."
+            ) from None
+        yield
 
 
 @contextlib.contextmanager
@@ -121,12 +146,12 @@ def _is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # it lives, under another user
+        pass  # it runs as another user
     return True
 
 
 def _not_a_folder(path: Path) -> UserError:
-    """Explain why a file is no checkpoint; its content is looked at, never loaded."""
+    """Explain why a file is no checkpoint; it is read but never unpickled."""
     with path.open("rb") as file:
         start = file.read(4)
     if path.suffix in PICKLE_SUFFIXES or start.startswith(PICKLE_STARTS):
@@ -136,30 +161,3 @@ def _not_a_folder(path: Path) -> UserError:
         )
     hint = f"Use {path.parent}." if (path.parent / CHECKPOINT_FILE).is_file() else ""
     return UserError(f"{path} is a file, but a checkpoint is a folder.", hint)
-
-
-LOCK_FILE = ".lock"
-
-
-@contextlib.contextmanager
-def lock_checkpoint_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; the system lets go of it when the process ends.
-
-    Where the system has no such locks (Windows), nothing is held.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with disk_errors(folder, "--checkpoint-dir"):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK_FILE).open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"Another run is writing to {folder}.", "Give this one another --checkpoint-dir."
-            ) from None
-        yield

@@ -1,8 +1,8 @@
 """Tensors by name, to a safetensors file and back.
 
-Written here, and not by the library, for three reasons: device tensors reach the host one at a
-time instead of all at once (6.5 GB for 538 M parameters with AdamW), the checksum is taken of the
-bytes in memory, and a full disk is an OSError. Read by the library.
+Written here and not by the library for three reasons: device tensors reach the host one at a time
+instead of all at once (6.5 GB for 538 M parameters with AdamW), the checksum is taken of the bytes
+in memory, and a full disk is an OSError. The library reads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CODES = {
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileChecksum:
-    """Write the tensors and flush them to disk; return what the file must add up to."""
+    """Write the tensors and flush them to disk; return the file's size and checksum."""
     size, crc32 = 0, 0
     with path.open("xb") as file:
         for chunk in _chunks(tensors):
