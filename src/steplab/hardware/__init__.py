@@ -1,1 +1,1 @@
-"""Facts about devices and the cost of operations: pure data, no torch."""
+"""Facts about cards and their kernels: dense peaks, bandwidths, names, utilization. No torch."""

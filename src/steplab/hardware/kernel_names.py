@@ -1,4 +1,4 @@
-"""What a CUDA kernel's name tells: the dtype of a matrix product, the backend of an attention.
+"""What the names of CUDA kernels tell: dtypes of matrix products, backends of attention.
 
 Only spellings that leave no doubt are listed; any other name gives None. Names that hide the
 dtype: triton_tem_fused_mm_* (Inductor), gemv kernels.
@@ -78,15 +78,16 @@ def attention_backend(name: str) -> str | None:
     return next((backend for backend, pattern in _ATTENTIONS if re.search(pattern, name)), None)
 
 
-# What the profiler calls the C++ types.
+# Names of C++ types in the profiler.
 _TRACED = {"c10::BFloat16": "bf16", "c10::Half": "fp16"}
 
 
 def matmul_dtypes(ran: Ran | None) -> dict[str, int]:
-    """Return calls of matrix products by fp32, tf32, bf16, fp16: by op, else by kernel name.
+    """Return the calls of matrix products by dtype: fp32, tf32, bf16, fp16.
 
-    A replayed graph dispatches no op: where its kernels name more products than ops do, they count.
-    An fp32 op may use TF32 units; which, only the kernel's name or the setting tells.
+    Counted by op where ops were traced, else by kernel name. A replayed graph dispatches no op:
+    where its kernels name more products than there were ops, the kernels are counted. Whether an
+    fp32 op used TF32 units is known only from the kernel's name or the precision setting.
     """
     if ran is None:
         return {}
@@ -104,7 +105,7 @@ def matmul_dtypes(ran: Ran | None) -> dict[str, int]:
 
 
 def main_matmul_dtype(ran: Ran | None, declared: str) -> str:
-    """Return the dtype of most products; `declared` where the trace does not tell."""
+    """Return the dtype of most matrix products; `declared` where the trace does not tell."""
     seen = matmul_dtypes(ran)
     return max(seen, key=lambda name: seen[name], default=declared)
 

@@ -1,6 +1,8 @@
-"""Utilization: work over (time x dense peak of the dtype that ran)."""
+"""MFU and HFU: work over (time x dense peak of the dtype that ran)."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from steplab.core import Figures, Work, units
 from steplab.hardware.catalog import Card, find_card, sparse_peak_owner, tensor_peak_name
@@ -65,6 +67,4 @@ def utilization(
         f"measurement error: {units.percent(max(impossible))} of the peak is not possible; "
         "the peak, the dtype or the FLOP count is wrong."
     )
-    return Figures(
-        figures.mfu, figures.mfu_palm, figures.hfu, peak, source, f"{warning} {error}".strip()
-    )
+    return replace(figures, warning=f"{warning} {error}".strip())

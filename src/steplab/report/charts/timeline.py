@@ -99,8 +99,8 @@ class Lane:
         """Cut the lane to a step and drop boxes without length."""
         start, end = np.maximum(self.start, window.start), np.minimum(self.end, window.end)
         kept = end > start
-        cut = {"start": start[kept], "end": end[kept]}
-        return replace(self, **cut, name=self.name[kept], color=self.color[kept])
+        name, color = self.name[kept], self.color[kept]
+        return replace(self, start=start[kept], end=end[kept], name=name, color=color)
 
 
 def typical_window(analysis: Analysis) -> Window:
