@@ -202,7 +202,7 @@ def work_tables(rows: Rows) -> list[Table]:
         ("line", copies, "copies and fills by source line"),
         ("op", copies, "copies and fills by operator"),
     ):
-        groups = rows.groups(column, mask, 15)
+        groups = rows.totals(column, mask, 15)
         cells: list[tuple[Cell, ...]] = [
             (group.label, group.ms, 100 * group.ms / total, group.count) for group in groups
         ]

@@ -99,7 +99,7 @@ def test_one_held_up_operator_does_not_count():
     rows = Case(None, analyze(trace_of(events))).rows
     copied = rows.called(lambda call: call.name == "aten::copy_")
     assert rows.ms(copied) == pytest.approx(0.11) and rows.count(copied) == 1
-    assert rows.groups("op", rows.inside)[0].label == "aten::mm"
+    assert rows.totals("op", rows.inside)[0].label == "aten::mm"
 
 
 def test_an_empty_case_knows_nothing():
@@ -116,7 +116,7 @@ def test_rows_by_call_and_by_what_is_around_them():
     assert rows.ms(inside) == pytest.approx(0.1)
     products = rows.called(lambda call: call.name == "aten::mm")
     assert rows.count(products) == 2 and rows.ms(products) == pytest.approx(0.4)
-    groups = rows.groups("op", products)
+    groups = rows.totals("op", products)
     assert [(g.label, g.count) for g in groups] == [("aten::mm", 2)]
     assert rows.calls[-1].name == "" and np.array_equal(rows.call < len(rows.calls), rows.inside)
 

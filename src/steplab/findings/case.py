@@ -1,4 +1,4 @@
-"""Case: what the rules look at. A Run, a trace, or both."""
+"""Case: what the rules look at: a Run, a trace, or both."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from steplab.hardware.catalog import Card, find_card
 from steplab.store import Store
 from steplab.trace.analysis import Analysis
 from steplab.trace.analyze import analyze, analyze_run
-from steplab.trace.events import Ints, Trace
 from steplab.trace.load import load_trace
+
+CAPTURE_BEGIN, CAPTURE_END = "StreamBeginCapture", "GraphInstantiate"
 
 
 @dataclass(frozen=True)
 class Case:
-    """Every part may be missing; a rule that needs it then says nothing."""
+    """Any part may be missing; a rule that needs it then finds nothing."""
 
     run: Run | None = None
     analysis: Analysis | None = None
@@ -41,15 +42,15 @@ class Case:
 
     @property
     def on_device(self) -> bool:
-        """Whether the trace has a GPU's work."""
+        """Whether the trace has the work of a GPU."""
         return self.analysis is not None and self.analysis.budget.on_device
 
     @cached_property
     def rows(self) -> Rows | None:
         """The work of the trace; None without a trace.
 
-        On a CPU the profiler slows every operator, so the times are scaled to the timed step;
-        kernels of a GPU take as long as ever.
+        On a CPU the profiler slows every operator, so times are scaled to the timed step; kernels
+        of a GPU are not slowed.
         """
         if self.analysis is None or not self.analysis.budget.steps:
             return None
@@ -58,15 +59,15 @@ class Case:
         return Rows(self.analysis, scale)
 
     def term_ms(self, term: str) -> float:
-        """Milliseconds of a term of the budget, median of the profiled steps; 0 without one."""
+        """Milliseconds of a term of the budget, median of the profiled steps; 0 without a trace."""
         steps = self.analysis.budget.steps if self.analysis is not None else ()
         return statistics.median([step.terms.get(term, 0.0) for step in steps] or [0.0])
 
     @cached_property
-    def starved_ms(self) -> float:
-        """Idle time of a device for want of launches, a step.
+    def launch_wait_ms(self) -> float:
+        """Milliseconds per step in which the device waits for launches.
 
-        The budget's term, less the profiler's own cost and what synchronising caused.
+        The budget's term, less the cost of profiling and what synchronization caused.
         """
         if self.analysis is None:
             return 0.0
@@ -77,8 +78,23 @@ class Case:
         return self.term_ms("launch") - max(0.0, slowed) - caused
 
     @cached_property
+    def capture_ms(self) -> tuple[float, ...]:
+        """Host time of every CUDA graph capture in the profiled steps, up to its instantiation."""
+        if self.analysis is None or not self.on_device:
+            return ()
+        trace = self.analysis.trace
+        calls = trace.calls
+        starts = calls.start[trace.named(calls, lambda name: CAPTURE_BEGIN in name)]
+        spent = []
+        for row in np.flatnonzero(trace.named(calls, lambda name: CAPTURE_END in name)):
+            before = starts[starts <= calls.start[row]]
+            began = before[-1] if len(before) else calls.start[row]
+            spent.append(float(calls.end[row] - began) / 1e6)
+        return tuple(spent)
+
+    @cached_property
     def card(self) -> Card | None:
-        """The GPU that did the work, when the catalog knows it."""
+        """The GPU that did the work, if the catalog knows it."""
         if self.run is not None and self.run.spec.device == "cuda":
             return find_card(self.run.environment.device_name)
         return find_card(str(self._device_properties.get("name", "")))
@@ -95,7 +111,7 @@ class Case:
 
     @property
     def timeline(self) -> MemoryTimeline | None:
-        """Who held how much memory over one step."""
+        """What held how much memory over one step."""
         return self.run.profile.memory if self.run is not None and self.run.profile else None
 
     @property
@@ -105,7 +121,7 @@ class Case:
 
 
 def case_of_run(run: Run, store: Store | None = None) -> Case:
-    """Return the case of a Run, with its traces where they lie in the store."""
+    """Return the case of a Run, with its traces if they are in the store."""
     store = store or Store()
     return Case(run, analyze_run(run, store.runs / run.id), _others(run, store))
 
@@ -116,7 +132,7 @@ def case_of_trace(path: Path) -> Case:
 
 
 def _others(run: Run, store: Store) -> tuple[Run, ...]:
-    """Runs of the same step on the same machine that were measured with another recipe."""
+    """Return Runs of the same step on the same machine, measured with another recipe."""
     if not run.spec.recipe.techniques:
         return ()
     asked, device = _without_recipe(run.spec), run.environment.device_name
@@ -132,27 +148,5 @@ def _others(run: Run, store: Store) -> tuple[Run, ...]:
 
 
 def _without_recipe(spec: RunSpec) -> RunSpec:
-    """The spec without what does not change the work: recipe, number of steps, peak."""
+    """Return the spec without what does not change the work: recipe, number of steps, peak."""
     return replace(spec, recipe=Recipe(), steps=1, warmup=0, peak_tflops=None)
-
-
-CAPTURE_BEGIN, CAPTURE_END = "StreamBeginCapture", "GraphInstantiate"
-
-
-def capture_ms(case: Case) -> tuple[float, ...]:
-    """Return the ms of the host from each capture's beginning to its instantiation."""
-    if case.analysis is None or not case.on_device:
-        return ()
-    calls = case.analysis.trace.calls
-    starts = calls.start[_calls(case.analysis.trace, CAPTURE_BEGIN)]
-    spent = []
-    for row in _calls(case.analysis.trace, CAPTURE_END):
-        before = starts[starts <= calls.start[row]]
-        began = before[-1] if len(before) else calls.start[row]
-        spent.append(float(calls.end[row] - began) / 1e6)
-    return tuple(spent)
-
-
-def _calls(trace: Trace, part: str) -> Ints:
-    named = np.array([part in text for text in trace.texts], dtype=bool)
-    return np.flatnonzero(named[trace.calls.name])

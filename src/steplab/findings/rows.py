@@ -1,7 +1,7 @@
-"""Rows: the work of a trace, asked by name, category, line and shape.
+"""Rows: the work of a trace, selected by name, category, phase, module, line and shape.
 
-Times are ms per step, the median over the profiled steps: on a busy machine a single operator
-can be held up for longer than the whole step takes.
+Times are ms per step, the median over the profiled steps: on a busy machine a single operator can
+be held up for longer than the whole step takes.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core import units
-from steplab.costs.op_call import OpCall, read_call
+from steplab.costs.op_call import OpCall
 from steplab.trace.analysis import UNATTRIBUTED, Analysis, Floats
 from steplab.trace.events import Codes, Ints, Trace
 
 Mask = NDArray[np.bool_]
 CallTest = Callable[[OpCall], bool]
+FLOATS = ("float", "c10::BFloat16", "c10::Half")
 
 
 @dataclass(frozen=True)
 class LabelTotal:
-    """Rows that share a label."""
+    """All rows that share a label."""
 
     label: str
     ms: float  # per step
@@ -32,7 +33,10 @@ class LabelTotal:
 
 
 class Rows:
-    """`scale` turns profiled milliseconds into unprofiled ones, where the profiler slows all."""
+    """The rows of a WorkTable, with masks that select some and sums over a mask.
+
+    `scale` turns profiled milliseconds into unprofiled ones, where the profiler slows everything.
+    """
 
     def __init__(self, analysis: Analysis, scale: float = 1.0) -> None:
         self.analysis = analysis
@@ -54,35 +58,10 @@ class Rows:
         return self.labeled("category", lambda label: label in names)
 
     def called(self, test: CallTest) -> Mask:
-        """Rows inside a step whose operator's call passes `test`."""
+        """Rows inside a step whose operator call passes `test`."""
         passes = np.array([test(call) for call in self.calls], dtype=bool)
         mask: Mask = passes[self.call] & self.inside
         return mask
-
-    def ms(self, mask: Mask) -> float:
-        """Milliseconds per step of the rows in `mask`."""
-        return float(self._ms_by(np.zeros(len(self.work), np.int64), mask, 1)[0])
-
-    def count(self, mask: Mask) -> float:
-        """Rows per step in `mask`."""
-        return float(mask.sum()) / self.steps
-
-    def groups(self, column: str, mask: Mask, most: int = 3) -> list[LabelTotal]:
-        """The labels of `column` that hold most of the time in `mask`."""
-        codes: Codes = getattr(self.work, column)
-        spent = self._ms_by(codes, mask, len(self.work.labels))
-        counts = np.bincount(codes[mask], minlength=len(spent)) / self.steps
-        first = np.argsort(-spent, kind="stable")
-        found = [LabelTotal(self.work.labels[i], float(spent[i]), float(counts[i])) for i in first]
-        return [group for group in found if group.count][:most]
-
-    def _ms_by(self, codes: Codes | Ints, mask: Mask, size: int) -> Floats:
-        """Milliseconds per step of each code, 0 to `size`, over the rows in `mask`."""
-        chosen = mask & self.inside
-        cells = codes[chosen].astype(np.int64) * self.steps + self._step[chosen]
-        spent = np.bincount(cells, self.work.duration[chosen], size * self.steps)
-        median: Floats = np.median(spent.reshape(size, self.steps), axis=1) / 1e6 * self.scale
-        return median
 
     def within(self, test: CallTest) -> Mask:
         """Rows that were launched inside an operator whose call passes `test`."""
@@ -101,6 +80,38 @@ class Rows:
             found |= (last >= 0) & (ops.start[rows] < ends[last]) & (ops.thread[rows] == thread)
         mask[has_op] = found
         return mask
+
+    def ms(self, mask: Mask) -> float:
+        """Milliseconds per step of the rows in `mask`."""
+        return float(self._ms_by(np.zeros(len(self.work), np.int64), mask, 1)[0])
+
+    def count(self, mask: Mask) -> float:
+        """Rows per step in `mask`."""
+        return float(mask.sum()) / self.steps
+
+    def totals(self, column: str, mask: Mask, most: int = 3) -> list[LabelTotal]:
+        """The labels of `column` with most of the time in `mask`, the longest first."""
+        codes: Codes = getattr(self.work, column)
+        spent = self._ms_by(codes, mask, len(self.work.labels))
+        counts = np.bincount(codes[mask], minlength=len(spent)) / self.steps
+        order = np.argsort(-spent, kind="stable")
+        found = [LabelTotal(self.work.labels[i], float(spent[i]), float(counts[i])) for i in order]
+        return [total for total in found if total.count][:most]
+
+    def hot_lines(self, mask: Mask, most: int = 3) -> tuple[str, ...]:
+        """Lines of code with most of the time in `mask`, as evidence.
+
+        Where no line is known, modules; else operators; else kernels.
+        """
+        for column in ("line", "module", "op", "name"):
+            totals = self.totals(column, mask, most + 1)
+            known = [total for total in totals if total.label != UNATTRIBUTED]
+            if known:
+                return tuple(
+                    f"{total.label}: {total.count:.3g} a step, {units.milliseconds(total.ms)}"
+                    for total in known[:most]
+                )
+        return ()
 
     @property
     def source(self) -> Trace:
@@ -121,48 +132,27 @@ class Rows:
 
     @cached_property
     def _op_calls(self) -> tuple[Ints, list[OpCall]]:
-        ops = self.source.ops
-        number: Ints = ops.name.astype(np.int64)
-        for column in (ops.shapes, ops.strides, ops.dtypes, ops.values):
-            pair = number * (len(self.source.texts) + 1) + (column + 1)
-            number = np.unique(pair, return_inverse=True)[1].astype(np.int64)
-        _, examples, number = np.unique(number, return_index=True, return_inverse=True)
-        return number.astype(np.int64), [_read(self.source, int(row)) for row in examples]
+        """The number of every operator's call, and the distinct calls."""
+        trace = self.source
+        number, first = trace.distinct_calls(np.arange(len(trace.ops)))
+        unrecorded = (OpCall(trace.text(trace.ops.name[row]), (), (), ()) for row in first)
+        calls = [trace.op_call(row) or bare for row, bare in zip(first, unrecorded, strict=True)]
+        return number, calls
 
-
-def _read(trace: Trace, row: int) -> OpCall:
-    ops, name = trace.ops, trace.text(int(trace.ops.name[row]))
-    found = read_call(
-        name,
-        shapes=trace.text(int(ops.shapes[row])),
-        strides=trace.text(int(ops.strides[row])),
-        dtypes=trace.text(int(ops.dtypes[row])),
-        values=trace.text(int(ops.values[row])),
-    )
-    return found or OpCall(name, (), (), ())
-
-
-def hot_lines(rows: Rows, mask: Mask, most: int = 3) -> tuple[str, ...]:
-    """Name the lines that hold most of the time; the modules or operators where none is known."""
-    for column in ("line", "module", "op", "name"):
-        groups = rows.groups(column, mask, most + 1)
-        known = [group for group in groups if group.label != UNATTRIBUTED]
-        if known:
-            return tuple(
-                f"{group.label}: {group.count:.3g} a step, {units.milliseconds(group.ms)}"
-                for group in known[:most]
-            )
-    return ()
-
-
-FLOATS = ("float", "c10::BFloat16", "c10::Half")
+    def _ms_by(self, codes: Codes | Ints, mask: Mask, size: int) -> Floats:
+        """Milliseconds per step of each code, 0 to `size`, over the rows in `mask`."""
+        chosen = mask & self.inside
+        cells = codes[chosen].astype(np.int64) * self.steps + self._step[chosen]
+        spent = np.bincount(cells, self.work.duration[chosen], size * self.steps)
+        median: Floats = np.median(spent.reshape(size, self.steps), axis=1) / 1e6 * self.scale
+        return median
 
 
 def is_cast(call: OpCall) -> bool:
-    """Whether a call copies from one floating-point dtype into another."""
+    """Whether a call copies from one floating-point dtype to another."""
     if call.name != "aten::copy_":
         return False
-    into, source = call.tensor(0), call.tensor(1)
-    if into is None or source is None or into.dtype == source.dtype:
+    target, source = call.tensor(0), call.tensor(1)
+    if target is None or source is None or target.dtype == source.dtype:
         return False
-    return into.dtype in FLOATS and source.dtype in FLOATS
+    return target.dtype in FLOATS and source.dtype in FLOATS

@@ -1,7 +1,7 @@
-"""Borrowing: who did the work of a lean trace, from a detailed trace of the same step.
+"""Borrowing: a lean trace takes module, line, operator and shapes from a detailed one of the step.
 
 The n-th kernel of a name within a phase of a step is the n-th of that name and phase in the
-detailed step. Where the two steps do not have the same number of them, nothing is borrowed.
+detailed step. Where the two steps do not have equally many of them, nothing is borrowed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from steplab.trace.events import Ints
 
 
 def borrow_work(lean: WorkTable, detail: WorkTable, step: int) -> tuple[WorkTable, float]:
-    """Return `lean` with the attribution of `detail`'s step number `step`, and the share found.
+    """Return `lean` with the attribution of step number `step` of `detail`, and the share found.
 
-    Both count in the same labels. The share is of the time of the work inside steps. A phase
-    that the lean trace knows itself stays; `op_row` and the costs are those of the detail.
+    Both use the same labels. The share is of the time of the work inside steps. A phase that the
+    lean trace knows stays; `op_row` and the costs are those of the detail.
     """
     row = _same_work(lean, detail, np.flatnonzero(detail.step == step))
     found = row >= 0
@@ -38,7 +38,7 @@ def borrow_work(lean: WorkTable, detail: WorkTable, step: int) -> tuple[WorkTabl
 
 
 def borrow_syncs(lean: Syncs, detail: Syncs, step: int) -> Syncs:
-    """Return `lean` with the lines of `detail`'s step: the n-th call of a name by an operator."""
+    """Return `lean` with the lines of step `step` of `detail`: the n-th call of a name by an op."""
     rows = np.flatnonzero(detail.step == step)
     scale = 1 + int(max(lean.op.max(initial=0), detail.op.max(initial=0)))
     row = match_rows(
@@ -56,11 +56,11 @@ def borrow_syncs(lean: Syncs, detail: Syncs, step: int) -> Syncs:
 def match_rows(
     key: Ints, step: Ints, order: tuple[Ints, ...], other_key: Ints, other_order: tuple[Ints, ...]
 ) -> Ints:
-    """Return for every row its partner's row, -1 for none.
+    """Return for every row the row of its partner, -1 for none.
 
-    Rows are partners when they have the same key and, sorted by `order` (the first column
-    counts most), the same position among the rows of that key in their step, and when both
-    steps have equally many of them. Rows with step -1 have no partner.
+    Partners have the same key and, sorted by `order` (the first column counts most), the same
+    position among the rows of that key in their step; both steps must have equally many of them.
+    Rows with step -1 have no partner.
     """
     partner = np.full(len(key), -1, np.int64)
     if not len(key) or not len(other_key):
@@ -80,9 +80,9 @@ def match_rows(
 
 
 def _same_work(lean: WorkTable, detail: WorkTable, rows: Ints) -> Ints:
-    """Rows of `detail` by phase and name; by name alone where the lean trace has no phase.
+    """Return rows of `detail` by phase and name; by name alone where the lean trace has no phase.
 
-    In a replayed CUDA graph all kernels have one launch: there the device's order counts.
+    All kernels of a replayed CUDA graph have one launch: there the order on the device counts.
     """
     scale = 1 + int(max(lean.name.max(initial=0), detail.name.max(initial=0)))
     orders = (lean.launched, lean.start), (detail.launched[rows], detail.start[rows])

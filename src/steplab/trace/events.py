@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steplab.costs.op_call import OpCall, read_call
+
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
 
@@ -102,6 +104,32 @@ class Trace:
     def text(self, code: int) -> str:
         """Return the text behind a code; "" for -1."""
         return self.texts[code] if code >= 0 else ""
+
+    def op_call(self, row: int) -> OpCall | None:
+        """Return the call of the operator in a row of `ops`; None if shapes were not recorded."""
+        ops = self.ops
+        return read_call(
+            self.text(ops.name[row]),
+            dtypes=self.text(ops.dtypes[row]),
+            shapes=self.text(ops.shapes[row]),
+            strides=self.text(ops.strides[row]),
+            values=self.text(ops.values[row]),
+        )
+
+    def distinct_calls(self, rows: Ints, beside: Ints | None = None) -> tuple[Ints, Ints]:
+        """Return the number of each call among the distinct ones, and where each is found first.
+
+        `rows` are rows of `ops`. Calls of one operator with equal arguments are the same, unless
+        the numbers `beside` them differ; the second result counts in `rows`.
+        """
+        ops = self.ops
+        key = ops.name[rows].astype(np.int64)
+        columns = [column[rows] for column in (ops.shapes, ops.strides, ops.dtypes, ops.values)]
+        for column in [*columns, beside] if beside is not None else columns:
+            pair = key * (len(self.texts) + 1) + column + 1
+            key = np.unique(pair, return_inverse=True)[1].ravel()
+        _, first, number = np.unique(key, return_index=True, return_inverse=True)
+        return number.ravel(), first
 
     def named(self, spans: Spans, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
         """Return for every span whether its name is wanted; every distinct name is tested once."""

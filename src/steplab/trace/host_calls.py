@@ -11,47 +11,10 @@ from numpy.typing import NDArray
 
 from steplab.trace.analysis import Labels, Syncs, Window
 from steplab.trace.attribution import Attribution
-from steplab.trace.events import COPY, Ints, Trace
+from steplab.trace.events import COPY, Ints, Trace, at_rows
 from steplab.trace.nesting import nest
 from steplab.trace.phases import PACING_RANGE
 from steplab.trace.windows import step_at
-
-
-@dataclass(frozen=True)
-class Launches:
-    """One row per device activity: where and when the host asked for it."""
-
-    call: Ints  # row in Trace.calls, -1: not in the trace
-    thread: Ints  # of the call, -1: unknown
-    called: Ints  # ns, -1: unknown
-    returned: Ints  # ns, -1: unknown
-
-
-def find_launches(trace: Trace) -> Launches:
-    """Join device activities with host calls by correlation.
-
-    All kernels of a replayed CUDA graph have the correlation of the one call that launched it.
-    """
-    calls = trace.calls
-    row = _rows_by_key(calls.correlation, trace.device.correlation)
-    if not len(calls):
-        return Launches(row, row, row, row)
-    known = row >= 0
-    thread = np.where(known, calls.thread[row], -1).astype(np.int64)
-    called = np.where(known, calls.start[row], -1)
-    return Launches(row, thread, called, np.where(known, calls.end[row], -1))
-
-
-def _rows_by_key(keys: Ints, wanted: Ints) -> Ints:
-    """Row of the first of `keys` that equals each of `wanted`; -1: none, or not a positive key."""
-    rows = np.flatnonzero(keys > 0)
-    rows = rows[np.argsort(keys[rows], kind="stable")]
-    if not len(rows):
-        return np.full(len(wanted), -1, np.int64)
-    place = np.searchsorted(keys[rows], wanted)
-    found = rows[np.minimum(place, len(rows) - 1)]
-    return np.where((wanted > 0) & (keys[found] == wanted), found, -1)
-
 
 # Copies without "Async" return when the copy is done; freeing waits for what still runs.
 _WAITS = re.compile(
@@ -60,38 +23,72 @@ _WAITS = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class Launches:
+    """One row per kernel, copy or fill: where and when the host launched it."""
+
+    call: Ints  # row in Trace.calls, -1: not in the trace
+    thread: Ints  # of the call, -1: unknown
+    called: Ints  # ns, -1: unknown
+    returned: Ints  # ns, -1: unknown
+
+
+def find_launches(trace: Trace) -> Launches:
+    """Join device work with host calls by correlation id.
+
+    All kernels of a replayed CUDA graph have the correlation of the one call that launched it.
+    """
+    calls = trace.calls
+    row = _rows_by_key(calls.correlation, trace.device.correlation)
+    thread, called, returned = (
+        at_rows(column, row) for column in (calls.thread, calls.start, calls.end)
+    )
+    return Launches(row, thread, called, returned)
+
+
+def _rows_by_key(keys: Ints, wanted: Ints) -> Ints:
+    """Return the row of the first key that equals each of `wanted`, -1: none; 0 never matches."""
+    rows = np.flatnonzero(keys > 0)
+    rows = rows[np.argsort(keys[rows], kind="stable")]
+    if not len(rows):
+        return np.full(len(wanted), -1, np.int64)
+    index = np.searchsorted(keys[rows], wanted)
+    found = rows[np.minimum(index, len(rows) - 1)]
+    return np.where((wanted > 0) & (keys[found] == wanted), found, -1)
+
+
 def find_syncs(
     trace: Trace, windows: Sequence[Window], attribution: Attribution, labels: Labels
 ) -> Syncs:
-    """Return the waiting calls of a trace, sorted by start, with operator and line.
+    """Return the calls in which the host waited for the device, with operator and line.
 
-    An asynchronous copy waits too where its host memory is pageable and the call returned only
-    after the copy had ended. The recorder's own waits, which keep the host one step ahead, are
-    left out.
+    An asynchronous copy waits too if its host memory is pageable and the call returned only after
+    the copy had ended. The waits of our own recorder, which keep the host one step ahead, are left
+    out.
     """
     calls = trace.calls
     waits = trace.named(calls, lambda name: _WAITS.fullmatch(name) is not None)
-    rows = np.flatnonzero((waits | _blocking_copies(trace)) & ~_pacing(trace))
+    rows = np.flatnonzero((waits | _is_blocking_copy(trace)) & ~_is_pacing(trace))
     start, end = calls.start[rows], calls.end[rows]
-    places = attribution.at(calls.thread[rows].astype(np.int64), start)
+    origins = attribution.at(calls.thread[rows].astype(np.int64), start)
     return Syncs(
         start=start,
         duration=calls.duration[rows],
         call=labels.translated(trace, calls.name[rows]),
-        op=places.op,
-        line=places.line,
+        op=origins.op,
+        line=origins.line,
         step=step_at(windows, start),
         idle=_idle_after(trace, start, end),
     )
 
 
-def _pacing(trace: Trace) -> NDArray[np.bool_]:
+def _is_pacing(trace: Trace) -> NDArray[np.bool_]:
     ours = nest(trace.ranges, trace.named(trace.ranges, PACING_RANGE.__eq__))
     calls = trace.calls
     return ours.innermost(calls.thread.astype(np.int64), calls.start) >= 0
 
 
-def _blocking_copies(trace: Trace) -> NDArray[np.bool_]:
+def _is_blocking_copy(trace: Trace) -> NDArray[np.bool_]:
     blocking = np.zeros(len(trace.calls), np.bool_)
     pageable = trace.named(trace.device, lambda name: "Pageable" in name)
     copies = np.flatnonzero(pageable & (trace.device.kind == COPY))
@@ -103,12 +100,12 @@ def _blocking_copies(trace: Trace) -> NDArray[np.bool_]:
 
 
 def _idle_after(trace: Trace, start: Ints, end: Ints) -> Ints:
-    """ns for which the device had nothing to do because the host had waited.
+    """Return the ns for which the device had nothing to do because the host had waited.
 
-    Without the waits before a launch it would have come earlier by their duration at most, and
-    the device would have begun earlier by its idle time at most: the smaller of the two counts,
-    and is split by duration. 0 where the device was busy when the host came back, and where its
-    next work had been launched before.
+    Without the waits before it, a launch would have come earlier by their duration at most, and the
+    device would have started earlier by its idle time at most. The smaller of the two counts, split
+    by duration. It is 0 where the device was busy when the wait ended, and where its next work had
+    been launched before.
     """
     device = trace.device
     if not len(device) or not len(start):

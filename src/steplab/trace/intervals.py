@@ -18,7 +18,7 @@ _ONLY_A = np.array([False, True, False, False])
 class Intervals:
     """Half-open intervals [start, end) in ns: sorted, none empty, none touching the next.
 
-    Build it with `union`; the constructor trusts its arguments.
+    Build them with `union`; the constructor trusts its arguments.
     """
 
     start: Ints
@@ -37,7 +37,7 @@ class Intervals:
         return _combine(self, other, _BOTH)
 
     def __sub__(self, other: Intervals) -> Intervals:
-        """Instants here that are not there."""
+        """Instants in this set and not in the other."""
         return _combine(self, other, _ONLY_A)
 
     def clip(self, low: int, high: int) -> Intervals:
@@ -50,7 +50,7 @@ class Intervals:
 
     @property
     def total(self) -> int:
-        """Length of all of it, ns."""
+        """Total length, ns."""
         return int((self.end - self.start).sum())
 
     def within(self, low: ArrayLike, high: ArrayLike) -> Ints:
@@ -68,13 +68,13 @@ class Intervals:
 
 
 def union(start: ArrayLike, end: ArrayLike) -> Intervals:
-    """Return the set that spans of any order and overlap cover; empty spans cover nothing."""
+    """Return the set that spans cover, in any order and with any overlap."""
     starts, ends = np.asarray(start, np.int64), np.asarray(end, np.int64)
     some = starts < ends
     starts, ends = starts[some], ends[some]
     if not len(starts):
         return EMPTY
-    # Timsort: linear where the input is made of a few sorted runs, as tables of a trace are.
+    # A stable sort is linear where the input has few sorted runs, as the tables of a trace do.
     order = np.argsort(starts, kind="stable")
     starts, reached = starts[order], np.maximum.accumulate(ends[order])
     breaks = np.flatnonzero(starts[1:] > reached[:-1])

@@ -1,4 +1,4 @@
-"""Tables of kernels, whole or for one phase, range or module."""
+"""The table of kernels by name: of all steps, or of one phase, range or module."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def kernel_table(
 ) -> Table:
     """Return one row per kernel name, most time first, of the work launched inside steps.
 
-    `module` takes in what lies below it ("blocks.3" has "blocks.3.attention"). Beyond the `top`
-    longest the rest is one row.
+    `module` includes what lies below it ("blocks.3" has "blocks.3.attention"). All but the `top`
+    longest are one row.
     """
     mask, where = _chosen(analysis, phase, range_name, module)
     work, steps = analysis.work, len(analysis.windows)
@@ -70,13 +70,13 @@ def phases_by_time(analysis: Analysis) -> tuple[str, ...]:
 
 
 def short_kernel_name(kernel: str, longest: int = NAME_WIDTH) -> str:
-    """Return a kernel's name without what all C++ kernels share, at most `longest` characters.
+    """Return the name of a kernel without what all C++ kernels share, at most `longest` characters.
 
-    The middle is left out, not the end: that often tells apart what begins alike.
+    The middle is left out, not the end, which often tells apart what begins alike.
     """
     bare = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     bare = re.sub(r"\bat::native::|\bat::cuda::detail::", "", bare)
-    # The parameters repeat the template's arguments; "operator()()" and lambdas are no list.
+    # The parameters repeat the template arguments; "operator()()" and lambdas have no such list.
     bare = re.sub(r"(?<=>)\([^()]*\)$", "", bare)
     tail = longest // 3
     return bare if len(bare) <= longest else f"{bare[: longest - tail - 3]}...{bare[-tail:]}"
@@ -85,7 +85,7 @@ def short_kernel_name(kernel: str, longest: int = NAME_WIDTH) -> str:
 def _chosen(
     analysis: Analysis, phase: str | None, range_name: str | None, module: str | None
 ) -> tuple[Mask, str]:
-    """Rows inside steps that fit, and words for the title."""
+    """Return the rows inside steps that fit, and words for the title."""
     work = analysis.work
     mask: Mask = work.step >= 0
     where = ""
@@ -107,7 +107,7 @@ def _chosen(
 
 
 def _in_range(analysis: Analysis, name: str) -> Mask:
-    """Work launched while a range was open on its thread, or on any one for autograd's threads."""
+    """Return the work launched while a range was open on its thread, or, by autograd, on any."""
     trace = analysis.trace
     spans = trace.named(trace.ranges, name.__eq__)
     if not spans.any():
@@ -134,7 +134,7 @@ def _check(kind: str, name: str, known: set[str] | tuple[str, ...]) -> None:
 
 
 def _by_name(work: WorkTable, mask: Mask) -> list[Ints]:
-    """Rows of each name, the name with most time first."""
+    """Return the rows of each name, the name with most time first."""
     rows = np.flatnonzero(mask)
     rows = rows[np.argsort(work.name[rows], kind="stable")]
     borders = np.flatnonzero(np.diff(work.name[rows])) + 1
@@ -143,8 +143,8 @@ def _by_name(work: WorkTable, mask: Mask) -> list[Ints]:
 
 
 def _statistics(us: Floats, total_ns: int, steps: int, name: str) -> tuple[Cell, ...]:
-    deviation = float(us.std(ddof=1)) if len(us) > 1 else 0.0
-    middle = (us.mean(), np.median(us), us.min(), us.max(), deviation)
+    std = float(us.std(ddof=1)) if len(us) > 1 else 0.0
+    middle = (us.mean(), np.median(us), us.min(), us.max(), std)
     share = _percent(us.sum() * 1e3, total_ns)
     numbers = (share, float(us.sum()) / 1e3, len(us), len(us) / steps)
     return (*numbers, *(float(value) for value in middle), name)

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 Frame = tuple[str, int, str]  # file, line, function
 
-# Kineto cuts what sys.path holds off a file's name: "torch/nn/modules/linear.py(130): forward".
-# The number is the first line of the function.
+# Kineto writes paths relative to sys.path: "torch/nn/modules/linear.py(130): forward". The number
+# is the first line of the function.
 _CALL = re.compile(r"(?P<path>.+)\((?P<line>\d+)\): (?P<function>.+)")
 MODULE = "nn.Module: "  # how a module's call begins
 
-# Code that carries out what user code asked for. Of the standard library only what can stand
-# between user code and a tensor: a user's own profile.py or test.py must stay visible.
+# Libraries that user code calls. Of the standard library, only what can stand between user code and
+# a tensor: a user's own profile.py or test.py must stay visible.
 _LIBRARIES = frozenset(
     "torch triton numpy runpy threading contextlib functools typing logging multiprocessing "
     "concurrent asyncio queue copy collections importlib abc enum dataclasses inspect weakref "
@@ -34,8 +34,8 @@ _MODELS = re.compile(r"(^|/)steplab/(workloads|modules|kernels|data)/")
 def user_line(call: str) -> str | None:
     """Return "model.py:12 (forward)" for a call of user code; None for libraries and modules.
 
-    A relative path is kept, as it tells files of one name apart; of an absolute one the last
-    two parts are.
+    A relative path is kept, because it tells files of one name apart; an absolute one is cut to its
+    last two parts.
     """
     if call.startswith("<") and not call.startswith("<ipython"):
         return None

@@ -1,8 +1,8 @@
-"""Which span was open around an instant: the one question behind every attribution.
+"""Nesting: which span was open at an instant, the one question behind every attribution.
 
-On one thread spans nest, so a span's parent is the last one begun before it and not yet ended.
-Asked of a selection of the spans ("only those of user code"), the innermost one at an instant is
-the nearest enclosing span of that kind.
+Spans of one thread nest, so the parent of a span is the last one that began before it and has not
+ended. Of a selection of spans ("only those of user code"), the innermost at an instant is the
+nearest enclosing span of that kind.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from steplab.trace.events import Ints, Spans
 
 @dataclass(frozen=True)
 class Nesting:
-    """Spans in order of thread, start and falling length; `parent` counts in that order."""
+    """Spans sorted by thread, start and descending length; `parent` is an index in that order."""
 
-    rows: Ints  # which row of the table each span is
-    parent: Ints  # place of the enclosing span, -1: none
-    begin: Ints  # start on the common axis, where thread follows thread
-    finish: Ints  # end on it, not later than that of the parent
+    rows: Ints  # row of each span in its table
+    parent: Ints  # index of the enclosing span, -1: none
+    begin: Ints  # start on one axis, on which thread follows thread
+    finish: Ints  # end on that axis, not later than that of the parent
     size: int  # rows of the table
-    origin: int  # ns: where every thread's part of the axis begins
+    origin: int  # ns: where the part of every thread begins
     width: int  # ns: how long that part is
 
     def innermost(self, thread: ArrayLike, time: ArrayLike) -> Ints:
-        """Row of the span that was open last at each (thread, ns); -1: none was."""
+        """Return the row of the innermost span at each (thread, ns); -1: none was open."""
         place = self._open_at(self._axis(thread, time))
         return np.where(place >= 0, self.rows[place], -1) if len(self.rows) else place
 
     def parents(self) -> Ints:
-        """For every row of the table the row of its parent; -1 also for rows left out."""
+        """Return for every row of the table the row of its parent; -1 also for rows left out."""
         found = np.full(self.size, -1, np.int64)
         inner = self.parent >= 0
         found[self.rows[inner]] = self.rows[self.parent[inner]]
         return found
 
     def self_time(self) -> Ints:
-        """For every row of the table ns of its duration outside its children; 0 if left out."""
+        """Return for every row of the table its ns outside its children; 0 if left out."""
         length = self.finish - self.begin
         inner = self.parent >= 0
         children = np.bincount(self.parent[inner], length[inner], len(length)).astype(np.int64)
@@ -65,15 +65,15 @@ class Nesting:
 def nest(
     spans: Spans, chosen: NDArray[np.bool_] | None = None, across_threads: bool = False
 ) -> Nesting:
-    """Nest the `chosen` spans of a table (all of them unless told), each on its own thread.
+    """Nest the `chosen` spans of a table (by default all), each on its own thread.
 
-    `across_threads` takes all threads for one: then ask with thread 0. Spans that overlap
-    without nesting, as old traces in whole microseconds have them, end with their parent.
+    `across_threads` treats all threads as thread 0. Spans that overlap without nesting, as in old
+    traces with whole microseconds, end with their parent.
     """
     rows = np.arange(len(spans)) if chosen is None else np.flatnonzero(chosen)
     start, end = spans.start[rows], spans.start[rows] + spans.duration[rows]
     thread = np.zeros(len(rows), np.int64) if across_threads else spans.thread[rows].astype(int)
-    # One before the first start, so that an earlier instant lies in nobody's span.
+    # One before the first start, so that an earlier instant lies in no span.
     origin = int(start.min(initial=0)) - 1 if len(rows) else 0
     width = int(end.max(initial=origin)) - origin + 2
     begin, finish = thread * width + (start - origin), thread * width + (end - origin)
@@ -84,7 +84,7 @@ def nest(
 
 
 def _parents(begin: Ints, finish: Ints) -> tuple[Ints, Ints]:
-    """Parents by one pass with a stack, and the ends cut to those of the parents.
+    """Return parents, and ends cut to those of the parents, by one pass with a stack.
 
     A loop over lists: a million spans take half a second, and overlaps need no second method.
     """

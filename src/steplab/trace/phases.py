@@ -1,4 +1,4 @@
-"""Phases of a step by the names of ranges and, where nobody set ranges, of Python calls."""
+"""Phases of a step, by the names of ranges or, where there are none, of Python calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from steplab.trace.lines import MODULE
 
 PHASES = ("forward", "backward", "clip", "optimizer", "data")
 
-# Spellings, letters only: FORWARD, forward_pass, fwd; what torch itself records; Lightning's.
+# Spellings in letters only: FORWARD, forward_pass, fwd; those of torch and of Lightning.
 _SPELLINGS = {
     **{phase: phase for phase in PHASES},
     **dict.fromkeys(("fwd", "forwardpass"), "forward"),
@@ -24,11 +24,11 @@ _BEGINNINGS = {
     "DistributedDataParallel.forward": "forward",
     "FullyShardedDataParallel.forward": "forward",
 }
-# What torch marks inside a phase, and our modules: no phase of its own.
+# Ranges inside a phase, set by torch and for our modules: not phases themselves.
 _INNER = re.compile(r"ProfilerStep#|module:|##? |nccl:|gloo:|c10d::|FSDP::|Torch-Compiled|AOT|Pre")
-# Our own ranges around all phases: what a replayed graph does in there, the detailed step tells.
+# Our own ranges around all phases; what a replayed graph does inside comes from the detailed step.
 _AROUND = {"step", "replay"}
-# Our own wait for the step before, so that the host is never further ahead: no fault of the step.
+# The recorder's own wait, which keeps the host at most one step ahead: not a fault of the step.
 PACING_RANGE = "wait for the step before"
 _CALLS = (
     (re.compile(re.escape(MODULE)), "forward"),
@@ -42,7 +42,7 @@ AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 
 
 def phase_of_range(name: str) -> str | None:
-    """Return the phase that a range stands for; None if it is another range."""
+    """Return the phase that a range stands for; None if it stands for none."""
     for beginning, phase in _BEGINNINGS.items():
         if name.startswith(beginning):
             return phase
@@ -50,12 +50,12 @@ def phase_of_range(name: str) -> str | None:
 
 
 def phase_of_call(name: str) -> str | None:
-    """Return the phase that a Python call belongs to; None if it tells nothing."""
+    """Return the phase that a Python call belongs to; None if its name does not say."""
     return next((phase for pattern, phase in _CALLS if pattern.match(name)), None)
 
 
 def may_be_phase(name: str) -> bool:
-    """Whether a range that is no known phase may stand for one of the user's own."""
+    """Whether a range may stand for a phase of the user's own."""
     known = phase_of_range(name) is not None or _letters(name) in _AROUND
     return not known and _INNER.match(name) is None
 

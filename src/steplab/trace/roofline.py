@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.costs.aten import aten_cost
-from steplab.costs.op_call import Cost, OpCall, item_bytes_of_kernel, read_call
+from steplab.costs.op_call import Cost, OpCall, item_bytes_of_kernel
 from steplab.costs.own_ops import has_several_kernels, own_cost, own_op_name
 from steplab.hardware.catalog import Card, find_card
 from steplab.trace.analysis import Floats, WorkTable
@@ -24,9 +24,9 @@ _PEAK_OF = {
     "c10::Half": ("fp16",),
     "c10::Float8_e4m3fn": ("fp8",),
     "c10::Float8_e5m2": ("fp8",),
-    "float": ("fp32", "tf32"),  # the shapes do not tell whether products were rounded
+    "float": ("fp32", "tf32"),  # the arguments do not say whether products were rounded
 }
-# Above the nominal peak by more than a boosted clock can be, it is the model that is wrong.
+# A product further above the nominal peak than a boosted clock explains has a wrong cost model.
 _TOLERATED = 1.1
 
 
@@ -47,7 +47,7 @@ class _Price(NamedTuple):
     bytes: float
     compute_ns: float
     memory_ns: float
-    kind: int  # 0: no model, _TRAFFIC_ALONE or _PRODUCT
+    kind: int  # 0: no model, _MEMORY_BOUND or _PRODUCT
     dtype: int  # index of MATMUL_DTYPES
 
 
@@ -62,28 +62,28 @@ class _Prices(NamedTuple):
     dtype: Floats
 
 
-_TRAFFIC_ALONE, _PRODUCT = 1, 2
+_MEMORY_BOUND, _PRODUCT = 1, 2
 _UNPRICED = _Price(np.nan, np.nan, np.nan, np.nan, 0, 0)
 
 
 def trace_card(trace: Trace, device_name: str = "") -> Card | None:
-    """Return the card a trace was recorded on, by `device_name` or by the trace's own word."""
+    """Return the card a trace was recorded on, by `device_name` or by the trace itself."""
     return find_card(device_name or trace_device_name(trace))
 
 
 def trace_device_name(trace: Trace) -> str:
-    """Return the name of the trace's device; "" where the trace has none or does not say."""
+    """Return the name of a trace's device; "" where it has none or does not name it."""
     devices = trace.properties.get("deviceProperties")
     if not len(trace.device) or not isinstance(devices, list):
         return ""
     names = {d.get("id"): str(d.get("name", "")) for d in devices if isinstance(d, Mapping)}
-    if len(set(names.values())) == 1:  # the ids of a masked process need not be the events'
+    if len(set(names.values())) == 1:  # under CUDA_VISIBLE_DEVICES ids may differ
         return next(iter(names.values()))
     return names.get(int(np.bincount(np.maximum(trace.device.device, 0)).argmax()), "")
 
 
 def peak_sources(card: Card, dtypes: Iterable[str]) -> dict[str, str]:
-    """Return what each ideal was computed with: "memory", and the dtypes that multiplied."""
+    """Return the peaks that ideals were computed with: "memory", and dtypes of products."""
     known = {dtype: card.peak(dtype) for dtype in dtypes}
     return {
         "memory": f"{card.bandwidth_gbs:g} GB/s, {card.name}, {card.source}",
@@ -98,9 +98,9 @@ def peak_sources(card: Card, dtypes: Iterable[str]) -> dict[str, str]:
 def estimate_costs(trace: Trace, op_row: Ints, card: Card | None) -> Costs:
     """Return the costs of every piece of work, by the call of the operator that launched it.
 
-    `op_row` has that operator's row in trace.ops, -1 for none. A call's cost is given once: over
-    its kernels (of one name, where each has a cost of its own) it is spread by their durations,
-    and a product that only hands on to another one (aten::linear to aten::addmm) has none.
+    `op_row` has the row of that operator in trace.ops, -1 for none. The cost of a call is given
+    once: it is spread over its kernels (of one name, where each has a cost of its own) by their
+    durations, and a product that only calls another one (aten::linear, aten::addmm) has none.
     """
     on_device = len(trace.device) > 0
     rows = trace.device if on_device else trace.ops
@@ -111,7 +111,7 @@ def estimate_costs(trace: Trace, op_row: Ints, card: Card | None) -> Costs:
     spent = np.bincount(call_of, duration, len(calls)).astype(np.float64)
     kernel = _longest(call_of, duration, rows.name[work], len(calls))
     price = _prices(trace, calls, kernel, card)
-    ideal = _possible(price.compute_ns, price.memory_ns, spent)
+    ideal = _ideal_ns(price.compute_ns, price.memory_ns, spent)
     equal = 1.0 / np.bincount(call_of, minlength=len(calls))[call_of]
     share = np.divide(duration, spent[call_of], out=equal, where=spent[call_of] > 0)
     columns = np.full((3, len(op_row)), np.nan)
@@ -139,36 +139,25 @@ def _longest(group: Ints, duration: Floats, name: Codes, groups: int) -> Ints:
     """Return the name of the longest member of each group."""
     longest = np.zeros(groups, np.int64)
     order = np.argsort(duration, kind="stable")
-    longest[group[order]] = name[order]  # of repeated places numpy keeps the last
+    longest[group[order]] = name[order]  # numpy keeps the last of repeated indices
     return longest
 
 
 def _prices(trace: Trace, calls: Ints, kernel: Ints, card: Card | None) -> _Prices:
     """Return the prices of calls (rows of trace.ops), each distinct one computed once."""
-    key, first = _distinct(trace, calls, kernel)
+    number, first = trace.distinct_calls(calls, kernel)
     priced = [_price(trace, calls[i], trace.text(kernel[i]), card) for i in first]
-    table = np.array(priced, np.float64).reshape(-1, len(_Price._fields))[key]
-    # On a device only calls with kernels of their own are asked for: their traffic is their own.
-    kinds = (_PRODUCT,) if len(trace.device) else (_PRODUCT, _TRAFFIC_ALONE)
+    table = np.array(priced, np.float64).reshape(-1, len(_Price._fields))[number]
+    # On a device only calls that launched kernels are asked for: their traffic is their own.
+    kinds = (_PRODUCT,) if len(trace.device) else (_PRODUCT, _MEMORY_BOUND)
     for kind in kinds:
         same = np.flatnonzero(table[:, _Price._fields.index("kind")] == kind)
-        table[same[_hands_on(trace.ops, calls[same])]] = _UNPRICED
+        table[same[_calls_another(trace.ops, calls[same])]] = _UNPRICED
     return _Prices(*table.T)
 
 
-def _distinct(trace: Trace, calls: Ints, kernel: Ints) -> tuple[Ints, Ints]:
-    """Return each call's number among the distinct ones, and where each distinct one is first."""
-    ops = trace.ops
-    key = ops.name[calls].astype(np.int64)
-    for column in (ops.shapes[calls], ops.strides[calls], ops.dtypes[calls], ops.values[calls],
-                   kernel):  # fmt: skip
-        pair = key * (len(trace.texts) + 1) + column + 1
-        key = np.unique(pair, return_inverse=True)[1].ravel()
-    return key, np.unique(key, return_index=True)[1]
-
-
-def _hands_on(ops: Spans, calls: Ints) -> NDArray[np.bool_]:
-    """Whether another one of the calls lies within each of them."""
+def _calls_another(ops: Spans, calls: Ints) -> NDArray[np.bool_]:
+    """Whether another one of the calls lies within each call."""
     within = np.zeros(len(calls), bool)
     order = np.lexsort((-ops.duration[calls], ops.start[calls], ops.thread[calls]))
     outer, inner = calls[order[:-1]], calls[order[1:]]
@@ -178,14 +167,11 @@ def _hands_on(ops: Spans, calls: Ints) -> NDArray[np.bool_]:
 
 
 def _price(trace: Trace, row: int, kernel: str, card: Card | None) -> _Price:
-    ops = trace.ops
-    name, types = trace.text(ops.name[row]), trace.text(ops.dtypes[row])
-    texts = (trace.text(column[row]) for column in (ops.shapes, ops.strides, ops.values))
-    call = read_call(name, types, *texts)
+    call = trace.op_call(row)
     cost = cost_of_call(call, kernel) if call else None
-    if cost is None:
+    if call is None or cost is None:
         return _UNPRICED
-    dtypes = _multiplied_as(cost, kernel, name, types)
+    dtypes = _multiplied_as(cost, kernel, call.name, trace.text(trace.ops.dtypes[row]))
     sure = cost.is_matmul and len(dtypes) == 1
     compute_ns, memory_ns = _roofline(cost, dtypes, card)
     return _Price(
@@ -193,7 +179,7 @@ def _price(trace: Trace, row: int, kernel: str, card: Card | None) -> _Price:
         bytes=cost.bytes,
         compute_ns=compute_ns,
         memory_ns=memory_ns,
-        kind=_PRODUCT if cost.dtype else _TRAFFIC_ALONE,
+        kind=_PRODUCT if cost.dtype else _MEMORY_BOUND,
         dtype=MATMUL_DTYPES.index(dtypes[0]) if sure else 0,
     )
 
@@ -220,11 +206,11 @@ def _roofline(cost: Cost, dtypes: tuple[str, ...], card: Card | None) -> tuple[f
     return (times[0] if len(bounds) == 1 else np.nan), memory_ns  # one bound: whichever it was
 
 
-def _possible(compute_ns: Floats, memory_ns: Floats, spent: Floats) -> Floats:
-    """Return the roofline's ns; nan where products would have beaten the peak.
+def _ideal_ns(compute_ns: Floats, memory_ns: Floats, spent: Floats) -> Floats:
+    """Return the ns by the roofline; nan where products would have beaten the peak.
 
-    Traffic may beat the memory: what the last kernel wrote is read from the cache. Then nothing
-    was lost, and the ideal is the time spent.
+    Traffic may beat the memory, where a kernel reads from the cache what the last one wrote. Then
+    nothing was lost, and the ideal is the time spent.
     """
     ideal = np.minimum(np.maximum(compute_ns, memory_ns), spent)
     return np.where(compute_ns > _TOLERATED * spent, np.nan, ideal)

@@ -19,7 +19,7 @@ from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.products import numbered, products
-from steplab.findings.rows import Rows, hot_lines
+from steplab.findings.rows import Rows
 
 SHORTEST = 32  # queries or keys
 LARGEST_HEAD = 256  # of the fused kernels
@@ -50,7 +50,7 @@ def _stored_scores(case: Case) -> Finding | None:
     return Finding(
         rule="attention_unfused",
         claim=f"attention stores its scores: {units.milliseconds(spent)} around them",
-        evidence=(_reason(case, rows, "math", MATH), *hot_lines(rows, touching)),
+        evidence=(_reason(case, rows, "math", MATH), *rows.hot_lines(touching)),
         remedy=REMEDY,
         stake_ms=spent,
         why=f"{units.milliseconds(moved)} go into moving scores that a fused kernel never stores",
@@ -71,7 +71,7 @@ def _slow_kernel(case: Case) -> Finding | None:
     return Finding(
         rule="attention_unfused",
         claim=f"attention runs the memory-efficient kernel for {units.milliseconds(spent)}",
-        evidence=(_reason(case, rows, "memory-efficient", EFFICIENT), *hot_lines(rows, slow)),
+        evidence=(_reason(case, rows, "memory-efficient", EFFICIENT), *rows.hot_lines(slow)),
         remedy=REMEDY,
         stake_ms=spent,
         why=f"with a mask it takes {EFFICIENT_BY_CUDNN} times cuDNN's time, which takes none",

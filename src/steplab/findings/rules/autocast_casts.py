@@ -14,7 +14,7 @@ from __future__ import annotations
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
-from steplab.findings.rows import FLOATS, Mask, Rows, hot_lines, is_cast
+from steplab.findings.rows import FLOATS, Mask, Rows, is_cast
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.10
@@ -39,7 +39,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="autocast_casts",
         claim=f"changes of dtype take {units.milliseconds(spent)} a step",
-        evidence=(*evidence, *hot_lines(rows, both)),
+        evidence=(*evidence, *rows.hot_lines(both)),
         remedy="keep the stream in one dtype and norm weights in that dtype, or compile=blocks",
         stake_ms=spent,
         why="a cast reads and writes a whole tensor and computes nothing",
@@ -50,7 +50,7 @@ def check(case: Case) -> Finding | None:
 def _mixed_norms(rows: Rows) -> Mask:
     """Rows of norms whose weight has another dtype, of their backward where modules are known."""
     mixed = rows.within(_is_mixed_norm)
-    modules = {g.label for g in rows.groups("module", mixed, most=1000)} - {UNATTRIBUTED}
+    modules = {g.label for g in rows.totals("module", mixed, most=1000)} - {UNATTRIBUTED}
     # Where the norm has no module of its own, its whole surroundings would be counted.
     own = {name for name in modules if "norm" in name.lower()}
     return mixed | rows.labeled("module", lambda label: label in own)

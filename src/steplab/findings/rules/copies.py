@@ -13,7 +13,7 @@ from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.products import FACTORS
-from steplab.findings.rows import Mask, Rows, hot_lines, is_cast
+from steplab.findings.rows import Mask, Rows, is_cast
 
 # Eager attention and its backward copy transposed heads: 2 to 4 % of a decoder's step.
 SHARE = 0.05
@@ -35,9 +35,9 @@ def check(case: Case) -> Finding | None:
     within, alone = rows.ms(moved), case.term_ms("copies")
     if not within + alone > SHARE * case.step_ms:
         return None
-    groups = rows.groups("name", engine, 2) if alone > within else []
+    groups = rows.totals("name", engine, 2) if alone > within else []
     evidence = [f"{g.label}: {g.count:.3g} a step, {units.milliseconds(g.ms)}" for g in groups]
-    evidence += [*hot_lines(rows, engine if alone > within else moved), *_layouts(rows, moved)]
+    evidence += [*rows.hot_lines(engine if alone > within else moved), *_layouts(rows, moved)]
     return Finding(
         rule="copies",
         claim=f"copies take {units.milliseconds(within + alone)} a step",

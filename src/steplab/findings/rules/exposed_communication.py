@@ -19,7 +19,7 @@ def check(case: Case) -> Finding | None:
         return None
     mask = case.rows.category("communication")
     whole = case.rows.ms(mask)
-    groups = case.rows.groups("name", mask)
+    groups = case.rows.totals("name", mask)
     return Finding(
         rule="exposed_communication",
         claim=f"{units.milliseconds(exposed)} of {units.milliseconds(whole)} communication "

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
-from steplab.findings.rows import hot_lines
 from steplab.trace.kernel_table import short_kernel_name
 
 
@@ -26,12 +25,12 @@ def check(case: Case) -> Finding | None:
     spent = rows.ms(mask)
     kernels = [
         f"{short_kernel_name(g.label)}: {g.count:.0f}, {units.milliseconds(g.ms)}"
-        for g in rows.groups("name", mask)
+        for g in rows.totals("name", mask)
     ]
     return Finding(
         rule="fp32_matmul",
         claim=f"{rows.count(mask):.0f} fp32 products a step take {units.milliseconds(spent)}",
-        evidence=(*kernels, *hot_lines(rows, mask, 2)),
+        evidence=(*kernels, *rows.hot_lines(mask, 2)),
         remedy="precision=bf16, or precision=tf32",
         stake_ms=spent,
         why=f"the {card.name} multiplies at {quick:g} TFLOP/s with tensor cores, {slow:g} without",

@@ -15,7 +15,7 @@ import math
 from steplab.core import Finding, MemoryTimeline, units
 from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
-from steplab.findings.rows import Rows, hot_lines
+from steplab.findings.rows import Rows
 
 SMALLEST_VOCABULARY = 1000
 # Logits, log-softmax and gradient: what eager cross entropy holds at once.
@@ -42,7 +42,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="full_logits",
         claim=f"logits of {tokens:,} tokens x {vocabulary:,} words hold {units.bytes_(held)}",
-        evidence=(f"one such tensor is {units.bytes_(logits.bytes)}", *hot_lines(case.rows, mask)),
+        evidence=(f"one such tensor is {units.bytes_(logits.bytes)}", *case.rows.hot_lines(mask)),
         remedy=REMEDY,
         stake_bytes=held,
         why="logits, log-softmax and gradient of every token live at once",

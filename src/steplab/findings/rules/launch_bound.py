@@ -15,7 +15,7 @@ import numpy as np
 
 from steplab.core import Finding, units
 from steplab.core.units import fold_layer_numbers
-from steplab.findings.case import Case, capture_ms
+from steplab.findings.case import Case
 from steplab.findings.rows import Rows
 from steplab.trace.analysis import UNATTRIBUTED
 
@@ -26,8 +26,8 @@ FEWEST = 8  # short kernels that make a place worth naming
 
 def check(case: Case) -> Finding | None:
     """Compare the device's idle time for want of launches with the step."""
-    idle = case.starved_ms if case.on_device else _idle_ms(case)
-    if not idle > SHARE * case.step_ms or capture_ms(case):
+    idle = case.launch_wait_ms if case.on_device else _idle_ms(case)
+    if not idle > SHARE * case.step_ms or case.capture_ms:
         return None
     share = units.percent(idle / case.step_ms)
     return Finding(
@@ -67,7 +67,7 @@ def _places(rows: Rows) -> list[str]:
     """The modules, layers of a kind together, that launch most of the short kernels."""
     short = rows.inside & (rows.work.duration < SHORT_NS)
     counts: dict[str, float] = defaultdict(float)
-    for group in rows.groups("module", short, most=len(rows.work.labels)):
+    for group in rows.totals("module", short, most=len(rows.work.labels)):
         if group.label != UNATTRIBUTED:
             counts[fold_layer_numbers(group.label)] += group.count
     most = sorted(counts.items(), key=lambda item: -item[1])[:3]

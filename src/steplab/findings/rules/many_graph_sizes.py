@@ -12,24 +12,24 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.findings.case import Case, capture_ms
+from steplab.findings.case import Case
 
 
 def check(case: Case) -> Finding | None:
     """Take what the captures cost, or all waiting for launches, which replays would not need."""
-    spent = capture_ms(case)
+    spent = case.capture_ms
     if not spent or case.rows is None or case.analysis is None:
         return None
     steps = case.rows.steps
     capturing = sum(spent) / steps
-    stake = max(capturing, case.starved_ms)
+    stake = max(capturing, case.launch_wait_ms)
     graphs = np.unique(case.analysis.trace.device.graph)
     return Finding(
         rule="many_graph_sizes",
         claim=f"{len(spent)} CUDA graphs were captured in {steps} steps",
         evidence=(
             f"capturing takes {units.milliseconds(capturing)} of a step",
-            f"the device waits {units.milliseconds(case.starved_ms)} of a step for launches",
+            f"the device waits {units.milliseconds(case.launch_wait_ms)} of a step for launches",
             f"{int((graphs > 0).sum()) or 'no'} different graphs ran in these steps",
         ),
         remedy="pad inputs to few sizes, or leave compile.mode=reduce-overhead out",

@@ -39,7 +39,7 @@ def _seen(case: Case) -> set[str]:
     """The fused backends that ran, by operator, kernel or category."""
     seen = traced_attention(case.run.ran if case.run else None)
     if case.rows is not None:
-        labels = {g.label for g in case.rows.groups("category", case.rows.inside, most=100)}
+        labels = {g.label for g in case.rows.totals("category", case.rows.inside, most=100)}
         seen |= {impl for impl in FUSED_ATTENTION if f"attention {impl}" in labels}
     return seen
 

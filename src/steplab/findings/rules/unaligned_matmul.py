@@ -12,7 +12,6 @@ from steplab.core import Finding
 from steplab.costs.op_call import TensorArg
 from steplab.findings.case import Case
 from steplab.findings.products import Product, best_rate, numbered, products, rate
-from steplab.findings.rows import hot_lines
 
 ROW_BYTES = 16
 SMALLEST = 64  # below this a product is a matter of launches
@@ -37,7 +36,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="unaligned_matmul",
         claim=f"products with rows of {', '.join(map(str, sizes[:3]))} elements are off the grid",
-        evidence=(*_shapes(crooked), *hot_lines(rows, mask)),
+        evidence=(*_shapes(crooked), *rows.hot_lines(mask)),
         remedy=f"pad {sizes[0]} to {-(-sizes[0] // 64) * 64}",
         stake_ms=spent,
         why=f"rows that are no multiple of {ROW_BYTES} bytes are loaded in narrow pieces",

@@ -45,7 +45,7 @@ def _implementation(case: Case) -> str:
     if case.rows is None:
         return "" if _is_compiled(case) else ran
     phase = case.rows.labeled("phase", lambda label: label == "optimizer")
-    names = {group.label for group in case.rows.groups("op", phase, most=50)}
+    names = {group.label for group in case.rows.totals("op", phase, most=50)}
     if any(name.startswith("aten::_fused_") for name in names):
         return "fused"
     if names & FOREACH:
@@ -71,7 +71,7 @@ def _ops(case: Case) -> tuple[str, ...]:
     if case.rows is None:
         return ()
     phase = case.rows.labeled("phase", lambda label: label == "optimizer")
-    groups = case.rows.groups("op", phase)
+    groups = case.rows.totals("op", phase)
     return tuple(f"{g.label} x {g.count:.0f}: {units.milliseconds(g.ms)}" for g in groups)
 
 
