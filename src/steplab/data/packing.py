@@ -18,23 +18,17 @@ from numpy.typing import NDArray
 
 from steplab.data.normalization import NormalizeMode
 from steplab.data.series import SeriesSet
-from steplab.data.windows import (
-    MIN_POINTS,
-    NormalizedPoints,
-    check_window,
-    full_windows,
-    no_windows,
-    nothing_finite,
-    skipped_by_reason,
-    substitutes,
-)
+from steplab.data.windows import MIN_POINTS, SeriesWindows, full_windows
 
 PackedWindow = tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.int32]]
 PADDING = -1  # the document of points that belong to no series
 
 
-class PackedWindows:
-    """Full windows as in `Windows`; then packed ones, of short series and of tails.
+class PackedWindows(SeriesWindows[PackedWindow]):
+    """Windows (values, mask, documents): full ones as in `Windows`, then packed ones.
+
+    Packed are short series and tails; documents are numbered from 0 in every window, and a piece
+    with fewer than 2 finite points is padding.
 
     A tail is what follows the last full window of a series: it begins where the next window would,
     and is used if it has points that no window has. Pieces begin at a multiple of `patch_length`.
@@ -49,29 +43,19 @@ class PackedWindows:
         normalize: NormalizeMode = "series",
         patch_length: int = 1,
     ) -> None:
-        check_window(length, stride)
-        self.series, self.length = series, length
-        self.stride, self.patch_length = stride, patch_length
-        self._points = NormalizedPoints(series, normalize)
-        self._too_short = int((series.lengths < MIN_POINTS).sum())
+        super().__init__(series, length, stride, normalize)
+        self.patch_length = patch_length
         pieces = piece_lengths(series.lengths, length, stride)
         # The longest first; equal lengths in the order of the series.
         self._order = np.argsort(-pieces, kind="stable")[: int((pieces > 0).sum())]
         self._groups = pack_pieces(np.bincount(pieces), length, patch_length)
         self._full_ends = np.cumsum(full_windows(series.lengths, length, stride))
-        self._full = int(self._full_ends[-1]) if len(series) else 0
+        self._full = int(self._full_ends[-1])
         self._group_ends = self._full + np.cumsum([group.windows for group in self._groups])
         self._count = int(self._group_ends[-1]) if self._groups else self._full
-        if not self._count:
-            raise no_windows(series)
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def skipped(self) -> dict[str, int]:
-        """Series left out by reason; an all-NaN series counts from its first read on."""
-        return skipped_by_reason(self._too_short, self._points)
 
     def pieces(self, window: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield (series, start, stop, place in the window) of the pieces of a window."""
@@ -96,25 +80,13 @@ class PackedWindows:
                 yield series, stop - run.length, stop, place
                 place += footprint(run.length, self.patch_length)
 
-    def read(self, window: int) -> PackedWindow:
-        """Return (values, mask, documents), all of shape [length].
-
-        Documents are numbered from 0 in every window. The mask is False on padding and on NaN or
-        Inf points; values are 0 there. A piece with fewer than 2 finite points is padding.
-        """
-        for number in substitutes(window, self._count):
-            found = self._read(number)
-            if found is not None:
-                return found
-        raise nothing_finite(self.series, self._count)
-
     def _read(self, window: int) -> PackedWindow | None:
         values = np.zeros(self.length, np.float32)
         mask = np.zeros(self.length, np.bool_)
         documents = np.full(self.length, PADDING, np.int32)
         document = 0
         for series, start, stop, place in self.pieces(window):
-            found = self._points.read(series, start, stop)
+            found = self._read_points(series, start, stop)
             if found is None:
                 continue
             end = place + stop - start
