@@ -69,7 +69,7 @@ def test_buffers_keep_the_strides_of_what_they_stand_for():
         (({**batch()[0], "x": batch()[0]["x"].double()}, 1), "is .3, 4. float64"),
         (batch(options=2), r"input \[1\] was 1 and is 2"),
         (({"x": batch()[0]["x"]}, 1), "4 inputs were captured, 2 came"),
-        (({"y": batch()[0]["x"], "pair": batch()[0]["pair"]}, 1), "another structure"),
+        (({"y": batch()[0]["x"], "pair": batch()[0]["pair"]}, 1), "another way"),
     ],
 )
 def test_other_shapes_are_refused_by_name(other, words):

@@ -6,7 +6,8 @@ import torch
 from steplab.core import RunSpec, run_from_json, run_to_json
 from steplab.step import trial as trial_module
 from steplab.step.assemble import assemble, micro_batches
-from steplab.step.trial import is_out_of_memory, memory_sentence, trial
+from steplab.step.failures import is_out_of_memory, memory_sentence
+from steplab.step.trial import trial
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from steplab.core.errors import Unsupported, UserError
 from steplab.core.run import now
 from steplab.probes.environment import capture_environment
 from steplab.step.assemble import find_device
-from steplab.step.trial import is_out_of_memory, memory_sentence
+from steplab.step.failures import is_out_of_memory, memory_sentence
 
 Progress = Callable[[str], None]
 FUSED = "fuse_attention"  # Inductor's counter of patterns that it replaced by a fused attention

@@ -24,8 +24,8 @@ from steplab.probes.environment import capture_environment
 from steplab.profiling.plan import ProfilePlan
 from steplab.profiling.trace_file import Averages
 from steplab.step.assemble import assemble, find_device, micro_batches
+from steplab.step.failures import is_out_of_memory
 from steplab.step.step import Step, unwatched
-from steplab.step.trial import is_out_of_memory
 from steplab.store.atomic import disk_errors
 from steplab.workloads.megalodon.layers import MovingAverages
 

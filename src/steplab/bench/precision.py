@@ -257,7 +257,7 @@ def audit_toy(device: str, dtype: str) -> Table:
 
 
 def _autocast_rows(about: tuple[str, ...], take: Callable[[], Table]) -> list[tuple[Cell, ...]]:
-    from steplab.step.trial import is_out_of_memory
+    from steplab.step.failures import is_out_of_memory
 
     try:
         return [(*about, *row, OK) for row in take().rows]

@@ -35,7 +35,7 @@ def _run(args: argparse.Namespace) -> int:
     recipe = parse_recipe(args.recipe)
     prompt = _prompt(args)
     _check(args)
-    from steplab.step.trial import is_out_of_memory, memory_sentence
+    from steplab.step.failures import is_out_of_memory, memory_sentence
     from steplab.train.generate import load_text_generator  # imports torch
 
     generator = load_text_generator(args.checkpoint, args.device, recipe)

@@ -20,9 +20,9 @@ from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.lint.hazards import BREAK, KEEP, READ, STEP_FILE, VARIES, WAIT, Hazard, ObservedStep
 from steplab.probes.compilation import GraphBreak, recorded_graph_breaks
 from steplab.step.assemble import assemble, micro_batches
+from steplab.step.failures import error_sentence
 from steplab.step.graphed_call import sync_debug_mode
 from steplab.step.step import Step
-from steplab.step.trial import error_sentence
 from steplab.step.user_frames import calling_line, error_line
 from steplab.trace.lines import innermost_line
 

@@ -25,8 +25,9 @@ from steplab.probes.ran import profiler_activities
 from steplab.profiling.plan import AVERAGES_FILE, DETAIL_FILE, ProfilePlan
 from steplab.profiling.ranges import can_name_modules, module_ranges, phase_ranges, run_named
 from steplab.profiling.trace_file import write_averages, write_trace
+from steplab.step.failures import is_out_of_memory
 from steplab.step.loop import Progress, settle, synchronize, warm_up
-from steplab.step.trial import is_out_of_memory, trial
+from steplab.step.trial import trial
 from steplab.trace.phases import PACING_RANGE
 
 DETAIL_WARMUP = 1  # the first step under the Python tracer also pays for starting it

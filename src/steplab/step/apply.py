@@ -37,27 +37,29 @@ def apply(
     `recipe` is a Recipe, a preset's name, words or a file, as for `--recipe`. `loss(model, batch)`
     returns a scalar tensor, or a StepOutput with metrics. `optimizer(model, **implementation)`
     makes the optimizer, and passes on `foreach=` or `fused=` where the recipe asks for it; without
-    one it is AdamW with torch's defaults. It stands in `step.optimizer`, for schedules. Batches
-    are yours: they come on the model's device. Gradients are clipped to the norm `clip`; 0 leaves
-    them alone. The precision of fp32 products, a global setting of torch, is set as the recipe
-    says.
+    one it is AdamW with torch's defaults. Schedules find it in `step.optimizer`. Batches are yours
+    and must be on the model's device. Gradients are clipped to the norm `clip`; 0 leaves them
+    alone. The precision of fp32 matrix products, a global setting of torch, is set as the recipe
+    asks.
     """
     _check_kinds(recipe, model, optimizer)
-    chosen = parse_recipe(recipe) if isinstance(recipe, str) else recipe
-    check_recipe(chosen)
+    if isinstance(recipe, str):
+        recipe = parse_recipe(recipe)
+    else:
+        check_recipe(recipe)
     if mode not in MODES:
         raise UserError(f"mode is {mode!r}.", f"Known: {', '.join(MODES)}.")
     first = next(model.parameters(), None)
     if first is None:
-        raise UserError("The model has no parameters, so its device cannot be told.")
-    adopted = UserModel(model, _no_batches, loss, optimizer=optimizer)
-    workload = UserWorkload(lambda: adopted, {}, "the model given to apply")
-    workload.made = adopted
-    return build_step(workload, model, first.device, chosen, mode, clip)
+        raise UserError("The model has no parameters, so its device is unknown.")
+    user_model = UserModel(model, _no_batches, loss, optimizer=optimizer)
+    workload = UserWorkload(lambda: user_model, {}, "the model given to apply")
+    workload.made = user_model
+    return build_step(workload, model, first.device, recipe, mode, clip)
 
 
 def _check_kinds(recipe: Any, model: Any, optimizer: Any) -> None:
-    """Refuse what is easily passed by mistake, before its attributes are missed further down."""
+    """Refuse what is easily passed by mistake, before the lack of an attribute shows it."""
     if not isinstance(recipe, (str, Recipe)):
         raise UserError(
             f"The recipe is of type {type(recipe).__name__}.",

@@ -40,16 +40,16 @@ def build_step(
 ) -> Step:
     """Apply a checked recipe to a model on its device and return the Step.
 
-    Global torch settings that techniques touch are put back to torch's defaults first, so that
-    one assembly cannot leak into the next.
+    Global torch settings that techniques touch are reset first, so that one step cannot leak into
+    the next.
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False  # torch's default lets convolutions use TF32
     torch._functorch.config.activation_memory_budget = 1.0
     parts = StepParts(model, device, torch.amp.GradScaler(device.type, enabled=False))
-    chosen = [(technique(name), given) for name, given in recipe.techniques.items()]
-    for one, settings in sorted(chosen, key=lambda pair: pair[0].stage):
-        one.apply(parts, settings)
+    chosen = [(technique(name), settings) for name, settings in recipe.techniques.items()]
+    for found, settings in sorted(chosen, key=lambda pair: pair[0].stage):
+        found.apply(parts, settings)
     optimizer = None
     if mode == "full":
         optimizer = workload.optimizer(model, **parts.optimizer_options)
@@ -58,7 +58,7 @@ def build_step(
         if parts.master_weights:
             set_master_weights(optimizer, parts.master_weights)
         if parts.wrap_optimizer_step is not None:
-            # As Python floats a schedule would change a guard, and so recompile, at every step.
+            # A rate that is a Python float is a guard: a schedule would recompile at every step.
             learning_rates_to_device(optimizer, device)
             optimizer.step = parts.wrap_optimizer_step(optimizer.step)  # type: ignore[method-assign]
     step = Step(workload, parts, optimizer, mode, clip)

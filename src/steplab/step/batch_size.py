@@ -24,7 +24,7 @@ class BatchSearch:
 def fastest_batch(
     measure: Callable[[int], Run], first: int = 1, most: int = MAX_BATCH
 ) -> BatchSearch:
-    """Double the batch while it pays; where one does not fit, try half-way to it.
+    """Double the batch while it pays; where one does not fit, try half-way back.
 
     `measure(batch)` returns the Run of a step with that many sequences per micro-batch, whatever
     became of it. Of equals the smaller batch wins: it needs less memory.

@@ -13,14 +13,15 @@ from steplab.core.errors import Unsupported, UserError
 from steplab.step.graphed_call import CudaGraphs, GraphBackend, GraphedCall
 from steplab.step.step import Step
 
-NOT_OPTIONS = ("params", "param_names")
+NOT_OPTIONS = ("params", "param_names")  # keys of a parameter group
+WARMUP = 3  # eager calls of a module before it is captured
 
 
 def graph_step(step: Step, graphs: Callable[[torch.device], GraphBackend] = CudaGraphs) -> None:
     """Let `step` warm up, capture itself and be replayed from then on.
 
     Learning rates become tensors where the optimizer can be captured with them, so that schedules
-    work on. All micro-batches of a step are captured together.
+    keep working. All micro-batches of a step are captured together.
     """
     if step.mode == "full" and step.parts.scaler.is_enabled():
         raise Unsupported(
@@ -30,16 +31,17 @@ def graph_step(step: Step, graphs: Callable[[torch.device], GraphBackend] = Cuda
     if step.optimizer is not None:
         make_capturable(step.optimizer, step.parts.device)
 
-    def baked() -> dict[str, Any]:
+    def frozen_values() -> dict[str, Any]:
         return {"training mode": step.model.training, **_group_values(step.optimizer)}
 
-    step.graph = GraphedCall(step.run, graphs(step.parts.device), step.parts.graph_warmup, baked)
+    backend, warmup = graphs(step.parts.device), step.parts.graph_warmup
+    step.graph = GraphedCall(step.run, backend, warmup, frozen_values)
 
 
 def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Let the optimizer keep on the device what it would read on the host, before its first step.
 
-    One that knows no `capturable` keeps its numbers as they are: they are frozen by the capture.
+    One without a `capturable` option keeps its numbers: the capture freezes them.
     """
     if not all("capturable" in group for group in optimizer.param_groups):
         return
@@ -56,7 +58,7 @@ def learning_rates_to_device(optimizer: torch.optim.Optimizer, device: torch.dev
 
 
 def _group_values(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Return the numbers of all parameter groups that are no tensors, by name."""
+    """Return the options of all parameter groups that are not tensors, by name."""
     groups = optimizer.param_groups if optimizer is not None else []
     return {
         f"{key} of parameter group {index}": value
@@ -70,15 +72,12 @@ def _holds_tensor(value: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
 
 
-WARMUP = 3
-
-
 class GraphedModule:
     """Replays a captured forward pass; made by `graph`."""
 
     def __init__(self, module: Callable[..., Any], graphs: GraphBackend) -> None:
         self.module = module
-        self._call = GraphedCall(self._forward, graphs, WARMUP, self._baked)
+        self._call = GraphedCall(self._forward, graphs, WARMUP, self._frozen_values)
 
     @torch.no_grad()
     def __call__(self, *inputs: Any) -> Any:
@@ -88,7 +87,7 @@ class GraphedModule:
     def _forward(self, inputs: Sequence[Any]) -> Any:
         return self.module(*inputs)
 
-    def _baked(self) -> dict[str, Any]:
+    def _frozen_values(self) -> dict[str, Any]:
         return {"training mode": getattr(self.module, "training", False)}
 
 

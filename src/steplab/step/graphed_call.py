@@ -1,4 +1,9 @@
-"""GraphedCall: a function of tensors that runs eagerly at first, then as a CUDA graph."""
+"""GraphedCall: a function of tensors that runs eagerly at first, then as a CUDA graph.
+
+A graph replays the kernels that were launched while it was captured, on the very memory they used
+then. So every call's inputs are copied into static buffers, its outputs are copied out of them,
+and whatever the capture has frozen (shapes, dtypes, Python values) must stay as it was.
+"""
 
 from __future__ import annotations
 
@@ -23,111 +28,12 @@ from steplab.probes.compilation import graph_count
 from steplab.step.user_frames import error_line
 
 SYNC_MESSAGE = "called a synchronizing CUDA operation"  # torch's words in sync debug mode
-
-
-def is_sync_error(error: BaseException) -> bool:
-    """Whether torch raised because the host would have waited for the device."""
-    return SYNC_MESSAGE in str(error)
-
-
-def refused_sync(error: BaseException) -> Unsupported:
-    """Return the refusal of a call in which the host waits for the device."""
-    return Unsupported(
-        f"No CUDA graph: the host waits for the device at {error_line(error)}.",
-        "Keep the value on the device; steplab lint lists all such lines.",
-    )
-
-
-def refused_capture(error: Exception) -> Exception:
-    """Return what to raise for an error in a capture: a refusal, or the error itself.
-
-    Ending a broken capture raises once more; the first error is the one that tells.
-    """
-    first: BaseException = error
-    while first.__context__ is not None:
-        first = first.__context__
-    if isinstance(first, (SteplabError, torch.OutOfMemoryError)):
-        return first
-    if is_sync_error(first):
-        return refused_sync(first)
-    said = " ".join(str(first).split()).split(". ")[0][:200].rstrip(".")
-    return Unsupported(
-        f"No CUDA graph: {said} ({error_line(first)}).",
-        "steplab lint lists what a graph cannot hold; or leave the graph out.",
-    )
-
-
 PLAIN_TYPES = (int, float, str, bool, type(None))
 
 
-class StaticInputs:
-    """Copies of one call's inputs: tensors in tuples, lists, dicts and named tuples.
-
-    `values` has their structure and is what the captured function is called with.
-    """
-
-    def __init__(self, inputs: Any, device: torch.device) -> None:
-        leaves, self._tree = tree_flatten(inputs)
-        for path, leaf in tree_flatten_with_path(inputs)[0]:
-            _check_leaf(leaf, keystr(path), device)
-        self._example = [_describe(leaf) for leaf in leaves]
-        static = [_strided_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._buffers = [leaf for leaf in static if isinstance(leaf, Tensor)]
-        self.values = tree_unflatten(static, self._tree)
-
-    def fill(self, inputs: Any) -> None:
-        """Copy one call's tensors into the buffers; refuse inputs of another form."""
-        leaves, tree = tree_flatten(inputs)
-        if tree != self._tree or [_describe(leaf) for leaf in leaves] != self._example:
-            raise Unsupported(
-                f"A CUDA graph has fixed shapes: {self._difference(inputs)}.",
-                "Yield batches of one shape (drop the last, or pad), or leave the graph out.",
-            )
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, [x for x in leaves if isinstance(x, Tensor)])
-
-    def _difference(self, inputs: Any) -> str:
-        """Say which input is not what it was when the graph was captured."""
-        found = tree_flatten_with_path(inputs)[0]
-        if len(found) != len(self._example):
-            return f"{len(self._example)} inputs were captured, {len(found)} came"
-        for (path, leaf), was in zip(found, self._example, strict=True):
-            if _describe(leaf) != was:
-                return f"input {keystr(path)} was {was} and is {_describe(leaf)}"
-        return "the inputs stand in another structure than those captured"
-
-
-def _strided_copy(x: Tensor) -> Tensor:
-    """Return a copy with the strides of `x`, gaps included.
-
-    A clone would close the gaps of a slice, and compiled code that was made for the slice would be
-    compiled anew for the clone: in the middle of the capture, which it breaks.
-    """
-    if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
-        return x.detach().clone()  # an expanded tensor cannot be written to
-    strided = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    return strided.copy_(x.detach())
-
-
-def _describe(leaf: Any) -> Any:
-    """What must stay the same: shape and dtype of a tensor, anything else as it is."""
-    if isinstance(leaf, Tensor):
-        return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
-    return leaf
-
-
-def _check_leaf(leaf: Any, place: str, device: torch.device) -> None:
-    if isinstance(leaf, Tensor):
-        if leaf.device.type != device.type:
-            raise Unsupported(
-                f"Input {place} is on {leaf.device}: a CUDA graph on {device} cannot read it.",
-                "Move it to the device before the call.",
-            )
-    elif not isinstance(leaf, PLAIN_TYPES):
-        raise Unsupported(
-            f"Input {place} is a {type(leaf).__name__}: its tensors cannot be found and replaced.",
-            "Use tensors in tuples, lists, dicts or named tuples.",
-        )
+def no_values() -> Mapping[str, Any]:
+    """A capture that freezes no Python values."""
+    return {}
 
 
 class GraphBackend(Protocol):
@@ -136,7 +42,7 @@ class GraphBackend(Protocol):
     device: torch.device
 
     def warm(self, run: Callable[[], Any], strict: bool) -> Any:
-        """Run plainly where the capture will be; `strict` refuses any wait for the device."""
+        """Run eagerly on the stream of the capture; `strict` refuses any wait for the device."""
         ...
 
     def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -144,18 +50,13 @@ class GraphBackend(Protocol):
         ...
 
 
-def no_values() -> Mapping[str, Any]:
-    """No values of Python that a capture would freeze."""
-    return {}
-
-
 class GraphedCall:
-    """Calls `function(inputs)`; every call does its work once, whichever way it is done.
+    """Calls `function(inputs)`: eagerly at first, then by replaying a graph of it.
 
-    The first `warmup` calls run plainly: they create what is created lazily, compile, and the
-    last of them shows that the host never waits for the device. The next call captures. From
-    then on inputs are copied into the graph's own buffers and outputs are copied out of them.
-    `baked` tells the values of Python that the capture freezes: one that changes is refused.
+    The first `warmup` calls run eagerly: they create what is created lazily, compile, and the last
+    of them shows that the host never waits for the device. The next call captures, the ones after
+    it replay. `frozen_values` returns the Python values that a capture freezes, by name: a call
+    after one of them has changed is refused.
     """
 
     def __init__(
@@ -163,17 +64,17 @@ class GraphedCall:
         function: Callable[[Any], Any],
         graphs: GraphBackend,
         warmup: int,
-        baked: Callable[[], Mapping[str, Any]] = no_values,
+        frozen_values: Callable[[], Mapping[str, Any]] = no_values,
     ) -> None:
         self.function = function
         self.graphs = graphs
         self.warmup = warmup
-        self.baked = baked
+        self.frozen_values = frozen_values
         self.forget()
 
     def __call__(self, inputs: Any) -> Any:
-        """Do the work of one call and return outputs that later calls leave alone."""
-        # Code that was compiled anew may have freed what the captured kernels read.
+        """Do the work of one call; return outputs that later calls do not overwrite."""
+        # Code that was compiled again may have freed what the captured kernels read.
         if self._replay is not None and graph_count() != self._compiled:
             self.forget()
         if self._replay is None and self._warmed < self.warmup:
@@ -188,9 +89,9 @@ class GraphedCall:
         return tree_map(_clone, self._replay())
 
     def forget(self) -> None:
-        """Drop the graph: the next calls warm up and capture anew.
+        """Drop the graph: the next calls warm up and capture again.
 
-        To be called when a tensor that the function reads has been replaced by another one.
+        Call it when a tensor that the function reads has been replaced by another one.
         """
         self._replay: Callable[[], Any] | None = None
         self._inputs: StaticInputs | None = None
@@ -199,13 +100,12 @@ class GraphedCall:
 
     def _capture(self, inputs: Any) -> None:
         static = StaticInputs(inputs, self.graphs.device)
-        self._frozen = self.baked()
+        self._frozen = self.frozen_values()
         self._replay = self.graphs.capture(partial(self.function, static.values))
         self._inputs, self._compiled = static, graph_count()
 
     def _refuse_changes(self) -> None:
-        now = self.baked()
-        for name, value in now.items():
+        for name, value in self.frozen_values().items():
             if value != self._frozen.get(name):
                 raise Unsupported(
                     f"{name} was {self._frozen.get(name)} when the CUDA graph was captured and is "
@@ -226,7 +126,7 @@ class CudaGraphs:
         self.stream = torch.cuda.Stream(device)
 
     def warm(self, run: Callable[[], Any], strict: bool) -> Any:
-        """Run plainly where the capture will be; `strict` refuses any wait for the device."""
+        """Run eagerly on the stream of the capture; `strict` refuses any wait for the device."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -259,6 +159,108 @@ class CudaReplay:
         """Launch it on the current stream; the outputs are overwritten by every call."""
         self.graph.replay()
         return self.outputs
+
+
+class StaticInputs:
+    """Copies of one call's inputs: tensors in tuples, lists, dicts and named tuples.
+
+    `values` has their structure and is what the captured function is called with.
+    """
+
+    def __init__(self, inputs: Any, device: torch.device) -> None:
+        leaves, self._tree = tree_flatten(inputs)
+        for path, leaf in tree_flatten_with_path(inputs)[0]:
+            _check_leaf(leaf, keystr(path), device)
+        self._example = [_describe(leaf) for leaf in leaves]
+        static = [_strided_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._buffers = [leaf for leaf in static if isinstance(leaf, Tensor)]
+        self.values = tree_unflatten(static, self._tree)
+
+    def fill(self, inputs: Any) -> None:
+        """Copy one call's tensors into the buffers; refuse inputs of another shape or structure."""
+        leaves, tree = tree_flatten(inputs)
+        if tree != self._tree or [_describe(leaf) for leaf in leaves] != self._example:
+            raise Unsupported(
+                f"A CUDA graph has fixed shapes: {self._difference(inputs)}.",
+                "Yield batches of one shape (drop the last, or pad), or leave the graph out.",
+            )
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, [x for x in leaves if isinstance(x, Tensor)])
+
+    def _difference(self, inputs: Any) -> str:
+        """Say which input is not what it was when the graph was captured."""
+        found = tree_flatten_with_path(inputs)[0]
+        if len(found) != len(self._example):
+            return f"{len(self._example)} inputs were captured, {len(found)} came"
+        for (path, leaf), was in zip(found, self._example, strict=True):
+            if _describe(leaf) != was:
+                return f"input {keystr(path)} was {was} and is {_describe(leaf)}"
+        return "the inputs are nested in another way than those captured"
+
+
+def _strided_copy(x: Tensor) -> Tensor:
+    """Return a copy with the strides of `x`, gaps included.
+
+    A clone would close the gaps of a slice, and compiled code that was made for the slice would be
+    compiled again for the clone, in the middle of the capture, which breaks it.
+    """
+    if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
+        return x.detach().clone()  # an expanded tensor cannot be written to
+    strided = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return strided.copy_(x.detach())
+
+
+def _describe(leaf: Any) -> Any:
+    """Return what must stay the same: shape and dtype of a tensor, any other value itself."""
+    if isinstance(leaf, Tensor):
+        return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
+    return leaf
+
+
+def _check_leaf(leaf: Any, path: str, device: torch.device) -> None:
+    if isinstance(leaf, Tensor):
+        if leaf.device.type != device.type:
+            raise Unsupported(
+                f"Input {path} is on {leaf.device}: a CUDA graph on {device} cannot read it.",
+                "Move it to the device before the call.",
+            )
+    elif not isinstance(leaf, PLAIN_TYPES):
+        raise Unsupported(
+            f"Input {path} is a {type(leaf).__name__}: its tensors cannot be found and replaced.",
+            "Use tensors in tuples, lists, dicts or named tuples.",
+        )
+
+
+def is_sync_error(error: BaseException) -> bool:
+    """Whether torch raised because the host would have waited for the device."""
+    return SYNC_MESSAGE in str(error)
+
+
+def refused_sync(error: BaseException) -> Unsupported:
+    """Return the refusal of a call in which the host waits for the device."""
+    return Unsupported(
+        f"No CUDA graph: the host waits for the device at {error_line(error)}.",
+        "Keep the value on the device; steplab lint lists all such lines.",
+    )
+
+
+def refused_capture(error: Exception) -> Exception:
+    """Return what to raise for an error in a capture: a refusal, or the error itself.
+
+    Ending a broken capture raises once more; the first error is the cause.
+    """
+    first: BaseException = error
+    while first.__context__ is not None:
+        first = first.__context__
+    if isinstance(first, (SteplabError, torch.OutOfMemoryError)):
+        return first
+    if is_sync_error(first):
+        return refused_sync(first)
+    cause = " ".join(str(first).split()).split(". ")[0][:200].rstrip(".")
+    return Unsupported(
+        f"No CUDA graph: {cause} ({error_line(first)}).",
+        "steplab lint lists what a graph cannot hold; or leave the graph out.",
+    )
 
 
 def _run_without_syncs(run: Callable[[], Any]) -> Any:

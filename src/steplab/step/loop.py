@@ -1,4 +1,4 @@
-"""Settle, warm up, measure."""
+"""The loop of a measurement: settle, warm up, measure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import graph_count
 from steplab.probes.probe import Probe, Subject, WatchedStep
 
-# A step that still compiles after this many steps compiles for ever: shapes that keep changing.
+# A step that still compiles after this many steps always will: its shapes keep changing.
 MAX_SETTLE_STEPS = 12
 
 Progress = Callable[[str], None]
@@ -25,7 +25,7 @@ def settle(subject: Subject, at_least: int, progress: Progress) -> float | None:
     """Run until a step compiles nothing; return the seconds of the first step.
 
     An eager step needs no settling: `at_least` is 0 and nothing runs, so that a warm-up study
-    sees the true first step.
+    sees the first step of the process.
     """
     if not at_least:
         return None

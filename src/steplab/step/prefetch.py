@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Prefetched:
-    """Yields what `stream` yields, in its order; `ahead` batches are asked for beforehand.
+    """Yields what `stream` yields, in its order, with `ahead` batches fetched beforehand.
 
     On CUDA the thread works on a stream of its own: copies to the device wait for no kernel of
     the step, and no kernel of the step waits for the next batch. One thread, so that the order
@@ -25,17 +25,17 @@ class Prefetched:
         self._device = device
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steplab-prefetch")
-        self._asked: deque[Future[tuple[Any, Any]]] = deque()
+        self._pending: deque[Future[tuple[Any, Any]]] = deque()
         for _ in range(ahead):
-            self._ask()
+            self._fetch_next()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch; whatever its making raised is raised here."""
-        batch, done = self._asked.popleft().result()
-        self._ask()
+        """Return the next batch; an error while it was made is raised here."""
+        batch, done = self._pending.popleft().result()
+        self._fetch_next()
         if done is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(done)
@@ -45,15 +45,15 @@ class Prefetched:
                     leaf.record_stream(current)
         return batch
 
-    def _ask(self) -> None:
-        self._asked.append(self._thread.submit(_fetch, self._stream, self._side))
+    def _fetch_next(self) -> None:
+        self._pending.append(self._thread.submit(_fetch, self._stream, self._side))
 
 
 def _fetch(stream: Iterator[Any], side: torch.cuda.Stream | None) -> tuple[Any, Any]:
     """Return the next batch and, on CUDA, the event that says when it is on the device."""
     if side is None:
         return next(stream), None
-    # A thread begins on the first GPU, whatever ours is.
+    # A new thread is on the first GPU, whatever the current one of ours is.
     with torch.cuda.device(side.device), torch.cuda.stream(side):
         batch = next(stream)
         return batch, side.record_event()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from steplab.core import Run, RunSpec, registry, units
-from steplab.core.errors import SteplabError, Unsupported, UserError
+from steplab.core import Run, RunSpec, registry
+from steplab.core.errors import UserError
 from steplab.core.run import new_run
 from steplab.hardware.kernel_names import main_matmul_dtype
 from steplab.hardware.mfu import utilization
@@ -21,8 +19,8 @@ from steplab.probes.compilation import CompilationProbe
 from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Probe, Subject
 from steplab.step.assemble import assemble, micro_batches
+from steplab.step.failures import clean_up, failed_run
 from steplab.step.loop import measure, settle, settle_scaler, warm_up
-from steplab.step.user_frames import error_line
 from steplab.techniques.recipes import technique
 
 # The two clocks (device events and wall time) may differ by this much before a note is made.
@@ -147,46 +145,3 @@ def find_mismatch(run: Run) -> str:
     asked = run.spec.recipe.techniques.items()
     found = (technique(name).mismatch(settings, run) for name, settings in asked)
     return next(filter(None, found), "")
-
-
-def failed_run(run: Run, error: Exception) -> Run:
-    """Turn an exception into a status with one sentence."""
-    if isinstance(error, Unsupported):
-        return replace(run, status="unsupported", reason=str(error))
-    if isinstance(error, SteplabError):
-        return replace(run, status="failed", reason=str(error))
-    if is_out_of_memory(error):
-        return replace(run, status="oom", reason=memory_sentence(error))
-    return replace(run, status="failed", reason=error_sentence(error))
-
-
-def error_sentence(error: BaseException) -> str:
-    """Say what an error is, in its first sentence, and the user's line that it comes from."""
-    return f"{type(error).__name__}: {_first_sentence(error)} ({error_line(error)})"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host had no memory left."""
-    no_host_memory = "can't allocate memory" in str(error) or isinstance(error, MemoryError)
-    return isinstance(error, torch.OutOfMemoryError) or no_host_memory
-
-
-def memory_sentence(error: BaseException) -> str:
-    """Say how much was asked for in vain; torch begins with a line of its own source on a CPU."""
-    asked = re.search(r"tried to allocate (\d+) bytes", str(error))
-    if asked:
-        return f"no host memory for another {units.bytes_(int(asked[1]))}"
-    return _first_sentence(error)
-
-
-def _first_sentence(error: BaseException) -> str:
-    text = " ".join(str(error).split()).split(" Explanation: ")[0]  # dynamo's second part
-    return text.split(". ")[0][:300] or type(error).__name__
-
-
-def clean_up() -> None:
-    """Free what the trial held, so that the next one in this process starts clean."""
-    gc.collect()
-    torch._dynamo.reset()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

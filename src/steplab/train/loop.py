@@ -25,8 +25,8 @@ from steplab.meter import Meter
 from steplab.modules.optimizer import full_weights
 from steplab.probes.counters import NvmlReader
 from steplab.step.assemble import assemble
+from steplab.step.failures import is_out_of_memory, memory_sentence
 from steplab.step.step import Step
-from steplab.step.trial import is_out_of_memory, memory_sentence
 from steplab.train.checkpoint import read_progress, restore_checkpoint, save_checkpoint
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TRACED_STEP, StepReport, TrainingLog, trace_one_step

@@ -64,7 +64,7 @@ class Program:
     def _call(self, name: str, data: Mapping[str, Any]) -> Any:
         function = self._find(name)
         is_class = inspect.isclass(function)
-        hints = get_type_hints(function.__init__ if is_class else function)  # type: ignore[misc]
+        hints = get_type_hints(function.__init__ if is_class else function)
         arguments = {key: _decode(hints[key], value, key) for key, value in data.items()}
         if "progress" in hints:
             arguments["progress"] = self._report

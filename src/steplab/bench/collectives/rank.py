@@ -190,7 +190,7 @@ def _measure(job: Job, cell: Collective, device: torch.device) -> Outcome:
 
 def _problem(error: Exception, cell: Collective) -> Outcome:
     """Return how a cell ends whose buffers could not be made; the reason lacks the rank."""
-    from steplab.step.trial import is_out_of_memory
+    from steplab.step.failures import is_out_of_memory
 
     text = " ".join(str(error).split())[:200] or type(error).__name__
     if is_out_of_memory(error):

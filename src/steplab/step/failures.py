@@ -1,0 +1,56 @@
+"""What went wrong, in one sentence: the status and the reason of a Run that failed."""
+
+from __future__ import annotations
+
+import gc
+import re
+from dataclasses import replace
+
+import torch
+
+from steplab.core import Run, units
+from steplab.core.errors import SteplabError, Unsupported
+from steplab.step.user_frames import error_line
+
+
+def failed_run(run: Run, error: Exception) -> Run:
+    """Turn an exception into a status with one sentence."""
+    if isinstance(error, Unsupported):
+        return replace(run, status="unsupported", reason=str(error))
+    if isinstance(error, SteplabError):
+        return replace(run, status="failed", reason=str(error))
+    if is_out_of_memory(error):
+        return replace(run, status="oom", reason=memory_sentence(error))
+    return replace(run, status="failed", reason=error_sentence(error))
+
+
+def error_sentence(error: BaseException) -> str:
+    """Say what an error is, in its first sentence, and the user's line that it comes from."""
+    return f"{type(error).__name__}: {_first_sentence(error)} ({error_line(error)})"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the host had no memory left."""
+    no_host_memory = "can't allocate memory" in str(error) or isinstance(error, MemoryError)
+    return isinstance(error, torch.OutOfMemoryError) or no_host_memory
+
+
+def memory_sentence(error: BaseException) -> str:
+    """Say how much could not be allocated: on a CPU torch's message begins with its source line."""
+    asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+    if asked:
+        return f"no host memory for another {units.bytes_(int(asked[1]))}"
+    return _first_sentence(error)
+
+
+def _first_sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()).split(" Explanation: ")[0]  # dynamo's second part
+    return text.split(". ")[0][:300] or type(error).__name__
+
+
+def clean_up() -> None:
+    """Free what a failed or finished trial held, so that the next one starts clean."""
+    gc.collect()
+    torch._dynamo.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
