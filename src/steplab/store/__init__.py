@@ -2,6 +2,15 @@
 
 from steplab.store.pack import pack_runs, unpack_runs
 from steplab.store.store import DEFAULT_ROOT, Store
-from steplab.store.sweep import Sweep, open_sweep
+from steplab.store.sweep import Sweep, dated_id, machine_key, open_sweep
 
-__all__ = ["DEFAULT_ROOT", "Store", "Sweep", "open_sweep", "pack_runs", "unpack_runs"]
+__all__ = [
+    "DEFAULT_ROOT",
+    "Store",
+    "Sweep",
+    "dated_id",
+    "machine_key",
+    "open_sweep",
+    "pack_runs",
+    "unpack_runs",
+]

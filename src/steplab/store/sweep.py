@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from steplab.core import Environment, Run, RunSpec, fingerprint
-from steplab.core.codec import encode
+from steplab.core.codec import JSON, encode
 from steplab.store.atomic import disk_errors, write_file
 from steplab.store.store import Store
 
@@ -35,27 +35,35 @@ def open_sweep(store: Store, specs: Sequence[RunSpec], environment: Environment)
     A finished sweep is never reused: asking again measures again.
     """
     cells = [fingerprint(spec) for spec in specs]
-    key = _key(cells, environment)
+    key = machine_key(environment, cells)
     folder = store.root / "sweeps"
     for path in sorted(folder.glob(f"*-{key}-*.json"), reverse=True):
         finished = _finished(store, path.stem)
         if len(finished) < len(set(cells)):
             return Sweep(path.stem, finished)
         break
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    sweep_id = f"{stamp}-{key}-{secrets.token_hex(2)}"
+    sweep_id = dated_id(key)
     with disk_errors(store.root):
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / f"{sweep_id}.json", json.dumps({"cells": cells}, indent=1).encode())
     return Sweep(sweep_id, {})
 
 
-def _key(cells: Sequence[str], environment: Environment) -> str:
-    # A commit in between does not change what was measured; another file of the user's would,
-    # and is part of the cells.
+def machine_key(environment: Environment, work: JSON, *more: JSON) -> str:
+    """Return 12 hex digits by which the same work on the same machine is found again.
+
+    A commit in between does not change what is measured. Another file of the user's does, and is
+    in the spec; another version of steplab is in the environment.
+    """
     machine = encode(replace(environment, git=""))
-    text = json.dumps([list(cells), machine], sort_keys=True)
+    text = json.dumps([work, machine, *more], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def dated_id(key: str) -> str:
+    """Return an id that sorts by time, holds `key` and does not collide."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return f"{stamp}-{key}-{secrets.token_hex(2)}"
 
 
 def _finished(store: Store, sweep_id: str) -> dict[str, Run]:

@@ -6,7 +6,6 @@ goes on with the same step.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from steplab.core import Environment, Run, RunSpec
 from steplab.core.codec import encode
 from steplab.core.errors import MeasurementError
 from steplab.step.batch_size import fastest_batch
-from steplab.store import Store
+from steplab.store import Store, machine_key
 from steplab.store.atomic import disk_errors, write_file
 from steplab.tune.view import View
 from steplab.workers.pool import WorkerPool
@@ -70,7 +69,5 @@ def forget_batch(spec: RunSpec, store: Store, environment: Environment) -> None:
 
 
 def _note(spec: RunSpec, store: Store, environment: Environment) -> Path:
-    machine = encode(replace(environment, git=""))
-    text = json.dumps([encode(replace(spec, batch=1)), machine], sort_keys=True)
-    key = hashlib.sha256(text.encode()).hexdigest()[:12]
+    key = machine_key(environment, encode(replace(spec, batch=1)))
     return store.root / "ladders" / f"batch-{key}.json"

@@ -6,12 +6,8 @@ the references of the gate, and at the end recipe.toml and report.html.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import secrets
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder
 from steplab.core.run import now
 from steplab.core.upgrade import VERSION, check_version, upgrade
-from steplab.store import Store
+from steplab.store import Store, dated_id, machine_key
 from steplab.store.atomic import disk_errors, write_file
 from steplab.tune.options import TuneOptions
 from steplab.verify.shapes import GateShape
@@ -83,7 +79,8 @@ def open_ladder(
     What the gate asks for must be the same, or its verdicts would be those of another gate. A
     finished ladder is never taken up again: asking again measures again.
     """
-    key = _key(spec, environment, options)
+    gate = (options.objective, options.also_batch, options.memory_limit)
+    key = machine_key(environment, encode(spec), *gate)
     root = store.root / "ladders"
     for path in sorted(root.glob(f"*-{key}-*"), reverse=True):
         folder = LadderFolder(path)
@@ -91,18 +88,8 @@ def open_ladder(
         if not ladder.finished:
             return folder, ladder
         break
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{key}-{secrets.token_hex(2)}"
+    name = dated_id(key)
     ladder = Ladder(name, spec, environment, options.objective, now(), winner=spec.recipe)
     folder = LadderFolder(root / name)
     folder.save(ladder)
     return folder, ladder
-
-
-def _key(spec: RunSpec, environment: Environment, options: TuneOptions) -> str:
-    # A commit in between does not change the step; another file of the user's is in the spec, and
-    # another version of steplab in the environment.
-    machine = encode(replace(environment, git=""))
-    gate = [options.objective, options.also_batch, options.memory_limit]
-    text = json.dumps([encode(spec), machine, *gate], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
