@@ -17,6 +17,7 @@ from steplab.cli.step_flags import (
     assumed_device,
     step_grid,
 )
+from steplab.cli.sweeps import collect_runs, print_count, require_success
 from steplab.compare.scaling import scaling_table
 from steplab.compare.step_tables import (
     compilation_table,
@@ -26,11 +27,11 @@ from steplab.compare.step_tables import (
     utilization_table,
 )
 from steplab.compare.versus import rounds_table, versus_table
-from steplab.core import Environment, Run, RunSpec, Table, fingerprint, new_run_id, units
-from steplab.core.errors import MeasurementError, UserError
+from steplab.core import Environment, Run, RunSpec, Table, fingerprint, new_run_id
+from steplab.core.errors import UserError
 from steplab.core.run import now
 from steplab.report.export import write_table
-from steplab.report.terminal import console, print_table
+from steplab.report.terminal import print_table
 from steplab.store import Store
 from steplab.workers.alternate import alternate_specs
 from steplab.workers.trials import TrialRunner
@@ -74,10 +75,8 @@ def _run(args: argparse.Namespace) -> int:
     _write(args.out, tables)  # before printing: a reader that goes away must not cost the files
     for table in tables:
         print_table(table)
-    print(f"{units.counted(len(runs), 'Run')} in {store.root}; list them with: steplab runs")
-    if all(run.status != "ok" for run in runs):
-        reason = runs[0].reason.rstrip(".")
-        raise MeasurementError(f"No cell could be measured; the first: {reason}.")
+    print_count(runs, store)
+    require_success(runs)
     return 0
 
 
@@ -101,7 +100,6 @@ def _measure(
     trials: TrialRunner,
     environment: Environment,
 ) -> list[Run]:
-    runs: list[Run] = []
     with CellProgress(len(specs)) as progress:
         cells = sweep(
             specs,
@@ -114,15 +112,7 @@ def _measure(
             progress=progress.stage,
             say=progress.say,
         )
-        try:
-            for run in cells:
-                runs.append(run)
-                progress.done(run)
-        except KeyboardInterrupt:
-            message = f"interrupted: {len(runs)} of {len(specs)} cells are in {store.root}."
-            console(sys.stderr).print(f"{message} The same command goes on from there.")
-            raise
-    return runs
+        return collect_runs(cells, len(specs), store, progress.done)
 
 
 def _search(
