@@ -2,11 +2,18 @@
 
 import pytest
 import torch
+from torch import nn
 
 from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Subject
 from steplab.profiling.plan import ProfilePlan
-from steplab.profiling.recorder import Pace, profile_spec, record_detail, record_lean
+from steplab.profiling.recorder import (
+    Pace,
+    cuda_graphs_off,
+    profile_spec,
+    record_detail,
+    record_lean,
+)
 from steplab.step.assemble import assemble, micro_batches
 from steplab.trace.analyze import analyze_run
 from steplab.trace.kernel_table import phases_by_time
@@ -122,3 +129,52 @@ def test_gpu_kernels_belong_to_the_phases_that_launched_them(tiny_spec, tmp_path
     assert {"forward", "backward", "clip", "optimizer"} <= set(phases_by_time(analysis))
     modules = {analysis.work.labels[code] for code in set(analysis.work.module.tolist())}
     assert "blocks.1.feed_forward.down" in modules
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def test_inductor_is_asked_for_no_graphs(monkeypatch):
+    asked = []
+
+    def compile_fx(graph, inputs, config_patches, **others):
+        asked.append(config_patches.get("triton.cudagraphs"))
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    torch._dynamo.reset()
+    model = Double()
+    model.compile(mode="reduce-overhead")
+    x = torch.ones(1, 2)
+    model(x)
+    with cuda_graphs_off():
+        model(x)
+    model(x)
+    assert asked == [True, False, True]
+    torch._dynamo.reset()
+
+
+def test_the_compiler_is_put_back_after_a_failure():
+    original = torch._TorchCompileInductorWrapper.__call__
+    with pytest.raises(ZeroDivisionError), cuda_graphs_off():
+        _ = 1 / 0
+    assert torch._TorchCompileInductorWrapper.__call__ is original
+
+
+@pytest.mark.gpu
+def test_gpu_detail_has_a_launch_for_every_kernel(tiny_spec, tmp_path):
+    recipe = "precision=bf16,compile=blocks,compile.mode=reduce-overhead"
+    spec = tiny_spec(recipe, device="cuda", config={"width": 128})
+    run = profile_spec(spec, ProfilePlan((0, 1, 1, 1)), tmp_path, lambda text: None)
+    assert run.status == "ok", run.reason
+
+    def names(file, category):
+        return sorted(e["name"] for e in events(tmp_path / file) if e.get("cat") == category)
+
+    lean, detail = names("trace_1.json.gz", "kernel"), names("detail.json.gz", "kernel")
+    assert "cudaGraphLaunch" in names("trace_1.json.gz", "cuda_runtime")
+    assert "cudaGraphLaunch" not in names("detail.json.gz", "cuda_runtime")
+    fused = [name for name in lean if name.startswith("triton_")]
+    assert fused and fused == [name for name in detail if name.startswith("triton_")]
