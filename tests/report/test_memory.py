@@ -8,7 +8,8 @@ import pytest
 from steplab.core import Allocation, MemoryTimeline
 from steplab.core.codec import decode, encode
 from steplab.core.memory import KINDS
-from steplab.report.memory import memory_svg, memory_tables, print_memory
+from steplab.report.charts.memory import memory_svg
+from steplab.report.memory import memory_tables, print_memory
 
 MIB = 2**20
 BIG = Allocation(8 * MIB, "activations", (4, 512, 1024), "float32", "model.py:9 (forward)", "head")

@@ -11,9 +11,9 @@ LENGTHS = ("context", "seq_max_len")  # a condition of every number, even where 
 
 
 def varying_axes(runs: Sequence[Run]) -> list[str]:
-    """Return what tells the Runs apart; for a single one its mode and recipe.
+    """Return the axes in which the Runs differ; for a single one mode and recipe.
 
-    A size sets many config fields at once: only those that vary within a size say something new.
+    A size sets many config fields at once: only those that vary within a size count.
     """
     sizes = {run.spec.size for run in runs}
     config = dict.fromkeys(key for run in runs for key in run.spec.config)
@@ -51,7 +51,7 @@ def axis_value(run: Run, axis: str) -> Cell:
 
 
 def numeric_axes(runs: Sequence[Run]) -> list[str]:
-    """Return the axes along which scaling can be told."""
+    """Return the axes along which a step can scale."""
     return [
         axis
         for axis in varying_axes(runs)
@@ -67,7 +67,7 @@ def _distinct(runs: Sequence[Run], axis: str) -> int:
 def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
     """One row per Run: what varied, the time, what it means, how it ended.
 
-    What all Runs share stands in the title, or below.
+    What all Runs share is in the title or in the note.
     """
     axes = varying_axes(runs)
     columns = [Column(axis) for axis in axes]

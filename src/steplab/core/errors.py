@@ -54,7 +54,7 @@ ERROR_KINDS: dict[str, type[SteplabError]] = {
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a suggestion for a misspelled `word`, or the list of what is known."""
     names = sorted(known)
-    bare = {name.lstrip("-"): name for name in names}  # the dashes of flags are no likeness
+    bare = {name.lstrip("-"): name for name in names}  # leading dashes make all flags look alike
     close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
     if close:
         return f"Did you mean {bare[close[0]]!r}?"

@@ -56,9 +56,9 @@ class Rung:
     """One recipe that was tried on top of the best one so far, or with one technique less."""
 
     technique: str
-    change: Settings  # the settings that differ from the recipe below; empty: taken out
+    change: Settings  # the settings that differ from the recipe below; empty: technique removed
     recipe: Recipe
-    below: Recipe  # what it was held against
+    below: Recipe  # what it was compared with
     outcome: Outcome
     reason: str = ""  # one sentence
     remedy: str = ""
@@ -94,7 +94,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Untried:
-    """An offer that was left alone, and why."""
+    """A suggestion that was not tried, and why."""
 
     label: str
     reason: str
@@ -103,7 +103,7 @@ class Untried:
 
 @dataclass(frozen=True)
 class Peer:
-    """A recipe that the winner was held against at the end: found by hand, or elsewhere."""
+    """A recipe, found by hand or elsewhere, that the winner was compared with at the end."""
 
     recipe: Recipe
     theirs: Samples | None = None  # ms per step, in turns with the winner
@@ -128,7 +128,7 @@ class Ladder:
     rungs: tuple[Rung, ...] = ()
     untried: tuple[Untried, ...] = ()
     gate_shapes: tuple[str, ...] = ()  # where numerics were compared, in words
-    # What is known of the winner's step, as the last recipe that told it: op:*, idle:*, phase:*
+    # op:*, idle:*, phase:* -> ms of the winner's step, each from the last recipe that showed it
     known_ms: Mapping[str, float] = field(default_factory=dict)
     first_impls: Mapping[str, str] = field(default_factory=dict)  # op -> what ran in the baseline
     waits: tuple[str, ...] = ()  # lines in which the baseline waits for the device, one per wait
@@ -137,10 +137,10 @@ class Ladder:
     total: Change | None = None  # winner against baseline
     peer: Peer | None = None
     stopped: str = ""  # why the search ended
-    left: tuple[str, ...] = ()  # offers for which there was no time
+    left: tuple[str, ...] = ()  # suggestions for which there was no time
     parts: Mapping[str, float] = field(default_factory=dict)  # seconds before the first rung
     seconds: float = 0.0  # of measuring, over all calls
-    finished: bool = False  # nothing is left: the next search begins anew
+    finished: bool = False  # nothing is left to try: the next search starts over
 
     @property
     def kept(self) -> tuple[Rung, ...]:

@@ -136,7 +136,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Counters:
-    """One value per reading. None: this device or driver does not tell (never a stand-in)."""
+    """One value per reading; None where this device or driver does not report it."""
 
     sm_util_pct: Samples | None = None  # share of time in which at least one kernel ran
     mem_ctrl_util_pct: Samples | None = None  # share of time in which the memory was accessed

@@ -58,7 +58,7 @@ class RunSpec:
 
     workload: str  # the name of a built-in workload, or path/to/file.py:factory
     config: Mapping[str, Any] = field(default_factory=dict)  # every field of the workload's config
-    size: str = ""  # the preset that `config` started from, for people
+    size: str = ""  # the name of the preset that `config` started from
     batch: int = 4  # sequences per micro-batch
     accumulate: int = 1  # micro-batches per optimizer step
     mode: Mode = "full"

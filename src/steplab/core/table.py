@@ -16,8 +16,8 @@ class Column:
 
     name: str
     unit: str = ""
-    digits: int = 4  # significant ones, for people; files keep full precision
-    whole: bool = False  # its cells are copied by people: no terminal may cut them
+    digits: int = 4  # significant digits on screen; files keep full precision
+    whole: bool = False  # cells that people copy: a narrow terminal must not cut them
 
     @property
     def title(self) -> str:

@@ -1,4 +1,4 @@
-"""Numbers and module paths as text for people, with every unit beside its number."""
+"""Numbers and module paths as text, with every unit beside its number."""
 
 from __future__ import annotations
 

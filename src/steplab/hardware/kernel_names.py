@@ -55,7 +55,7 @@ _MATMULS = tuple(
 FUSED_ATTENTION = ("flash", "efficient", "cudnn")
 # cuDNN comes first: its names say "flash" too.
 _ATTENTIONS = (
-    # cuDNN's generated kernels, and what stands around its backward: row sums, dq, grouped heads.
+    # cuDNN's generated kernels, and those around its backward: row sums, dq, grouped heads.
     (
         "cudnn",
         r"cudnn_generated_\w*_sdpa_"

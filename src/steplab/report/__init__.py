@@ -1,1 +1,1 @@
-"""Draws records for people and writes them for programs. Never computes, never imports torch."""
+"""Records on a terminal, as HTML pages, as charts and as files. Computes nothing; no torch."""

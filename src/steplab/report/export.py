@@ -1,4 +1,4 @@
-"""Tables as files: CSV and JSON with full precision for programs, Markdown and SVG for people."""
+"""Tables as files: CSV and JSON with full precision, Markdown and SVG as on a terminal."""
 
 from __future__ import annotations
 

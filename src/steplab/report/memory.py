@@ -1,4 +1,4 @@
-"""A MemoryTimeline for people: tables for the terminal, and a drawing."""
+"""The memory of a step as tables: by kind, by allocation, saved for backward."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import TextIO
 from steplab.core import Allocation, Column, MemoryTimeline, Table
 from steplab.core.memory import KINDS
 from steplab.core.units import bytes_, fold_layer_numbers, milliseconds, percent
-from steplab.report.charts.memory import memory_svg
 from steplab.report.terminal import print_table
-
-__all__ = ["memory_svg", "memory_tables", "print_memory"]
 
 MIB = 2**20
 LISTED_AT_PEAK = 10

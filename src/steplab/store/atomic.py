@@ -1,4 +1,4 @@
-"""Writes that are complete or absent, whatever moment the process is killed at."""
+"""Files that are complete or absent, no matter when the process is killed."""
 
 from __future__ import annotations
 

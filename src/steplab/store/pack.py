@@ -1,4 +1,4 @@
-"""Runs in one file, to travel from the machine with the GPU to the one with the coffee."""
+"""Runs in one file, to carry them from the machine with the GPU to a laptop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One color per category of work and per term of the budget, the same on every page.
 
-They are of middle lightness, so that each stands off from white and from near black.
+They are of medium lightness, so that each is visible on white and on near black.
 """
 
 from __future__ import annotations

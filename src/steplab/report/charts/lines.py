@@ -79,7 +79,7 @@ def write_line_chart(chart: LineChart, path: Path, flag: str = "--plot") -> None
 
 
 def chart_svg(chart: LineChart) -> str:
-    """Return a picture that stands alone: one panel per shape, two in a row."""
+    """Return a standalone picture: one panel per shape, two in a row."""
     columns = min(2, len(chart.panels))
     width = max(columns * PANEL_WIDTH, LEFT + int(LETTER_WIDTH * len(chart.title)))
     names, height = _legend(chart, width)
@@ -150,7 +150,7 @@ def _bars(chart: LineChart, panel: LinePanel) -> list[Html]:
 
 
 def _some(values: Sequence[int]) -> Sequence[int]:
-    """Return few enough to stand side by side."""
+    """Return few enough of them to fit side by side."""
     return values[:: math.ceil(len(values) / MAX_X_LABELS)]
 
 

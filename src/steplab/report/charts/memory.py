@@ -25,7 +25,7 @@ LAYERS = {
 
 
 def memory_svg(timeline: MemoryTimeline) -> str:
-    """Return a picture that stands alone, light or dark as the reader's system is."""
+    """Return a standalone picture, light or dark with the reader's system."""
     ends = [end for _, end in timeline.phases_ms.values()]
     x = Scale(0.0, max([*timeline.times_ms, *ends, 1e-6]), LEFT, RIGHT)
     # A tenth of the height stays free on top.

@@ -17,7 +17,7 @@ from steplab.report.markup import Html, element, join
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c8c8c", "#b8a800")
 LETTER_WIDTH = 6.6  # px, about that of a 12 px letter
 LANE_HEIGHT = 22  # px, as in style.css
-# Colors of a file that stands alone, light or dark as the reader's system is.
+# Style of a standalone file, light or dark with the reader's system.
 STYLE = """
 .steplab-chart { --paper: #ffffff; --ink: #1f2328; --faint: #d8dee4; --band: #f3f5f7; }
 @media (prefers-color-scheme: dark) {
@@ -131,7 +131,7 @@ def area_path(below: Iterable[Point], above: Iterable[Point]) -> str:
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", style: str | None = None) -> Html:
-    """Return a text of a chart; `anchor` says which end of it stands at x."""
+    """Return a text of a chart; `anchor` says which end of it is at x."""
     return element("text", words, x=round(x, 1), y=round(y, 1), text_anchor=anchor, class_=style)
 
 
@@ -148,7 +148,7 @@ def swatch(x: float, y: float, color: str, name: str) -> Html:
 
 
 def svg_file(width: float, height: float, label: str, parts: Iterable[Html]) -> str:
-    """Return a picture that stands alone; `label` is read out where it cannot be seen."""
+    """Return a standalone picture; screen readers read `label`."""
     paper = element("rect", class_="paper", width=width, height=height)
     drawn = element(
         "svg",
@@ -164,13 +164,13 @@ def svg_file(width: float, height: float, label: str, parts: Iterable[Html]) -> 
     return f"{drawn}\n"
 
 
-def lane(label: str, marks: Sequence[Html], style: str | None = None, told: str = "") -> Html:
+def lane(label: str, marks: Sequence[Html], style: str | None = None, aria_label: str = "") -> Html:
     """Return one row of a page's chart: a label and marks placed in percent of the width.
 
-    `told` is read out in place of the label.
+    Screen readers read `aria_label` in place of the label.
     """
     name = element("div", label, class_="label", data_tip=label)
-    picture = element("svg", *marks, class_=style, role="img", aria_label=told or label)
+    picture = element("svg", *marks, class_=style, role="img", aria_label=aria_label or label)
     return element("div", name, picture, class_="lane")
 
 

@@ -101,10 +101,10 @@ def _roof(peaks: dict[str, float], bandwidth: float, x: LogScale, y: LogScale) -
     ends = {"x1": x.percent(low), "y1": _pixels(low * bandwidth, y)}
     ends |= {"x2": x.percent(highest / bandwidth), "y2": _pixels(highest, y)}
     parts, names = [element("line", class_="roof", **ends)], []
-    told: dict[float, list[str]] = {}
+    levels: dict[float, list[str]] = {}
     for dtype, peak in peaks.items():
-        told.setdefault(peak, []).append(dtype)
-    for peak, dtypes in told.items():
+        levels.setdefault(peak, []).append(dtype)
+    for peak, dtypes in levels.items():
         at = _pixels(peak, y)
         dash = None if peak == highest else "4 4"
         begin = x.percent(peak / bandwidth)

@@ -72,7 +72,7 @@ def _side_lane(name: str, samples: Samples, x: Scale) -> Html:
         marks.append(_sample(samples, index, x, cy=y, r=3, class_=f"dot side-{name}"))
     at, tip = x.percent(samples.median), f"median {units.milliseconds(samples.median)}"
     marks.append(element("line", x1=at, x2=at, y1="0", y2="40", class_="median", data_tip=tip))
-    return lane(f"{name}: {units.milliseconds(samples.median)}", marks, "tall", told=tip)
+    return lane(f"{name}: {units.milliseconds(samples.median)}", marks, "tall", aria_label=tip)
 
 
 def change_chart(change: Change | None) -> Html:
@@ -92,13 +92,13 @@ def change_chart(change: Change | None) -> Html:
         element("line", x1=x.percent(low), x2=x.percent(high), y1="11", y2="11", class_="median"),
         element("circle", cx=x.percent(middle), cy="11", r=5, class_="change", data_tip=span),
     ]
-    drawn = lane("change in time", marks, told=f"change in time {span}")
+    drawn = lane("change in time", marks, aria_label=f"change in time {span}")
     note = element("p", f"Gray: {band_tip}.", class_="note") if least else NOTHING
     return join([drawn, axis_lane(x, "%", "+"), note])
 
 
 WORDS_WIDTH = 0.2  # of a rung's lane that time and factor take
-INSIDE = 0.75  # of the lane: words of a longer bar stand in it
+INSIDE = 0.75  # of the lane: the words of a longer bar are inside it
 _RUNG_CLASS = {
     "kept": "rung-kept",
     "needed": "rung-kept",

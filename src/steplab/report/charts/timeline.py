@@ -197,7 +197,7 @@ def _outermost(spans: Spans, rows: Ints) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Box:
-    """One rectangle; `count` events stand in it, of which the longest gives name and color."""
+    """One rectangle; it holds `count` events, of which the longest gives name and color."""
 
     start: int  # ns
     end: int
@@ -227,7 +227,7 @@ def _boxes(lane: Lane, slot: int) -> list[Box]:
     boxes = [Box(*values) for values in zip(*columns, strict=True)]
     rows = np.flatnonzero(short)
     if len(rows):
-        # Within a slot the longest comes first, and so stands for the others.
+        # Within a slot the longest comes first, and represents the others.
         slots = lane.start[rows] // slot
         rows = rows[np.lexsort((-duration[rows], slots))]
         slots = lane.start[rows] // slot

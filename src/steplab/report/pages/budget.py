@@ -43,7 +43,7 @@ def _bar(step: StepBudget) -> Html:
 
 
 def _strip(category: Category | None, width: str) -> Html:
-    """Under a segment: how much of it the roofline asks for, how much is lost."""
+    """Below a segment: how much of it the roofline needs, and how much is lost."""
     if category is None or category.ideal_ms is None or not category.ms:
         return element("i", style=width)
     ideal = min(category.ideal_ms, category.modeled_ms) / category.ms * 100

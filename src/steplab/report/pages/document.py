@@ -19,7 +19,7 @@ from steplab.store.atomic import write_output
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands under it; `key` is its anchor. Without content it is left out."""
+    """A heading and its content; `key` is its anchor. Without content it is left out."""
 
     key: str
     title: str
@@ -55,7 +55,7 @@ def _document(title: str, body: Html) -> str:
     style = own.joinpath("style.css").read_text(encoding="utf-8") + color_css()
     script = own.joinpath("script.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # The browser itself is told to load nothing and to run this one script only.
+    # Tells the browser to load nothing and to run this one script only.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = element(
         "head",
@@ -134,7 +134,7 @@ NAMES = ("kernel", "operator", "Name", "name", "module", "field")  # set in fixe
 
 
 def table_html(table: Table, last_is_sum: bool = False) -> Html:
-    """Return the table without its title; its note stands below.
+    """Return the table without its title; its note is below.
 
     `last_is_sum`: the last row is the sum of the others and stays last.
     """

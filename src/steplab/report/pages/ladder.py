@@ -63,7 +63,7 @@ def _head(ladder: Ladder) -> Html:
         return join([verdict, tiles({"recipes tried": str(len(ladder.rungs))})])
     factor = units.ratio(1 / (1 + change.value))
     sure = change.high < 0 or change.low > 0
-    claim = f"{factor} the speed" if sure else f"Cannot be told from the baseline ({factor})"
+    claim = f"{factor} the speed" if sure else f"Not distinguishable from the baseline ({factor})"
     words = element("b", claim), f" with {ladder.winner.label}"
     css = "faster" if change.high < 0 else "slower" if change.low > 0 else ""
     figures = {
