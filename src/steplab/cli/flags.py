@@ -63,15 +63,15 @@ def local_device(asked: str) -> str:
 
 
 def add_config_flags(
-    parser: argparse.ArgumentParser, config: Any, many: bool, prefix: str = "config"
+    parser: argparse.ArgumentParser, title: str, config: Any, many: bool, prefix: str = "config"
 ) -> None:
-    """Add `--field-name` for every field of the dataclass type `config`.
+    """Add `--field-name` for every field of the dataclass type `config`, under `title` in the help.
 
     With `many`, a flag takes one or more values, which span a sweep; without, a bool becomes
     `--flag` and `--no-flag`, and of a repeated flag the last one wins. A flag that is not given
     leaves no trace in the namespace, so that a preset is changed only where it was asked for.
     """
-    group = parser.add_argument_group(f"{config.__name__}")
+    group = parser.add_argument_group(title)
     hints = type_hints(config)
     for field in dataclasses.fields(config):
         kind = hints[field.name]

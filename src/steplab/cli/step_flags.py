@@ -46,7 +46,7 @@ def add_workload_flags(
     parser.add_argument(
         "--size", nargs="+" if many else None, default=[] if many else "", help=about
     )
-    add_config_flags(parser, entry.config, many)
+    add_config_flags(parser, f"{entry.name}, {entry.summary}", entry.config, many)
     return entry
 
 
@@ -68,7 +68,7 @@ def add_step_flags(
 
     `batch` is the default, or the default on each device. `auto_batch`: `--batch auto` is taken.
     """
-    several = {"nargs": "+"} if many else {}
+    several: dict[str, Any] = {"nargs": "+"} if many else {}
     about = "sequences per micro-batch"
     default: Any = [batch] if many else batch
     if auto_batch:

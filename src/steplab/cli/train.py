@@ -38,7 +38,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--compile", action="store_true", help="the same as --recipe compile=whole")
     add("--resume", nargs="?", const="newest", default=None, metavar="CHECKPOINT",
         help="continue from a checkpoint, or from the newest in --checkpoint-dir")  # fmt: skip
-    add_config_flags(parser, TrainSettings, many=False, prefix="train")
+    add_config_flags(parser, "training", TrainSettings, many=False, prefix="train")
     free = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(RESUMABLE))
     parser.epilog = f"A run that is resumed may change --device, {free}."
 

@@ -54,7 +54,7 @@ def apply(
         raise UserError("The model has no parameters, so its device is unknown.")
     user_model = UserModel(model, _no_batches, loss, optimizer=optimizer)
     workload = UserWorkload(lambda: user_model, {}, "the model given to apply")
-    workload.made = user_model
+    workload.built = user_model
     return build_step(workload, model, first.device, recipe, mode, clip)
 
 

@@ -97,8 +97,9 @@ class Compile(Technique):
             found = [Suggestion({"scope": scope}, fused, prior) for scope, prior in priors.items()]
             # What a graph break has stopped can be compiled in pieces.
             broken = [scope for scope in priors if f"compile={scope}" in context.failed]
-            pieces = [{"scope": scope, "fullgraph": False} for scope in broken]
-            return found + [Suggestion(settings, fused, prior=0.5) for settings in pieces]
+            for scope in broken:
+                found.append(Suggestion({"scope": scope, "fullgraph": False}, fused, prior=0.5))
+            return found
         found = []
         if current["scope"] == "blocks":
             found.append(Suggestion({**current, "scope": "whole"}, fused, prior=0.5))

@@ -1,1 +1,1 @@
-"""What is trained: a shelf of workloads, and the door for a user's own."""
+"""What is trained: built-in workloads, a folder each, and models of the user's own."""

@@ -29,7 +29,7 @@ PLAIN_TYPES = (int, float, str, bool)
 
 @dataclass(frozen=True)
 class UserModel:
-    """What a factory returns. Only the first three must be given."""
+    """A user's model, its data and its loss: what a factory returns. The rest has defaults."""
 
     model: nn.Module
     batches: Callable[[int], Iterable[Any]]  # batch size -> endless batches, on any device
@@ -56,31 +56,31 @@ def load_user_model(name: str) -> WorkloadEntry:
 
 
 class UserWorkload:
-    """See `Workload` for what each method promises."""
+    """A user's model as a `Workload`."""
 
     def __init__(self, factory: Callable[..., Any], values: dict[str, Any], name: str) -> None:
         self.factory = factory
         self.values = values
         self.name = name
-        self.made: UserModel | None = None
+        self.built: UserModel | None = None
 
     def model(self) -> nn.Module:
         """Call the factory and return its model, on torch's default device."""
         import torch
 
-        made = self.factory(**self.values)
-        if not isinstance(made, UserModel):
+        built = self.factory(**self.values)
+        if not isinstance(built, UserModel):
             raise UserError(
-                f"{self.name} returned {type(made).__name__}.",
+                f"{self.name} returned {type(built).__name__}.",
                 "Return steplab.UserModel(model=..., batches=..., loss=...).",
             )
-        if not callable(made.batches):
+        if not callable(built.batches):
             raise UserError(
-                f"The batches of {self.name} are a {type(made.batches).__name__}.",
+                f"The batches of {self.name} are a {type(built.batches).__name__}.",
                 "Give a function: batches(size) yields batches of that size, forever.",
             )
-        self.made = made
-        return made.model.to(torch.get_default_device())
+        self.built = built
+        return built.model.to(torch.get_default_device())
 
     def batches(self, batch: int, device: torch.device, seed: int) -> Iterator[Any]:
         """Yield the factory's batches, moved to the device."""
@@ -119,10 +119,10 @@ class UserWorkload:
 
     @property
     def _user_model(self) -> UserModel:
-        if self.made is None:
+        if self.built is None:
             self.model()
-        assert self.made is not None
-        return self.made
+        assert self.built is not None
+        return self.built
 
 
 def _find_factory(path: Path, name: str) -> Callable[..., Any]:

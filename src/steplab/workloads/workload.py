@@ -1,25 +1,22 @@
-"""The Workload protocol, and the torch-free entry under which a workload stands on the shelf."""
+"""Workload: something trainable; WorkloadEntry: what the command line knows of it without torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from steplab.core import Mode, registry
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError, did_you_mean
-from steplab.core.spec import option
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from steplab.core import Work
-
-__all__ = ["StepOutput", "Workload", "WorkloadEntry", "find_workload", "option"]
 
 
 class StepOutput(NamedTuple):
@@ -73,10 +70,10 @@ class WorkloadEntry:
     config: Any  # a frozen dataclass type
     factory: str | Callable[[Any], Workload]  # "module:callable" from config to Workload
     presets: Mapping[str, Any] = field(default_factory=dict)
-    cpu_preset: str = ""  # the size taken on a CPU when none is named
-    gpu_preset: str = ""
-    starter: str = ""  # the size that `train` takes on a CPU when nothing is said about the model
-    # By size: settings of `train` that were found to suit it, in place of the general defaults.
+    cpu_preset: str = ""  # the size on a CPU when none is named
+    gpu_preset: str = ""  # the same on a GPU
+    starter: str = ""  # the size that `train` takes on a CPU when no flag is about the model
+    # By size: settings of `train` that suit it better than the general defaults.
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data: Literal["series", "text"] | None = None  # what `train` feeds it; None: cannot be trained
     source: str = ""  # hash of the file it came from, for a user's own workload
@@ -97,7 +94,7 @@ class WorkloadEntry:
         return dict(encode(dataclasses.replace(base, **overrides)))
 
     def open(self, config: Mapping[str, Any]) -> Workload:
-        """Import the torch side and return the workload for a complete config."""
+        """Import torch and return the workload for a complete config."""
         built = decode(self.config, dict(config), f"{self.name} config")
         if callable(self.factory):
             return self.factory(built)
@@ -107,10 +104,20 @@ class WorkloadEntry:
 
 
 def find_workload(name: str) -> WorkloadEntry:
-    """Return the entry for a shelf name, or for `path/to/file.py:factory`."""
+    """Return the built-in workload of that name, or that of `path/to/file.py:factory`."""
     if ".py" in name or ":" in name:
         from steplab.workloads.user_model import load_user_model
 
         return load_user_model(name)
     entry: WorkloadEntry = registry.load("steplab.workloads", name, "WORKLOAD")
     return entry
+
+
+def weight_decay_groups(
+    model: nn.Module, excluded: Sequence[nn.Parameter] = ()
+) -> list[dict[str, Any]]:
+    """Return parameter groups for an optimizer: weight decay on matrices only, less `excluded`."""
+    parameters = list(model.parameters())
+    matrices = [p for p in parameters if p.ndim >= 2 and all(p is not e for e in excluded)]
+    vectors = [p for p in parameters if p.ndim < 2]
+    return [{"params": matrices}, {"params": [*excluded, *vectors], "weight_decay": 0.0}]

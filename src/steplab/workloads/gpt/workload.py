@@ -12,13 +12,13 @@ from steplab.data.random_batches import random_tokens
 from steplab.workloads.gpt.config import GPTConfig
 from steplab.workloads.gpt.flops import work
 from steplab.workloads.gpt.model import GPT
-from steplab.workloads.workload import StepOutput
+from steplab.workloads.workload import StepOutput, weight_decay_groups
 
 Batch = tuple[Tensor, Tensor]
 
 
 class GPTWorkload:
-    """See `Workload` for what each method promises."""
+    """GPT as a `Workload`."""
 
     def __init__(self, config: GPTConfig) -> None:
         self.config = config
@@ -42,9 +42,7 @@ class GPTWorkload:
 
     def optimizer(self, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
         """AdamW with weight decay on matrices only."""
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
-        vectors = [p for p in model.parameters() if p.ndim < 2]
-        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        groups = weight_decay_groups(model)
         return torch.optim.AdamW(groups, lr=3e-4, weight_decay=0.1, **implementation)  # type: ignore[arg-type]
 
     def tokens(self, batch: int) -> int:

@@ -12,13 +12,13 @@ from steplab.data.random_batches import random_tokens
 from steplab.workloads.hydra.config import HydraConfig
 from steplab.workloads.hydra.flops import work
 from steplab.workloads.hydra.model import GenerationState, Hydra
-from steplab.workloads.workload import StepOutput
+from steplab.workloads.workload import StepOutput, weight_decay_groups
 
 Batch = tuple[Tensor, Tensor]
 
 
 class HydraWorkload:
-    """See `Workload` for what each method promises."""
+    """HYDRA as a `Workload`."""
 
     def __init__(self, config: HydraConfig) -> None:
         self.config = config
@@ -52,11 +52,8 @@ class HydraWorkload:
         return lambda tokens_BT: model.extend(tokens_BT, state)
 
     def optimizer(self, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
-        """AdamW with weight decay on matrices, the embedding excepted."""
-        embedding = model.get_parameter("embedding.weight")
-        kept = [p for p in model.parameters() if p.ndim >= 2 and p is not embedding]
-        free = [embedding, *(p for p in model.parameters() if p.ndim < 2)]
-        groups = [{"params": kept}, {"params": free, "weight_decay": 0.0}]
+        """AdamW with weight decay on matrices, except for the embedding."""
+        groups = weight_decay_groups(model, [model.get_parameter("embedding.weight")])
         options = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
         return torch.optim.AdamW(groups, **options, **implementation)  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class MegalodonWorkload:
-    """See `Workload` for what each method promises."""
+    """Megalodon as a `Workload`."""
 
     def __init__(self, config: MegalodonConfig) -> None:
         self.config = config

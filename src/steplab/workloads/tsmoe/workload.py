@@ -12,13 +12,13 @@ from steplab.data.random_batches import random_walks
 from steplab.workloads.tsmoe.config import TsmoeConfig
 from steplab.workloads.tsmoe.flops import parameters, work
 from steplab.workloads.tsmoe.model import Tsmoe
-from steplab.workloads.workload import StepOutput
+from steplab.workloads.workload import StepOutput, weight_decay_groups
 
 Batch = tuple[Tensor, Tensor]
 
 
 class TsmoeWorkload:
-    """See `Workload` for what each method promises."""
+    """The time-series mixture as a `Workload`."""
 
     def __init__(self, config: TsmoeConfig) -> None:
         self.config = config
@@ -51,9 +51,7 @@ class TsmoeWorkload:
 
     def optimizer(self, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
         """AdamW with weight decay on matrices only."""
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
-        vectors = [p for p in model.parameters() if p.ndim < 2]
-        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        groups = weight_decay_groups(model)
         options = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
         return torch.optim.AdamW(groups, **options, **implementation)  # type: ignore[arg-type]
 
