@@ -10,7 +10,7 @@ import pytest
 
 import steplab.findings
 from steplab.core import Finding, Profile, Ran, Recipe, Samples, registry
-from steplab.findings import Case, case_of_run, case_of_trace, explain, is_note, share
+from steplab.findings import Case, case_of_run, case_of_trace, explain, gain_share, is_note
 from steplab.techniques.recipes import parse_recipe
 from steplab.trace.analyze import analyze
 from tests.compare.test_step_tables import make_run
@@ -72,10 +72,10 @@ def test_what_is_a_note():
 
     assert is_note(said(stake_ms=2.9), case) and not is_note(said(stake_ms=3.0), case)
     assert is_note(said(stake_ms=50.0, gain_ms=1.0), case)
-    assert share(said(stake_ms=50.0, gain_ms=1.0), case) == pytest.approx(0.01)
+    assert gain_share(said(stake_ms=50.0, gain_ms=1.0), case) == pytest.approx(0.01)
     assert is_note(said(stake_bytes=20), case) and not is_note(said(stake_bytes=30), case)
     # What nobody can put a number on is not small.
-    assert not is_note(said(), case) and share(said(), case) is None
+    assert not is_note(said(), case) and gain_share(said(), case) is None
 
 
 def test_operators_of_a_cpu_are_scaled_to_the_unprofiled_step():

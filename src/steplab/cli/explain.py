@@ -9,7 +9,7 @@ from pathlib import Path
 
 from steplab.cli.command import Command
 from steplab.core import Finding, units
-from steplab.findings import Case, case_of_run, case_of_trace, explain, is_note, share
+from steplab.findings import Case, case_of_run, case_of_trace, explain, gain_share, is_note
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
 from steplab.report.terminal import printable
@@ -89,7 +89,7 @@ def _stake(finding: Finding, case: Case) -> str:
         part = units.percent(finding.stake_ms / case.step_ms) if case.step_ms > 0 else "?"
         return f" [{units.milliseconds(finding.stake_ms)}, {part} of the step]"
     if finding.stake_bytes is not None:
-        part = units.percent(share(finding, case)) if case.capacity_bytes else "?"
+        part = units.percent(gain_share(finding, case)) if case.capacity_bytes else "?"
         return f" [{units.bytes_(finding.stake_bytes)}, {part} of the memory]"
     return " [cost unknown]"
 
@@ -97,7 +97,7 @@ def _stake(finding: Finding, case: Case) -> str:
 def _gain(finding: Finding, case: Case) -> str:
     if finding.gain_ms is None:
         return ""
-    return f"{units.milliseconds(finding.gain_ms)} ({units.percent(share(finding, case))})"
+    return f"{units.milliseconds(finding.gain_ms)} ({units.percent(gain_share(finding, case))})"
 
 
 COMMAND = Command(_flags, _run)

@@ -1,6 +1,4 @@
-"""Mixtures of experts: the routing and the products of single experts in a trace, and what the step
-itself reported.
-"""
+"""Mixtures of experts: routing and products of single experts in a trace, and reported loads."""
 
 from __future__ import annotations
 
@@ -11,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.findings.case import Case
-from steplab.findings.products import products
+from steplab.findings.matmuls import matmuls
 from steplab.findings.rows import Mask, Rows
 from steplab.trace.analysis import UNATTRIBUTED
 from steplab.trace.events import Ints
 
-FEWEST = 8  # products of one kind in one place
-# Sizes that differ: routing makes nearly as many as there are experts, a recurrent layer two.
-FEWEST_SIZES = 4
+MIN_PRODUCTS = 8  # of one kind in one loop
+# Different sizes: routing makes nearly as many as there are experts, a recurrent layer two.
+MIN_SIZES = 4
 MAX_EXPERTS = 1024
 
 
 @dataclass(frozen=True)
 class Routing:
-    """`tokens` rows were given to `k` of `experts` experts each."""
+    """Each of `tokens` rows goes to `k` of `experts` experts."""
 
     tokens: int
     experts: int
@@ -32,24 +30,24 @@ class Routing:
 
     @property
     def assignments(self) -> int:
-        """Rows that the experts have to compute in all."""
+        """Rows that all experts together compute."""
         return self.tokens * self.k
 
 
 @dataclass(frozen=True)
 class ExpertLoop:
-    """A place in the model that multiplies the rows of each expert on their own."""
+    """A part of the model that multiplies the rows of each expert by themselves."""
 
     name: str  # "blocks.0.experts.*.up", or a line of code
-    products: Mask  # all products of the place, backward included
-    whole: Mask  # the same with all that gathers, bends and scatters around them
+    products: Mask  # all its products, backward included
+    whole: Mask  # the same with gathering, activation and scattering around them
     sizes: tuple[int, ...]  # rows of each forward product
     k: int
     n: int
 
 
 def routing(rows: Rows) -> Routing | None:
-    """Return the largest routing by `topk` among few enough columns; None when there is none."""
+    """Return the largest routing by `topk` over at most MAX_EXPERTS columns; None: no routing."""
     found = []
     for call in rows.calls:
         scores, k = call.tensor(0), call.integer(1)
@@ -61,10 +59,10 @@ def routing(rows: Rows) -> Routing | None:
 
 
 def expert_loops(rows: Rows) -> list[ExpertLoop]:
-    """Return the places with many forward products of one kind on a part of the tokens each."""
-    known = products(rows)
+    """Return the loops with many forward products of one kind, each on a part of the tokens."""
+    known = matmuls(rows)
     is_product = np.flatnonzero(np.isin(rows.call, list(known)) & rows.inside)
-    where = _where(rows, is_product)
+    where = _loop_names(rows, is_product)
     forward = rows.labeled("phase", lambda label: label != "backward")[is_product]
     kinds: dict[tuple[str, int, int], list[int]] = {}
     tokens = 0
@@ -75,8 +73,8 @@ def expert_loops(rows: Rows) -> list[ExpertLoop]:
             kinds.setdefault((name, one.k, one.n), []).append(one.m)
     found = []
     for (name, k, n), sizes in kinds.items():
-        scarce = np.mean(sizes) <= tokens / 2 and len(set(sizes)) >= FEWEST_SIZES
-        if scarce and len(sizes) >= FEWEST * rows.steps:
+        scarce = np.mean(sizes) <= tokens / 2 and len(set(sizes)) >= MIN_SIZES
+        if scarce and len(sizes) >= MIN_PRODUCTS * rows.steps:
             mask = np.zeros(len(rows.work), dtype=bool)
             mask[is_product[where == name]] = True
             whole = mask | _around(rows, mask, name)
@@ -85,25 +83,25 @@ def expert_loops(rows: Rows) -> list[ExpertLoop]:
 
 
 def expert_capacities(rows: Rows, routed: Routing) -> dict[int, int]:
-    """Rows per expert of the forward's batched products over the experts, by number of call."""
+    """Return the rows per expert of batched products over the experts, by number of call."""
     forward = rows.labeled("phase", lambda label: label == "forward")
     numbers = set(np.unique(rows.call[forward]).tolist())
     return {
         number: one.m
-        for number, one in products(rows).items()
+        for number, one in matmuls(rows).items()
         # An expert gets at most all tokens; a larger size is some other dimension.
         if number in numbers and one.batch == routed.experts and one.m <= routed.tokens
     }
 
 
 def _around(rows: Rows, multiplied: Mask, name: str) -> Mask:
-    """All rows of the module that loops over the experts, or of the line."""
+    """Return all rows of the module that loops over the experts, or of the line."""
     modules = {rows.work.labels[code] for code in np.unique(rows.work.module[multiplied])}
     if UNATTRIBUTED in modules:
         return rows.labeled("line", lambda label: label == name)
-    if multiplied.sum() >= FEWEST * len(modules) * rows.steps:
+    if multiplied.sum() >= MIN_PRODUCTS * len(modules) * rows.steps:
         return rows.labeled("module", lambda label: label in modules)
-    # Every expert is a module in a list; a list is never called, then its owner holds the loop.
+    # Every expert is a module in a list. A list is never called: then its owner has the loop.
     head = name.rpartition(".*")[0]
     owner = head if rows.labeled("module", lambda label: label == head).any() else _parent(head)
     return rows.labeled("module", lambda label: label == owner or label.startswith(f"{head}."))
@@ -114,12 +112,12 @@ def _parent(path: str) -> str:
 
 
 def _starred(label: str) -> str:
-    """The label with its last number as a star."""
+    """Return the label with its last number replaced by a star."""
     return re.sub(r"\d+(?!.*\d)", "*", label)
 
 
-def _where(rows: Rows, chosen: Ints) -> NDArray[np.object_]:
-    """The module of each chosen row, its last number as a star, or its line where none is known."""
+def _loop_names(rows: Rows, chosen: Ints) -> NDArray[np.object_]:
+    """Return the starred module of each chosen row, or its line where no module is known."""
     labels = np.array(rows.work.labels, dtype=object)
     starred = np.array([_starred(label) for label in labels], dtype=object)
     modules, lines = rows.work.module[chosen], rows.work.line[chosen]
@@ -128,13 +126,16 @@ def _where(rows: Rows, chosen: Ints) -> NDArray[np.object_]:
 
 
 def reported_loads(case: Case) -> tuple[tuple[float, ...], ...]:
-    """Return (layers, experts): the share of a layer's assignments that each expert got."""
+    """Return (layers, experts), as the step reported it: each expert's share of the assignments.
+
+    Known whatever kernel ran, with or without a trace.
+    """
     reported = case.run.metrics.get("load_LE") if case.run else None
     rows = reported if isinstance(reported, tuple) else ()
     return tuple(row for row in rows if isinstance(row, tuple) and sum(row) > 0)
 
 
 def dropped_share(case: Case) -> float | None:
-    """Return the share of the assignments that no expert took; None where nobody told."""
+    """Return the share of the assignments that were dropped; None if the step reported none."""
     reported = case.run.metrics.get("dropped") if case.run else None
     return reported if isinstance(reported, float) else None

@@ -1,4 +1,4 @@
-"""Run every rule over a case and rank what they find."""
+"""Runs every rule over a case and ranks the findings."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ NOTE_SHARE = 0.03  # of the step, or of the device's memory
 def explain(subject: Case | Run) -> tuple[Finding, ...]:
     """Return the Findings of a case, the largest gain first, notes last.
 
-    A Run brings its traces along where it lies in the default store. A rule is a file in
-    `rules/` whose `RULE` takes a Case and returns a Finding, several, or None.
+    A Run is opened with its traces if it is in the default store. A rule is a file in `rules/`
+    whose `RULE` takes a Case and returns a Finding, several, or None.
     """
     case = subject if isinstance(subject, Case) else case_of_run(subject)
     found: list[Finding] = []
     for name in registry.names("steplab.findings.rules", "RULE"):
-        said = registry.load("steplab.findings.rules", name, "RULE")(case)
-        found += said if isinstance(said, tuple) else [said] if said else []
+        result = registry.load("steplab.findings.rules", name, "RULE")(case)
+        found += result if isinstance(result, tuple) else [result] if result else []
     return tuple(sorted(found, key=lambda finding: _rank(finding, case)))
 
 
 def _rank(finding: Finding, case: Case) -> tuple[bool, float, bool]:
-    """Notes after findings, small after large, the machine's mood after what the code does."""
-    mood = finding.rule == "noisy_measurement"
-    return is_note(finding, case), -(share(finding, case) or 0.0), mood
+    """Notes after findings, small after large, noise of the machine after faults of the code."""
+    noise = finding.rule == "noisy_measurement"
+    return is_note(finding, case), -(gain_share(finding, case) or 0.0), noise
 
 
-def share(finding: Finding, case: Case) -> float | None:
-    """What the remedy is expected to give back, over the step's time or the device's memory.
+def gain_share(finding: Finding, case: Case) -> float | None:
+    """Return the expected gain of the remedy, over the step's time or the device's memory.
 
-    Where no gain is expected in numbers, what is at stake; None where that is unknown too.
+    Where the gain has no number, what is at stake; None where that is unknown too.
     """
     ms = finding.stake_ms if finding.gain_ms is None else finding.gain_ms
     if ms is not None and case.step_ms > 0:
@@ -42,6 +42,6 @@ def share(finding: Finding, case: Case) -> float | None:
 
 
 def is_note(finding: Finding, case: Case) -> bool:
-    """Whether a Finding is too small to act on; an unknown cost is none."""
-    part = share(finding, case)
+    """Whether a Finding is too small to act on; one of unknown size is not."""
+    part = gain_share(finding, case)
     return part is not None and part < NOTE_SHARE

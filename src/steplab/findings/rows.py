@@ -6,7 +6,7 @@ be held up for longer than the whole step takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,6 +61,11 @@ class Rows:
         """Rows inside a step whose operator call passes `test`."""
         passes = np.array([test(call) for call in self.calls], dtype=bool)
         mask: Mask = passes[self.call] & self.inside
+        return mask
+
+    def of_calls(self, numbers: Iterable[int]) -> Mask:
+        """Rows inside a step whose call has one of these numbers in `calls`."""
+        mask: Mask = np.isin(self.call, list(numbers)) & self.inside
         return mask
 
     def within(self, test: CallTest) -> Mask:

@@ -123,11 +123,12 @@ class Trace:
         the numbers `beside` them differ; the second result counts in `rows`.
         """
         ops = self.ops
-        key = ops.name[rows].astype(np.int64)
+        key: Ints = ops.name[rows].astype(np.int64)
+        columns: list[Codes | Ints]
         columns = [column[rows] for column in (ops.shapes, ops.strides, ops.dtypes, ops.values)]
         for column in [*columns, beside] if beside is not None else columns:
             pair = key * (len(self.texts) + 1) + column + 1
-            key = np.unique(pair, return_inverse=True)[1].ravel()
+            key = np.unique(pair, return_inverse=True)[1].ravel().astype(np.int64)
         _, first, number = np.unique(key, return_index=True, return_inverse=True)
         return number.ravel(), first
 

@@ -18,7 +18,7 @@ import re
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
-from steplab.findings.products import numbered, products
+from steplab.findings.matmuls import matmuls
 from steplab.findings.rows import Rows
 
 SHORTEST = 32  # queries or keys
@@ -45,7 +45,7 @@ def _stored_scores(case: Case) -> Finding | None:
     if rows is None or not sizes:
         return None
     touching = rows.called(lambda call: any(t and t.numel in sizes for t in call.tensors))
-    multiplied = numbered(rows, set(products(rows)))
+    multiplied = rows.of_calls(matmuls(rows))
     spent, moved = rows.ms(touching), rows.ms(touching & ~multiplied)
     return Finding(
         rule="attention_unfused",
@@ -96,7 +96,7 @@ def _score_sizes(rows: Rows) -> set[int]:
     }
     results = {
         one.batch * one.m * one.n
-        for one in products(rows).values()
+        for one in matmuls(rows).values()
         if len(one.left.dims) == 3 and min(one.m, one.n) >= SHORTEST
     }
     return softmax & results

@@ -12,7 +12,7 @@ from __future__ import annotations
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
-from steplab.findings.products import FACTORS
+from steplab.findings.matmuls import FACTORS
 from steplab.findings.rows import Mask, Rows, is_cast
 
 # Eager attention and its backward copy transposed heads: 2 to 4 % of a decoder's step.

@@ -21,7 +21,7 @@ from steplab.findings.experts import (
     reported_loads,
     routing,
 )
-from steplab.findings.products import numbered, products
+from steplab.findings.matmuls import matmuls
 from steplab.findings.rows import Rows
 
 LARGEST_FACTOR = 1.5  # padded rows over assigned ones
@@ -45,10 +45,10 @@ def _padded(rows: Rows, routed: Routing) -> Finding | None:
     # A weight's gradient sums over the rows of an expert: there they are k.
     over = {
         number
-        for number, one in products(rows).items()
+        for number, one in matmuls(rows).items()
         if one.batch == routed.experts and capacity in (one.m, one.k)
     }
-    mask = numbered(rows, over)
+    mask = rows.of_calls(over)
     spent, wasted = rows.ms(mask), 1 - routed.assignments / padded
     return Finding(
         rule="expert_imbalance",

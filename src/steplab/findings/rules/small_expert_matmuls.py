@@ -16,7 +16,7 @@ import numpy as np
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.experts import expert_loops
-from steplab.findings.products import best_rate, numbered, products
+from steplab.findings.matmuls import attainable_rate, matmuls
 
 SLOW = 0.5  # of the rate that large products reach
 # Gathering, activation and scattering of a grouped dispatch, over its products: 42 of 74 ms in a
@@ -32,7 +32,7 @@ def check(case: Case) -> Finding | None:
         return None
     multiplied = np.logical_or.reduce([place.products for place in found])
     whole = np.logical_or.reduce([place.whole for place in found])
-    spent, best = rows.ms(whole), best_rate(case, numbered(rows, set(products(rows))))
+    spent, best = rows.ms(whole), attainable_rate(case, rows.of_calls(matmuls(rows)))
     ideal = float(np.nansum(rows.work.flops[multiplied])) / rows.steps / best if best else 0.0
     if not ideal or ideal > SLOW * spent:
         return None

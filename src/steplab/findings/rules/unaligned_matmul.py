@@ -11,7 +11,7 @@ from __future__ import annotations
 from steplab.core import Finding
 from steplab.costs.op_call import TensorArg
 from steplab.findings.case import Case
-from steplab.findings.products import Product, best_rate, numbered, products, rate
+from steplab.findings.matmuls import Matmul, attainable_rate, flop_rate, matmuls
 
 ROW_BYTES = 16
 SMALLEST = 64  # below this a product is a matter of launches
@@ -23,14 +23,14 @@ def check(case: Case) -> Finding | None:
     rows = case.rows
     if rows is None or not case.on_device:
         return None
-    half = {n: one for n, one in products(rows).items() if one.left.dtype in HALVES and _large(one)}
+    half = {n: one for n, one in matmuls(rows).items() if one.left.dtype in HALVES and _large(one)}
     crooked = {number: one for number, one in half.items() if _off_grid(one)}
-    mask = numbered(rows, set(crooked))
+    mask = rows.of_calls(crooked)
     if not mask.any():
         return None
-    spent, reached = rows.ms(mask), rate(rows, mask)
+    spent, reached = rows.ms(mask), flop_rate(rows, mask)
     dtype = HALVES[next(iter(crooked.values())).left.dtype]
-    best = best_rate(case, numbered(rows, set(half) - set(crooked)), dtype)
+    best = attainable_rate(case, rows.of_calls(set(half) - set(crooked)), dtype)
     lost = spent * max(0.0, 1 - reached / best) if best and reached else None
     sizes = sorted({size for one in crooked.values() for size in _off_grid(one)})
     return Finding(
@@ -44,11 +44,11 @@ def check(case: Case) -> Finding | None:
     )
 
 
-def _large(one: Product) -> bool:
+def _large(one: Matmul) -> bool:
     return min(one.m, one.n, one.k) >= SMALLEST
 
 
-def _off_grid(one: Product) -> set[int]:
+def _off_grid(one: Matmul) -> set[int]:
     """Lengths of rows, in elements, that are no multiple of 16 bytes."""
     rows = {_row(one.left), _row(one.right), one.n}
     return {length for length in rows if length * one.left.item % ROW_BYTES}
@@ -61,7 +61,7 @@ def _row(tensor: TensorArg) -> int:
     return max(tensor.strides[-2:])
 
 
-def _shapes(crooked: dict[int, Product]) -> list[str]:
+def _shapes(crooked: dict[int, Matmul]) -> list[str]:
     texts = {f"({o.m} x {o.k}) by ({o.k} x {o.n})" for o in crooked.values()}
     return sorted(texts)[:3]
 

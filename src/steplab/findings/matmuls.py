@@ -1,4 +1,4 @@
-"""Matrix products by their shapes: who multiplies what, and how fast."""
+"""Matrix products in a trace: what is multiplied, by shape, and how fast."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.rows import Mask, Rows
 
-# Where the two factors stand among the arguments.
+# Position of the first factor among the arguments; the second follows.
 FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
-# The share of a card's peak that large products reach in practice: 762 of 989 on an H200.
+# Share of a card's peak that large products reach in practice: 762 of 989 TFLOP/s on an H200.
 REACHED = 0.75
 LARGE = 0.2  # of the FLOPs of the largest call
 
 
-class Product(NamedTuple):
+class Matmul(NamedTuple):
     """`batch` products of (m, k) by (k, n)."""
 
     batch: int
@@ -28,8 +28,8 @@ class Product(NamedTuple):
     right: TensorArg
 
 
-def product(call: OpCall) -> Product | None:
-    """Return the product that an operator computes, or None when it is no product."""
+def as_matmul(call: OpCall) -> Matmul | None:
+    """Return the product that an operator computes; None if it is not a product."""
     first = FACTORS.get(call.name)
     if first is None:
         return None
@@ -39,33 +39,27 @@ def product(call: OpCall) -> Product | None:
     if len(left.dims) not in (2, 3) or left.dims[-1] != right.dims[-2]:
         return None
     batch = left.dims[0] if len(left.dims) == 3 else 1
-    return Product(batch, left.dims[-2], left.dims[-1], right.dims[-1], left, right)
+    return Matmul(batch, left.dims[-2], left.dims[-1], right.dims[-1], left, right)
 
 
-def products(rows: Rows) -> dict[int, Product]:
-    """Return the product behind the number of each call that is one."""
-    found = ((number, product(call)) for number, call in enumerate(rows.calls))
+def matmuls(rows: Rows) -> dict[int, Matmul]:
+    """Return the calls that are products, by their number in `Rows.calls`."""
+    found = ((number, as_matmul(call)) for number, call in enumerate(rows.calls))
     return {number: one for number, one in found if one is not None}
 
 
-def numbered(rows: Rows, numbers: set[int]) -> Mask:
-    """Rows inside a step whose call has one of these numbers."""
-    mask: Mask = np.isin(rows.call, list(numbers)) & rows.inside
-    return mask
-
-
-def rate(rows: Rows, mask: Mask) -> float:
-    """FLOP per ms of the rows whose FLOPs are known; 0 where none are."""
+def flop_rate(rows: Rows, mask: Mask) -> float:
+    """Return the FLOP per ms of the rows whose FLOPs are known; 0 where none are."""
     counted = mask & ~np.isnan(rows.work.flops)
     spent = rows.ms(counted)
     return float(rows.work.flops[counted].sum()) / rows.steps / spent if spent else 0.0
 
 
-def best_rate(case: Case, among: Mask, dtype: str = "bf16") -> float:
-    """FLOP per ms that the products of this trace could reach.
+def attainable_rate(case: Case, among: Mask, dtype: str = "bf16") -> float:
+    """Return the FLOP per ms that the products of this trace could reach.
 
-    The quickest of the large calls in `among` (a fifth of the largest one's FLOPs), or 75 % of
-    the card's peak where the card is known.
+    The fastest of the large calls in `among` (at least a fifth of the FLOPs of the largest), or
+    75 % of the card's peak where the card is known and that is more.
     """
     rows = case.rows
     assert rows is not None
