@@ -1,4 +1,4 @@
-"""The schedule is honoured exactly, and what is recorded has the names that analysis reads."""
+"""The schedule is honored exactly, and what is recorded has the names that analysis reads."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def subject(tiny_spec):
         ((0, 0, 1, 2), [[0], [1]]),
     ],
 )
-def test_the_schedule_is_honoured(subject, tmp_path, schedule, numbers):
+def test_the_schedule_is_honored(subject, tmp_path, schedule, numbers):
     plan = ProfilePlan(schedule)
     names = record_lean(subject, plan, tmp_path, lambda text: None)
     assert subject.step.calls == plan.steps

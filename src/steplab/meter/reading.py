@@ -152,7 +152,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def read_memory(device: torch.device) -> Memory | None:
-    """Return bytes held now and at most so far; None where the system does not tell.
+    """Return bytes held now and at most so far; None where the system does not say.
 
     Called between steps. It resets no counter: those belong to the user.
     """

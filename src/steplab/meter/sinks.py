@@ -91,4 +91,4 @@ def write_to_sinks(
 
 def _not_writable(path: Path, error: OSError) -> UserError:
     reason = error.strerror or str(error)
-    return UserError(f"Cannot write {path}: {reason}.", "Choose another place.")
+    return UserError(f"Cannot write {path}: {reason}.", "Choose another path.")

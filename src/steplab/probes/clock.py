@@ -110,9 +110,8 @@ class ClockProbe(Probe):
         if self.waited_before is None or self.waited_after is None:
             return None
         waited_ms = (self.waited_after - self.waited_before) * 1e3
-        return max(
-            0.0, waited_ms / self.window_ms
-        )  # below 0: a thread that ended took its time along
+        # Below 0 where threads ended: their time is no longer in the sum.
+        return max(0.0, waited_ms / self.window_ms)
 
     def _phases(self, duration: Any) -> dict[str, Samples]:
         names = dict.fromkeys(name for step in self.phase_marks for name in step)
@@ -139,7 +138,7 @@ class ClockProbe(Probe):
 def seconds_without_core(threads: Path = THREADS) -> float | None:
     """Return how long the threads of this process were ready to run but had no core.
 
-    The sum over living threads so far; None where the kernel does not tell. The second number of
+    The sum over living threads so far; None where the kernel does not say. The second number of
     `schedstat` is a thread's time on a run queue, in nanoseconds.
     """
     waited = []

@@ -116,7 +116,7 @@ def _accelerators() -> tuple[Accelerator, ...]:
 
 
 def _nvml_facts(index: int) -> tuple[float | None, float | None, str]:
-    """Return (power limit in W, its default, driver version); None where NVML does not tell."""
+    """Return (power limit in W, its default, driver version); None where NVML does not say."""
     opened = open_nvml_device(index)
     if opened is None:
         return None, None, ""

@@ -18,14 +18,14 @@ from steplab.costs.own_ops import find_own_op
 aten = torch.ops.aten
 Formula = Callable[..., float]
 
-# Whatever comes from elsewhere is a custom op: it may do anything, so its absence is told.
+# Other namespaces are custom ops, which may do anything: without a formula they are reported.
 LIGHT_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
-# Words in the names of ATen ops that multiply matrices; without a formula they are told too.
+# Words in the names of ATen ops that multiply matrices; without a formula they are reported too.
 HEAVY_WORDS = re.compile(
     r"(^|_)([a-z]*mm|matmul|mv|linear|trilinear|conv|convolution|attention|transformer"
     r"|rnn|lstm|gru|cdist|pdist|euclidean|cholesky|linalg|solve|geqrf|ormqr)(?=_|$)"
 )
-# The exceptions: norms, checks, copies, and cells whose products are calls of their own.
+# Exceptions: norms, checks, copies, and cells whose matrix products are separate calls.
 LIGHT_OPS = frozenset(
     (
         "linalg_vector_norm",
@@ -87,7 +87,7 @@ def _added_product(added: Any, a: Any, b: Any, *args: Any, **kwargs: Any) -> flo
 
 
 def rnn_products(x: Any, weights: Any) -> float:
-    """FLOPs of a recurrent layer or a stack of them, forward, in any of both directions.
+    """FLOPs of the forward of a recurrent layer or a stack of them, in one or both directions.
 
     `x` is (T, B, in), (B, T, in) or packed (rows, in). Each row meets every weight matrix once:
     (gates x hidden, in), (gates x hidden, hidden) and, with a projection, (out, hidden).
@@ -109,7 +109,7 @@ def _rnn(x: Any, weights: Any, *args: Any, **kwargs: Any) -> float:
 
 
 def _rnn_backward(x: Any, weights: Any, *args: Any, **kwargs: Any) -> float:
-    """Gradients of the data always, those of the weights if the mask, the last one, asks."""
+    """Gradients of the data always; of the weights if the output mask asks for them."""
     output_mask = kwargs["output_mask"] if "output_mask" in kwargs else args[-1]
     return (2 if output_mask[3] else 1) * rnn_products(x, weights)
 
@@ -128,7 +128,7 @@ def _scan(x: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> float:
 
 
 def own_formula(name: str) -> Formula | None:
-    """Return the formula of our op `name`, from the table of its costs; None: it has none."""
+    """Return the formula of our op `name` from the table of costs; None if it has none."""
     op = find_own_op(name)
     if op is None or op.flops is None:
         return None
@@ -179,7 +179,7 @@ VECTOR_OPS: dict[Any, Formula] = {
 def matrix_formulas(visible: bool) -> dict[Any, Formula]:
     """Return the formulas of ATen ops; attention counts visible pairs or all of them.
 
-    torch's own counter knows attention on CPU as 0, and counts every pair of a causal one.
+    torch's own counter has 0 for attention on a CPU, and counts every pair of causal attention.
     """
     found = dict(MATRIX_OPS)
     for name in ATTENTION_OPS:

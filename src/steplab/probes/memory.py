@@ -60,7 +60,7 @@ class MemoryProbe(Probe):
         subject.step.watch = before
 
     def result(self) -> Memory | None:
-        """Return the record; None where the system does not tell."""
+        """Return the record; None where the system does not say."""
         if self.before is None or self.peak is None:
             return None
         total = torch.cuda.get_device_properties(0).total_memory if self.on_cuda else None

@@ -162,10 +162,10 @@ def is_kernel(event: Any) -> bool:
 
 
 def optimizer_impl(optimizer: torch.optim.Optimizer | None, traced: Collection[str]) -> str:
-    """Return forloop, foreach, fused or one-pass (with its kernel), by the update's `traced` ops.
+    """Return forloop, foreach, fused or one-pass (with its kernel), from the update's `traced` ops.
 
-    Where these do not tell (a compiled update, a mode without one, an SGD whose foreach ops
-    clipping has too), by what the optimizer's groups resolve to.
+    Where these leave it open (a compiled update, a mode without one, an SGD, whose foreach ops
+    clipping calls too), from what the optimizer's groups resolve to.
     """
     if optimizer is None:
         return ""

@@ -223,10 +223,10 @@ def _schedule(plan: ProfilePlan) -> Callable[[int], Any]:
 def cuda_graphs_off() -> Iterator[None]:
     """Compile what runs inside without Inductor's CUDA graphs, whatever mode was asked for.
 
-    A replayed graph is one launch, which does not tell the line, operator or module that a kernel
-    comes from. Modes such as reduce-overhead override Inductor's global setting, hence the
-    wrapper around the compiler call. Compiled code is dropped at both ends; Inductor's cache
-    makes compiling it again quick.
+    A replayed graph is one launch: the line, operator and module of a kernel in it are unknown.
+    Modes such as reduce-overhead override Inductor's global setting, hence the wrapper around the
+    compiler call. Compiled code is dropped at both ends; Inductor's cache makes compiling it again
+    quick.
     """
     compiler: Any = torch._TorchCompileInductorWrapper
     original = compiler.__call__

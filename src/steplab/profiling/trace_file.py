@@ -121,7 +121,7 @@ def _is_cuda_call(event: FunctionEvent) -> bool:
 def _end(events: EventList, index: int) -> int:
     """Return the index after the last event that began while the range at `index` was open.
 
-    The events of a cycle are sorted by their start, and the clock starts anew with every cycle:
+    The events of a cycle are sorted by their start, and every cycle has a clock of its own:
     an event that starts earlier than the one before belongs to another cycle.
     """
     opened = events[index].time_range

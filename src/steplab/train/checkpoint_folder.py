@@ -65,7 +65,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def new_draft(folder: Path) -> Path:
-    """Create a hidden folder named after its writer, so that others can tell when that is dead."""
+    """Create a hidden folder named after its writer, so that others see when that is dead."""
     draft = _draft_name(folder)
     draft.mkdir()
     return draft

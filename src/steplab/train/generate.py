@@ -45,11 +45,11 @@ class TextGenerator:
         temperature: float = 0.0,
         top_k: int = 0,
         seed: int = 0,
-        tell: Callable[[int], None] = lambda byte: None,
+        on_byte: Callable[[int], None] = lambda byte: None,
     ) -> bytes:
         """Return the `length` bytes that follow the prompt, the same for one seed and device.
 
-        `tell` is called with each byte as soon as it is known. A vocabulary may have more ids
+        `on_byte` is called with each byte as soon as it is known. A vocabulary may have more ids
         than there are bytes; those are never chosen. This is not a Python generator: suspended
         inside the forward context it would leave its caller in that precision.
         """
@@ -65,7 +65,7 @@ class TextGenerator:
                 logits_BV = read(tokens_BT)[:, :BYTES]
                 tokens_BT = sample_token(logits_BV, temperature, top_k, random)[:, None]
                 written.append(int(tokens_BT))
-                tell(written[-1])
+                on_byte(written[-1])
         return bytes(written)
 
 

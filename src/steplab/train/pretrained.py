@@ -155,7 +155,7 @@ class Exported:
 def export_time_moe(path: Path, folder: Path) -> Exported:
     """Write the weights of the checkpoint `path` into a new `folder`, bit for bit, as fp32.
 
-    The folder is complete or absent. A model that Time-MoE has no place for is refused.
+    The folder is complete or absent. A model that Time-MoE cannot express is refused.
     """
     path = find_checkpoint(path)
     spec: TrainSpec = decode(
