@@ -261,6 +261,7 @@ def test_runs_that_waited_for_the_host_are_told():
 # Groups of ranks
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_every_collective_and_go_on_after_a_full_memory(tmp_path, capfd):
     flags = ["--mib", "0.01", str(TOO_LARGE_MIB), "--runs", "3", "--world", "2", "--device", "cpu"]
     out = tmp_path / "table.json"
@@ -332,6 +333,7 @@ def kill_first_rank(launchers: list[int]) -> None:
         os.kill(ranks()[0], 9)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_a_row_and_the_next_world_size_is_measured(store, launchers):
     grid = Grid(("all-reduce", "all-to-all"), (0.01,), (2, 3), dtype="bf16", runs=2)
     killer = threading.Thread(target=kill_first_rank, args=(launchers,))

@@ -54,6 +54,7 @@ def test_nothing_measured_is_exit_4(tmp_path, capsys):
     assert "No cell could be measured" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_warmup_study(tmp_path, capsys):
     assert bench(tmp_path, "--mode", "forward", "--warmup", "0", "2") == 0
     out = capsys.readouterr().out
@@ -108,6 +109,7 @@ def test_a_library_name_in_the_working_directory_is_no_trap(tmp_path, monkeypatc
     assert bench(tmp_path, "--mode", "forward") == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path):
     """Ctrl-C after the first cell; the same command then measures the missing cells only."""
     store = tmp_path / "store"

@@ -35,6 +35,7 @@ def test_a_slip_of_the_pen_is_told_before_anything_starts(words, said, capsys, m
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_short_search_ends_with_a_report_and_can_go_on(tmp_path, capsys, monkeypatch):
     """Little time: the baseline, perhaps a rung or two, and what is left is told."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 NAME = "triton_flash"
 
 
+@pytest.mark.slow
 @needs_no_gpu
 def test_in_the_interpreter():
     run_interpreted(__file__)

@@ -14,6 +14,7 @@ from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_in
 pytest.importorskip("triton")
 
 
+@pytest.mark.slow
 @needs_no_gpu
 def test_in_the_interpreter():
     run_interpreted(__file__)

@@ -81,6 +81,7 @@ def check_products(rows, width, inner, offsets, weighted, device="cpu", tilings=
         assert found[4] is None
 
 
+@pytest.mark.slow
 @needs_no_gpu
 def test_in_the_interpreter():
     run_interpreted(__file__)

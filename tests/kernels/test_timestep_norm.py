@@ -131,6 +131,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @needs_no_gpu
 def test_in_the_interpreter():
     pytest.importorskip("triton")

@@ -52,6 +52,7 @@ def test_recompiles_are_seen_after_many_earlier_compilations():
     assert len(found.recompiles) == 1 and "size" in found.recompiles[0].reason
 
 
+@pytest.mark.slow
 def test_more_recompiles_than_dynamo_keeps_by_itself():
     step = compiled()
     with torch._dynamo.config.patch(recompile_limit=100):

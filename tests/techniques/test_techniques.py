@@ -105,6 +105,7 @@ def test_compiled_steps_compute_the_same(tiny_spec, scope):
     assert not run.compilation.breaks and run.compilation.warm_seconds > 0
 
 
+@pytest.mark.slow
 def test_blocks_share_one_graph_through_inductor(tiny_spec):
     """The real backend, once: two blocks, one forward graph, flash attention pinned inside."""
     run = trial(tiny_spec("compile=blocks,impl.attention=flash", mode="forward", steps=2))

@@ -14,6 +14,7 @@ from tests.train import saving_forever
 from tests.train.small_training import Training, same
 
 
+@pytest.mark.slow
 def test_killed_at_every_flush_and_at_random_moments(tmp_path):
     command = [sys.executable, saving_forever.__file__, str(tmp_path), "30"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

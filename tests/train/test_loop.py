@@ -162,6 +162,7 @@ def train_command(folder, steps) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_lose_nothing(tmp_path):
     """Killed several times, also while saving; the last run ends where an unbroken one does."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}

@@ -110,6 +110,7 @@ def test_an_honest_step_passes_and_a_wrong_one_does_not(deep, tmp_path, monkeypa
     assert "update at 1/8 of the learning rate" in red
 
 
+@pytest.mark.slow
 def test_every_shape_is_asked(deep, tmp_path, monkeypatch):
     """In fp32 two sequences tell where 64 do not."""
     monkeypatch.setattr("steplab.tune.search.LIKELY_DTYPES", ("fp32",))
@@ -120,6 +121,7 @@ def test_every_shape_is_asked(deep, tmp_path, monkeypatch):
     assert both[1].words == "at batch 64, at 1/8 of the learning rate"
 
 
+@pytest.mark.slow
 def test_where_smaller_steps_do_not_help_the_full_ones_stay(deep, tmp_path, monkeypatch):
     monkeypatch.setattr("steplab.verify.numerics._scale_learning_rates", lambda step, rate: None)
     told = Listening()

@@ -54,6 +54,7 @@ def fated(tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_a_sweep_survives_every_fate(fated):
     """Death, exit and out-of-memory are rows; the cell after each is measured."""
     seen = {}
@@ -105,6 +106,7 @@ def test_two_live_workers_alternate(fated):
     assert all(len(s) == 2 and min(s.values) > 0 for s in first + second)
 
 
+@pytest.mark.slow
 def test_a_worker_lost_in_a_comparison_is_one_sentence(fated):
     with pytest.raises(MeasurementError, match="SIGKILL"):
         alternate_specs(fated("live"), fated("die"), rounds=1, timeout=120)

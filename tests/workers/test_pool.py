@@ -164,6 +164,7 @@ def test_closing_ends_those_that_nobody_took_also_after_an_interruption(workers)
     spares.close()
 
 
+@pytest.mark.slow
 def test_real_processes_start_together_and_all_end(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     spares = pool(2)

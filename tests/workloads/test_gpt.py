@@ -33,6 +33,7 @@ def test_sizes_and_parameters_are_exact(size):
     assert built == parameters(config) == by_hand == total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("size", ["tiny", *TABLE])
 def test_flops_equal_torchs_count(size, fused):

@@ -33,6 +33,7 @@ def second_gradients(model):
     return gradients(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mod", "mor", "graphs", "backend"), STATIC)
 def test_blocks_that_are_alike_share_one_graph(mod, mor, graphs, backend):
     forms = {"mod": mod, "mor": mor, "recursions": 2}

@@ -175,6 +175,7 @@ def test_time_moe_definition_over_concatenated_tokens():
     assert actual.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["grouped", "capacity"])
 @pytest.mark.parametrize("optimizer", ["false", "true"])
 def test_compiled_once_whatever_the_routing(impl, optimizer):
