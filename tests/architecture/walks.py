@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "steplab"
 
 # `sys.setprofile` is called for every function that starts. A file is looked at until it is noted;
 # whatever ends the process, the lines written so far stay.
-TRACER = '''
+TRACER = """
 import sys, threading
 SOURCE, TARGET, noted = {source!r}, {target!r}, set()
 FUNCTION = 1  # CO_OPTIMIZED: set for functions, not for modules and class bodies
@@ -39,7 +39,7 @@ def note(frame, event, argument):
 
 threading.setprofile(note)
 sys.setprofile(note)
-'''
+"""
 
 
 def walk(words: Sequence[str], folder: Path) -> list[str]:
