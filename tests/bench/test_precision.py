@@ -163,7 +163,7 @@ def test_the_command_prints_writes_and_saves(
     printed = capsys.readouterr().out
     assert "blocks.*.attention.q" in printed and "saved" in printed
     kept = Store(store).load("last")
-    assert list(kept.tables) == ["accumulation", "normalisation", "dtypes"]
+    assert list(kept.tables) == ["accumulation", "normalization", "dtypes"]
     assert kept.status == "ok" and kept.spec.config["layers"] == 2
     assert (kept.spec.size, kept.spec.recipe.label) == ("tiny", "precision=bf16")
     wanted = {f"p.{name}{suffix}" for name in kept.tables for suffix in (".csv", ".json")}

@@ -157,9 +157,9 @@ def _measured(spec: RunSpec, timer: ForecastTimer, environment: Environment) -> 
 def _failure(error: Exception) -> tuple[Status, str]:
     import torch
 
-    from steplab.step.failures import is_out_of_memory
+    from steplab.step.failures import first_sentence, is_out_of_memory
 
-    reason = " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__
+    reason = first_sentence(error)
     if is_out_of_memory(error) or "Out of memory" in reason:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

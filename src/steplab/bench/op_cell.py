@@ -18,12 +18,12 @@ from steplab.bench.op_accuracy import Accuracy, accuracy_table
 from steplab.bench.op_bench import COMPILED, OpBench
 from steplab.bench.op_measure import OpCall, TimingOptions, measure_memory, time_forward, time_op
 from steplab.bench.op_results import ERRORS, WRONG
-from steplab.core import Run, RunSpec, Status, new_run_id, registry
+from steplab.core import Run, RunSpec, Status, registry
 from steplab.core.errors import Unsupported, UserError
-from steplab.core.run import now
+from steplab.core.run import new_run
 from steplab.probes.environment import capture_environment
 from steplab.step.assemble import find_device
-from steplab.step.failures import is_out_of_memory, memory_sentence
+from steplab.step.failures import first_sentence, is_out_of_memory, memory_sentence
 
 Progress = Callable[[str], None]
 FUSED = "fuse_attention"  # Inductor's counter of patterns that it replaced by a fused attention
@@ -61,7 +61,7 @@ def compiler_notes(impl: str) -> list[str]:
 
 def measure_cell(spec: RunSpec, progress: Progress = lambda text: None) -> Run:
     """Return the Run of one cell. UserErrors propagate; every other failure is a status."""
-    run = Run(new_run_id(spec), spec, capture_environment(), created=now())
+    run = new_run(spec, capture_environment())
     try:
         return _measured(run, progress)
     except UserError:
@@ -129,14 +129,13 @@ def _free_memory() -> None:
 
 
 def _failed(run: Run, error: Exception, where: str = "") -> Run:
-    text = " ".join(str(error).split()).split(". ")[0][:300]
     status: Status = "failed"
     if is_out_of_memory(error):
         status, text = "oom", memory_sentence(error)
     elif isinstance(error, Unsupported) or _is_too_large(error):
-        status = "unsupported"
+        status, text = "unsupported", first_sentence(error)
     else:
-        text = f"{type(error).__name__}: {text}"
+        text = f"{type(error).__name__}: {first_sentence(error)}"
     return replace(run, status=status, reason=f"{where}{text}")
 
 

@@ -20,11 +20,16 @@ WORKLOAD = "megalodon"
 DEFAULT_PRESET = "playbook"  # 8.9M parameters
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
 Reduction = Literal["auto", "on", "off"]  # of split bf16 products in bf16
+SUMMARY = "summary.csv"
+USUAL = ("dtype", "bf16_reduction", "seq_len", "batch_size", "ms_per_step", "peak_mem_gb")
+OURS = ("median_ms", "forward_ms", "backward_ms", "optimizer_ms", "tokens_per_s", "ema")
+ABOUT = ("use_cache", "mode", "preset", "parameters", "device", "torch", "date", "status")
+COLUMNS = USUAL + OURS + ABOUT
 
 
 @dataclass(frozen=True)
 class Playbook:
-    """What was asked for."""
+    """What the flags of the playbook ask for."""
 
     seq_lens: Sequence[int]
     schedule: ProfilePlan
@@ -56,7 +61,7 @@ class Playbook:
 
 @dataclass(frozen=True)
 class PlaybookCell:
-    """One length with one setting."""
+    """One sequence length with one setting of bf16 reductions."""
 
     spec: RunSpec
     reduction: Reduction
@@ -98,15 +103,6 @@ def _cell_folder(book: Playbook, length: int, reduction: Reduction) -> Path:
     return book.out / ("forward" if book.forward_only else book.dtype) / name
 
 
-SUMMARY = "summary.csv"
-USUAL = ("dtype", "bf16_reduction", "seq_len", "batch_size", "ms_per_step", "peak_mem_gb")
-OURS = (
-    *("median_ms", "forward_ms", "backward_ms", "optimizer_ms", "tokens_per_s", "ema", "use_cache"),
-    *("mode", "preset", "parameters", "device", "torch", "date", "status"),
-)
-COLUMNS = USUAL + OURS
-
-
 def check_summary(folder: Path) -> None:
     """Refuse, before anything is measured, a summary.csv that has other columns."""
     path = folder / SUMMARY
@@ -120,7 +116,7 @@ def check_summary(folder: Path) -> None:
 
 
 def append_line(folder: Path, values: Mapping[str, object]) -> Path:
-    """Add one line; a column without a value stays empty."""
+    """Append one line; a column without a value stays empty."""
     path = folder / SUMMARY
     with disk_errors(folder, "--out"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -31,100 +31,16 @@ from steplab.workloads.megalodon.layers import MovingAverages
 
 LABELS = {"forward": "FORWARD", "backward": "BACKWARD", "optimizer": "OPTIMIZER"}
 INFERENCE = "FORWARD_INFER"
-
-
-def phase_labels(infers: bool) -> Any:
-    """Return a watcher that puts each phase into the trace under its label."""
-    names = {"forward": INFERENCE} if infers else LABELS
-    return lambda phase: record_function(names.get(phase, phase.upper()))
-
-
-class PhaseTimes:
-    """A watcher that notes how long each phase takes."""
-
-    def __init__(self, on_cuda: bool) -> None:
-        self.on_cuda = on_cuda
-        self.pairs: dict[str, list[tuple[Any, Any]]] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        """Stand around one phase."""
-        start = self._now()
-        yield
-        self.pairs.setdefault(phase, []).append((start, self._now()))
-
-    def mean_ms(self, phase: str) -> float | None:
-        """Return the mean of a phase; None: it never ran. The device must be idle by now."""
-        pairs = self.pairs.get(phase)
-        if not pairs:
-            return None
-        if self.on_cuda:
-            return sum(a.elapsed_time(b) for a, b in pairs) / len(pairs)
-        return sum((b - a) * 1e3 for a, b in pairs) / len(pairs)
-
-    def _now(self) -> Any:
-        if not self.on_cuda:
-            return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-
-SHORT_NAMES = {"sequential": "seq"}
-
-
-def trace_ema_alone(cell: PlaybookCell, device: torch.device) -> list[str]:
-    """Write ema_fft.json, ema_seq.json and, where it runs, ema_scan.json; return their names."""
-    dtype = torch.bfloat16 if cell.spec.recipe.techniques["precision"]["dtype"] == "bf16" else None
-    shape = (cell.spec.batch, cell.length, cell.spec.config["width"])
-    with torch.device(device):
-        module = MovingAverages(cell.spec.config["width"], cell.spec.config["modes"])
-        x_BLD = torch.randn(shape, dtype=dtype, requires_grad=True)
-    written = []
-    for impl in ("fft", "sequential", "scan"):
-        if refusal(ema_op.IMPLS[impl], x_BLD, module.parameters_now()):
-            continue
-        name = SHORT_NAMES.get(impl, impl)
-        module.impl = impl
-        _trace_ema(
-            module, x_BLD, f"EMA_{name.upper()}_L{cell.length}", cell.folder / f"ema_{name}.json"
-        )
-        if module.ran != impl:
-            raise MeasurementError(f"ema {impl!r} was asked for, but {module.ran!r} ran.")
-        written.append(f"ema_{name}.json")
-    return written
-
-
-def _trace_ema(module: MovingAverages, x_BLD: Any, label: str, path: Path) -> None:
-    """Run twice, the first time unseen; labels need the CPU's events too."""
-    activities = [ProfilerActivity.CPU]
-    if x_BLD.is_cuda:
-        activities.append(ProfilerActivity.CUDA)
-
-    inputs = (x_BLD, *module.parameters())
-
-    def once() -> None:
-        y_BLD, _ = module(x_BLD)
-        # Not backward(), which would add to the gradients of the time before.
-        torch.autograd.grad(y_BLD, inputs, torch.ones_like(y_BLD))
-        if x_BLD.is_cuda:
-            torch.cuda.synchronize()
-
-    once()
-    with profile(activities=activities, acc_events=True) as profiler, record_function(label):
-        once()
-    profiler.export_chrome_trace(str(path))
-
-
-WARM, TIMED = 3, 6  # steps before the clock, and under it
-ROWS = 60  # of a table of operators
+SHORT_NAMES = {"sequential": "seq"}  # in the names of files
+WARMUP, TIMED = 3, 6  # steps
+TABLE_ROWS = 60  # operators in a table
 GIB = 2**30
 
 
 def run_cell(cell: PlaybookCell, book: Playbook) -> dict[str, object]:
     """Return the cell's line of the summary; what goes wrong is its status.
 
-    What was measured by then stays in the line: a path of the micro traces may need more memory
+    What was measured before stays in the line: tracing one EMA path alone may need more memory
     than the step.
     """
     line = _about(cell, book)
@@ -194,15 +110,15 @@ def _timed(step: Step, batches: Any, on_cuda: bool) -> tuple[list[float], PhaseT
     """Return the milliseconds of every timed step, and its phases."""
     phases = PhaseTimes(on_cuda)
     times = []
-    for number, batch in enumerate(islice(batches, WARM + TIMED)):
-        step.watch = phases if number >= WARM else unwatched
+    for number, batch in enumerate(islice(batches, WARMUP + TIMED)):
+        step.watch = phases if number >= WARMUP else unwatched
         if on_cuda:
             torch.cuda.synchronize()
         start = perf_counter()
         step(batch)
         if on_cuda:
             torch.cuda.synchronize()
-        if number >= WARM:
+        if number >= WARMUP:
             times.append((perf_counter() - start) * 1e3)
     step.watch = unwatched
     return times, phases
@@ -250,13 +166,94 @@ def _trace_steps(
     if infers:
         tables = {"key_averages.txt": f"self_{kind}_time_total"}
     for name, order in tables.items():
-        (cell.folder / "reports" / name).write_text(averages.text(order, ROWS), encoding="utf-8")
+        path = cell.folder / "reports" / name
+        path.write_text(averages.text(order, TABLE_ROWS), encoding="utf-8")
 
 
 def _write_figures(cell: PlaybookCell, infers: bool, mean_ms: float, peak: float | None) -> None:
-    """Write the two single figures as the playbook names them."""
+    """Write the time and the peak memory to files, under the names that the playbook uses."""
     name = "latency_ms.txt" if infers else "ms_per_step.txt"
     reports = cell.folder / "reports"
     (reports / name).write_text(f"{mean_ms:.4f}\n", encoding="utf-8")
-    told = "unknown: torch counts no peak on a CPU" if peak is None else f"{peak:.4f}"
-    (reports / "peak_mem_gb.txt").write_text(f"{told}\n", encoding="utf-8")
+    shown = "unknown: torch counts no peak on a CPU" if peak is None else f"{peak:.4f}"
+    (reports / "peak_mem_gb.txt").write_text(f"{shown}\n", encoding="utf-8")
+
+
+def phase_labels(infers: bool) -> Any:
+    """Return a watcher that puts each phase into the trace under its label."""
+    names = {"forward": INFERENCE} if infers else LABELS
+    return lambda phase: record_function(names.get(phase, phase.upper()))
+
+
+class PhaseTimes:
+    """A watcher that records how long each phase takes."""
+
+    def __init__(self, on_cuda: bool) -> None:
+        self.on_cuda = on_cuda
+        self.pairs: dict[str, list[tuple[Any, Any]]] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Time one phase."""
+        start = self._now()
+        yield
+        self.pairs.setdefault(phase, []).append((start, self._now()))
+
+    def mean_ms(self, phase: str) -> float | None:
+        """Return the mean of a phase, None if it never ran. The device must be idle by now."""
+        pairs = self.pairs.get(phase)
+        if not pairs:
+            return None
+        if self.on_cuda:
+            return sum(a.elapsed_time(b) for a, b in pairs) / len(pairs)
+        return sum((b - a) * 1e3 for a, b in pairs) / len(pairs)
+
+    def _now(self) -> Any:
+        if not self.on_cuda:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def trace_ema_alone(cell: PlaybookCell, device: torch.device) -> list[str]:
+    """Write ema_fft.json, ema_seq.json and, where it runs, ema_scan.json; return their names."""
+    dtype = torch.bfloat16 if cell.spec.recipe.techniques["precision"]["dtype"] == "bf16" else None
+    shape = (cell.spec.batch, cell.length, cell.spec.config["width"])
+    with torch.device(device):
+        module = MovingAverages(cell.spec.config["width"], cell.spec.config["modes"])
+        x_BLD = torch.randn(shape, dtype=dtype, requires_grad=True)
+    written = []
+    for impl in ("fft", "sequential", "scan"):
+        if refusal(ema_op.IMPLS[impl], x_BLD, module.parameters_now()):
+            continue
+        name = SHORT_NAMES.get(impl, impl)
+        module.impl = impl
+        _trace_ema(
+            module, x_BLD, f"EMA_{name.upper()}_L{cell.length}", cell.folder / f"ema_{name}.json"
+        )
+        if module.ran != impl:
+            raise MeasurementError(f"ema {impl!r} was asked for, but {module.ran!r} ran.")
+        written.append(f"ema_{name}.json")
+    return written
+
+
+def _trace_ema(module: MovingAverages, x_BLD: Any, label: str, path: Path) -> None:
+    """Run twice and record the second time; labels need the CPU's events too."""
+    activities = [ProfilerActivity.CPU]
+    if x_BLD.is_cuda:
+        activities.append(ProfilerActivity.CUDA)
+
+    inputs = (x_BLD, *module.parameters())
+
+    def once() -> None:
+        y_BLD, _ = module(x_BLD)
+        # Not backward(), which would add to the gradients of the first time.
+        torch.autograd.grad(y_BLD, inputs, torch.ones_like(y_BLD))
+        if x_BLD.is_cuda:
+            torch.cuda.synchronize()
+
+    once()
+    with profile(activities=activities, acc_events=True) as profiler, record_function(label):
+        once()
+    profiler.export_chrome_trace(str(path))

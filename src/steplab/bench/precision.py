@@ -1,8 +1,10 @@
 """What low precision does to sums, to normalization and to the tensors of a model.
 
 `accumulation_table` adds small numbers, `normalization_table` measures errors against fp64, and
-`autocast_table` lists the dtypes that autocast gives to the modules of a model."""
+`autocast_table` lists the dtypes that autocast gives to the modules of a model.
+"""
 
+# N rows, D width
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -19,6 +21,7 @@ from steplab.techniques.recipes import parse_recipe
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 ADDITIONS = 1000
 INCREMENT = 0.01
@@ -39,6 +42,37 @@ ACCUMULATION_COLUMNS = (
     *map(Column, ("accumulator", "increment")),
     Column("result", digits=6),
     *map(Column, ("error", "stalls at step")),
+)
+
+ROWS, WIDTH = 64, 1024
+MEANS = (0, 10, 100)
+SCALES = (1, 300)  # 300 squared is 90,000; the largest fp16 number is 65,504
+EPS = 1e-5
+
+NON_FINITE = "non-finite"
+NORMALIZATION_COLUMNS = (
+    *map(Column, ("op", "dtype", "mean", "scale", "rounding floor", "low statistics")),
+    *map(Column, ("fp32 statistics", "torch op", "status")),
+)
+NORMALIZATION_NOTE = (
+    "Numbers are norm(result - truth) / norm(truth); truth is fp64 on the same 16-bit inputs, so "
+    "what rounding\nthe inputs costs is not in them. rounding floor: the fp64 answer, only cast to "
+    "the dtype. low statistics: every\nintermediate tensor has the dtype (torch's reductions "
+    "still add in fp32 inside). fp32 statistics: cast in, cast out.\nstatistics overflow: a mean "
+    "square or variance became infinite, its 1/sqrt is 0 and the row is all zeros (error 1)."
+)
+
+TOY = "toy"
+OK = "ok"
+AUTOCAST_COLUMNS = (
+    *map(Column, ("model", "device", "autocast", "module", "kind", "count", "parameters")),
+    *map(Column, ("output", "gradients", "status")),
+)
+AUTOCAST_NOTE = (
+    "Forward ran under autocast, backward outside it. Which ops autocast keeps in fp32 depends on "
+    "the device: CUDA runs\nlayer_norm, softmax and losses in fp32; the CPU leaves layer_norm and "
+    "softmax in the dtype of their input. The toy's\nloss is (y - z).mean() with z in fp32, which "
+    "promotes y: the loss is float32. A bare y.mean() would stay 16-bit."
 )
 
 
@@ -78,32 +112,6 @@ def accumulate(
     return total.item(), int(still[0]) + 1 if len(still) else None
 
 
-# N rows, D width
-
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-ROWS, WIDTH = 64, 1024
-MEANS = (0, 10, 100)
-SCALES = (1, 300)  # 300 squared is 90,000; the largest fp16 number is 65,504
-EPS = 1e-5
-
-NON_FINITE = "non-finite"
-NORMALIZATION_COLUMNS = (
-    *map(Column, ("op", "dtype", "mean", "scale", "rounding floor", "low statistics")),
-    *map(Column, ("fp32 statistics", "torch op", "status")),
-)
-NORMALIZATION_NOTE = (
-    "Numbers are norm(result - truth) / norm(truth); truth is fp64 on the same 16-bit inputs, so "
-    "what rounding\nthe inputs cost is not in them. rounding floor: the fp64 answer, only cast to "
-    "the dtype. low statistics: every\nintermediate tensor has the dtype (torch's reductions "
-    "still add in fp32 inside). fp32 statistics: cast in, cast out.\nstatistics overflow: a mean "
-    "square or variance became infinite, its 1/sqrt is 0 and the row is all zeros (error 1)."
-)
-
-
 def normalization_table(device: torch.device, dtypes: Sequence[str]) -> Table:
     """Return one row per op, dtype, mean and scale; inputs are (normal + mean) * scale."""
     import torch
@@ -114,7 +122,7 @@ def normalization_table(device: torch.device, dtypes: Sequence[str]) -> Table:
     for op, dtype, mean, scale in product(FORMULAS, dtypes, MEANS, SCALES):
         x_ND = ((normal_ND + mean) * scale).to(getattr(torch, TORCH_NAMES[dtype]))
         rows.append((op, dtype, mean, scale, *normalization_errors(op, x_ND)))
-    title = f"normalisation: relative error against fp64 ({ROWS} rows of {WIDTH:,}, std 1 x scale)"
+    title = f"normalization: relative error against fp64 ({ROWS} rows of {WIDTH:,}, std 1 x scale)"
     return Table(title, NORMALIZATION_COLUMNS, tuple(rows), NORMALIZATION_NOTE)
 
 
@@ -148,16 +156,16 @@ def rms_norm(x_ND: Tensor) -> tuple[Tensor, Tensor]:
 
 def layer_norm(x_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Return (x - mean) / std and the variance, all in the dtype of x."""
-    centred_ND = x_ND - x_ND.mean(-1, keepdim=True)
-    variance_N1 = centred_ND.square().mean(-1, keepdim=True)
-    return centred_ND * (variance_N1 + EPS).rsqrt(), variance_N1
+    centered_ND = x_ND - x_ND.mean(-1, keepdim=True)
+    variance_N1 = centered_ND.square().mean(-1, keepdim=True)
+    return centered_ND * (variance_N1 + EPS).rsqrt(), variance_N1
 
 
 def softmax(x_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Return exp(x - max) / sum and the sum, all in the dtype of x."""
-    powers_ND = (x_ND - x_ND.amax(-1, keepdim=True)).exp()
-    total_N1 = powers_ND.sum(-1, keepdim=True)
-    return powers_ND / total_N1, total_N1
+    exp_ND = (x_ND - x_ND.amax(-1, keepdim=True)).exp()
+    total_N1 = exp_ND.sum(-1, keepdim=True)
+    return exp_ND / total_N1, total_N1
 
 
 FORMULAS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
@@ -178,25 +186,8 @@ def torch_op(op: str, x_ND: Tensor) -> Tensor:
     return x_ND.softmax(-1)
 
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-TOY = "toy"
-OK = "ok"
-AUTOCAST_COLUMNS = (
-    *map(Column, ("model", "device", "autocast", "module", "kind", "count", "parameters")),
-    *map(Column, ("output", "gradients", "status")),
-)
-AUTOCAST_NOTE = (
-    "Forward ran under autocast, backward outside it. Which ops autocast keeps in fp32 depends on "
-    "the device: CUDA runs\nlayer_norm, softmax and losses in fp32; the CPU leaves layer_norm and "
-    "softmax in the dtype of their input. The toy's\nloss is (y - z).mean() with z in fp32, which "
-    "promotes y: the loss is float32. A bare y.mean() would stay 16-bit."
-)
-
-
 def autocast_table(spec: RunSpec, dtypes: Sequence[str]) -> Table:
-    """Return the audits of the toy and of the workload of `spec` under autocast to each dtype.
+    """Return the dtypes in the toy model and in the workload of `spec`, under each autocast dtype.
 
     A model that cannot run under a dtype is a row whose status says why.
     """
@@ -212,12 +203,12 @@ def autocast_table(spec: RunSpec, dtypes: Sequence[str]) -> Table:
 
 
 def workload_was_audited(table: Table) -> bool:
-    """Whether the workload could be audited under at least one dtype."""
+    """Whether the workload ran under at least one dtype."""
     return any(row[0] != TOY and row[-1] == OK for row in table.rows)
 
 
 def audit_workload(spec: RunSpec, dtype: str) -> Table:
-    """Audit one micro-batch of the workload, assembled as a training step would be."""
+    """Record the dtypes of one micro-batch of the workload, assembled as for a training step."""
     from steplab.probes.dtypes import audit_dtypes
     from steplab.step.assemble import assemble, micro_batches
 
@@ -233,7 +224,7 @@ def audit_workload(spec: RunSpec, dtype: str) -> Table:
 
 
 def audit_toy(device: str, dtype: str) -> Table:
-    """Audit Linear(32, 10) > ReLU > LayerNorm(10) > Linear(10, 32) on a batch of 8."""
+    """Record the dtypes of Linear(32, 10) > ReLU > LayerNorm(10) > Linear(10, 32), batch 8."""
     import torch
     from torch import nn
 
@@ -256,17 +247,17 @@ def audit_toy(device: str, dtype: str) -> Table:
     return audit_dtypes(toy, forward)
 
 
-def _autocast_rows(about: tuple[str, ...], take: Callable[[], Table]) -> list[tuple[Cell, ...]]:
-    from steplab.step.failures import is_out_of_memory
+def _autocast_rows(about: tuple[str, ...], audit: Callable[[], Table]) -> list[tuple[Cell, ...]]:
+    from steplab.step.failures import first_sentence, is_out_of_memory
 
     try:
-        return [(*about, *row, OK) for row in take().rows]
+        return [(*about, *row, OK) for row in audit().rows]
     except UserError:
         raise
     except Unsupported as error:
         status = f"unsupported: {error}"
     except Exception as error:
-        reason = " ".join(str(error).split()).split(". ")[0][:200]
-        status = "oom" if is_out_of_memory(error) else f"failed: {type(error).__name__}: {reason}"
+        failed = f"failed: {type(error).__name__}: {first_sentence(error)}"
+        status = "oom" if is_out_of_memory(error) else failed
     blank = ("-",) * (len(AUTOCAST_COLUMNS) - len(about) - 1)
     return [(*about, *blank, status)]

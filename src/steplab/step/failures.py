@@ -26,7 +26,7 @@ def failed_run(run: Run, error: Exception) -> Run:
 
 def error_sentence(error: BaseException) -> str:
     """Say what an error is, in its first sentence, and the user's line that it comes from."""
-    return f"{type(error).__name__}: {_first_sentence(error)} ({error_line(error)})"
+    return f"{type(error).__name__}: {first_sentence(error)} ({error_line(error)})"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -40,10 +40,11 @@ def memory_sentence(error: BaseException) -> str:
     asked = re.search(r"tried to allocate (\d+) bytes", str(error))
     if asked:
         return f"no host memory for another {units.bytes_(int(asked[1]))}"
-    return _first_sentence(error)
+    return first_sentence(error)
 
 
-def _first_sentence(error: BaseException) -> str:
+def first_sentence(error: BaseException) -> str:
+    """Return the first sentence of an error's message, 300 characters at most."""
     text = " ".join(str(error).split()).split(" Explanation: ")[0]  # dynamo's second part
     return text.split(". ")[0][:300] or type(error).__name__
 
