@@ -1,4 +1,4 @@
-"""The checks that a Run itself answers: graphs, waits, memory, clocks. No torch."""
+"""The checks of the gate that need only the Run: waits, graphs, memory, clocks. No torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from steplab.core import Run, units
 from steplab.core.ladder import Check
 from steplab.techniques.context import format_waits
 
-# The steps may sum to this much less or more than the wall time of their window: work that is put
-# off until nobody looks would show here.
+# The steps may sum to this much less or more than the wall time of their window. Work that is put
+# off until the clock has stopped shows here.
 CLOCK_TOLERANCE = 0.10
 
 
@@ -32,11 +32,11 @@ def _synchronization(run: Run, waits: Sequence[str], allowed: Sequence[str]) -> 
         return Check(name, True, "no device to wait for")
     if not waits:
         return Check(name, True, "none")
-    said = f"the host waits {len(waits)} times a step"
+    count = f"the host waits {len(waits)} times a step"
     if len(waits) <= len(allowed):
-        return Check(name, True, f"no more than before: {said} ({format_waits(waits)})")
+        return Check(name, True, f"no more than before: {count} ({format_waits(waits)})")
     new = list((Counter(waits) - Counter(allowed)).elements())
-    return Check(name, False, f"{said}, {len(allowed)} before; new: {format_waits(new)}")
+    return Check(name, False, f"{count}, {len(allowed)} before; new: {format_waits(new)}")
 
 
 def _graphs(run: Run) -> Check:
@@ -56,12 +56,12 @@ def _memory(run: Run, limit: int | None) -> Check:
         return Check(name, limit is None, "the peak is unknown on this system")
     peak = run.memory.reserved or run.memory.peak
     bound = limit or run.memory.total or run.environment.memory_bytes
-    said = f"{units.bytes_(peak)} of {units.bytes_(bound)}"
-    return Check(name, bound is None or peak <= bound, said)
+    used = f"{units.bytes_(peak)} of {units.bytes_(bound)}"
+    return Check(name, bound is None or peak <= bound, used)
 
 
 def _clocks(run: Run) -> Check:
     assert run.clock is not None
-    off = run.clock.agreement
-    said = f"the steps sum to {units.percent(off)} of the wall time"
-    return Check("clocks agree", abs(off - 1) <= CLOCK_TOLERANCE, said)
+    share = run.clock.agreement
+    detail = f"the steps sum to {units.percent(share)} of the wall time"
+    return Check("clocks agree", abs(share - 1) <= CLOCK_TOLERANCE, detail)

@@ -1,4 +1,9 @@
-"""A candidate's evidence against the truth, measured by the peer's own distance from it."""
+"""Is a candidate as near to the truth as its precision allows?
+
+The truth is the plain step in fp64. What a precision allows is shown by its peers: the plain step
+in that precision, which has a distance from the truth of its own. A candidate may be a small factor
+farther off; the factors are below, with their reasons.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +21,11 @@ from steplab.verify.shapes import PLAIN_DTYPE
 
 # Another implementation of equal care may be twice as far off as the peer.
 GROUP_FACTOR = 2.0
-# And one of a hundred tensors twice as unlucky as all together: in 25 seeds of two tiny models a
-# single one was up to 2.5 times as far off as its peer (a token that changes its expert).
+# A single tensor may be twice as unlucky as all together: in 25 seeds of two tiny models one of a
+# hundred was up to 2.5 times as far off as its peer (a token that changes its expert).
 TENSOR_FACTOR = 4.0
-# A tensor that could vanish altogether within its budget cannot be judged. Such tensors (noise
-# whose true value is zero, for one) may hold this much of their group's norm.
+# A tensor that could be zero and still be within its budget cannot be judged. Such tensors (noise
+# whose true value is zero, for example) may hold this share of their group's norm.
 MAX_UNDECIDED = 0.05
 WHOLE = "all together"
 TINY = 1e-300
@@ -39,13 +44,13 @@ class TensorError:
     @property
     def excess(self) -> float:
         """Error over budget; above 1 is too much."""
-        if self.value <= self.budget:
-            return self.value / self.budget if self.budget else 0.0
-        return self.value / self.budget if self.budget else math.inf
+        if self.budget:
+            return self.value / self.budget
+        return math.inf if self.value else 0.0
 
     @property
-    def blind(self) -> bool:
-        """Whether even its absence would pass."""
+    def undecided(self) -> bool:
+        """Whether the tensor would pass even if it were zero."""
         return self.budget >= 1
 
 
@@ -55,7 +60,7 @@ def judge(
     truth: NumericsSnapshot,
     where: str,
 ) -> tuple[Check, ...]:
-    """Return one check per group of evidence; `where` names the shape they were taken at."""
+    """Return one check per group of a snapshot; `where` names the shape it was taken at."""
     if not _same(candidate.groups["batches"], truth.groups["batches"]):
         detail = "unverified: other batches than the baseline's; seed what batches() draws"
         return (Check(f"numerics {where}".strip(), False, detail),)
@@ -79,30 +84,30 @@ def _check(
     if found.keys() != true.keys():
         odd = sorted(found.keys() ^ true.keys())
         return Check(name, False, f"not the baseline's tensors: {', '.join(odd[:3])} differ")
-    boundless = _not_finite(group, peers, truth)
-    if boundless:
-        return Check(name, False, f"unverified: {boundless}")
+    infinite = _not_finite(group, peers, truth)
+    if infinite:
+        return Check(name, False, f"unverified: {infinite}")
     errors = errors_of(group, candidate, peers, truth)
     worst = max(errors, key=lambda error: error.excess)
-    said = f"{worst.name}: error {worst.value:.1e}, budget {worst.budget:.1e}"
+    nearest = f"{worst.name}: error {worst.value:.1e}, budget {worst.budget:.1e}"
     wrong = sum(error.excess > 1 for error in errors)
     if wrong:
-        return Check(name, False, f"{wrong} of {len(errors)} too far from fp64; worst {said}")
-    blind = [error for error in errors if error.blind]
-    if math.hypot(*(error.share for error in blind)) > MAX_UNDECIDED:
-        detail = f"unverified: {blind[0].name} would pass whatever it held ({said})"
+        return Check(name, False, f"{wrong} of {len(errors)} too far from fp64; worst {nearest}")
+    undecided = [error for error in errors if error.undecided]
+    if math.hypot(*(error.share for error in undecided)) > MAX_UNDECIDED:
+        detail = f"unverified: {undecided[0].name} would pass whatever it held ({nearest})"
         return Check(name, False, detail)
-    told = f", {len(blind)} of them too noisy to tell" if blind else ""
-    return Check(name, True, f"{len(errors)} compared{told}; nearest to its budget {said}")
+    noisy = f", {len(undecided)} of them too noisy to tell" if undecided else ""
+    return Check(name, True, f"{len(errors)} compared{noisy}; nearest to its budget {nearest}")
 
 
 def _not_finite(group: str, peers: Sequence[NumericsSnapshot], truth: NumericsSnapshot) -> str:
-    """Name the first tensor of the references that bounds no error; "" where all are finite.
+    """Name the first tensor of the references that is not finite, or "".
 
-    Its norm is asked, too: one that overflows would make any error small.
+    Its norm must be finite, too: one that overflows would make any error small.
     """
-    for evidence, where in ((truth, "in fp64"), *((peer, "in the peer") for peer in peers)):
-        for name, tensor in evidence.groups[group].items():
+    for snapshot, where in ((truth, "in fp64"), *((peer, "in the peer") for peer in peers)):
+        for name, tensor in snapshot.groups[group].items():
             if not bool(torch.isfinite(tensor).all()) or not math.isfinite(tensor.norm()):
                 return f"{name} is not finite {where}"
     return ""
@@ -116,10 +121,10 @@ def errors_of(
 ) -> list[TensorError]:
     """Return the error of every tensor of a group, with its budget.
 
-    The budget is SINGLE times the error of the peer (of two, the worse one): the tensor's own, or
-    that of the group as a whole where this is larger, since a small tensor may be near the truth
-    by luck. One rounding is added. The group as a whole has FACTOR times the peer's error. Sums in
-    fp32 may be taken in another order, too: `_order`.
+    A tensor's budget is TENSOR_FACTOR times the error of the peer (of two, the worse one): the
+    tensor's own, or that of the whole group where it is larger, since a small tensor may be near
+    the truth by luck. One rounding is added. The group as a whole has GROUP_FACTOR times the peer's
+    error. In fp32, sums may also be taken in another order: `_order_factor`.
     """
     true, found = truth.groups[group], candidate.groups[group]
     rounding = 0.0 if group == "weights" else unit_roundoff(candidate.matmul_dtype)
@@ -129,13 +134,13 @@ def errors_of(
     group_error = max(map(_norm_of_all, distances)) / whole
     order = _order_factor(truth.terms) if candidate.matmul_dtype == PLAIN_DTYPE else 1.0
     stored = {n: _storage(group, n, candidate, truth) for n in true}
-    turned = {n: _one_flipped(group, candidate, true[n]) for n in true}
+    flipped = {n: _one_flipped(group, candidate, true[n]) for n in true}
     errors = []
     for name, value in true.items():
         # What lies below the rounding of its group is noise, and noise has no relative error.
         norm = max(norms[name], rounding * whole, TINY)
-        single = GROUP_FACTOR if turned[name] else TENSOR_FACTOR
-        extra = (stored[name] + turned[name]) / norm
+        single = GROUP_FACTOR if flipped[name] else TENSOR_FACTOR
+        extra = (stored[name] + flipped[name]) / norm
         budget = single * order * max(off[name] / norm, group_error) + rounding + extra
         error = distance(found[name], value) / norm
         errors.append(TensorError(name, error, budget, norms[name] / whole))
@@ -145,7 +150,7 @@ def errors_of(
 
 
 def _order_factor(terms: int) -> float:
-    """How much farther off a sum of so many terms is one after another than in pairs.
+    """Return how much farther off a sum is when its terms are added in sequence, not in pairs.
 
     Roundings add up like steps of a random walk: sqrt(n) of them against sqrt(log2 n). torch adds
     in pairs, a compiled loop need not: 5.5 times the error for a bias over 128 tokens.
@@ -160,8 +165,9 @@ def _norm_of_all(norms: Mapping[str, float]) -> float:
 def _one_flipped(group: str, candidate: NumericsSnapshot, update: Tensor) -> float:
     """Return the norm of the error when one number moves the other way.
 
-    Optimizers that scale every gradient to the same step let one that is nothing but rounding
-    decide by its sign. With rounded products a small tensor has such a number now and then.
+    An optimizer that scales every gradient to the same step size, as Adam does, moves a number
+    whose gradient is nothing but rounding by the sign of that rounding. With rounded products a
+    small tensor has such a number now and then.
     """
     if group != "update" or candidate.matmul_dtype == PLAIN_DTYPE or not update.numel():
         return 0.0

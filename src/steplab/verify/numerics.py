@@ -1,4 +1,9 @@
-"""NumericsSnapshot: what a step computes, in sketches that are small enough to compare."""
+"""NumericsSnapshot: what a step computes, in sketches that are small enough to compare.
+
+Gradients of a large model in fp64 fill gigabytes, but two processes that compare them need only
+their distance. A sketch of some thousand numbers keeps it: sketching is linear, so sketch(a) -
+sketch(b) = sketch(a - b), and the squared norm of a sketch is an unbiased estimate of the tensor's.
+"""
 
 from __future__ import annotations
 
@@ -21,45 +26,15 @@ from steplab.step.step import Step
 from steplab.store.atomic import disk_errors
 from steplab.verify.shapes import TRUTH, references_of
 
-# Numbers kept. Tensors up to this size are kept whole; of larger ones the norm of a difference is
-# estimated with a relative deviation of about 1 / sqrt(2 * 4096) = 1.1 %.
-SKETCH_SIZE = 4096
-_SEED = 20_011
-
-
-def sketch(tensor: Tensor) -> Tensor:
-    """Return at most SIZE numbers in fp64 on the CPU for a tensor of any shape and dtype.
-
-    Larger tensors get random signs, the same in every process on the same device, and are folded
-    to SIZE numbers by adding.
-    """
-    tensor = tensor.detach()
-    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
-    if flat.numel() <= SKETCH_SIZE:
-        return flat.to("cpu", torch.float64, copy=True)
-    source = torch.Generator(flat.device).manual_seed(_SEED)
-    folded = torch.zeros(SKETCH_SIZE, dtype=torch.float64, device=flat.device)
-    # In pieces: signs and fp64 copies of a large tensor at once would take ten times its memory.
-    for piece in flat.split(SKETCH_SIZE * 4096):
-        signs = torch.randint(0, 2, piece.shape, generator=source, device=piece.device)
-        signed = piece.double() * (2 * signs - 1)
-        short = -len(signed) % SKETCH_SIZE
-        folded += torch.nn.functional.pad(signed, (0, short)).view(-1, SKETCH_SIZE).sum(0)
-    return folded.cpu()
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    """Return the norm of the difference of two sketches; infinity where one is not finite."""
-    if a.shape != b.shape or not bool((torch.isfinite(a) & torch.isfinite(b)).all()):
-        return float("inf")
-    return float((a - b).norm())
-
-
-# Steps that are compared. A whole-step graph runs three of them plainly, captures in the next and
-# is replayed after that, so the last ones show what it computes.
+# Steps that are compared. A whole-step graph runs three of them eagerly, captures in the next and
+# is replayed after that, so the last ones show what the graph computes.
 STEPS = 8
 GRADIENT_STEPS = 2  # the first ones, run op by op: a replayed graph shows no gradients
 MAX_REPEATS = 20  # of a step that a gradient scaler skips; it halves from 65,536
+# Tensors of up to this many numbers are kept whole; for larger ones the norm of a difference is
+# estimated with a relative standard deviation of about 1 / sqrt(2 * 4096) = 1.1 %.
+SKETCH_SIZE = 4096
+_SEED = 20_011
 
 
 @dataclass(frozen=True)
@@ -83,8 +58,8 @@ def take_snapshot(
 ) -> NumericsSnapshot:
     """Run STEPS steps of a freshly assembled step, whose learning rate is multiplied by `rate`.
 
-    Random numbers are seeded anew, so that every process draws the same batches. With `doubled` the
-    model has been cast to fp64.
+    The random numbers are seeded first, so that every process gets the same batches. With `doubled`
+    the model has been cast to fp64.
     """
     _scale_learning_rates(step, rate)
     torch.manual_seed(spec.seed)
@@ -93,7 +68,7 @@ def take_snapshot(
     groups = {"batches": {f"batch {n}": _sketch_batch(batch) for n, batch in enumerate(batches)}}
     if not doubled:
         return _snapshot(step, batches, groups)
-    torch.set_default_dtype(torch.float64)  # for what a model makes anew in its forward pass
+    torch.set_default_dtype(torch.float64)  # for tensors that a model makes in its forward pass
     try:
         return _snapshot(step, tree_map(_to_double, batches), groups)
     finally:
@@ -208,9 +183,9 @@ def _parameters(step: Step) -> dict[str, Tensor]:
 
 
 def _full_weight(step: Step, p: nn.Parameter) -> Tensor:
-    """Return the weights of which a parameter is the rounded copy, if it is; else itself.
+    """Return the fp32 weights whose rounded copy a parameter is; without any, the parameter.
 
-    In bf16 alone small updates cannot be told from rounding.
+    In bf16 alone, small updates look like rounding.
     """
     master = master_weight(step.optimizer, p)
     return master if master is not None and torch.equal(master.to(p.dtype), p) else p
@@ -220,26 +195,54 @@ def _to_double(leaf: Any) -> Any:
     return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
+def sketch(tensor: Tensor) -> Tensor:
+    """Return at most SKETCH_SIZE numbers in fp64 on the CPU for a tensor of any shape and dtype.
+
+    Larger tensors get random signs, the same in every process on the same device, and are folded
+    to SKETCH_SIZE numbers by adding.
+    """
+    tensor = tensor.detach()
+    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
+    if flat.numel() <= SKETCH_SIZE:
+        return flat.to("cpu", torch.float64, copy=True)
+    source = torch.Generator(flat.device).manual_seed(_SEED)
+    folded = torch.zeros(SKETCH_SIZE, dtype=torch.float64, device=flat.device)
+    # In pieces: signs and fp64 copies of a large tensor at once would take ten times its memory.
+    for piece in flat.split(SKETCH_SIZE * 4096):
+        signs = torch.randint(0, 2, piece.shape, generator=source, device=piece.device)
+        signed = piece.double() * (2 * signs - 1)
+        short = -len(signed) % SKETCH_SIZE
+        folded += torch.nn.functional.pad(signed, (0, short)).view(-1, SKETCH_SIZE).sum(0)
+    return folded.cpu()
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Return the norm of the difference of two sketches; infinity where one is not finite."""
+    if a.shape != b.shape or not bool((torch.isfinite(a) & torch.isfinite(b)).all()):
+        return float("inf")
+    return float((a - b).norm())
+
+
 def reference_path(folder: Path, shape: str, name: str) -> Path:
     """Return the file of one reference: the shape's name, and one of `references_of`."""
     return folder / f"{shape}-{name}.pt"
 
 
-def save_snapshot(evidence: NumericsSnapshot, path: Path) -> None:
-    """Write evidence; a reader sees all of it or nothing."""
+def save_snapshot(snapshot: NumericsSnapshot, path: Path) -> None:
+    """Write a snapshot; a reader sees all of it or nothing."""
     draft = path.with_suffix(".draft")
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(asdict(evidence), draft)
+        torch.save(asdict(snapshot), draft)
         draft.replace(path)
 
 
 def load_references(folder: Path, shape: str, dtype: str) -> list[NumericsSnapshot]:
-    """Return the truth, and the peers of what declares `dtype`."""
+    """Return the truth, and the peers of candidates that declare `dtype`."""
     names = (TRUTH, *references_of(dtype))
     return [load_snapshot(reference_path(folder, shape, name)) for name in names]
 
 
 def load_snapshot(path: Path) -> NumericsSnapshot:
-    """Read evidence; nothing in the file is executed."""
+    """Read a snapshot; nothing in the file is executed."""
     return NumericsSnapshot(**torch.load(path, weights_only=True))

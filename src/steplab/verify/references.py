@@ -1,4 +1,8 @@
-"""The references of the gate: the plain step in fp64, and its peers in lower precision."""
+"""The references of the gate: the plain step in fp64, and its peers in lower precision.
+
+They are computed in a process of its own that is never measured, so what they leave behind there
+does not matter.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +33,80 @@ from steplab.verify.rounding import RoundedProducts
 from steplab.verify.shapes import AUTOCAST, ROUNDED, TRUTH, GateShape, references_of
 
 
+def make_references(shape: GateShape, dtype: str, folder: Path) -> str:
+    """Write what candidates of `dtype` are judged by; return why it cannot be had, or ""."""
+    with _half_of_the_threads():
+        problems = (_make_reference(shape, name, folder) for name in references_of(dtype))
+        return next(filter(None, problems), "")
+
+
+@contextlib.contextmanager
+def _half_of_the_threads() -> Iterator[None]:
+    """Leave cores to others: on a busy machine every barrier waits for a thread without a core.
+
+    Beside two busy processes on two cores fp64 took 3 to 11 s with two threads and 1.4 to 1.7 s
+    with one; alone 0.7 and 1.1 s. Nothing is measured here.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _make_reference(shape: GateShape, dtype: str, folder: Path) -> str:
+    path = reference_path(folder, shape.name, dtype)
+    if path.exists():
+        return ""
+    try:
+        snapshot = compute_reference(shape.spec, dtype, shape.rate)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return f"{dtype} does not fit"
+        if dtype == TRUTH:  # without any other dtype only its own candidates are left out
+            _refuse_broken_step(shape, error)
+        return f"the model does not run in {dtype}: {error_sentence(error)}"
+    finally:
+        clean_up()
+    if dtype == TRUTH:
+        _refuse_nonfinite_loss(snapshot)
+    save_snapshot(snapshot, path)
+    return ""
+
+
+def _refuse_broken_step(shape: GateShape, seen: Exception) -> None:
+    """Raise what fails in any dtype in its own words: then fp64 is not the reason."""
+    if isinstance(seen, UserError):
+        raise seen
+    try:
+        step = step_without_dropout(shape.spec)
+        step(next(micro_batches(step, shape.spec)))
+    except SteplabError:
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise MeasurementError(f"The step fails: {error_sentence(error)}.") from None
+
+
+def _refuse_nonfinite_loss(truth: NumericsSnapshot) -> None:
+    """Nothing can be judged by a loss that is NaN or infinite in fp64, at any shape."""
+    for step, loss in truth.groups.get("loss", {}).items():
+        if not math.isfinite(loss):
+            raise MeasurementError(
+                f"The loss of the plain step is {float(loss)} in fp64 ({step}), so no recipe "
+                "can be judged by it.",
+                "Check the model, its batches and its learning rate.",
+            )
+
+
 def compute_reference(spec: RunSpec, name: str, rate: float = 1.0) -> NumericsSnapshot:
     """Return what the plain step of `spec` computes, by one of the names of `references_of`.
 
-    "fp64" is the truth and "fp32" the plain step as it is. "bf16-rounded" is the truth with every
-    matrix product rounded so: what the precision leaves no choice about. "bf16-autocast" is what
-    torch makes of the plain step in that precision: between products it rounds, too. `rate` times
-    the learning rate is taken.
+    "fp64" is the truth and "fp32" the plain step as it is. "bf16-rounded" is the truth with the
+    factors and results of every matrix product rounded to bf16, which the precision cannot avoid.
+    "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
+    The learning rate is multiplied by `rate`.
     """
     step = step_without_dropout(replace(spec, recipe=PLAIN))
     dtype, _, how = name.partition("-")
@@ -63,7 +134,7 @@ def _lower_precision(step: Step, dtype: str) -> None:
 
 
 def step_without_dropout(spec: RunSpec) -> Step:
-    """Return a step whose dropout is off: no two implementations draw the same random numbers."""
+    """Return a step whose dropout is off: implementations draw different random numbers."""
     step = assemble(spec)
     for module, name in find_dropout(step.model):
         setattr(module, name, 0.0)
@@ -79,73 +150,6 @@ def find_dropout(model: nn.Module) -> list[tuple[nn.Module, str]]:
         if isinstance(share, float) and share > 0:
             found.append((module, name))
     return found
-
-
-def make_references(shape: GateShape, dtype: str, folder: Path) -> str:
-    """Write what candidates of `dtype` are held against; return why it cannot be had, or ""."""
-    with _half_of_the_threads():
-        problems = (_make_reference(shape, name, folder) for name in references_of(dtype))
-        return next(filter(None, problems), "")
-
-
-@contextlib.contextmanager
-def _half_of_the_threads() -> Iterator[None]:
-    """Leave cores to others: on a busy machine every barrier waits for a thread that is not run.
-
-    Beside two busy processes on two cores fp64 took 3 to 11 s with two threads and 1.4 to 1.7 s
-    with one; alone 0.7 and 1.1 s. Nothing is measured here.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // 2))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _make_reference(shape: GateShape, dtype: str, folder: Path) -> str:
-    path = reference_path(folder, shape.name, dtype)
-    if path.exists():
-        return ""
-    try:
-        evidence = compute_reference(shape.spec, dtype, shape.rate)
-    except Exception as error:
-        if is_out_of_memory(error):
-            return f"{dtype} does not fit"
-        if dtype == TRUTH:  # of any other dtype only its own candidates are left out
-            _refuse_broken_step(shape, error)
-        return f"the model does not run in {dtype}: {error_sentence(error)}"
-    finally:
-        clean_up()
-    if dtype == TRUTH:
-        _refuse_nonfinite_loss(evidence)
-    save_snapshot(evidence, path)
-    return ""
-
-
-def _refuse_broken_step(shape: GateShape, seen: Exception) -> None:
-    """Raise what fails in any dtype in its own words: then it is no matter of fp64."""
-    if isinstance(seen, UserError):
-        raise seen
-    try:
-        step = step_without_dropout(shape.spec)
-        step(next(micro_batches(step, shape.spec)))
-    except SteplabError:
-        raise
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise MeasurementError(f"The step fails: {error_sentence(error)}.") from None
-
-
-def _refuse_nonfinite_loss(truth: NumericsSnapshot) -> None:
-    """Nothing can be held against a loss that is NaN or infinite in fp64, at any shape."""
-    for step, loss in truth.groups.get("loss", {}).items():
-        if not math.isfinite(loss):
-            raise MeasurementError(
-                f"The loss of the plain step is {float(loss)} in fp64 ({step}), so no recipe "
-                "can be held against it.",
-                "Check the model, its batches and its learning rate.",
-            )
 
 
 def why_undecided(shape: GateShape, dtype: str, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a precision is expected to cost: fp64 in which only matrix products are rounded."""
+"""RoundedProducts: fp64 in which only matrix products are rounded, the least a precision costs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from steplab.trace.categories import PRODUCT_OPS
 
 BITS = {"tf32": 11, "bf16": 8, "fp16": 11}  # of the significand, the hidden one included
 TORCH_PREFIXES = ("aten::", "prim")
-CUSTOM_OP_NDIM = 2  # what an op of somebody's own does inside nobody sees: it may be a product
-# Ops that hold products, by a word in their names, and the least dimensions of their factors: the
-# sums of exponentials that attention hands to its backward are no factors.
+CUSTOM_OP_NDIM = 2  # a custom op hides what it does: its matrices may be factors
+# Ops with products inside, by a word in their names, and the fewest dimensions of their factors:
+# the sums of exponentials that attention hands to its backward are not factors.
 FACTOR_NDIM = {"attention": 4, "rnn": 2, "lstm": 2, "gru": 2}
 
 
@@ -27,7 +27,7 @@ def unit_roundoff(dtype: str) -> float:
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:
-    """Round to `bits` of significand, to even, with fp64's range: overflow is another matter."""
+    """Round to `bits` of significand, to even, with fp64's range: overflow is not modeled."""
     if bits == BITS["bf16"]:  # whose range is fp32's, and a cast is five times quicker
         return x.to(torch.bfloat16).double()
     significand, exponent = torch.frexp(x)
@@ -37,9 +37,9 @@ def rounded(x: Tensor, bits: int) -> Tensor:
 class RoundedProducts(TorchDispatchMode):
     """Rounds the factors and the results of every matrix product, forward and backward.
 
-    That is what a tensor core leaves no choice about; sums inside a product, and everything
-    between products, stay exact. So its distance from fp64 is what a careful implementation in
-    `dtype` may show.
+    A tensor core cannot avoid these roundings; sums inside a product, and everything between
+    products, stay exact. So the distance from fp64 is what a careful implementation in `dtype` may
+    show.
     """
 
     supports_higher_order_operators = True
@@ -56,7 +56,7 @@ class RoundedProducts(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
         least = min_factor_ndim(f"{func.namespace}::{func._overloadpacket.__name__}")
-        if least is None or func._schema.is_mutable:  # a rounded copy would take the change
+        if least is None or func._schema.is_mutable:  # the change would be lost in a rounded copy
             return func(*args, **kwargs)
 
         def rounding(leaf: Any) -> Any:
@@ -67,7 +67,7 @@ class RoundedProducts(TorchDispatchMode):
 
 
 def min_factor_ndim(op: str) -> int | None:
-    """Return from how many dimensions on an op's tensors are factors; None: it has no product."""
+    """Return the fewest dimensions of an op's factors; None: it has no matrix product."""
     if op in PRODUCT_OPS or op == "aten::convolution":
         return 1
     held = next((least for word, least in FACTOR_NDIM.items() if word in op), None)

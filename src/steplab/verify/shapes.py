@@ -1,6 +1,7 @@
-"""At which shapes numerics are compared: the step's own where fp64 fits, else smaller. No torch.
+"""GateShape: the shape and the learning rate at which numerics are compared. No torch.
 
-And at which learning rate: the step's own where right and wrong can be told apart after it.
+The shape is the step's own where fp64 fits, else a smaller one. The learning rate is the step's
+own, unless rounding alone would carry its updates too far to tell right from wrong.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from steplab.core import PLAIN, RunSpec
 from steplab.workloads.workload import find_workload
 
 TRUTH = "fp64"
-PLAIN_DTYPE = "fp32"  # of a step in which nothing is rounded that the plain one does not round
-# Of the learning rate. At 1e-3 rounding alone carries gpt xl away: after eight steps fp32 has moved
-# its parameters 6 % apart from fp64 and bf16 41 %; at an eighth of it 0.01 % and 9 %.
+PLAIN_DTYPE = "fp32"  # of a step that rounds nothing that the plain one does not round
+# Times the learning rate. At 1e-3 rounding alone carries gpt xl away: after eight steps its updates
+# in fp32 are 6 % away from those in fp64, and in bf16 41 %; at an eighth of it 0.01 % and 9 %.
 SMALLER_RATE = 1 / 8
 ROUNDED, AUTOCAST = "rounded", "autocast"  # the two peers of any other dtype
 
 
 @dataclass(frozen=True)
 class GateShape:
-    """A plain spec under which a candidate is held against fp64, and what to call it."""
+    """A plain spec at which a candidate is compared with fp64, and what to call it."""
 
     name: str  # also names the files of its references
     words: str  # for people; "" for the step's own shape
     spec: RunSpec
     apart: bool = False  # compared on a step that is not the measured one
-    rate: float = 1.0  # times the learning rate
+    rate: float = 1.0  # by which the learning rate is multiplied
 
 
 def shapes_to_try(spec: RunSpec) -> list[GateShape]:
@@ -62,7 +63,7 @@ def without_dropout(shape: GateShape) -> GateShape:
 
 
 def with_smaller_steps(shape: GateShape) -> GateShape:
-    """Return the shape with smaller steps: rounding errors grow with every step of chaos."""
+    """Return the shape with smaller steps, in which rounding errors grow less."""
     words = _add_words(shape, f"at 1/{1 / SMALLER_RATE:g} of the learning rate")
     return replace(shape, name=f"{shape.name}-gentle", words=words, rate=SMALLER_RATE)
 
