@@ -102,7 +102,7 @@ def test_the_other_tables_and_the_last_line():
     assert "2.00x (1.92 to 2.08), 10 ms to 5 ms" in total_line(ladder())
     assert "stays" in total_line(replace(ladder(), total=None, winner=PLAIN))
     unsure = Change(-0.05, -0.2, 0.1, 0.95, 0.2)
-    assert "cannot be told" in total_line(replace(ladder(), total=unsure))
+    assert "no longer distinguishable" in total_line(replace(ladder(), total=unsure))
 
 
 def test_the_recipe_is_a_file_that_reads_back(tmp_path):

@@ -9,11 +9,8 @@ from steplab.core import Budget, Run, StepBudget, units
 from steplab.techniques.context import Objective, Savings
 
 MIN_SHARE = 0.02  # a ceiling below this share of the step, or of its peak, is not worth a try
-STARVED_TERMS = (
-    "launch",
-    "dispatch",
-    "synchronization",
-)  # terms in which the device waits for the host
+# Terms of the budget in which the device waits for the host.
+STARVED_TERMS = ("launch", "dispatch", "synchronization")
 THEIR_WAITS = "idle:waiting for these"
 
 
@@ -27,17 +24,17 @@ class Ceiling:
 
 
 def serves(savings: Savings, objective: Objective) -> bool:
-    """Whether a suggestion is one for the objective; one that names nothing may serve any."""
+    """Whether a suggestion serves the objective; one that names no savings may serve any."""
     return not savings or bool(_for_objective(savings, objective))
 
 
 def ceiling(
     savings: Savings, run: Run, known: Mapping[str, float], objective: Objective
 ) -> Ceiling | None:
-    """Return the most that `savings` can give back; None where some part is not known.
+    """Return the most that `savings` can gain; None where the size of some part is not known.
 
-    `known` has ms of parts ("op:attention", "phase:optimizer") that the Run itself does not tell,
-    and for which the device waited before the kernels of an op ("idle:attention").
+    `known` has ms of parts that the Run itself does not tell: of ops ("op:attention"), of phases
+    ("phase:optimizer"), and for which the device waited before an op's kernels ("idle:attention").
     """
     wanted = _for_objective(savings, objective)
     sizes = {part: _size(part, run, known) for part in wanted}
@@ -91,7 +88,7 @@ def _term(name: str, typical: StepBudget, run: Run, on_device: bool) -> float:
     """Return a term of the budget without what the profiler added.
 
     On a GPU the profiler slows the host, so what it adds is in the wait for launches; on a CPU it
-    slows everything alike.
+    slows everything equally.
     """
     spent = typical.terms.get(name, 0.0)
     if not on_device:
@@ -100,7 +97,7 @@ def _term(name: str, typical: StepBudget, run: Run, on_device: bool) -> float:
 
 
 def launch_share(typical: StepBudget, run: Run) -> float:
-    """Return the share of a GPU's wait for launches that is there without the profiler, too."""
+    """Return the share of a GPU's wait for launches that the profiler has not caused."""
     spent, added = typical.terms.get("launch", 0.0), typical.wall_ms - step_ms(run)
     return max(0.0, 1 - max(0.0, added) / spent) if spent else 1.0
 
@@ -108,17 +105,17 @@ def launch_share(typical: StepBudget, run: Run) -> float:
 def _idle(wanted: Savings, run: Run, known: Mapping[str, float]) -> float:
     """Return the ms for which the device waits for the ops that a suggestion names.
 
-    They may have been told by an earlier recipe, so they are no more than the device still waits,
-    and than is left of that by the terms that the suggestion names itself.
+    They may come from the profile of an earlier recipe, so they are limited to what the device
+    still waits, less what the suggestion saves of these terms anyway.
     """
     ops = {part.partition(":")[2]: share for part, share in wanted.items() if part[:3] == "op:"}
-    told = sum(known.get(f"idle:{op}", 0.0) * share for op, share in ops.items())
+    waited = sum(known.get(f"idle:{op}", 0.0) * share for op, share in ops.items())
     budget = _budget(run)
-    if not told or budget is None:
-        return told
+    if not waited or budget is None:
+        return waited
     left = {term: 1 - wanted.get(f"term:{term}", 0.0) for term in STARVED_TERMS}
     waits = {term: _term(term, budget.typical, run, budget.on_device) for term in STARVED_TERMS}
-    return min(told, sum(waits[term] * left[term] for term in STARVED_TERMS))
+    return min(waited, sum(waits[term] * left[term] for term in STARVED_TERMS))
 
 
 def _budget(run: Run) -> Budget | None:

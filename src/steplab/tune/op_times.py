@@ -1,4 +1,4 @@
-"""Milliseconds of a step by op and by phase, forward and backward. No torch."""
+"""Op and phase times of a step, and those of earlier winners that still apply. No torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def op_times(
 ) -> dict[str, float]:
     """Return ms per step of "op:<name>" for every op in `modules`, nested modules included.
 
-    On a GPU these are its kernels; the time for which the device had waited for them, which
-    another implementation may need less of, is "idle:<name>". On a CPU times are scaled to the
-    step without the profiler.
+    Forward and backward. On a GPU it is the time of the kernels; "idle:<name>" is how long the
+    device waited for them, which another implementation may shorten. On a CPU the times are scaled
+    to the step without the profiler.
     """
     busy, idle, found = _busy_ms(run, analysis), _idle_ms(run, analysis), {}
     for op, paths in modules.items():
@@ -37,8 +37,8 @@ def op_times(
 def phase_times(run: Run, analysis: Analysis) -> dict[str, float]:
     """Return ms per step of "phase:<name>" by the trace: kernels, and the wait for them.
 
-    The clock cannot tell the phases of a replayed graph apart; the trace can, where a detailed
-    step lends them.
+    The clock cannot tell the phases of a replayed graph apart. The trace can, where its kernels
+    have been matched with those of a detailed step.
     """
     spent = _busy_ms(run, analysis) + _idle_ms(run, analysis)
     by_label = np.bincount(analysis.work.phase, spent, len(analysis.work.labels)).tolist()
@@ -77,9 +77,9 @@ def _within(label: str, paths: Sequence[str]) -> bool:
 
 
 def still_known(known: Mapping[str, float], before: Run, after: Run) -> dict[str, float]:
-    """Return the ms by part that may be said of the step `after`, where it tells none itself.
+    """Return the times known of the step `before` that still apply to the step `after`.
 
-    Of an op that another implementation computes now, nothing is known.
+    Those of an op that another implementation computes now do not.
     """
     had, has = impls_of(before), impls_of(after)
     changed = {op for op in had.keys() | has.keys() if had.get(op) != has.get(op)}

@@ -13,11 +13,16 @@ from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.recipes import check_recipe, technique
 from steplab.tune.ceilings import MIN_SHARE, Ceiling, ceiling, serves
 
-# Seconds that a candidate is expected to take: a process, its gate and its turns, and what
-# compiling the step adds. They only decide which of two ceilings is looked at first: a compiled
-# candidate if its ceiling is three times as high, for all that come after it are compiled, too.
+# Seconds that a candidate is expected to take, without and with compilation: a process, its gate
+# and its turns. They only decide which of two is tried first: a compiled candidate where its
+# ceiling is three times as high, since all that come after it are compiled, too.
 PLAIN_SECONDS = 10.0
 SLOW_SECONDS = 30.0
+GROWN = 1.5  # what lost is tried again when its ceiling's share has grown by this factor
+# A suggestion that promises less than this share of another, for which there is no time left, is
+# not tried before it: both are there for the next call.
+FAR_LESS = 0.1
+MAX_FAILURES = 2  # what could not run on one recipe may run on another, but not for ever
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Proposal:
     change: Settings  # settings that differ from those of the recipe below
     recipe: Recipe
     ceiling: Ceiling | None
-    conflict: str = ""  # why the recipe cannot be
+    conflict: str = ""  # why the recipe is not possible
     prior: float = 1.0
     effort: float = 1.0
     requires: tuple[str, ...] = ()  # other techniques that had to change too
@@ -40,7 +45,7 @@ class Proposal:
 
     @property
     def promise(self) -> float:
-        """Ceiling per second that trying it will take; an unknown one is as low as may be."""
+        """Ceiling per second that trying it will take; an unknown one counts as MIN_SHARE."""
         share = self.ceiling.share if self.ceiling else MIN_SHARE
         seconds = SLOW_SECONDS if is_slow(self.recipe) else PLAIN_SECONDS
         return self.prior * share / seconds
@@ -49,7 +54,7 @@ class Proposal:
 def proposals(context: StepContext, known: Mapping[str, float]) -> list[Proposal]:
     """Return what the techniques suggest; `known` has ms of parts that the Run does not tell.
 
-    Of two suggestions that change the same to the same the first counts.
+    Of two suggestions that make the same change, the first counts.
     """
     found: dict[str, Proposal] = {}
     for name in registry.names("steplab.techniques", "TECHNIQUE"):
@@ -99,20 +104,13 @@ def recipe_conflict(recipe: Recipe) -> str:
     return ""
 
 
-GROWN = 1.5  # what lost is tried again when its ceiling's share has grown by this factor
-# What promises less than this share of a suggestion for which there is no time waits for it:
-# both are there for the next call.
-FAR_LESS = 0.1
-MAX_FAILURES = 2  # what could not run on one recipe may run on another, but not for ever
-
-
 @dataclass(frozen=True)
 class Choice:
     """The next suggestion; None where none is left, or none for which there is time."""
 
     best: Proposal | None
     not_worth: tuple[tuple[Proposal, str], ...]  # with the reason
-    late: tuple[str, ...]  # worth it, but there is no time, or none for what is likelier to win
+    late: tuple[str, ...]  # worth it, but there is no time for them
 
 
 def choose(
@@ -124,34 +122,34 @@ def choose(
 ) -> Choice:
     """Return what to try on top of the recipe of `run`, whose host `waits` in these lines.
 
-    `known` has ms of parts of the step that the Run does not tell; `in_time` tells whether there is
-    time for a recipe that takes so many times as long to try as usual.
+    `known` has ms of parts of the step that the Run does not tell. `in_time(recipe, effort)` tells
+    whether there is time for a recipe that takes `effort` times as long to try as usual.
     """
     here = run.spec.recipe
     failed = frozenset(r.label for r in ladder.rungs if r.outcome == "failed" and r.below == here)
     impls, first = impls_of(run), ladder.first_impls
     found = proposals(StepContext(run, ladder.objective, impls, first, waits, failed), known)
     reasons = [(proposal, _why_not_worth(proposal)) for proposal in found]
-    open_ones = [p for p, reason in reasons if not reason and not _is_done(p, run, ladder)]
-    ready = [proposal for proposal in open_ones if in_time(proposal.recipe, proposal.effort)]
-    late = [proposal for proposal in open_ones if proposal not in ready]
+    untried = [p for p, reason in reasons if not reason and not _is_done(p, run, ladder)]
+    ready = [proposal for proposal in untried if in_time(proposal.recipe, proposal.effort)]
+    late = [proposal for proposal in untried if proposal not in ready]
     not_worth = tuple((proposal, reason) for proposal, reason in reasons if reason)
     lost = Counter(_changed_settings(rung) for rung in ladder.rungs if rung.outcome != "kept")
 
     def promise(proposal: Proposal) -> float:
-        """Half for every suggestion that set the same thing otherwise and did not win."""
+        """Halved for every rung that changed the same settings and was not kept."""
         return proposal.promise / 2 ** lost[_changed_settings(proposal)]
 
     best = max(ready, key=promise, default=None)
     missed = max((promise(proposal) / proposal.effort for proposal in late), default=0.0)
     if best is not None and promise(best) < FAR_LESS * missed:
-        best, late = None, open_ones
+        best, late = None, untried
     return Choice(best, not_worth, tuple(proposal.key for proposal in late))
 
 
-def _changed_settings(suggestion: Proposal | Rung) -> tuple[str, ...]:
-    """What a suggestion sets: the technique, and the names of the settings it changes."""
-    return (suggestion.technique, *suggestion.change)
+def _changed_settings(change: Proposal | Rung) -> tuple[str, ...]:
+    """Return the technique, and the names of the settings that change."""
+    return (change.technique, *change.change)
 
 
 def _why_not_worth(proposal: Proposal) -> str:
@@ -177,10 +175,7 @@ def _is_done(proposal: Proposal, run: Run, ladder: Ladder) -> bool:
         return True
     if last.outcome == "failed":
         return len(before) >= MAX_FAILURES
-    if (
-        last.outcome not in ("no gain", "cannot tell")
-        or limit is None
-        or last.ceiling_share is None
-    ):
+    lost = last.outcome in ("no gain", "cannot tell")
+    if not lost or limit is None or last.ceiling_share is None:
         return True
     return limit.share < GROWN * last.ceiling_share

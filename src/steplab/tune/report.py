@@ -17,14 +17,50 @@ from steplab.store import Store
 from steplab.store.atomic import disk_errors, write_file
 from steplab.trace.analyze import analyze_run
 
+RECIPE_FILE, REPORT_FILE, PICTURE_FILE = "recipe.toml", "report.html", "ladder.svg"
 GIB = 2**30
-MAX_SHOWN = 100.0  # a factor of speed
+MAX_SHOWN = 100.0  # the largest factor of speed that is written out
+
+
+@dataclass(frozen=True)
+class OutcomeFiles:
+    """Where they are; no recipe where the baseline was not beaten."""
+
+    report: Path
+    recipe: Path | None
+
+
+def write_outcome(ladder: Ladder, store: Store, folder: Path) -> OutcomeFiles:
+    """Write the winning recipe, the report and a picture of its table into `folder`."""
+    recipe = folder / RECIPE_FILE
+    spec = ladder.spec
+    comments = [
+        f"found by steplab tune: {spec.workload} {spec.size}, batch {spec.batch}, {spec.mode}",
+        total_line(ladder),
+        ladder.environment.conditions_on(spec.device),
+    ]
+    write_recipe(ladder.winner, recipe, comments)
+    write_table(impact_table(ladder), folder / PICTURE_FILE)
+    tables = {
+        "impact": impact_table(ladder),
+        "why": reasons_table(ladder),
+        "gate": gate_table(ladder),
+        "untried": untried_table(ladder),
+    }
+    run = store.load(ladder.winner_run or ladder.baseline_run)
+    analysis = analyze_run(run, store.runs / run.id)
+    findings = explain(Case(run, analysis))
+    report = folder / REPORT_FILE
+    text = recipe.read_text(encoding="utf-8")
+    write_ladder_page(ladder, tables, text, run, analysis, findings, report)
+    won = ladder.winner != spec.recipe
+    return OutcomeFiles(report, recipe if won else None)
 
 
 def impact_table(ladder: Ladder) -> Table:
     """One row per rung in the order they were tried; over a red gate no speed-up is shown.
 
-    Columns that nothing can be said in are left out.
+    Columns without any value are left out.
     """
     unit = "ms" if ladder.objective == "time" else "GiB"
     columns = (
@@ -41,23 +77,23 @@ def impact_table(ladder: Ladder) -> Table:
         Column("took", "s", 3),
     )
     rows = [_row(rung, ladder.objective) for rung in ladder.rungs]
-    told = [i for i in range(len(columns)) if i < 2 or any(row[i] != "-" for row in rows)]
-    shown = tuple(tuple(row[i] for i in told) for row in rows)
-    return Table("performance impact", tuple(columns[i] for i in told), shown, _note(ladder))
+    kept = [i for i in range(len(columns)) if i < 2 or any(row[i] != "-" for row in rows)]
+    shown = tuple(tuple(row[i] for i in kept) for row in rows)
+    return Table("performance impact", tuple(columns[i] for i in kept), shown, _note(ladder))
 
 
 def total_line(ladder: Ladder) -> str:
     """The winner against the baseline, in one sentence."""
     if ladder.total is None or ladder.before is None or ladder.after is None:
         if ladder.winner != ladder.spec.recipe:
-            return f"{ladder.winner.label}: the best so far, not yet held against the baseline"
+            return f"{ladder.winner.label}: the best so far, not yet compared with the baseline"
         return "no recipe beats the baseline; it stays as it is"
     change = ladder.total
     ms = f"{ladder.before.median:.4g} ms to {ladder.after.median:.4g} ms a step"
-    told = f"{speed_up(change)}x ({interval(change)}), {ms}"
+    gain = f"{speed_up(change)}x ({interval(change)}), {ms}"
     if ladder.objective == "time" and change.high >= 0:
-        told = f"cannot be told from the baseline any more: {told}"
-    return f"{ladder.winner.label}: {told}"
+        gain = f"no longer distinguishable from the baseline: {gain}"
+    return f"{ladder.winner.label}: {gain}"
 
 
 def peer_line(peer: Peer) -> str:
@@ -148,7 +184,7 @@ def reasons_table(ladder: Ladder, all_rungs: bool = True) -> Table:
 
 
 def untried_table(ladder: Ladder) -> Table:
-    """Offers that were left alone."""
+    """Suggestions that were not tried, and why."""
     tried = {rung.label for rung in ladder.rungs}
     rows = tuple((u.label, u.reason) for u in ladder.untried if u.label not in tried)
     return Table("not tried", (Column("suggestion"), Column("reason")), rows)
@@ -168,7 +204,7 @@ def gate_table(ladder: Ladder) -> Table:
 
 
 def write_recipe(recipe: Recipe, path: Path, comments: Sequence[str] = ()) -> None:
-    """Write one table of settings per technique; `comments` stand above."""
+    """Write one table of settings per technique; `comments` come first."""
     lines = [f"# {' '.join(comment.split())}" for comment in comments]
     for name, settings in sorted(recipe.techniques.items()):
         lines += ["", f"[{name}]", *(f"{key} = {_toml_value(v)}" for key, v in settings.items())]
@@ -178,43 +214,5 @@ def write_recipe(recipe: Recipe, path: Path, comments: Sequence[str] = ()) -> No
 
 
 def _toml_value(value: Setting) -> str:
-    """A number, a bool or a text in TOML, which writes these as JSON does."""
+    """A number, a bool or a string: TOML writes them as JSON does."""
     return json.dumps(value)
-
-
-RECIPE_FILE, REPORT_FILE, PICTURE_FILE = "recipe.toml", "report.html", "ladder.svg"
-
-
-@dataclass(frozen=True)
-class OutcomeFiles:
-    """Where they are; no recipe where the baseline was not beaten."""
-
-    report: Path
-    recipe: Path | None
-
-
-def write_outcome(ladder: Ladder, store: Store, folder: Path) -> OutcomeFiles:
-    """Write the winning recipe, the report and a picture of its table into `folder`."""
-    recipe = folder / RECIPE_FILE
-    spec = ladder.spec
-    comments = [
-        f"found by steplab tune: {spec.workload} {spec.size}, batch {spec.batch}, {spec.mode}",
-        total_line(ladder),
-        ladder.environment.conditions_on(spec.device),
-    ]
-    write_recipe(ladder.winner, recipe, comments)
-    write_table(impact_table(ladder), folder / PICTURE_FILE)
-    tables = {
-        "impact": impact_table(ladder),
-        "why": reasons_table(ladder),
-        "gate": gate_table(ladder),
-        "untried": untried_table(ladder),
-    }
-    run = store.load(ladder.winner_run or ladder.baseline_run)
-    analysis = analyze_run(run, store.runs / run.id)
-    findings = explain(Case(run, analysis))
-    report = folder / REPORT_FILE
-    text = recipe.read_text(encoding="utf-8")
-    write_ladder_page(ladder, tables, text, run, analysis, findings, report)
-    won = ladder.winner != spec.recipe
-    return OutcomeFiles(report, recipe if won else None)
