@@ -346,9 +346,7 @@ def test_thinning_keeps_the_ends_and_the_peak(changes):
 def test_free_pieces_of_reserved_memory():
     changes = [
         SegmentChange(-1, 0, 100),
-        SegmentChange(
-            -1, 100, 50
-        ),  # adjacent, but from another call of the driver: a separate piece
+        SegmentChange(-1, 100, 50),  # adjacent, but of another driver call: a separate piece
         SegmentChange(3, 1000, 40, grows=True),
         SegmentChange(4, 1040, 40, grows=True),  # an expandable segment grows: one piece
         SegmentChange(6, 1060, -20),
