@@ -14,55 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from steplab.core import TrainSettings, TrainSpec
 from steplab.core.errors import MeasurementError, UserError
 from steplab.data.formats.time300b import write_time300b
-from steplab.techniques.recipes import parse_recipe
-from steplab.train.checkpoint import restore_checkpoint
 from steplab.train.checkpoint_folder import newest_checkpoint
 from steplab.train.log import TrainingLog
 from steplab.train.loop import Stop, Trainer, train
-from steplab.workloads.workload import find_workload
+from tests.train.tiny_runs import SHAPE, StopAfter, assert_same_state, make_spec, silent
 
 SOURCE = Path(__file__).parents[2] / "src"
-SHAPE = {
-    "hidden_size": 16, "n_decoder_layers": 2, "n_head": 2, "num_experts": 4, "d_ff": 16,
-    "d_expert": 8, "seq_max_len": 40, "horizons": "1,8",
-}  # fmt: skip
-
-
-def make_spec(folder, recipe="plain", config=None, **settings) -> TrainSpec:
-    resolved = find_workload("tsmoe").resolve("tiny", {**SHAPE, **(config or {})})
-    chosen = {
-        "steps_per_epoch": 20, "batch_size": 4, "log_every": 5, "validate_every": 0,
-        "validation_batches": 1, "checkpoint_every": 10, "checkpoint_dir": str(folder),
-    }  # fmt: skip
-    return TrainSpec(
-        "tsmoe", resolved, "tiny", parse_recipe(recipe), "cpu", TrainSettings(**chosen | settings)
-    )
-
-
-def silent(folder=None):
-    return TrainingLog(lambda line: None, folder, perf=False)
-
-
-def state_of(path, spec) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint, by name."""
-    session = Trainer(spec, silent())
-    restore_checkpoint(path, session.step.model, session.step.optimizer, session.step.parts.scaler)
-    names = dict(session.step.model.named_parameters())
-    found = {f"weight/{name}": p.detach().clone() for name, p in names.items()}
-    for name, p in names.items():
-        for key, value in session.step.optimizer.state[p].items():
-            found[f"{key}/{name}"] = torch.as_tensor(value).clone()
-    return found
-
-
-def assert_same_state(path_a, path_b, spec):
-    a, b = state_of(path_a, spec), state_of(path_b, spec)
-    assert a.keys() == b.keys()
-    different = [name for name in a if not torch.equal(a[name], b[name])]
-    assert different == []
 
 
 @pytest.mark.parametrize(
@@ -80,25 +39,11 @@ def test_20_steps_equal_10_and_resume_and_10(tmp_path, recipe):
     whole = make_spec(tmp_path / "whole", recipe, accumulate=2)
     train(whole, silent(), Stop())
     halves = make_spec(tmp_path / "halves", recipe, accumulate=2)
-
-    class StopAfter(Stop):
-        """A stop that is asked for once the tenth step is over."""
-
-        asked = 0
-
-        def __getattribute__(self, name):
-            if name == "requested":
-                self.asked += 1
-                return self.asked > 10
-            return super().__getattribute__(name)
-
-    outcome = train(halves, silent(), StopAfter())
+    outcome = train(halves, silent(), StopAfter(10))
     assert outcome.step == 10 and outcome.stopped
     outcome = train(halves, silent(), Stop(), newest_checkpoint(tmp_path / "halves"))
     assert outcome.step == 20 and not outcome.stopped
-    assert_same_state(
-        newest_checkpoint(tmp_path / "whole"), newest_checkpoint(tmp_path / "halves"), whole
-    )
+    assert_same_state(tmp_path / "whole", tmp_path / "halves", whole)
 
 
 def test_loss_falls_and_is_logged(tmp_path):
@@ -183,9 +128,7 @@ def test_kills_at_random_moments_lose_nothing(tmp_path):
         done = [*train_command(tmp_path / folder, steps), *extra]
         subprocess.run(done, env=environment, check=True, capture_output=True, timeout=120)
     spec = make_spec(tmp_path, steps_per_epoch=steps)
-    assert_same_state(
-        newest_checkpoint(tmp_path / "killed"), newest_checkpoint(tmp_path / "whole"), spec
-    )
+    assert_same_state(tmp_path / "killed", tmp_path / "whole", spec)
 
 
 def test_a_signal_saves_and_exits(tmp_path):

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import cached_property
 from statistics import median
 from time import perf_counter
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -125,12 +124,7 @@ class StepScope:
     def __enter__(self) -> None:
         self._timer.enter(self._tokens)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is None:
             self._timer.leave()
         else:
@@ -148,12 +142,7 @@ class PhaseScope:
     def __enter__(self) -> None:
         self._start = self._marker.mark()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is None:
             self._step.phases.append((self._name, self._start, self._marker.mark()))
 
