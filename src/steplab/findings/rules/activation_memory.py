@@ -1,9 +1,9 @@
 """Activations fill the device.
 
-What it sees: a step whose peak is above 80 % of the device, most of it saved for backward.
-Why it costs: no room for a larger batch, and the allocator begins to free and ask again.
-Remedy: checkpoint the blocks: keep their inputs, compute the rest again in backward.
-When it is wrong: a batch that is large enough; checkpointing computes the forward again.
+What it sees: a step whose peak is above 80 % of the device memory, most of it saved for backward.
+Why it costs: there is no room for a larger batch, and the allocator starts to free and reallocate.
+Remedy: checkpoint the blocks: keep their inputs and recompute the rest in backward.
+When it is wrong: the batch is already large enough; checkpointing runs the forward twice.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from steplab.core import Finding, units
 from steplab.core.units import fold_layer_numbers
 from steplab.findings.case import Case
 
-SCARCE = 0.80  # of the device's memory
-MOST = 0.50  # of the peak
+NEARLY_FULL = 0.80  # of the device's memory
+MOSTLY = 0.50  # of the peak
 
 
 def check(case: Case) -> Finding | None:
     """Compare the peak with the device, and the activations with the peak."""
     timeline, capacity = case.timeline, case.capacity_bytes
-    if timeline is None or not capacity or timeline.peak_bytes < SCARCE * capacity:
+    if timeline is None or not capacity or timeline.peak_bytes < NEARLY_FULL * capacity:
         return None
     saved = timeline.peak_by_kind.get("activations", 0)
-    if saved < MOST * timeline.peak_bytes:
+    if saved < MOSTLY * timeline.peak_bytes:
         return None
     by_module: dict[str, int] = defaultdict(int)
     for name, held in timeline.saved_by_module.items():

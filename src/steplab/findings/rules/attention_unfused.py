@@ -1,14 +1,14 @@
-"""Attention stores its whole score matrix, or runs the slow one of the fused kernels.
+"""Attention stores its whole score matrix, or runs the slowest of the fused kernels.
 
 What it sees: a batched product of queries and keys, a softmax over its result, and everything
 else that touches tensors of that size; or the memory-efficient kernel on 16-bit inputs, on a card
 that has flash and cuDNN.
-Why it costs: scores are queries x keys per head; writing, scaling, masking and normalising them
-moves them through memory many times. Fused kernels never store them; the memory-efficient one
-takes 3.3 times cuDNN's time with a mask, whose forbidden half it computes too.
+Why it costs: scores are queries x keys per head; writing, scaling, masking and normalizing them
+moves them through memory many times. Fused kernels never store them. The memory-efficient one with
+a mask takes 3.3 times as long as cuDNN, because it computes the masked half too.
 Remedy: `F.scaled_dot_product_attention` with 16-bit inputs and is_causal instead of a mask.
-When it is wrong: very short sequences, scores that the model itself needs, or a mask that is not
-the causal one.
+When it is wrong: sequences are very short, the model needs the scores themselves, or the mask is
+not the causal one.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from steplab.findings.case import Case
 from steplab.findings.matmuls import matmuls
 from steplab.findings.rows import Rows
 
-SHORTEST = 32  # queries or keys
-LARGEST_HEAD = 256  # of the fused kernels
+MIN_LENGTH = 32  # queries or keys
+MAX_HEAD_WIDTH = 256  # of the fused kernels
 MATH = "aten::_scaled_dot_product_attention_math"
 EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
 ENTRY = "aten::scaled_dot_product_attention"
 HALF_KERNEL = re.compile(r"\bfmha_cutlass[FB]_b?f16_")
 # B16 H12 T4096 D64 causal on an H200, forward and backward: 3.55 + 8.32 ms with a dense mask,
 # 0.93 + 2.65 by cuDNN, which impl.attention=auto takes.
-EFFICIENT_BY_CUDNN = 3.3
+EFFICIENT_OVER_CUDNN = 3.3
 REMEDY = "F.scaled_dot_product_attention(q, k, v, is_causal=True), or impl.attention=auto"
 
 
 def check(case: Case) -> Finding | None:
-    """Look for stored scores, then for the slow kernel."""
+    """Look for stored scores, else for the slow kernel."""
     return _stored_scores(case) or _slow_kernel(case)
 
 
 def _stored_scores(case: Case) -> Finding | None:
-    """Add up all but the products that touch score matrices."""
+    """Add up everything but the products that touches score matrices."""
     rows = case.rows
     sizes = _score_sizes(rows) if rows is not None else set()
     if rows is None or not sizes:
@@ -59,7 +59,7 @@ def _stored_scores(case: Case) -> Finding | None:
 
 
 def _slow_kernel(case: Case) -> Finding | None:
-    """Add up the memory-efficient kernel's time on 16-bit inputs; flash came with bf16 units."""
+    """Add up the time of the memory-efficient kernel on 16-bit inputs, on a card that has flash."""
     rows = case.rows
     if rows is None or case.card is None or case.card.peak("bf16") is None:
         return None
@@ -74,19 +74,19 @@ def _slow_kernel(case: Case) -> Finding | None:
         evidence=(_reason(case, rows, "memory-efficient", EFFICIENT), *rows.hot_lines(slow)),
         remedy=REMEDY,
         stake_ms=spent,
-        why=f"with a mask it takes {EFFICIENT_BY_CUDNN} times cuDNN's time, which takes none",
-        gain_ms=spent * (1 - 1 / EFFICIENT_BY_CUDNN),
+        why=f"with a mask it takes {EFFICIENT_OVER_CUDNN} times cuDNN's time, which takes none",
+        gain_ms=spent * (1 - 1 / EFFICIENT_OVER_CUDNN),
     )
 
 
 def _too_wide(call: OpCall) -> bool:
-    """Whether the heads are wider than flash and cuDNN take."""
+    """Whether the heads are wider than flash and cuDNN support."""
     first = call.tensor(0)
-    return first is not None and first.dims[-1:] > (LARGEST_HEAD,)
+    return first is not None and first.dims[-1:] > (MAX_HEAD_WIDTH,)
 
 
 def _score_sizes(rows: Rows) -> set[int]:
-    """Elements of those results of batched products that a softmax takes."""
+    """Return the sizes, in elements, of batched products whose result goes into a softmax."""
     softmax = {
         tensor.numel
         for call in rows.calls
@@ -97,13 +97,13 @@ def _score_sizes(rows: Rows) -> set[int]:
     results = {
         one.batch * one.m * one.n
         for one in matmuls(rows).values()
-        if len(one.left.dims) == 3 and min(one.m, one.n) >= SHORTEST
+        if len(one.left.dims) == 3 and min(one.m, one.n) >= MIN_LENGTH
     }
     return softmax & results
 
 
 def _reason(case: Case, rows: Rows, path: str, op: str) -> str:
-    """Why no fast kernel ran, as far as the trace tells; `op` is torch's path that may have."""
+    """Return why no fast kernel ran; `op` is the operator of torch's slow path."""
     recipe = case.run.spec.recipe.techniques if case.run else {}
     asked = recipe.get("impl", {}).get("attention")
     if asked in ("math", "reference", "efficient", "dense_mask"):
@@ -117,14 +117,14 @@ def _reason(case: Case, rows: Rows, path: str, op: str) -> str:
 
 
 def _refusal(call: OpCall, on_device: bool) -> str:
-    """Why the fused kernels refuse these inputs; "" when shapes and dtypes do not tell."""
+    """Return why fused kernels refuse these inputs; "" if shapes and dtypes do not show it."""
     query, mask = call.tensor(0), call.tensor(3)
     if query is None:
         return ""
     if query.dtype == "double":
         return "no fused kernel takes fp64"
-    if query.dims[-1] > LARGEST_HEAD:
-        return f"heads are {query.dims[-1]} wide, fused kernels take up to {LARGEST_HEAD}"
+    if query.dims[-1] > MAX_HEAD_WIDTH:
+        return f"heads are {query.dims[-1]} wide, fused kernels take up to {MAX_HEAD_WIDTH}"
     if query.dims[-1] % 8:
         return f"heads are {query.dims[-1]} wide, which is no multiple of 8"
     dropout = call.values[4] if len(call.values) > 4 else ""

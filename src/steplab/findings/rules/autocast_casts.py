@@ -1,12 +1,12 @@
-"""Tensors change their dtype back and forth, or meet a norm of another dtype.
+"""Tensors are cast back and forth, or meet a norm of another dtype.
 
-What it sees: copies between fp32 and a 16-bit dtype; norms whose input and weight differ in
-dtype and which torch therefore computes step by step.
-Why it costs: a cast reads and writes the whole tensor and computes nothing; a norm of mixed
-dtypes takes five kernels instead of one.
-Remedy: keep the residual stream in the norms' dtype, drop explicit casts, or compile.
-When it is wrong: autocast casts every weight and its gradient once per step, which is 3 to 6 %
-of a small eager step; only more than 10 % is told.
+What it sees: copies between fp32 and a 16-bit dtype; norms whose input and weight differ in dtype,
+which torch therefore computes op by op.
+Why it costs: a cast reads and writes the whole tensor and computes nothing; a norm of mixed dtypes
+takes five kernels instead of one.
+Remedy: keep the residual stream in the dtype of the norms, drop explicit casts, or compile.
+When it is wrong: autocast casts every weight and its gradient once per step, which is 3 to 6 % of a
+small eager step; below 10 % nothing is reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from steplab.findings.rows import FLOATS, Mask, Rows, is_cast
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.10
-# Square, scale and weigh move the tensor three times; fused it moves once.
+# Squaring, scaling and weighting each move the tensor once; a fused norm moves it once in all.
 UNFUSED = 2 / 3
 NORMS = ("aten::rms_norm", "aten::layer_norm")
 
@@ -48,10 +48,10 @@ def check(case: Case) -> Finding | None:
 
 
 def _mixed_norms(rows: Rows) -> Mask:
-    """Rows of norms whose weight has another dtype, of their backward where modules are known."""
+    """Return norms whose weight has another dtype, with their backward where modules are known."""
     mixed = rows.within(_is_mixed_norm)
     modules = {g.label for g in rows.totals("module", mixed, most=1000)} - {UNATTRIBUTED}
-    # Where the norm has no module of its own, its whole surroundings would be counted.
+    # A norm without a module of its own would count everything in the module around it.
     own = {name for name in modules if "norm" in name.lower()}
     return mixed | rows.labeled("module", lambda label: label in own)
 

@@ -1,10 +1,11 @@
 """The compiled step is no faster than the eager one.
 
-What it sees: a Run with `compile` and one of the same step without, in the same store.
-Why it costs: compiling takes seconds to minutes at every start, and brings nothing here.
-Remedy: leave `compile` out, or find what keeps it from fusing (breaks, products that fill the
-step anyway).
-When it is wrong: two Runs of different moments; `bench step --alternate` measures both in turns.
+What it sees: a Run with `compile` and one of the same step without it, in the same store.
+Why it costs: compiling takes seconds to minutes at every start and gains nothing here.
+Remedy: leave `compile` out, or find what keeps it from fusing (graph breaks, or products that take
+most of the step anyway).
+When it is wrong: the two Runs were measured at different times; `bench step --alternate` measures
+both in turns.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ def check(case: Case) -> Finding | None:
 
 
 def _eager(case: Case) -> Run | None:
-    """The newest of the other Runs whose recipe is this one's without `compile`."""
+    """Return the newest of the other Runs whose recipe is this one without `compile`."""
     if case.run is None or "compile" not in case.run.spec.recipe.techniques:
         return None
     wanted = _without_compile(case.run.spec.recipe)
-    alike = [run for run in case.others if run.spec.recipe.techniques == wanted]
-    return max(alike, key=lambda run: run.id, default=None)
+    same = [run for run in case.others if run.spec.recipe.techniques == wanted]
+    return max(same, key=lambda run: run.id, default=None)
 
 
 def _without_compile(recipe: Recipe) -> Mapping[str, Settings]:

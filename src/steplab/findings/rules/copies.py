@@ -4,7 +4,7 @@ What it sees: copies inside the device (`contiguous`, `clone`, `reshape` of a tr
 and copies between host and device that nothing hides.
 Why it costs: a copy reads and writes the whole tensor and computes nothing.
 Remedy: order dimensions so that no copy is needed, use views; pin memory for host copies.
-When it is wrong: a copy that makes the products after it quicker than they would be without.
+When it is wrong: the copy makes the products after it faster than they would be without it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ SHARE = 0.05
 
 
 def check(case: Case) -> Finding | None:
-    """Add up what only moves tensors."""
+    """Add up the time of work that only moves tensors."""
     rows = case.rows
     if rows is None:
         return None
-    # Copies by the copy engine count where nothing hides them: they are a term of the budget.
+    # Copies by the copy engine count only where nothing hides them: a term of the budget.
     engine = rows.labeled("name", lambda label: label.startswith("Memcpy"))
-    # On a CPU a product copies its bias into the result; that is part of the product.
+    # On a CPU a product copies its bias into the result: that is part of the product.
     own = rows.within(lambda call: call.name in FACTORS)
-    # Backward copies in order are autograd's own: the gradient of a square, the first of a sum.
+    # Contiguous copies in backward are autograd's own: gradients of a square, the first of a sum.
     backward = rows.labeled("phase", lambda label: label == "backward")
     own |= backward & ~rows.called(_reorders)
     moved = rows.category("copy") & ~rows.called(is_cast) & ~own & ~engine
@@ -50,7 +50,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _layouts(rows: Rows, moved: Mask) -> list[str]:
-    """Name the copies of tensors whose memory is not in order."""
+    """Return a line about the copies of transposed tensors, if there are any."""
     strided = moved & rows.called(_reorders)
     if not strided.any():
         return []
@@ -59,7 +59,7 @@ def _layouts(rows: Rows, moved: Mask) -> list[str]:
 
 
 def _reorders(call: OpCall) -> bool:
-    """Whether a call copies out of a tensor whose dimensions are not in the order of memory."""
+    """Whether a call copies from a tensor whose dimensions are not in memory order."""
     source = call.tensor(1) if call.name == "aten::copy_" else call.tensor(0)
     if source is None or not source.strides:
         return False

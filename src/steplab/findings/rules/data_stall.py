@@ -1,10 +1,10 @@
 """The step waits for its batch.
 
 What it sees: more than 5 % of the step goes into waiting for a batch.
-Why it costs: once the queue of launched work is empty, the device idles until the batch comes.
-Remedy: `prefetch`, which reads ahead in a thread and copies while the last step computes; loops
-of one's own need the same, from pinned memory.
-When it is wrong: on CUDA without a trace, where a fetch can hide behind work still queued.
+Why it costs: once the queue of launched work is empty, the device idles until the batch arrives.
+Remedy: `prefetch`, which reads ahead in a thread and copies while the last step computes; a loop of
+your own needs the same, from pinned memory.
+When it is wrong: on CUDA without a trace, where fetching can overlap with work still queued.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _wait_ms(case: Case) -> float:
-    """On a GPU the idle time of the device while the host fetched; else the host's own wait."""
+    """Return the device's idle time while the host fetched; without a device, the host's wait."""
     clock = case.run.clock if case.run else None
     if case.on_device or clock is None or not clock.data_wait.values:
         return case.term_ms("data wait")

@@ -1,11 +1,12 @@
-"""The experts have room for fewer rows than the router gives out.
+"""The experts have room for fewer rows than the router assigns.
 
-What it sees: the share of dropped assignments that the step reported (`dropped`); without one, a
-routing by top-k, and batched products over the experts with fewer rows.
-Why it costs: what does not fit is dropped; those tokens skip the layer and learn nothing from it.
+What it sees: the share of dropped assignments that the step reported (`dropped`); without that, a
+top-k routing and batched products over the experts with fewer rows than were assigned.
+Why it costs: what does not fit is dropped; those tokens skip the layer and it learns nothing from
+them.
 Remedy: a larger capacity factor, a balanced router, or dropless dispatch.
-When it is wrong: drops that come from imbalance alone are not in the shapes; a step that reports
-nothing hides them.
+When it is wrong: drops caused by imbalance alone do not show in shapes; a step that reports nothing
+hides them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.experts import dropped_share, expert_capacities, routing
 
-# A capacity that is chosen on purpose drops some when the router wavers.
-FEW = 0.01
+# A capacity chosen on purpose drops a few when the router fluctuates.
+TOLERATED = 0.01
 
 
 def check(case: Case) -> Finding | None:
-    """Ask the step for its drops, else compare the experts' room with the assignments."""
+    """Take the reported drops, else compare the capacity of the experts with the assignments."""
     reported = dropped_share(case)
     if reported is None:
         return _by_shapes(case)
-    if not reported > FEW:
+    if not reported > TOLERATED:
         return None
     return _dropped(units.percent(reported), ("as the step itself reported",))
 

@@ -1,11 +1,11 @@
 """Some experts get far more tokens than others, and all are padded to the busiest.
 
-What it sees: a routing by top-k, and batched products over the experts with more rows than
-tokens were given out; or, without padding, very unequal shares of the experts, as the step
-reported them (`load_LE`) or as the sizes of their products show.
-Why it costs: rows of padding are multiplied like any other.
+What it sees: a top-k routing, and batched products over the experts with more rows than were
+assigned; or, without padding, very unequal shares of the experts, as the step reported them
+(`load_LE`) or as the sizes of their products show.
+Why it costs: rows of padding are multiplied like any others.
 Remedy: a balancing loss or bias on the router; dropless dispatch (`impl.experts=grouped`).
-When it is wrong: a capacity factor up to 1.5 that was chosen on purpose.
+When it is wrong: a capacity factor up to 1.5 was chosen on purpose.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from steplab.findings.experts import (
 from steplab.findings.matmuls import matmuls
 from steplab.findings.rows import Rows
 
-LARGEST_FACTOR = 1.5  # padded rows over assigned ones
+MAX_FACTOR = 1.5  # padded rows over assigned ones
 UNEQUAL = 3.0  # the busiest expert over the mean
 
 
@@ -40,9 +40,9 @@ def check(case: Case) -> Finding | None:
 def _padded(rows: Rows, routed: Routing) -> Finding | None:
     capacity = max(expert_capacities(rows, routed).values(), default=0)
     padded = capacity * routed.experts
-    if padded < LARGEST_FACTOR * routed.assignments:
+    if padded < MAX_FACTOR * routed.assignments:
         return None
-    # A weight's gradient sums over the rows of an expert: there they are k.
+    # The gradient of a weight sums over the rows of an expert: there they are k.
     over = {
         number
         for number, one in matmuls(rows).items()
@@ -65,7 +65,7 @@ def _padded(rows: Rows, routed: Routing) -> Finding | None:
 
 
 def _unequal_loads(loads_LE: Sequence[Sequence[float]]) -> Finding | None:
-    """Judge the shares that the step reported; the layer with the busiest expert counts."""
+    """Judge the reported shares, of the layer with the busiest expert."""
     busiest = [max(load_E) * len(load_E) / sum(load_E) for load_E in loads_LE]
     times, layer = max(zip(busiest, range(len(loads_LE)), strict=True))
     idle = sum(not share for share in loads_LE[layer])
@@ -75,7 +75,7 @@ def _unequal_loads(loads_LE: Sequence[Sequence[float]]) -> Finding | None:
 
 
 def _unequal_products(rows: Rows) -> Finding | None:
-    """Judge the sizes of the products of single experts."""
+    """Judge by the sizes of the products of single experts."""
     worst = max(expert_loops(rows), key=lambda place: max(place.sizes), default=None)
     if worst is None:
         return None
@@ -85,7 +85,7 @@ def _unequal_products(rows: Rows) -> Finding | None:
 
 
 def _unequal(times: float, seen: str) -> Finding | None:
-    """On one device unequal experts cost no time of their own, so this stays a note."""
+    """On one device unequal experts cost no time, so this is only a note."""
     if times < UNEQUAL:
         return None
     return Finding(

@@ -1,9 +1,9 @@
 """Communication runs while nothing computes.
 
-What it sees: communication kernels with no other kernel beside them.
+What it sees: communication kernels that run while no other kernel does.
 Why it costs: the device could compute while the network carries gradients.
-Remedy: start each bucket's reduction as soon as its gradients are there, on its own stream.
-When it is wrong: the last bucket of a backward pass has nothing left to hide behind.
+Remedy: start the reduction of each bucket as soon as its gradients are ready, on its own stream.
+When it is wrong: the last bucket of a backward pass has nothing left to overlap with.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from steplab.findings.case import Case
 
 
 def check(case: Case) -> Finding | None:
-    """Take the budget's term, and say how much communication there is in all."""
+    """Take the term of the budget, and report how much communication there is in all."""
     exposed = case.term_ms("communication")
     if case.rows is None or not exposed:
         return None

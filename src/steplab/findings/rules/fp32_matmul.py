@@ -1,9 +1,9 @@
-"""Matrix products run on the ordinary fp32 units of a card that has tensor cores.
+"""Matrix products run on the plain fp32 units of a card that has tensor cores.
 
 What it sees: kernels of fp32 products (SIMT) on a card with a tf32 or fp16 peak.
 Why it costs: the fp32 units of an H200 reach 67 TFLOP/s, its tensor cores 495 in tf32.
 Remedy: `precision=bf16`, or `precision=tf32` where the inputs must stay fp32.
-When it is wrong: a product that needs all 24 bits (an fp32 router is small and stays a note).
+When it is wrong: a product needs all 24 bits (an fp32 router is small and stays a note).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The allocator holds memory that it cannot give out.
+"""The allocator holds free memory that it cannot use.
 
-What it sees: at the peak, more than 15 % of the memory taken from the driver is free, and the
-largest free block is less than half of that.
-Why it costs: an allocation fails although the sum of the free blocks would do.
+What it sees: at the peak, more than 15 % of the reserved memory is free, and the largest free block
+is less than half of that.
+Why it costs: an allocation fails although the free blocks together would suffice.
 Remedy: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or sizes that do not vary.
-When it is wrong: memory kept from an earlier, larger phase, which later requests will use.
+When it is wrong: the memory is left from an earlier, larger phase, and later requests will use it.
 """
 
 from __future__ import annotations

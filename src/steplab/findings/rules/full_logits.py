@@ -1,11 +1,11 @@
 """The loss holds the logits of the whole batch at once.
 
-What it sees: a log-softmax over a vocabulary, and the tensors of its size that live together.
+What it sees: a log-softmax over a vocabulary, and the tensors of its size that live at once.
 Why it costs: logits, their log-softmax and their gradient are tokens x vocabulary each, often
 more than all activations of the model.
 Remedy: compute head and loss in chunks of tokens, whose logits are freed before the next chunk:
-impl.cross_entropy, or LinearCrossEntropy in a model of one's own.
-When it is wrong: memory that nobody needs; small shares of the device are a note.
+impl.cross_entropy, or LinearCrossEntropy in a model of your own.
+When it is wrong: the memory is not needed; small shares of the device are a note.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.rows import Rows
 
-SMALLEST_VOCABULARY = 1000
+MIN_VOCABULARY = 1000
 # Logits, log-softmax and gradient: what eager cross entropy holds at once.
 HELD_AT_ONCE = 3
-HEADS_OWN = ("weights", "gradients", "optimizer state")
+OF_THE_HEAD = ("weights", "gradients", "optimizer state")
 REMEDY = (
     "compute the head and the loss in chunks of tokens: impl.cross_entropy=triton_chunked (chunked "
     "without a GPU), or in your own model steplab.modules.loss.LinearCrossEntropy"
@@ -28,7 +28,7 @@ REMEDY = (
 
 
 def check(case: Case) -> Finding | None:
-    """Find the largest log-softmax and the memory of tensors of its size."""
+    """Find the largest log-softmax, and the memory of tensors of its size."""
     if case.rows is None:
         return None
     logits = _largest(case.rows)
@@ -50,27 +50,27 @@ def check(case: Case) -> Finding | None:
 
 
 def _largest(rows: Rows) -> TensorArg | None:
-    """The largest tensor that goes into a log-softmax over a vocabulary."""
+    """Return the largest tensor that goes into a log-softmax over a vocabulary."""
     found = [tensor for call in rows.calls if (tensor := _logits(call)) is not None]
     return max(found, key=lambda tensor: tensor.bytes, default=None)
 
 
 def _logits(call: OpCall) -> TensorArg | None:
     tensor = call.tensor(0) if call.name == "aten::_log_softmax" else None
-    return tensor if tensor and tensor.dims and tensor.dims[-1] >= SMALLEST_VOCABULARY else None
+    return tensor if tensor and tensor.dims and tensor.dims[-1] >= MIN_VOCABULARY else None
 
 
 def _held(timeline: MemoryTimeline, logits: TensorArg) -> int:
-    """Bytes at the peak in tensors of as many elements as the logits; 0 when none is there.
+    """Return the bytes at the peak in tensors with as many elements as the logits.
 
-    Blocks whose shape nobody knew are taken by their size, in any dtype, up to what eager holds.
+    Blocks of unknown shape count by their size, in any dtype, up to what the eager loss holds.
     """
     sizes = {logits.numel * item for item in (2, 4)}
-    blocks = [a for a in timeline.at_peak if a.kind not in HEADS_OWN]
+    blocks = [a for a in timeline.at_peak if a.kind not in OF_THE_HEAD]
     held = sum(a.bytes for a in blocks if a.shape and math.prod(a.shape) == logits.numel)
     shapeless = [a.bytes for a in blocks if not a.shape]
-    alike = sum(found for found in shapeless if any(abs(found - size) <= 512 for size in sizes))
-    return held + min(alike, max(0, HELD_AT_ONCE * logits.bytes - held))
+    same_size = sum(found for found in shapeless if any(abs(found - size) <= 512 for size in sizes))
+    return held + min(same_size, max(0, HELD_AT_ONCE * logits.bytes - held))
 
 
 RULE = check

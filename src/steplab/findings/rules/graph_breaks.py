@@ -1,9 +1,9 @@
 """torch.compile splits the model into several graphs.
 
-What it sees: reasons for which dynamo ended a graph, and the time spent between the graphs.
+What it sees: the reasons for which Dynamo ended a graph, and the time spent between graphs.
 Why it costs: nothing fuses across a break; the ops between run one by one, from Python.
-Remedy: take the named construct out of the forward pass; `compile.fullgraph=true` keeps it out.
-When it is wrong: a break outside the hot path, once per step, costs some microseconds.
+Remedy: remove the named construct from the forward pass; `compile.fullgraph=true` keeps it out.
+When it is wrong: a break outside the hot path, once per step, costs a few microseconds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from steplab.trace.events import Ints, Trace
 from steplab.trace.intervals import Intervals, union
 from steplab.trace.lines import user_line
 
-# What runs a graph: Inductor's own code, or what calls it where another backend compiles.
+# What runs a graph: Inductor's code, or the function that calls it under another backend.
 GRAPHS = ("## Call CompiledFxGraph", "CompiledFunction")
 PASSES = ("forward", "backward")
-RESUME = "torch_dynamo_resume_in_"  # how dynamo names what follows a break
+RESUME = "torch_dynamo_resume_in_"  # how Dynamo names the code after a break
 
 
 def check(case: Case) -> Finding | None:
@@ -46,13 +46,13 @@ def check(case: Case) -> Finding | None:
         remedy="take the named construct out of the forward pass, then compile.fullgraph=true",
         stake_ms=between,
         why="every graph is entered and left from Python, and nothing fuses across a break",
-        # One graph remains to be entered. What fusing would give comes on top.
+        # One graph remains to be entered. What fusing would gain comes on top.
         gain_ms=None if between is None else between * (1 - 1 / max(graphs, 1)),
     )
 
 
 def _resumed(case: Case) -> list[tuple[str, int]]:
-    """Lines at which compiled code goes on after a break, and how often in the detailed step."""
+    """Return the lines at which compiled code resumes after a break, and how often per step."""
     if case.analysis is None:
         return []
     trace = case.analysis.detail or case.analysis.trace
@@ -65,9 +65,9 @@ def _resumed(case: Case) -> list[tuple[str, int]]:
 
 
 def _between_ms(case: Case) -> float | None:
-    """Milliseconds of forward and backward outside of graphs; None where the trace has no graphs.
+    """Return the ms of forward and backward outside of graphs; None if the trace has no graphs.
 
-    On a GPU that of the kernels launched between them, on a CPU all of the host's time.
+    On a GPU, of the kernels launched between graphs; on a CPU, all of the host's time.
     """
     rows = case.rows
     if rows is None or case.analysis is None:
@@ -82,7 +82,7 @@ def _between_ms(case: Case) -> float | None:
 
 
 def _graphs(case: Case) -> float:
-    """How many graphs run in the forward pass of a step; 0 without a trace."""
+    """Return how many graphs run in the forward pass of a step; 0 without a trace."""
     if case.rows is None or case.analysis is None:
         return 0.0
     forward = _spans(case.analysis.trace, ("forward",))
@@ -91,10 +91,12 @@ def _graphs(case: Case) -> float:
 
 
 def _graph_spans(trace: Trace) -> tuple[Ints, Ints]:
-    """Starts and ends of the calls of graphs; of Inductor's own where there are any."""
-    for beginning in GRAPHS:
-        named = np.array([text.startswith(beginning) for text in trace.texts], dtype=bool)
-        tables = [(spans, named[spans.name]) for spans in (trace.ops, trace.ranges)]
+    """Return starts and ends of the calls of graphs; of Inductor's own where there are any."""
+    for prefix in GRAPHS:
+        tables = [
+            (spans, trace.named(spans, lambda name, prefix=prefix: name.startswith(prefix)))
+            for spans in (trace.ops, trace.ranges)
+        ]
         if any(chosen.any() for _, chosen in tables):
             starts = np.concatenate([spans.start[chosen] for spans, chosen in tables])
             return starts, np.concatenate([spans.end[chosen] for spans, chosen in tables])
@@ -102,8 +104,8 @@ def _graph_spans(trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _spans(trace: Trace, names: tuple[str, ...]) -> Intervals:
-    """When ranges of these names were going on."""
-    chosen = np.array([text in names for text in trace.texts], dtype=bool)[trace.ranges.name]
+    """Return when ranges of these names were open."""
+    chosen = trace.named(trace.ranges, names.__contains__)
     return union(trace.ranges.start[chosen], trace.ranges.end[chosen])
 
 

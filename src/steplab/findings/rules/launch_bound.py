@@ -1,10 +1,10 @@
 """The device waits for the host to launch its next work.
 
 What it sees: the device idles more than 10 % of the step because nothing is launched.
-Why it costs: a launch takes the host some microseconds; kernels shorter than that run out.
+Why it costs: a launch takes the host a few microseconds; shorter kernels finish before the next.
 Remedy: a CUDA graph of the whole step, fewer and larger kernels (`compile`), larger batches.
-When it is wrong: a host that is busy with something else (logging, another process). While graphs
-are still being captured, launches are many_graph_sizes' matter.
+When it is wrong: the host is busy with something else (logging, another process). While graphs are
+still being captured, many_graph_sizes reports the launches.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.10
 SHORT_NS = 10_000
-FEWEST = 8  # short kernels that make a place worth naming
+MIN_SHORT = 8  # short kernels that make a module worth naming
 
 
 def check(case: Case) -> Finding | None:
-    """Compare the device's idle time for want of launches with the step."""
+    """Compare the time in which the device waits for launches with the step."""
     idle = case.launch_wait_ms if case.on_device else _idle_ms(case)
     if not idle > SHARE * case.step_ms or case.capture_ms:
         return None
@@ -42,7 +42,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _idle_ms(case: Case) -> float:
-    """Without a trace: the step less the time in which kernels ran, less the wait for data."""
+    """Return, without a trace, the step less the time of kernels and of waiting for data."""
     run = case.run
     if run is None or run.clock is None or run.ran is None or run.ran.device_busy_ms is None:
         return 0.0
@@ -53,18 +53,18 @@ def _evidence(case: Case) -> tuple[str, ...]:
     lines = []
     if case.rows is not None and case.analysis is not None and case.on_device:
         rows = case.rows
-        # Of the step that the budget shows: steps differ, and the two tables are read together.
+        # Of the step that the budget shows: steps differ, and both are read together.
         launches = sum(category.launches for category in case.analysis.budget.typical.categories)
         middle = units.milliseconds(float(np.median(rows.work.duration[rows.inside])) / 1e6)
         lines.append(f"{launches:,} kernels in the median step, half of all under {middle}")
-        lines += _places(rows)
+        lines += _modules(rows)
     if case.run is not None and case.run.ran is not None and case.run.ran.kernel_launches:
         lines.append(f"{case.run.ran.kernel_launches} launches by the host")
     return tuple(lines)
 
 
-def _places(rows: Rows) -> list[str]:
-    """The modules, layers of a kind together, that launch most of the short kernels."""
+def _modules(rows: Rows) -> list[str]:
+    """Return the modules that launch most of the short kernels, layers of a kind together."""
     short = rows.inside & (rows.work.duration < SHORT_NS)
     counts: dict[str, float] = defaultdict(float)
     for group in rows.totals("module", short, most=len(rows.work.labels)):
@@ -72,7 +72,7 @@ def _places(rows: Rows) -> list[str]:
             counts[fold_layer_numbers(group.label)] += group.count
     most = sorted(counts.items(), key=lambda item: -item[1])[:3]
     words = f"kernels a step under {SHORT_NS // 1000} us"
-    return [f"{name}: {count:.0f} {words}" for name, count in most if count >= FEWEST]
+    return [f"{name}: {count:.0f} {words}" for name, count in most if count >= MIN_SHORT]
 
 
 RULE = check

@@ -1,10 +1,10 @@
-"""CUDA graphs are captured anew for every size of input.
+"""CUDA graphs are captured again for every new size of input.
 
-What it sees: graphs that are still captured in the profiled steps.
-Why it costs: a size runs once without a graph and is captured the second time, so that the host
-launches kernels one by one; a size that comes once or twice is never replayed.
+What it sees: graphs that are still being captured in the profiled steps.
+Why it costs: a new size runs once without a graph and is captured the second time, with kernels
+launched one by one; a size that occurs only once or twice is never replayed.
 Remedy: pad inputs to few sizes, so that the same graphs are replayed.
-When it is wrong: a profile that began before all sizes had been seen once.
+When it is wrong: the profile began before all sizes had occurred once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from steplab.findings.case import Case
 
 
 def check(case: Case) -> Finding | None:
-    """Take what the captures cost, or all waiting for launches, which replays would not need."""
+    """Take the cost of the captures, or all waiting for launches, which replays would not need."""
     spent = case.capture_ms
     if not spent or case.rows is None or case.analysis is None:
         return None

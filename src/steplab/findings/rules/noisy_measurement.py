@@ -1,9 +1,9 @@
-"""The samples lie too far apart to tell small differences.
+"""The samples spread too far to show small differences.
 
 What it sees: the middle half of the samples spans more than 10 % of the median.
 Why it costs: a change smaller than the spread can neither be seen nor ruled out.
 Remedy: more steps, a quiet machine, or two Runs measured in turns (`compare A B --rerun`).
-When it is wrong: a workload whose steps truly differ (ragged batches) spreads as well.
+When it is wrong: steps that truly differ (ragged batches) spread as well.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 
-LARGEST_SPREAD = 0.10
+MAX_SPREAD = 0.10
 
 
 def check(case: Case) -> Finding | None:
@@ -19,7 +19,7 @@ def check(case: Case) -> Finding | None:
     if case.run is None or case.run.clock is None:
         return None
     step = case.run.clock.step
-    if not step.spread > LARGEST_SPREAD:
+    if not step.spread > MAX_SPREAD:
         return None
     low, high = step.percentile(25), step.percentile(75)
     return Finding(

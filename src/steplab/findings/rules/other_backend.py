@@ -1,7 +1,8 @@
-"""Another attention kernel ran than the one that was asked for.
+"""A different attention kernel ran than the recipe asks for.
 
 What it sees: `impl.attention` in the recipe, and a trace that shows another backend.
-Why it costs: the numbers belong to another kernel; flash takes 1.6 times cuDNN's time on an H200.
+Why it costs: the measured time is of another kernel; flash takes 1.6 times as long as cuDNN on an
+H200.
 Remedy: put the kernel's own op into the graph; clear the compile cache.
 When it is wrong: never seen; a kernel whose name is unknown gives no finding.
 """
@@ -12,7 +13,7 @@ from steplab.core import Finding
 from steplab.findings.case import Case
 from steplab.hardware.kernel_names import FUSED_ATTENTION, traced_attention
 
-FREE = (None, "auto", "dense_mask")  # of which none names a kernel: torch or we choose one
+FREE = (None, "auto", "dense_mask")  # these name no kernel: torch or we choose one
 
 
 def check(case: Case) -> Finding | None:
@@ -36,7 +37,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _seen(case: Case) -> set[str]:
-    """The fused backends that ran, by operator, kernel or category."""
+    """Return the fused backends that ran, by operator, kernel or category."""
     seen = traced_attention(case.run.ran if case.run else None)
     if case.rows is not None:
         labels = {g.label for g in case.rows.totals("category", case.rows.inside, most=100)}

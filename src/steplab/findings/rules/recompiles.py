@@ -1,17 +1,15 @@
 """torch.compile compiles the same function again and again.
 
 What it sees: recompilations with the guard that failed, and the time they take per step.
-Why it costs: every new shape or value that a guard pins costs seconds; after 8 of them the
+Why it costs: every new shape or value that fails a guard costs seconds; after 8 of them the
 function runs uncompiled.
-Remedy: pad to few sizes, mark the dimension dynamic, make changing numbers tensors.
-When it is wrong: recompilations that end during warm-up cost only the start; then it is a note.
+Remedy: pad to few sizes, mark the dimension dynamic, turn changing numbers into tensors.
+When it is wrong: recompilations that end during warm-up cost only start-up time; then it is a note.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-
-import numpy as np
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
@@ -44,17 +42,16 @@ def check(case: Case) -> Finding | None:
 
 
 def _traced_ms(case: Case) -> float:
-    """Milliseconds of compilation per profiled step."""
+    """Return the ms of compilation per profiled step."""
     if case.rows is None or case.analysis is None:
         return 0.0
     trace = case.analysis.trace
-    named = np.array([text in COMPILING for text in trace.texts], dtype=bool)
-    spans = trace.ops.duration[named[trace.ops.name]] if len(trace.ops) else np.zeros(0)
+    spans = trace.ops.duration[trace.named(trace.ops, COMPILING.__contains__)]
     return float(spans.sum()) / 1e6 / case.rows.steps * case.rows.scale
 
 
 def _timed_ms(case: Case) -> float:
-    """By how much the mean step is longer than the quick ones, where graphs were made meanwhile."""
+    """Return by how much the mean step exceeds the fast ones, if graphs were compiled meanwhile."""
     run = case.run
     if run is None or run.clock is None or run.compilation is None:
         return 0.0

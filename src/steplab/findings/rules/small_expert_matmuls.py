@@ -1,12 +1,12 @@
-"""Every expert multiplies its few tokens on its own.
+"""Every expert multiplies its few tokens by itself.
 
-What it sees: many products of one shape of weight in one place, each on a part of the tokens;
-with all that stands around them they reach less than half the rate of large products.
-Why it costs: a product of few rows fills neither the tensor cores nor the time its launch takes.
+What it sees: many products with weights of one shape in one loop, each on a part of the tokens;
+together with the work around them they reach less than half the rate of large products.
+Why it costs: a product of few rows does not fill the tensor cores, or the time of its own launch.
 Remedy: sort the tokens by expert and multiply all groups in one call
 (`impl.experts=grouped`, `torch._grouped_mm`).
-When it is wrong: experts so large that each product alone fills the device. Where grouped
-products have no kernel (a CPU) and run as this loop already, nothing is said.
+When it is wrong: experts are so large that each product alone fills the device. Where grouped
+products have no kernel (on a CPU) and run as this loop anyway, nothing is reported.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from steplab.findings.experts import expert_loops
 from steplab.findings.matmuls import attainable_rate, matmuls
 
 SLOW = 0.5  # of the rate that large products reach
-# Gathering, activation and scattering of a grouped dispatch, over its products: 42 of 74 ms in a
-# flagship mixture on an H200.
+# Time of gathering, activation and scattering of a grouped dispatch, over that of its products: 42
+# of 74 ms in a flagship mixture on an H200.
 AROUND = 0.5
 
 
@@ -28,7 +28,7 @@ def check(case: Case) -> Finding | None:
     """Compare the rate of the whole loop with the rate of large products."""
     rows = case.rows
     found = expert_loops(rows) if rows is not None else []
-    if rows is None or not found or _is_remedied(case):
+    if rows is None or not found or _is_grouped(case):
         return None
     multiplied = np.logical_or.reduce([place.products for place in found])
     whole = np.logical_or.reduce([place.whole for place in found])
@@ -54,8 +54,8 @@ def check(case: Case) -> Finding | None:
     )
 
 
-def _is_remedied(case: Case) -> bool:
-    """Whether the products are those of a grouped one without a kernel, which a CPU lacks."""
+def _is_grouped(case: Case) -> bool:
+    """Whether this is a grouped product that runs as a loop, as it does on a CPU."""
     ran = case.run.ran if case.run else None
     return not case.on_device and ran is not None and "grouped_mm" in ran.impls
 

@@ -1,9 +1,9 @@
-"""Utilisation is taken against a peak that only sparse matrices reach.
+"""Utilization is computed against a peak that only sparse matrices reach.
 
-What it sees: a peak given by the user that is a card's 2:4-sparse one.
-Why it costs: MFU looks half as good as it is; nobody knows when to stop.
+What it sees: a peak given by the user that is the 2:4-sparse peak of a card.
+Why it costs: MFU looks half as good as it is, and nobody knows when to stop.
 Remedy: leave the peak out, or give the dense one.
-When it is wrong: a model that truly multiplies 2:4-sparse matrices.
+When it is wrong: the model really multiplies 2:4-sparse matrices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _dtype(ran: Ran | None) -> str:
-    """The 16-bit dtype of most products; bf16 where they ran in fp32, whose peak has no twin."""
+    """Return the 16-bit dtype of most products; bf16 for fp32, which has no sparse peak."""
     most = main_matmul_dtype(ran, "bf16")
     return most if most in ("bf16", "fp16") else "bf16"
 

@@ -1,10 +1,10 @@
 """The host waits for the device in the middle of a step.
 
-What it sees: calls that wait for the device (`.item()`, `.nonzero()`, copies to the host), and
-the time in which the device then had nothing to do.
-Why it costs: the host loses its head start; the device idles until new work is launched.
+What it sees: calls that wait for the device (`.item()`, `.nonzero()`, copies to the host), and the
+time in which the device then had nothing to do.
+Why it costs: the host is no longer ahead; the device idles until new work is launched.
 Remedy: keep the value on the device, read it every N steps, or copy it without blocking.
-When it is wrong: a wait that is meant to be there, such as the end of a benchmark.
+When it is wrong: the wait is intended, as at the end of a benchmark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check(case: Case) -> Finding | None:
     counts: dict[tuple[str, str], float] = defaultdict(float)
     for row in ((syncs.step >= 0) & (syncs.idle > 0)).nonzero()[0]:
         op, line = labels[syncs.op[row]], labels[syncs.line[row]]
-        # Of compiled code the operator is the name of a graph, which says nothing.
+        # In compiled code the operator is the name of a graph, which says nothing.
         place = (op if "::" in op else labels[syncs.call[row]], line)
         idle[place] += float(syncs.idle[row]) / 1e6 / steps
         counts[place] += 1 / steps

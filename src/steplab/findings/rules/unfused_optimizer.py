@@ -1,10 +1,10 @@
-"""The optimizer updates tensor by tensor or op by op.
+"""The optimizer updates weights tensor by tensor or op by op.
 
 What it sees: an Adam update that is not fused and takes more than 3 % of the step.
-Why it costs: every op reads and writes all weights and states once more than one kernel would.
+Why it costs: every op reads and writes all weights and states again, where one kernel does so once.
 Remedy: `optimizer=fused`.
-When it is wrong: a relative of Adam that has no fused implementation. Of a compiled update, or
-one that a single operation makes (plain SGD), nothing is said: there is no pass to save.
+When it is wrong: a relative of Adam has no fused implementation. A compiled update, or one of a
+single operation (plain SGD), is not reported: there is no pass to save.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from steplab.findings.case import Case
 
 SHARE = 0.03
 # AdamW op by op moves 80 bytes per fp32 parameter (decay 8, lerp 12, square 20, root 8, divide 8,
-# add 8, update 16), fused 28 (four reads, three writes). A CPU saves about that or
-# more: 65 and 75 % with 2.6 million weights in 80 tensors, 86 and 88 % with 8.4 million in 16
-# (op by op, one thread, medians of 15 in two runs beside other work).
+# add 8, update 16), fused 28 (four reads, three writes). A CPU saves about that or more: 65 and
+# 75 % with 2.6 million weights in 80 tensors, 86 and 88 % with 8.4 million in 16 (op by op, one
+# thread, medians of 15 in two runs beside other work).
 SAVED = 1 - 28 / 80
 PASSES = ("addcdiv_", "addcmul_", "lerp_")  # of Adam and its relatives
 FORLOOP = frozenset(f"aten::{name}" for name in PASSES)
@@ -24,7 +24,7 @@ FOREACH = frozenset(f"aten::_foreach_{name}" for name in PASSES)
 
 
 def check(case: Case) -> Finding | None:
-    """Compare the optimizer's phase with the step."""
+    """Compare the time of the optimizer with the step."""
     kind, spent, step = _implementation(case), _phase_ms(case), case.step_ms
     if kind in ("", "fused", "one-pass triton_update") or not spent > SHARE * step:
         return None
@@ -40,7 +40,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _implementation(case: Case) -> str:
-    """Return forloop, foreach or fused as the trace shows, else as the Run says; "": unknown."""
+    """Return forloop, foreach or fused, by the trace or else by the Run; "": unknown."""
     ran = case.run.ran.optimizer if case.run is not None and case.run.ran is not None else ""
     if case.rows is None:
         return "" if _is_compiled(case) else ran

@@ -1,9 +1,9 @@
 """The first steps are slower than the rest and were measured with them.
 
-What it sees: one or more samples at the beginning, each twice as long as the steady ones.
-Why it costs: the mean, and with many of them the median, tell of start-up instead of training.
+What it sees: one or more samples at the beginning that take twice as long as the steady ones.
+Why it costs: the mean, and with many of them the median, include start-up that training lacks.
 Remedy: more warm-up steps.
-When it is wrong: a machine that was busy just then; measure again.
+When it is wrong: the machine was busy just then; measure again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from steplab.core import Finding, units
 from steplab.findings.case import Case
 
 SLOW = 2.0  # times the median of the steady samples
-FEWEST = 4  # samples
+MIN_SAMPLES = 4
 
 
 def check(case: Case) -> Finding | None:
-    """Look for a slow beginning among the timed steps, or else among the profiled ones."""
+    """Look for a slow beginning among the timed steps, else among the profiled ones."""
     samples = _samples(case)
     count = slow_beginning(samples)
     if not count:
@@ -39,12 +39,12 @@ def check(case: Case) -> Finding | None:
 
 
 def slow_beginning(samples: Sequence[float]) -> int:
-    """How many samples at the beginning are slow, when the others are not.
+    """Return how many samples at the beginning are slow while the others are not.
 
-    Beside a single slow one no other may be: it could stand anywhere. Two or more in a row are no
-    accident, and a tenth of the rest may be slow as well, as on a machine with other work.
+    A single slow sample counts only if no other is slow: it could be anywhere by chance. Two or
+    more in a row are not chance, and a tenth of the rest may be slow too, as on a busy machine.
     """
-    if len(samples) < FEWEST:
+    if len(samples) < MIN_SAMPLES:
         return 0
     for count in range(len(samples) // 2, 0, -1):
         rest = samples[count:]
