@@ -1,4 +1,4 @@
-"""Run one job in a group of rank processes and say how every cell ended, whatever happens."""
+"""Run one job in a group of rank processes and report how every cell ended, whatever happens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_job(job: Job) -> Iterator[Outcome]:
     """Yield one Outcome per cell of `job`, in order and as they come.
 
     The ranks are started together and all end before the last Outcome. When one crashes or the
-    time is up, the cell in work and all later ones say so.
+    time is up, the outcomes of the current cell and all later ones say so.
     """
     with tempfile.TemporaryDirectory(prefix="steplab-") as name:
         folder = Path(name)

@@ -1,6 +1,7 @@
 """What a group of ranks is asked to measure and what comes back: plain data for both sides.
 
-Bytes and bandwidths of a collective are those that nccl-tests defines."""
+Bytes and bandwidths of a collective are those that nccl-tests defines.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ CollectiveOp = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all
 OPS: tuple[CollectiveOp, ...] = get_args(CollectiveOp)
 Dtype = Literal["fp32", "bf16"]
 Backend = Literal["gloo", "nccl"]
+ITEM_BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2}
 
 # Results are verified with integers of 0 to 3: their sum over 85 ranks stays below 256, up to
 # which bf16 holds every integer.
 LARGEST_VALUE, MAX_WORLD = 3, 85
 
-# Names of the files through which a group and its starter talk, inside one folder.
+# Files in one folder, through which the ranks and the process that starts them talk.
 JOB_FILE, OUTCOME_FILE, FAILURE_FILE, LOG_FILE = "job.json", "outcomes", "failure", "log"
 
 
@@ -55,15 +57,12 @@ class Outcome:
     reason: str = ""
     rank_ms: tuple[tuple[float, ...], ...] = ()
     rank_host_ms: tuple[tuple[float, ...], ...] = ()  # until the call returned to Python
-    late_runs: int = 0  # runs whose time on the device holds a wait for the host
+    late_runs: int = 0  # runs whose time on the device includes a wait for the host
     window_ms: float = 0.0  # wall time of all timed runs, refills and barriers included
 
 
-ITEM_BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2}
-
-
 def message_elements(mib: float, dtype: Dtype, world: int) -> int:
-    """Elements of the full message: `mib` MiB, rounded down to an equal part for every rank.
+    """Return the elements of a message of `mib` MiB, rounded down to equal parts for all ranks.
 
     The full message is the buffer of an all-reduce, the output of an all-gather, the input of a
     reduce-scatter, and what one rank sends in an all-to-all.
@@ -72,12 +71,12 @@ def message_elements(mib: float, dtype: Dtype, world: int) -> int:
 
 
 def message_bytes(mib: float, dtype: Dtype, world: int) -> int:
-    """Bytes of the full message."""
+    """Return the bytes of the full message."""
     return message_elements(mib, dtype, world) * ITEM_BYTES[dtype]
 
 
 def bus_factor(op: CollectiveOp, world: int) -> float:
-    """Bytes that must pass the link of every rank, per byte of the message.
+    """Return the bytes that must pass the link of every rank, per byte of the message.
 
     An all-reduce is a reduce-scatter and an all-gather, so it counts twice.
     """
@@ -86,15 +85,15 @@ def bus_factor(op: CollectiveOp, world: int) -> float:
 
 
 def algorithm_gbs(message: int, ms: float) -> float:
-    """Message bytes over time, in GB/s (1 GB = 10**9 bytes)."""
+    """Return message bytes over time, in GB/s (1 GB = 10**9 bytes)."""
     return message / ms / 1e6
 
 
 def bus_gbs(op: CollectiveOp, world: int, message: int, ms: float) -> float:
-    """Bytes over the link of every rank per time, in GB/s: comparable with the hardware's peak."""
+    """Return the bandwidth over the link of every rank in GB/s, as hardware peaks are given."""
     return algorithm_gbs(message, ms) * bus_factor(op, world)
 
 
 def slowest(rank_ms: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Per run, the time of the rank that took longest. `rank_ms` is indexed [rank][run]."""
+    """Return, per run, the time of the slowest rank. `rank_ms` is indexed [rank][run]."""
     return tuple(max(run) for run in zip(*rank_ms, strict=True))

@@ -1,7 +1,7 @@
-"""Start the ranks of one job with torchrun's machinery: `python -m ...launch FOLDER`.
+"""Start the ranks of one job as torchrun does: `python -m ...launch FOLDER`.
 
 A process of its own, so that the log lines of elastic, gloo and NCCL go to a file, and so that
-one signal to its process group ends the starter and all ranks.
+one signal to its process group ends the launcher and all ranks.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def launch(folder: Path) -> int:
 def _summary(failure: ProcessFailure) -> str:
     if failure.exitcode < 0:
         return f"ended by {failure.signal_name()}{HINTS.get(-failure.exitcode, '')}"
-    told = failure.error_file_data["message"]  # a dict where the rank left a Python exception
-    if not isinstance(told, dict):
+    message = failure.error_file_data["message"]  # a dict where a rank left a Python exception
+    if not isinstance(message, dict):
         return f"ended with exit code {failure.exitcode}"
-    return f"stopped with {' '.join(told['message'].split())[:300]}"
+    return f"stopped with {' '.join(message['message'].split())[:300]}"
 
 
-def _end_with_starter(folder: Path) -> None:
-    """Clean up and end the group when the other end of stdin closes: the starter is gone."""
+def _end_with_parent(folder: Path) -> None:
+    """Clean up and end the group when the other end of stdin closes: the parent is gone."""
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(os.getpgrp(), signal.SIGTERM)
@@ -77,5 +77,5 @@ def _end_with_starter(folder: Path) -> None:
 
 if __name__ == "__main__":
     job_folder = Path(sys.argv[1])
-    threading.Thread(target=_end_with_starter, args=(job_folder,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(job_folder,), daemon=True).start()
     sys.exit(launch(job_folder))
