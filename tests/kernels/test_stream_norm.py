@@ -110,14 +110,14 @@ class Interpreted:
         leaves, choices, (d_normed, d_stream, d_score) = stream_inputs(NARROW)
         ops, rstd = torch.ops.steplab, torch.ones(2, 7)
         x, weight, offset, added, router = leaves.values()
-        forward = (x, added, choices[0].places_BS, weight, offset, router, EPS, None)
+        forward = (x, added, choices[0].slots_BS, weight, offset, router, EPS, None)
         torch.library.opcheck(ops.stream_norm.default, forward)
         plain = (x, None, None, weight, None, None, EPS, FP32)
         torch.library.opcheck(ops.stream_norm.default, plain)
         rows = (x, rstd, choices[1].rows_BK, weight, offset, BF16)
         torch.library.opcheck(ops.stream_norm_rows.default, rows)
-        places = choices[1].places_BS
-        backward = (d_normed, places, d_score, d_stream, x, rstd, weight, offset, router)
+        slots = choices[1].slots_BS
+        backward = (d_normed, slots, d_score, d_stream, x, rstd, weight, offset, router)
         # Sums that nobody asked for are not written, so all are asked for.
         torch.library.opcheck(ops.stream_norm_backward.default, backward)
 
@@ -129,11 +129,11 @@ def bf16(*shape): return torch.empty(shape, dtype=torch.bfloat16)
 long, number = torch.int64, torch.empty(2, 64)
 for width in (768, 1792, 8192):
     x, part, vector = bf16(2, 64, width), bf16(2, 32, width), bf16(width)
-    places, rows = torch.zeros(2, 64, dtype=long), torch.zeros(2, 32, dtype=long)
-    norm.launch_forward(x, part, places, vector, vector, vector, 1e-6, (x, None, number, number))
+    slots, rows = torch.zeros(2, 64, dtype=long), torch.zeros(2, 32, dtype=long)
+    norm.launch_forward(x, part, slots, vector, vector, vector, 1e-6, (x, None, number, number))
     norm.launch_forward(x, x, None, vector, vector, None, 1e-6, (x, x, number, None))
     norm.launch_rows(x, number, rows, vector, vector, part)
-    norm.launch_backward(part, places, number, x, x, number, vector, vector, vector)
+    norm.launch_backward(part, slots, number, x, x, number, vector, vector, vector)
     norm.launch_backward(x, None, None, x, x, number, vector, vector, None)
 for kernel in kernels:
     assert kernel.metadata.shared <= 99 * 1024, kernel.metadata

@@ -365,7 +365,7 @@ def _attention_by_blocks_flops(args: Args) -> float:
 _EXPERTS = "x_TD weights_TK w_in_EFD w_out_EDF row_TK source_R offsets_E"
 _NEEDS = "need_dx need_dw_in need_dw_out"
 _HEAD = "x weight targets"
-_STREAM = "x added places weight_D offset_D router_D eps dtype"
+_STREAM = "x added slots weight_D offset_D router_D eps dtype"
 
 OWN_OPS = {
     "fused_experts": OwnOp(
@@ -427,7 +427,7 @@ OWN_OPS = {
         "stream rstd rows weight_D offset_D dtype", flops=_no_products, kernels=_stream_norm_rows
     ),
     "stream_norm_backward": OwnOp(
-        "d_normed places d_score d_stream stream rstd weight_D",
+        "d_normed slots d_score d_stream stream rstd weight_D",
         flops=_no_products,
         kernels=_stream_norm_backward,
     ),

@@ -83,11 +83,11 @@ class NormInput(NamedTuple):
         return stream_norm_op.add_and_score(self._choose(), *inputs, router_D)
 
     def taken(
-        self, scored: Scored, choice: RowSelection, router_D: Tensor
+        self, scored: Scored, selection: RowSelection, router_D: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (normed rows (B, K, D) in the products' dtype, stream_BSD, score_BS)."""
         dtype = matmul_dtype(self.x_BSD)
-        inputs = (scored, choice, self._parameters(), router_D, dtype)
+        inputs = (scored, selection, self._parameters(), router_D, dtype)
         return stream_norm_op.take_normed(self.norm.ran, *inputs)
 
     def _parameters(self) -> Norm:

@@ -73,11 +73,11 @@ def _sigmoid(x):
 
 @triton.jit
 def _row_weights(values, source, row_R, inside_R):
-    """Return the rows' weights in fp32, and the places of their gradients."""
-    place_R = row_R
+    """Return the rows' weights in fp32, and the indices of their gradients."""
+    index_R = row_R
     if source is not None:
-        place_R = tl.load(source + row_R, mask=inside_R, other=0)
-    return tl.load(values + place_R, mask=inside_R, other=0.0).to(tl.float32), place_R
+        index_R = tl.load(source + row_R, mask=inside_R, other=0)
+    return tl.load(values + index_R, mask=inside_R, other=0.0).to(tl.float32), index_R
 
 
 @triton.jit
@@ -117,9 +117,9 @@ def activation_backward_kernel(
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside_R = row_R < R
     weight_R = tl.full([ROWS], 1.0, tl.float32)
-    place_R = row_R
+    index_R = row_R
     if values is not None:
-        weight_R, place_R = _row_weights(values, source, row_R, inside_R)
+        weight_R, index_R = _row_weights(values, source, row_R, inside_R)
     wide: tl.constexpr = 2 * WIDTH if GATED else WIDTH
     dtype: tl.constexpr = dz.dtype.element_ty
     dot_RC = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -149,7 +149,7 @@ def activation_backward_kernel(
         if dvalues is not None:
             dot_RC += slope_RC * h_RC
     if dvalues is not None:
-        tl.store(dvalues + place_R, tl.sum(dot_RC, 1), mask=inside_R)
+        tl.store(dvalues + index_R, tl.sum(dot_RC, 1), mask=inside_R)
 # fmt: on
 
 

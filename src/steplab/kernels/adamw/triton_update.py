@@ -45,25 +45,25 @@ def adamw_kernel(
     keep = (1.0 - rate * DECAY).to(tl.float32)
     begin = tl.program_id(0).to(tl.int64) * (BLOCK * BLOCKS)
     for block in tl.range(BLOCKS):
-        place_N = begin + block * BLOCK + tl.arange(0, BLOCK)
-        inside_N = place_N < size
-        grad_N = tl.load(grad + place_N, mask=inside_N, other=0.0).to(tl.float32)
+        offset_N = begin + block * BLOCK + tl.arange(0, BLOCK)
+        inside_N = offset_N < size
+        grad_N = tl.load(grad + offset_N, mask=inside_N, other=0.0).to(tl.float32)
         if CLIPPED:
             grad_N *= tl.load(coefficient)
-        avg_N = tl.load(exp_avg + place_N, mask=inside_N, other=0.0)
-        sq_N = tl.load(exp_avg_sq + place_N, mask=inside_N, other=0.0)
+        avg_N = tl.load(exp_avg + offset_N, mask=inside_N, other=0.0)
+        sq_N = tl.load(exp_avg_sq + offset_N, mask=inside_N, other=0.0)
         if HAS_MASTER:
-            weight_N = tl.load(master + place_N, mask=inside_N, other=0.0)
+            weight_N = tl.load(master + offset_N, mask=inside_N, other=0.0)
         else:
-            weight_N = tl.load(param + place_N, mask=inside_N, other=0.0).to(tl.float32)
+            weight_N = tl.load(param + offset_N, mask=inside_N, other=0.0).to(tl.float32)
         avg_N += (grad_N - avg_N) * LESS1
         sq_N = sq_N * (1.0 - LESS2) + grad_N * grad_N * LESS2
         weight_N = weight_N * keep - step_size * avg_N / (tl.sqrt(sq_N) / root + EPS)
-        tl.store(exp_avg + place_N, avg_N, mask=inside_N)
-        tl.store(exp_avg_sq + place_N, sq_N, mask=inside_N)
+        tl.store(exp_avg + offset_N, avg_N, mask=inside_N)
+        tl.store(exp_avg_sq + offset_N, sq_N, mask=inside_N)
         if HAS_MASTER:
-            tl.store(master + place_N, weight_N, mask=inside_N)
-        tl.store(param + place_N, narrow(weight_N, param.dtype.element_ty, UPCAST), mask=inside_N)
+            tl.store(master + offset_N, weight_N, mask=inside_N)
+        tl.store(param + offset_N, narrow(weight_N, param.dtype.element_ty, UPCAST), mask=inside_N)
 # fmt: on
 
 

@@ -283,9 +283,9 @@ def attention_dq_kernel(
     dout_RD = load_tile(d_out, dout_strides, batch, head, row, T, ROWS, WIDTH, D, True, DESCRIPTORS)
     out_RD = load_tile(out, out_strides, batch, head, row, T, ROWS, WIDTH, D, True, False)
     delta_R = tl.sum(out_RD.to(tl.float32) * dout_RD.to(tl.float32), 1)
-    place = (batch.to(tl.int64) * heads + head) * T
-    tl.store(delta + place + query_R, delta_R, mask=query_R < T)
-    lse_R = tl.load(lse + place + query_R, mask=query_R < T, other=0.0)
+    line = (batch.to(tl.int64) * heads + head) * T
+    tl.store(delta + line + query_R, delta_R, mask=query_R < T)
+    lse_R = tl.load(lse + line + query_R, mask=query_R < T, other=0.0)
     q_RD = load_tile(q, q_strides, batch, head, row, T, ROWS, WIDTH, D, True, DESCRIPTORS)
 
     start_R, stop_R = keys_seen(query_R, batch, T, S, first, past, CAUSAL, DOCUMENTS)

@@ -58,11 +58,11 @@ def softmax_kernel(
     """Write weights over one row of scores, 0 for what the rest of its block sees."""
     offset, seen, set_to = _row(queries, keys, CAUSAL, BLOCK)
     s_S = tl.arange(0, S)
-    place = scores + offset + s_S
-    x_S = tl.load(place, mask=s_S < seen, other=-float("inf")).to(tl.float32) * scale
+    pointer_S = scores + offset + s_S
+    x_S = tl.load(pointer_S, mask=s_S < seen, other=-float("inf")).to(tl.float32) * scale
     weight_S = tl.exp(x_S - tl.max(x_S, 0))
     weight_S = weight_S / tl.sum(weight_S, 0)
-    tl.store(place, narrow(weight_S, scores.dtype.element_ty, UPCAST), mask=s_S < set_to)
+    tl.store(pointer_S, narrow(weight_S, scores.dtype.element_ty, UPCAST), mask=s_S < set_to)
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -73,11 +73,11 @@ def softmax_backward_kernel(
     """Write the gradients of scores over one row of those of weights."""
     offset, seen, set_to = _row(queries, keys, CAUSAL, BLOCK)
     s_S = tl.arange(0, S)
-    place = gradients + offset + s_S
-    d_S = tl.load(place, mask=s_S < seen, other=0.0).to(tl.float32)
+    pointer_S = gradients + offset + s_S
+    d_S = tl.load(pointer_S, mask=s_S < seen, other=0.0).to(tl.float32)
     weight_S = tl.load(weights + offset + s_S, mask=s_S < seen, other=0.0).to(tl.float32)
     d_S = weight_S * (d_S - tl.sum(weight_S * d_S, 0)) * scale
-    tl.store(place, narrow(d_S, gradients.dtype.element_ty, UPCAST), mask=s_S < set_to)
+    tl.store(pointer_S, narrow(d_S, gradients.dtype.element_ty, UPCAST), mask=s_S < set_to)
 # fmt: on
 
 
@@ -216,9 +216,9 @@ def softmax_rows_backward(
 
 def _hidden(own: slice, seen: slice, T: int, S: int, causal: bool, like: Tensor) -> Tensor:
     """Return which keys the queries of a block do not see."""
-    place = torch.arange(own.start, own.stop, device=like.device)[:, None] + S - T
+    position = torch.arange(own.start, own.stop, device=like.device)[:, None] + S - T
     key = torch.arange(seen.stop, device=like.device)
-    return key > place if causal else torch.zeros_like(key, dtype=torch.bool)
+    return key > position if causal else torch.zeros_like(key, dtype=torch.bool)
 
 
 def refuse(inputs: AttentionInputs) -> str:

@@ -49,12 +49,12 @@ class Mask:
         """Return the scores, -inf where a query does not see the key."""
         key_K = torch.arange(keys.start, keys.stop, device=scores_BGNQK.device)
         if self.causal:
-            place_Q = torch.arange(queries.start, queries.stop, device=key_K.device) + self.ahead
-            hidden_QK = key_K > place_Q[:, None]
+            query_Q = torch.arange(queries.start, queries.stop, device=key_K.device)
+            hidden_QK = key_K > (query_Q + self.ahead)[:, None]
             scores_BGNQK = scores_BGNQK.masked_fill(hidden_QK, -math.inf)
         if self.first_BS is not None and self.past_BS is not None:
-            places = slice(queries.start + self.ahead, queries.stop + self.ahead)
-            first_BQ1, past_BQ1 = self.first_BS[:, places, None], self.past_BS[:, places, None]
+            own = slice(queries.start + self.ahead, queries.stop + self.ahead)
+            first_BQ1, past_BQ1 = self.first_BS[:, own, None], self.past_BS[:, own, None]
             hidden_BQK = (key_K < first_BQ1) | (key_K >= past_BQ1)
             scores_BGNQK = scores_BGNQK.masked_fill(hidden_BQK[:, None, None], -math.inf)
         return scores_BGNQK

@@ -40,10 +40,10 @@ def _gradient(
     top_T, log_sum_T = norms_2T
     z_TC = logits_TC.to(wide(logits_TC.dtype))
     z_TC.sub_(top_T[:, None]).sub_(log_sum_T[:, None]).exp_()
-    place_T = targets_T - first
-    is_here_T = (place_T >= 0) & (place_T < logits_TC.shape[1])
-    place_T1 = torch.where(is_here_T, place_T, 0)[:, None]
-    z_TC.scatter_add_(-1, place_T1, -is_here_T.to(z_TC.dtype)[:, None])
+    column_T = targets_T - first
+    is_here_T = (column_T >= 0) & (column_T < logits_TC.shape[1])
+    column_T1 = torch.where(is_here_T, column_T, 0)[:, None]
+    z_TC.scatter_add_(-1, column_T1, -is_here_T.to(z_TC.dtype)[:, None])
     z_TC.mul_(torch.where(targets_T != ignore, d_losses_T, 0)[:, None])
     logits_TC.copy_(z_TC)
 

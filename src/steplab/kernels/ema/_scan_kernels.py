@@ -31,26 +31,26 @@ LENGTHS = ["L", "chunk_length"]
 
 # fmt: off
 @triton.jit
-def load_modes(source, place, SIZE: tl.constexpr, G: tl.constexpr):
+def load_modes(source, offset, SIZE: tl.constexpr, G: tl.constexpr):
     """Return G rows of `SIZE` elements each as a tuple."""
     modes_G = ()
     for g in tl.static_range(G):
-        modes_G += (tl.load(source + g * SIZE + place),)
+        modes_G += (tl.load(source + g * SIZE + offset),)
     return modes_G
 
 
 @triton.jit
-def load_complex(source, place, SIZE: tl.constexpr, G: tl.constexpr):
+def load_complex(source, offset, SIZE: tl.constexpr, G: tl.constexpr):
     """Return real and imaginary parts of (2, G, D, P) as two tuples."""
-    return load_modes(source, place, SIZE, G), load_modes(source + G * SIZE, place, SIZE, G)
+    return load_modes(source, offset, SIZE, G), load_modes(source + G * SIZE, offset, SIZE, G)
 
 
 @triton.jit
-def store_complex(target, re_G, im_G, place, inside, SIZE: tl.constexpr, G: tl.constexpr):
+def store_complex(target, re_G, im_G, offset, inside, SIZE: tl.constexpr, G: tl.constexpr):
     """Write (2, G, D, P)."""
     for g in tl.static_range(G):
-        tl.store(target + g * SIZE + place, re_G[g], mask=inside)
-        tl.store(target + (G + g) * SIZE + place, im_G[g], mask=inside)
+        tl.store(target + g * SIZE + offset, re_G[g], mask=inside)
+        tl.store(target + (G + g) * SIZE + offset, im_G[g], mask=inside)
 
 
 @triton.jit
@@ -60,12 +60,12 @@ def zero_modes(LANES: tl.constexpr, P: tl.constexpr, G: tl.constexpr):
 
 
 @triton.jit
-def load_powers(source, place, SIZE: tl.constexpr, G: tl.constexpr, R: tl.constexpr):
+def load_powers(source, offset, SIZE: tl.constexpr, G: tl.constexpr, R: tl.constexpr):
     """Return R complex rows of (R, 2, G, D, P): a tuple of real parts, one of imaginary parts."""
     re_RG = ()
     im_RG = ()
     for r in tl.static_range(R):
-        re_G, im_G = load_complex(source + r * 2 * G * SIZE, place, SIZE, G)
+        re_G, im_G = load_complex(source + r * 2 * G * SIZE, offset, SIZE, G)
         re_RG += (re_G,)
         im_RG += (im_G,)
     return re_RG, im_RG
@@ -148,7 +148,7 @@ def own_lanes(D: tl.constexpr, P: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def own_chunk(target, SIZE: tl.constexpr):
-    """Return the place of this program's states in (B, C, 2, G, D, P), `SIZE` of each chunk."""
+    """Return a pointer to this program's states in (B, C, 2, G, D, P), `SIZE` of each chunk."""
     chunk = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     return target + chunk * SIZE
 
@@ -159,11 +159,11 @@ def ema_sums_kernel(
     R: tl.constexpr, U: tl.constexpr, LANES: tl.constexpr, REVERSED: tl.constexpr,
 ):
     """Write the state that each chunk ends with when it begins with nothing: (B, C, 2, G, D, P)."""
-    lane, place, inside = own_lanes(D, P, LANES)
+    lane, offset, inside = own_lanes(D, P, LANES)
     first, count = chunk_bounds(L, chunk_length)
     STRIDE: tl.constexpr = -D if REVERSED else D
     row = x + begin_row(first, count, L, D, REVERSED)
-    powers = load_powers(tables, place, D * P, G, R)
+    powers = load_powers(tables, offset, D * P, G, R)
     re_G, im_G = zero_modes(LANES, P, G), zero_modes(LANES, P, G)
     blocks = count // U
     # The next block is on its way while this one is worked on.
@@ -181,11 +181,11 @@ def ema_sums_kernel(
         re_G, im_G = advance(re_G, im_G, load_block(row, lane, STRIDE, 1), powers, 0, G, 1)
         row += STRIDE
     target = own_chunk(sums, 2 * G * D * P)
-    store_complex(target, re_G, im_G, place, inside[:, None], D * P, G)
+    store_complex(target, re_G, im_G, offset, inside[:, None], D * P, G)
 
 
 @triton.jit
-def _outside_place(state, D: tl.constexpr, P: tl.constexpr):
+def _outside_offset(state, D: tl.constexpr, P: tl.constexpr):
     """Return where (N, D) has what (G, D, P) has at `state`, and its mode."""
     mode = state // (D * P) * P + state % P
     return mode * D + state // P % D, mode
@@ -207,7 +207,7 @@ def ema_carry_kernel(
     state = tl.program_id(0) * LANES + tl.arange(0, LANES)
     inside = state < SIZE
     batch = tl.program_id(1).to(tl.int64)
-    outside, mode = _outside_place(state, D, P)
+    outside, mode = _outside_offset(state, D, P)
     outside += batch * (2 * N * D)
     exists = inside & (mode < N)
     re, im = tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32)
@@ -226,15 +226,15 @@ def ema_carry_kernel(
         sum_im = ()
         for i in tl.static_range(GROUP):
             step = tl.minimum(group + i, chunks - 1)
-            place = row + 2 * SIZE * (chunks - 1 - step if REVERSED else step)
-            sum_re += (tl.load(place, mask=inside, other=0.0),)
-            sum_im += (tl.load(place + SIZE, mask=inside, other=0.0),)
+            pointer = row + 2 * SIZE * (chunks - 1 - step if REVERSED else step)
+            sum_re += (tl.load(pointer, mask=inside, other=0.0),)
+            sum_im += (tl.load(pointer + SIZE, mask=inside, other=0.0),)
         for i in tl.static_range(GROUP):
             step = group + i
             here = inside & (step < chunks)
-            place = row + 2 * SIZE * (chunks - 1 - step if REVERSED else step)
-            tl.store(place, re, mask=here)
-            tl.store(place + SIZE, im, mask=here)
+            pointer = row + 2 * SIZE * (chunks - 1 - step if REVERSED else step)
+            tl.store(pointer, re, mask=here)
+            tl.store(pointer + SIZE, im, mask=here)
             at_end = step == 0 if REVERSED else step == chunks - 1
             f_re, f_im = tl.where(at_end, end_re, q_re), tl.where(at_end, end_im, q_im)
             next_re = sum_re[i] + f_re * re - f_im * im
@@ -267,14 +267,14 @@ def ema_outputs_kernel(
 ):
     """Write the outputs (B, L, D); `entering` (B, C, 2, G, D, P) are the states before each chunk.
     """
-    lane, place, inside = own_lanes(D, P, LANES)
+    lane, offset, inside = own_lanes(D, P, LANES)
     first, count = chunk_bounds(L, chunk_length)
     begin = begin_row(first, count, L, D, False)
     row, out = x + begin, y + begin
-    powers = load_powers(tables, place, D * P, G, R)
-    reads = load_powers(tables + POWERS * (2 * G * D * P), place, D * P, G, R)
+    powers = load_powers(tables, offset, D * P, G, R)
+    reads = load_powers(tables + POWERS * (2 * G * D * P), offset, D * P, G, R)
     near_R = load_block(near, lane, D, R)
-    re_G, im_G = load_complex(own_chunk(entering, 2 * G * D * P), place, D * P, G)
+    re_G, im_G = load_complex(own_chunk(entering, 2 * G * D * P), offset, D * P, G)
     blocks = count // U
     ahead_U = load_steps(row, lane, count, D, U)
     for block in range(blocks):
@@ -356,7 +356,7 @@ def _one_if(is_one, q, G: tl.constexpr):
 
 @triton.jit
 def _finish(
-    partial, d_start, entering, state, q, c, lane, place, inside, D: tl.constexpr, G: tl.constexpr,
+    partial, d_start, entering, state, q, c, lane, offset, inside, D: tl.constexpr, G: tl.constexpr,
     P: tl.constexpr, HAS_START: tl.constexpr,
 ):
     """Add what the state before the chunk contributes; write the sums and the state's gradient."""
@@ -368,11 +368,11 @@ def _finish(
     start = d_start + tl.program_id(2).to(tl.int64) * (2 * G * ROW)
     inside_1 = inside[:, None]
     for g in tl.static_range(G):
-        g_re = tl.load(entering + g * ROW + place)
-        g_im = tl.load(entering + (G + g) * ROW + place)
+        g_re = tl.load(entering + g * ROW + offset)
+        g_im = tl.load(entering + (G + g) * ROW + offset)
         s_re = dq_re[g] + g_re * w_re[g] - g_im * w_im[g]
         s_im = dq_im[g] + g_re * w_im[g] + g_im * w_re[g]
-        here = partial + g * ROW + place
+        here = partial + g * ROW + offset
         tl.store(here, c_re[g] * s_re - c_im[g] * s_im, mask=inside_1)
         tl.store(here + G * ROW, c_re[g] * s_im + c_im[g] * s_re, mask=inside_1)
         t_re, t_im = dc_re[g], dc_im[g]
@@ -384,8 +384,8 @@ def _finish(
             t_im += tl.where(is_first, b_re * g_im + b_im * g_re, 0.0)
             re = c_re[g] * b_re - c_im[g] * b_im
             im = c_re[g] * b_im + c_im[g] * b_re
-            tl.store(start + g * ROW + place, re, mask=inside_1 & is_first)
-            tl.store(start + (G + g) * ROW + place, -im, mask=inside_1 & is_first)
+            tl.store(start + g * ROW + offset, re, mask=inside_1 & is_first)
+            tl.store(start + (G + g) * ROW + offset, -im, mask=inside_1 & is_first)
         tl.store(here + 2 * G * ROW, t_re, mask=inside_1)
         tl.store(here + 3 * G * ROW, t_im, mask=inside_1)
     tl.store(partial + 4 * G * ROW + lane, d_omega, mask=inside)
@@ -404,12 +404,12 @@ def ema_gradients_kernel(
     behind it, both (B, C, 2, G, D, P). Of a chunk come first the sums for q and for c, real and
     imaginary parts, each (G, D, P), and then the one for omega.
     """
-    lane, place, inside = own_lanes(D, P, LANES)
+    lane, offset, inside = own_lanes(D, P, LANES)
     first, count = chunk_bounds(L, chunk_length)
     begin = begin_row(first, count, L, D, True)
     row, dy_row, dx_row = x + begin, dy + begin, d_x + begin
-    r_re, r_im = load_complex(own_chunk(arriving, 2 * G * D * P), place, D * P, G)
-    q, c = load_complex(tables, place, D * P, G), load_complex(weights, place, D * P, G)
+    r_re, r_im = load_complex(own_chunk(arriving, 2 * G * D * P), offset, D * P, G)
+    q, c = load_complex(tables, offset, D * P, G), load_complex(weights, offset, D * P, G)
     skip = tl.load(omega + lane).to(tl.float32)
     none_G = zero_modes(LANES, P, G)
     state = (
@@ -443,5 +443,5 @@ def ema_gradients_kernel(
 
     own = own_chunk(partial, (4 * G * P + 1) * D)
     before = own_chunk(entering, 2 * G * D * P)
-    _finish(own, d_start, before, state, q, c, lane, place, inside, D, G, P, HAS_START)
+    _finish(own, d_start, before, state, q, c, lane, offset, inside, D, G, P, HAS_START)
 # fmt: on

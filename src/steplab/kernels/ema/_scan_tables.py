@@ -18,16 +18,16 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _coefficients(alpha, delta, theta, gamma, place, lane, mode, inside, N: tl.constexpr):
+def _coefficients(alpha, delta, theta, gamma, offset, lane, mode, inside, N: tl.constexpr):
     """Return sigmoids of alpha, delta and theta, |q|, cos and sin of its angle, gamma / sqrt(N)."""
-    al = _sigmoid(tl.load(alpha + place, mask=inside, other=0.0).to(tl.float64))
-    de = _sigmoid(tl.load(delta + place, mask=inside, other=0.0).to(tl.float64))
+    al = _sigmoid(tl.load(alpha + offset, mask=inside, other=0.0).to(tl.float64))
+    de = _sigmoid(tl.load(delta + offset, mask=inside, other=0.0).to(tl.float64))
     turn = _sigmoid(tl.load(theta + lane).to(tl.float64))
     per_mode = (mode + 1).to(tl.float64) * (6.283185307179586 / N)
     phi = per_mode * turn
-    root = tl.full([1, 1], N, tl.float64)
-    gamma_re = tl.load(gamma + 2 * place, mask=inside, other=0.0).to(tl.float64) / tl.sqrt(root)
-    gamma_im = tl.load(gamma + 2 * place + 1, mask=inside, other=0.0).to(tl.float64) / tl.sqrt(root)
+    root = tl.sqrt(tl.full([1, 1], N, tl.float64))
+    gamma_re = tl.load(gamma + 2 * offset, mask=inside, other=0.0).to(tl.float64) / root
+    gamma_im = tl.load(gamma + 2 * offset + 1, mask=inside, other=0.0).to(tl.float64) / root
     return al, de, turn, per_mode, 1.0 - al * de, tl.cos(phi), tl.sin(phi), gamma_re, gamma_im
 
 
@@ -55,9 +55,9 @@ def _store_pair(target, re, im, here, inside, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _places(D: tl.constexpr, N: tl.constexpr, G: tl.constexpr, P: tl.constexpr,
+def _offsets(D: tl.constexpr, N: tl.constexpr, G: tl.constexpr, P: tl.constexpr,
             M: tl.constexpr, LANES: tl.constexpr):
-    """Return channels and modes, their places in (D, N) and in (G, D, P), and which exist there."""
+    """Return channels and modes, their offsets in (D, N) and (G, D, P), and which exist there."""
     channel = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
     mode = tl.arange(0, M)[:, None]
     in_row = channel < D
@@ -78,9 +78,9 @@ def ema_tables_kernel(
     the convolution at lags 0 to READS - 1, with omega in the first. Modes beyond N are 0. Grid:
     channels.
     """
-    lane, mode, place, here, in_row, inside, stored = _places(D, N, G, P, M, LANES)
+    lane, mode, offset, here, in_row, inside, stored = _offsets(D, N, G, P, M, LANES)
     al, _de, _turn, _per_mode, rho, cos, sin, gamma_re, gamma_im = _coefficients(
-        alpha, delta, theta, gamma, place, lane, mode, inside, N
+        alpha, delta, theta, gamma, offset, lane, mode, inside, N
     )
     q_re, q_im = tl.where(inside, rho * cos, 0.0), tl.where(inside, rho * sin, 0.0)
     c_re, c_im = tl.where(inside, gamma_re * al, 0.0), tl.where(inside, gamma_im * al, 0.0)
@@ -121,9 +121,9 @@ def ema_chain_kernel(
 
     With the sums q' and c', the loss changes by Re(q' dq + c' dc). Grid: channels.
     """
-    lane, mode, place, here, in_row, inside, _stored = _places(D, N, G, P, M, LANES)
+    lane, mode, offset, here, in_row, inside, _stored = _offsets(D, N, G, P, M, LANES)
     al, de, turn, per_mode, rho, cos, sin, gamma_re, gamma_im = _coefficients(
-        alpha, delta, theta, gamma, place, lane, mode, inside, N
+        alpha, delta, theta, gamma, offset, lane, mode, inside, N
     )
     SIZE: tl.constexpr = G * D * P
     q_re = tl.load(sums + here, mask=inside, other=0.0).to(tl.float64)
@@ -133,10 +133,10 @@ def ema_chain_kernel(
     d_rho = q_re * cos - q_im * sin
     d_phi = -rho * (q_re * sin + q_im * cos)
     d_al = c_re * gamma_re - c_im * gamma_im - d_rho * de
-    tl.store(d_alpha + place, d_al * al * (1.0 - al), mask=inside)
-    tl.store(d_delta + place, -d_rho * al * de * (1.0 - de), mask=inside)
+    tl.store(d_alpha + offset, d_al * al * (1.0 - al), mask=inside)
+    tl.store(d_delta + offset, -d_rho * al * de * (1.0 - de), mask=inside)
     d_turn = tl.sum(tl.where(inside, d_phi * per_mode, 0.0), 0)[None, :]
     tl.store(d_theta + lane, d_turn * turn * (1.0 - turn), mask=in_row)
     root = tl.sqrt(tl.full([1, 1], N, tl.float64))
-    tl.store(d_gamma + 2 * place, c_re * al / root, mask=inside)
-    tl.store(d_gamma + 2 * place + 1, -c_im * al / root, mask=inside)
+    tl.store(d_gamma + 2 * offset, c_re * al / root, mask=inside)
+    tl.store(d_gamma + 2 * offset + 1, -c_im * al / root, mask=inside)

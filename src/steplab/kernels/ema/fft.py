@@ -5,7 +5,7 @@ per channel: nothing of size D N L is ever made. The whole row enters every outp
 transforms, so a NaN anywhere in it spoils all of it.
 """
 
-# B batch, L steps of time, D channels, N modes of each; A coarse and S fine places, A S >= L
+# B batch, L steps of time, D channels, N modes of each; A coarse and S fine steps, A S >= L
 from __future__ import annotations
 
 import torch

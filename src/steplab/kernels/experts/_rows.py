@@ -88,8 +88,8 @@ def routing_count_kernel(
     """Count each expert's assignments in one block. `counts` is (experts, blocks)."""
     _, hit_BE = _hits(experts, assignments, BLOCK, PADDED)
     expert_E = tl.arange(0, PADDED)
-    place_E = expert_E * tl.num_programs(0) + tl.program_id(0)
-    tl.store(counts + place_E, tl.sum(hit_BE, 0), mask=expert_E < EXPERTS)
+    offset_E = expert_E * tl.num_programs(0) + tl.program_id(0)
+    tl.store(counts + offset_E, tl.sum(hit_BE, 0), mask=expert_E < EXPERTS)
 
 
 @triton.jit
@@ -105,9 +105,9 @@ def routing_place_kernel(
     index_B, hit_BE = _hits(experts, assignments, BLOCK, PADDED)
     expert_E = tl.arange(0, PADDED)
     known_E = expert_E < EXPERTS
-    place_E = expert_E * tl.num_programs(0) + tl.program_id(0)
-    end_E = tl.load(running + place_E, mask=known_E, other=0)
-    start_E = end_E - tl.load(counts + place_E, mask=known_E, other=0)
+    offset_E = expert_E * tl.num_programs(0) + tl.program_id(0)
+    end_E = tl.load(running + offset_E, mask=known_E, other=0)
+    start_E = end_E - tl.load(counts + offset_E, mask=known_E, other=0)
     nth_BE = tl.cumsum(hit_BE, 0) - 1 + start_E[None, :]
     row_B = tl.sum(nth_BE * hit_BE, 1)
     inside_B = index_B < assignments

@@ -70,21 +70,21 @@ class Take(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows_ND: Tensor, number_M: Tensor, places_NJ: Tensor) -> Tensor:
-        """Return (M, D). `places_NJ` are the M places, M for none, that each row went to."""
-        ctx.save_for_backward(places_NJ)
+    def forward(ctx: Any, rows_ND: Tensor, number_M: Tensor, targets_NJ: Tensor) -> Tensor:
+        """Return (M, D). `targets_NJ` says which of the M rows each row became, M for none."""
+        ctx.save_for_backward(targets_NJ)
         return _with_zero_row(rows_ND)[number_M]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Add up what came back from each row's places."""
-        (places_NJ,) = ctx.saved_tensors
-        return _with_zero_row(gradients[0])[places_NJ].sum(1), None, None
+        """Add up what came back from where each row went."""
+        (targets_NJ,) = ctx.saved_tensors
+        return _with_zero_row(gradients[0])[targets_NJ].sum(1), None, None
 
 
-def take(rows_ND: Tensor, number_M: Tensor, places_NJ: Tensor) -> Tensor:
+def take(rows_ND: Tensor, number_M: Tensor, targets_NJ: Tensor) -> Tensor:
     """Return (M, D)."""
-    out_MD: Tensor = Take.apply(rows_ND, number_M, places_NJ)
+    out_MD: Tensor = Take.apply(rows_ND, number_M, targets_NJ)
     return out_MD
 
 

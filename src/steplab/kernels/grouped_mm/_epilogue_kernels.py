@@ -60,10 +60,10 @@ def fetch_ahead(
 ):
     """Bring a tile of z, 2 bytes an element, into the second-level cache while others work."""
     row_M = tl.minimum(row + tl.arange(0, M), rows - 1).to(tl.int64)
-    place_M = z.to(tl.int64) + (row_M * WIDTH + column) * 2
+    offset_M = z.to(tl.int64) + (row_M * WIDTH + column) * 2
     tl.inline_asm_elementwise(
         "{ cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }", "=r,l,r",
-        [place_M, tl.full([M], N * 2, tl.int32)], dtype=tl.int32, is_pure=False, pack=1)
+        [offset_M, tl.full([M], N * 2, tl.int32)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -103,12 +103,12 @@ def _store_gelu(
         _store_gelu(
             right, z, h, weight_M, row_M, inside_M, column + rest, WIDTH, M, rest, C, UPCAST)
     else:
-        place_MN = row_M.to(tl.int64)[:, None] * WIDTH + (column + tl.arange(0, N))[None, :]
+        offset_MN = row_M.to(tl.int64)[:, None] * WIDTH + (column + tl.arange(0, N))[None, :]
         z_MN = narrow(total_MN, z.dtype.element_ty, UPCAST)
-        tl.store(z + place_MN, z_MN, mask=inside_M[:, None])
+        tl.store(z + offset_MN, z_MN, mask=inside_M[:, None])
         # Of z as it is kept, so that the backward finds the same h.
         h_MN = gelu(z_MN.to(tl.float32)) * weight_M[:, None]
-        tl.store(h + place_MN, narrow(h_MN, h.dtype.element_ty, UPCAST), mask=inside_M[:, None])
+        tl.store(h + offset_MN, narrow(h_MN, h.dtype.element_ty, UPCAST), mask=inside_M[:, None])
 
 
 @triton.jit
@@ -126,14 +126,14 @@ def _store_slope(
             right, z, dz, h, weight_M, row, row_M, inside_M, column + rest, WIDTH, M, rest, C,
             UPCAST)
     else:
-        place_MN = row_M.to(tl.int64)[:, None] * WIDTH + (column + tl.arange(0, N))[None, :]
+        offset_MN = row_M.to(tl.int64)[:, None] * WIDTH + (column + tl.arange(0, N))[None, :]
         dtype: tl.constexpr = dz.dtype.element_ty
         h_MN, rise_MN = gelu_and_slope(z.load([row, column]).to(tl.float32))
         dot_M = tl.sum(dh_MN * h_MN, 1)
         dz_MN = narrow(dh_MN * weight_M[:, None] * rise_MN, dtype, UPCAST)
-        tl.store(dz + place_MN, dz_MN, mask=inside_M[:, None])
+        tl.store(dz + offset_MN, dz_MN, mask=inside_M[:, None])
         h_MN = narrow(h_MN * weight_M[:, None], dtype, UPCAST)
-        tl.store(h + place_MN, h_MN, mask=inside_M[:, None])
+        tl.store(h + offset_MN, h_MN, mask=inside_M[:, None])
     return dot_M
 
 
@@ -194,12 +194,12 @@ def matmul_slope_kernel(
 
 
 @triton.jit
-def _places(row, end, column, part, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+def _offsets(row, end, column, part, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
             P: tl.constexpr):
-    """Return the rows of a part, the places of its elements, and which rows are in the group."""
+    """Return the rows of a part, the offsets of its elements, and which rows are in the group."""
     row_P = row + part * P + tl.arange(0, P)
-    place_PN = row_P.to(tl.int64)[:, None] * WIDTH + (column + tl.arange(0, N))[None, :]
-    return row_P, place_PN, (row_P < end) & (part < M // P)
+    offset_PN = row_P.to(tl.int64)[:, None] * WIDTH + (column + tl.arange(0, N))[None, :]
+    return row_P, offset_PN, (row_P < end) & (part < M // P)
 
 
 @triton.jit
@@ -208,11 +208,11 @@ def _load_part(
     P: tl.constexpr,
 ):
     """Return a part of a tile and the weights of its rows."""
-    row_P, place_PN, inside_P = _places(row, end, column, part, WIDTH, M, N, P)
+    row_P, offset_PN, inside_P = _offsets(row, end, column, part, WIDTH, M, N, P)
     weight_P = tl.full([P], 1.0, tl.float32)
     if weights is not None:
         weight_P = tl.load(weights + row_P, mask=inside_P, other=0.0).to(tl.float32)
-    return tl.load(x + place_PN, mask=inside_P[:, None], other=0.0), weight_P
+    return tl.load(x + offset_PN, mask=inside_P[:, None], other=0.0), weight_P
 
 
 @triton.jit
@@ -221,9 +221,9 @@ def _store_tile(
     UPCAST: tl.constexpr,
 ):
     row_M = row + tl.arange(0, M)
-    place_MN = row_M.to(tl.int64)[:, None] * WIDTH + (column + tl.arange(0, N))[None, :]
+    offset_MN = row_M.to(tl.int64)[:, None] * WIDTH + (column + tl.arange(0, N))[None, :]
     rounded_MN = narrow(total_MN, out.dtype.element_ty, UPCAST)
-    tl.store(out + place_MN, rounded_MN, mask=(row_M < end)[:, None])
+    tl.store(out + offset_MN, rounded_MN, mask=(row_M < end)[:, None])
 
 
 @triton.jit
@@ -232,9 +232,9 @@ def _finish_gelu(
     N: tl.constexpr, P: tl.constexpr, UPCAST: tl.constexpr,
 ):
     """Store weight * gelu(z) of a part."""
-    _, place_PN, inside_P = _places(row, end, column, part, WIDTH, M, N, P)
+    _, offset_PN, inside_P = _offsets(row, end, column, part, WIDTH, M, N, P)
     h_PN = gelu(z_PN.to(tl.float32)) * weight_P[:, None]
-    tl.store(h + place_PN, narrow(h_PN, h.dtype.element_ty, UPCAST), mask=inside_P[:, None])
+    tl.store(h + offset_PN, narrow(h_PN, h.dtype.element_ty, UPCAST), mask=inside_P[:, None])
 
 
 @triton.jit
@@ -243,7 +243,7 @@ def _finish_slope(
     M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, UPCAST: tl.constexpr,
 ):
     """Store weight * dh * gelu'(z), weight * gelu(z) and <dh, gelu(z)> of a part."""
-    row_P, place_PN, inside_P = _places(row, end, column, part, WIDTH, M, N, P)
+    row_P, offset_PN, inside_P = _offsets(row, end, column, part, WIDTH, M, N, P)
     dtype: tl.constexpr = dz.dtype.element_ty
     h_PN, rise_PN = gelu_and_slope(z_PN.to(tl.float32))
     dh_PN = dh_PN.to(tl.float32)
@@ -251,9 +251,9 @@ def _finish_slope(
         target_P = dots + row_P.to(tl.int64) * (WIDTH // N) + column // N
         tl.store(target_P, tl.sum(dh_PN * h_PN, 1), mask=inside_P)
     dz_PN = narrow(dh_PN * weight_P[:, None] * rise_PN, dtype, UPCAST)
-    tl.store(dz + place_PN, dz_PN, mask=inside_P[:, None])
+    tl.store(dz + offset_PN, dz_PN, mask=inside_P[:, None])
     h_PN = narrow(h_PN * weight_P[:, None], dtype, UPCAST)
-    tl.store(h + place_PN, h_PN, mask=inside_P[:, None])
+    tl.store(h + offset_PN, h_PN, mask=inside_P[:, None])
 
 
 @triton.jit
@@ -293,7 +293,7 @@ def shadow_matmul_slope_kernel(
 ):
     """Write weight * dh * gelu'(z) of dh = dout w, and weight * gelu(z).
 
-    Until it is finished, a tile of dh lies in the place of dz. `dots`, (rows, WIDTH / N), gets
+    Until it is finished, a tile of dh is stored in dz. `dots`, (rows, WIDTH / N), gets
     each tile's share of <dh, gelu(z)>.
     """
     tiles = tl.load(table + 3 * blocks) * (WIDTH // N)

@@ -73,15 +73,15 @@ def add_segments_kernel(
 ):
     """Write one block of one group's sum. Grid: blocks, groups."""
     own = tl.program_id(1)
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < size
     total = tl.zeros([BLOCK], tl.float32)
-    part = parts + place
+    part = parts + offset
     for segment in tl.range(SEGMENTS):
         if tl.load(group + segment) == own:
             total += tl.load(part, mask=inside, other=0.0).to(tl.float32)
         part += size
-    target = out + own.to(tl.int64) * size + place
+    target = out + own.to(tl.int64) * size + offset
     tl.store(target, narrow(total, out.dtype.element_ty, UPCAST), mask=inside)
 # fmt: on
 

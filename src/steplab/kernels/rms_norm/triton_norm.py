@@ -39,19 +39,19 @@ def rms_norm_forward_kernel(
     origin = row.to(tl.int64) * WIDTH
     row_R, d_D = tl.arange(0, ROWS), tl.arange(0, D)
     inside_RD = (row_R[:, None] < rows - row) & (d_D[None, :] < WIDTH)
-    place_RD = row_R[:, None] * WIDTH + d_D[None, :]
-    stream_RD = tl.load(x + origin + place_RD, mask=inside_RD, other=0.0).to(tl.float32)
+    offset_RD = row_R[:, None] * WIDTH + d_D[None, :]
+    stream_RD = tl.load(x + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
     if ADDED:
-        added_RD = tl.load(added + origin + place_RD, mask=inside_RD, other=0.0).to(tl.float32)
+        added_RD = tl.load(added + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
         rounded_RD = narrow(stream_RD + added_RD, stream.dtype.element_ty, UPCAST)
-        tl.store(stream + origin + place_RD, rounded_RD, mask=inside_RD)
+        tl.store(stream + origin + offset_RD, rounded_RD, mask=inside_RD)
         stream_RD = rounded_RD.to(tl.float32)
     rstd_R = tl.rsqrt(tl.sum(stream_RD * stream_RD, 1) / WIDTH + eps)
     tl.store(rstd + row + row_R, rstd_R, mask=row_R < rows - row)
     weight_D = tl.load(weight + d_D, mask=d_D < WIDTH, other=0.0).to(tl.float32)
     normed_RD = stream_RD * rstd_R[:, None] * weight_D[None, :]
     target_RD = narrow(normed_RD, normed.dtype.element_ty, UPCAST)
-    tl.store(normed + origin + place_RD, target_RD, mask=inside_RD)
+    tl.store(normed + origin + offset_RD, target_RD, mask=inside_RD)
 
 
 @triton.jit
@@ -63,15 +63,15 @@ def rms_norm_backward_kernel(
     """Write dx, plus the gradient of the stream itself if PASSED, and this program's part of the
     weight's gradient: one row of `partial`, in fp32. Grid: programs, each takes every n-th tile."""
     row_R, d_D = tl.arange(0, ROWS), tl.arange(0, D)
-    place_RD = row_R[:, None] * WIDTH + d_D[None, :]
+    offset_RD = row_R[:, None] * WIDTH + d_D[None, :]
     weight_D = tl.load(weight + d_D, mask=d_D < WIDTH, other=0.0).to(tl.float32)
     sum_RD = tl.zeros([ROWS, D], tl.float32)
     step = tl.num_programs(0) * ROWS
     for row in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
         origin = tl.cast(row, tl.int64) * WIDTH
         inside_RD = (row_R[:, None] < rows - row) & (d_D[None, :] < WIDTH)
-        d_RD = tl.load(d_normed + origin + place_RD, mask=inside_RD, other=0.0).to(tl.float32)
-        x_RD = tl.load(stream + origin + place_RD, mask=inside_RD, other=0.0).to(tl.float32)
+        d_RD = tl.load(d_normed + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
+        x_RD = tl.load(stream + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
         rstd_R = tl.load(rstd + row + row_R, mask=row_R < rows - row, other=0.0)
         unit_RD = x_RD * rstd_R[:, None]
         sum_RD += d_RD * unit_RD
@@ -79,8 +79,10 @@ def rms_norm_backward_kernel(
         along_R = tl.sum(d_RD * unit_RD, 1) / WIDTH
         dx_RD = (d_RD - unit_RD * along_R[:, None]) * rstd_R[:, None]
         if PASSED:
-            dx_RD += tl.load(d_stream + origin + place_RD, mask=inside_RD, other=0.0).to(tl.float32)
-        tl.store(dx + origin + place_RD, narrow(dx_RD, dx.dtype.element_ty, UPCAST), mask=inside_RD)
+            passed_RD = tl.load(d_stream + origin + offset_RD, mask=inside_RD, other=0.0)
+            dx_RD += passed_RD.to(tl.float32)
+        target_RD = narrow(dx_RD, dx.dtype.element_ty, UPCAST)
+        tl.store(dx + origin + offset_RD, target_RD, mask=inside_RD)
     tl.store(partial + tl.program_id(0) * WIDTH + d_D, tl.sum(sum_RD, 0), mask=d_D < WIDTH)
 # fmt: on
 

@@ -50,12 +50,12 @@ def rotary_kernel(
     token_R1, head_R1 = (row_R1 // H).to(tl.int64), row_R1 % H
     inside_RE = (row_R1 < T * H) & (e_1E < HALF)
     head_R1 = head_R1.to(tl.int64)
-    place_R1 = token_R1 * source_strides[1] + head_R1 * source_strides[2]
-    from_RE = source + batch * source_strides[0] + (place_R1 + e_1E)
+    offset_R1 = token_R1 * source_strides[1] + head_R1 * source_strides[2]
+    from_RE = source + batch * source_strides[0] + (offset_R1 + e_1E)
     left_RE = tl.load(from_RE, mask=inside_RE, other=0.0).to(tl.float32)
     right_RE = tl.load(from_RE + HALF, mask=inside_RE, other=0.0).to(tl.float32)
-    place_R1 = token_R1 * target_strides[1] + head_R1 * target_strides[2]
-    to_RE = target + batch * target_strides[0] + (place_R1 + e_1E)
+    offset_R1 = token_R1 * target_strides[1] + head_R1 * target_strides[2]
+    to_RE = target + batch * target_strides[0] + (offset_R1 + e_1E)
     dtype = target.dtype.element_ty
     if TURN != 0:
         angle_RE = batch * angle_stride + token_R1 * HALF + e_1E

@@ -93,15 +93,15 @@ def router_softmax_kernel(
     logits_RE = tl.where(known_1E, logits_RE, float("-inf"))
     powers_RE = tl.exp(logits_RE - tl.max(logits_RE, 1)[:, None])
     left_RE = powers_RE / tl.sum(powers_RE, 1)[:, None]
-    places_RE = row_R.to(tl.int64)[:, None] * EXPERTS + expert_E[None, :]
-    tl.store(probabilities + places_RE, left_RE, mask=inside_R[:, None] & known_1E)
+    offset_RE = row_R.to(tl.int64)[:, None] * EXPERTS + expert_E[None, :]
+    tl.store(probabilities + offset_RE, left_RE, mask=inside_R[:, None] & known_1E)
     left_RE = tl.where(known_1E, left_RE, -1.0)
     for chosen in tl.static_range(CHOSEN):
         most_R, best_R = tl.max(left_RE, 1, return_indices=True)
         best_R = tl.minimum(best_R, EXPERTS - 1)  # also with NaN it must be an expert
-        place_R = row_R.to(tl.int64) * CHOSEN + chosen
-        tl.store(weights + place_R, most_R, mask=inside_R)
-        tl.store(experts + place_R, best_R.to(tl.int64), mask=inside_R)
+        offset_R = row_R.to(tl.int64) * CHOSEN + chosen
+        tl.store(weights + offset_R, most_R, mask=inside_R)
+        tl.store(experts + offset_R, best_R.to(tl.int64), mask=inside_R)
         left_RE = tl.where(expert_E[None, :] == best_R[:, None], -1.0, left_RE)
 
 
@@ -112,13 +112,13 @@ def _dlogits(
 ):
     """Return the gradient of the logits; the weights are a choice of the probabilities."""
     inside_RE = inside_R[:, None] & (expert_E < EXPERTS)[None, :]
-    places_RE = row_R.to(tl.int64)[:, None] * EXPERTS + expert_E[None, :]
-    p_RE = tl.load(probabilities + places_RE, mask=inside_RE, other=0.0)
-    dp_RE = tl.load(dprobabilities + places_RE, mask=inside_RE, other=0.0)
+    offset_RE = row_R.to(tl.int64)[:, None] * EXPERTS + expert_E[None, :]
+    p_RE = tl.load(probabilities + offset_RE, mask=inside_RE, other=0.0)
+    dp_RE = tl.load(dprobabilities + offset_RE, mask=inside_RE, other=0.0)
     for chosen in tl.static_range(CHOSEN):
-        place_R = row_R.to(tl.int64) * CHOSEN + chosen
-        expert_R = tl.load(experts + place_R, mask=inside_R, other=-1).to(tl.int32)
-        dweight_R = tl.load(dweights + place_R, mask=inside_R, other=0.0)
+        offset_R = row_R.to(tl.int64) * CHOSEN + chosen
+        expert_R = tl.load(experts + offset_R, mask=inside_R, other=-1).to(tl.int32)
+        dweight_R = tl.load(dweights + offset_R, mask=inside_R, other=0.0)
         dp_RE += tl.where(expert_E[None, :] == expert_R[:, None], dweight_R[:, None], 0.0)
     dlogits_RE = p_RE * (dp_RE - tl.sum(p_RE * dp_RE, 1)[:, None])
     gate_R = tl.load(gates + row_R, mask=inside_R, other=0.0)

@@ -28,7 +28,7 @@ class Update(NamedTuple):
     """What is added to a stream (B, S, D): as many rows, or (B, K, D) and where they belong."""
 
     added: Tensor
-    choice: RowSelection | None = None
+    selection: RowSelection | None = None
 
 
 class Norm(NamedTuple):
@@ -85,11 +85,11 @@ def add_and_score(
 def take_normed(
     impl: str,
     scored: Scored,
-    choice: RowSelection,
+    selection: RowSelection,
     norm: Norm,
     router_D: Tensor,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (normed_BKD, stream_BSD, score_BS): the chosen rows, and scores with a gradient."""
-    out: tuple[Tensor, Tensor, Tensor] = IMPLS[impl].take(scored, choice, norm, router_D, dtype)
+    out: tuple[Tensor, Tensor, Tensor] = IMPLS[impl].take(scored, selection, norm, router_D, dtype)
     return out

@@ -16,19 +16,19 @@ from torch import Tensor
 class RowSelection(NamedTuple):
     """K different rows of each sequence of S."""
 
-    rows_BK: Tensor  # int64: which row stands at each place
-    places_BS: Tensor  # int64: at which place each row stands; K for rows that were not taken
+    rows_BK: Tensor  # int64: which row each slot holds
+    slots_BS: Tensor  # int64: which slot holds each row; K for rows that were not taken
 
 
-def gather_rows(x_BSD: Tensor, choice: RowSelection) -> Tensor:
+def gather_rows(x_BSD: Tensor, selection: RowSelection) -> Tensor:
     """Return the selected rows, (B, K, D)."""
-    out_BKD: Tensor = _GatherRows.apply(x_BSD, *choice)
+    out_BKD: Tensor = _GatherRows.apply(x_BSD, *selection)
     return out_BKD
 
 
-def scatter_rows(y_BKD: Tensor, choice: RowSelection) -> Tensor:
+def scatter_rows(y_BKD: Tensor, selection: RowSelection) -> Tensor:
     """Return (B, S, D): the selected rows where they came from, zeros elsewhere."""
-    out_BSD: Tensor = _ScatterRows.apply(y_BKD, *choice)
+    out_BSD: Tensor = _ScatterRows.apply(y_BKD, *selection)
     return out_BSD
 
 
@@ -40,16 +40,16 @@ def index_rows(x_BSD: Tensor, rows_BK: Tensor) -> Tensor:
     return flat.view(*rows_BK.shape, -1)
 
 
-def _scatter_rows(y_BKD: Tensor, places_BS: Tensor) -> Tensor:
+def _scatter_rows(y_BKD: Tensor, slots_BS: Tensor) -> Tensor:
     taken = y_BKD.shape[1]
-    rows_BSD = index_rows(y_BKD, places_BS.clamp(max=taken - 1))
-    return rows_BSD.masked_fill((places_BS == taken)[..., None], 0)
+    rows_BSD = index_rows(y_BKD, slots_BS.clamp(max=taken - 1))
+    return rows_BSD.masked_fill((slots_BS == taken)[..., None], 0)
 
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BSD: Tensor, rows_BK: Tensor, places_BS: Tensor) -> Tensor:
-        ctx.save_for_backward(places_BS)
+    def forward(ctx: Any, x_BSD: Tensor, rows_BK: Tensor, slots_BS: Tensor) -> Tensor:
+        ctx.save_for_backward(slots_BS)
         return index_rows(x_BSD, rows_BK)
 
     @staticmethod
@@ -59,9 +59,9 @@ class _GatherRows(torch.autograd.Function):
 
 class _ScatterRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y_BKD: Tensor, rows_BK: Tensor, places_BS: Tensor) -> Tensor:
+    def forward(ctx: Any, y_BKD: Tensor, rows_BK: Tensor, slots_BS: Tensor) -> Tensor:
         ctx.save_for_backward(rows_BK)
-        return _scatter_rows(y_BKD, places_BS)
+        return _scatter_rows(y_BKD, slots_BS)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

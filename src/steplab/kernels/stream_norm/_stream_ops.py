@@ -27,10 +27,10 @@ from steplab.kernels.triton_runtime import (
 
 # fmt: off
 @triton.jit
-def _source(places, row_R, inside_R, LENGTH: tl.constexpr, TAKEN: tl.constexpr):
+def _source(slots, row_R, inside_R, LENGTH: tl.constexpr, TAKEN: tl.constexpr):
     """Return which of the taken rows belongs to each row, and whether there is one."""
-    place_R = tl.load(places + row_R, mask=inside_R, other=TAKEN)
-    return (row_R // LENGTH).to(tl.int64) * TAKEN + place_R, place_R < TAKEN
+    slot_R = tl.load(slots + row_R, mask=inside_R, other=TAKEN)
+    return (row_R // LENGTH).to(tl.int64) * TAKEN + slot_R, slot_R < TAKEN
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def _vector(pointer, d_D, WIDTH: tl.constexpr):
 
 @triton.jit
 def stream_rms_norm_forward_kernel(
-    x, added, places, weight, offset, router, stream, normed, rstd, score, rows, eps,
+    x, added, slots, weight, offset, router, stream, normed, rstd, score, rows, eps,
     LENGTH: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
     ROWS: tl.constexpr, UPCAST: tl.constexpr,
 ):
@@ -49,18 +49,18 @@ def stream_rms_norm_forward_kernel(
     d_D = tl.arange(0, D)
     inside_R = row_R < rows
     inside_RD = inside_R[:, None] & (d_D[None, :] < WIDTH)
-    place_RD = row_R.to(tl.int64)[:, None] * WIDTH + d_D[None, :]
-    x_RD = tl.load(x + place_RD, mask=inside_RD, other=0.0).to(tl.float32)
+    offset_RD = row_R.to(tl.int64)[:, None] * WIDTH + d_D[None, :]
+    x_RD = tl.load(x + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
     if added is not None:
-        if places is not None:
-            source_R, has_R = _source(places, row_R, inside_R, LENGTH, TAKEN)
+        if slots is not None:
+            source_R, has_R = _source(slots, row_R, inside_R, LENGTH, TAKEN)
             added_RD = tl.load(
                 added + source_R[:, None] * WIDTH + d_D[None, :],
                 mask=inside_RD & has_R[:, None], other=0.0)
         else:
-            added_RD = tl.load(added + place_RD, mask=inside_RD, other=0.0)
+            added_RD = tl.load(added + offset_RD, mask=inside_RD, other=0.0)
         rounded_RD = narrow(x_RD + added_RD.to(tl.float32), stream.dtype.element_ty, UPCAST)
-        tl.store(stream + place_RD, rounded_RD, mask=inside_RD)
+        tl.store(stream + offset_RD, rounded_RD, mask=inside_RD)
         x_RD = rounded_RD.to(tl.float32)
     if offset is not None:
         x_RD += _vector(offset, d_D, WIDTH)[None, :]
@@ -72,7 +72,7 @@ def stream_rms_norm_forward_kernel(
         tl.store(score + row_R, score_R, mask=inside_R)
     if normed is not None:
         target_RD = narrow(normed_RD, normed.dtype.element_ty, UPCAST)
-        tl.store(normed + place_RD, target_RD, mask=inside_RD)
+        tl.store(normed + offset_RD, target_RD, mask=inside_RD)
 
 
 @triton.jit
@@ -95,13 +95,13 @@ def stream_rms_norm_rows_kernel(
     if offset is not None:
         x_RD += _vector(offset, d_D, WIDTH)[None, :]
     normed_RD = x_RD * rstd_R[:, None] * _vector(weight, d_D, WIDTH)[None, :]
-    place_RD = row_R.to(tl.int64)[:, None] * WIDTH + d_D[None, :]
-    tl.store(normed + place_RD, narrow(normed_RD, normed.dtype.element_ty, UPCAST), mask=inside_RD)
+    offset_RD = row_R.to(tl.int64)[:, None] * WIDTH + d_D[None, :]
+    tl.store(normed + offset_RD, narrow(normed_RD, normed.dtype.element_ty, UPCAST), mask=inside_RD)
 
 
 @triton.jit
 def stream_rms_norm_backward_kernel(
-    d_normed, places, d_score, d_stream, stream, rstd, weight, offset, router, dx, partial, rows,
+    d_normed, slots, d_score, d_stream, stream, rstd, weight, offset, router, dx, partial, rows,
     LENGTH: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
     ROWS: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr,
 ):
@@ -118,15 +118,15 @@ def stream_rms_norm_backward_kernel(
         here_R = first + row_R
         inside_R = here_R < rows
         inside_RD = inside_R[:, None] & (d_D[None, :] < WIDTH)
-        place_RD = here_R.to(tl.int64)[:, None] * WIDTH + d_D[None, :]
-        if places is not None:
-            source_R, has_R = _source(places, here_R, inside_R, LENGTH, TAKEN)
+        offset_RD = here_R.to(tl.int64)[:, None] * WIDTH + d_D[None, :]
+        if slots is not None:
+            source_R, has_R = _source(slots, here_R, inside_R, LENGTH, TAKEN)
             d_RD = tl.load(
                 d_normed + source_R[:, None] * WIDTH + d_D[None, :],
                 mask=inside_RD & has_R[:, None], other=0.0).to(tl.float32)
         else:
-            d_RD = tl.load(d_normed + place_RD, mask=inside_RD, other=0.0).to(tl.float32)
-        unit_RD = tl.load(stream + place_RD, mask=inside_RD, other=0.0).to(tl.float32)
+            d_RD = tl.load(d_normed + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
+        unit_RD = tl.load(stream + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
         if offset is not None:
             unit_RD += _vector(offset, d_D, WIDTH)[None, :]
         rstd_R = tl.load(rstd + here_R, mask=inside_R, other=0.0)
@@ -142,8 +142,8 @@ def stream_rms_norm_backward_kernel(
         if offset is not None:
             shifted_RD += dx_RD
         if d_stream is not None:
-            dx_RD += tl.load(d_stream + place_RD, mask=inside_RD, other=0.0).to(tl.float32)
-        tl.store(dx + place_RD, narrow(dx_RD, dx.dtype.element_ty, UPCAST), mask=inside_RD)
+            dx_RD += tl.load(d_stream + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
+        tl.store(dx + offset_RD, narrow(dx_RD, dx.dtype.element_ty, UPCAST), mask=inside_RD)
     own = partial + tl.program_id(0) * 3 * WIDTH + d_D
     tl.store(own, tl.sum(along_weight_RD, 0), mask=d_D < WIDTH)
     tl.store(own + WIDTH, tl.sum(along_score_RD, 0), mask=d_D < WIDTH)
@@ -154,7 +154,7 @@ def stream_rms_norm_backward_kernel(
 def launch_forward(
     x_BSD: Tensor,
     added: Tensor | None,
-    places_BS: Tensor | None,
+    slots_BS: Tensor | None,
     weight_D: Tensor,
     offset_D: Tensor | None,
     router_D: Tensor | None,
@@ -171,12 +171,12 @@ def launch_forward(
             stream_rms_norm_forward_kernel[(triton.cdiv(rows, tiling.rows),)](
                 x_BSD.contiguous(),
                 _dense(added),
-                _dense(places_BS),
+                _dense(slots_BS),
                 *vectors,
                 *outputs,
                 rows,
                 eps,
-                *_lengths(x_BSD, added, places_BS),
+                *_lengths(x_BSD, added, slots_BS),
                 WIDTH=width,
                 D=padded_width(width),
                 ROWS=tiling.rows,
@@ -218,7 +218,7 @@ def launch_rows(
 
 def launch_backward(
     d_normed: Tensor,
-    places_BS: Tensor | None,
+    slots_BS: Tensor | None,
     d_score_BS: Tensor | None,
     d_stream_BSD: Tensor | None,
     stream_BSD: Tensor,
@@ -229,13 +229,13 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the stream's gradient and sums (3, D) over all rows, in one fixed order."""
     stream_BSD, width = stream_BSD.contiguous(), stream_BSD.shape[-1]
-    length, taken = _lengths(stream_BSD, d_normed, places_BS)
+    length, taken = _lengths(stream_BSD, d_normed, slots_BS)
     tiling = _backward_tiling(width)
     count = rstd_BS.numel()
     programs = min(triton.cdiv(count, tiling.rows), tiling.programs * multiprocessors(stream_BSD))
     partial_P3D = rstd_BS.new_empty(max(1, programs), 3, width)
     dx_BSD = torch.empty_like(stream_BSD)
-    gradients = (_dense(t) for t in (d_normed, places_BS, d_score_BS, d_stream_BSD))
+    gradients = (_dense(t) for t in (d_normed, slots_BS, d_score_BS, d_stream_BSD))
     vectors = (_dense(t) for t in (weight_D, offset_D, router_D))
     with on_device_of(stream_BSD):
         stream_rms_norm_backward_kernel[(len(partial_P3D),)](
@@ -258,12 +258,12 @@ def launch_backward(
     return dx_BSD, column_sums(partial_P3D)
 
 
-def _lengths(x_BSD: Tensor, taken: Tensor | None, places_BS: Tensor | None) -> tuple[int, int]:
+def _lengths(x_BSD: Tensor, taken: Tensor | None, slots_BS: Tensor | None) -> tuple[int, int]:
     """Return the rows and the taken rows of a sequence, for each of which a kernel is compiled.
 
-    Without a choice of rows nothing reads them, and varying lengths must not compile new kernels.
+    Without a selection nothing reads them, and varying lengths must not compile new kernels.
     """
-    if taken is None or places_BS is None:
+    if taken is None or slots_BS is None:
         return 1, 1
     return x_BSD.shape[-2], taken.shape[-2]
 
@@ -298,7 +298,7 @@ def _outputs(
 def stream_forward(
     x: Tensor,
     added: Tensor | None,
-    places: Tensor | None,
+    slots: Tensor | None,
     weight_D: Tensor,
     offset_D: Tensor | None,
     router_D: Tensor | None,
@@ -316,7 +316,7 @@ def stream_forward(
         rstd,
         None if router_D is None else score,
     )
-    launch_forward(x, added, places, weight_D, offset_D, router_D, eps, outputs)
+    launch_forward(x, added, slots, weight_D, offset_D, router_D, eps, outputs)
     return found
 
 
@@ -324,7 +324,7 @@ def stream_forward(
 def _(
     x: Tensor,
     added: Tensor | None,
-    places: Tensor | None,
+    slots: Tensor | None,
     weight_D: Tensor,
     offset_D: Tensor | None,
     router_D: Tensor | None,
@@ -364,7 +364,7 @@ def _(
 @torch.library.custom_op("steplab::stream_norm_backward", mutates_args=())
 def stream_backward(
     d_normed: Tensor,
-    places: Tensor | None,
+    slots: Tensor | None,
     d_score: Tensor | None,
     d_stream: Tensor | None,
     stream: Tensor,
@@ -374,14 +374,14 @@ def stream_backward(
     router_D: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return dx and three sums over all rows, (3, D) in fp32; see the kernel."""
-    gradients = (d_normed, places, d_score, d_stream)
+    gradients = (d_normed, slots, d_score, d_stream)
     return launch_backward(*gradients, stream, rstd, weight_D, offset_D, router_D)
 
 
 @stream_backward.register_fake
 def _(
     d_normed: Tensor,
-    places: Any,
+    slots: Any,
     d_score: Any,
     d_stream: Any,
     stream: Tensor,

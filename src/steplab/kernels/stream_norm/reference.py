@@ -33,7 +33,7 @@ def score(x_BSD: Tensor, update: Update | None, norm: Norm, router_D: Tensor) ->
 
 def take(
     scored: Scored,
-    choice: RowSelection,
+    selection: RowSelection,
     norm: Norm,
     router_D: Tensor,
     dtype: torch.dtype | None = None,
@@ -41,14 +41,14 @@ def take(
     """Return (normed_BKD, stream_BSD, score_BS)."""
     normed_BSD, score_BS = scored.kept
     normed_BSD = normed_BSD.to(dtype or scored.stream_BSD.dtype)
-    return take_rows(normed_BSD, choice), scored.stream_BSD, score_BS
+    return take_rows(normed_BSD, selection), scored.stream_BSD, score_BS
 
 
 def _added(x_BSD: Tensor, update: Update | None) -> Tensor:
     if update is None:
         return x_BSD
-    added, choice = update
-    return x_BSD + (added if choice is None else scatter_rows(added, choice))
+    added, selection = update
+    return x_BSD + (added if selection is None else scatter_rows(added, selection))
 
 
 def _normed(stream_BSD: Tensor, norm: Norm) -> Tensor:

@@ -51,14 +51,14 @@ def score(x_BSD: Tensor, update: Update | None, norm: Norm, router_D: Tensor) ->
 
 def take(
     scored: Scored,
-    choice: RowSelection,
+    selection: RowSelection,
     norm: Norm,
     router_D: Tensor,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (normed_BKD, stream_BSD, score_BS)."""
     stream, score, (rstd,) = scored
-    inputs = (stream, score, rstd, *choice, *_vectors(norm), router_D, dtype)
+    inputs = (stream, score, rstd, *selection, *_vectors(norm), router_D, dtype)
     out: tuple[Tensor, Tensor, Tensor] = _TakeNormed.apply(*inputs)
     return out
 
@@ -66,8 +66,8 @@ def take(
 def _parts(update: Update | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     if update is None:
         return None, None, None
-    rows, places = update.choice or (None, None)
-    return update.added, rows, places
+    rows, slots = update.selection or (None, None)
+    return update.added, rows, slots
 
 
 def _vectors(norm: Norm) -> tuple[Tensor, Tensor | None]:
@@ -90,7 +90,7 @@ class _AddAndNorm(torch.autograd.Function):
         x: Tensor,
         added: Tensor | None,
         rows: Tensor | None,
-        places: Tensor | None,
+        slots: Tensor | None,
         weight_D: Tensor,
         eps: float,
         offset_D: Tensor | None,
@@ -98,7 +98,7 @@ class _AddAndNorm(torch.autograd.Function):
         ends: bool,
     ) -> tuple[Tensor, Tensor]:
         wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)
-        found = stream_forward(x, added, places, weight_D, offset_D, None, eps, dtype or wide)
+        found = stream_forward(x, added, slots, weight_D, offset_D, None, eps, dtype or wide)
         stream, normed, rstd, _ = found
         stream = x if added is None else stream
         ctx.set_materialize_grads(False)
@@ -132,13 +132,13 @@ class _AddAndScore(torch.autograd.Function):
         x: Tensor,
         added: Tensor | None,
         rows: Tensor | None,
-        places: Tensor | None,
+        slots: Tensor | None,
         weight_D: Tensor,
         offset_D: Tensor | None,
         router_D: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = (x, added, places, weight_D, offset_D, router_D, eps, None)
+        inputs = (x, added, slots, weight_D, offset_D, router_D, eps, None)
         stream, _, rstd, score = stream_forward(*inputs)
         stream = x if added is None else stream
         ctx.mark_non_differentiable(score, rstd)
@@ -164,7 +164,7 @@ class _TakeNormed(torch.autograd.Function):
         score: Tensor,
         rstd: Tensor,
         rows: Tensor,
-        places: Tensor,
+        slots: Tensor,
         weight_D: Tensor,
         offset_D: Tensor | None,
         router_D: Tensor,
@@ -172,20 +172,20 @@ class _TakeNormed(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         normed = stream_rows(stream, rstd, rows, weight_D, offset_D, dtype or stream.dtype)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(stream, rstd, places, weight_D, offset_D, router_D)
+        ctx.save_for_backward(stream, rstd, slots, weight_D, offset_D, router_D)
         ctx.taken, ctx.dtype = rows.shape[1], normed.dtype
         return normed, stream, score.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         d_normed, d_stream, d_score = gradients
-        stream, rstd, places, weight_D, offset_D, router_D = ctx.saved_tensors
+        stream, rstd, slots, weight_D, offset_D, router_D = ctx.saved_tensors
         if d_normed is None and d_score is None:
             return d_stream, *[None] * 8
         if d_normed is None:
             shape = (len(stream), ctx.taken, stream.shape[-1])
             d_normed = stream.new_zeros(shape, dtype=ctx.dtype)
-        inputs = (d_normed, places, d_score, d_stream, stream, rstd, weight_D, offset_D, router_D)
+        inputs = (d_normed, slots, d_score, d_stream, stream, rstd, weight_D, offset_D, router_D)
         d_stream, sums_3D = stream_backward(*inputs)
         of_norm, of_score, of_offset = sums_3D
         d_router = None

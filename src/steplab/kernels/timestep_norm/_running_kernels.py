@@ -26,13 +26,13 @@ def _own(GROUPS: tl.constexpr, WIDTH: tl.constexpr, G: tl.constexpr, S: tl.const
 
 
 @triton.jit
-def _tile(source, row, rows, place_GS, inside_GS, D: tl.constexpr, T: tl.constexpr):
+def _tile(source, row, rows, offset_GS, inside_GS, D: tl.constexpr, T: tl.constexpr):
     """Return T rows of these channels in fp32, 0 outside, and where they are from the first on."""
     t_T = tl.arange(0, T)
-    place_TGS = t_T[:, None, None] * D + place_GS[None, :, :]
+    offset_TGS = t_T[:, None, None] * D + offset_GS[None, :, :]
     inside_TGS = (t_T < rows)[:, None, None] & inside_GS[None, :, :]
-    x_TGS = tl.load(source + row * D + place_TGS, mask=inside_TGS, other=0.0).to(tl.float32)
-    return x_TGS, place_TGS, inside_TGS
+    x_TGS = tl.load(source + row * D + offset_TGS, mask=inside_TGS, other=0.0).to(tl.float32)
+    return x_TGS, offset_TGS, inside_TGS
 
 
 @triton.jit
@@ -53,18 +53,18 @@ def _other_chunks(totals, group_G, GROUPS: tl.constexpr, CHUNKS: tl.constexpr,
     c_C = tl.arange(0, CHUNKS)[:, None]
     wanted = (c_C > chunk) & (c_C < chunks) if LATER else c_C < chunk
     wanted = wanted & (group_G[None, :] < GROUPS)
-    place = totals + (tl.program_id(2) * chunks + c_C) * (2 * GROUPS) + group_G[None, :]
-    first_CG = tl.load(place, mask=wanted, other=0.0)
-    second_CG = tl.load(place + GROUPS, mask=wanted, other=0.0)
+    pointer_CG = totals + (tl.program_id(2) * chunks + c_C) * (2 * GROUPS) + group_G[None, :]
+    first_CG = tl.load(pointer_CG, mask=wanted, other=0.0)
+    second_CG = tl.load(pointer_CG + GROUPS, mask=wanted, other=0.0)
     return tl.sum(first_CG, 0), tl.sum(second_CG, 0)
 
 
 @triton.jit
 def _store_totals(totals, first_G, second_G, group_G, GROUPS: tl.constexpr):
     chunk = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-    place = totals + chunk * (2 * GROUPS) + group_G
-    tl.store(place, first_G, mask=group_G < GROUPS)
-    tl.store(place + GROUPS, second_G, mask=group_G < GROUPS)
+    pointer_G = totals + chunk * (2 * GROUPS) + group_G
+    tl.store(pointer_G, first_G, mask=group_G < GROUPS)
+    tl.store(pointer_G + GROUPS, second_G, mask=group_G < GROUPS)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -73,13 +73,13 @@ def timestep_sums_kernel(
     T: tl.constexpr, G: tl.constexpr, S: tl.constexpr,
 ):
     """Write both sums of each chunk (B, C, 2, GROUPS), in fp64. Grid: groups, chunks, batch."""
-    group_G, place_GS, inside_GS = _own(GROUPS, WIDTH, G, S)
+    group_G, offset_GS, inside_GS = _own(GROUPS, WIDTH, G, S)
     begin = tl.program_id(1) * chunk_length
     end = tl.minimum(begin + chunk_length, L)
     origin = tl.program_id(2).to(tl.int64) * L
     first_sum_TG, second_sum_TG = tl.zeros([T, G], tl.float64), tl.zeros([T, G], tl.float64)
     for row in range(begin, end, T):
-        x_TGS, _place, inside_TGS = _tile(x, origin + row, end - row, place_GS, inside_GS, D, T)
+        x_TGS, _place, inside_TGS = _tile(x, origin + row, end - row, offset_GS, inside_GS, D, T)
         first_TG, second_TG = _moments(x_TGS, inside_TGS, WIDTH)
         first_sum_TG += first_TG
         second_sum_TG += second_TG
@@ -95,7 +95,7 @@ def timestep_norm_kernel(
 ):
     """Write y (B, L, D), mean and 1 / std (B, L, GROUPS) of all tokens up to each and, if KEEPS,
     mean and variance of all (B, GROUPS). Grid: groups, chunks, batch."""
-    group_G, place_GS, inside_GS = _own(GROUPS, WIDTH, G, S)
+    group_G, offset_GS, inside_GS = _own(GROUPS, WIDTH, G, S)
     batch = tl.program_id(2).to(tl.int64)
     begin = tl.program_id(1) * chunk_length
     end = tl.minimum(begin + chunk_length, L)
@@ -111,18 +111,18 @@ def timestep_norm_kernel(
         variance_G = tl.load(prior_variance + here, mask=in_row, other=0.0).to(tl.float64)
         first_G += tokens.to(tl.float64) * mean_G
         second_G += tokens.to(tl.float64) * (variance_G + mean_G * mean_G)
-    scale_GS = 1.0 + tl.load(weight + place_GS, mask=inside_GS, other=0.0).to(tl.float32)
-    shift_GS = tl.load(bias + place_GS, mask=inside_GS, other=0.0).to(tl.float32)
+    scale_GS = 1.0 + tl.load(weight + offset_GS, mask=inside_GS, other=0.0).to(tl.float32)
+    shift_GS = tl.load(bias + offset_GS, mask=inside_GS, other=0.0).to(tl.float32)
     for row in range(begin, end, T):
-        place = batch * L + row
-        x_TGS, place_TGS, inside_TGS = _tile(x, place, end - row, place_GS, inside_GS, D, T)
+        at_row = batch * L + row
+        x_TGS, offset_TGS, inside_TGS = _tile(x, at_row, end - row, offset_GS, inside_GS, D, T)
         first_TG, second_TG = _moments(x_TGS, inside_TGS, WIDTH)
         tokens_T1 = (seen + (row - begin) + 1 + t_T).to(tl.float64)[:, None]
         mean_TG = (first_G[None, :] + tl.cumsum(first_TG, 0)) / tokens_T1
         square_TG = (second_G[None, :] + tl.cumsum(second_TG, 0)) / tokens_T1
         variance_TG = tl.maximum(square_TG - mean_TG * mean_TG, 0.0)
         rstd_TG = (1.0 / tl.sqrt(variance_TG + eps)).to(tl.float32)
-        at, at_TG = place * GROUPS, t_T[:, None] * GROUPS + group_G[None, :]
+        at, at_TG = at_row * GROUPS, t_T[:, None] * GROUPS + group_G[None, :]
         inside_TG = (t_T < end - row)[:, None] & in_row[None, :]
         tl.store(means + at + at_TG, mean_TG.to(tl.float32), mask=inside_TG)
         tl.store(rstds + at + at_TG, rstd_TG, mask=inside_TG)
@@ -135,7 +135,7 @@ def timestep_norm_kernel(
         y_TGS = (x_TGS - mean_TG.to(tl.float32)[:, :, None]) * rstd_TG[:, :, None]
         y_TGS = y_TGS * scale_GS[None, :, :] + shift_GS[None, :, :]
         rounded_TGS = narrow(y_TGS, y.dtype.element_ty, UPCAST)
-        tl.store(y + place * D + place_TGS, rounded_TGS, mask=inside_TGS)
+        tl.store(y + at_row * D + offset_TGS, rounded_TGS, mask=inside_TGS)
         first_G += tl.sum(first_TG, 0)
         second_G += tl.sum(second_TG, 0)
 
@@ -178,18 +178,18 @@ def timestep_pulls_kernel(
 ):
     """Write both sums of each chunk (B, C, 2, GROUPS) in fp64, and its part of the gradients of
     weight and bias (B, C, 2, D) in fp32. Grid: groups, chunks, batch."""
-    group_G, place_GS, inside_GS = _own(GROUPS, WIDTH, G, S)
+    group_G, offset_GS, inside_GS = _own(GROUPS, WIDTH, G, S)
     batch = tl.program_id(2).to(tl.int64)
     begin = tl.program_id(1) * chunk_length
     end = tl.minimum(begin + chunk_length, L)
     seen = tl.load(count + batch) if HAS_PRIOR else tl.zeros([], tl.int64)
-    scale_GS = 1.0 + tl.load(weight + place_GS, mask=inside_GS, other=0.0).to(tl.float32)
+    scale_GS = 1.0 + tl.load(weight + offset_GS, mask=inside_GS, other=0.0).to(tl.float32)
     first_sum_TG, second_sum_TG = tl.zeros([T, G], tl.float64), tl.zeros([T, G], tl.float64)
     d_scale_TGS, d_shift_TGS = tl.zeros([T, G, S], tl.float32), tl.zeros([T, G, S], tl.float32)
     for row in range(begin, end, T):
         at, rows = batch * L + row, end - row
-        x_TGS, _place, _inside = _tile(x, at, rows, place_GS, inside_GS, D, T)
-        dy_TGS, _place, _inside = _tile(dy, at, rows, place_GS, inside_GS, D, T)
+        x_TGS, _place, _inside = _tile(x, at, rows, offset_GS, inside_GS, D, T)
+        dy_TGS, _place, _inside = _tile(dy, at, rows, offset_GS, inside_GS, D, T)
         z_TGS, _dz, _mean, _rstd, first_TG, second_TG = _pulls(
             dy_TGS, x_TGS, scale_GS, means, rstds, d_mean, d_variance, seen, batch, row, rows,
             group_G, L, GROUPS, T, HAS_LAST
@@ -200,8 +200,8 @@ def timestep_pulls_kernel(
         d_shift_TGS += dy_TGS
     _store_totals(totals, tl.sum(first_sum_TG, 0), tl.sum(second_sum_TG, 0), group_G, GROUPS)
     own = partial + (batch * tl.num_programs(1) + tl.program_id(1)) * (2 * D)
-    tl.store(own + place_GS, tl.sum(d_scale_TGS, 0), mask=inside_GS)
-    tl.store(own + D + place_GS, tl.sum(d_shift_TGS, 0), mask=inside_GS)
+    tl.store(own + offset_GS, tl.sum(d_scale_TGS, 0), mask=inside_GS)
+    tl.store(own + D + offset_GS, tl.sum(d_shift_TGS, 0), mask=inside_GS)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -213,18 +213,18 @@ def timestep_gradient_kernel(
 ):
     """Write dx (B, L, D): what reaches a token directly, and through its moments. Grid: groups,
     chunks, batch."""
-    group_G, place_GS, inside_GS = _own(GROUPS, WIDTH, G, S)
+    group_G, offset_GS, inside_GS = _own(GROUPS, WIDTH, G, S)
     batch = tl.program_id(2).to(tl.int64)
     begin = tl.program_id(1) * chunk_length
     end = tl.minimum(begin + chunk_length, L)
     seen = tl.load(count + batch) if HAS_PRIOR else tl.zeros([], tl.int64)
-    scale_GS = 1.0 + tl.load(weight + place_GS, mask=inside_GS, other=0.0).to(tl.float32)
+    scale_GS = 1.0 + tl.load(weight + offset_GS, mask=inside_GS, other=0.0).to(tl.float32)
     first_G, second_G = _other_chunks(totals, group_G, GROUPS, CHUNKS, True)
     for tile in range(0, tl.cdiv(end - begin, T)):
         row = begin + (tl.cdiv(end - begin, T) - 1 - tile) * T
         at, rows = batch * L + row, end - row
-        x_TGS, place_TGS, inside_TGS = _tile(x, at, rows, place_GS, inside_GS, D, T)
-        dy_TGS, _place, _inside = _tile(dy, at, rows, place_GS, inside_GS, D, T)
+        x_TGS, offset_TGS, inside_TGS = _tile(x, at, rows, offset_GS, inside_GS, D, T)
+        dy_TGS, _place, _inside = _tile(dy, at, rows, offset_GS, inside_GS, D, T)
         _z, dz_TGS, mean_TG, rstd_TG, first_TG, second_TG = _pulls(
             dy_TGS, x_TGS, scale_GS, means, rstds, d_mean, d_variance, seen, batch, row, rows,
             group_G, L, GROUPS, T, HAS_LAST
@@ -238,6 +238,6 @@ def timestep_gradient_kernel(
         dx_TGS = dz_TGS * rstd_TG[:, :, None] + level_TG[:, :, None]
         dx_TGS += slope_TG[:, :, None] * (x_TGS - mean_TG[:, :, None])
         rounded_TGS = narrow(dx_TGS, dx.dtype.element_ty, UPCAST)
-        tl.store(dx + at * D + place_TGS, rounded_TGS, mask=inside_TGS)
+        tl.store(dx + at * D + offset_TGS, rounded_TGS, mask=inside_TGS)
         first_G += tl.sum(first_TG, 0)
         second_G += tl.sum(second_TG, 0)

@@ -22,9 +22,9 @@ from steplab.workloads.hydra.config import HydraConfig
 def choose_rows(rows_BK: Tensor, length: int) -> RowSelection:
     """Return the choice of `rows_BK`, all different, out of `length` rows."""
     taken = rows_BK.shape[1]
-    places_K = torch.arange(taken, device=rows_BK.device)
-    places_BS = rows_BK.new_full((len(rows_BK), length), taken)
-    return RowSelection(rows_BK, places_BS.scatter(1, rows_BK, places_K.expand_as(rows_BK)))
+    slots_K = torch.arange(taken, device=rows_BK.device)
+    slots_BS = rows_BK.new_full((len(rows_BK), length), taken)
+    return RowSelection(rows_BK, slots_BS.scatter(1, rows_BK, slots_K.expand_as(rows_BK)))
 
 
 def top_rows(score_BS: Tensor, taken: int) -> tuple[RowSelection, Tensor]:
@@ -136,7 +136,7 @@ class DepthRouter(nn.Module):
         sizes = self.config.pass_sizes(length)
         depth_BS = torch.zeros_like(logit_BS)
         for size in sizes[1:]:
-            depth_BS = depth_BS + (order.places_BS < size)
+            depth_BS = depth_BS + (order.slots_BS < size)
         least_R = torch.stack([falling.values[:, size - 1].mean() for size in sizes])
         return depth_BS, order, least_R
 
