@@ -5,6 +5,8 @@ what several implementations share. An implementation that cannot take all input
 `refuse`, which is given the inputs that the choice depends on and returns the reason, or "". Two
 more names are read from the file without importing it: `NEEDS_GPU = True`, and `NOT_TUNED = "..."`
 with the reason why a search for speed leaves it out.
+
+A Triton implementation is one such file: its kernels, their launch, and the op around them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """torch's choice when the causal mask is passed as a dense tensor: common, and slow.
 
 A mask that is a tensor rules out flash and cuDNN's causal path and computes the pairs that the mask
-forbids. It is here to be measured against: `is_causal` says the same for nothing.
+forbids. It is here to be measured against: `is_causal` says the same at no cost.
 """
 
 from __future__ import annotations

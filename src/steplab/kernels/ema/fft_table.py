@@ -1,6 +1,7 @@
 """ComplexEMA by Fourier transforms with every power of every mode in one table, (D, N, L).
 
-As the PyTorch ports of the original do; kept as what the others are measured against. No states.
+This is how PyTorch ports of the original do it; it is kept to measure the others against, and has
+no states.
 """
 
 # B batch, L steps of time, D channels, N modes of each

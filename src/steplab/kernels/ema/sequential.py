@@ -1,4 +1,4 @@
-"""ComplexEMA by its definition, step by step; in fp32 or better."""
+"""The definition of ComplexEMA, step by step, in fp32 or better."""
 
 # B batch, L steps of time, D channels, N modes of each
 from __future__ import annotations

@@ -1,12 +1,18 @@
-"""Grouped products on Hopper that apply gelu, or its slope, before the result leaves registers.
+"""Grouped products on Hopper with gelu, or its derivative, applied in the same kernel.
 
 Programs stay and take tiles in turn, those of the same rows one after another, so that a group's
 matrix (4.7 MB for 768 x 3072) stays in the second-level cache. Which group a block of rows belongs
 to stands in a table that a kernel of its own fills: nothing is read on the host.
+
+In the `shadow` kernels a tile's activation runs while the program's next tile is multiplied. A warp
+that has issued a step of a product on the tensor cores has about 1000 cycles until they are done
+(128 x 256 x 64). Meanwhile it finishes a part of the previous tile: P of its rows, which it reads
+back (from the second-level cache, a step ahead) as it stored them. Tile and part are laid out alike
+over the threads, P being a multiple of the warps: each thread reads what it has written itself.
 """
 
-# M rows, N columns and K inner columns of a tile; C columns that are finished at a time; E groups
-# M rows, N columns and K inner columns of a tile; P rows of a part
+# M rows, N columns and K inner columns of a tile; C columns that are finished at a time; P rows of
+# a part; E groups
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
