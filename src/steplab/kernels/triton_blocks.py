@@ -74,12 +74,7 @@ def column_sums(partial: Tensor) -> Tensor:
     sums = partial.new_empty(partial.shape[1:])
     with on_device_of(partial):
         column_sums_kernel[(triton.cdiv(sums.numel(), SUM_COLUMNS),)](
-            partial,
-            sums,
-            partial.shape[0],
-            sums.numel(),
-            SUM_ROWS,
-            SUM_COLUMNS,
+            partial, sums, partial.shape[0], sums.numel(), SUM_ROWS, SUM_COLUMNS,
             num_warps=SUM_WARPS,
-        )
+        )  # fmt: skip
     return sums

@@ -15,10 +15,8 @@ from steplab.kernels.stream_norm import Norm, RowSelection, Scored, Update
 from steplab.modules.precision import matmul_dtype
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm; its only parameter is called `weight`, as in nn.RMSNorm."""
-
-    op = "rms_norm"
+class _Norm(nn.Module):
+    """A root-mean-square norm, whose only parameter is called `weight`, as in nn.RMSNorm."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -26,6 +24,12 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.impl = AUTO
         self.ran = ""
+
+
+class RMSNorm(_Norm):
+    """Root-mean-square norm of x, or of x + added."""
+
+    op = "rms_norm"
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (normed, stream), both (..., D): the stream is x, or x + added.
@@ -39,17 +43,10 @@ class RMSNorm(nn.Module):
         )
 
 
-class StreamNorm(nn.Module):
-    """The norm of a stream that is added to, shifted and scored; its parameter is `weight`."""
+class StreamNorm(_Norm):
+    """Root-mean-square norm of a stream that is added to, shifted and scored."""
 
     op = "stream_norm"
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-        self.impl = AUTO
-        self.ran = ""
 
     def forward(self, x_BSD: Tensor, update: Update | None = None) -> Tensor:
         """Return the norm of x, with the update added, in the stream's dtype."""

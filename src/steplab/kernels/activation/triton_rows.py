@@ -164,17 +164,9 @@ def forward(
     tiles = -(-R // tile.rows) * -(-F // tile.columns)
     with on_device_of(z):
         activation_forward_kernel[(tiles,)](
-            z,
-            *_pointers(weights),
-            h_RF,
-            R,
-            F,
-            gated,
-            tile.rows,
-            tile.columns,
-            UPCAST=INTERPRETED,
-            num_warps=tile.warps,
-        )
+            z, *_pointers(weights), h_RF, R, F, gated, tile.rows, tile.columns,
+            UPCAST=INTERPRETED, num_warps=tile.warps,
+        )  # fmt: skip
     return h_RF
 
 
@@ -192,19 +184,9 @@ def backward(
         dvalues_R = z.new_empty(R, dtype=torch.float32)
     with on_device_of(z):
         activation_backward_kernel[(-(-R // tile.rows),)](
-            z,
-            dh_RF,
-            *_pointers(weights),
-            dz,
-            dvalues_R,
-            R,
-            F,
-            activation == "swiglu",
-            tile.rows,
-            tile.columns,
-            UPCAST=INTERPRETED,
-            num_warps=tile.warps,
-        )
+            z, dh_RF, *_pointers(weights), dz, dvalues_R, R, F, activation == "swiglu", tile.rows,
+            tile.columns, UPCAST=INTERPRETED, num_warps=tile.warps,
+        )  # fmt: skip
     return dz, dh_RF, dvalues_R
 
 

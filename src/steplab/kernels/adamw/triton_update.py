@@ -89,28 +89,13 @@ def update(
         return
     with on_device_of(weight.param):
         adamw_kernel[(triton.cdiv(size, block * blocks),)](
-            weight.param,
-            weight.master,
-            weight.grad.contiguous(),
-            weight.exp_avg,
-            weight.exp_avg_sq,
-            weight.step,
-            lr,
-            coefficient,
-            size,
-            LOG_BETA1=_log(hyper.beta1),
-            LOG_BETA2=_log(hyper.beta2),
-            LESS1=1 - hyper.beta1,
-            LESS2=1 - hyper.beta2,
-            EPS=hyper.eps,
-            DECAY=hyper.weight_decay,
-            HAS_MASTER=weight.master is not None,
-            CLIPPED=coefficient is not None,
-            BLOCK=block,
-            BLOCKS=blocks,
-            UPCAST=INTERPRETED,
+            weight.param, weight.master, weight.grad.contiguous(), weight.exp_avg,
+            weight.exp_avg_sq, weight.step, lr, coefficient, size, LOG_BETA1=_log(hyper.beta1),
+            LOG_BETA2=_log(hyper.beta2), LESS1=1 - hyper.beta1, LESS2=1 - hyper.beta2,
+            EPS=hyper.eps, DECAY=hyper.weight_decay, HAS_MASTER=weight.master is not None,
+            CLIPPED=coefficient is not None, BLOCK=block, BLOCKS=blocks, UPCAST=INTERPRETED,
             num_warps=warps,
-        )
+        )  # fmt: skip
 
 
 def _log(beta: float) -> float:

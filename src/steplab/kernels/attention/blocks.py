@@ -86,16 +86,9 @@ def launch_softmax(scores_BTS: Tensor, scale: float, causal: bool, block: int) -
     B, T, S = scores_BTS.shape
     padded = triton.next_power_of_2(S)
     softmax_kernel[(B * T,)](
-        scores_BTS,
-        T,
-        S,
-        scale,
-        CAUSAL=causal,
-        BLOCK=block,
-        S=padded,
-        UPCAST=INTERPRETED,
+        scores_BTS, T, S, scale, CAUSAL=causal, BLOCK=block, S=padded, UPCAST=INTERPRETED,
         num_warps=_row_warps(padded),
-    )
+    )  # fmt: skip
 
 
 def launch_softmax_backward(
@@ -105,17 +98,9 @@ def launch_softmax_backward(
     B, T, S = weights_BTS.shape
     padded = triton.next_power_of_2(S)
     softmax_backward_kernel[(B * T,)](
-        gradients_BTS,
-        weights_BTS,
-        T,
-        S,
-        scale,
-        CAUSAL=causal,
-        BLOCK=block,
-        S=padded,
-        UPCAST=INTERPRETED,
-        num_warps=_row_warps(padded),
-    )
+        gradients_BTS, weights_BTS, T, S, scale, CAUSAL=causal, BLOCK=block, S=padded,
+        UPCAST=INTERPRETED, num_warps=_row_warps(padded),
+    )  # fmt: skip
 
 
 def _row_warps(padded: int) -> int:

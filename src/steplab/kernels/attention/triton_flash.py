@@ -162,18 +162,10 @@ def forward_by(
     out_BHTD, lse_BHT = heads_inside(q_BHTD), empty_lse(q_BHTD)
     descriptors, (q, k, v) = _sources(tiling, [q_BHTD], [k_BGSD, v_BGSD])
     attention_forward_kernel[(triton.cdiv(T, tiling.rows), H, B)](
-        q,
-        k,
-        v,
-        out_BHTD,
-        lse_BHT,
-        *mask[1:],
-        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD)),
-        T,
-        k_BGSD.shape[2],
-        LOG2_E / math.sqrt(D),
+        q, k, v, out_BHTD, lse_BHT, *mask[1:], *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD)), T,
+        k_BGSD.shape[2], LOG2_E / math.sqrt(D),
         **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
-    )
+    )  # fmt: skip
     return out_BHTD, lse_BHT
 
 
@@ -192,22 +184,11 @@ def dq_by(
     dq_BHTD, delta_BHT = heads_inside(q_BHTD), torch.empty_like(lse_BHT)
     descriptors, (q, d_out, k, v) = _sources(tiling, [q_BHTD, dout_BHTD], [k_BGSD, v_BGSD])
     attention_dq_kernel[(triton.cdiv(T, tiling.rows), H, B)](
-        q,
-        k,
-        v,
-        out_BHTD,
-        d_out,
-        lse_BHT,
-        delta_BHT,
-        dq_BHTD,
-        *mask[1:],
-        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, out_BHTD, dout_BHTD)),
-        T,
-        k_BGSD.shape[2],
-        LOG2_E / math.sqrt(D),
-        1 / math.sqrt(D),
+        q, k, v, out_BHTD, d_out, lse_BHT, delta_BHT, dq_BHTD, *mask[1:],
+        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, out_BHTD, dout_BHTD)), T, k_BGSD.shape[2],
+        LOG2_E / math.sqrt(D), 1 / math.sqrt(D),
         **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
-    )
+    )  # fmt: skip
     return dq_BHTD, delta_BHT
 
 
@@ -228,22 +209,11 @@ def dkdv_by(
         tiling, [k_BGSD, v_BGSD], [q_BHTD, dout_BHTD, lse_BHT, delta_BHT]
     )
     attention_dkdv_kernel[(triton.cdiv(S, tiling.rows), G, B)](
-        q,
-        k,
-        v,
-        d_out,
-        lse,
-        delta,
-        dk_BGSD,
-        dv_BGSD,
-        *mask[1:],
-        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, dout_BHTD)),
-        q_BHTD.shape[2],
-        S,
-        LOG2_E / math.sqrt(D),
-        1 / math.sqrt(D),
+        q, k, v, d_out, lse, delta, dk_BGSD, dv_BGSD, *mask[1:],
+        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, dout_BHTD)), q_BHTD.shape[2], S,
+        LOG2_E / math.sqrt(D), 1 / math.sqrt(D),
         **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
-    )
+    )  # fmt: skip
     return dk_BGSD, dv_BGSD
 
 

@@ -148,14 +148,9 @@ def scaled(gradient: Tensor, factor: Tensor) -> Tensor:
         out = torch.empty_like(gradient)
         with on_device_of(gradient):
             scaled_kernel[(triton.cdiv(out.numel(), SCALED_BLOCK),)](
-                gradient,
-                factor,
-                out,
-                out.numel(),
-                BLOCK=SCALED_BLOCK,
-                UPCAST=INTERPRETED,
+                gradient, factor, out, out.numel(), BLOCK=SCALED_BLOCK, UPCAST=INTERPRETED,
                 num_warps=8,
-            )
+            )  # fmt: skip
         return out
     # One element and not none: torch would round a scalar to the dtype of the gradient first.
     return torch.mul(gradient, factor.reshape(1), out=torch.empty_like(gradient))

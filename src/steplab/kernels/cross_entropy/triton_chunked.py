@@ -141,21 +141,10 @@ def loss(
     columns = min(most_columns, triton.next_power_of_2(V))
     with on_device_of(logits_CV):
         loss_rows_kernel[(C,)](
-            logits_CV,
-            targets_C,
-            losses_C,
-            norms_2C,
-            norms_2C.stride(0),
-            factor,
-            logits_CV.stride(0),
-            V,
-            ignore,
-            GRADIENT=factor is not None,
-            COLUMNS=columns,
-            AT_ONCE=AT_ONCE,
-            UPCAST=INTERPRETED,
-            num_warps=max(1, columns // COLUMNS_PER_WARP),
-        )
+            logits_CV, targets_C, losses_C, norms_2C, norms_2C.stride(0), factor,
+            logits_CV.stride(0), V, ignore, GRADIENT=factor is not None, COLUMNS=columns,
+            AT_ONCE=AT_ONCE, UPCAST=INTERPRETED, num_warps=max(1, columns // COLUMNS_PER_WARP),
+        )  # fmt: skip
 
 
 def gradient(
@@ -170,21 +159,10 @@ def gradient(
     T, C = logits_TC.shape
     with on_device_of(logits_TC):
         gradient_tiles_kernel[(triton.cdiv(T, TILE[0]), triton.cdiv(C, TILE[1]))](
-            logits_TC,
-            targets_T,
-            norms_2T,
-            norms_2T.stride(0),
-            d_losses_T,
-            d_losses_T.stride(0),
-            logits_TC.stride(0),
-            T,
-            first,
-            ignore,
-            ROWS=TILE[0],
-            COLUMNS=TILE[1],
-            UPCAST=INTERPRETED,
-            num_warps=8,
-        )
+            logits_TC, targets_T, norms_2T, norms_2T.stride(0), d_losses_T, d_losses_T.stride(0),
+            logits_TC.stride(0), T, first, ignore, ROWS=TILE[0], COLUMNS=TILE[1],
+            UPCAST=INTERPRETED, num_warps=8,
+        )  # fmt: skip
 
 
 def refuse(x_TD: Tensor, weight_VD: Tensor) -> str:

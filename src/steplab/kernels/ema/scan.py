@@ -108,21 +108,10 @@ def tables_by(
     near_RD = parameters[0].new_empty(tiling.output_steps, D)
     chunk, tail, _ = _chunks(tiling, length)
     ema_tables_kernel[(triton.cdiv(D, TABLE_LANES),)](
-        *parameters,
-        tables_K2GDP,
-        near_RD,
-        chunk,
-        tail,
-        D=D,
-        N=N,
-        G=G,
-        P=P,
-        M=triton.next_power_of_2(G * P),
-        POWERS=tiling.sum_steps,
-        READS=tiling.output_steps,
-        LANES=TABLE_LANES,
-        num_warps=1,
-    )
+        *parameters, tables_K2GDP, near_RD, chunk, tail, D=D, N=N, G=G, P=P,
+        M=triton.next_power_of_2(G * P), POWERS=tiling.sum_steps, READS=tiling.output_steps,
+        LANES=TABLE_LANES, num_warps=1,
+    )  # fmt: skip
     return tables_K2GDP, near_RD
 
 
@@ -142,20 +131,9 @@ def sums_by(
     sums_BC2GDP = tables_K2GDP.new_empty(shape) if is_read else tables_K2GDP.new_zeros(shape)
     if is_read:
         ema_sums_kernel[(triton.cdiv(D, tiling.lanes), chunks, B)](
-            x_BLD,
-            tables_K2GDP,
-            sums_BC2GDP,
-            L,
-            chunk,
-            D=D,
-            G=G,
-            P=P,
-            R=tiling.sum_steps,
-            U=tiling.sum_block,
-            LANES=tiling.lanes,
-            REVERSED=backwards,
-            num_warps=tiling.warps,
-        )
+            x_BLD, tables_K2GDP, sums_BC2GDP, L, chunk, D=D, G=G, P=P, R=tiling.sum_steps,
+            U=tiling.sum_block, LANES=tiling.lanes, REVERSED=backwards, num_warps=tiling.warps,
+        )  # fmt: skip
     return sums_BC2GDP
 
 
@@ -170,22 +148,11 @@ def carry(
     B, chunks, _, G, D, P = sums_BC2GDP.shape
     outside = start_B2ND if last_B2ND is None else last_B2ND
     ema_carry_kernel[(triton.cdiv(G * D * P, CARRY_LANES), B)](
-        sums_BC2GDP,
-        start_B2ND,
-        tables_K2GDP[-3:],
-        last_B2ND,
-        chunks,
-        D=D,
-        N=G * P if outside is None else outside.shape[2],
-        G=G,
-        P=P,
-        LANES=CARRY_LANES,
-        GROUP=8,
-        REVERSED=backwards,
-        HAS_START=start_B2ND is not None,
-        HAS_LAST=last_B2ND is not None,
+        sums_BC2GDP, start_B2ND, tables_K2GDP[-3:], last_B2ND, chunks, D=D,
+        N=G * P if outside is None else outside.shape[2], G=G, P=P, LANES=CARRY_LANES, GROUP=8,
+        REVERSED=backwards, HAS_START=start_B2ND is not None, HAS_LAST=last_B2ND is not None,
         num_warps=4,
-    )
+    )  # fmt: skip
     return sums_BC2GDP
 
 
@@ -197,21 +164,9 @@ def outputs_by(
     chunk, _, chunks = _chunks(tiling, L)
     y_BLD = torch.empty_like(x_BLD)
     ema_outputs_kernel[(triton.cdiv(D, tiling.lanes), chunks, B)](
-        x_BLD,
-        *tables,
-        entering_BC2GDP,
-        y_BLD,
-        L,
-        chunk,
-        D=D,
-        G=G,
-        P=P,
-        POWERS=tiling.sum_steps,
-        R=tiling.output_steps,
-        U=tiling.output_block,
-        LANES=tiling.lanes,
-        num_warps=tiling.warps,
-    )
+        x_BLD, *tables, entering_BC2GDP, y_BLD, L, chunk, D=D, G=G, P=P, POWERS=tiling.sum_steps,
+        R=tiling.output_steps, U=tiling.output_block, LANES=tiling.lanes, num_warps=tiling.warps,
+    )  # fmt: skip
     return y_BLD
 
 
@@ -261,27 +216,11 @@ def gradients_by(
     partial_CRD = tables_K2GDP.new_empty(B * chunks, 4 * G * P + 1, D)
     dstate_B2GDP = tables_K2GDP.new_empty(B if has_start else 0, 2, G, D, P)
     ema_gradients_kernel[(triton.cdiv(D, tiling.lanes), chunks, B)](
-        x_BLD,
-        dy_BLD,
-        tables_K2GDP,
-        weights_2GDP,
-        omega_D,
-        entering_BC2GDP,
-        arriving_BC2GDP,
-        dx_BLD,
-        partial_CRD,
-        dstate_B2GDP,
-        L,
-        chunk,
-        D=D,
-        G=G,
-        P=P,
-        U=tiling.gradient_block,
-        LANES=tiling.lanes,
-        HAS_START=has_start,
-        HAS_AFTER=after_B2ND is not None,
+        x_BLD, dy_BLD, tables_K2GDP, weights_2GDP, omega_D, entering_BC2GDP, arriving_BC2GDP,
+        dx_BLD, partial_CRD, dstate_B2GDP, L, chunk, D=D, G=G, P=P, U=tiling.gradient_block,
+        LANES=tiling.lanes, HAS_START=has_start, HAS_AFTER=after_B2ND is not None,
         num_warps=tiling.warps,
-    )
+    )  # fmt: skip
     return dx_BLD, partial_CRD.sum(0), dstate_B2GDP
 
 
@@ -291,17 +230,9 @@ def _chain(parameters: Sequence[Tensor], sums_RD: Tensor) -> list[Tensor]:
     G, P = packed(N)
     gradients = [torch.empty_like(p) for p in parameters[:4]]
     ema_chain_kernel[(triton.cdiv(D, TABLE_LANES),)](
-        *parameters[:4],
-        sums_RD,
-        *gradients,
-        D=D,
-        N=N,
-        G=G,
-        P=P,
-        M=triton.next_power_of_2(G * P),
-        LANES=TABLE_LANES,
-        num_warps=1,
-    )
+        *parameters[:4], sums_RD, *gradients, D=D, N=N, G=G, P=P, M=triton.next_power_of_2(G * P),
+        LANES=TABLE_LANES, num_warps=1,
+    )  # fmt: skip
     return gradients
 
 

@@ -5,7 +5,7 @@ T tokens are always T * K rows, and only the borders between experts move. `fuse
 hand-written kernels and keeps half as much for the backward. `capacity` gives every expert the
 same number of rows and drops the assignments that find their expert full.
 
-Every implementation offers `experts(...)`, as `experts` below, and, unless it takes everything,
+Every implementation offers `experts(tokens, experts, matmul)` and, unless it takes everything,
 `refuse(x, experts)`.
 """
 
@@ -39,6 +39,14 @@ class ExpertWeights(NamedTuple):
     activation: str  # "gelu" or "swiglu"
 
 
+class RoutedTokens(NamedTuple):
+    """Tokens, and the K experts that each goes to."""
+
+    x_TD: Tensor
+    weights_TK: Tensor
+    experts_TK: Tensor  # int64: their indices
+
+
 # After the types above, which the implementations import.
 IMPLS = load_all("experts")
 PREFERENCE = ("fused", "grouped")
@@ -61,5 +69,6 @@ def experts(
 
     `weights_TK` weighs the K experts whose indices are `experts_TK`.
     """
-    out: tuple[Tensor, Tensor] = IMPLS[impl].experts(x_TD, weights_TK, experts_TK, experts, matmul)
+    tokens = RoutedTokens(x_TD, weights_TK, experts_TK)
+    out: tuple[Tensor, Tensor] = IMPLS[impl].experts(tokens, experts, matmul)
     return out

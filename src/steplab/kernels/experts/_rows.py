@@ -172,16 +172,9 @@ def launch_gather(x_TD: Tensor, source_R: Tensor, chosen: int, tile: Tile = GATH
     out_RD = x_TD.new_empty(R, D)
     with on_device_of(x_TD):
         gather_rows_kernel[(triton.cdiv(R, tile.rows),)](
-            x_TD,
-            source_R,
-            out_RD,
-            R,
-            chosen,
-            D,
-            tile.rows,
-            column_block(D, tile.columns),
+            x_TD, source_R, out_RD, R, chosen, D, tile.rows, column_block(D, tile.columns),
             num_warps=tile.warps,
-        )
+        )  # fmt: skip
     return out_RD
 
 
@@ -191,17 +184,9 @@ def launch_sum(y_RD: Tensor, row_TK: Tensor, tile: Tile = SUM) -> Tensor:
     out_TD = y_RD.new_empty(T, D)
     with on_device_of(y_RD):
         gather_sum_kernel[(triton.cdiv(T, tile.rows),)](
-            y_RD,
-            row_TK,
-            out_TD,
-            T,
-            K,
-            D,
-            tile.rows,
-            column_block(D, tile.columns),
-            UPCAST=INTERPRETED,
-            num_warps=tile.warps,
-        )
+            y_RD, row_TK, out_TD, T, K, D, tile.rows, column_block(D, tile.columns),
+            UPCAST=INTERPRETED, num_warps=tile.warps,
+        )  # fmt: skip
     return out_TD
 
 

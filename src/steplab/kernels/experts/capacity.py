@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from steplab.kernels.activation.reference import activate
-from steplab.kernels.experts import ExpertWeights, GroupedMatmul
+from steplab.kernels.experts import ExpertWeights, GroupedMatmul, RoutedTokens
 from steplab.kernels.experts._rows import rank_assignments
 
 NOT_TUNED = "tokens that find their expert full go without it"
@@ -34,13 +34,10 @@ def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
 
 
 def experts(
-    x_TD: Tensor,
-    weights_TK: Tensor,
-    experts_TK: Tensor,
-    experts: ExpertWeights,
-    matmul: GroupedMatmul,
+    tokens: RoutedTokens, experts: ExpertWeights, matmul: GroupedMatmul
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, share of assignments dropped)."""
+    x_TD, weights_TK, experts_TK = tokens
     T, K = experts_TK.shape
     E = experts.w_in_EFD.shape[0]
     C = capacity(T * K, E)

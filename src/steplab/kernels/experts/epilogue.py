@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steplab.kernels.experts import ExpertWeights, GroupedMatmul, fused
+from steplab.kernels.experts import ExpertWeights, GroupedMatmul, RoutedTokens, fused
 from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, refuse_shape
 
 NOT_TUNED = "no GPU has measured it yet"
@@ -18,12 +18,8 @@ def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
 
 
 def experts(
-    x_TD: Tensor,
-    weights_TK: Tensor,
-    experts_TK: Tensor,
-    experts: ExpertWeights,
-    matmul: GroupedMatmul,
+    tokens: RoutedTokens, experts: ExpertWeights, matmul: GroupedMatmul
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, 0)."""
     in_product = experts._replace(activation=IN_PRODUCT)
-    return fused.experts(x_TD, weights_TK, experts_TK, in_product, matmul)
+    return fused.experts(tokens, in_product, matmul)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from steplab.kernels import activation as activation_op
-from steplab.kernels.experts import ExpertWeights, GroupedMatmul
+from steplab.kernels.experts import ExpertWeights, GroupedMatmul, RoutedTokens
 from steplab.kernels.experts._rows import gather_rows, place_rows, sum_rows
 from steplab.kernels.grouped_mm import product, weight_gradient
 from steplab.kernels.grouped_mm._epilogue import IN_PRODUCT, product_gelu, product_slope
@@ -147,13 +147,10 @@ def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
 
 
 def experts(
-    x_TD: Tensor,
-    weights_TK: Tensor,
-    experts_TK: Tensor,
-    experts: ExpertWeights,
-    matmul: GroupedMatmul,
+    tokens: RoutedTokens, experts: ExpertWeights, matmul: GroupedMatmul
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, 0)."""
+    x_TD, weights_TK, experts_TK = tokens
     w_in_EFD, w_out_EDF, activation = experts
     product = matmul.choose(x_TD, w_in_EFD.transpose(-2, -1))
     placed = place_rows(experts_TK, w_in_EFD.shape[0])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from steplab.kernels.activation.reference import activate
-from steplab.kernels.experts import ExpertWeights, GroupedMatmul
+from steplab.kernels.experts import ExpertWeights, GroupedMatmul, RoutedTokens
 from steplab.kernels.experts._rows import sort_rows
 
 
@@ -74,13 +74,10 @@ def combine(y_RD: Tensor, weights_TK: Tensor, token_R: Tensor, row_TK: Tensor) -
 
 
 def experts(
-    x_TD: Tensor,
-    weights_TK: Tensor,
-    experts_TK: Tensor,
-    experts: ExpertWeights,
-    matmul: GroupedMatmul,
+    tokens: RoutedTokens, experts: ExpertWeights, matmul: GroupedMatmul
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, 0)."""
+    x_TD, weights_TK, experts_TK = tokens
     rows = sort_rows(experts_TK, experts.w_in_EFD.shape[0])
     x_RD = gather(x_TD, rows.token_R, rows.row_TK)
     # Stored as (E, out, in) and transposed here: both products and both weight gradients then

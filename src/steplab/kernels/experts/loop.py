@@ -7,17 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from steplab.kernels.activation.reference import activate
-from steplab.kernels.experts import ExpertWeights, GroupedMatmul
+from steplab.kernels.experts import ExpertWeights, GroupedMatmul, RoutedTokens
 
 
 def experts(
-    x_TD: Tensor,
-    weights_TK: Tensor,
-    experts_TK: Tensor,
-    experts: ExpertWeights,
-    matmul: GroupedMatmul,
+    tokens: RoutedTokens, experts: ExpertWeights, matmul: GroupedMatmul
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, 0)."""
+    x_TD, weights_TK, experts_TK = tokens
     out_TD = torch.zeros_like(x_TD, dtype=weights_TK.dtype)
     for index in range(experts.w_in_EFD.shape[0]):
         token_N, choice_N = (experts_TK == index).nonzero(as_tuple=True)

@@ -18,11 +18,7 @@ def refuse(x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:
 
 
 def feed_forward(
-    x_TD: Tensor,
-    w_in_FD: Tensor,
-    w_out_DF: Tensor,
-    activation: str,
-    weights_T1: Tensor | None = None,
+    x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, activation: str, weights_T1: Tensor | None
 ) -> Tensor:
     """Return (T, D)."""
     return fused.feed_forward(x_TD, w_in_FD, w_out_DF, IN_PRODUCT, weights_T1)

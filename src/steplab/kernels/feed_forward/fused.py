@@ -33,11 +33,7 @@ def refuse(x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:
 
 
 def feed_forward(
-    x_TD: Tensor,
-    w_in_FD: Tensor,
-    w_out_DF: Tensor,
-    activation: str,
-    weights_T1: Tensor | None = None,
+    x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, activation: str, weights_T1: Tensor | None
 ) -> Tensor:
     """Return (T, D)."""
     out_TD: Tensor = fused_feed_forward(x_TD, w_in_FD, w_out_DF, weights_T1, activation)[0]

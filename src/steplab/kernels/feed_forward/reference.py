@@ -9,11 +9,7 @@ from steplab.kernels.activation.reference import activate
 
 
 def feed_forward(
-    x_TD: Tensor,
-    w_in_FD: Tensor,
-    w_out_DF: Tensor,
-    activation: str,
-    weights_T1: Tensor | None = None,
+    x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, activation: str, weights_T1: Tensor | None
 ) -> Tensor:
     """Return (T, D) in the dtype of the products."""
     out_TD = F.linear(activate(F.linear(x_TD, w_in_FD), activation), w_out_DF)

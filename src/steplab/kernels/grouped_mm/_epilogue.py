@@ -85,12 +85,9 @@ def product_gelu(
             shadow_matmul_gelu_kernel[grid](*inputs, P=tiling.finished, **options(tiling))
         else:
             matmul_gelu_kernel[grid](
-                *inputs,
-                C=tiling.finished,
-                FLATTEN=tiling.form == "flat",
-                SPECIALIZE=tiling.form == "warps",
-                **options(tiling),
-            )
+                *inputs, C=tiling.finished, FLATTEN=tiling.form == "flat",
+                SPECIALIZE=tiling.form == "warps", **options(tiling),
+            )  # fmt: skip
     return z_RF, h_RF
 
 
@@ -122,17 +119,9 @@ def product_slope(
         else:
             tiles_of_z = describe(z_RF, tiling.rows, tiling.finished)
             matmul_slope_kernel[grid](
-                *inputs,
-                tiles_of_z,
-                *outputs,
-                R,
-                blocks,
-                D,
-                F,
-                C=tiling.finished,
-                FLATTEN=tiling.form == "flat",
-                **options(tiling),
-            )
+                *inputs, tiles_of_z, *outputs, R, blocks, D, F, C=tiling.finished,
+                FLATTEN=tiling.form == "flat", **options(tiling),
+            )  # fmt: skip
     return Gradients(dz_RF, h_RF, _of_assignments(dots_RN, weights))
 
 
@@ -143,15 +132,9 @@ def find_blocks(offsets_E: Tensor, rows: int, block: int) -> tuple[Tensor, int]:
     table = offsets_E.new_empty(3 * blocks + 1)
     with on_device_of(offsets_E):
         block_table_kernel[(triton.cdiv(blocks, FOUND),)](
-            offsets_E,
-            table,
-            rows,
-            blocks,
-            groups,
-            triton.next_power_of_2(groups),
-            block,
+            offsets_E, table, rows, blocks, groups, triton.next_power_of_2(groups), block,
             FOUND=FOUND,
-        )
+        )  # fmt: skip
     return table, blocks
 
 

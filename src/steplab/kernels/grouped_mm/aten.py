@@ -97,16 +97,9 @@ def find_segments(offsets_E: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     ends_S, group_S = offsets_E.new_empty(count), offsets_E.new_empty(count)
     with on_device_of(offsets_E):
         find_segments_kernel[(triton.cdiv(count, FOUND),)](
-            offsets_E,
-            ends_S,
-            group_S,
-            rows,
-            triton.cdiv(rows, PIECES),
-            groups,
-            PIECES,
-            S=triton.next_power_of_2(count),
-            R=FOUND,
-        )
+            offsets_E, ends_S, group_S, rows, triton.cdiv(rows, PIECES), groups, PIECES,
+            S=triton.next_power_of_2(count), R=FOUND,
+        )  # fmt: skip
     return ends_S, group_S
 
 

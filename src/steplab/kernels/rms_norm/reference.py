@@ -8,11 +8,7 @@ from torch import Tensor
 
 
 def rms_norm(
-    x: Tensor,
-    weight_D: Tensor,
-    eps: float,
-    added: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    x: Tensor, weight_D: Tensor, eps: float, added: Tensor | None, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor]:
     """Return (normed, stream)."""
     stream = x if added is None else x + added

@@ -133,21 +133,10 @@ def launch_forward(
     if rows:
         with on_device_of(x):
             rms_norm_forward_kernel[(triton.cdiv(rows, tiling.rows),)](
-                x,
-                added,
-                weight_D.contiguous(),
-                normed,
-                stream,
-                rstd,
-                rows,
-                eps,
-                WIDTH=width,
-                D=padded_width(width),
-                ROWS=tiling.rows,
-                ADDED=added is not None,
-                UPCAST=INTERPRETED,
-                num_warps=tiling.warps,
-            )
+                x, added, weight_D.contiguous(), normed, stream, rstd, rows, eps, WIDTH=width,
+                D=padded_width(width), ROWS=tiling.rows, ADDED=added is not None,
+                UPCAST=INTERPRETED, num_warps=tiling.warps,
+            )  # fmt: skip
     return normed, stream, rstd
 
 
@@ -169,22 +158,10 @@ def launch_backward(
     dx, partial_PD = torch.empty_like(stream), rstd.new_empty(programs, width)
     with on_device_of(stream):
         rms_norm_backward_kernel[(programs,)](
-            d_normed,
-            d_stream,
-            stream,
-            weight_D.contiguous(),
-            rstd,
-            dx,
-            partial_PD,
-            rows,
-            WIDTH=width,
-            D=padded_width(width),
-            ROWS=tiling.rows,
-            PASSED=d_stream is not None,
-            STAGES=tiling.stages,
-            UPCAST=INTERPRETED,
-            num_warps=tiling.warps,
-        )
+            d_normed, d_stream, stream, weight_D.contiguous(), rstd, dx, partial_PD, rows,
+            WIDTH=width, D=padded_width(width), ROWS=tiling.rows, PASSED=d_stream is not None,
+            STAGES=tiling.stages, UPCAST=INTERPRETED, num_warps=tiling.warps,
+        )  # fmt: skip
     return dx, column_sums(partial_PD).to(weight_D.dtype)
 
 
@@ -201,11 +178,7 @@ def refuse(x: Tensor, weight_D: Tensor, added: Tensor | None = None) -> str:
 
 
 def rms_norm(
-    x: Tensor,
-    weight_D: Tensor,
-    eps: float,
-    added: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    x: Tensor, weight_D: Tensor, eps: float, added: Tensor | None, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor]:
     """Return (normed, stream)."""
     out: tuple[Tensor, Tensor] = _AddAndNorm.apply(x, weight_D, eps, added, dtype)

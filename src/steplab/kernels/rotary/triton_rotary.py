@@ -93,22 +93,10 @@ def launch_rotation(
         return
     with on_device_of(source_BTHD):
         rotary_kernel[(triton.cdiv(T * H, rows), B)](
-            source_BTHD,
-            target_BTHD,
-            cos,
-            sin,
-            source_BTHD.stride()[:3],
-            target_BTHD.stride()[:3],
-            T * D // 2 if cos.ndim > 2 and cos.shape[0] > 1 else 0,
-            T,
-            H=H,
-            HALF=D // 2,
-            E=padded,
-            ROWS=rows,
-            TURN=turn,
-            UPCAST=INTERPRETED,
-            num_warps=warps,
-        )
+            source_BTHD, target_BTHD, cos, sin, source_BTHD.stride()[:3],
+            target_BTHD.stride()[:3], T * D // 2 if cos.ndim > 2 and cos.shape[0] > 1 else 0, T,
+            H=H, HALF=D // 2, E=padded, ROWS=rows, TURN=turn, UPCAST=INTERPRETED, num_warps=warps,
+        )  # fmt: skip
 
 
 def refuse(qkv_BT3HD: Tensor, cos: Tensor) -> str:

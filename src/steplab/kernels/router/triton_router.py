@@ -223,16 +223,9 @@ def launch_forward(
     gate_T1 = probabilities_TE.new_empty(T, 1)
     with on_device_of(x_TD):
         router_softmax_kernel[(triton.cdiv(T, tiling.rows),)](
-            x_TD,
-            weight_ED,
-            gate_1D,
-            probabilities_TE,
-            weights_TK,
-            experts_TK,
-            gate_T1,
-            T,
+            x_TD, weight_ED, gate_1D, probabilities_TE, weights_TK, experts_TK, gate_T1, T,
             **_options(tiling, weight_ED, chosen),
-        )
+        )  # fmt: skip
     return probabilities_TE, weights_TK, experts_TK, gate_T1
 
 
@@ -256,20 +249,10 @@ def launch_backward(
     parts_BED = probabilities_TE.new_empty(tiles, E + 1, D)
     with on_device_of(x_TD):
         router_softmax_backward_kernel[(tiles,)](
-            dprobabilities_TE,
-            dweights_TK,
-            dgate_T1,
-            x_TD,
-            weight_ED,
-            gate_1D,
-            probabilities_TE,
-            experts_TK,
-            gate_T1,
-            dx_TD,
-            parts_BED,
-            T,
+            dprobabilities_TE, dweights_TK, dgate_T1, x_TD, weight_ED, gate_1D, probabilities_TE,
+            experts_TK, gate_T1, dx_TD, parts_BED, T,
             **_options(tiling, weight_ED, experts_TK.shape[1]),
-        )
+        )  # fmt: skip
     # Added up by torch, always in the same order: the same inputs give the same bits.
     return dx_TD, parts_BED.sum(0)
 

@@ -169,20 +169,10 @@ def launch_forward(
     if rows:
         with on_device_of(x_BSD):
             stream_rms_norm_forward_kernel[(triton.cdiv(rows, tiling.rows),)](
-                x_BSD.contiguous(),
-                _dense(added),
-                _dense(slots_BS),
-                *vectors,
-                *outputs,
-                rows,
-                eps,
-                *_lengths(x_BSD, added, slots_BS),
-                WIDTH=width,
-                D=padded_width(width),
-                ROWS=tiling.rows,
-                UPCAST=INTERPRETED,
-                num_warps=tiling.warps,
-            )
+                x_BSD.contiguous(), _dense(added), _dense(slots_BS), *vectors, *outputs, rows,
+                eps, *_lengths(x_BSD, added, slots_BS), WIDTH=width, D=padded_width(width),
+                ROWS=tiling.rows, UPCAST=INTERPRETED, num_warps=tiling.warps,
+            )  # fmt: skip
 
 
 def launch_rows(
@@ -199,21 +189,11 @@ def launch_rows(
     if rows_BK.numel():
         with on_device_of(stream_BSD):
             stream_rms_norm_rows_kernel[(triton.cdiv(rows_BK.numel(), tiling.rows),)](
-                stream_BSD,
-                rstd_BS,
-                _dense(rows_BK),
-                _dense(weight_D),
-                _dense(offset_D),
-                normed_BKD,
-                rows_BK.numel(),
-                length,
-                rows_BK.shape[1],
-                WIDTH=width,
-                D=padded_width(width),
-                ROWS=tiling.rows,
-                UPCAST=INTERPRETED,
+                stream_BSD, rstd_BS, _dense(rows_BK), _dense(weight_D), _dense(offset_D),
+                normed_BKD, rows_BK.numel(), length, rows_BK.shape[1], WIDTH=width,
+                D=padded_width(width), ROWS=tiling.rows, UPCAST=INTERPRETED,
                 num_warps=tiling.warps,
-            )
+            )  # fmt: skip
 
 
 def launch_backward(
@@ -239,22 +219,10 @@ def launch_backward(
     vectors = (_dense(t) for t in (weight_D, offset_D, router_D))
     with on_device_of(stream_BSD):
         stream_rms_norm_backward_kernel[(len(partial_P3D),)](
-            *gradients,
-            stream_BSD,
-            rstd_BS,
-            *vectors,
-            dx_BSD,
-            partial_P3D,
-            count,
-            LENGTH=length,
-            TAKEN=taken,
-            WIDTH=width,
-            D=padded_width(width),
-            ROWS=tiling.rows,
-            STAGES=tiling.stages,
-            UPCAST=INTERPRETED,
-            num_warps=tiling.warps,
-        )
+            *gradients, stream_BSD, rstd_BS, *vectors, dx_BSD, partial_P3D, count, LENGTH=length,
+            TAKEN=taken, WIDTH=width, D=padded_width(width), ROWS=tiling.rows,
+            STAGES=tiling.stages, UPCAST=INTERPRETED, num_warps=tiling.warps,
+        )  # fmt: skip
     return dx_BSD, column_sums(partial_P3D)
 
 

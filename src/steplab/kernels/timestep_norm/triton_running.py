@@ -84,25 +84,11 @@ def launch_forward(
                 x_BLD, totals_BC2G, L, tiling.chunk_length, **tiling.options
             )
         timestep_norm_kernel[tiling.grid](
-            x_BLD,
-            weight_D,
-            bias_D,
-            totals_BC2G,
-            *(prior or (None, None, None)),
-            y_BLD,
-            means,
-            rstds,
-            last_mean,
-            last_variance,
-            L,
-            tiling.chunk_length,
-            eps,
-            **tiling.options,
-            CHUNKS=triton.next_power_of_2(tiling.chunks),
-            HAS_PRIOR=prior is not None,
-            KEEPS=keeps,
-            UPCAST=INTERPRETED,
-        )
+            x_BLD, weight_D, bias_D, totals_BC2G, *(prior or (None, None, None)), y_BLD, means,
+            rstds, last_mean, last_variance, L, tiling.chunk_length, eps, **tiling.options,
+            CHUNKS=triton.next_power_of_2(tiling.chunks), HAS_PRIOR=prior is not None,
+            KEEPS=keeps, UPCAST=INTERPRETED,
+        )  # fmt: skip
     return outputs
 
 
@@ -129,16 +115,9 @@ def launch_backward(
             *inputs, totals_BC2G, partial_C2D, L, tiling.chunk_length, **tiling.options, **flags
         )
         timestep_gradient_kernel[tiling.grid](
-            *inputs,
-            totals_BC2G,
-            dx_BLD,
-            L,
-            tiling.chunk_length,
-            **tiling.options,
-            **flags,
-            CHUNKS=triton.next_power_of_2(tiling.chunks),
-            UPCAST=INTERPRETED,
-        )
+            *inputs, totals_BC2G, dx_BLD, L, tiling.chunk_length, **tiling.options, **flags,
+            CHUNKS=triton.next_power_of_2(tiling.chunks), UPCAST=INTERPRETED,
+        )  # fmt: skip
     d_weight, d_bias = partial_C2D.sum(0).to(weight_D.dtype).unbind(0)
     return dx_BLD, d_weight.clone(), d_bias.clone(), *_prior_gradients(totals_BC2G, prior)
 
