@@ -118,7 +118,7 @@ def test_a_sweep_has_both_reductions(tmp_path):
         ("--bf16-sweep --dtype bf16 --device cpu", "cuBLAS"),
         ("--seq-lens 0", "at least 1"),
         ("--seq-lens 8 --ema fftt", "There is no --ema"),
-        ("--seq-lens 8 --recipe compile=whole", "does not know --recipe"),
+        ("--seq-lens 8 --recipe compile=blocks", "does not take --recipe"),
         ("--seq-lens 8 --context 9", "Leave --context out"),
         ("--seq-lens 8 --preset huge", "no size 'huge'"),
     ],

@@ -9,26 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from steplab.cli.command import Command
+from steplab.cli.flags import add_store_flag
 from steplab.cli.progress import CellProgress
 from steplab.compare.bootstrap import signed, slower_than
 from steplab.compare.inputs import Side, check_side, open_side
 from steplab.compare.runs import check_same_work, compare_rounds, compare_stored
 from steplab.compare.versus import rounds_table
-from steplab.core import Cell, Run, RunSpec, Table, new_run_id, units
+from steplab.core import Cell, RunSpec, Table, units
 from steplab.core.comparison import Comparison
 from steplab.core.errors import UserError, no_gpu
-from steplab.core.run import now
+from steplab.core.run import new_run
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.pages import write_compare_page
 from steplab.report.terminal import console, print_table
-from steplab.store import DEFAULT_ROOT, Store
+from steplab.store import Store
 from steplab.trace.kernel_table import short_kernel_name
 from steplab.workers.alternate import alternate_specs
 from steplab.workers.trials import TrialRunner
 from steplab.workloads.workload import find_workload
 
 DEFAULT_ROUNDS = 8
-LONGEST_NAME = 70  # characters of a kernel's name on the terminal; files keep all of it
+MAX_NAME = 70  # characters of a kernel's name on the terminal; files keep all of it
 FAILED = 1  # exit code of --fail-if-slower
 
 
@@ -36,18 +37,20 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     about = "a Run's id, part of it, `last`, or a trace file (.json, .json.gz)"
     add("a", metavar="A", help=f"the baseline: {about}")
-    add("b", metavar="B", help=f"what is held against it: {about}")
+    add("b", metavar="B", help=f"what is compared with it: {about}")
     add("--rerun", nargs="?", type=int, const=DEFAULT_ROUNDS, default=0, metavar="ROUNDS",
-        help=f"measure both again in turns, so many rounds ({DEFAULT_ROUNDS})")  # fmt: skip
+        help=f"measure both again, alternating for ROUNDS rounds [{DEFAULT_ROUNDS}]")  # fmt: skip
     add("--fail-if-slower", type=read_share, default=None, metavar="PERCENT",
-        help="exit code 1 when B surely takes so much more time, as in 3%%")  # fmt: skip
-    add("--timeout", type=float, default=600.0, help="seconds a round of --rerun may take")
-    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
-    add("--out", nargs="+", type=Path, default=[], help="also .csv, .md, .json, .svg or .html")
+        help="exit with code 1 when B surely takes this much more time, as in 3%%")  # fmt: skip
+    add("--timeout", type=float, default=600.0, metavar="SECONDS",
+        help="seconds a round of --rerun may take")  # fmt: skip
+    add_store_flag(parser)
+    add("--out", nargs="+", type=Path, default=[], metavar="FILE",
+        help="also write .csv, .md, .json, .svg or .html")  # fmt: skip
 
 
 def read_share(word: str) -> float:
-    """Read `3%` as 0.03. The sign is asked for: 0.03 might be meant as a fraction."""
+    """Read `3%` as 0.03. The sign is required: 0.03 might mean 3 % or 0.03 %."""
     try:
         value = float(word.removesuffix("%"))
     except ValueError:
@@ -78,11 +81,11 @@ def _run(args: argparse.Namespace) -> int:
         print(f"written {path}")
     if saved is not None:
         print(f"saved {saved}")
-    return _gate(args.fail_if_slower, comparison)
+    return _check_limit(args.fail_if_slower, comparison)
 
 
 def _rerun(args: argparse.Namespace, a: Side, b: Side, store: Store) -> tuple[Comparison, Path]:
-    """Measure both specs in turns on this machine; store the rounds as a Run, and say where."""
+    """Alternate between both specs on this machine; store the rounds as a Run, and say where."""
     first, second = (_spec(side) for side in (a, b))
     check_same_work(a, b)
     store.check_writable()
@@ -92,13 +95,12 @@ def _rerun(args: argparse.Namespace, a: Side, b: Side, store: Store) -> tuple[Co
         raise no_gpu()
     with CellProgress(1) as progress:
         one, other = alternate_specs(
-            *(first, second, args.rerun, args.timeout),
-            lambda text: progress.stage(first, text),
+            first, second, args.rerun, args.timeout, lambda text: progress.stage(first, text)
         )
     conditions = environment.conditions_on(first.device)
     comparison = compare_rounds(a, one, b, other, conditions)
     tables = {**comparison.tables, "rounds": rounds_table(one, other)}
-    run = Run(new_run_id(first), first, environment, created=now(), tables=tables)
+    run = replace(new_run(first, environment), tables=tables)
     return comparison, store.save(run)
 
 
@@ -117,7 +119,7 @@ def _spec(side: Side) -> RunSpec:
 
 
 def _write(paths: Sequence[Path], comparison: Comparison) -> list[Path]:
-    """Write the page, or the table of A and B and the others beside it; return the files."""
+    """Write a page, or the table of A and B with the others beside it; return the files."""
     written = []
     for path in paths:
         if path.suffix == ".html":
@@ -132,7 +134,7 @@ def _write(paths: Sequence[Path], comparison: Comparison) -> list[Path]:
 
 
 def _print(comparison: Comparison) -> None:
-    """The verdict first, then what it rests on, then what differs and what moved."""
+    """Print the verdict, what it rests on, what differs and what moved."""
     print(f"{comparison.headline}: {comparison.reason}")
     if comparison.change is not None:
         change = comparison.change
@@ -149,7 +151,7 @@ def _print(comparison: Comparison) -> None:
 
 
 def _print_sides(table: Table) -> None:
-    """The names in lines of their own: in a table they leave no room for the numbers."""
+    """Print names on lines of their own: in a table they leave no room for the numbers."""
     names = [i for i, column in enumerate(table.columns) if column.name in ("Run or trace", "what")]
     for row in table.rows:
         print(f"{row[0]}: {', '.join(str(row[i]) for i in names if row[i] is not None)}")
@@ -166,11 +168,11 @@ def _shortened(table: Table) -> Table:
 
 
 def _short(cell: Cell) -> Cell:
-    return short_kernel_name(cell, LONGEST_NAME) if isinstance(cell, str) else cell
+    return short_kernel_name(cell, MAX_NAME) if isinstance(cell, str) else cell
 
 
-def _gate(limit: float | None, comparison: Comparison) -> int:
-    """Return 1 when B is slower than `limit` allows, the whole interval long."""
+def _check_limit(limit: float | None, comparison: Comparison) -> int:
+    """Return 1 when B is slower than `limit` allows over its whole interval."""
     if limit is None or comparison.change is None:
         return 0
     if slower_than(comparison.change, limit):

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
+from steplab.cli.flags import add_store_flag
 from steplab.core import Finding, units
 from steplab.findings import Case, case_of_run, case_of_trace, explain, gain_share, is_note
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
 from steplab.report.terminal import printable
-from steplab.store import DEFAULT_ROOT, Store
+from steplab.store import Store
 from steplab.trace.analysis import run_budget
 from steplab.trace.load import names_trace
 
@@ -24,8 +25,8 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     add("run", nargs="?", default="last", metavar="RUN",
         help="a Run's id, part of it, `last`, or a trace file (.json, .json.gz)")  # fmt: skip
-    add("--store", type=Path, default=DEFAULT_ROOT, help="folder of the Runs")
-    add("--page", type=Path, default=None, metavar="FILE", help="write it as a page (.html) too")
+    add_store_flag(parser)
+    add("--page", type=Path, default=None, metavar="FILE", help="also write a page (.html)")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -10,35 +10,41 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
+from steplab.cli.flags import add_device_flag
+from steplab.cli.step_flags import add_recipe_flag
 from steplab.core import units
 from steplab.core.errors import Unsupported, UserError
-from steplab.techniques.recipes import parse_recipe
 
-PROMPT = "def "  # a model of Python's sources goes on from it
+PROMPT = "def "  # for a model of Python's sources
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
-    add("--prompt", metavar="TEXT", help=f"how the text begins; none: {PROMPT!r}")
+    add("--prompt", metavar="TEXT", default=None, help=f"how the text begins; default: {PROMPT!r}")
     add("--prompt-file", type=Path, metavar="FILE", help="the same from a UTF-8 file")
     about = "a checkpoint or a folder of them; default: steplab train's newest"
     add("--checkpoint", type=Path, metavar="PATH", help=about)
     add("--length", type=int, default=400, metavar="N", help="bytes to write")
-    add("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest byte")
+    add(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="X",
+        help="of the sampling; 0: always the likeliest byte",
+    )
     add("--top-k", type=int, default=0, metavar="N", help="choose among the N likeliest; 0: all")
-    add("--seed", type=int, default=0, metavar="N", help="another seed, another text")
-    add("--recipe", default="plain", help="plain, or precision=bf16, impl.attention=...")
-    add("--device", default="auto", help="cpu, cuda, or auto")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the sampling")
+    add_recipe_flag(parser)
+    add_device_flag(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
-    recipe = parse_recipe(args.recipe)
     prompt = _prompt(args)
     _check(args)
     from steplab.step.failures import is_out_of_memory, memory_sentence
     from steplab.train.generate import load_text_generator  # imports torch
 
-    generator = load_text_generator(args.checkpoint, args.device, recipe)
+    generator = load_text_generator(args.checkpoint, args.device, args.recipe)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     times = [time.perf_counter()]
 
@@ -50,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         generator.generate(prompt, args.length, args.temperature, args.top_k, args.seed, tell)
     except KeyboardInterrupt:
-        _show("\n")  # what is said next begins a line
+        _show("\n")  # the message that follows begins a line
         raise
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -65,9 +71,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _speed(times: Sequence[float]) -> str:
-    """Reading the prompt is told apart from writing: `, the first after 0.12 s, then 250 bytes/s`.
+    """Tell reading the prompt from writing: `, the first after 0.12 s, then 250 bytes/s`.
 
-    `times` are seconds: of the start, then of every byte.
+    `times` are in seconds: of the start, then of every byte.
     """
     first = f", the first after {units.milliseconds((times[1] - times[0]) * 1e3)}"
     if len(times) == 2:

@@ -1,6 +1,6 @@
 """The playbook of `steplab profile megalodon --seq-lens ...`: its flags and its table.
 
-Any of its flags turns the playbook on; what else `profile` knows is then refused, not ignored.
+Any of its flags turns the playbook on; other flags of `profile` are then refused, not ignored.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from steplab.report.terminal import print_table
 
 PREFIX = "playbook"  # of its flags in the namespace
 DEFAULT_LENGTH = 2048
-# Flags of `profile` that the playbook has no use for, with their defaults.
-FOREIGN = {"size": "", "batch": 4, "mode": "full", "recipe": PLAIN, "accumulate": 1, "range": ""}
+# Flags of `profile` that the playbook does not use, with their defaults.
+UNUSED = {"size": "", "batch": 4, "mode": "full", "recipe": PLAIN, "accumulate": 1, "range": ""}
 SHOWN = {
     "seq_len": Column("length"),
     "bf16_reduction": Column("bf16 reduction"),
@@ -47,12 +47,12 @@ NOTE = "step and its phases: means of the timed steps; tokens/s: by the median"
 
 
 def has_playbook(workload: str) -> bool:
-    """Whether `profile` of this workload knows the playbook."""
+    """Whether `profile` has a playbook for this workload."""
     return workload == WORKLOAD
 
 
 def add_playbook_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags; one that is not given leaves no trace."""
+    """Add the flags; those that are not given leave no trace in the namespace."""
     group = parser.add_argument_group("playbook: any of these turns it on")
 
     def add(name: str, about: str, **options: Any) -> None:
@@ -65,7 +65,7 @@ def add_playbook_flags(parser: argparse.ArgumentParser) -> None:
     add("preset", f"size of the model [{DEFAULT_PRESET}]", metavar="SIZE")
     add("batch_size", "sequences per batch [2]", type=int, metavar="N")
     add("dtype", "fp32 or bf16 [fp32]", metavar="DTYPE")
-    add("bf16_sweep", "sums of split bf16 products in bf16: on and off", **yes)
+    add("bf16_sweep", "partial sums of bf16 products in bf16: on and off", **yes)
     paths = "fft, scan, sequential (its traces are large) or auto [auto]"
     add("ema", f"path of the moving averages: {paths}", metavar="PATH")
     add("train_use_cache", "compute the states after each sequence too", **yes)
@@ -79,19 +79,19 @@ def asks_for_playbook(args: argparse.Namespace) -> bool:
 
 def run_playbook(args: argparse.Namespace) -> int:
     """Profile every cell; a failed one is a line with a status, and the exit code says so."""
-    for name, default in FOREIGN.items():
+    for name, default in UNUSED.items():
         if getattr(args, name) != default:
             raise UserError(
-                f"The playbook does not know --{name}.",
+                f"The playbook does not take --{name}.",
                 "It has --preset, --batch-size, --dtype, --ema and --forward-only.",
             )
-    _book(args, "cpu")  # a slip of the pen is told before torch is imported
-    # The profiler of memory warns on a CPU of every block that is older than itself.
+    _playbook(args, "cpu")  # a typo is told before torch is imported
+    # On a CPU the memory profiler warns about every block that is older than itself.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from steplab.bench.playbook_cell import run_cell
     from steplab.probes.environment import capture_environment
 
-    book = _book(args, resolve_device(args.device, capture_environment()))
+    book = _playbook(args, resolve_device(args.device, capture_environment()))
     if book.bf16_sweep and book.device == "cpu":
         raise Unsupported("--bf16-sweep sets cuBLAS, which a CPU does not use.", "Leave it out.")
     check_summary(book.out)
@@ -112,8 +112,8 @@ def _table(title: str, lines: list[dict[str, Any]]) -> Table:
     return Table(title, tuple(SHOWN[name] for name in shown), rows, NOTE)
 
 
-def _book(args: argparse.Namespace, device: str) -> Playbook:
-    """Return what was asked for; the cells are made once, so that a bad config is told."""
+def _playbook(args: argparse.Namespace, device: str) -> Playbook:
+    """Return what the flags ask for; making its cells checks the config."""
     asked = {"seq_lens": [DEFAULT_LENGTH], **given_fields(args, PREFIX)}
     renamed = {"batch_size": "batch", "train_use_cache": "use_cache"}
     book = Playbook(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.selection import add_selection_flags, select_runs
+from steplab.cli.runs import add_selection_flags, select_runs
 from steplab.core import Run, units
 from steplab.core.errors import UserError
 from steplab.report.pages import write_runs_page

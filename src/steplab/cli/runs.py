@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.selection import add_selection_flags, is_selective, select_runs
-from steplab.core import Cell, Column, Run, Table, run_to_json, units
+from steplab.cli.flags import add_store_flag
+from steplab.core import Cell, Column, Run, Status, Table, run_to_json, units
+from steplab.core.codec import read_word
 from steplab.core.errors import UserError
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
@@ -18,12 +20,12 @@ from steplab.store import Store, pack_runs, unpack_runs
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_selection_flags(parser)
     add = parser.add_argument
-    add("--json", action="store_true", help="print the selected Runs whole, as JSON")
+    add("--json", action="store_true", help="print the selected Runs in full, as JSON")
     add("--out", type=Path, default=None, help="write the list as .csv, .md, .json or .svg")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--delete", action="store_true", help="delete the selected Runs")
     action.add_argument("--pack", type=Path, metavar="FILE", help="pack them into one file")
-    action.add_argument("--unpack", type=Path, metavar="FILE", help="add the Runs of a pack")
+    action.add_argument("--unpack", type=Path, metavar="FILE", help="add the Runs of such a file")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -76,13 +78,54 @@ def _table(chosen: list[tuple[str, Run | UserError]], store: Store) -> Table:
         spec = run.spec
         time = run.clock.step.median if run.clock else ""
         speed = run.tokens_per_second
-        rows.append(
-            (
-                *(run_id, spec.workload, spec.size, spec.batch, spec.mode, spec.recipe.label),
-                *(spec.device, time, round(speed) if speed else "", run.status),
-            )
-        )
+        step = (spec.workload, spec.size, spec.batch, spec.mode, spec.recipe.label, spec.device)
+        rows.append((run_id, *step, time, round(speed) if speed else "", run.status))
     return Table(f"{units.counted(len(rows), 'Run')} in {store.root}", tuple(columns), tuple(rows))
+
+
+def add_selection_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the ids and filters that select Runs; `report` has them too."""
+    add = parser.add_argument
+    add("ids", nargs="*", help="Runs by id, by a unique part of it, or `last`; default: all")
+    add_store_flag(parser)
+    add("--workload", default=None, help="only Runs of this workload")
+    statuses = partial(read_word, Status, where="--status")
+    about = "only Runs that ended as ok, oom, failed, ..."
+    add("--status", type=statuses, default=None, help=about)
+    add(
+        "--group",
+        default=None,
+        metavar="ID",
+        help="only Runs of the sweep whose id begins with this",
+    )
+    add("--newest", type=int, default=0, metavar="N", help="only the N newest; 0: all")
+
+
+def is_selective(args: argparse.Namespace) -> bool:
+    """Whether the flags leave any Runs out."""
+    return bool(args.ids or args.workload or args.status or args.group or args.newest)
+
+
+def select_runs(store: Store, args: argparse.Namespace) -> list[tuple[str, Run | UserError]]:
+    """Return the selected ids and Runs, oldest first; an error in place of an unreadable Run."""
+    if args.newest < 0:
+        raise UserError(f"--newest must not be negative, but is {args.newest}.")
+    wanted = {store.resolve(name) for name in args.ids}
+    chosen = []
+    for run_id, run in store.all():
+        if (not wanted or run_id in wanted) and _fits(run, args):
+            chosen.append((run_id, run))
+    return chosen[-args.newest :] if args.newest else chosen
+
+
+def _fits(run: Run | UserError, args: argparse.Namespace) -> bool:
+    """Whether a Run passes the filters; an unreadable one passes none."""
+    asked = (args.workload, args.status, args.group)
+    if not isinstance(run, Run):
+        return asked == (None, None, None)
+    group = run.group if args.group is None else run.group[: len(args.group)]
+    has = (run.spec.workload, run.status, group)
+    return all(a is None or a == b for a, b in zip(asked, has, strict=True))
 
 
 COMMAND = Command(_flags, _run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from steplab.bench.sweep import key_of_size, search_batches, sweep
@@ -27,9 +28,9 @@ from steplab.compare.step_tables import (
     utilization_table,
 )
 from steplab.compare.versus import rounds_table, versus_table
-from steplab.core import Environment, Run, RunSpec, Table, fingerprint, new_run_id
+from steplab.core import Environment, Run, RunSpec, Table, fingerprint
 from steplab.core.errors import UserError
-from steplab.core.run import now
+from steplab.core.run import new_run
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store
@@ -45,7 +46,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_step_flags(parser, fields, batch=4, many=True, auto_batch=True)
     add = parser.add_argument
     add("--alternate", type=int, default=0, metavar="ROUNDS",
-        help="measure two cells in turns for so many rounds and compare them")  # fmt: skip
+        help="compare two cells by alternating between them for ROUNDS rounds")  # fmt: skip
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help="seconds a cell may take")
     add_store_flag(parser)
     add_out_flag(parser)
@@ -150,7 +151,7 @@ def _compare(
     table = versus_table(specs[0], first, specs[1], second, conditions)
     _write(args.out, [table])
     tables = {"versus": table, "rounds": rounds_table(first, second)}
-    run = Run(new_run_id(specs[0]), specs[0], environment, created=now(), tables=tables)
+    run = replace(new_run(specs[0], environment), tables=tables)
     saved = store.save(run)
     print_table(table)
     print(f"saved {saved}")
