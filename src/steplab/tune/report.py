@@ -14,7 +14,7 @@ from steplab.findings import Case, explain
 from steplab.report.export import write_table
 from steplab.report.pages import write_ladder_page
 from steplab.store import Store
-from steplab.store.atomic import disk_errors, write_file
+from steplab.store.atomic import write_output
 from steplab.trace.analyze import analyze_run
 
 RECIPE_FILE, REPORT_FILE, PICTURE_FILE = "recipe.toml", "report.html", "ladder.svg"
@@ -208,9 +208,7 @@ def write_recipe(recipe: Recipe, path: Path, comments: Sequence[str] = ()) -> No
     lines = [f"# {' '.join(comment.split())}" for comment in comments]
     for name, settings in sorted(recipe.techniques.items()):
         lines += ["", f"[{name}]", *(f"{key} = {_toml_value(v)}" for key, v in settings.items())]
-    with disk_errors(path.parent, "--out"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, ("\n".join(lines) + "\n").encode())
+    write_output(path, ("\n".join(lines) + "\n").encode())
 
 
 def _toml_value(value: Setting) -> str:
