@@ -23,8 +23,8 @@ from steplab.hardware.mfu import utilization
 from steplab.probes.ran import is_kernel
 from steplab.report.export import to_markdown, write_table
 from steplab.step.assemble import assemble, micro_batches
-from steplab.step.failures import clean_up
 from steplab.step.step import Step
+from steplab.step.trial import clean_up
 
 GIB = 2**30
 WARM = 2  # plain steps after the first ones, which compile and capture

@@ -26,8 +26,8 @@ from steplab.core.ladder import Ladder, Rung
 from steplab.report.export import to_markdown
 from steplab.techniques.context import format_waits
 from steplab.tune.folder import LadderFolder
+from steplab.tune.progress import format_timings
 from steplab.tune.report import impact_table, peer_line, reasons_table, total_line, untried_table
-from steplab.tune.view import format_timings
 from steplab.verify.remote import ReferenceWorker
 from steplab.workers.pool import WorkerPool
 

@@ -14,7 +14,7 @@ from steplab.core.ladder import Check
 from steplab.techniques.context import Suggestion
 from steplab.techniques.technique import Stage, Technique
 from steplab.tune.champion import Champion
-from steplab.tune.view import NullView
+from steplab.tune.progress import NullView
 from steplab.verify.remote import CandidateResult, ReferenceWorker
 from steplab.workers.pool import WorkerPool
 from tests.compare.sides import ENVIRONMENT, run_of

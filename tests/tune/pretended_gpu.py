@@ -183,6 +183,6 @@ def use_gpu(monkeypatch, clock: Clock, is_wrong: Callable[[Recipe], bool]) -> No
 
     for module in ("champion", "climb"):
         monkeypatch.setattr(f"steplab.tune.{module}.promote", promote)
-    for module in ("tune.clock", "tune.options", "tune.view", "workers.alternate"):
+    for module in ("tune.progress", "tune.options", "workers.alternate"):
         monkeypatch.setattr(f"steplab.{module}.monotonic", clock)
     monkeypatch.setattr("steplab.store.Store.save", lambda self, run, files=None: None)

@@ -5,8 +5,8 @@ import pytest
 from steplab.core import RunSpec
 from steplab.core.ladder import Ladder
 from steplab.tune.options import TuneOptions
+from steplab.tune.progress import NullView
 from steplab.tune.search import tune
-from steplab.tune.view import NullView
 from tests.tune.ladders import (
     ENVIRONMENT,
     Interrupted,

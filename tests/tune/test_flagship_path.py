@@ -6,8 +6,8 @@ from steplab.core import RunSpec
 from steplab.techniques.recipes import parse_recipe
 from steplab.tune.folder import LadderFolder
 from steplab.tune.options import TuneOptions
+from steplab.tune.progress import NullView
 from steplab.tune.search import tune
-from steplab.tune.view import NullView
 from tests.tune.ladders import FakeReferences, Interrupted, NoProcesses, World
 from tests.tune.pretended_gpu import H200, LINE, SEED, Clock, step_ms, use_gpu
 

@@ -4,8 +4,8 @@ from steplab.techniques.recipes import parse_recipe
 from steplab.tune.champion import Champion
 from steplab.tune.climb import measure_peer
 from steplab.tune.options import GateOptions
+from steplab.tune.progress import NullView
 from steplab.tune.report import peer_line
-from steplab.tune.view import NullView
 from tests.tune.ladders import NoProcesses, World, candidates_of, pretended_run, use_world
 from tests.tune.test_climb import SPEC
 

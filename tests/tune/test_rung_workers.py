@@ -8,8 +8,8 @@ from steplab.core import RunSpec
 from steplab.techniques.recipes import parse_recipe
 from steplab.tune import rung
 from steplab.tune.options import TuneOptions
+from steplab.tune.progress import NullView
 from steplab.tune.search import tune
-from steplab.tune.view import NullView
 from steplab.workers.pool import PRELOAD, WorkerPool
 from tests.tune.ladders import ENVIRONMENT, Pretended, World, use_shelf, use_world
 from tests.tune.pretended_gpu import H200, SEED, Clock, candidates_on, use_gpu

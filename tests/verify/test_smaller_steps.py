@@ -8,8 +8,8 @@ import torch
 from steplab.core import RunSpec
 from steplab.techniques.recipes import parse_recipe
 from steplab.tune.folder import LadderFolder
+from steplab.tune.progress import NullView
 from steplab.tune.search import find_shapes
-from steplab.tune.view import NullView
 from steplab.verify.candidate import Candidate
 from steplab.verify.numerics import STEPS, take_snapshot
 from steplab.verify.references import make_references, step_without_dropout, why_undecided

@@ -40,6 +40,7 @@ from steplab.techniques.context import format_waits
 from steplab.techniques.recipes import parse_recipe
 from steplab.tune.batch_size import find_batch, forget_batch
 from steplab.tune.options import TuneOptions
+from steplab.tune.progress import View, format_timings
 from steplab.tune.report import (
     OutcomeFiles,
     impact_table,
@@ -52,7 +53,6 @@ from steplab.tune.report import (
     write_outcome,
 )
 from steplab.tune.search import tune
-from steplab.tune.view import View, format_timings
 from steplab.verify.remote import ReferenceWorker
 from steplab.workers.pool import WorkerPool
 from steplab.workloads.workload import find_workload

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from dataclasses import replace
 
@@ -47,11 +46,3 @@ def first_sentence(error: BaseException) -> str:
     """Return the first sentence of an error's message, 300 characters at most."""
     text = " ".join(str(error).split()).split(" Explanation: ")[0]  # dynamo's second part
     return text.split(". ")[0][:300] or type(error).__name__
-
-
-def clean_up() -> None:
-    """Free what a failed or finished trial held, so that the next one starts clean."""
-    gc.collect()
-    torch._dynamo.reset()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ from steplab.probes.compilation import CompilationProbe
 from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Probe, Subject
 from steplab.step.assemble import assemble, micro_batches
-from steplab.step.failures import clean_up, failed_run
+from steplab.step.failures import failed_run
 from steplab.step.loop import measure, settle, settle_scaler, warm_up
 from steplab.techniques.recipes import technique
 
@@ -145,3 +146,11 @@ def find_mismatch(run: Run) -> str:
     asked = run.spec.recipe.techniques.items()
     found = (technique(name).mismatch(settings, run) for name, settings in asked)
     return next(filter(None, found), "")
+
+
+def clean_up() -> None:
+    """Free what a failed or finished trial held, so that the next one starts clean."""
+    gc.collect()
+    torch._dynamo.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ from steplab.core.errors import MeasurementError
 from steplab.step.batch_size import fastest_batch
 from steplab.store import Store, machine_key
 from steplab.store.atomic import disk_errors, write_file
-from steplab.tune.view import View
+from steplab.tune.progress import View
 from steplab.workers.pool import WorkerPool
 from steplab.workers.trials import TrialRunner
 

@@ -10,13 +10,12 @@ from steplab.core.ladder import Ladder, Peer, Rung, Untried
 from steplab.store import Store
 from steplab.tune.ceilings import MIN_SHARE, step_ms
 from steplab.tune.champion import Champion, Detail, open_champion, promote
-from steplab.tune.clock import SearchClock
 from steplab.tune.folder import LadderFolder
 from steplab.tune.op_times import still_known
 from steplab.tune.options import GateOptions
+from steplab.tune.progress import SearchClock, Stopwatch, View, add_timings
 from steplab.tune.proposals import Proposal, choose, is_slow, recipe_conflict
 from steplab.tune.rung import RungResult, try_recipe
-from steplab.tune.view import Stopwatch, View, add_timings
 from steplab.verify.remote import CandidateResult, ReferenceWorker, RemoteCandidate
 from steplab.workers.alternate import alternate_until_clear
 

@@ -14,7 +14,7 @@ from steplab.techniques.recipes import technique
 from steplab.tune.ceilings import step_ms
 from steplab.tune.champion import Champion
 from steplab.tune.options import GateOptions
-from steplab.tune.view import View
+from steplab.tune.progress import View
 from steplab.verify.checks import run_checks
 from steplab.verify.remote import CandidateResult, RemoteCandidate
 from steplab.workers.alternate import Alternation, alternate_until_clear

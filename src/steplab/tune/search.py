@@ -12,11 +12,10 @@ from steplab.store import Store
 from steplab.techniques.context import format_waits
 from steplab.tune.champion import Detail, open_champion
 from steplab.tune.climb import Climb
-from steplab.tune.clock import SearchClock
 from steplab.tune.folder import LadderFolder, open_ladder
 from steplab.tune.options import GateOptions, TuneOptions
+from steplab.tune.progress import SearchClock, Stopwatch, View, add_timings
 from steplab.tune.proposals import impls_of, is_slow
-from steplab.tune.view import Stopwatch, View, add_timings
 from steplab.verify.remote import ReferenceWorker
 from steplab.verify.shapes import (
     TRUTH,

@@ -15,11 +15,11 @@ from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Subject
 from steplab.profiling.plan import ProfilePlan
 from steplab.profiling.recorder import STEADY_STEPS, record_profile
-from steplab.step.failures import clean_up, failed_run
+from steplab.step.failures import failed_run
 from steplab.step.graphed_call import SYNC_MESSAGE, sync_debug_mode
 from steplab.step.loop import Progress, settle, time_steps, warm_up
 from steplab.step.step import Step
-from steplab.step.trial import ProbedStep
+from steplab.step.trial import ProbedStep, clean_up
 from steplab.verify.judge import judge
 from steplab.verify.numerics import NumericsSnapshot, load_references, take_snapshot
 from steplab.verify.references import step_without_dropout

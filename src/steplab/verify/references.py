@@ -18,9 +18,10 @@ from torch import nn
 from steplab.core import PLAIN, RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.step.assemble import assemble, micro_batches
-from steplab.step.failures import clean_up, error_sentence, is_out_of_memory
+from steplab.step.failures import error_sentence, is_out_of_memory
 from steplab.step.loop import forward_eagerly
 from steplab.step.step import Step
+from steplab.step.trial import clean_up
 from steplab.verify.judge import judge
 from steplab.verify.numerics import (
     NumericsSnapshot,
