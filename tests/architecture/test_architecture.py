@@ -16,7 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LONGEST_FUNCTION = 60
 
 
-# Everything that reads, compares and draws Runs, the whole command line, and the parents of workers.
+# What reads, compares and draws Runs, the whole command line, and the parents of workers.
 WITHOUT_TORCH = """core hardware costs store trace findings compare report cli
 workers.client tune.search techniques.recipes workloads.gpt.config""".split()
 

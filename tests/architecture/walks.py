@@ -29,8 +29,8 @@ def note(frame, event, argument):
         return
     caller = frame.f_back
     while caller is not None:  # a call while a module of steplab is imported
-        within = caller.f_code.co_filename.startswith(SOURCE)
-        if within and caller.f_code.co_name == "<module>" and caller.f_globals["__name__"] != "__main__":
+        body = caller.f_code.co_name == "<module>" and caller.f_globals["__name__"] != "__main__"
+        if body and caller.f_code.co_filename.startswith(SOURCE):
             return
         caller = caller.f_back
     noted.add(name)

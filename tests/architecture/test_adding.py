@@ -1,0 +1,168 @@
+"""Adding costs what CONTRIBUTING.md says: each kind of thing is added to a copy, and then exists.
+
+Nothing else in the copy is touched. The copy is what the child process imports.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "steplab"
+
+TECHNIQUE = '''
+from dataclasses import dataclass
+from steplab.techniques.technique import Stage, Technique
+
+@dataclass(frozen=True)
+class DeterministicSettings:
+    """Whether torch must take deterministic algorithms."""
+    on: bool = True
+
+class Deterministic(Technique):
+    """Deterministic algorithms only."""
+    stage = Stage.IMPLEMENTATION
+    settings = DeterministicSettings
+
+    def apply(self, parts, settings):
+        """Ask torch for them."""
+        import torch
+        torch.use_deterministic_algorithms(settings["on"])
+
+TECHNIQUE = Deterministic()
+'''
+USE_TECHNIQUE = """
+import torch
+from steplab.cli.main import main
+from steplab.techniques.recipes import parse_recipe
+assert parse_recipe("deterministic=true").label == "deterministic=true"
+words = "bench step gpt --layers 1 --context 8 --batch 1 --mode full --steps 1 --warmup 0"
+assert main([*words.split(), "--recipe", "deterministic=true"]) == 0
+"""
+
+RULE = '''
+"""The loss is exactly zero."""
+from steplab.core import Finding
+
+def check(case):
+    """Look at the last loss."""
+    if case.run and case.run.losses and case.run.losses[-1] == 0.0:
+        seen = ("the last loss is 0.0",)
+        return Finding("zero_loss", "the loss is zero", seen, "look at the labels")
+    return None
+
+RULE = check
+'''
+USE_RULE = """
+import steplab
+from steplab.core import Environment
+from steplab.findings import Case
+run = steplab.Run("r", steplab.RunSpec("gpt", {}), Environment("", "", "", "", 1, 1), losses=(0.0,))
+assert "zero_loss" in [finding.rule for finding in steplab.explain(Case(run))]
+"""
+
+WORKLOAD = '''
+"""A line through points."""
+from dataclasses import dataclass
+from steplab.workloads.workload import WorkloadEntry
+
+@dataclass(frozen=True)
+class LineConfig:
+    """How many inputs."""
+    width: int = 4
+
+WORKLOAD = WorkloadEntry("line", "a line", LineConfig, "steplab.workloads.line.workload:Line")
+'''
+WORKLOAD_CODE = """
+import torch
+from torch import nn
+from steplab.workloads.workload import StepOutput
+
+class Line:
+    def __init__(self, config):
+        self.width = config.width
+    def model(self):
+        return nn.Linear(self.width, 1)
+    def batches(self, batch, device, seed):
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            yield torch.randn(batch, self.width, generator=generator).to(device)
+    def loss(self, model, batch):
+        return StepOutput(model(batch).square().mean())
+    def predict(self, model, batch):
+        return model(batch)
+    def optimizer(self, model, **implementation):
+        return torch.optim.SGD(model.parameters(), 0.1, **implementation)
+    def tokens(self, batch):
+        return batch
+    def work(self, batch, mode, ran):
+        return None
+"""
+USE_WORKLOAD = """
+from steplab.cli.main import main
+assert main("bench step line --width 8 --batch 2 --mode full --steps 1 --warmup 0".split()) == 0
+"""
+
+KERNEL = '''
+"""The norm of the definition, by another name."""
+from steplab.kernels.rms_norm.reference import rms_norm
+'''
+USE_KERNEL = """
+from steplab.cli.main import main
+words = "bench step gpt --layers 1 --context 8 --batch 1 --mode full --steps 1 --warmup 0"
+assert main([*words.split(), "--recipe", "impl.rms_norm=renamed"]) == 0
+"""
+
+FORMAT = '''
+"""One series per file, one number per line."""
+import numpy as np
+from steplab.data.series import InMemorySeries
+
+def read_lines(path):
+    """Read a file of numbers."""
+    return InMemorySeries(str(path), [np.loadtxt(path, dtype=np.float32)])
+
+FORMAT = {".lines": read_lines}
+'''
+USE_FORMAT = """
+from pathlib import Path
+from steplab.cli.main import main
+Path("x.lines").write_text("\\n".join(map(str, range(50))))
+assert main(["data", "info", "x.lines"]) == 0
+"""
+
+ADDITIONS = {
+    "technique": ({"techniques/deterministic.py": TECHNIQUE}, USE_TECHNIQUE),
+    "rule": ({"findings/rules/zero_loss.py": RULE}, USE_RULE),
+    "workload": (
+        {"workloads/line/__init__.py": WORKLOAD, "workloads/line/workload.py": WORKLOAD_CODE},
+        USE_WORKLOAD,
+    ),
+    "implementation": ({"kernels/rms_norm/renamed.py": KERNEL}, USE_KERNEL),
+    "data format": ({"data/formats/lines.py": FORMAT}, USE_FORMAT),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ADDITIONS)
+def test_a_file_is_all_that_it_takes(kind, tmp_path):
+    files, use = ADDITIONS[kind]
+    copy = tmp_path / "src" / "steplab"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in files.items():
+        assert not (copy / name).exists()
+        (copy / name).parent.mkdir(exist_ok=True)
+        (copy / name).write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(copy.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", use],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
