@@ -15,8 +15,7 @@ from steplab.trace.analysis import Analysis
 from steplab.trace.analyze import analyze
 from steplab.trace.events import Trace
 from steplab.trace.load import load_trace
-
-from .traces import AUTOGRAD, call, kernel, launched, op, range_, trace_of
+from tests.trace.traces import AUTOGRAD, call, kernel, launched, op, range_, trace_of
 
 NODE = "autograd::engine::evaluate_function: MmBackward0"
 B200 = {"deviceProperties": [{"id": 0, "name": "NVIDIA B200"}]}

@@ -7,8 +7,7 @@ from steplab.trace.analysis import Labels
 from steplab.trace.attribution import Attribution
 from steplab.trace.lines import user_line
 from steplab.trace.phases import phase_of_range
-
-from .traces import AUTOGRAD, MAIN, op, python, range_, trace_of
+from tests.trace.traces import AUTOGRAD, MAIN, op, python, range_, trace_of
 
 NODE = "autograd::engine::evaluate_function: MmBackward0"
 

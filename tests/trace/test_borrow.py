@@ -3,8 +3,7 @@ import pytest
 
 from steplab.trace.analyze import analyze
 from steplab.trace.borrow import match_rows
-
-from .traces import MAIN, call, kernel, launched, op, python, range_, trace_of
+from tests.trace.traces import MAIN, call, kernel, launched, op, python, range_, trace_of
 
 
 def test_partners_have_the_same_key_and_position_in_their_step():

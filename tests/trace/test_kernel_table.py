@@ -3,8 +3,7 @@ import pytest
 from steplab.core.errors import UserError
 from steplab.trace.analyze import analyze
 from steplab.trace.kernel_table import kernel_table, phases_by_time, short_kernel_name
-
-from .traces import AUTOGRAD, call, kernel, launched, op, range_, trace_of
+from tests.trace.traces import AUTOGRAD, call, kernel, launched, op, range_, trace_of
 
 NODE = "autograd::engine::evaluate_function: MmBackward0"
 

@@ -1,13 +1,14 @@
-"""Costs on a timeline: the roofline's time, and FLOPs against torch's own counter."""
+"""Costs on a timeline: ideal times, FLOPs against torch's counter, passes over all weights."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from steplab.trace.analyze import analyze
 from steplab.trace.roofline import MATMUL_DTYPES, estimate_costs, trace_card, trace_device_name
 from tests.costs.calls import BF16, FP32
-from tests.trace.traces import call, fill, kernel, op, trace_of
+from tests.trace.traces import call, fill, kernel, op, range_, trace_of
 
 GEMM = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn"
 BIG = {"shapes": [[4096, 4096], [4096, 4096]], "dtypes": [BF16, BF16]}
@@ -130,3 +131,47 @@ def test_flops_of_a_real_trace_are_those_of_the_flop_counter(tmp_path):
     products = [trace.text(n) for n in trace.ops.name[found.matmul_dtype > 0]]
     assert {"aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm"} <= set(products)
     assert not {"aten::linear", "aten::matmul"} & set(products)
+
+
+H200 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
+WEIGHTS = 1_000_000
+APPLY = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, "
+ADAM = APPLY + "at::native::FusedAdamMathFunctor<float, 4, (ADAM_MODE)1, false>, double>"
+NORM, NORM16 = (APPLY + f"LpNormFunctor<{t}, (NormType)1, float>>" for t in ("float", "c10::Half"))
+
+
+def analyzed(phase: str, kernels: list[tuple[str, int]], weights: int | None = WEIGHTS):
+    events = [range_("ProfilerStep#1", 0, 1_000_000), range_(phase, 0, 900_000)]
+    for i, (name, ns) in enumerate(kernels, 1):
+        at = 20_000 * i
+        empty = {"shapes": [[], []], "dtypes": ["TensorList", "TensorList"]}
+        events += [op("aten::_fused_adamw_", at, 5_000, **empty)]
+        events += [call("cudaLaunchKernel", at, 1_000, i), kernel(name, at + 2_000, ns, i)]
+    return analyze(trace_of(events, properties=H200), weights=weights).work
+
+
+def test_a_fused_update_moves_seven_numbers_per_weight():
+    work = analyzed("optimizer", [(ADAM, 9_000), (ADAM, 3_000)])
+    assert work.bytes == pytest.approx([0.75 * 28 * WEIGHTS, 0.25 * 28 * WEIGHTS])
+    assert work.ideal == pytest.approx([0.75 * 28e6 / 4800, 0.25 * 28e6 / 4800])
+
+
+def test_an_update_that_no_operator_surrounds():
+    assert analyzed("optimizer", [("adamw_kernel", 9_000)]).bytes.tolist() == [28 * WEIGHTS]
+
+
+def test_what_is_quicker_than_memory_has_lost_nothing():
+    assert analyzed("optimizer", [("adamw_kernel", 900)]).ideal.tolist() == [900]
+
+
+def test_gradients_of_two_dtypes_share_the_weights():
+    work = analyzed("clip", [(NORM, 6_000), (NORM16, 6_000)])
+    assert work.bytes == pytest.approx([4 * WEIGHTS / 2, 2 * WEIGHTS / 2])
+
+
+@pytest.mark.parametrize(
+    ("phase", "name", "weights"),
+    [("forward", NORM, WEIGHTS), ("optimizer", ADAM, None), ("optimizer", "other", WEIGHTS)],
+)
+def test_everything_else_stays_unknown(phase, name, weights):
+    assert np.isnan(analyzed(phase, [(name, 9_000)], weights).ideal).all()
