@@ -51,11 +51,11 @@ Repeat = Callable[[int], float]  # reads REPEAT batches, others for every number
 
 
 def main() -> int:
-    """Measure, print the table and write it where asked; return the exit code."""
+    """Measure, print the table and write it if asked to; return the exit code."""
     parser = Parser("data_pipeline.py", "How fast windows are read.")
     parser.add_argument("--gib", type=float, default=2.0, help="size of the generated set, GiB")
     parser.add_argument("--seconds", type=float, default=5.0, help="time for every row")
-    parser.add_argument("--folder", type=Path, help="where to make it (default: the temp folder)")
+    parser.add_argument("--folder", type=Path, help="where to create it (default: the temporary folder)")
     parser.add_argument("--out", type=Path, help="also write the table here (.md, .json or .csv)")
     try:
         args = parser.parse(sys.argv[1:])
@@ -91,6 +91,7 @@ def measure_all(folder: Path, args: argparse.Namespace) -> Table:
     columns += [("median", "windows/s"), ("90th", "windows/s"), ("useful", "MB/s")]
     columns += [("batch", "ms"), ("ratio", "x")]
     total = sum(path.stat().st_size for path in folder.glob("*.bin"))
+    environment = capture_environment()
     return Table(
         title=f"Random windows of {WINDOW:,} points, batches of {BATCH}",
         columns=tuple(Column(name, unit) for name, unit in columns),
@@ -98,8 +99,8 @@ def measure_all(folder: Path, args: argparse.Namespace) -> Table:
         note=f"{total / 2**30:.2f} GiB of float32 in {len(open_series(folder)):,} series of "
         f"{SERIES_POINTS[0]:,} to {SERIES_POINTS[1]:,} points; repeats of {REPEAT * BATCH:,} "
         f"windows for {args.seconds:g} s. Ratio: to whole sequences in the same cache.\n"
-        "'first touch' reads a series whole when it is met first, for its mean and std; 'known' "
-        f"has met all of them.\n{capture_environment().conditions}, {capture_environment().cores} cores",
+        "'first touch' reads a whole series at its first window, for its mean and std; 'known' "
+        f"has read all of them.\n{environment.conditions}, {environment.cores} cores",
     )
 
 
@@ -122,7 +123,7 @@ def ways(folder: Path) -> Iterator[tuple[str, int, Callable[[], Repeat]]]:
     yield "whole sequence, then slice", 1, partial(whole_sequences, folder)
     yield "whole sequence, scaled, then slice", 1, partial(whole_sequences, folder, scaled=True)
     for threads in (1, 2):
-        yield "Loader, not normalised", threads, partial(loading, folder, "none", threads)
+        yield "Loader, not normalized", threads, partial(loading, folder, "none", threads)
     yield "Loader, by series, first touch", 2, partial(loading, folder, "series", 2)
     yield "Loader, by series, known", 2, partial(loading, folder, "series", 2, known=True)
 

@@ -88,7 +88,7 @@ def draw_series(figure: Any, panels: Sequence[SeriesPanel], legend_place: str) -
     for axes, panel in zip(all_axes, panels, strict=True):
         _draw_panel(axes, panel)
     handles, names = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc=legend_place, ncols=4, fontsize=8, frameon=False)
+    figure.legend(handles, names, loc=legend_place, ncols=len(names), fontsize=8, frameon=False)
 
 
 def _draw_panel(axes: Any, panel: SeriesPanel) -> None:
