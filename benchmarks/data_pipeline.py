@@ -55,7 +55,9 @@ def main() -> int:
     parser = Parser("data_pipeline.py", "How fast windows are read.")
     parser.add_argument("--gib", type=float, default=2.0, help="size of the generated set, GiB")
     parser.add_argument("--seconds", type=float, default=5.0, help="time for every row")
-    parser.add_argument("--folder", type=Path, help="where to create it (default: the temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="where to create it (default: the temporary folder)"
+    )
     parser.add_argument("--out", type=Path, help="also write the table here (.md, .json or .csv)")
     try:
         args = parser.parse(sys.argv[1:])

@@ -46,7 +46,9 @@ def main() -> int:
     parser.add_argument("--horizon", type=int, default=96, help="points to forecast")
     parser.add_argument("--sample", type=int, default=32, help="series of the rows with a loop")
     parser.add_argument("--batch", type=int, default=256, help="series at a time")
-    parser.add_argument("--size", default="", help=f"preset: {', '.join(PRESETS)}; default depends on the device")
+    parser.add_argument(
+        "--size", default="", help=f"preset: {', '.join(PRESETS)}; default depends on the device"
+    )
     parser.add_argument("--device", nargs="+", default=devices(), help="cpu, cuda")
     parser.add_argument("--recipe", nargs="+", default=["plain"], help="plain, precision=bf16 ...")
     parser.add_argument("--out", type=Path, help="also write the table here (.md, .json or .csv)")
