@@ -49,7 +49,7 @@ TINY = {
     "train": f"{TRAIN} --log-every 1 --validate-every 0 --checkpoint-every 2",
     # A checkpoint says how large its model is.
     "train --resume": "--validate-every 0",
-    "train --from-checkpoint": "--batch-size 2 --steps-per-epoch 2 --log-every 1 --validate-every 0",
+    "train --from-checkpoint": "--batch-size 2 --steps-per-epoch 2 --validate-every 0",
     "evaluate": "--windows 1 --horizon 4 --context 32",
     "forecast": "--horizon 4",
     "lint": "--batch 2 --steps 1",
@@ -62,7 +62,7 @@ REFUSED = {
 }
 # Shown by a page, and run by other tests or by hand.
 ELSEWHERE = {
-    "python3 -m venv": "the README's two commands: .ci/run runs the second, the wheel's test the first",
+    "python3 -m venv": "one of the README's two commands, which CI runs",
     "python benchmarks/": "needs a GPU, or minutes",
 }
 
