@@ -7,7 +7,7 @@ from steplab.costs import op_flops
 from steplab.kernels import attention as op
 from steplab.kernels.attention import blocks
 from steplab.testing.tolerance import assert_as_good_as
-from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 
 SHAPES = [  # B, H, T, S, K, V, causal
     (2, 1, 11, 11, 8, 24, True),
@@ -57,12 +57,6 @@ def test_it_equals_the_definition(shape, dtype, monkeypatch):
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     else:
         check(shape, dtype)
-
-
-@needs_no_gpu
-def test_in_the_interpreter():
-    pytest.importorskip("triton")
-    run_interpreted(__file__)
 
 
 class Interpreted:

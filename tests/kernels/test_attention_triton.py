@@ -12,18 +12,13 @@ from steplab.kernels import attention as op
 from steplab.kernels.attention._inputs import document_bounds
 from tests.kernels.attention_cases import Case, alone, check, make, results
 from tests.kernels.mismatch import assert_results
-from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 
 pytest.importorskip("triton")
 NAME = "triton_flash"
 
 
 @pytest.mark.slow
-@needs_no_gpu
-def test_in_the_interpreter():
-    run_interpreted(__file__)
-
-
 class Interpreted:
     """Tiles are 32 by 16 or 16 by 32 here, so that short sequences have several."""
 

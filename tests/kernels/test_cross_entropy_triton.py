@@ -10,16 +10,11 @@ from steplab.kernels import cross_entropy as op
 from steplab.kernels.cross_entropy._chunks import chunk_rows, chunk_words
 from steplab.modules.loss import LinearCrossEntropy
 from tests.kernels.cross_entropy_cases import Case, check, in_small_chunks, make, results
-from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 
 pytest.importorskip("triton")
 NAME = "triton_chunked"
 BF16 = torch.bfloat16
-
-
-@needs_no_gpu
-def test_in_the_interpreter():
-    run_interpreted(__file__)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the padding of rows

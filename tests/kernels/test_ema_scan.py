@@ -9,17 +9,12 @@ from steplab.core.errors import Unsupported
 from steplab.kernels import ema as op
 from steplab.kernels.ema import EMAParameters
 from tests.kernels.ema_cases import Case, check, make, results
-from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 
 pytest.importorskip("triton")
 
 
 @pytest.mark.slow
-@needs_no_gpu
-def test_in_the_interpreter():
-    run_interpreted(__file__)
-
-
 class Interpreted:
     """A chunk has 8 steps, a program 4 channels and a block 4 or 2 steps here."""
 

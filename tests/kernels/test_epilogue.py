@@ -23,7 +23,7 @@ from tests.kernels.expert_cases import (
     one_expert,
     results,
 )
-from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 
 pytest.importorskip("triton")
 GROUPS = {
@@ -82,11 +82,6 @@ def check_products(rows, width, inner, offsets, weighted, device="cpu", tilings=
 
 
 @pytest.mark.slow
-@needs_no_gpu
-def test_in_the_interpreter():
-    run_interpreted(__file__)
-
-
 class Interpreted:
     """Tiles of 16 rows, 32 columns and 16 along the sum, taken by three programs in turn."""
 

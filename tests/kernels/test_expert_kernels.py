@@ -9,14 +9,9 @@ from steplab.kernels import activation as activation_op
 from steplab.kernels.experts._rows import place_assignments
 from tests.kernels.expert_cases import Case, assert_results, double, make, one_expert, results
 from tests.kernels.expert_checks import GELU_ERROR, check_activation
-from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 
 pytest.importorskip("triton")
-
-
-@needs_no_gpu
-def test_in_the_interpreter():
-    run_interpreted(__file__)
 
 
 class Interpreted:

@@ -20,7 +20,7 @@ from tests.kernels.norm_cases import (
     rotary_inputs,
     rotary_results,
 )
-from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 from tests.kernels.update_cases import check_update
 
 pytest.importorskip("triton")
@@ -35,11 +35,6 @@ NORM_CASES = [
     NormCase(stream=BF16, weight=BF16, passed=False),
     NormCase(stream=FP16, added=FP16, out=FP16),
 ]
-
-
-@needs_no_gpu
-def test_in_the_interpreter():
-    run_interpreted(__file__)
 
 
 def compiled(run, *inputs):

@@ -9,14 +9,9 @@ from torch.utils.checkpoint import checkpoint
 from steplab.core.errors import Unsupported
 from steplab.kernels import router as router_op
 from tests.kernels.expert_checks import check_router, routed
-from tests.kernels.triton_on_cpu import needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import needs_no_gpu
 
 pytest.importorskip("triton")
-
-
-@needs_no_gpu
-def test_in_the_interpreter():
-    run_interpreted(__file__)
 
 
 def router_leaves():

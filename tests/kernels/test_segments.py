@@ -6,7 +6,6 @@ import torch
 from steplab.kernels.grouped_mm import grouped_mm, weight_gradient
 from steplab.kernels.grouped_mm.aten import PIECES, add_segments, find_segments
 from steplab.testing.tolerance import assert_as_good_as
-from tests.kernels.triton_on_cpu import needs_no_gpu, run_interpreted
 
 pytest.importorskip("triton")
 ROUTINGS = {
@@ -22,11 +21,6 @@ def by_group(x, dout, offsets):
     """Return (E, K, N) by the definition."""
     starts = [0, *offsets[:-1]]
     return torch.stack([x[a:b].T @ dout[a:b] for a, b in zip(starts, offsets, strict=True)])
-
-
-@needs_no_gpu
-def test_in_the_interpreter():
-    run_interpreted(__file__)
 
 
 class Interpreted:

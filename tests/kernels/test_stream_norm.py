@@ -17,7 +17,7 @@ from tests.kernels.stream_cases import (
     stream_inputs,
     stream_results,
 )
-from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 
 NARROW = StreamCase(stream=BF16, weight=BF16, added=BF16, placed=3, taken=4)
 
@@ -61,12 +61,6 @@ def test_counted_flops_are_complete_beside_these_ops():
 
     names = ("stream_norm", "stream_norm_rows", "stream_norm_backward")
     assert all(own_formula(name) for name in names)
-
-
-@needs_no_gpu
-def test_in_the_interpreter():
-    pytest.importorskip("triton")
-    run_interpreted(__file__)
 
 
 def through_a_graph(impl, case, leaves, choices):

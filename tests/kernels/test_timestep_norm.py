@@ -10,7 +10,7 @@ from steplab.kernels import timestep_norm as op
 from steplab.kernels.timestep_norm import Affine, Statistics
 from steplab.workloads.megalodon.layers import TimestepNorm
 from tests.kernels.case import Named
-from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu, run_interpreted
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 EPS = 1e-5
@@ -132,12 +132,6 @@ CASES = [
 
 
 @pytest.mark.slow
-@needs_no_gpu
-def test_in_the_interpreter():
-    pytest.importorskip("triton")
-    run_interpreted(__file__)
-
-
 class Interpreted:
     """A tile has 32 numbers, and time is cut into 4 chunks at most."""
 

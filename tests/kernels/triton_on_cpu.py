@@ -1,7 +1,10 @@
 """How Triton's kernels are tested without a GPU: interpreted on the CPU, and compiled for sm_90.
 
 Triton decides at its import whether kernels are interpreted, so both happen in a child process.
-What is to be interpreted stands in a class `Interpreted`, which pytest does not collect by itself.
+What is to be interpreted stands in a class `Interpreted`, which pytest does not collect by itself;
+`test_interpreted.py` finds and runs them all. One file alone:
+
+    TRITON_INTERPRET=1 pytest -o python_classes=Interpreted -k Interpreted tests/kernels/FILE
 """
 
 import os
@@ -38,9 +41,9 @@ torch.cuda.get_device_capability = lambda device=None: (9, 0)
 """
 
 
-def run_interpreted(file):
-    """Run the class `Interpreted` of a test file where Triton interprets its kernels."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+def run_interpreted(files):
+    """Run the classes `Interpreted` of test files where Triton interprets its kernels."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)]
     command += ["-o", "python_classes=Interpreted", "-k", "Interpreted"]
     done = _in_a_child(command, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
