@@ -32,6 +32,8 @@ def test_runs_of_one_kind_share_an_axis(tmp_path):
     boxes = [box for box in page.all("rect") if box.get("class") == "box"]
     widths = [float(box["width"].rstrip("%")) for box in boxes]
     assert widths[0] / widths[1] == pytest.approx(10 / 8, rel=0.01)
+    labels = [div for div in page.all("div") if div.get("class") == "label"]
+    assert "optimizer=fused\nrun-b" in [label.get("data-tip") for label in labels]
 
 
 def test_a_failure_is_a_lane_with_its_reason(tmp_path):

@@ -164,12 +164,18 @@ def svg_file(width: float, height: float, label: str, parts: Iterable[Html]) -> 
     return f"{drawn}\n"
 
 
-def lane(label: str, marks: Sequence[Html], style: str | None = None, aria_label: str = "") -> Html:
+def lane(
+    label: str,
+    marks: Sequence[Html],
+    style: str | None = None,
+    aria_label: str = "",
+    tip: str = "",
+) -> Html:
     """Return one row of a page's chart: a label and marks placed in percent of the width.
 
-    Screen readers read `aria_label` in place of the label.
+    Screen readers read `aria_label` in place of the label; the mouse over it shows `tip`.
     """
-    name = element("div", label, class_="label", data_tip=label)
+    name = element("div", label, class_="label", data_tip=tip or label)
     picture = element("svg", *marks, class_=style, role="img", aria_label=aria_label or label)
     return element("div", name, picture, class_="lane")
 

@@ -26,7 +26,8 @@ def runs_chart(names: Sequence[str], runs: Sequence[Run]) -> Html:
         return NOTHING
     x = Scale(0.0, ROOM * max(longest))
     lanes = [
-        lane(name, _run_marks(run, x), "side-A") for name, run in zip(names, runs, strict=True)
+        lane(name, _run_marks(run, x), "side-A", tip=f"{name}\n{run.id}")
+        for name, run in zip(names, runs, strict=True)
     ]
     return join([*lanes, axis_lane(x)])
 
