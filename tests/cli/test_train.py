@@ -121,7 +121,7 @@ def test_what_makes_the_run_is_not_ignored_on_resume(words, tmp_path, capsys):
 
 def test_two_runs_cannot_share_a_folder(tmp_path):
     from steplab.core.errors import UserError
-    from steplab.train.checkpoint_folder import lock_checkpoint_folder
+    from steplab.train.checkpoint_files import lock_checkpoint_folder
 
     with (
         lock_checkpoint_folder(tmp_path),

@@ -7,7 +7,7 @@ import pytest
 
 import steplab
 from steplab.meter import meter as meter_module
-from steplab.meter.inspection import Inspected
+from steplab.meter.step_timer import Inspected
 from tests.meter.fakes import FakeClock, install_clock, run_steps, tiny_model
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import steplab
-from steplab.meter import inspection
+from steplab.meter import step_timer
 from tests.meter.fakes import FakeClock, FakeDevice, install_clock, install_gpu, tiny_model
 
 
@@ -85,8 +85,8 @@ def test_launches_are_kernels_and_graphs(
         assert asked == {"record_shapes": True, "acc_events": True}
         return fake
 
-    monkeypatch.setattr(inspection, "profile", start_profile)
-    monkeypatch.setattr(inspection, "matmul_dtype", lambda events, device: ("bf16", ""))
+    monkeypatch.setattr(step_timer, "profile", start_profile)
+    monkeypatch.setattr(step_timer, "matmul_dtype", lambda events, device: ("bf16", ""))
     meter = steplab.Meter(tiny_model(), inspect_step=2)
     for _ in range(3):
         launch_step(meter, clock, gpu)

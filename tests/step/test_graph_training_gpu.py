@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.train.checkpoint_folder import newest_checkpoint
+from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.loop import Stop, train
 from tests.train.tiny_runs import StopAfter, assert_same_state, make_spec, silent
 

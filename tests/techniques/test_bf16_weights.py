@@ -13,7 +13,7 @@ from steplab.step.assemble import assemble, micro_batches
 from steplab.step.trial import trial
 from steplab.techniques.recipes import parse_recipe, technique
 from steplab.train.checkpoint import load_weights
-from steplab.train.checkpoint_folder import newest_checkpoint
+from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.log import TrainingLog
 from steplab.train.loop import Stop, Trainer, train
 from steplab.workloads.workload import find_workload

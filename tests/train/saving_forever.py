@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from steplab.train.checkpoint import restore_checkpoint, save_checkpoint
-from steplab.train.checkpoint_folder import list_checkpoints, newest_checkpoint
-from steplab.train.manifest import TrainProgress
+from steplab.train.checkpoint_files import TrainProgress, list_checkpoints, newest_checkpoint
 
 KEEP = 2
 FLUSHES_PER_SAVE = 6  # three tensor files, checkpoint.json, the draft, the folder

@@ -14,8 +14,7 @@ from steplab.train.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
-from steplab.train.checkpoint_folder import newest_checkpoint
-from steplab.train.manifest import TrainProgress
+from steplab.train.checkpoint_files import TrainProgress, newest_checkpoint
 from tests.train.small_training import Training, same
 
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "checkpoint.json")

@@ -8,8 +8,7 @@ import pytest
 
 from steplab.core.errors import UserError
 from steplab.train.checkpoint import restore_checkpoint, save_checkpoint
-from steplab.train.checkpoint_folder import list_checkpoints, newest_checkpoint
-from steplab.train.manifest import TrainProgress
+from steplab.train.checkpoint_files import TrainProgress, list_checkpoints, newest_checkpoint
 from tests.train import saving_forever
 from tests.train.small_training import Training, same
 

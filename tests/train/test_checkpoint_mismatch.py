@@ -6,7 +6,7 @@ from torch import nn
 
 from steplab.core.errors import Unsupported, UserError
 from steplab.train.checkpoint import load_weights, restore_checkpoint, save_checkpoint
-from steplab.train.manifest import TrainProgress
+from steplab.train.checkpoint_files import TrainProgress
 from tests.train.small_training import Net, Training, adamw, same
 
 PROGRESS = TrainProgress(1, {}, {})

@@ -14,8 +14,7 @@ from steplab.train.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
-from steplab.train.checkpoint_folder import newest_checkpoint
-from steplab.train.manifest import TrainProgress
+from steplab.train.checkpoint_files import TrainProgress, newest_checkpoint
 from steplab.workloads.gpt.config import GPTConfig
 from steplab.workloads.gpt.model import GPT
 from tests.train.small_training import IMPLEMENTATIONS, Net, Training, adamw, same

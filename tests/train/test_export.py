@@ -11,7 +11,7 @@ from steplab.core import TrainSpec
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
 from steplab.train.checkpoint import save_checkpoint
-from steplab.train.manifest import TrainProgress
+from steplab.train.checkpoint_files import TrainProgress
 from steplab.train.pretrained import export_time_moe
 from steplab.workloads.tsmoe.config import TsmoeConfig
 from steplab.workloads.tsmoe.model import Tsmoe

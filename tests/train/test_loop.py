@@ -16,7 +16,7 @@ import torch
 
 from steplab.core.errors import MeasurementError, UserError
 from steplab.data.formats.time300b import write_time300b
-from steplab.train.checkpoint_folder import newest_checkpoint
+from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.log import TrainingLog
 from steplab.train.loop import Stop, Trainer, train
 from tests.train.tiny_runs import SHAPE, StopAfter, assert_same_state, make_spec, silent

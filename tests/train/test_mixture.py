@@ -6,7 +6,7 @@ import pytest
 from steplab.core.errors import UserError
 from steplab.data.formats.time300b import write_time300b
 from steplab.train.checkpoint import read_progress
-from steplab.train.checkpoint_folder import newest_checkpoint
+from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.loop import Stop, train
 from tests.train.tiny_runs import StopAfter, assert_same_state, make_spec, silent
 

@@ -6,7 +6,7 @@ import torch
 
 from steplab.data.formats.time300b import write_time300b
 from steplab.data.loader import Loader
-from steplab.train.checkpoint_folder import newest_checkpoint
+from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.data import describe_series, training_windows
 from steplab.train.loop import Stop, train
 from steplab.workloads.tsmoe.model import Tsmoe

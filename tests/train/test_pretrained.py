@@ -11,7 +11,7 @@ from steplab.cli.main import main
 from steplab.core import TrainSettings, TrainSpec
 from steplab.core.errors import UserError
 from steplab.train.checkpoint import read_progress
-from steplab.train.checkpoint_folder import newest_checkpoint
+from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.log import TrainingLog
 from steplab.train.loop import Trainer
 from steplab.train.pretrained import export_time_moe, find_pretrained

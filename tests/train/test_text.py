@@ -7,7 +7,7 @@ from steplab.core import TrainSettings, TrainSpec
 from steplab.core.errors import UserError
 from steplab.techniques.recipes import parse_recipe
 from steplab.train.checkpoint import load_weights
-from steplab.train.checkpoint_folder import newest_checkpoint
+from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TrainingLog
 from steplab.train.loop import Stop, train

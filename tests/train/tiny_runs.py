@@ -7,7 +7,7 @@ import torch
 from steplab.core import TrainSettings, TrainSpec
 from steplab.techniques.recipes import parse_recipe
 from steplab.train.checkpoint import restore_checkpoint
-from steplab.train.checkpoint_folder import newest_checkpoint
+from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.log import TrainingLog
 from steplab.train.loop import Stop, Trainer
 from steplab.workloads.workload import find_workload

@@ -132,7 +132,7 @@ def _with_default_precision(args: argparse.Namespace, recipe: Recipe, device: st
 def _resumed(args: argparse.Namespace) -> Path | None:
     if args.resume is None:
         return None
-    from steplab.train.checkpoint_folder import find_checkpoint, newest_checkpoint
+    from steplab.train.checkpoint_files import find_checkpoint, newest_checkpoint
 
     if args.resume != "newest":
         return find_checkpoint(Path(args.resume))
@@ -194,7 +194,7 @@ def run_training(spec: TrainSpec, resume: Path | None) -> int:
     from steplab.cli.progress import StepProgress
     from steplab.step.assemble import find_device
     from steplab.train.checkpoint import read_progress
-    from steplab.train.checkpoint_folder import lock_checkpoint_folder, newest_checkpoint
+    from steplab.train.checkpoint_files import lock_checkpoint_folder, newest_checkpoint
     from steplab.train.log import TrainingLog, describe_parameters, peak_memory_line
     from steplab.train.loop import stop_on_signal, train
 

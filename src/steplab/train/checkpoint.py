@@ -14,23 +14,21 @@ from steplab import __version__
 from steplab.core.errors import UserError
 from steplab.core.run import now
 from steplab.store.atomic import disk_errors, sync_folder, write_file
-from steplab.train.checkpoint_folder import (
+from steplab.train.checkpoint_files import (
     CHECKPOINT_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
     RNG_FILE,
+    Manifest,
+    TrainProgress,
     find_checkpoint,
+    manifest_to_json,
     new_draft,
     next_checkpoint_path,
     prune_checkpoints,
-    remove_stale_drafts,
-)
-from steplab.train.manifest import (
-    Manifest,
-    TrainProgress,
-    manifest_to_json,
     read_manifest,
     read_verified_manifest,
+    remove_stale_drafts,
 )
 
 if TYPE_CHECKING:

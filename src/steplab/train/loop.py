@@ -28,9 +28,9 @@ from steplab.step.assemble import assemble
 from steplab.step.failures import is_out_of_memory, memory_sentence
 from steplab.step.step import Step
 from steplab.train.checkpoint import read_progress, restore_checkpoint, save_checkpoint
+from steplab.train.checkpoint_files import TrainProgress
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TRACED_STEP, StepReport, TrainingLog, trace_one_step
-from steplab.train.manifest import TrainProgress
 from steplab.train.pretrained import load_pretrained
 
 READ_AHEAD = 4  # batches that the loader's threads fetch ahead, whatever the recipe asks for

@@ -17,13 +17,13 @@ from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
 from steplab.store.atomic import disk_errors, sync_folder, write_file
 from steplab.train.checkpoint import load_weights, read_progress
-from steplab.train.checkpoint_folder import (
+from steplab.train.checkpoint_files import (
     MODEL_FILE,
     find_checkpoint,
     new_draft,
     newest_checkpoint,
+    read_verified_manifest,
 )
-from steplab.train.manifest import read_verified_manifest
 from steplab.workloads.tsmoe import time_moe
 from steplab.workloads.tsmoe.config import TsmoeConfig
 from steplab.workloads.tsmoe.time_moe import (

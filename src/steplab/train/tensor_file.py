@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from steplab.core.errors import Unsupported, UserError
-from steplab.train.manifest import FileChecksum
+from steplab.train.checkpoint_files import FileChecksum
 
 CODES = {
     torch.float64: "F64",

@@ -17,7 +17,12 @@ from torch.optim import Optimizer
 from steplab.core.codec import encode
 from steplab.core.errors import Unsupported, UserError
 from steplab.modules.optimizer import clear_moments, moments
-from steplab.train.manifest import NumpyRngState, OptimizerRecord, ParamGroup, PythonRngState
+from steplab.train.checkpoint_files import (
+    NumpyRngState,
+    OptimizerRecord,
+    ParamGroup,
+    PythonRngState,
+)
 
 LISTED = 5  # names in one error message
 # How the update is computed, not what it computes: a resumed training keeps its own choice.

@@ -149,7 +149,7 @@ def evaluate(
 def check_held_out(checkpoint: Path) -> None:
     """Refuse a checkpoint that was trained on the generated series of the evaluation."""
     from steplab.train.checkpoint import read_progress  # imports torch
-    from steplab.train.checkpoint_folder import CHECKPOINT_FILE
+    from steplab.train.checkpoint_files import CHECKPOINT_FILE
 
     if not (checkpoint / CHECKPOINT_FILE).is_file():
         return  # not trained by steplab

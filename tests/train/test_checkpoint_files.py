@@ -10,8 +10,7 @@ import torch
 
 from steplab.core.errors import UserError
 from steplab.train.checkpoint import read_progress, restore_checkpoint, save_checkpoint
-from steplab.train.checkpoint_folder import find_checkpoint, newest_checkpoint
-from steplab.train.manifest import TrainProgress
+from steplab.train.checkpoint_files import TrainProgress, find_checkpoint, newest_checkpoint
 from tests.train.small_training import Training
 
 SOURCE = Path(__file__).parents[2] / "src"
