@@ -8,8 +8,7 @@ import pytest
 from steplab.core import Budget, Category, MemoryTimeline, Profile, Samples, StepBudget
 from steplab.trace.analysis import Analysis, Window
 from steplab.trace.budget import time_budget
-from steplab.tune.ceilings import ceiling, serves
-from steplab.tune.op_times import op_times, phase_times
+from steplab.tune.ceilings import ceiling, op_times, phase_times, serves
 from tests.compare.sides import run_of
 from tests.report.analyses import analysis_of
 from tests.trace.traces import call, launched, range_, trace_of

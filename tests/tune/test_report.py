@@ -161,6 +161,6 @@ def test_only_an_unfinished_ladder_of_the_same_step_and_gate_is_taken_up(tmp_pat
     assert opened()[1].id != first.id
 
 
-def test_an_interval_of_any_width_is_not_spelt_out():
+def test_an_interval_of_any_width_is_not_spelled_out():
     assert interval(Change(-0.5, -0.6, -0.4, 0.95, None)) == "1.67 to 2.50"
     assert interval(Change(-0.5, -1 + 1e-6, 400.0, 0.95, None)) == "0.00 to more than 100"

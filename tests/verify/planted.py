@@ -91,7 +91,7 @@ def no_gradient_at_all(parts: StepParts) -> None:
 
 
 def unscaled_init(parts: StepParts) -> None:
-    """Stacked experts, or any matrix, initialised without regard to their width."""
+    """Stacked experts, or any matrix, initialized without regard to their width."""
     for name, p in parts.model.named_parameters():
         if "experts" in name or "up" in name:
             nn.init.normal_(p)

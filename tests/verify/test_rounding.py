@@ -1,9 +1,10 @@
-"""Rounded products: what a precision leaves no choice about, and nothing else."""
+"""Rounded products: what a precision cannot avoid, and nothing else."""
 
 import pytest
 import torch
 
-from steplab.verify.rounding import RoundedProducts, min_factor_ndim, rounded, unit_roundoff
+from steplab.verify.numerics import unit_roundoff
+from steplab.verify.references import RoundedProducts, min_factor_ndim, rounded
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(8, torch.bfloat16), (11, torch.float16)])

@@ -26,7 +26,7 @@ class Step:
     """Forward, backward, clip, update; `mode` says how far it goes.
 
     `watch(phase)` is entered around every phase: "forward", "backward", "clip", "optimizer"; or
-    around the one phase "replay" where `graph` runs the step: inside, phases cannot be told apart.
+    around the one phase "replay" where `graph` runs the step, in which phases cannot be seen.
     """
 
     def __init__(

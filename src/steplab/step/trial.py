@@ -109,7 +109,7 @@ class ProbedStep:
 
 
 def _with_figures(run: Run, dtype: str) -> Run:
-    """Add utilisation and the notes that a reader of the numbers must see."""
+    """Add the utilization and the notes that a reader of the numbers must see."""
     assert run.clock is not None and run.work is not None
     device = run.environment.device_name if run.spec.device == "cuda" else run.environment.cpu
     figures = utilization(run.work, run.clock.step.median, device, dtype, run.spec.peak_tflops)

@@ -1,12 +1,21 @@
-"""Ceilings: the most that a suggestion can gain, by the time budget of the step. No torch."""
+"""Ceilings: the most that a suggestion can gain, by what each part of the step takes. No torch.
+
+The parts come from the time budget of the profiled step, and from the times of its ops and phases,
+which its trace tells.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from steplab.core import Budget, Run, StepBudget, units
 from steplab.techniques.context import Objective, Savings
+from steplab.trace.analysis import Analysis, Floats
+from steplab.trace.budget import idle_before
+from steplab.trace.phases import PHASES
 
 MIN_SHARE = 0.02  # a ceiling below this share of the step, or of its peak, is not worth a try
 # Terms of the budget in which the device waits for the host.
@@ -138,3 +147,65 @@ def _parts(gains: Mapping[str, float], show: Callable[[float], str]) -> str:
     named = [f"{part.partition(':')[2]} {show(gains[part])}" for part in largest[:2]]
     more = [f"{len(largest) - 2} more"] if len(largest) > 2 else []
     return ", ".join(named + more)
+
+
+def op_times(
+    run: Run, analysis: Analysis, modules: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
+    """Return ms per step of "op:<name>" for every op in `modules`, nested modules included.
+
+    Forward and backward. On a GPU it is the time of the kernels; "idle:<name>" is how long the
+    device waited for them, which another implementation may shorten. On a CPU the times are scaled
+    to the step without the profiler.
+    """
+    busy, idle, found = _busy_ms(run, analysis), _idle_ms(run, analysis), {}
+    for op, paths in modules.items():
+        inside = [_within(label, paths) for label in analysis.work.labels]
+        mine = np.array(inside, dtype=bool)[analysis.work.module]
+        if busy[mine].any():
+            found[f"op:{op}"] = float(busy[mine].sum())
+            if analysis.budget.on_device:
+                found[f"idle:{op}"] = float(idle[mine].sum())
+    return found
+
+
+def phase_times(run: Run, analysis: Analysis) -> dict[str, float]:
+    """Return ms per step of "phase:<name>" by the trace: kernels, and the wait for them.
+
+    The clock cannot tell the phases of a replayed graph apart. The trace can, where its kernels
+    have been matched with those of a detailed step.
+    """
+    spent = _busy_ms(run, analysis) + _idle_ms(run, analysis)
+    by_label = np.bincount(analysis.work.phase, spent, len(analysis.work.labels)).tolist()
+    named = zip(analysis.work.labels, by_label, strict=True)
+    return {f"phase:{label}": ms for label, ms in named if label in PHASES and ms > 0}
+
+
+def _busy_ms(run: Run, analysis: Analysis) -> Floats:
+    """Return what each row of Work adds to the ms of a step."""
+    work, budget = analysis.work, analysis.budget
+    wall = budget.typical.wall_ms if budget.steps else 0.0
+    slowed = not budget.on_device and wall > 0
+    scale = min(1.0, step_ms(run) / wall) if slowed else 1.0
+    inside = (work.duration * (work.step >= 0)).astype(np.float64)
+    return inside * (scale / 1e6 / max(len(analysis.windows), 1))
+
+
+def _idle_ms(run: Run, analysis: Analysis) -> Floats:
+    """Return the ms for which the device waited for each row in the typical step.
+
+    What the profiler added is taken away evenly from all that waited for its launch.
+    """
+    work, budget = analysis.work, analysis.budget
+    if not budget.on_device or not budget.steps:
+        return np.zeros(len(work))
+    typical = budget.typical
+    window = next(w for w in analysis.windows if w.number == typical.number)
+    idle = idle_before(analysis.trace, analysis.windows, work, analysis.syncs, window)
+    shares = {"launch": launch_share(typical, run)}
+    total: Floats = sum((idle[term] * shares.get(term, 1.0) for term in STARVED_TERMS), np.zeros(1))
+    return total[:-1] / 1e6
+
+
+def _within(label: str, paths: Sequence[str]) -> bool:
+    return any(label == path or label.startswith(f"{path}.") for path in paths)

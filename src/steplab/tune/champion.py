@@ -14,7 +14,7 @@ from steplab.core.ladder import Check, Ladder
 from steplab.profiling.output import read_traces, save_files, scratch_folder
 from steplab.profiling.plan import ProfilePlan
 from steplab.store import Store
-from steplab.tune.op_times import op_times, phase_times
+from steplab.tune.ceilings import op_times, phase_times
 from steplab.tune.options import GateOptions
 from steplab.verify.checks import run_checks
 from steplab.verify.remote import CandidateResult, RemoteCandidate

@@ -11,10 +11,9 @@ from steplab.store import Store
 from steplab.tune.ceilings import MIN_SHARE, step_ms
 from steplab.tune.champion import Champion, Detail, open_champion, promote
 from steplab.tune.folder import LadderFolder
-from steplab.tune.op_times import still_known
 from steplab.tune.options import GateOptions
 from steplab.tune.progress import SearchClock, Stopwatch, View, add_timings
-from steplab.tune.proposals import Proposal, choose, is_slow, recipe_conflict
+from steplab.tune.proposals import Proposal, choose, is_slow, recipe_conflict, still_known
 from steplab.tune.rung import RungResult, try_recipe
 from steplab.verify.remote import CandidateResult, ReferenceWorker, RemoteCandidate
 from steplab.workers.alternate import alternate_until_clear
@@ -153,7 +152,7 @@ class Climb:
         self._learn()
 
     def _restart_champion(self) -> None:
-        """Start the champion's worker anew: nobody knows in which state it is."""
+        """Start a new worker for the champion: the state of the old one is unknown."""
         self.champion.candidate.close()
         was_baseline = self.champion is self.baseline
         self.champion = self._reopen(self.champion.run.spec.recipe)
@@ -243,7 +242,7 @@ class Climb:
         return replace(run, group=self.ladder.id)
 
     def _learn(self) -> None:
-        """Note the champion's times by op and phase; what it does not tell stays as it was."""
+        """Note the champion's op and phase times; those that it lacks stay as they were."""
         known = {**self.ladder.known_ms, **self.champion.known_ms}
         self._save(replace(self.ladder, known_ms=known))
 

@@ -90,6 +90,17 @@ def impls_of(run: Run) -> dict[str, str]:
     return {op: "/".join(names) for op, names in impls.items()}
 
 
+def still_known(known: Mapping[str, float], before: Run, after: Run) -> dict[str, float]:
+    """Return the times known of the step `before` that still apply to the step `after`.
+
+    Those of an op that another implementation computes now do not.
+    """
+    had, has = impls_of(before), impls_of(after)
+    changed = {op for op in had.keys() | has.keys() if had.get(op) != has.get(op)}
+    gone = {f"{scheme}:{op}" for scheme in ("op", "idle") for op in changed}
+    return {part: ms for part, ms in known.items() if part not in gone}
+
+
 def is_slow(recipe: Recipe) -> bool:
     """Whether the recipe's first step takes far longer than the others."""
     return any(technique(name).slow_start for name in recipe.techniques)

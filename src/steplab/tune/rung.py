@@ -37,7 +37,7 @@ class RungResult:
     rung: Rung
     candidate: RemoteCandidate | None
     result: CandidateResult
-    lost: bool = False  # a worker was lost in the turns: nobody knows the champion's state
+    lost: bool = False  # a worker was lost in the turns: the champion's state is unknown
 
 
 def try_recipe(
@@ -191,11 +191,11 @@ def _memory_verdict(rung: Rung) -> Rung:
     if rung.memory is None or not rung.memory_before:
         return replace(rung, outcome="no gain", reason="the peak is unknown on this system")
     share = 1 - rung.memory / rung.memory_before
-    said = f"{units.bytes_(rung.memory_before)} to {units.bytes_(rung.memory)} at the peak"
+    peaks = f"{units.bytes_(rung.memory_before)} to {units.bytes_(rung.memory)} at the peak"
     if not rung.change:
         gone = share > -MIN_MEMORY_GAIN
-        return replace(rung, outcome="removed" if gone else "needed", reason=said)
-    return replace(rung, outcome="kept" if share >= MIN_MEMORY_GAIN else "no gain", reason=said)
+        return replace(rung, outcome="removed" if gone else "needed", reason=peaks)
+    return replace(rung, outcome="kept" if share >= MIN_MEMORY_GAIN else "no gain", reason=peaks)
 
 
 def _verdict_text(turns: Alternation) -> str:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from steplab.core.ladder import Check
-from steplab.verify.numerics import SKETCH_SIZE, NumericsSnapshot, distance
-from steplab.verify.rounding import unit_roundoff
+from steplab.verify.numerics import SKETCH_SIZE, NumericsSnapshot, distance, unit_roundoff
 from steplab.verify.shapes import PLAIN_DTYPE
 
 # Another implementation of equal care may be twice as far off as the peer.

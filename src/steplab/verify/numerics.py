@@ -35,6 +35,7 @@ MAX_REPEATS = 20  # of a step that a gradient scaler skips; it halves from 65,53
 # estimated with a relative standard deviation of about 1 / sqrt(2 * 4096) = 1.1 %.
 SKETCH_SIZE = 4096
 _SEED = 20_011
+BITS = {"tf32": 11, "bf16": 8, "fp16": 11}  # of the significand, the hidden one included
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,11 @@ def distance(a: Tensor, b: Tensor) -> float:
     if a.shape != b.shape or not bool((torch.isfinite(a) & torch.isfinite(b)).all()):
         return float("inf")
     return float((a - b).norm())
+
+
+def unit_roundoff(dtype: str) -> float:
+    """Return the largest relative error of one rounding to fp32, tf32, bf16 or fp16."""
+    return 2.0 ** -BITS.get(dtype, 24)
 
 
 def reference_path(folder: Path, shape: str, name: str) -> Path:

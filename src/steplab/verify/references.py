@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from steplab.core import PLAIN, RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, UserError
@@ -22,16 +26,23 @@ from steplab.step.failures import error_sentence, is_out_of_memory
 from steplab.step.loop import forward_eagerly
 from steplab.step.step import Step
 from steplab.step.trial import clean_up
+from steplab.trace.categories import PRODUCT_OPS
 from steplab.verify.judge import judge
 from steplab.verify.numerics import (
+    BITS,
     NumericsSnapshot,
     load_references,
     reference_path,
     save_snapshot,
     take_snapshot,
 )
-from steplab.verify.rounding import RoundedProducts
 from steplab.verify.shapes import AUTOCAST, ROUNDED, TRUTH, GateShape, references_of
+
+TORCH_PREFIXES = ("aten::", "prim")
+CUSTOM_OP_NDIM = 2  # a custom op hides what it does: its matrices may be factors
+# Ops with products inside, by a word in their names, and the fewest dimensions of their factors:
+# the sums of exponentials that attention hands to its backward are not factors.
+FACTOR_NDIM = {"attention": 4, "rnn": 2, "lstm": 2, "gru": 2}
 
 
 def make_references(shape: GateShape, dtype: str, folder: Path) -> str:
@@ -119,6 +130,54 @@ def compute_reference(spec: RunSpec, name: str, rate: float = 1.0) -> NumericsSn
         with rounding:
             return take_snapshot(step, spec, rate, doubled=True)
     return take_snapshot(step, spec, rate)
+
+
+def rounded(x: Tensor, bits: int) -> Tensor:
+    """Round to `bits` of significand, to even, with fp64's range: overflow is not modeled."""
+    if bits == BITS["bf16"]:  # whose range is fp32's, and a cast is five times quicker
+        return x.to(torch.bfloat16).double()
+    significand, exponent = torch.frexp(x)
+    return torch.ldexp(torch.round(significand * 2.0**bits) * 2.0**-bits, exponent)
+
+
+class RoundedProducts(TorchDispatchMode):
+    """Rounds the factors and the results of every matrix product, forward and backward.
+
+    A tensor core cannot avoid these roundings; sums inside a product, and everything between
+    products, stay exact. So the distance from fp64 is what a careful implementation in `dtype` may
+    show.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self.bits = BITS[dtype]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the op, with rounded inputs and outputs where it multiplies matrices."""
+        kwargs = dict(kwargs or {})
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
+        least = min_factor_ndim(f"{func.namespace}::{func._overloadpacket.__name__}")
+        if least is None or func._schema.is_mutable:  # the change would be lost in a rounded copy
+            return func(*args, **kwargs)
+
+        def rounding(leaf: Any) -> Any:
+            is_factor = isinstance(leaf, Tensor) and leaf.dtype == torch.float64
+            return rounded(leaf, self.bits) if is_factor and leaf.ndim >= least else leaf
+
+        return tree_map(rounding, func(*tree_map(rounding, args), **kwargs))
+
+
+def min_factor_ndim(op: str) -> int | None:
+    """Return the fewest dimensions of an op's factors; None: it has no matrix product."""
+    if op in PRODUCT_OPS or op == "aten::convolution":
+        return 1
+    inside = next((least for word, least in FACTOR_NDIM.items() if word in op), None)
+    return inside if inside or op.startswith(TORCH_PREFIXES) else CUSTOM_OP_NDIM
 
 
 def _lower_precision(step: Step, dtype: str) -> None:

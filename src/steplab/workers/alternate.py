@@ -22,18 +22,18 @@ from steplab.workers.client import Progress, Worker, WorkerLost, no_progress
 
 LIVE_STEP = "steplab.step.live:LiveStep"
 ROUNDS = 6  # the fewest that allow an interval by resampling
-# A clear difference is told sooner. After so many rounds, Student's quantile at 99 %: looking three
-# times, a difference that is none is taken for one about as often as once at 95 %.
+# A clear difference needs fewer. After so many rounds, Student's quantile at 99 %: with three
+# looks, equal steps are taken for different ones about as often as with one look at 95 %.
 PEEKS = {3: 9.925, 4: 5.841, 5: 4.604}
 PEEK_CONFIDENCE = 0.99
-MORE_ROUNDS = 6  # where the first do not tell
+MORE_ROUNDS = 6  # where the first six do not decide
 ROUND_SECONDS = 0.3  # of each side
-# One step that the host held up spoils a round of one, not of three: their median counts. Steps of
-# 220 ms, one a round, left an interval of 0.87 to 1.21 after twelve rounds.
+# One step that the host delays spoils a round of one step, but not the median of three. With steps
+# of 220 ms, one a round, the interval was 0.87 to 1.21 after twelve rounds.
 SURE_STEPS, SURE_SECONDS = 3, 1.1  # three steps, unless they take longer than this
 MAX_STEPS = 50
 # After so many seconds no round is begun, except for the first three, without which there is no
-# interval: on a busy machine more of them tell no more. Of a budget of 2.5 minutes that is 10 s,
+# interval: on a busy machine more rounds do not help. The share of a budget of 2.5 minutes is 10 s,
 # in which twelve rounds fit on a quiet machine.
 MAX_SECONDS = 30.0
 MAX_SHARE = 1 / 15
@@ -125,7 +125,7 @@ def alternate_specs(
 
 @dataclass(frozen=True)
 class Alternation:
-    """The samples of both sides, pooled, and what may be said of the second."""
+    """The samples of both sides, pooled, and whether the second is faster or slower."""
 
     before: Samples
     after: Samples
