@@ -1,13 +1,21 @@
 """`steplab tune` from the outside."""
 
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("rich")
 
+from steplab.cli.bench.step import COMMAND
+from steplab.cli.command import Parser
+from steplab.cli.flags import given_fields
 from steplab.cli.main import main
-from steplab.techniques.recipes import read_recipe_file
+from steplab.cli.tune import bench_command
+from steplab.core import RunSpec
+from steplab.techniques.recipes import parse_recipe, read_recipe_file
+from steplab.workloads.workload import find_workload
 
 SMALL = "--width 32 --ff-width 64 --layers 2 --heads 2 --context 16 --vocab-size 64".split()
 
@@ -26,7 +34,7 @@ SMALL = "--width 32 --ff-width 64 --layers 2 --heads 2 --context 16 --vocab-size
         (["--against", "optimiser=fused"], "Did you mean 'optimizer'?"),
     ],
 )
-def test_a_slip_of_the_pen_is_told_before_anything_starts(words, said, capsys, monkeypatch):
+def test_a_typo_is_reported_before_anything_starts(words, said, capsys, monkeypatch):
     def no_worker(*args):
         raise AssertionError("a worker was started")
 
@@ -53,3 +61,24 @@ def test_a_short_search_ends_with_a_report_and_can_go_on(tmp_path, capsys, monke
     read_recipe_file(folder / "recipe.toml")
     runs = list((store / "runs").glob("[0-9]*/run.json"))
     assert runs, "the baseline is a Run like any other"
+
+
+def test_the_printed_command_has_size_batch_and_mode():
+    config = find_workload("gpt").resolve("xl", {})
+    told = bench_command(RunSpec("gpt", config, "xl", batch=4), Path("best.toml"))
+    assert told == "steplab bench step gpt --size xl --batch 4 --mode full --recipe best.toml"
+
+
+@pytest.mark.parametrize("size", ["", "tiny"])
+def test_the_printed_command_measures_the_step_that_was_tuned(size, tmp_path):
+    config = find_workload("gpt").resolve(size, {"context": 96, "fused_projections": True})
+    spec = RunSpec("gpt", config, size, batch=3, accumulate=2, mode="forward+backward")
+    path = tmp_path / "with a space.toml"
+    path.write_text('[precision]\ndtype = "bf16"\n')
+    words = shlex.split(bench_command(spec, path))[3:]
+    parser = Parser("steplab bench step", "")
+    COMMAND.flags(parser, words)
+    args = parser.parse(words)
+    assert (args.batch, args.accumulate, args.mode) == ([3], 2, ["forward+backward"])
+    assert args.recipe == [parse_recipe("precision=bf16")]
+    assert given_fields(args) == {"context": [96], "fused_projections": [True]}

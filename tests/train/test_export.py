@@ -17,7 +17,7 @@ from steplab.workloads.tsmoe.config import TsmoeConfig
 from steplab.workloads.tsmoe.model import Tsmoe
 from steplab.workloads.tsmoe.time_moe import load_time_moe
 from steplab.workloads.workload import find_workload
-from tests.workloads import time_moe_reference as reference
+from tests.workloads.tsmoe import time_moe_reference as reference
 
 SHAPE = {
     "hidden_size": 16, "n_decoder_layers": 2, "n_head": 2, "num_experts": 4, "d_ff": 16,

@@ -36,7 +36,7 @@ GRAPH_MODES = ("reduce-overhead", "max-autotune")
 # Timing kernels for every product took more than 136 s of gpt xl's blocks on an H200, where the
 # default needed 25 s with all that a gate asks.
 AUTOTUNE_EFFORT = 6.0
-# Work that a compiler puts into one kernel with its neighbours, or does away with: on a CPU the
+# Work that a compiler puts into one kernel with its neighbors, or does away with: on a CPU the
 # operators of no category are views, allocations and the like.
 FUSIBLE = (
     *("elementwise", "normalization", "softmax", "reduction", "copy", "memset", "embedding"),

@@ -169,7 +169,7 @@ def test_targets_that_do_not_count(model):
     assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)
 
 
-def test_neighbours_turn_against_each_other():
+def test_neighbors_turn_against_each_other():
     x = torch.randn(1, 1, 3, 4)
     angle = torch.randn(3, 2)
     found = torch.view_as_complex(rotate_pairs(x, angle.cos(), angle.sin()).view(1, 1, 3, 2, 2))

@@ -8,8 +8,8 @@ from steplab.core import Mode, Work
 from steplab.costs.decoder import Decoder, decoder_work
 from steplab.workloads.gpt.config import GPTConfig
 
-# Products of the head that a loss executes beyond one forward and two backward. The chunked ones
-# make both gradients in the forward, wanted or not; the lean one computes the logits twice.
+# Matmuls with the head that a loss runs beyond one forward and two backward. The chunked ones
+# compute both gradients in the forward, needed or not; the lean one computes the logits twice.
 MORE_PRODUCTS = {
     "forward": {"chunked": 2, "triton_chunked": 2},
     "forward+backward": {"triton_lean": 1},

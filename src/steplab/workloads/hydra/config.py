@@ -18,11 +18,11 @@ BYTES = 256
 class HydraConfig:
     """`mod` routes tokens around the feed-forward, `mor` decides how often it is repeated.
 
-    mod: `dense` all tokens; `top-k` the best `capacity` of each sequence; `soft` all, weighed.
-    mor: `fixed` all passes; `masked` all are computed, each token keeps its own number; `soft`
-    weighed mean over passes; `capacity` ever fewer tokens by rank, shapes fixed; `packed` the
-    function of `masked` on the tokens that need it, so shapes vary.
-    `threshold` in both: top-k and capacity as generation has them, by a token's own score.
+    mod: `dense` takes all tokens; `top-k` the best `capacity` of each sequence; `soft` all of them,
+    weighted. mor: `fixed` makes all passes; `masked` computes all and each token keeps its own
+    number; `soft` is a weighted mean over passes; `capacity` takes fewer tokens in each pass, by
+    rank, with fixed shapes; `packed` computes `masked` on the tokens that need it, so shapes vary.
+    `threshold`, in both, is how generation routes: by a token's own score.
     """
 
     width: int = option(768, "width of the residual stream")
@@ -34,13 +34,13 @@ class HydraConfig:
     context: int = option(1024, "tokens per sequence")
     max_context: int = option(8192, "longest sequence the rotary table covers")
     vocab_size: int = option(50_257, "number of tokens in the vocabulary")
-    attention: Literal["hydra", "paper"] = option("hydra", "convolutions, means and scales as in")
+    attention: Literal["hydra", "paper"] = option("hydra", "whose convolutions, means and scales")
     mod: Literal["dense", "top-k", "soft", "threshold"] = option(
         "top-k", "which tokens the middle blocks' feed-forward takes"
     )
     capacity: float = option(0.5, "share of the tokens that top-k takes")
     mod_gate: Literal["router", "one"] = option(
-        "router", "weight of a taken token; with one, no gradient of the task reaches the router"
+        "router", "weight of a taken token; `one` cuts the router off from the gradient of the task"
     )
     mor: Literal["fixed", "masked", "soft", "capacity", "packed", "threshold"] = option(
         "fixed", "how many passes a token makes"
@@ -119,14 +119,14 @@ class HydraConfig:
         return max(1, int(self.capacity * tokens))
 
     def pass_sizes(self, tokens: int) -> tuple[int, ...]:
-        """Tokens out of `tokens` in each pass by `capacity`: all, then ever fewer, evenly."""
+        """Tokens out of `tokens` in each pass of the form `capacity`: all, then evenly fewer."""
         steps = self.recursions - self.min_depth
         falling = (steps - max(0, i - self.min_depth) for i in range(self.recursions))
         return tuple(-(-tokens * left // steps) for left in falling)
 
 
-# Names, shapes and loss weights as published; the four large ones are called by what they were
-# announced as, not by their size. 100m-trainer: the feed-forward that the trainer hard-codes.
+# Names, shapes and loss weights as published; names are the announced sizes, not the real ones.
+# 100m-trainer has the feed-forward that the trainer hard-codes.
 PRESETS = {
     "tiny": HydraConfig(
         128, 384, 4, 2, heads=4, kv_heads=2, context=128, vocab_size=BYTES, attention="paper"
@@ -138,7 +138,7 @@ PRESETS = {
     "1b": HydraConfig(1792, 6656, 20, 4, heads=28, kv_heads=4, aux_factor=0.049),
 }
 
-# tiny: 300 steps of 1,024 tokens, half a minute on two cores. The others: the published rates.
+# tiny: 300 steps of 1,024 tokens take half a minute on two cores. The others: published rates.
 TRAINING = {
     "tiny": {"lr": 3e-3, "batch_size": 8, "steps_per_epoch": 300},
     "100m": {"lr": 6.7e-5, "min_lr": 2e-5},

@@ -1,4 +1,4 @@
-"""What trains the routers beside the task: their share, their spread, and hard tokens deeper."""
+"""Losses that train the routers besides the task: share, spread, and more depth for hard tokens."""
 
 # N blocks, P passes of routed blocks, B batch, S tokens
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_PONDER = 5.0
 
 
 def share_loss(probability_PBS: Tensor, capacity: float) -> Tensor:
-    """Return (P,): small when the mean is the capacity and the values are spread out."""
+    """Return (P,): small when the mean is near the capacity and the values are spread out."""
     variance_P = probability_PBS.var((1, 2), correction=0)
     even = max(capacity * (1 - capacity) / 2, 0.01)
     off_P = probability_PBS.mean((1, 2)) - capacity
@@ -24,7 +24,7 @@ def share_loss(probability_PBS: Tensor, capacity: float) -> Tensor:
 
 
 def ponder_loss(logit_NBS: Tensor, probability_NBS: Tensor) -> Tensor:
-    """Return (N,): grows with the depth and with routers that treat all tokens alike."""
+    """Return (N,): grows with the depth, and when a router treats all tokens alike."""
     alike_N = 0.01 * torch.exp(-10 * probability_NBS.var((1, 2), correction=0))
     flat_N = 0.1 * (0.5 - logit_NBS.var((1, 2), correction=0)).relu()
     depth_N = 0.0005 * probability_NBS.mean((1, 2))
@@ -34,7 +34,7 @@ def ponder_loss(logit_NBS: Tensor, probability_NBS: Tensor) -> Tensor:
 class Advantage(nn.Module):
     """Which tokens are harder than usual, by a running mean of the tokens' losses.
 
-    It counts its updates on the device: a number on the host would be fixed in a CUDA graph.
+    Updates are counted on the device: a number on the host would be frozen in a CUDA graph.
     """
 
     mean: Tensor
@@ -70,8 +70,10 @@ class RouterLosses(nn.Module):
         self.advantage = Advantage(config.router_warmup)
 
     def forward(self, routings: Sequence[BlockRouting], losses_BS: Tensor) -> dict[str, Tensor]:
-        """Return the weighed losses by name, those that the forms have: `share` (MoD), `ponder`
-        and `advantage` (MoR), and the mean number of `passes`, which is no loss."""
+        """Return the weighted losses by name, and the mean number of `passes`, which is no loss.
+
+        Top-k and its kin (MoD) have `share`; adaptive depth (MoR) has `ponder` and `advantage`.
+        """
         found: dict[str, Tensor] = {}
         taken = [one.probability_BS for each in routings for one in each.tokens or ()]
         if taken:
@@ -90,7 +92,7 @@ class RouterLosses(nn.Module):
         return found
 
     def _share_losses(self, probabilities: Sequence[Tensor]) -> Tensor:
-        """Return one loss per pass; passes over as many tokens are computed together."""
+        """Return one loss per pass; passes over equally many tokens are computed together."""
         alike: dict[torch.Size, list[Tensor]] = {}
         for probability_BS in probabilities:
             alike.setdefault(probability_BS.shape, []).append(probability_BS)

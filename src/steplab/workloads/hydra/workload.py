@@ -32,7 +32,7 @@ class HydraWorkload:
         return random_tokens(batch, self.config.context, self.config.vocab_size, device, seed)
 
     def loss(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Cross-entropy plus the routers' losses; all are in the metrics, weighed as they count."""
+        """Cross-entropy plus the routers' losses; all are in the metrics, with their weights."""
         loss = model(*batch)
         return StepOutput(loss.total, {"pred": loss.prediction, **loss.routers})
 

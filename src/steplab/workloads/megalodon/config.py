@@ -19,21 +19,21 @@ class MegalodonConfig:
     layers: int = option(12, "number of blocks")
     heads: int = option(1, "attention heads; must divide shared_width and value_width")
     shared_width: int = option(
-        256, "width of what queries and keys are made of, all heads together"
+        256, "width of the projection that queries and keys share, all heads"
     )
-    value_width: int = option(2048, "width of the values, all heads together")
+    value_width: int = option(2048, "width of the values, all heads")
     ff_width: int = option(2560, "hidden width of the feed-forward")
     modes: int = option(16, "complex moving averages per channel")
     norm_groups: int = option(32, "groups of channels of a timestep norm; must divide the width")
-    chunk: int = option(2048, "tokens that attend to one another")
+    chunk: int = option(2048, "tokens per chunk; attention does not cross chunks")
     context: int = option(4096, "tokens per sequence")
     vocab_size: int = option(32_000, "number of tokens in the vocabulary")
     rope_theta: float = option(10_000.0, "base of the rotary frequencies")
-    eps: float = option(1e-5, "what norms add to a variance")
-    swiglu: bool = option(False, "a gate in the feed-forward")
-    rescale_ff: bool = option(False, "a trained factor per channel on the feed-forward")
-    scale_embedding: bool = option(False, "embeddings times the root of the width")
-    tied: bool = option(False, "the head is the embedding")
+    eps: float = option(1e-5, "added to the variance in norms")
+    swiglu: bool = option(False, "gate the feed-forward")
+    rescale_ff: bool = option(False, "learn a factor per channel of the feed-forward's output")
+    scale_embedding: bool = option(False, "multiply embeddings by the square root of the width")
+    tied: bool = option(False, "use the embedding as the head")
 
     def __post_init__(self) -> None:
         counts = ("width", "layers", "heads", "shared_width", "value_width", "ff_width", "modes")
@@ -66,16 +66,30 @@ class MegalodonConfig:
 
 
 _1_3B = MegalodonConfig(
-    2048, 24, 2, shared_width=512, value_width=4096, ff_width=4864, norm_groups=64
+    width=2048,
+    layers=24,
+    heads=2,
+    shared_width=512,
+    value_width=4096,
+    ff_width=4864,
+    norm_groups=64,
 )
 _7B = MegalodonConfig(
-    4096, 32, 4, shared_width=1024, value_width=8192, ff_width=11264, norm_groups=64
+    width=4096,
+    layers=32,
+    heads=4,
+    shared_width=1024,
+    value_width=8192,
+    ff_width=11264,
+    norm_groups=64,
 )
 _7_3B = replace(_7B, ff_width=8192, swiglu=True)
 
 PRESETS = {
     "tiny": MegalodonConfig(
-        *(96, 2, 2),
+        width=96,
+        layers=2,
+        heads=2,
         shared_width=64,
         value_width=128,
         ff_width=192,
@@ -85,9 +99,11 @@ PRESETS = {
         context=128,
         vocab_size=256,
     ),
-    # 8.9M parameters: small enough to profile in seconds, so that its parts can be seen.
+    # 8.9M parameters: small enough to profile in seconds.
     "playbook": MegalodonConfig(
-        *(384, 6, 3),
+        width=384,
+        layers=6,
+        heads=3,
         shared_width=192,
         value_width=384,
         ff_width=1024,

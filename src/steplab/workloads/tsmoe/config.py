@@ -13,9 +13,12 @@ from steplab.core.spec import option
 
 @dataclass(frozen=True)
 class TsmoeConfig:
-    """Two layouts: `gelu` has two-matrix GELU experts, biased heads and no final norm; `time-moe`
-    is that of the Time-MoE models: SwiGLU experts, unbiased heads, a final norm, its own
-    definition of the balancing loss."""
+    """Shape of the model and length of its windows.
+
+    The layout `gelu` has two-matrix GELU experts, biased heads and no final norm; `time-moe` is
+    that of the Time-MoE models: SwiGLU experts, unbiased heads, a final norm and their own
+    definition of the balancing loss.
+    """
 
     hidden_size: int = option(768, "width of the residual stream")
     n_decoder_layers: int = option(12, "number of blocks")
@@ -32,7 +35,7 @@ class TsmoeConfig:
     aux_factor: float = option(0.02, "weight of the load-balancing loss")
     huber_delta: float = option(2.0, "where the loss turns from quadratic to linear")
     rope_theta: float = option(10_000.0, "base of the rotary frequencies")
-    quantiles: str = option("", "levels predicted beside the point, as in 0.1,0.5,0.9; empty: none")
+    quantiles: str = option("", "quantile levels to predict too, as in 0.1,0.5,0.9; default: none")
 
     def __post_init__(self) -> None:
         counts = ("hidden_size", "n_decoder_layers", "n_head", "num_experts", "k", "d_ff")
@@ -114,9 +117,11 @@ class TsmoeConfig:
 
 PRESETS = {
     "tiny": TsmoeConfig(64, 3, 4, num_experts=4, d_ff=128, d_expert=64, seq_max_len=256),
-    # What `steplab train` trains on a CPU when nothing is said about the model: it sees a period.
+    # The default of `steplab train` on a CPU: its window is long enough to see a period.
     "starter": TsmoeConfig(
-        *(128, 3, 8),
+        hidden_size=128,
+        n_decoder_layers=3,
+        n_head=8,
         num_experts=4,
         d_ff=128,
         d_expert=64,
@@ -131,7 +136,7 @@ PRESETS = {
     "time-moe-200m": TsmoeConfig(768, 12, 12, d_ff=3072, d_expert=1536, layout="time-moe"),
 }
 
-# The best of about 25 runs by MASE on generated series kept apart for the choice (seed 1000045).
+# The best of about 25 runs by MASE on generated series held out for this choice (seed 1000045).
 TRAINING = {
     "starter": {
         "lr": 5e-3,

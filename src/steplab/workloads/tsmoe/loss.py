@@ -1,4 +1,4 @@
-"""The training loss: Huber and pinball per horizon, and how evenly the experts were used."""
+"""The training loss: Huber and pinball per horizon, and the balance of the experts."""
 
 # B batch, N tokens, T points, H points of all horizons, h points of one, Q quantiles, L layers,
 # E experts

@@ -32,7 +32,7 @@ class TsmoeWorkload:
         return random_walks(batch, self.config.seq_max_len + 1, device, seed)
 
     def loss(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Prediction losses plus the weighed balancing loss; all are in the metrics, apart."""
+        """Prediction losses plus the weighted balancing loss; each is in the metrics."""
         loss = model(*batch)
         metrics = {
             "pred": loss.prediction,

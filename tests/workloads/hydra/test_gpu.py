@@ -15,7 +15,7 @@ from steplab.techniques.recipes import parse_recipe
 from steplab.testing.tolerance import relative_error
 from steplab.workloads.hydra.config import PRESETS
 from steplab.workloads.hydra.model import GenerationState
-from tests.workloads.hydra_models import SMALL, make, tokens
+from tests.workloads.hydra.models import SMALL, make, tokens
 
 pytestmark = pytest.mark.gpu
 

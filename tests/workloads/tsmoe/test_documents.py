@@ -73,7 +73,7 @@ def test_gradients_equal_those_of_the_document_alone(patch):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
 
 
-def test_a_document_does_not_see_its_neighbours():
+def test_a_document_does_not_see_its_neighbors():
     model = build()
     values, documents = packed_row()
     values.requires_grad_()

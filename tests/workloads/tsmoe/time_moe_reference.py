@@ -40,7 +40,7 @@ def attend(x, w, name, heads, theta):
 
 
 def mixture(x, w, name, chosen):
-    """Return (output, router logits); the probabilities of the chosen ones are not renormalised."""
+    """Return (output, router logits); the probabilities of the chosen ones are not renormalized."""
     logits = x @ w[f"{name}.gate.weight"].T
     probabilities, experts = logits.softmax(-1).topk(chosen, dim=-1)
     out = torch.sigmoid(x @ w[f"{name}.shared_expert_gate.weight"].T)

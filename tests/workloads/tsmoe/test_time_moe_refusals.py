@@ -7,7 +7,7 @@ import torch
 
 from steplab.core.errors import UserError
 from steplab.workloads.tsmoe.time_moe import load_time_moe, load_weights
-from tests.workloads.time_moe_folders import CONFIG, random_tensors, write_folder
+from tests.workloads.tsmoe.time_moe_folders import CONFIG, random_tensors, write_folder
 
 HEAD = "lm_heads.1.out_layer.weight"
 GATE = "model.layers.1.ffn_layer.gate.weight"

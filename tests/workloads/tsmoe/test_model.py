@@ -85,7 +85,7 @@ def test_causality(impl, patch):
     assert not torch.allclose(before[:, first:], after[:, first:])
 
 
-def test_a_series_does_not_depend_on_its_neighbours():
+def test_a_series_does_not_depend_on_its_neighbors():
     torch.manual_seed(0)
     model = Tsmoe(SMALL).double()
     values = torch.randn(4, 72, dtype=torch.float64)

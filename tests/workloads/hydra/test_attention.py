@@ -10,7 +10,7 @@ from steplab.workloads.hydra.attention import (
     DepthwiseConvolution,
     HeadConvolution,
 )
-from tests.workloads.hydra_models import make
+from tests.workloads.hydra.models import make
 
 HEADS, GROUPS, HEAD, LATENT, KV = 4, 2, 4, 16, 8
 

@@ -11,8 +11,8 @@ from steplab.testing.tolerance import assert_as_good_as, relative_error
 from steplab.workloads.tsmoe.config import PRESETS
 from steplab.workloads.tsmoe.model import Tsmoe
 from steplab.workloads.tsmoe.time_moe import load_time_moe, parameter_slices, read_config
-from tests.workloads import time_moe_reference as reference
-from tests.workloads.time_moe_folders import CONFIG, listed, random_tensors, write_folder
+from tests.workloads.tsmoe import time_moe_reference as reference
+from tests.workloads.tsmoe.time_moe_folders import CONFIG, listed, random_tensors, write_folder
 
 SIZES = {
     "time-moe-50m": {"hidden_size": 384, "intermediate_size": 1536},

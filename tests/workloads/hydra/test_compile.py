@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from steplab.workloads.hydra.routing import top_rows
-from tests.workloads.hydra_models import gradients, make, tokens
+from tests.workloads.hydra.models import gradients, make, tokens
 
 # mod, mor, and the graphs that serve 4 blocks: the first and the last have no token router.
 STATIC = [

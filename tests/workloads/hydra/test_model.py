@@ -15,7 +15,7 @@ from steplab.workloads.hydra.flops import matmul_parameters, parameters, work
 from steplab.workloads.hydra.losses import Advantage, ponder_loss, share_loss
 from steplab.workloads.hydra.model import GenerationState, Hydra
 from steplab.workloads.workload import find_workload
-from tests.workloads.hydra_models import SMALL, gradients, make, tokens
+from tests.workloads.hydra.models import SMALL, gradients, make, tokens
 
 COUNTS = {
     "as-profiled": 61_873_162,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from steplab.kernels.stream_norm import gather_rows, scatter_rows
 from steplab.workloads.hydra.routing import Depth, DepthRouter, choose_rows
-from tests.workloads.hydra_models import SMALL, gradients, make, tokens
+from tests.workloads.hydra.models import SMALL, gradients, make, tokens
 
 FREE = {"aux_factor": 0.0, "ponder_factor": 0.0, "advantage_factor": 0.0}
 
@@ -25,7 +25,7 @@ def test_top_k_of_all_tokens_is_dense():
     assert_same(dense, make(mod="top-k", capacity=1.0, mod_gate="one", **FREE))
 
 
-def test_top_k_of_all_tokens_weighed_is_soft():
+def test_top_k_of_all_tokens_weighted_is_soft():
     assert_same(make(mod="soft", **FREE), make(mod="top-k", capacity=1.0, **FREE))
 
 
