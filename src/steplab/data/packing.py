@@ -58,7 +58,7 @@ class PackedWindows(SeriesWindows[PackedWindow]):
         return self._count
 
     def pieces(self, window: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (series, start, stop, place in the window) of the pieces of a window."""
+        """Yield (series, start, stop, offset in the window) of the pieces of a window."""
         if not 0 <= window < self._count:
             raise IndexError(f"window {window} of {self._count}")
         if window < self._full:
@@ -73,26 +73,26 @@ class PackedWindows(SeriesWindows[PackedWindow]):
 
     def _short_pieces(self, group: WindowGroup, window: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield the pieces of one window of a group; `window` is counted from the group's end."""
-        place = 0
+        offset = 0
         for run in group.part(group.windows + window, 1).runs:
             for series in self._order[run.first : run.first + run.each].tolist():
                 stop = int(self.series.lengths[series])
-                yield series, stop - run.length, stop, place
-                place += footprint(run.length, self.patch_length)
+                yield series, stop - run.length, stop, offset
+                offset += footprint(run.length, self.patch_length)
 
     def _read(self, window: int) -> PackedWindow | None:
         values = np.zeros(self.length, np.float32)
         mask = np.zeros(self.length, np.bool_)
         documents = np.full(self.length, PADDING, np.int32)
         document = 0
-        for series, start, stop, place in self.pieces(window):
+        for series, start, stop, offset in self.pieces(window):
             found = self._read_points(series, start, stop)
             if found is None:
                 continue
-            end = place + stop - start
-            values[place:end], mask[place:end] = found
+            end = offset + stop - start
+            values[offset:end], mask[offset:end] = found
             # The rest of its last token belongs to the piece too.
-            documents[place : place + footprint(stop - start, self.patch_length)] = document
+            documents[offset : offset + footprint(stop - start, self.patch_length)] = document
             document += 1
         return (values, mask, documents) if document else None
 
@@ -177,13 +177,13 @@ class _GroupsByRoom:
 
     def tightest(self, length: int) -> WindowGroup | None:
         """Take out the group with the least room in which `length` points fit."""
-        place = bisect_left(self._rooms, length)
-        if place == len(self._rooms):
+        index = bisect_left(self._rooms, length)
+        if index == len(self._rooms):
             return None
-        room = self._rooms[place]
+        room = self._rooms[index]
         group = self._groups[room].popleft()
         if not self._groups[room]:
-            del self._groups[room], self._rooms[place]
+            del self._groups[room], self._rooms[index]
         return group
 
     def fullest_first(self) -> list[WindowGroup]:

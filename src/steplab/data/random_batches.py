@@ -13,7 +13,7 @@ def random_tokens(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (tokens_BT, next_tokens_BT), made on the host and copied as a loader would.
 
-    Pinned memory lets the copy run beside the previous step's kernels.
+    Pinned memory lets the copy overlap with the previous step's kernels.
     """
     generator = torch.Generator().manual_seed(seed)
     pin = device.type == "cuda"

@@ -38,7 +38,7 @@ class Source(Protocol):
     def read(self, index: int, start: int, stop: int) -> NDArray[Any]:
         """Return points [start, stop) of series `index`, shape [stop - start].
 
-        Must not read the rest of the series where the format allows it.
+        Must not read the rest of the series if the format allows it.
         """
         ...
 

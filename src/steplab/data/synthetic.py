@@ -122,7 +122,7 @@ def random_walk(rng: StableRng, length: int) -> Made:
 
 
 def autoregressive(rng: StableRng, length: int) -> Made:
-    """An AR(2) process that swings with a period of its own and forgets its phase."""
+    """An AR(2) process that oscillates with a period and forgets its phase."""
     period, damping = rng.between(6, 40), rng.between(0.9, 0.99)
     first = 2 * damping * float(np.cos(2 * np.pi / period))
     second, older, newer, values = -damping * damping, 0.0, 0.0, []
@@ -151,9 +151,9 @@ def logistic_map(rng: StableRng, length: int) -> Made:
 def square_wave(rng: StableRng, length: int) -> Made:
     """Two levels with sharp edges, on for a part of every period."""
     period, on = rng.between(10, 80), rng.between(0.2, 0.8)
-    place = np.mod(np.arange(length) / period + rng.between(0, 1), 1.0)
+    phase = np.mod(np.arange(length) / period + rng.between(0, 1), 1.0)
     height = rng.between(1, 5)
-    return np.where(place < on, height, 0.0) + 0.05 * rng.normals(length), period
+    return np.where(phase < on, height, 0.0) + 0.05 * rng.normals(length), period
 
 
 def _trend(rng: StableRng, length: int) -> NDArray[np.float64]:
@@ -244,7 +244,7 @@ class SyntheticSeries:
         return self._families[index % len(self._families)]
 
     def period(self, index: int) -> float | None:
-        """The true main period of series `index` in points; None where it has none."""
+        """The true main period of series `index` in points; None if it has none."""
         check_range(self.lengths, index, 0, 0)
         return self._make(index)[1]
 

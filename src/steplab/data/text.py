@@ -15,7 +15,7 @@ from steplab.core.errors import UserError
 
 PROBE_BYTES = 2**16  # bytes at a file's start that decide whether it is text
 HELD_OUT_EVERY = 20  # of Python's own sources, every 20th file is kept for validation
-# Folders beside Python's own modules: installed packages, and tests with odd encodings.
+# Folders among Python's own modules: installed packages, and tests in other encodings.
 FOREIGN = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
 

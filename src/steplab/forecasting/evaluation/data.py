@@ -49,7 +49,7 @@ def generated_data(period: int | None = None) -> EvaluationData:
     def true_period(index: int) -> int:
         return max(1, round(series.period(index) or 1))
 
-    text = "the true period of every series, to the nearest point (1 where there is none)"
+    text = "the true period of every series, to the nearest point (1 if there is none)"
     return EvaluationData(series, series.family, true_period, text, unseen)
 
 

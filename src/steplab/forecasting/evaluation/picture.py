@@ -146,13 +146,13 @@ def _write_png(result: EvaluationResult, path: Path) -> None:
 
 
 def _draw_ratios(axes: Any, rows: list[tuple[str, float]]) -> None:
-    for place, (_, ratio) in enumerate(rows):
+    for row, (_, ratio) in enumerate(rows):
         if ratio > 0:
             color = BETTER if ratio < 1 else WORSE
-            axes.plot([1, ratio], [place, place], color=color, lw=1.5)
-            axes.plot([ratio], [place], "o", color=color)
+            axes.plot([1, ratio], [row, row], color=color, lw=1.5)
+            axes.plot([ratio], [row], "o", color=color)
             text = {"textcoords": "offset points", "fontsize": 7}
-            axes.annotate(f"{ratio:.2f}", (ratio, place), (6, 4), **text)
+            axes.annotate(f"{ratio:.2f}", (ratio, row), (6, 4), **text)
     axes.axvline(1, color="#1c2128", lw=1)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

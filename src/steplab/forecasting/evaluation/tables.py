@@ -9,7 +9,7 @@ from steplab.forecasting.evaluation.evaluate import Evaluation, SeriesGroup, Sum
 from steplab.forecasting.evaluation.metrics import NAMES, Metrics
 
 UNSEEN = " *"
-POINT_MODEL = "WQL is of the point forecast at every level, where it is ND = sum |error| / sum |y|"
+POINT_MODEL = "WQL takes the point forecast for every level, which is ND = sum |error| / sum |y|"
 
 
 def metrics_table(found: Evaluation) -> Table:
