@@ -43,17 +43,17 @@ CANDIDATES = [
 ]
 
 
-def cut_of(kernel: str, candidate: Sequence[int]) -> Any:
-    """Return the table's cut with one kernel changed."""
+def tiling_with(kernel: str, candidate: Sequence[int]) -> Any:
+    """Return the table's tiling with one kernel changed."""
     from steplab.kernels.ema.scan import ScanTiling
 
     chunk, lanes, warps, steps, block = candidate
-    cut = replace(ScanTiling(), chunk=chunk, lanes=lanes, warps=warps)
+    tiling = replace(ScanTiling(), chunk=chunk, lanes=lanes, warps=warps)
     if kernel == "sums":
-        return replace(cut, sum_steps=steps, sum_block=block)
+        return replace(tiling, sum_steps=steps, sum_block=block)
     if kernel == "outputs":
-        return replace(cut, output_steps=steps, output_block=block)
-    return replace(cut, gradient_block=block)
+        return replace(tiling, output_steps=steps, output_block=block)
+    return replace(tiling, gradient_block=block)
 
 
 def make(length: int, batch: int, dtype: Any, width: int = WIDTH) -> tuple[Any, Any, Any]:
@@ -108,11 +108,11 @@ def check(kernel: str, candidate: Sequence[int]) -> float:
     from steplab.kernels.ema import scan as launch
 
     (x, dy, parameters), expected = example(CHECKED_LENGTH, WIDTH, torch.bfloat16)
-    cut = cut_of(kernel, candidate)
-    y, _, kept = launch.forward_by(cut, x, parameters, None, False)
+    tiling = tiling_with(kernel, candidate)
+    y, _, kept = launch.forward_by(tiling, x, parameters, None, False)
     found = [y]
     if kernel == "gradients":
-        found += launch.backward_by(cut, dy, None, x, parameters, kept, False)[:-1]
+        found += launch.backward_by(tiling, dy, None, x, parameters, kept, False)[:-1]
     errors = [error(a, b) for a, b in zip(found, expected, strict=False)]
     limits = [4e-3, 4e-3, *[2e-5] * 5]  # a rounding to bf16; fp32 sums
     right = all(e <= limit for e, limit in zip(errors, limits, strict=False))
@@ -243,17 +243,17 @@ def time_kernel(kernel: str, candidate: Sequence[int], inputs: Any) -> float:
     from steplab.kernels.ema import scan as launch
 
     xs, dys, parameters = inputs
-    cut = cut_of(kernel, candidate)
-    tables = launch.tables_by(cut, LENGTH, parameters)
+    tiling = tiling_with(kernel, candidate)
+    tables = launch.tables_by(tiling, LENGTH, parameters)
     if kernel == "sums":
-        return graph_ms([lambda x=x: launch.sums_by(cut, x, tables[0], False) for x in xs])
-    entering = launch.carry(launch.sums_by(cut, xs[0], tables[0], False), None, tables[0], False)
+        return graph_ms([lambda x=x: launch.sums_by(tiling, x, tables[0], False) for x in xs])
+    entering = launch.carry(launch.sums_by(tiling, xs[0], tables[0], False), None, tables[0], False)
     if kernel == "outputs":
-        return graph_ms([lambda x=x: launch.outputs_by(cut, x, tables, entering) for x in xs])
-    weights = tables[0][cut.sum_steps + cut.output_steps]
+        return graph_ms([lambda x=x: launch.outputs_by(tiling, x, tables, entering) for x in xs])
+    weights = tables[0][tiling.sum_steps + tiling.output_steps]
     rest = (parameters.omega_D, launch.Kept(tables[0], entering), weights, None, False)
     pairs = zip(xs, dys, strict=True)
-    return graph_ms([lambda x=x, dy=dy: launch.gradients_by(cut, dy, x, *rest) for x, dy in pairs])
+    return graph_ms([lambda x=x, dy=dy: launch.gradients_by(tiling, dy, x, *rest) for x, dy in pairs])
 
 
 def row(name: str, run: Callable[[], str], deadline: float) -> None:

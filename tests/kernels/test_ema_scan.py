@@ -119,15 +119,16 @@ class Interpreted:
 
 
 LAUNCHES = """
-from steplab.kernels.ema import scan as launch
+from steplab.kernels.ema import scan
 
 def run(length, width, modes, has_state):
     x = torch.empty(1, length, width, dtype=torch.bfloat16)
     parameters = [torch.empty(width, modes) for _ in range(2)]
     parameters += [torch.empty(width), torch.empty(width, modes, 2), torch.empty(width)]
     state = torch.empty(1, 2, modes, width) if has_state else None
-    kept = launch.launch_forward(x, parameters, state, has_state)[-1]
-    launch.launch_backward(x, None, x, parameters, kept, has_state)
+    tiling = scan.tiling_of(parameters)
+    kept = scan.forward_by(tiling, x, parameters, state, has_state)[-1]
+    scan.backward_by(tiling, x, None, x, parameters, kept, has_state)
 
 run(600, 96, 4, True)
 run(1, 96, 4, True)  # a length of 1 is no constant to the compiler

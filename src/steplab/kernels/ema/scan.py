@@ -248,17 +248,6 @@ def tiling_of(parameters: Sequence[Tensor]) -> ScanTiling:
     return tiling_for(parameters[0].shape[1], INTERPRETED)
 
 
-def launch_forward(
-    x_BLD: Tensor,
-    parameters: Sequence[Tensor],
-    state_B2ND: Tensor | None,
-    wants_last: bool,
-) -> tuple[Tensor, Tensor, Kept[Tensor]]:
-    """Return outputs, last state and what the backward needs, with the tiling of the table."""
-    with on_device_of(x_BLD):
-        return forward_by(tiling_of(parameters), x_BLD, parameters, state_B2ND, wants_last)
-
-
 def backward_by(
     tiling: ScanTiling,
     dy_BLD: Tensor | None,
@@ -295,20 +284,6 @@ def backward_by(
     return dx_BLD, *_chain(parameters, sums_RD), d_omega, dstate_B2ND
 
 
-def launch_backward(
-    dy_BLD: Tensor | None,
-    dlast_B2ND: Tensor | None,
-    x_BLD: Tensor,
-    parameters: Sequence[Tensor],
-    kept: Kept[Tensor],
-    has_start: bool,
-) -> tuple[Tensor, ...]:
-    """Return all gradients, with the tiling of the table."""
-    with on_device_of(x_BLD):
-        inputs = (dy_BLD, dlast_B2ND, x_BLD, parameters, kept, has_start)
-        return backward_by(tiling_of(parameters), *inputs)
-
-
 def _fp32(x: Tensor) -> Tensor:
     return x.detach().float().contiguous()
 
@@ -331,7 +306,9 @@ def ema_scan(
 
     parameters = [_fp32(p) for p in (alpha, delta, theta, gamma, omega)]
     first = None if state is None else _fp32(state)
-    y, last, kept = launch_forward(x.contiguous(), parameters, first, wants_last)
+    tiling = tiling_of(parameters)
+    with on_device_of(x):
+        y, last, kept = forward_by(tiling, x.contiguous(), parameters, first, wants_last)
     return y, last, *kept
 
 
@@ -361,14 +338,17 @@ def ema_scan_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, the five parameters and the first state (maybe empty)."""
     stored = (alpha, delta, theta, gamma, omega)
-    dx, *gradients, dstate = launch_backward(
-        None if dy is None else dy.contiguous(),
-        None if dlast is None else _fp32(dlast),
-        x.contiguous(),
-        [_fp32(p) for p in stored],
-        Kept(tables, entering),
-        has_start,
-    )
+    parameters = [_fp32(p) for p in stored]
+    with on_device_of(x):
+        dx, *gradients, dstate = backward_by(
+            tiling_of(parameters),
+            None if dy is None else dy.contiguous(),
+            None if dlast is None else _fp32(dlast),
+            x.contiguous(),
+            parameters,
+            Kept(tables, entering),
+            has_start,
+        )
     cast = [g.to(p.dtype) for g, p in zip(gradients, stored, strict=True)]
     return dx, cast[0], cast[1], cast[2], cast[3], cast[4], dstate
 

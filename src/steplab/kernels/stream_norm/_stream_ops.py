@@ -289,16 +289,8 @@ def stream_forward(
 
 
 @stream_forward.register_fake
-def _(
-    x: Tensor,
-    added: Tensor | None,
-    slots: Tensor | None,
-    weight_D: Tensor,
-    offset_D: Tensor | None,
-    router_D: Tensor | None,
-    eps: float,
-    dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(x: Tensor, added: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *_, router_D, _, dtype = rest
     return _outputs(x, added, router_D, dtype)
 
 
@@ -318,15 +310,8 @@ def stream_rows(
 
 
 @stream_rows.register_fake
-def _(
-    stream: Tensor,
-    rstd: Tensor,
-    rows: Tensor,
-    weight_D: Tensor,
-    offset_D: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    return stream.new_empty(*rows.shape, stream.shape[-1], dtype=dtype)
+def _(stream: Tensor, rstd: Tensor, rows: Tensor, *rest: Any) -> Tensor:
+    return stream.new_empty(*rows.shape, stream.shape[-1], dtype=rest[-1])
 
 
 @torch.library.custom_op("steplab::stream_norm_backward", mutates_args=())
