@@ -253,7 +253,9 @@ def time_kernel(kernel: str, candidate: Sequence[int], inputs: Any) -> float:
     weights = tables[0][tiling.sum_steps + tiling.output_steps]
     rest = (parameters.omega_D, launch.Kept(tables[0], entering), weights, None, False)
     pairs = zip(xs, dys, strict=True)
-    return graph_ms([lambda x=x, dy=dy: launch.gradients_by(tiling, dy, x, *rest) for x, dy in pairs])
+    return graph_ms(
+        [lambda x=x, dy=dy: launch.gradients_by(tiling, dy, x, *rest) for x, dy in pairs]
+    )
 
 
 def row(name: str, run: Callable[[], str], deadline: float) -> None:
