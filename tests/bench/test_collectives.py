@@ -244,7 +244,7 @@ def test_the_time_of_a_small_message_is_the_devices_not_the_hosts(monkeypatch, l
     assert late or seen.ms == pytest.approx(8e-3)
 
 
-def test_runs_that_waited_for_the_host_are_told():
+def test_runs_that_waited_for_the_host_are_noted():
     ranks = [
         RankResult(tuple(Timing(1.0, 1.0, late) for late in lates), 3.0, wrong=0)
         for lates in ((False, True, False), (True, True, False))

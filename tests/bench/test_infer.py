@@ -133,7 +133,7 @@ def test_the_command(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (["--batch", "0"], 2, "--batch must be at least 1"),
         (["--size", "huge"], 2, "no size 'huge'"),
@@ -143,6 +143,6 @@ def test_the_command(tmp_path, capsys):
          "No cell could be measured"),
     ],
 )  # fmt: skip
-def test_slips(words, code, told, tmp_path, capsys):
+def test_bad_values_are_refused(words, code, message, tmp_path, capsys):
     assert main(["bench", "infer", *words, "--store", str(tmp_path)]) == code
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -110,7 +110,7 @@ def test_many_reasons_are_cut_on_a_terminal_only():
     runs = [
         failed(spec, reason=f"no {i}") for i, spec in enumerate(specs(["flash"], range(16, 56)))
     ]
-    told = cell_table(BENCH, runs, "both", whole=False).note
-    assert "no 11" in told and "no 12" not in told and "and 28 more" in told
+    note = cell_table(BENCH, runs, "both", whole=False).note
+    assert "no 11" in note and "no 12" not in note and "and 28 more" in note
     whole = as_dicts(cell_table(BENCH, runs, "both", whole=True))
     assert [row["reason"] for row in whole] == [f"no {i}" for i in range(40)]

@@ -111,7 +111,7 @@ def test_a_sweep_has_both_reductions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("--dtype fp16", "Use fp32 or bf16"),
         ("--bf16-sweep", "Add --dtype bf16"),
@@ -123,9 +123,9 @@ def test_a_sweep_has_both_reductions(tmp_path):
         ("--seq-lens 8 --preset huge", "no size 'huge'"),
     ],
 )
-def test_slips_of_the_pen(words, told, capsys):
+def test_bad_values_are_refused(words, message, capsys):
     assert main(f"profile megalodon {words}".split()) in (2, 3)
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_foreign_summary_is_left_alone(tmp_path, capsys):

@@ -58,7 +58,7 @@ def test_experts(at_home, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("attention --impl flush", "Did you mean 'flash'"),
         ("attention --tiles 64 --impl triton_flash", "is not a tile"),
@@ -74,9 +74,9 @@ def test_experts(at_home, tmp_path, capsys):
         ("experts --top-k 9", "cannot choose 9 of 8"),
     ],
 )
-def test_slips(words, told, tmp_path, capsys):
+def test_bad_values_are_refused(words, message, tmp_path, capsys):
     assert main(["bench", *words.split(), "--store", str(tmp_path)]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_no_cell_that_can_be_measured_is_an_error(at_home, tmp_path, capsys):

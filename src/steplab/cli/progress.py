@@ -1,4 +1,4 @@
-"""What a long study shows while it works: a live line on a terminal, plain lines elsewhere."""
+"""Progress of long commands: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

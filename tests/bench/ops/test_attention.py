@@ -1,8 +1,23 @@
-import pytest
+"""`bench attention`: its cells, its check against fp64, and what becomes of wrong results."""
 
-from steplab.bench.ops.attention import BENCH
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from steplab.bench.op_cell import measure_cell
+from steplab.bench.op_results import cell_result
+from steplab.bench.ops import attention_fp64
+from steplab.bench.ops.attention import BENCH, AttentionInstance
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
+from steplab.kernels import attention as op
+from steplab.kernels.attention import math as math_impl
+from tests.bench.op_runs import specs
+
+CPU = torch.device("cpu")
 
 
 def cells(**changes):
@@ -21,8 +36,8 @@ def test_a_cell_for_every_combination_and_tile():
     variants = [BENCH.variant_text(spec.config) for spec in found[:3]]
     assert variants == ["flash", "triton_flash", "triton_flash 64x32x4x2"]
     assert {spec.steps for spec in found} == {7} and found[0].config["seconds"] == 0.5
-    told = "batch 1, heads 2, context 128, head width 16, causal, fp32"
-    assert BENCH.shape_text(found[0].config) == told
+    shape = "batch 1, heads 2, context 128, head width 16, causal, fp32"
+    assert BENCH.shape_text(found[0].config) == shape
 
 
 def test_the_flagships_work():
@@ -42,7 +57,7 @@ def test_all_tiles_are_those_of_the_context(context, count):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"context": [8]}, "--context must be at least 16"),
         ({"batch": [0]}, "--batch must be at least 1"),
@@ -54,10 +69,146 @@ def test_all_tiles_are_those_of_the_context(context, count):
         ({"tiles": ["8x64x4x2"], "impl": ["triton_flash"]}, "at least 16 rows"),
     ],
 )
-def test_slips(changes, told):
-    with pytest.raises(UserError, match=told):
+def test_bad_values_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
         cells(**changes)
 
 
 def test_compiled_and_flex_are_known():
     assert len(cells(impl=["compiled-reference", "flex", "math"])) == 3
+
+
+def config(**changes):
+    options = {"batch": 2, "heads": 2, "context": 40, "head_width": 8, "causal": True}
+    return {**options, "dtype": "fp32", "impl": "math", "tiles": "", **changes}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("scores", [40 * 7, 2**22])
+def test_the_truth_in_pieces_is_that_of_the_whole(monkeypatch, causal, scores):
+    monkeypatch.setitem(attention_fp64.MAX_SCORES, "cpu", scores)
+    instance = AttentionInstance(config(causal=causal), 0, CPU)
+    tensors = {**instance.call.leaves, "dout": instance.call.dout}
+    exact = {name: x.detach().double() for name, x in tensors.items()}
+    leaves = [exact[name].requires_grad_() for name in ("q", "k", "v")]
+    out = op.attention("reference", *leaves, causal)
+    whole = [out.detach(), *torch.autograd.grad(out, leaves, exact["dout"])]
+    flat = {name: x.detach().flatten(0, 1) for name, x in exact.items()}
+    found = attention_fp64.gradients(flat, causal, torch.float64)
+    for name, expected in zip(("out", "dq", "dk", "dv"), whole, strict=True):
+        torch.testing.assert_close(found[name], expected.flatten(0, 1))
+
+
+def test_coverage_shrinks_with_the_work():
+    assert attention_fp64.coverage(192, 4096, 64, "cuda") == attention_fp64.Coverage(192, 4096)
+    some = attention_fp64.coverage(192, 16384, 128, "cuda")
+    assert 1 < some.heads < 192 and some.context == 16384
+    assert attention_fp64.coverage(8, 65536, 128, "cpu").context < 65536
+
+
+def test_how_much_was_checked_is_reported(monkeypatch):
+    instance = AttentionInstance(config(), 0, CPU)
+    assert instance.check()[1] == "all heads"
+    per_head = attention_fp64.PRODUCTS * 8 * 40 * 40
+    monkeypatch.setitem(attention_fp64.MAX_FLOPS, "cpu", 2.5 * per_head)
+    found, checked = instance.check()
+    assert checked == "2 of 4 heads" and max(d.of_budget for d in found) <= 1
+    monkeypatch.setitem(attention_fp64.MAX_FLOPS, "cpu", per_head / 4)
+    assert instance.check()[1] == "one head at context 20 instead"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("impl", ["math", "flash", "tiled", "reference"])
+def test_right_implementations_are_within_their_budget(impl, dtype):
+    found, _ = AttentionInstance(config(impl=impl, dtype=dtype), 0, CPU).check()
+    assert [d.name for d in found] == ["out", "dq", "dk", "dv"]
+    assert max(d.of_budget for d in found) <= 1, found
+
+
+def planted(monkeypatch, attention):
+    monkeypatch.setattr(math_impl, "attention", lambda inputs: attention(*inputs[:4]))
+    (spec,) = specs(["math"], contexts=(200,))
+    return measure_cell(spec)
+
+
+def test_a_mask_that_only_the_backward_knows_is_wrong(monkeypatch):
+    class Careless(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            ctx.save_for_backward(q, k, v)
+            return op.attention("reference", q, k, v, False)
+
+        @staticmethod
+        def backward(ctx, dout):
+            leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+            with torch.enable_grad():
+                out = op.attention("reference", *leaves, True)
+            return torch.autograd.grad(out, leaves, dout)
+
+    run = planted(monkeypatch, lambda q, k, v, causal: Careless.apply(q, k, v))
+    assert run.status == "failed" and run.reason.startswith("wrong: out is")
+    assert run.clock is not None and cell_result(run).status == "wrong"
+    assert cell_result(run).errors["dq"] < 1e-6 < cell_result(run).errors["out"]
+
+
+def test_one_wrong_row_is_wrong(monkeypatch):
+    def one_row(q, k, v, causal):
+        out = op.attention("reference", q, k, v, causal)
+        factor = torch.ones_like(out)
+        factor[0, 1, 150] = 1.01
+        return out * factor
+
+    run = planted(monkeypatch, one_row)
+    assert cell_result(run).status == "wrong"
+
+
+def test_a_failing_backward_leaves_the_forward(monkeypatch):
+    class Half(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            return op.attention("reference", q, k, v, True)
+
+        @staticmethod
+        def backward(ctx, dout):
+            raise MemoryError("no room")
+
+    run = planted(monkeypatch, lambda q, k, v, causal: Half.apply(q, k, v))
+    assert run.status == "oom" and run.reason == "backward: no room"
+    result = cell_result(run)
+    assert result.forward_ms > 0 and result.both_ms is None and result.errors == {}
+
+
+def test_refused_cells_are_unsupported():
+    runs = [measure_cell(spec) for spec in specs(["cudnn", "flex"])]
+    assert [run.status for run in runs] == ["unsupported"] * 2
+    assert "needs an NVIDIA GPU" in runs[0].reason and "no backward" in runs[1].reason
+
+
+def test_a_cell_that_went_well():
+    (spec,) = specs(["flash"], contexts=(64,))
+    said = []
+    run = measure_cell(spec, said.append)
+    found = cell_result(run)
+    assert run.status == "ok" and found.status == "ok" and said[-1] == "comparing with fp64"
+    assert found.repeats == 8 and min(found.forward_ms, found.backward_ms, found.both_ms) > 0
+    # Output and log-sum-exp (fp32) are kept; q, k and v are inputs.
+    assert found.kept_bytes == 2 * 64 * (16 + 1) * 4
+    assert found.extra_bytes >= found.kept_bytes + 3 * 2 * 64 * 16 * 4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs natively here")
+def test_chosen_tiles_in_the_interpreter():
+    pytest.importorskip("triton")
+    code = (
+        "import torch; from steplab.bench.ops.attention import AttentionInstance\n"
+        "c = dict(batch=1, heads=1, context=40, head_width=16, causal=True, dtype='fp32')\n"
+        "c |= dict(impl='triton_flash', tiles='16x32x1x1')\n"
+        "found, _ = AttentionInstance(c, 0, torch.device('cpu')).check()\n"
+        "assert len(found) == 4 and max(d.of_budget for d in found) <= 1, found\n"
+        "assert hasattr(torch.ops.steplab, 'triton_flash_16x32x1x1')\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

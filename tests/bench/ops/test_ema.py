@@ -39,9 +39,9 @@ def test_cells_are_all_combinations():
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_right_results_are_within_their_budget(impl, dtype):
     case = instance(impl=impl, dtype=dtype)
-    deviations, told = case.check()
-    assert [d.name for d in deviations] == list(BENCH.results) and told == "all channels"
-    assert max(d.of_budget for d in deviations) <= 1
+    results, checked = case.check()
+    assert [d.name for d in results] == list(BENCH.results) and checked == "all channels"
+    assert max(d.of_budget for d in results) <= 1
 
 
 def test_a_wrong_result_is_seen():
@@ -54,8 +54,8 @@ def test_a_wrong_result_is_seen():
 def test_what_is_too_long_is_checked_in_part(monkeypatch):
     monkeypatch.setattr(ema, "MAX_STEPS", {"cpu": 8})
     monkeypatch.setattr(ema, "MAX_STATES", {"cpu": 100})
-    _, told = instance().check()
-    assert told == "8 steps instead, 3 of 6 channels"
+    _, checked = instance().check()
+    assert checked == "8 steps instead, 3 of 6 channels"
 
 
 def test_what_cannot_run_says_so():

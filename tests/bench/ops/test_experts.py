@@ -51,15 +51,15 @@ def test_a_cell_for_every_combination():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"top_k": [5]}, "cannot choose 5 of 4"),
         ({"tokens": [0]}, "--tokens must be at least 1"),
         ({"impl": ["groupd"]}, "Did you mean 'grouped'"),
     ],
 )
-def test_slips(changes, told):
-    with pytest.raises(UserError, match=told):
+def test_bad_values_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
         cells(**changes)
 
 
@@ -67,16 +67,16 @@ def test_slips(changes, told):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_grouped_is_right(dtype, activation):
     (spec,) = cells(dtype=[dtype], activation=[activation])
-    found, told = ExpertsInstance(spec.config, 0, CPU).check()
-    assert [d.name for d in found] == list(BENCH.results) and told == "all tokens"
+    found, checked = ExpertsInstance(spec.config, 0, CPU).check()
+    assert [d.name for d in found] == list(BENCH.results) and checked == "all tokens"
     assert max(d.of_budget for d in found) <= 1, found
 
 
 def test_fewer_tokens_where_time_is_short(monkeypatch):
     (spec,) = cells()
     monkeypatch.setitem(experts.MAX_FLOPS, "cpu", sum(BENCH.flops(spec.config)) / 2)
-    found, told = ExpertsInstance(spec.config, 0, CPU).check()
-    assert told == "24 tokens instead" and max(d.of_budget for d in found) <= 1
+    found, checked = ExpertsInstance(spec.config, 0, CPU).check()
+    assert checked == "24 tokens instead" and max(d.of_budget for d in found) <= 1
 
 
 def test_dropping_is_wrong_and_said():

@@ -29,14 +29,14 @@ def test_cells_are_all_combinations_once():
     assert [s.config["weight"] for s in mixed] == ["weight in bf16", "weight in fp32"]
 
 
-def test_slips_of_the_pen_are_told():
+def test_bad_values_are_refused():
     with pytest.raises(UserError, match="Did you mean 'chunked'"):
         cells(impl=["chunkd"])
     with pytest.raises(UserError, match="--vocabulary must be at least 2"):
         cells(vocabulary=[1])
 
 
-def test_the_products_of_each_way_are_counted_where_they_happen():
+def test_the_products_of_each_implementation_are_counted_where_they_happen():
     one = 2.0 * 96 * 203 * 16
     expected = {
         ("reference", "mean"): (1, 2),
@@ -56,9 +56,9 @@ def test_the_products_of_each_way_are_counted_where_they_happen():
 def test_a_right_implementation_is_within_its_budget(dtypes, reduction):
     axes = {"dtype": [dtypes[0]], "weight": [dtypes[1]], "reduction": [reduction]}
     for spec in cells(**axes):
-        deviations, checked = LossInstance(spec.config, 1, torch.device("cpu")).check()
-        assert checked == "all tokens" and [d.name for d in deviations] == list(BENCH.results)
-        assert all(0 <= d.of_budget <= 1 for d in deviations)
+        results, checked = LossInstance(spec.config, 1, torch.device("cpu")).check()
+        assert checked == "all tokens" and [d.name for d in results] == list(BENCH.results)
+        assert all(0 <= d.of_budget <= 1 for d in results)
 
 
 @pytest.mark.parametrize("width", [8, 64])
@@ -67,8 +67,8 @@ def test_the_definition_is_right_whatever_the_pieces_of_the_check(width, monkeyp
     monkeypatch.setattr("steplab.bench.ops.loss.MAX_LOGITS", {"cpu": 16 * 9001})
     sizes = {"tokens": [512], "width": [width], "vocabulary": [9001]}
     for spec in cells(**sizes):
-        deviations, _ = LossInstance(spec.config, 1, torch.device("cpu")).check()
-        assert max(d.of_budget for d in deviations) <= 1
+        results, _ = LossInstance(spec.config, 1, torch.device("cpu")).check()
+        assert max(d.of_budget for d in results) <= 1
 
 
 def test_more_than_can_be_checked_in_time_is_checked_with_fewer_tokens(monkeypatch):

@@ -1,4 +1,4 @@
-"""What becomes of a cell whose worker dies, hangs or cannot be asked."""
+"""What becomes of a cell whose worker dies, hangs or reports an error."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def statuses(workers, answers):
         return [runner.trial(spec, MACHINE).status for _ in answers]
 
 
-def test_a_worker_serves_on_after_what_did_no_harm(workers):
+def test_a_worker_is_kept_after_ok_and_unsupported(workers):
     (spec,) = specs(["flash"])
     answers = [measured(spec), failed(spec, "unsupported"), measured(spec)]
     assert statuses(workers, answers) == ["ok", "unsupported", "ok"]
@@ -62,6 +62,6 @@ def test_a_fresh_worker_after_a_failure(workers):
     assert workers.started == 5
 
 
-def test_a_slip_ends_the_sweep(workers):
+def test_a_user_error_ends_the_sweep(workers):
     with pytest.raises(UserError, match="no such thing"):
         statuses(workers, [UserError("no such thing")])
