@@ -23,7 +23,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from steplab.cli.command import Parser
 from steplab.core import Cell, Column, Finding, Run, Table, units
@@ -39,6 +43,27 @@ ROOT = Path(__file__).parents[1]
 EXHIBITS = Path("examples/faults")
 TWINS = ("faulty", "clean")
 KEPT = ("trace_1.json.gz", "detail.json.gz")
+DEVICE_ARGUMENTS = ("device", "stream", "correlation", "bytes", "graph id", "grid")
+# Arguments that steplab.trace.reading decodes, by kind of event.
+READ_ARGUMENTS = {
+    "cpu_op": (
+        "Sequence number",
+        "Fwd thread id",
+        "Concrete Inputs",
+        "Input type",
+        "Input Strides",
+        "Input Dims",
+    ),
+    "cuda_runtime": ("correlation",),
+    "cuda_driver": ("correlation",),
+    "kernel": DEVICE_ARGUMENTS,
+    "gpu_memcpy": DEVICE_ARGUMENTS,
+    "gpu_memset": DEVICE_ARGUMENTS,
+    "python_function": (),
+    "user_annotation": (),
+    "gpu_user_annotation": (),
+    "[memory]": ("Bytes", "Addr", "Total Allocated", "Device Type"),
+}
 COLUMNS = (
     *(Column("fault"), Column("named first"), Column("named"), Column("of the clean twin")),
     *(Column("step faulty", "ms"), Column("step clean", "ms")),
@@ -246,18 +271,38 @@ def pack(store: Store, runs: Sequence[Run], target: Path, limit: int) -> str:
         small = Store(folder)
         for run in runs:
             there = [name for name in KEPT if name in run.artifacts]
-            files = {name: anonymous(store.runs / run.id / name) for name in there}
+            files = {name: slim_trace(store.runs / run.id / name) for name in there}
             if sum(map(len, files.values())) <= limit:
                 small.save(replace(run, command=()), files)
         return f"{pack_runs(small, small.ids(), target)} of {len(runs)} Runs packed into {target}"
 
 
-def anonymous(path: Path) -> bytes:
-    """Return a compressed trace with file names relative to this repository."""
+def slim_trace(path: Path) -> bytes:
+    """Return a compressed trace with what steplab reads of it, and paths relative to here.
+
+    Arrows, metadata and most arguments are left out: two fifths of the size.
+    """
     text = gzip.decompress(path.read_bytes())
     for here in (ROOT, path.parents[1].resolve()):
         text = text.replace(f"{here}/".encode(), b"")
-    return gzip.compress(text, 9, mtime=0)
+    # Decimals, because a float has lost the nanoseconds.
+    document = msgspec.json.Decoder(float_hook=Decimal).decode(text)
+    events = (slim_event(event) for event in document["traceEvents"])
+    document["traceEvents"] = [event for event in events if event]
+    slim = msgspec.json.Encoder(decimal_format="number").encode(document)
+    return gzip.compress(slim, 9, mtime=0)
+
+
+def slim_event(event: dict[str, Any]) -> dict[str, Any] | None:
+    """Return an event with the arguments that the loader reads; None if it reads none of it."""
+    kind = event.get("cat") if event.get("ph") == "X" else event.get("name")
+    if kind not in READ_ARGUMENTS:
+        return None
+    args = event.get("args", {})
+    kept = {name: args[name] for name in READ_ARGUMENTS[kind] if name in args}
+    fields = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
+    slim = {name: event[name] for name in fields if name in event}
+    return {**slim, "args": kept} if kept else slim
 
 
 def gpu_count() -> int:
