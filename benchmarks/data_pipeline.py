@@ -30,9 +30,8 @@ from steplab.core.errors import SteplabError, UserError
 from steplab.data.formats import open_series
 from steplab.data.formats.time300b import META, write_time300b
 from steplab.data.loader import Loader
-from steplab.data.normalization import NormalizeMode
-from steplab.data.order import Order, Position
-from steplab.data.windows import Windows
+from steplab.data.sampling import Order, Position
+from steplab.data.windows import NormalizeMode, Windows
 from steplab.probes.environment import capture_environment
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table

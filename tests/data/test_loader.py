@@ -13,7 +13,7 @@ from steplab.core.errors import UserError
 from steplab.data.formats import open_series
 from steplab.data.formats.time300b import write_time300b
 from steplab.data.loader import Loader
-from steplab.data.order import Order, Position
+from steplab.data.sampling import Order, Position
 from steplab.data.windows import Windows
 
 from .stubs import ListSeries

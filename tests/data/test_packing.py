@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from steplab.core.errors import UserError
 from steplab.data.loader import Batch, Loader, PackedBatch
-from steplab.data.order import Position
-from steplab.data.packing import PADDING, PackedWindows, pack_pieces, piece_lengths
-from steplab.data.stats import window_stats
+from steplab.data.packing import PADDING, PackedWindows, pack_pieces, piece_lengths, window_stats
+from steplab.data.sampling import Position
 from steplab.data.windows import Windows
 
 from .stubs import ListSeries

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from steplab.core.errors import UserError
 from steplab.data.loader import Loader, TextBatch
-from steplab.data.order import Position
+from steplab.data.sampling import Position
 from steplab.data.series import fingerprint
 from steplab.data.text import TextFiles, TextWindows, is_text, open_text, python_sources
 

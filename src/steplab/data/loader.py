@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from steplab.core.errors import UserError
-from steplab.data.mixture import MixedOrder, order_of
-from steplab.data.order import Order, Position
+from steplab.data.sampling import MixedOrder, Order, Position, order_of
 from steplab.data.windows import WindowSet
 
 

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.data.normalization import NormalizeMode
 from steplab.data.series import SeriesSet
-from steplab.data.windows import MIN_POINTS, SeriesWindows, full_windows
+from steplab.data.windows import MIN_POINTS, NormalizeMode, SeriesWindows, full_windows
 
 PackedWindow = tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.int32]]
 PADDING = -1  # the document of points that belong to no series
@@ -104,6 +103,45 @@ def piece_lengths(lengths: NDArray[np.int64], length: int, stride: int) -> NDArr
     seen = np.where(full > 0, start - stride + length, 0)
     pieces = lengths - start
     return np.where((lengths > seen) & (pieces >= MIN_POINTS), pieces, 0)
+
+
+@dataclass(frozen=True)
+class WindowStats:
+    """How full the windows over a set of series are."""
+
+    windows: int
+    padding: float  # share of the windows' points that belong to no series
+    unused: float  # share of the series' points that are in no window
+
+    def __str__(self) -> str:
+        return f"windows={self.windows:,} padding={self.padding:.1%} unused={self.unused:.1%}"
+
+
+def window_stats(
+    lengths: NDArray[np.int64], length: int, stride: int, patch_length: int, packed: bool
+) -> WindowStats:
+    """Return how full `PackedWindows` or `Windows` over series of these lengths would be.
+
+    `length` is in points; points between windows with a larger stride are unused.
+    """
+    full = full_windows(lengths, length, stride)
+    seen = np.where(full > 0, (full - 1) * min(stride, length) + length, 0)
+    if packed:
+        pieces = piece_lengths(lengths, length, stride)
+        overlap = np.where(full > 0, max(0, length - stride), 0)
+        groups = pack_pieces(np.bincount(pieces), length, patch_length)
+        more = sum(group.windows for group in groups)
+    else:
+        pieces = np.where((full > 0) | (lengths < MIN_POINTS), 0, lengths)
+        overlap = np.zeros_like(pieces)
+        more = int((pieces > 0).sum())
+    seen = seen + np.where(pieces > 0, pieces - overlap, 0)
+    windows = int(full.sum()) + more
+    inside = int(full.sum()) * length + int(pieces.sum())
+    room, total = windows * length, int(lengths.sum())
+    return WindowStats(
+        windows, 1 - inside / room if room else 0.0, 1 - int(seen.sum()) / total if total else 0.0
+    )
 
 
 class PieceRun(NamedTuple):

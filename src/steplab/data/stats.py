@@ -1,4 +1,4 @@
-"""What a set of series holds, and how full the windows cut from it are."""
+"""What a set of series holds, counted in one pass over its points."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from steplab.data.packing import pack_pieces, piece_lengths
 from steplab.data.series import CHUNK_POINTS, SeriesSet, chunks
-from steplab.data.windows import MIN_POINTS, full_windows
 
 
 @dataclass(frozen=True)
@@ -85,42 +82,3 @@ def bytes_on_disk(path: Path) -> int:
         folders[:] = [name for name in folders if not name.startswith(".")]
         total += sum(Path(where, name).stat().st_size for name in files)
     return total
-
-
-@dataclass(frozen=True)
-class WindowStats:
-    """How full the windows over a set of series are."""
-
-    windows: int
-    padding: float  # share of the windows' points that belong to no series
-    unused: float  # share of the series' points that are in no window
-
-    def __str__(self) -> str:
-        return f"windows={self.windows:,} padding={self.padding:.1%} unused={self.unused:.1%}"
-
-
-def window_stats(
-    lengths: NDArray[np.int64], length: int, stride: int, patch_length: int, packed: bool
-) -> WindowStats:
-    """Count what `PackedWindows` or `Windows` would make of series of these lengths.
-
-    `length` is in points; points between windows with a larger stride are unused.
-    """
-    full = full_windows(lengths, length, stride)
-    seen = np.where(full > 0, (full - 1) * min(stride, length) + length, 0)
-    if packed:
-        pieces = piece_lengths(lengths, length, stride)
-        overlap = np.where(full > 0, max(0, length - stride), 0)
-        groups = pack_pieces(np.bincount(pieces), length, patch_length)
-        more = sum(group.windows for group in groups)
-    else:
-        pieces = np.where((full > 0) | (lengths < MIN_POINTS), 0, lengths)
-        overlap = np.zeros_like(pieces)
-        more = int((pieces > 0).sum())
-    seen = seen + np.where(pieces > 0, pieces - overlap, 0)
-    windows = int(full.sum()) + more
-    inside = int(full.sum()) * length + int(pieces.sum())
-    room, total = windows * length, int(lengths.sum())
-    return WindowStats(
-        windows, 1 - inside / room if room else 0.0, 1 - int(seen.sum()) / total if total else 0.0
-    )

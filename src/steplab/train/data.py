@@ -9,10 +9,9 @@ from typing import Any
 from steplab.core import TrainSettings, TrainSpec
 from steplab.core.errors import UserError
 from steplab.data.formats import open_series
-from steplab.data.mixture import MixedWindows, mixed_paths, parse_shares
-from steplab.data.packing import PackedWindows
+from steplab.data.packing import PackedWindows, window_stats
+from steplab.data.sampling import MixedWindows, mixed_paths, parse_shares
 from steplab.data.series import SeriesSet
-from steplab.data.stats import window_stats
 from steplab.data.synthetic import HELD_OUT_FAMILIES, SyntheticSeries
 from steplab.data.text import TextFiles, TextWindows, open_text, python_sources
 from steplab.data.windows import Windows, WindowSet

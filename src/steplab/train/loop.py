@@ -18,7 +18,7 @@ from steplab.core import TrainSettings, TrainSpec
 from steplab.core.codec import decode, encode
 from steplab.core.errors import MeasurementError, Unsupported, UserError
 from steplab.data.loader import Loader
-from steplab.data.order import Position
+from steplab.data.sampling import Position
 from steplab.data.series import fingerprint, notes
 from steplab.data.windows import WindowSet
 from steplab.meter import Meter

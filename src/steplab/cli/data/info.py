@@ -73,7 +73,7 @@ def _rows(stats: SeriesStats, size: int) -> list[tuple[Cell, ...]]:
 
 
 def _training_rows(series: SeriesSet, length: int, stride: int) -> list[tuple[Cell, ...]]:
-    from steplab.data.stats import window_stats
+    from steplab.data.packing import window_stats
 
     rows: list[tuple[Cell, ...]] = []
     for packed, how in ((False, ""), (True, " with --pack")):
