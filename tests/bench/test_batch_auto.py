@@ -8,8 +8,8 @@ from steplab.core import Environment, Run, RunSpec
 from tests.step.test_batch_size import machine
 
 
-class FakeIsolation:
-    """Stands for the worker: a machine whose best batch is known."""
+class FakeTrials:
+    """A machine whose best batch is known, in place of workers."""
 
     def __init__(self):
         self.machine = machine(10, 1, fits=6)
@@ -21,19 +21,19 @@ class FakeIsolation:
                    work=run.work, reason=run.reason)  # fmt: skip
 
 
-def test_all_that_was_measured_is_kept(store):
+def test_everything_measured_is_kept(store):
     environment = Environment("0", "3.11", "Linux", "cpu", 2, None)
-    seen, told = [], []
+    done, announced = [], []
     found = search_batches(
-        RunSpec("gpt", batch=1), store, FakeIsolation(), environment, ["steplab"],
-        lambda spec, text: told.append(spec.batch), seen.append,
+        RunSpec("gpt", batch=1), store, FakeTrials(), environment, ["steplab"],
+        lambda spec, text: announced.append(spec.batch), done.append,
     )  # fmt: skip
-    assert [run.spec.batch for run in seen] == told == [1, 2, 4, 8, 6]
+    assert [run.spec.batch for run in done] == announced == [1, 2, 4, 8, 6]
     assert found.best.spec.batch == 6
-    assert {store.load(f"run-{batch}").spec.batch for batch in told} == set(told)
+    assert {store.load(f"run-{batch}").spec.batch for batch in announced} == set(announced)
 
 
 @pytest.mark.parametrize("batches", [["auto", "4"], ["five"], ["-1"]])
-def test_what_it_is_not(batches, capsys):
+def test_bad_batches_are_refused(batches, capsys):
     assert main(["bench", "step", "gpt", "--device", "cpu", "--batch", *batches]) == 2
     assert "batch" in capsys.readouterr().err

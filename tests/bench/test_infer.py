@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from steplab.bench import infer
-from steplab.bench.infer import Grid, infer_table, plan, sweep, uncached_calls
+from steplab.bench.infer import ForecastTrials, Grid, infer_table, plan, uncached_calls
+from steplab.bench.sweep import sweep
 from steplab.cli.main import main
 from steplab.core import PLAIN, Environment
 from steplab.core.errors import MeasurementError, UserError
@@ -16,6 +17,11 @@ def grid(**changes):
     options = {"sizes": ["tiny"], "batches": [2], "horizons": [9], "context": 20, "calls": 2}
     options |= {"recipes": [PLAIN], "device": "cpu", "warmup": 0, **changes}
     return Grid(**options)
+
+
+def measured(specs, store):
+    silent = {"progress": lambda spec, text: None, "say": lambda text: None}
+    return sweep(specs, store, ForecastTrials(), LAPTOP, ["steplab"], **silent)
 
 
 def test_a_cell_for_every_combination_with_room_for_all_points():
@@ -41,7 +47,7 @@ def test_a_grid_of_nothing_is_refused(changes):
 
 def test_runs_keep_every_call_and_make_rows(store):
     specs = plan(grid(batches=[1, 3], horizons=[9], calls=3))
-    runs = list(sweep(specs, store, LAPTOP, ["steplab"]))
+    runs = list(measured(specs, store))
     assert [run.status for run in runs] == ["ok", "ok"]
     for run in runs:
         assert len(run.clock.step) == len(uncached_calls(run)) == 3
@@ -59,8 +65,8 @@ def test_runs_keep_every_call_and_make_rows(store):
 
 def test_an_interrupted_sweep_goes_on(store):
     specs = plan(grid(batches=[1, 2], calls=1))
-    first = next(sweep(specs, store, LAPTOP))
-    again = list(sweep(specs, store, LAPTOP))
+    first = next(measured(specs, store))
+    again = list(measured(specs, store))
     assert again[0] == first and len(again) == 2
 
 
@@ -75,7 +81,7 @@ def test_a_model_is_built_once_for_all_cells_that_share_it(store, monkeypatch):
     monkeypatch.setattr(infer, "build_forecaster", build)
     recipes = [PLAIN, parse_recipe("impl.experts=loop")]
     specs = plan(grid(batches=[1, 2], horizons=[1, 3], calls=1, recipes=recipes))
-    assert {run.status for run in sweep(specs, store, LAPTOP)} == {"ok"}
+    assert {run.status for run in measured(specs, store)} == {"ok"}
     assert [spec.recipe.label for spec in built] == ["plain", "impl.experts=loop"]
 
 
@@ -90,7 +96,7 @@ def test_a_failed_cell_is_a_row(store, monkeypatch):
     monkeypatch.setattr(infer, "random_contexts", too_many)
     recipes = [PLAIN, parse_recipe("compile=whole")]
     specs = plan(grid(batches=[7, 1], calls=1, recipes=recipes))
-    runs = list(sweep(specs, store, LAPTOP))
+    runs = list(measured(specs, store))
     assert [run.status for run in runs] == ["oom", "ok", "unsupported", "unsupported"]
     table = infer_table(runs)
     assert table.rows[0][-1] == "oom" and "no room" in table.note
@@ -109,7 +115,7 @@ def test_wrong_cached_forecasts_are_not_timed(store, monkeypatch):
         return found
 
     monkeypatch.setattr(Forecaster, "predict", wrong)
-    (run,) = sweep(plan(grid()), store, LAPTOP)
+    (run,) = measured(plan(grid()), store)
     assert run.status == "failed" and "cached forecasts differ" in run.reason
     forecaster = infer.build_forecaster(infer.model_spec(run.spec))
     with pytest.raises(MeasurementError, match="budget"):

@@ -35,7 +35,7 @@ def test_a_wrong_or_failed_row_is_a_row_and_never_best():
     halfway = replace(halfway, clock=empty, memory=None)
     runs = [wrong(quick, both=0.1), measured(slow), failed(dead), halfway]
     assert [r.spec.config["impl"] for r in rank_runs(runs, "both")] == ["math"]
-    rows = as_dicts(cell_table(BENCH, runs, "both", whole=True))
+    rows = as_dicts(cell_table(BENCH, runs, "both", detailed=True))
     assert [row["status"] for row in rows] == ["wrong", "ok", "oom", "unsupported"]
     assert [row["by both"] for row in rows] == ["", "best", "", ""]
     assert rows[0]["error dq"] == 1e-3 and rows[0]["of budget"] == pytest.approx(5000)
@@ -54,13 +54,13 @@ def test_nothing_right_is_said():
 def test_noise_is_not_called_a_win():
     one, two = specs(["flash", "math"])
     close = [measured(one, both=1.00, noise=0.1), measured(two, both=1.01, noise=0.1)]
-    rows = as_dicts(cell_table(BENCH, close, "both", whole=False))
+    rows = as_dicts(cell_table(BENCH, close, "both", detailed=False))
     assert [row["by both"] for row in rows] == ["best?", ""]
     assert "cannot tell" in as_dicts(best_table(BENCH, close, "both"))[0]["sure"]
     apart = [measured(one, both=1.0), measured(two, both=2.0)]
     (line,) = as_dicts(best_table(BENCH, apart, "both"))
     assert line["next / best"] == pytest.approx(2) and "cannot tell" not in line["sure"]
-    assert as_dicts(cell_table(BENCH, apart, "both", whole=False))[0]["by both"] == "best"
+    assert as_dicts(cell_table(BENCH, apart, "both", detailed=False))[0]["by both"] == "best"
 
 
 def test_equal_memory_is_equal():
@@ -72,7 +72,7 @@ def test_equal_memory_is_equal():
 def test_shapes_do_not_compete():
     runs = [measured(spec) for spec in specs(["flash", "math"], contexts=(32, 64))]
     assert [len(group) for group in group_by_shape(BENCH, runs)] == [2, 2]
-    table = cell_table(BENCH, runs, "both", whole=False)
+    table = cell_table(BENCH, runs, "both", detailed=False)
     assert table.title == "attention on cpu: batch 1, heads 2, head width 16, causal, fp32"
     assert [row["context"] for row in as_dicts(table)] == [32, 32, 64, 64]
     assert len(best_table(BENCH, runs, "both").rows) == 2
@@ -80,7 +80,7 @@ def test_shapes_do_not_compete():
 
 def test_numbers_of_a_row():
     (spec,) = specs(["flash"])
-    (row,) = as_dicts(cell_table(BENCH, [measured(spec)], "both", whole=True))
+    (row,) = as_dicts(cell_table(BENCH, [measured(spec)], "both", detailed=True))
     pairs = 2 * 64 * 65 / 2
     forward_ms, backward_ms = samples(1.0).median, samples(2.0).median
     assert row["forward [GFLOP/s]"] == pytest.approx(pairs * 2 * 2 * 16 / forward_ms / 1e6)
@@ -96,12 +96,12 @@ def test_infinite_errors_survive_the_store():
     assert again == cell_result(run) and again.of_budget == float("inf")
 
 
-def test_notes_say_what_was_not_checked_whole():
+def test_notes_say_what_was_checked_in_part():
     one, two = specs(["flash"], contexts=(32, 64))
     part = measured(two)
     table = replace(part.tables["errors"], title="against fp64: 3 of 8 heads")
     part = replace(part, tables={"errors": table}, notes=("host-bound",))
-    note = cell_table(BENCH, [measured(one), part], "both", whole=False).note
+    note = cell_table(BENCH, [measured(one), part], "both", detailed=False).note
     assert "error of 3 of 8 heads: batch 1, heads 2, context 64" in note
     assert "host-bound" in note and "context 32" not in note
 
@@ -110,7 +110,7 @@ def test_many_reasons_are_cut_on_a_terminal_only():
     runs = [
         failed(spec, reason=f"no {i}") for i, spec in enumerate(specs(["flash"], range(16, 56)))
     ]
-    note = cell_table(BENCH, runs, "both", whole=False).note
+    note = cell_table(BENCH, runs, "both", detailed=False).note
     assert "no 11" in note and "no 12" not in note and "and 28 more" in note
-    whole = as_dicts(cell_table(BENCH, runs, "both", whole=True))
-    assert [row["reason"] for row in whole] == [f"no {i}" for i in range(40)]
+    detailed = as_dicts(cell_table(BENCH, runs, "both", detailed=True))
+    assert [row["reason"] for row in detailed] == [f"no {i}" for i in range(40)]

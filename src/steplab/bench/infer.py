@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,11 +27,10 @@ from steplab.core import (
     Samples,
     Status,
     Table,
-    fingerprint,
 )
 from steplab.core.errors import MeasurementError, Unsupported, UserError
 from steplab.core.run import new_run
-from steplab.store import Store, open_sweep
+from steplab.workers.client import Progress
 from steplab.workloads.workload import find_workload
 
 if TYPE_CHECKING:
@@ -114,63 +113,6 @@ def _positions(model: dict[str, Any], grid: Grid) -> int:
     return -(-points // patch) * patch
 
 
-def sweep(
-    specs: Sequence[RunSpec],
-    store: Store,
-    environment: Environment,
-    command: Sequence[str] = (),
-    progress: Callable[[RunSpec, str], None] = lambda spec, text: None,
-) -> Iterator[Run]:
-    """Yield a Run for every spec, in order; each is stored before it is yielded.
-
-    Cells that an interrupted sweep of the same specs has finished are read, not measured again.
-    """
-    current = open_sweep(store, specs, environment)
-    timer = ForecastTimer()
-    for spec in specs:
-        run = current.finished.get(fingerprint(spec))
-        if run is None:
-            progress(spec, "measuring")
-            run = _measured(spec, timer, environment)
-            run = replace(run, group=current.id, command=tuple(command))
-            store.save(run)
-        yield run
-
-
-def _measured(spec: RunSpec, timer: ForecastTimer, environment: Environment) -> Run:
-    run = new_run(spec, environment)
-    try:
-        latencies = timer.latencies(spec)
-    except UserError:
-        raise
-    except Exception as error:
-        status, reason = _failure(error)
-        return replace(run, status=status, reason=reason)
-    cached, none = latencies.cached, Samples((), "ms")
-    total = sum(cached.values)
-    clock = Clock(cached, cached, none, {}, {}, window_ms=total, source="perf_counter")
-    columns = (Column("cached", "ms"), Column("uncached", "ms"))
-    rows = tuple(zip(cached.values, latencies.uncached.values, strict=True))
-    return replace(run, clock=clock, tables={CALLS: Table("every call, in turns", columns, rows)})
-
-
-def _failure(error: Exception) -> tuple[Status, str]:
-    import torch
-
-    from steplab.step.failures import first_sentence, is_out_of_memory
-
-    reason = first_sentence(error)
-    if is_out_of_memory(error) or "Out of memory" in reason:
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return "oom", reason
-    if isinstance(error, Unsupported):
-        return "unsupported", reason
-    if isinstance(error, MeasurementError):
-        return "failed", reason
-    return "failed", f"{type(error).__name__}: {reason}"
-
-
 class Latencies(NamedTuple):
     """Milliseconds of every call: numpy in, numpy out, all of the host's work included."""
 
@@ -178,11 +120,30 @@ class Latencies(NamedTuple):
     uncached: Samples
 
 
-class ForecastTimer:
-    """Times the calls of cells; keeps the model until a cell needs another one."""
+class ForecastTrials:
+    """Measures cells in this process; keeps the model until a cell needs another one."""
 
     def __init__(self) -> None:
         self.built: tuple[RunSpec, Forecaster] | None = None
+
+    def trial(self, spec: RunSpec, environment: Environment, key: str, progress: Progress) -> Run:
+        """Return the Run of a cell; a failure is its status."""
+        run = new_run(spec, environment)
+        progress("timing")
+        try:
+            latencies = self.latencies(spec)
+        except UserError:
+            raise
+        except Exception as error:
+            status, reason = _failure(error)
+            return replace(run, status=status, reason=reason)
+        cached, none = latencies.cached, Samples((), "ms")
+        total = sum(cached.values)
+        clock = Clock(cached, cached, none, {}, {}, window_ms=total, source="perf_counter")
+        columns = (Column("cached", "ms"), Column("uncached", "ms"))
+        rows = tuple(zip(cached.values, latencies.uncached.values, strict=True))
+        calls = Table("every call, in turns", columns, rows)
+        return replace(run, clock=clock, tables={CALLS: calls})
 
     def latencies(self, spec: RunSpec) -> Latencies:
         """Time calls with the cache and without it in turns, so that drift cannot decide."""
@@ -208,6 +169,23 @@ class ForecastTimer:
             self.built = None  # first: two large models may not fit side by side
             self.built = (wanted, build_forecaster(wanted))
         return self.built[1]
+
+
+def _failure(error: Exception) -> tuple[Status, str]:
+    import torch
+
+    from steplab.step.failures import first_sentence, is_out_of_memory
+
+    reason = first_sentence(error)
+    if is_out_of_memory(error) or "Out of memory" in reason:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return "oom", reason
+    if isinstance(error, Unsupported):
+        return "unsupported", reason
+    if isinstance(error, MeasurementError):
+        return "failed", reason
+    return "failed", f"{type(error).__name__}: {reason}"
 
 
 def model_spec(spec: RunSpec) -> RunSpec:

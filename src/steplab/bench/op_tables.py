@@ -35,10 +35,10 @@ ON_CPU = "wall time, caches warm"
 MAX_REASONS = 12  # lines on a terminal; files have them in their rows
 
 
-def cell_table(bench: OpBench, runs: Sequence[Run], objective: Objective, whole: bool) -> Table:
+def cell_table(bench: OpBench, runs: Sequence[Run], objective: Objective, detailed: bool) -> Table:
     """Return one row per Run; axes that are the same in all of them stand in the title.
 
-    With `whole`, for files, it has every error and the reasons; without, for a terminal, the
+    With `detailed`, for files, it has every error and the reasons; without, for a terminal, the
     largest error.
     """
     varying = varying_axes(bench, runs)
@@ -46,20 +46,20 @@ def cell_table(bench: OpBench, runs: Sequence[Run], objective: Objective, whole:
     for run in runs:
         found = cell_result(run)
         about: dict[Column, Cell] = {Column(_axis_words(n)): run.spec.config[n] for n in varying}
-        if whole:
+        if detailed:
             about |= {Column(_axis_words(name)): run.spec.config[name] for name in bench.variant}
         else:
             about[Column("impl")] = bench.variant_text(run.spec.config)
-        cells = {**about, **_times(bench, run, found, whole), **_costs(bench, found, whole)}
+        cells = {**about, **_times(bench, run, found, detailed), **_costs(bench, found, detailed)}
         cells[Column("spread", "%", 2)] = _spread(run, objective)
         cells |= {Column(f"by {objective}"): marks.get(run.id, ""), Column("status"): found.status}
-        if whole:
+        if detailed:
             cells |= {Column("samples"): found.repeats, Column("checked"): found.checked}
             cells[Column("reason")] = run.reason
         rows.append(cells)
     title, columns = _title(bench, runs, varying), tuple(rows[0])
     values = tuple(tuple(cells.values()) for cells in rows)
-    return Table(title, columns, values, table_note(bench, runs, whole))
+    return Table(title, columns, values, table_note(bench, runs, detailed))
 
 
 def best_table(bench: OpBench, runs: Sequence[Run], objective: Objective) -> Table:
@@ -92,7 +92,7 @@ def _marks(bench: OpBench, runs: Sequence[Run], objective: Objective) -> dict[st
     return {run.id: mark for run, mark in found if run is not None}
 
 
-def _times(bench: OpBench, run: Run, found: CellResult, whole: bool) -> dict[Column, Cell]:
+def _times(bench: OpBench, run: Run, found: CellResult, detailed: bool) -> dict[Column, Cell]:
     on_cuda = run.spec.device == "cuda"
     times = {"forward": found.forward_ms, "backward": found.backward_ms, "both": found.both_ms}
     cells: dict[Column, Cell] = {Column(name, "ms"): ms for name, ms in times.items()}
@@ -101,16 +101,16 @@ def _times(bench: OpBench, run: Run, found: CellResult, whole: bool) -> dict[Col
     for name, flops in zip(("forward", "backward"), bench.flops(run.spec.config), strict=True):
         ms = times[name]
         speeds[name] = flops / ms / scale if ms else None
-    if whole:
+    if detailed:
         cells |= {Column(name, unit): speed for name, speed in speeds.items()}
         return cells | ({Column("host", "ms"): found.host_ms} if on_cuda else {})
     shown = " / ".join("-" if speed is None else f"{speed:.3g}" for speed in speeds.values())
     return {**cells, Column(unit): shown}
 
 
-def _costs(bench: OpBench, found: CellResult, whole: bool) -> dict[Column, Cell]:
+def _costs(bench: OpBench, found: CellResult, detailed: bool) -> dict[Column, Cell]:
     cells: dict[Column, Cell] = {Column("extra", "MiB"): _mib(found.extra_bytes)}
-    if whole:
+    if detailed:
         cells[Column("kept", "MiB")] = _mib(found.kept_bytes)
         cells |= {Column(f"error {name}", "", 2): found.errors.get(name) for name in bench.results}
     else:
@@ -127,7 +127,7 @@ def _spread(run: Run, objective: Objective) -> float | None:
     return 100 * samples.spread if samples.values else None
 
 
-def table_note(bench: OpBench, runs: Sequence[Run], whole: bool) -> str:
+def table_note(bench: OpBench, runs: Sequence[Run], detailed: bool) -> str:
     """Return the lines below the table; a file has the reasons in its rows instead."""
     first = runs[0]
     how = ON_CUDA if first.spec.device == "cuda" else ON_CPU
@@ -138,11 +138,11 @@ def table_note(bench: OpBench, runs: Sequence[Run], whole: bool) -> str:
         f"FLOPs: {bench.flops_note}",
     ]
     axes = varying_axes(bench, runs)
-    reasons = [] if whole else _reasons(bench, runs, axes)
+    reasons = [] if detailed else _reasons(bench, runs, axes)
     reasons += [f"{_name(bench, run, axes)}: {text}" for run in runs for text in run.notes]
     reasons += _partly_checked(bench, runs)
     shown = list(dict.fromkeys(reasons))
-    if not whole and len(shown) > MAX_REASONS:
+    if not detailed and len(shown) > MAX_REASONS:
         shown = [*shown[:MAX_REASONS], f"and {len(shown) - MAX_REASONS} more; --out has them all"]
     return "\n".join([*lines, *shown])
 

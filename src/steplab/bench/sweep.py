@@ -1,15 +1,24 @@
-"""How fast is a step: size x config x batch x mode x recipe, each cell in a worker process."""
+"""Measure specs cell by cell; each Run is stored as it comes, so that a sweep can go on later."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from steplab.core import Environment, Run, RunSpec, fingerprint
 from steplab.step.batch_size import BatchSearch, fastest_batch
 from steplab.store import Store, open_sweep
-from steplab.workers.trials import TrialRunner
+from steplab.workers.client import Progress
+
+
+class Trials(Protocol):
+    """Measures one cell after another. `TrialRunner` does so in worker processes."""
+
+    def trial(self, spec: RunSpec, environment: Environment, key: str, progress: Progress) -> Run:
+        """Return the Run of a cell, however it ended; cells with one `key` may share a worker."""
+        ...
 
 
 def key_of_size(spec: RunSpec) -> str:
@@ -23,17 +32,17 @@ def key_of_size(spec: RunSpec) -> str:
 def sweep(
     specs: Sequence[RunSpec],
     store: Store,
-    trials: TrialRunner,
+    trials: Trials,
     environment: Environment,
     command: Sequence[str],
-    worker_key: Callable[[RunSpec], str],
     progress: Callable[[RunSpec, str], None],
     say: Callable[[str], None],
+    worker_key: Callable[[RunSpec], str] = lambda spec: "",
 ) -> Iterator[Run]:
     """Yield a Run for every spec, in order; each is in the store before it is yielded.
 
-    Cells that an interrupted sweep of the same specs has finished are read, not measured again,
-    which is said. Cells with the same `worker_key` share a worker process.
+    Cells that an interrupted sweep of the same specs has finished are read, not measured again;
+    `say` is told so. Cells with the same `worker_key` share a worker process.
     """
     store.check_writable()
     current = open_sweep(store, specs, environment)
@@ -53,7 +62,7 @@ def sweep(
 def search_batches(
     spec: RunSpec,
     store: Store,
-    trials: TrialRunner,
+    trials: Trials,
     environment: Environment,
     command: Sequence[str],
     progress: Callable[[RunSpec, str], None],

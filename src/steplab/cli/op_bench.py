@@ -100,16 +100,8 @@ def _run(args: argparse.Namespace, bench: OpBench) -> int:
         environment = trials.environment()
         specs = _cells(args, bench, resolve_device(args.device, environment))
         with CellProgress(len(specs), partial(_cell_name, bench), _cell_words) as progress:
-            cells = sweep(
-                specs,
-                store,
-                trials,
-                environment,
-                sys.argv,
-                worker_key=lambda spec: "",  # one for all cells: its start takes seconds on a GPU
-                progress=progress.stage,
-                say=progress.say,
-            )
+            # One worker for all cells: its start takes seconds on a GPU.
+            cells = sweep(specs, store, trials, environment, sys.argv, progress.stage, progress.say)
             runs = collect_runs(cells, len(specs), store, progress.done)
     _show(args, bench, runs)
     print_count(runs, store)
@@ -137,12 +129,12 @@ def _cells(args: argparse.Namespace, bench: OpBench, device: str) -> list[RunSpe
 def _show(args: argparse.Namespace, bench: OpBench, runs: list[Run]) -> None:
     best = best_table(bench, runs, args.objective)
     for path in args.out:
-        write_table(cell_table(bench, runs, args.objective, whole=True), path)
+        write_table(cell_table(bench, runs, args.objective, detailed=True), path)
         write_table(best, path.with_suffix(f".best{path.suffix}"))
     if args.plot:
         write_line_chart(chart_of(bench, runs, args.objective), args.plot)
     for table in (
-        cell_table(bench, runs, args.objective, whole=False),
+        cell_table(bench, runs, args.objective, detailed=False),
         best,
         *bench.more_tables(runs),
     ):

@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from steplab.bench.infer import MODEL, Grid, infer_table, plan, sweep
+from steplab.bench.infer import MODEL, ForecastTrials, Grid, infer_table, plan
+from steplab.bench.sweep import sweep
 from steplab.cli.command import Command
 from steplab.cli.flags import add_device_flag, add_out_flag, add_store_flag, resolve_device
 from steplab.cli.progress import CellProgress
@@ -44,7 +45,9 @@ def _run(args: argparse.Namespace) -> int:
     environment = capture_environment()
     specs = _specs(args, resolve_device(args.device, environment))
     with CellProgress(len(specs), _cell_name) as progress:
-        cells = sweep(specs, store, environment, sys.argv, progress.stage)
+        cells = sweep(
+            specs, store, ForecastTrials(), environment, sys.argv, progress.stage, progress.say
+        )
         runs = collect_runs(cells, len(specs), store, progress.done)
     table = infer_table(runs)
     for path in args.out:
@@ -58,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
 def _specs(args: argparse.Namespace, device: str) -> list[RunSpec]:
     entry = find_workload(MODEL)
     grid = Grid(
-        sizes=args.size or [entry.gpu_preset if device == "cuda" else entry.cpu_preset],
+        sizes=args.size or [entry.default_size(device)],
         batches=args.batch,
         horizons=args.horizon,
         context=args.context,
