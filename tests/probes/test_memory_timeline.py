@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from steplab.core import MemoryTimeline, RunSpec
 from steplab.core.errors import MeasurementError, Unsupported
-from steplab.core.memory import KINDS
+from steplab.core.run import MEMORY_KINDS
 from steplab.probes import allocator, memory_timeline
 from steplab.probes.allocator import (
     Change,
@@ -102,7 +102,7 @@ def model_bytes(subject: Subject) -> int:
 
 def ends(timeline: MemoryTimeline) -> tuple[dict[str, int], dict[str, int]]:
     held = timeline.bytes_by_kind
-    return {k: held[k][0] for k in KINDS}, {k: held[k][-1] for k in KINDS}
+    return {k: held[k][0] for k in MEMORY_KINDS}, {k: held[k][-1] for k in MEMORY_KINDS}
 
 
 def check_sums(timeline: MemoryTimeline) -> None:

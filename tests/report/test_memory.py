@@ -7,7 +7,7 @@ import pytest
 
 from steplab.core import Allocation, MemoryTimeline
 from steplab.core.codec import decode, encode
-from steplab.core.memory import KINDS
+from steplab.core.run import MEMORY_KINDS
 from steplab.report.charts.memory import memory_svg
 from steplab.report.memory import memory_tables, print_memory
 
@@ -16,7 +16,7 @@ BIG = Allocation(8 * MIB, "activations", (4, 512, 1024), "float32", "model.py:9 
 
 
 def timeline(**changes) -> MemoryTimeline:
-    held = dict.fromkeys(KINDS, (0, 0, 0))
+    held = dict.fromkeys(MEMORY_KINDS, (0, 0, 0))
     held |= {"weights": (4 * MIB,) * 3, "activations": (0, 10 * MIB, 0)}
     at_peak = {kind: values[1] for kind, values in held.items()}
     made = MemoryTimeline(
@@ -49,7 +49,7 @@ def test_the_record_survives_json():
 def test_tables_say_who_held_the_peak():
     kinds, at_peak, saved = memory_tables(timeline())
     assert "14.0 MiB in forward, 2.000 ms into the step" in kinds.title
-    assert [row[0] for row in kinds.rows] == list(KINDS)
+    assert [row[0] for row in kinds.rows] == list(MEMORY_KINDS)
     rows = {row[0]: row[1:] for row in kinds.rows}
     assert rows["activations"] == (10.0, "71.4 %", 10.0, 0.0, 0.0)
     assert sum(row[1] for row in kinds.rows) == 14.0
@@ -91,7 +91,7 @@ def test_drawing_stacks_the_kinds_up_to_the_peak():
     # The uppermost layer reaches the peak's mark, and the weights lie at 4 of 14 parts of it.
     assert min(top) == float(dot.group(2))
     assert (floor - weights[0]) / (floor - min(top)) == pytest.approx(4 / 14, abs=1e-3)
-    assert all(f">{word}<" in svg for word in ("forward", "backward", *KINDS))
+    assert all(f">{word}<" in svg for word in ("forward", "backward", *MEMORY_KINDS))
     assert "peak 14.0 MiB at 2.000 ms" in svg
 
 
@@ -110,7 +110,7 @@ def test_drawing_escapes_names():
 
 @pytest.mark.parametrize("size", [0, 1, 700, 3 * 2**10, 5 * 2**30, 130 * 2**30])
 def test_axis_fits_every_size(size):
-    held = dict.fromkeys(KINDS, (0, 0, 0)) | {"other": (0, size, 0)}
+    held = dict.fromkeys(MEMORY_KINDS, (0, 0, 0)) | {"other": (0, size, 0)}
     at_peak = {kind: values[1] for kind, values in held.items()}
     svg = memory_svg(timeline(bytes_by_kind=held, peak_bytes=size, peak_by_kind=at_peak))
     ElementTree.fromstring(svg)

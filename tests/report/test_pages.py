@@ -22,7 +22,7 @@ from steplab.core import (
 )
 from steplab.core.comparison import Change, Comparison
 from steplab.core.errors import UserError
-from steplab.core.memory import KINDS
+from steplab.core.run import MEMORY_KINDS
 from steplab.report.markup import Html, data_block, element, join
 from steplab.report.pages import write_compare_page, write_explain_page, write_profile_page
 from steplab.report.pages.document import table_html
@@ -35,11 +35,11 @@ H200 = replace(ENVIRONMENT, accelerators=(Accelerator("NVIDIA H200", 2**37),), c
 
 
 def memory_timeline(name="forward"):
-    held = dict.fromkeys(KINDS, (0, 2**20, 0))
+    held = dict.fromkeys(MEMORY_KINDS, (0, 2**20, 0))
     block = Allocation(2**20, "activations", (4, 8), "float32", f"{name}.py:1", name, name)
     return MemoryTimeline(
         *((0.0, 1.0, 2.0), held, {name: (0.0, 2.0)}, 6 * 2**20, 1.0),
-        *(dict.fromkeys(KINDS, 2**20), (block,), (block,), {name: 2**20}),
+        *(dict.fromkeys(MEMORY_KINDS, 2**20), (block,), (block,), {name: 2**20}),
         notes=(name,),
     )
 

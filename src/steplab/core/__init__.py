@@ -5,14 +5,17 @@ functions, constants and errors from their module (`from steplab.core.errors imp
 """
 
 from steplab.core.budget import Budget, Category, StepBudget
-from steplab.core.environment import Accelerator, Environment
-from steplab.core.memory import Allocation, Memory, MemoryTimeline
 from steplab.core.run import (
+    Accelerator,
+    Allocation,
     Clock,
     Compilation,
     Counters,
+    Environment,
     Figures,
     Finding,
+    Memory,
+    MemoryTimeline,
     Profile,
     Ran,
     Recompile,

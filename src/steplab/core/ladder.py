@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from steplab.core.comparison import Change
-from steplab.core.environment import Environment
+from steplab.core.run import Environment
 from steplab.core.samples import Samples
 from steplab.core.spec import Recipe, RunSpec, Settings
 

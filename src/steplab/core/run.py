@@ -11,18 +11,71 @@ from typing import Any, Literal
 
 from steplab.core.budget import Budget
 from steplab.core.codec import decode, encode
-from steplab.core.environment import Environment
 from steplab.core.errors import UserError
-from steplab.core.memory import Memory, MemoryTimeline
 from steplab.core.samples import Samples
 from steplab.core.spec import RunSpec
 from steplab.core.table import Table
+from steplab.core.units import counted
 from steplab.core.upgrade import VERSION, check_version, upgrade
 
 
 @dataclass(frozen=True)
+class Accelerator:
+    """One GPU as its driver names it."""
+
+    name: str
+    memory_bytes: int
+    capability: str = ""  # compute capability, as in "9.0"
+    multiprocessors: int | None = None
+    power_limit_w: float | None = None
+    power_default_w: float | None = None
+    driver: str = ""
+    catalog_name: str = ""  # the card it was recognized as; "" when unknown
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Machine, versions and settings. Holds no user name, host name or path."""
+
+    steplab: str
+    python: str
+    platform: str
+    cpu: str
+    cores: int
+    memory_bytes: int | None
+    torch: str = ""
+    numpy: str = ""
+    triton: str = ""
+    cuda: str = ""
+    cudnn: str = ""
+    threads: int | None = None
+    accelerators: tuple[Accelerator, ...] = ()
+    git: str = ""  # commit of the working directory, "+dirty" when it has changes
+    variables: Mapping[str, str] = field(default_factory=dict)  # settings that change speed
+
+    @property
+    def device_name(self) -> str:
+        """The first GPU's name, or the CPU's."""
+        return self.accelerators[0].name if self.accelerators else self.cpu
+
+    @property
+    def conditions(self) -> str:
+        """One line to print under a table: of the GPU where there is one, else of the CPU."""
+        return self.conditions_on("cuda" if self.accelerators else "cpu")
+
+    def conditions_on(self, device: str) -> str:
+        """One line to print under numbers that were measured on `device`, "cpu" or "cuda"."""
+        if device == "cuda" and self.accelerators:
+            cap = self.accelerators[0].power_limit_w
+            where = f"{self.device_name}{f' at {cap:.0f} W' if cap else ''}, CUDA {self.cuda}"
+        else:
+            where = f"{self.cpu}, {counted(self.threads or self.cores, 'thread')}"
+        return f"{where}, torch {self.torch}, Python {self.python}, steplab {self.steplab}"
+
+
+@dataclass(frozen=True)
 class Clock:
-    """Times in milliseconds, one value per measured step.
+    """Where the time of the measured steps went, in milliseconds, one value per step.
 
     `step` is the period from the end of one step to the end of the next, with no
     synchronization in between: what a training loop sees. `host` is the time the Python thread
@@ -44,6 +97,18 @@ class Clock:
     def agreement(self) -> float:
         """Sum of the step samples over the wall time of the window; 1 when both clocks agree."""
         return sum(self.step.values) / self.window_ms if self.window_ms else float("nan")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How many bytes a step needs. On CUDA from the caching allocator, on CPU the resident set of the process."""
+
+    before: int  # held before the step: weights, optimizer state, the batch
+    peak: int  # largest value inside the measured window
+    reserved: int | None  # largest value the allocator held from the driver
+    total: int | None  # capacity of the device
+    source: str  # "cuda allocator" or "process resident set"
+    phase_peaks: Mapping[str, int] = field(default_factory=dict)  # from one extra step
 
 
 @dataclass(frozen=True)
@@ -97,7 +162,7 @@ class Recompile:
 
 @dataclass(frozen=True)
 class Compilation:
-    """Graphs, breaks and recompiles up to the end of the measured window."""
+    """What torch.compile did, up to the end of the measured window."""
 
     graphs: int
     graphs_in_window: int  # new graphs while the clock ran: the samples are not steady if > 0
@@ -119,7 +184,10 @@ class Compilation:
 
 @dataclass(frozen=True)
 class Ran:
-    """Evidence of one step. `impls` is what the modules dispatched, the rest what was traced."""
+    """What really executed, seen in one profiled step outside the timed ones.
+
+    `impls` is what the modules dispatched, the rest is what was traced.
+    """
 
     impls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # op -> impl names
     attention_ops: Mapping[str, int] = field(default_factory=dict)  # aten op -> calls
@@ -136,7 +204,10 @@ class Ran:
 
 @dataclass(frozen=True)
 class Counters:
-    """One value per reading; None where this device or driver does not report it."""
+    """What NVML reports about the device while the steps ran, one value per reading.
+
+    None where this device or driver does not report it.
+    """
 
     sm_util_pct: Samples | None = None  # share of time in which at least one kernel ran
     mem_ctrl_util_pct: Samples | None = None  # share of time in which the memory was accessed
@@ -150,9 +221,44 @@ class Counters:
     note: str = ""  # what a reader of the numbers must know
 
 
+MEMORY_KINDS = ("weights", "gradients", "optimizer state", "activations", "temporaries", "other")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One block of memory that was live at the peak, or one of the largest of the step."""
+
+    bytes: int
+    kind: str  # one of MEMORY_KINDS
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    line: str = ""  # file.py:12 (function), the innermost line outside torch
+    module: str = ""
+    op: str = ""  # the operator that asked for it
+
+
+@dataclass(frozen=True)
+class MemoryTimeline:
+    """Who held how much memory when, over one step; `times_ms[i]` belongs to `bytes_by_kind[kind][i]`."""
+
+    times_ms: tuple[float, ...]  # since the step began; at most some thousand points
+    bytes_by_kind: Mapping[str, tuple[int, ...]]
+    phases_ms: Mapping[str, tuple[float, float]]  # begin and end of every phase
+    peak_bytes: int
+    peak_ms: float
+    peak_by_kind: Mapping[str, int]
+    at_peak: tuple[Allocation, ...]  # largest first, at most 20
+    largest: tuple[Allocation, ...]  # largest of the step, largest first, at most 20
+    saved_by_module: Mapping[str, int] = field(default_factory=dict)  # saved for backward
+    reserved_bytes: int | None = None  # by the allocator at the peak; None on CPU
+    largest_free_block: int | None = None  # of the reserved; small while much is free: fragmented
+    source: str = ""  # "cuda allocator" or "profiler memory events"
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Profile:
-    """A lean trace for the times, and one step in detail for who did it.
+    """What `steplab profile` adds: a lean trace for times, and one step in detail for attribution.
 
     Stacks, shapes and memory cost the host so much that times taken with them are not the
     step's own; so they are recorded in another step, and matched kernel by kernel.
@@ -168,7 +274,10 @@ class Profile:
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement about a Run. `rule` is named for the fault, never for the cure."""
+    """A fault with its evidence, what is at stake and the remedy.
+
+    `rule` is named for the fault, never for the cure.
+    """
 
     rule: str
     claim: str

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from steplab.core import Allocation, MemoryTimeline
 from steplab.core.errors import MeasurementError
-from steplab.core.memory import KINDS
+from steplab.core.run import MEMORY_KINDS
 from steplab.core.units import bytes_
 from steplab.probes.allocator import (
     Change,
@@ -83,11 +83,11 @@ def timeline_of(
     reserved, largest_free = _reserved(recording, at_peak, peak)
     return MemoryTimeline(
         times_ms=tuple(times_ms[position] for position in kept),
-        bytes_by_kind={k: tuple(table[kept, i].tolist()) for i, k in enumerate(KINDS)},
+        bytes_by_kind={k: tuple(table[kept, i].tolist()) for i, k in enumerate(MEMORY_KINDS)},
         phases_ms=_phases_ms(tracker),
         peak_bytes=int(totals[peak]),
         peak_ms=times_ms[peak],
-        peak_by_kind=dict(zip(KINDS, table[peak].tolist(), strict=True)),
+        peak_by_kind=dict(zip(MEMORY_KINDS, table[peak].tolist(), strict=True)),
         at_peak=_largest(at_peak),
         largest=_largest([block for block in blocks if block.allocated >= 0]),
         saved_by_module=saved_by_module(tracker.records, tracker.phases, finder),
@@ -300,8 +300,8 @@ def saved_by_module(
 
 def bytes_by_position(blocks: Iterable[Block], changes: int) -> Ints:
     """Return the bytes held at every position by kind, shape (changes + 1, kinds)."""
-    steps = np.zeros((changes + 1, len(KINDS)), dtype=np.int64)
-    column = {kind: number for number, kind in enumerate(KINDS)}
+    steps = np.zeros((changes + 1, len(MEMORY_KINDS)), dtype=np.int64)
+    column = {kind: number for number, kind in enumerate(MEMORY_KINDS)}
     for block in blocks:
         steps[block.allocated + 1, column[block.kind]] += block.bytes
         if block.freed is not None:

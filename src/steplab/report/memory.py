@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TextIO
 
 from steplab.core import Allocation, Column, MemoryTimeline, Table
-from steplab.core.memory import KINDS
+from steplab.core.run import MEMORY_KINDS
 from steplab.core.units import bytes_, fold_layer_numbers, milliseconds, percent
 from steplab.report.terminal import print_table
 
@@ -45,7 +45,7 @@ def _kinds(timeline: MemoryTimeline) -> Table:
         Column("after", "MiB"),
     )
     rows = []
-    for kind in KINDS:
+    for kind in MEMORY_KINDS:
         held, at_peak = timeline.bytes_by_kind[kind], timeline.peak_by_kind[kind]
         sizes = (max(held) / MIB, held[0] / MIB, held[-1] / MIB)
         rows.append((kind, *_part(at_peak, timeline.peak_bytes), *sizes))

@@ -19,7 +19,7 @@ Objective = Literal["time", "memory"]
 #   "phase:optimizer"      a phase of the step, as the clock saw it
 #   "op:attention"         the modules that declare an op, forward and backward, and the idle time
 #                          of a GPU that their kernels end
-#   "memory:activations"   bytes at the peak (steplab.core.memory.KINDS)
+#   "memory:activations"   bytes at the peak (steplab.core.run.MEMORY_KINDS)
 Savings = Mapping[str, float]
 
 
