@@ -55,7 +55,7 @@ def _print_run(case: Case) -> None:
     assert run is not None
     print(f"{run.id}: {run.status}{f', {run.reason}' if run.reason else ''}")
     if case.analysis is None and run.status == "ok":
-        print(f"no trace: `steplab profile {run.spec.workload}` records one and tells more")
+        print(f"no trace: `steplab profile {run.spec.workload}` records one, which shows more")
 
 
 def _print_findings(findings: Sequence[Finding], case: Case) -> None:

@@ -25,13 +25,8 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     about = "a checkpoint or a folder of them; default: steplab train's newest"
     add("--checkpoint", type=Path, metavar="PATH", help=about)
     add("--length", type=int, default=400, metavar="N", help="bytes to write")
-    add(
-        "--temperature",
-        type=float,
-        default=0.8,
-        metavar="X",
-        help="of the sampling; 0: always the likeliest byte",
-    )
+    add("--temperature", type=float, default=0.8, metavar="X",
+        help="of the sampling; 0: always the likeliest byte")  # fmt: skip
     add("--top-k", type=int, default=0, metavar="N", help="choose among the N likeliest; 0: all")
     add("--seed", type=int, default=0, metavar="N", help="seed of the sampling")
     add_recipe_flag(parser)
@@ -41,20 +36,20 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 def _run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     _check(args)
-    from steplab.step.failures import is_out_of_memory, memory_sentence
-    from steplab.train.generate import load_text_generator  # imports torch
+    from steplab.step.failures import is_out_of_memory, memory_sentence  # imports torch
+    from steplab.train.generate import load_text_generator
 
     generator = load_text_generator(args.checkpoint, args.device, args.recipe)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     times = [time.perf_counter()]
 
-    def tell(byte: int) -> None:
+    def show_byte(byte: int) -> None:
         times.append(time.perf_counter())
         beginning = prompt.decode(errors="replace") if len(times) == 2 else ""
         _show(beginning + decoder.decode(bytes([byte])))
 
     try:
-        generator.generate(prompt, args.length, args.temperature, args.top_k, args.seed, tell)
+        generator.generate(prompt, args.length, args.temperature, args.top_k, args.seed, show_byte)
     except KeyboardInterrupt:
         _show("\n")  # the message that follows begins a line
         raise
@@ -64,9 +59,8 @@ def _run(args: argparse.Namespace) -> int:
         why = f"Out of memory: {memory_sentence(error)}."
         raise Unsupported(why, "Use a shorter prompt or a smaller --length.") from None
     _show(decoder.decode(b"", final=True) + "\n")
-    print(
-        f"{units.counted(args.length, 'byte')} by {generator.name}{_speed(times)}", file=sys.stderr
-    )
+    written = units.counted(args.length, "byte")
+    print(f"{written} by {generator.name}{_speed(times)}", file=sys.stderr)
     return 0
 
 

@@ -20,8 +20,8 @@ from steplab.report.terminal import print_table
 
 DEFAULT_WORKLOAD = "tsmoe"
 ON_CPU = (
-    "seen on a CPU: what Python calls and what torch dispatches. Waits inside of CUDA's own "
-    "operators show on a GPU only."
+    "seen on a CPU: what Python calls and what torch dispatches. Waits inside CUDA's own "
+    "operators show up on a GPU only."
 )
 
 
@@ -37,7 +37,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.steps < 2:
         raise UserError(f"--steps must be at least 2, not {args.steps}: sizes are compared.")
-    step_spec(args, assumed_device(args.device))  # a typo is told before torch is imported (2 s)
+    step_spec(args, assumed_device(args.device))  # reports typos before torch is imported
     spec = step_spec(args, local_device(args.device))
 
     from steplab.lint.hazards import hazard_table

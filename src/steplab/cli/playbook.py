@@ -85,7 +85,7 @@ def run_playbook(args: argparse.Namespace) -> int:
                 f"The playbook does not take --{name}.",
                 "It has --preset, --batch-size, --dtype, --ema and --forward-only.",
             )
-    _playbook(args, "cpu")  # a typo is told before torch is imported
+    _playbook(args, "cpu")  # reports typos before torch is imported
     # On a CPU the memory profiler warns about every block that is older than itself.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from steplab.bench.playbook_cell import run_cell

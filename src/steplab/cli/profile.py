@@ -43,7 +43,7 @@ from steplab.workers.trials import TrialRunner
 
 DEFAULT_WORKLOAD = "gpt"
 PHASES = ("data", "forward", "backward", "clip", "optimizer")
-SMALL_PHASE = 0.01  # of the work's time: below it a phase gets no table
+SMALL_PHASE = 0.01  # share of the time below which a phase gets no table
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -71,7 +71,7 @@ def _run(args: argparse.Namespace) -> int:
     asked_workload(args)
     if asks_for_playbook(args):
         return run_playbook(args)
-    # Everything is checked before a worker is started (2 s), so that a typo is told at once.
+    # Everything is checked before a worker starts, which takes 2 s: typos are reported at once.
     plan = ProfilePlan(tuple(args.schedule), not args.no_detail)
     if not args.timeout > 0 or args.top < 1:
         raise UserError("--timeout must be more than 0 seconds and --top at least 1.")
@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
     store.check_writable()
     check_summary(args.out or store.root)
     with scratch_folder(store) as folder:
-        run = _recorded(args, plan, folder)
+        run = _record(args, plan, folder)
         if run.status != "ok":
             store.save(run)
             kind = Unsupported if run.status == "unsupported" else MeasurementError
@@ -88,18 +88,18 @@ def _run(args: argparse.Namespace) -> int:
         try:
             run, analysis = read_traces(run, folder)
         finally:
-            # Whatever is wrong with reading the traces, they were recorded.
+            # Even when the traces cannot be read they are kept: they were recorded.
             saved = save_files(store, run, folder)
     if args.out:
-        saved = _copied(saved, args.out)
+        saved = _copy(saved, args.out)
     assert run.profile is not None
     summary = append_summary(args.out or store.root, run, saved / run.profile.traces[0])
     _show(args, run, analysis, saved, summary)
     return 0
 
 
-def _recorded(args: argparse.Namespace, plan: ProfilePlan, folder: Path) -> Run:
-    """Measure and record in a worker; whatever ends it is in the Run."""
+def _record(args: argparse.Namespace, plan: ProfilePlan, folder: Path) -> Run:
+    """Measure and record in a worker; a failure is in the Run."""
     with TrialRunner(args.timeout, PROFILE_SPEC) as runner, CellProgress(1) as progress:
         environment = runner.environment()
         spec = step_spec(args, resolve_device(args.device, environment))
@@ -110,7 +110,7 @@ def _recorded(args: argparse.Namespace, plan: ProfilePlan, folder: Path) -> Run:
     return replace(run, command=tuple(sys.argv))
 
 
-def _copied(saved: Path, out: Path) -> Path:
+def _copy(saved: Path, out: Path) -> Path:
     with disk_errors(out, "--out"):
         return Path(shutil.copytree(saved, out / saved.name))
 

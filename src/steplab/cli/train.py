@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from steplab.train.loop import TrainResult
 
 DEFAULT_WORKLOAD = "tsmoe"
-# What may differ when a run is resumed: the others make the run what it is.
+# Settings that may change when a run is resumed; the others define the run.
 RESUMABLE = frozenset(f.name for f in dataclasses.fields(TrainSettings) if f.metadata["resumable"])
 
 
@@ -50,7 +50,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _new_spec(args: argparse.Namespace) -> TrainSpec:
-    # Everything is checked before torch is imported (2 s), so that a typo is told at once.
+    # Everything is checked before torch is imported, which takes 2 s: typos are reported at once.
     entry = asked_workload(args)
     asked, model_flags = given_fields(args, "train"), given_fields(args)
     settings: TrainSettings = decode(TrainSettings, asked, "flags")
@@ -172,7 +172,7 @@ def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
 
 
 def _asked_of_the_run(args: argparse.Namespace, saved: TrainSpec) -> list[tuple[str, str, str]]:
-    """Return (flag, asked for, saved) for what was given beside settings and config."""
+    """Return (flag, asked for, saved) for what was given besides settings and config."""
     found = [("size", args.size, saved.size)] if args.size else []
     if args.recipe != PLAIN or args.amp is not None or args.compile:
         found.append(("recipe", _recipe(args).label, saved.recipe.label))
@@ -230,7 +230,7 @@ def run_training(spec: TrainSpec, resume: Path | None) -> int:
 
 
 def closing_lines(spec: TrainSpec, outcome: TrainResult) -> list[str]:
-    """Say where the run stands and how to go on."""
+    """Say where the run ended and how to continue it."""
     total, folder = spec.settings.total_steps, spec.settings.checkpoint_dir
     where = f" --checkpoint-dir {shlex.quote(folder)}" if folder != "checkpoints" else ""
     lines = []

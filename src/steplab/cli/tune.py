@@ -89,7 +89,7 @@ def _run(args: argparse.Namespace) -> int:
         value = getattr(args, flag)
         if value is not None and not value > 0:
             raise UserError(f"--{flag.replace('_', '-')} must be more than 0, not {value}.")
-    _spec(args, assumed_device(args.device))  # a typo is told before a worker starts (2 s)
+    _spec(args, assumed_device(args.device))  # reports typos before a worker starts (2 s)
     Store(args.store).check_writable()
     if args.out is not None:
         with disk_errors(args.out, "--out"):

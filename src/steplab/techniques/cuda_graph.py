@@ -48,7 +48,7 @@ class CudaGraph(Technique):
         return ""
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
-        """Ask for a capture after so many plain steps."""
+        """Ask for a capture after the plain steps."""
         if parts.device.type != "cuda":
             raise Unsupported("cuda_graph needs a CUDA GPU.", "Add cuda_graph=off to the recipe.")
         parts.graph_warmup = int(settings.get("warmup", 3))

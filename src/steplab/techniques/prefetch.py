@@ -32,7 +32,7 @@ class Prefetch(Technique):
             raise UserError(f"{name}.batches must be at least 1, not {settings['batches']}.")
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
-        """Ask for so many batches ahead."""
+        """Ask for the batches."""
         parts.batches_ahead = int(settings["batches"])
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:

@@ -86,7 +86,7 @@ class Technique:
         decode(self.settings, dict(settings), name)
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
-        """Say why these settings cannot stand in the recipe; "" when they can.
+        """Say why these settings cannot be part of the recipe; "" when they can.
 
         For conflicts with settings of other techniques; `needs` and `excludes` know names only.
         """
@@ -116,5 +116,5 @@ class Technique:
         return ""
 
     def unverified(self, settings: Mapping[str, Setting], run: Run) -> str:
-        """Say why nobody can tell whether it ran as asked; "" when one can. Noted in the Run."""
+        """Say why it is unknown whether it ran as asked; "" when it is known. Noted in the Run."""
         return ""

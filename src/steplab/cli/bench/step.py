@@ -73,7 +73,7 @@ def _run(args: argparse.Namespace) -> int:
         measure = _search if AUTO in args.batch else _measure
         runs = measure(args, specs, store, trials, environment)
     tables = _tables(runs, f"one training step of {args.workload}")
-    _write(args.out, tables)  # before printing: a reader that goes away must not cost the files
+    _write(args.out, tables)  # before printing: a closed pipe must not cost the files
     for table in tables:
         print_table(table)
     print_count(runs, store)
@@ -82,7 +82,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _tables(runs: list[Run], title: str) -> list[Table]:
-    """The step table first, then those that have something to say."""
+    """Return the step table, then the others that are not empty."""
     details = [phase_table(runs), utilization_table(runs), compilation_table(runs)]
     details += [scaling_table(runs, axis) for axis in numeric_axes(runs)]
     return [step_table(runs, title), *(table for table in details if table is not None)]
@@ -90,7 +90,7 @@ def _tables(runs: list[Run], title: str) -> list[Table]:
 
 def _plan(args: argparse.Namespace, device: str) -> list[RunSpec]:
     if AUTO in args.batch and (len(args.batch) > 1 or args.alternate):
-        raise UserError("--batch auto stands alone: it measures several batches by itself.")
+        raise UserError("--batch auto cannot be combined: it measures several batch sizes already.")
     return step_grid(args, device)
 
 
@@ -123,7 +123,7 @@ def _search(
     trials: TrialRunner,
     environment: Environment,
 ) -> list[Run]:
-    """Find the fastest batch of every cell; all that was measured stands in the table."""
+    """Find the fastest batch of every cell; everything measured is in the table."""
     runs: list[Run] = []
     for spec in specs:
         with CellProgress(None) as progress:

@@ -76,7 +76,7 @@ class DenseConvolution(nn.Module):
 
 
 class DepthwiseConvolution(nn.Module):
-    """Mixes time, each channel by itself."""
+    """Mixes time, separately for each channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

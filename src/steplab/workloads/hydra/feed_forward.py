@@ -32,7 +32,7 @@ OnePass = Callable[[int, Tensor], Tensor]  # (pass, h_BSD) -> what the pass adds
 
 
 class SwiGLU(nn.Module):
-    """(silu(gate) * up) projected down, for every token by itself."""
+    """(silu(gate) * up) projected down, for each token independently."""
 
     op = "feed_forward"
 
@@ -103,7 +103,7 @@ class RoutedFeedForward(nn.Module):
     def _top_k(
         self, stream: NormInput, router: Router, matrices: Matrices
     ) -> tuple[Update, Tensor, TokenRouting]:
-        # The rows may come in any order: the network takes each token by itself.
+        # The rows may come in any order: the network treats each token independently.
         scored = stream.scored(router.weight_D)
         score_BS = scored.score_BS + router.bias.detach()
         choice, least_B = top_rows(score_BS, self.config.taken(score_BS.shape[1]))
@@ -130,7 +130,7 @@ class Recursion(nn.Module):
     def forward(
         self, h_BSD: Tensor, first: Update, thresholds: Thresholds | None = None
     ) -> tuple[Tensor, Update | None, BlockRouting]:
-        """Return (h_BSD after its passes, what is yet to be added to it, what the routers decided).
+        """Return (h_BSD after its passes, what is still to be added, what the routers decided).
 
         `first` is to be added to `h_BSD` before the first pass.
         """

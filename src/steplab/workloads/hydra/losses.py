@@ -72,7 +72,7 @@ class RouterLosses(nn.Module):
     def forward(self, routings: Sequence[BlockRouting], losses_BS: Tensor) -> dict[str, Tensor]:
         """Return the weighted losses by name, and the mean number of `passes`, which is no loss.
 
-        Top-k and its kin (MoD) have `share`; adaptive depth (MoR) has `ponder` and `advantage`.
+        Routed tokens (MoD) have `share`; adaptive depth (MoR) has `ponder` and `advantage`.
         """
         found: dict[str, Tensor] = {}
         taken = [one.probability_BS for each in routings for one in each.tokens or ()]

@@ -152,7 +152,7 @@ THRESHOLD_EMA_RATE = 0.05  # of the running mean: about the last 20 updates
 
 
 class Thresholds(NamedTuple):
-    """The least scores of one block, by pass: that a token needs to be taken, and to go on."""
+    """Lowest scores in each pass of a block: to be taken (MoD), and to make the pass (MoR)."""
 
     mod_R: Tensor
     mor_R: Tensor

@@ -155,7 +155,8 @@ def check_padding(valid_BL: Tensor) -> None:
         return
     if bool((valid_BL[:, 1:] & ~valid_BL[:, :-1]).any()):
         raise UserError(
-            "Padding stands to the left of tokens.", "Pad on the right: the left shifts the chunks."
+            "There is padding to the left of tokens.",
+            "Pad on the right: the left shifts the chunks.",
         )
 
 

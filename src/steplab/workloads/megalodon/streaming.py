@@ -34,7 +34,7 @@ class Position:
         self.slot_C = torch.arange(chunk, device=device)
 
     def advance(self, tokens: int) -> None:
-        """Count new tokens as seen, on the device; the host counts by itself."""
+        """Count new tokens as seen, on the device; the host keeps its own count."""
         self.tokens_1 += tokens
 
 
@@ -152,8 +152,8 @@ class MegalodonCache:
         if shapes != theirs:
             wrong = min(n for n in {*shapes, *theirs} if shapes.get(n) != theirs.get(n))
             raise UserError(
-                f"The saved cache is another one's: {wrong!r} differs in shape or dtype.",
-                "Load it into a stream of as many rows, of the same model and precision.",
+                f"The saved cache does not fit: {wrong!r} differs in shape or dtype.",
+                "Load it into a stream of equally many rows, of the same model and precision.",
             )
         for name, x in own.items():
             x.copy_(saved[name])
@@ -163,7 +163,7 @@ class MegalodonCache:
         """Let row i continue from where row `rows_B[i]` is, in place; a row may be taken twice."""
         if rows_B.shape != (self.batch,):
             raise UserError(
-                f"{self.batch} rows cannot go on from {tuple(rows_B.shape)} rows.",
+                f"{self.batch} rows cannot continue from {tuple(rows_B.shape)} rows.",
                 "Name one row for each.",
             )
         for x in self.tensors[1:]:  # the position is that of all rows

@@ -82,7 +82,7 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then the mixture layers; each has its norm in front and its residual beside it."""
+    """Attention, then the mixture layers, each with a norm before it and a residual around it."""
 
     def __init__(self, config: TsmoeConfig, rotary: Rotary) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Tsmoe(nn.Module):
 
         For the loss, `values_BT` has one point more than the tokens cover: the last is only a
         target. `documents_BT` are ids, the same for all points of a token; each run of equal ids
-        is treated as if it stood alone in a row of its own. The balancing loss does not count
+        is treated as if it were alone in a row. The balancing loss does not count
         negative ids: they are padding.
         """
         if mask_BT is None:
@@ -198,8 +198,8 @@ class Tsmoe(nn.Module):
         """Return predictions after every token of `values_BT`, which follow those in `cache`.
 
         The new tokens are added to `cache`. Pieces of any size give what the whole would have
-        given. `documents_BT` is as in `forward`; without it, each row goes on with the document
-        that it ended in. So rows are padded on the left, once, under an id of their own.
+        given. `documents_BT` is as in `forward`; without it, each row continues the document
+        that it ended in, so rows are padded on the left, once, under an id of their own.
         """
         batch, points = values_BT.shape
         patch = self.config.patch_length
