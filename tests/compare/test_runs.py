@@ -44,7 +44,7 @@ def test_tables_of_runs_without_traces():
     assert row["steps"] == 30 and row["peak memory [GiB]"] == 1.0 and row["tokens/s"] > 5000
 
 
-def test_traces_tell_what_moved():
+def test_traces_show_what_changed():
     a, b = (Side(name, cycles=(analysis_of(steps=8),)) for name in ("a.json", "b.json"))
     found = compare_stored(a, b)
     assert list(found.tables) == ["sides", "budget", "kernels", "modules"]

@@ -21,7 +21,7 @@ B = analysis_of(
 
 def test_kernels_are_per_step_and_the_largest_difference_comes_first():
     table = kernel_diff([A], [B])
-    assert table.title == "kernels that moved"
+    assert table.title == "kernels that changed"
     assert table.rows[0] == ("ampere_bf16_s16816gemm", 2.0, 1.2, pytest.approx(-0.8), 1.0, 1.0)
     assert table.rows[1] == ("new_kernel", 0.0, 0.3, pytest.approx(0.3), 0.0, 1.0)
     assert all(row[3] == 0 for row in table.rows[2:]) and len(table.rows) == 5
@@ -71,7 +71,7 @@ def test_the_budget_table_adds_up():
 
 def test_without_a_gpu_they_are_operators():
     cpu = analysis_of(device=False)
-    assert kernel_diff([cpu], [cpu]).title == "operators that moved"
+    assert kernel_diff([cpu], [cpu]).title == "operators that changed"
     names = [str(row[0]) for row in budget_diff(cpu.budget, cpu.budget).rows]
     assert "operators: matmul bf16" in names and not any("kernels" in name for name in names)
     assert "host" in names and "launch" not in names

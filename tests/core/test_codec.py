@@ -65,7 +65,7 @@ def test_nan_survives_strict_json():
         ([], "must be an object"),
     ],
 )
-def test_wrong_data_is_told_by_place(data, message):
+def test_wrong_data_is_reported_with_its_place(data, message):
     with pytest.raises(UserError, match=message):
         decode(Tree, data)
 

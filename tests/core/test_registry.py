@@ -15,7 +15,7 @@ def test_unknown_member_names_the_nearest():
         registry.load("steplab.techniques", "precison", "TECHNIQUE")
 
 
-def test_a_file_dropped_on_a_shelf_exists(tmp_path, monkeypatch):
+def test_a_new_file_is_a_member(tmp_path, monkeypatch):
     package = tmp_path / "dropped"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -84,7 +84,7 @@ def test_fused_attention_tells_its_backend(name):
 
 
 @pytest.mark.parametrize("name", NEITHER)
-def test_doubt_is_none(name):
+def test_an_unclear_name_gives_none(name):
     assert matmul_class(name) is None and attention_backend(name) is None
 
 
@@ -99,7 +99,7 @@ def test_ops_tell_before_kernels():
     assert matmul_dtypes(Ran(kernels={NVJET: 5, "triton_poi_fused_gelu_0": 9})) == {"bf16": 5}
 
 
-def test_what_a_graph_replays_is_told_by_its_kernels():
+def test_what_a_graph_replays_is_known_from_its_kernels():
     """Inductor's graphs hold all products but those of what it did not compile."""
     outside = Ran(matmul_dtypes={"float": 4, "c10::BFloat16": 3}, kernels={NVJET: 216})
     assert matmul_dtypes(outside) == {"fp32": 4, "bf16": 3}

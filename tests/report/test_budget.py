@@ -81,7 +81,7 @@ def test_what_the_numbers_were_measured_under():
     assert "(79.0 % of the kernels)" in text  # 5.53 of 7 ms have a model
 
 
-def test_an_open_budget_is_said_aloud():
+def test_an_open_budget_is_pointed_out():
     assert "does not close: no event explains 2.5 % of the step" in printed(budget())
     assert "does not close" not in printed(budget(step(launch=2.1)))
 
@@ -134,7 +134,7 @@ def test_a_budget_travels_as_json():
     assert decode(Budget, json.loads(json.dumps(encode(shown)))) == shown
 
 
-def test_a_stored_budget_that_reads_otherwise_now_gives_way():
+def test_a_stored_budget_that_its_trace_contradicts_is_replaced():
     analysis = analysis_of(steps=2)
     one, other = analysis.budget.steps
     later = replace(other, number=7)

@@ -58,7 +58,7 @@ def test_tables_say_who_held_the_peak():
     assert saved.rows == (("blocks.*.up", 2, 8.0, "80.0 %"), ("head", 1, 2.0, "20.0 %"))
 
 
-def test_fragmentation_is_told_where_an_allocator_reserves():
+def test_fragmentation_is_reported_where_an_allocator_reserves():
     note = memory_tables(timeline(reserved_bytes=24 * MIB, largest_free_block=MIB))[0].note
     assert "24.0 MiB, of which 10.0 MiB free" in note
     assert "largest free block 1.00 MiB (fragmentation 90.0 %)" in note

@@ -18,7 +18,7 @@ def test_an_unfinished_sweep_goes_on(store):
     assert again.id == first.id and set(again.finished) == {fingerprint(SPECS[0])}
 
 
-def test_a_finished_sweep_is_measured_anew(store):
+def test_a_finished_sweep_is_measured_again(store):
     first = open_sweep(store, SPECS, ENVIRONMENT)
     for spec in SPECS:
         save(store, first, spec)
@@ -26,7 +26,7 @@ def test_a_finished_sweep_is_measured_anew(store):
     assert again.id != first.id and again.finished == {}
 
 
-def test_other_cells_or_another_machine_begin_anew(store):
+def test_other_cells_or_another_machine_start_over(store):
     first = open_sweep(store, SPECS, ENVIRONMENT)
     save(store, first, SPECS[0])
     assert open_sweep(store, SPECS[:2], ENVIRONMENT).finished == {}

@@ -1,4 +1,4 @@
-"""Compare a Run or trace with another: faster, slower, what moved."""
+"""Compare a Run or trace with another: faster or slower, and what changed."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _write(paths: Sequence[Path], comparison: Comparison) -> list[Path]:
 
 
 def _print(comparison: Comparison) -> None:
-    """Print the verdict, what it rests on, what differs and what moved."""
+    """Print the verdict, what it rests on, what differs and what changed."""
     print(f"{comparison.headline}: {comparison.reason}")
     if comparison.change is not None:
         change = comparison.change

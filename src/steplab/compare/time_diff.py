@@ -38,7 +38,7 @@ def budget_diff(a: Budget, b: Budget) -> Table:
 
 
 def kernel_diff(a: Cycles, b: Cycles, most: int = MAX_ROWS) -> Table | None:
-    """Return the kernels that moved, the largest difference first (operators without a GPU).
+    """Return the kernels that changed, the largest difference first (operators without a GPU).
 
     None where no kernel was launched in a step.
     """
@@ -47,11 +47,11 @@ def kernel_diff(a: Cycles, b: Cycles, most: int = MAX_ROWS) -> Table | None:
     if not first and not second:
         return None
     note = f"time of the {name} of a mean step, summed over streams and threads"
-    return _moved_table(f"{name} that moved", name[:-1], first, second, most, note)
+    return _diff_table(f"{name} that changed", name[:-1], first, second, most, note)
 
 
 def module_diff(a: Cycles, b: Cycles, most: int = MAX_ROWS) -> Table | None:
-    """Return the modules that moved; layers that differ in their number only are one row.
+    """Return the modules that changed; layers that differ in their number only are one row.
 
     None where the traces of one side name no module: it was recorded without detail.
     """
@@ -59,7 +59,7 @@ def module_diff(a: Cycles, b: Cycles, most: int = MAX_ROWS) -> Table | None:
     if not {*first} - {UNATTRIBUTED} or not {*second} - {UNATTRIBUTED}:
         return None
     note = "forward and backward together; layers are summed, * stands for their numbers"
-    return _moved_table("modules that moved", "module", first, second, most, note)
+    return _diff_table("modules that changed", "module", first, second, most, note)
 
 
 def phase_diff(a: Clock, b: Clock) -> Table | None:
@@ -72,7 +72,7 @@ def phase_diff(a: Clock, b: Clock) -> Table | None:
         return None
     rows = [(name, one.ms, other.ms, other.ms - one.ms) for name, one, other in _pairs(*sides)]
     note = "medians of the stored steps without a profiler"
-    return Table("phases that moved", _columns("phase"), tuple(rows), note)
+    return Table("phases that changed", _columns("phase"), tuple(rows), note)
 
 
 def _columns(what: str) -> tuple[Column, ...]:
@@ -118,16 +118,16 @@ def _work_parts(cycles: Cycles, column: str, name_of: Callable[[str], str]) -> d
     return parts
 
 
-def _moved_table(title: str, what: str, a: Parts, b: Parts, most: int, note: str) -> Table:
+def _diff_table(title: str, what: str, a: Parts, b: Parts, most: int, note: str) -> Table:
     pairs = _pairs(a, b)
-    rows: list[tuple[Cell, ...]] = [_moved_row(*pair) for pair in pairs[:most]]
-    if rest := [_moved_row(*pair) for pair in pairs[most:]]:
+    rows: list[tuple[Cell, ...]] = [_diff_row(*pair) for pair in pairs[:most]]
+    if rest := [_diff_row(*pair) for pair in pairs[most:]]:
         rows.append((f"{len(rest)} others", *_sums(rest)))
     per_step = (Column("calls A", digits=3), Column("calls B", digits=3))
     return Table(title, (*_columns(what), *per_step), tuple(rows), note)
 
 
-def _moved_row(name: str, one: Part, other: Part) -> tuple[Cell, ...]:
+def _diff_row(name: str, one: Part, other: Part) -> tuple[Cell, ...]:
     return (name, one.ms, other.ms, other.ms - one.ms, one.launches, other.launches)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steplab.compare.bootstrap import CONFIDENCE, ratio_of_rounds
+from steplab.compare.bootstrap import CONFIDENCE, MIN_SAMPLES, ratio_of_rounds
 from steplab.core import Cell, Column, RunSpec, Samples, Table
-
-MIN_ROUNDS = 6  # of 5 equal rounds, one side is ahead in all about once in 16 tries
 
 
 def versus_table(
@@ -15,7 +13,7 @@ def versus_table(
 ) -> Table:
     """Return medians and the ratio of the second to the first with its interval, by rounds."""
     interval = ratio_of_rounds([s.values for s in a], [s.values for s in b])
-    if len(a) < MIN_ROUNDS or not interval.excludes_one:
+    if len(a) < MIN_SAMPLES or not interval.excludes_one:
         verdict = "cannot tell"
     else:
         verdict = "faster" if interval.ratio > 1 else "slower"

@@ -101,7 +101,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Memory:
-    """How many bytes a step needs. On CUDA from the caching allocator, on CPU the resident set of the process."""
+    """How many bytes a step needs, by the caching allocator of CUDA or as resident memory."""
 
     before: int  # held before the step: weights, optimizer state, the batch
     peak: int  # largest value inside the measured window
@@ -239,7 +239,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class MemoryTimeline:
-    """Who held how much memory when, over one step; `times_ms[i]` belongs to `bytes_by_kind[kind][i]`."""
+    """Who held how much memory when, over one step: `bytes_by_kind[kind][i]` at `times_ms[i]`."""
 
     times_ms: tuple[float, ...]  # since the step began; at most some thousand points
     bytes_by_kind: Mapping[str, tuple[int, ...]]
