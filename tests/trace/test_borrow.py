@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from steplab.trace.analyze import analyze
-from steplab.trace.borrow import match_rows
+from steplab.trace.analyze import analyze, match_rows
 from tests.trace.traces import MAIN, call, kernel, launched, op, python, range_, trace_of
 
 

@@ -115,6 +115,22 @@ class Case:
         return self.run.profile.memory if self.run is not None and self.run.profile else None
 
     @property
+    def expert_loads(self) -> tuple[tuple[float, ...], ...]:
+        """(layers, experts), as the step reported it: each expert's share of the assignments.
+
+        Known whatever kernel ran, with or without a trace.
+        """
+        reported = self.run.metrics.get("load_LE") if self.run else None
+        rows = reported if isinstance(reported, tuple) else ()
+        return tuple(row for row in rows if isinstance(row, tuple) and sum(row) > 0)
+
+    @property
+    def dropped_share(self) -> float | None:
+        """Share of the assignments to experts that were dropped; None if the step reported none."""
+        reported = self.run.metrics.get("dropped") if self.run else None
+        return reported if isinstance(reported, float) else None
+
+    @property
     def _device_properties(self) -> Mapping[str, Any]:
         listed = self.analysis.trace.properties.get("deviceProperties") if self.analysis else None
         return listed[0] if isinstance(listed, list) and listed else {}

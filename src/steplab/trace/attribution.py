@@ -15,8 +15,8 @@ import numpy as np
 from steplab.trace.analysis import Labels
 from steplab.trace.events import Codes, Ints, Ops, Spans, Trace, at_rows
 from steplab.trace.lines import MODULE, user_line
-from steplab.trace.nesting import Nesting, nest
 from steplab.trace.phases import AUTOGRAD_NODE, may_be_phase, phase_of_call, phase_of_range
+from steplab.trace.spans import Nesting, nest
 
 MODULE_RANGE = "module:"
 

@@ -17,9 +17,9 @@ from steplab.core import Budget, Category, StepBudget
 from steplab.core.budget import TERMS
 from steplab.trace.analysis import Floats, Syncs, Window, WorkTable
 from steplab.trace.events import KERNEL, Ints, Spans, Trace
-from steplab.trace.intervals import EMPTY, Intervals, union
 from steplab.trace.phases import phase_of_range
 from steplab.trace.roofline import peak_sources, trace_card, trace_device_name
+from steplab.trace.spans import EMPTY, Intervals, union
 from steplab.trace.windows import STEP_RANGE, drop_cut_step
 
 COMMUNICATION = "communication"  # the category, and the term of the same name

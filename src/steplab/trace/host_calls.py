@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from steplab.trace.analysis import Labels, Syncs, Window
 from steplab.trace.attribution import Attribution
 from steplab.trace.events import COPY, Ints, Trace, at_rows
-from steplab.trace.nesting import nest
 from steplab.trace.phases import PACING_RANGE
+from steplab.trace.spans import nest
 from steplab.trace.windows import step_at
 
 # Copies without "Async" return when the copy is done; freeing waits for what still runs.

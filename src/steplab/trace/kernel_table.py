@@ -12,8 +12,8 @@ from steplab.core.errors import UserError, did_you_mean
 from steplab.trace.analysis import Analysis, Floats, WorkTable
 from steplab.trace.events import Ints
 from steplab.trace.host_calls import find_launches
-from steplab.trace.nesting import nest
 from steplab.trace.phases import AUTOGRAD_NODE
+from steplab.trace.spans import nest
 
 Mask = NDArray[np.bool_]
 NAME_WIDTH = 110

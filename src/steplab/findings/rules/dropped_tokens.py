@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
-from steplab.findings.experts import dropped_share, expert_capacities, routing
+from steplab.findings.matmuls import expert_capacities, routing
 
 # A capacity chosen on purpose drops a few when the router fluctuates.
 TOLERATED = 0.01
@@ -21,7 +21,7 @@ TOLERATED = 0.01
 
 def check(case: Case) -> Finding | None:
     """Take the reported drops, else compare the capacity of the experts with the assignments."""
-    reported = dropped_share(case)
+    reported = case.dropped_share
     if reported is None:
         return _by_shapes(case)
     if not reported > TOLERATED:

@@ -14,14 +14,7 @@ from collections.abc import Sequence
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
-from steplab.findings.experts import (
-    Routing,
-    expert_capacities,
-    expert_loops,
-    reported_loads,
-    routing,
-)
-from steplab.findings.matmuls import matmuls
+from steplab.findings.matmuls import Routing, expert_capacities, expert_loops, matmuls, routing
 from steplab.findings.rows import Rows
 
 MAX_FACTOR = 1.5  # padded rows over assigned ones
@@ -32,8 +25,8 @@ def check(case: Case) -> Finding | None:
     """Compare padded rows with assigned ones, else the busiest expert with the mean."""
     routed = routing(case.rows) if case.rows is not None else None
     padded = _padded(case.rows, routed) if case.rows is not None and routed else None
-    if padded is not None or reported_loads(case):
-        return padded or _unequal_loads(reported_loads(case))
+    if padded is not None or case.expert_loads:
+        return padded or _unequal_loads(case.expert_loads)
     return _unequal_products(case.rows) if case.rows is not None else None
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.trace.events import Ints, Trace
-from steplab.trace.intervals import Intervals, union
 from steplab.trace.lines import user_line
+from steplab.trace.spans import Intervals, union
 
 # What runs a graph: Inductor's code, or the function that calls it under another backend.
 GRAPHS = ("## Call CompiledFxGraph", "CompiledFunction")

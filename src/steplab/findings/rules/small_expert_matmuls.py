@@ -15,8 +15,7 @@ import numpy as np
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
-from steplab.findings.experts import expert_loops
-from steplab.findings.matmuls import attainable_rate, matmuls
+from steplab.findings.matmuls import attainable_rate, expert_loops, matmuls
 
 SLOW = 0.5  # of the rate that large products reach
 # Time of gathering, activation and scattering of a grouped dispatch, over that of its products: 42
