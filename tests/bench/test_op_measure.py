@@ -5,7 +5,7 @@ import torch
 
 from steplab.bench import op_measure as module
 from steplab.bench.op_measure import (
-    OpCall,
+    BoundOp,
     TimingOptions,
     measure_memory,
     time_forward,
@@ -121,7 +121,7 @@ def test_collection_is_on_again_after_a_failure(monkeypatch):
     turns = iter([lambda: None, lambda: 1 / 0])  # the warm-up, then the first sample
     call.backward = lambda out: next(turns)()
     monkeypatch.setattr(
-        module, "_turn", lambda s, timer: timer.timed("both", lambda: s.backward(0))
+        module, "_time_phases", lambda s, timer: timer.timed("both", lambda: s.backward(0))
     )
     with pytest.raises(ZeroDivisionError):
         time_op(call, TimingOptions(3, 1, 1.0))
@@ -130,7 +130,7 @@ def test_collection_is_on_again_after_a_failure(monkeypatch):
 
 def exp_call(n):
     x = torch.zeros(n, requires_grad=True)
-    return OpCall(lambda: x.exp(), {"x": x}, torch.ones(n))
+    return BoundOp(lambda: x.exp(), {"x": x}, torch.ones(n))
 
 
 def test_results_have_the_names_of_the_leaves():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from steplab.bench.op_cell import measure_cell
-from steplab.bench.op_measure import OpCall, TimingOptions, measure_memory, time_op
+from steplab.bench.op_measure import BoundOp, TimingOptions, measure_memory, time_op
 from steplab.bench.ops import attention, experts
 from steplab.core import RunSpec
 
@@ -47,7 +47,7 @@ def test_experts():
 def test_memory_and_samples_of_a_known_op():
     """exp keeps its output of 256 MiB; its gradient is one more."""
     x = torch.zeros(2**26, device="cuda", requires_grad=True)
-    call = OpCall(lambda: x.exp(), {"x": x}, torch.ones_like(x))
+    call = BoundOp(lambda: x.exp(), {"x": x}, torch.ones_like(x))
     clock = time_op(call, TimingOptions(8, 2, 1.0))
     assert clock.source == "cuda events"
     assert len(clock.step) == len(clock.host) == len(clock.phases["backward"]) == 8

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 
 from steplab.bench.op_accuracy import Accuracy, accuracy_table
 from steplab.bench.op_bench import COMPILED, OpBench
-from steplab.bench.op_measure import OpCall, TimingOptions, measure_memory, time_forward, time_op
+from steplab.bench.op_measure import BoundOp, TimingOptions, measure_memory, time_forward, time_op
 from steplab.bench.op_results import ERRORS, WRONG
 from steplab.core import Run, RunSpec, Status, registry
 from steplab.core.errors import Unsupported, UserError
@@ -33,7 +33,7 @@ HOST_BOUND = 0.9  # the host took this share of the time, or more
 class OpInstance(Protocol):
     """An op at one shape, by one implementation: what `OpBench.build` returns."""
 
-    call: OpCall
+    call: BoundOp
 
     def check(self) -> tuple[list[Accuracy], str]:
         """Return how far each result is from fp64, and in words what was checked."""

@@ -40,12 +40,12 @@ TORCH_DTYPES = {
 
 
 @dataclass(frozen=True)
-class OpCall:
-    """`forward()` computes the output from `leaves`; `dout` is the gradient that it is given."""
+class BoundOp:
+    """An op with its inputs, to be called again and again: `forward()` computes from `leaves`."""
 
     forward: Callable[[], Tensor]
     leaves: Mapping[str, Tensor]  # by name; their gradients are wanted
-    dout: Tensor  # of the shape and dtype of the output
+    dout: Tensor  # the gradient that the output is given; its shape and dtype
 
     def backward(self, out: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of the leaves; the graph of `out` is used up."""
@@ -86,9 +86,9 @@ class HostTimer:
     def timed(self, phase: str, work: Callable[[], Any]) -> Any:
         """Do the work and record how long it took."""
         start = perf_counter()
-        done = work()
+        result = work()
         self.host_ms[phase].append((perf_counter() - start) * 1e3)
-        return done
+        return result
 
     def finish(self) -> None:
         """Wait until all is done."""
@@ -116,10 +116,10 @@ class DeviceTimer(HostTimer):
         for _ in range(self.writes):
             self.buffer.zero_()
         pair[0].record()
-        done = super().timed(phase, work)
+        result = super().timed(phase, work)
         pair[1].record()
         self.events[phase].append(pair)
-        return done
+        return result
 
     def finish(self) -> None:
         """Wait until all is done."""
@@ -140,25 +140,26 @@ class DeviceTimer(HostTimer):
         return max(pair[0].elapsed_time(pair[1]) / 10, 1e-3)
 
 
-def time_op(call: OpCall, options: TimingOptions) -> Clock:
-    """Return a Clock whose `step` is both, with the phases forward and backward beside it.
+def time_op(call: BoundOp, options: TimingOptions) -> Clock:
+    """Return a Clock whose `step` is forward and backward together, with both phases beside it.
 
     The three take turns, so that drift touches all alike. `host` is the time that the host needed
     to issue both. The op must have run before: nothing here compiles.
     """
-    return _clock(_repeat(call, options, lambda timer: _turn(call, timer)))
+    return _clock(_repeat(call, options, lambda timer: _time_phases(call, timer)))
 
 
-def time_forward(call: OpCall, options: TimingOptions) -> Clock:
+def time_forward(call: BoundOp, options: TimingOptions) -> Clock:
     """Measure the forward alone, for an op whose backward fails; `step` then has no samples."""
-    return _clock(_repeat(call, options, lambda timer: _forward_turn(call, timer)))
+    return _clock(_repeat(call, options, lambda timer: timer.timed("forward", call.forward)))
 
 
-def _repeat(call: OpCall, options: TimingOptions, turn: Callable[[HostTimer], None]) -> HostTimer:
+def _repeat(call: BoundOp, options: TimingOptions, sample: Callable[[HostTimer], Any]) -> HostTimer:
+    """Warm up, then take samples; return the timer that holds them."""
     on_cuda = call.dout.device.type == "cuda"
     warm = HostTimer()
     for _ in range(max(1, options.warmup)):
-        turn(warm)
+        sample(warm)
         if on_cuda:
             torch.cuda.synchronize()
     longest = max(values[-1] for values in warm.host_ms.values() if values)
@@ -170,23 +171,19 @@ def _repeat(call: OpCall, options: TimingOptions, turn: Callable[[HostTimer], No
         for count in range(options.repeats):
             if count >= MIN_REPEATS and perf_counter() > end:
                 break
-            turn(timer)
+            sample(timer)
             timer.finish()
     finally:
         gc.enable()
     return timer
 
 
-def _turn(call: OpCall, timer: HostTimer) -> None:
+def _time_phases(call: BoundOp, timer: HostTimer) -> None:
     # A fresh forward for every backward: compiled code frees what it saved.
     backward = partial(call.backward, timer.timed("forward", call.forward))
     timer.timed("backward", backward)
     del backward  # and the output with it
     timer.timed("both", lambda: call.backward(call.forward()))
-
-
-def _forward_turn(call: OpCall, timer: HostTimer) -> None:
-    timer.timed("forward", call.forward)
 
 
 def _clock(timer: HostTimer) -> Clock:
@@ -205,7 +202,7 @@ def _clock(timer: HostTimer) -> Clock:
     )
 
 
-def measure_memory(call: OpCall) -> Memory:
+def measure_memory(call: BoundOp) -> Memory:
     """Run forward and backward once and return what was held at most, in each and in between.
 
     Output and gradients count; inputs do not, they are in `before`. On a CPU `before` is 0, and
@@ -215,7 +212,7 @@ def measure_memory(call: OpCall) -> Memory:
     return _memory_on_cuda(call) if call.dout.device.type == "cuda" else _memory_on_cpu(call)
 
 
-def _memory_on_cuda(call: OpCall) -> Memory:
+def _memory_on_cuda(call: BoundOp) -> Memory:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -230,7 +227,7 @@ def _memory_on_cuda(call: OpCall) -> Memory:
     return Memory(before, max(peaks.values()), reserved, total, "cuda allocator", peaks)
 
 
-def _memory_on_cpu(call: OpCall) -> Memory:
+def _memory_on_cpu(call: BoundOp) -> Memory:
     # Without stacks: a Python loop inside the op (Triton's interpreter) would take minutes.
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True

@@ -94,7 +94,7 @@ class AttentionInstance:
     def __init__(self, config: Config, seed: int, device: torch.device) -> None:
         import torch
 
-        from steplab.bench.op_measure import OpCall, use_dtype
+        from steplab.bench.op_measure import BoundOp, use_dtype
 
         self.config, self.seed, self.device = config, seed, device
         self.dtype = use_dtype(config["dtype"], device)
@@ -103,7 +103,7 @@ class AttentionInstance:
         self.ran = ""
         attention = self._attention(*leaves.values())
         dout = self._normal(generator)
-        self.call = OpCall(lambda: attention(*leaves.values()), leaves, dout)
+        self.call = BoundOp(lambda: attention(*leaves.values()), leaves, dout)
 
     def check(self) -> tuple[list[Accuracy], str]:
         """Compare with fp64: all heads, or as many heads or positions as time allows."""

@@ -67,7 +67,7 @@ class EmaInstance:
         import torch
 
         from steplab.bench.op_cell import compiled_if_asked
-        from steplab.bench.op_measure import OpCall, use_dtype
+        from steplab.bench.op_measure import BoundOp, use_dtype
         from steplab.kernels import ema as ema_op
 
         self.config, self.seed, self.device = config, seed, device
@@ -97,7 +97,7 @@ class EmaInstance:
 
         average = compiled_if_asked(config["impl"], ema)
         dout = normal(B, L, D).to(self.dtype)
-        self.call = OpCall(lambda: average(*leaves.values()), leaves, dout)
+        self.call = BoundOp(lambda: average(*leaves.values()), leaves, dout)
 
     def check(self) -> tuple[list[Accuracy], str]:
         """Compare some channels with fp64: they are independent of one another."""
@@ -143,7 +143,7 @@ def _by_definition(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str
     """Return output and gradients step by step; parameters in fp32 or better."""
     import torch
 
-    from steplab.bench.op_measure import OpCall
+    from steplab.bench.op_measure import BoundOp
     from steplab.kernels import ema as ema_op
 
     wide = torch.promote_types(dtype, torch.float32)
@@ -153,7 +153,7 @@ def _by_definition(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str
     def forward() -> Tensor:
         return ema_op.ema(DEFINITION, x_BLD, ema_op.EMAParameters(*stored.values()))[0]
 
-    return OpCall(forward, {"x": x_BLD, **stored}, inputs["dout"].to(dtype)).results()
+    return BoundOp(forward, {"x": x_BLD, **stored}, inputs["dout"].to(dtype)).results()
 
 
 def bound_tables(runs: Sequence[Run]) -> Sequence[Table]:

@@ -56,7 +56,7 @@ class ExpertsInstance:
         import torch
 
         from steplab.bench.op_cell import compiled_if_asked
-        from steplab.bench.op_measure import OpCall, use_dtype
+        from steplab.bench.op_measure import BoundOp, use_dtype
         from steplab.modules.experts import RoutedExperts
 
         self.config, self.seed, self.device = config, seed, device
@@ -84,7 +84,7 @@ class ExpertsInstance:
             return out_TD
 
         leaves = _leaves(self.layer, x_TD, weights_TK)
-        self.call = OpCall(forward, leaves, normal(T, D).to(device, dtype))
+        self.call = BoundOp(forward, leaves, normal(T, D).to(device, dtype))
 
     def check(self) -> tuple[list[Accuracy], str]:
         """Compare with fp64, on fewer tokens where all of them would take too long."""
@@ -110,7 +110,7 @@ class ExpertsInstance:
         """Return output and gradients expert by expert; router weights in fp32 or better."""
         import torch
 
-        from steplab.bench.op_measure import OpCall
+        from steplab.bench.op_measure import BoundOp
 
         twin = copy.deepcopy(self.layer).to(dtype)
         twin.impl = DEFINITION
@@ -123,7 +123,7 @@ class ExpertsInstance:
             return out_TD
 
         leaves = _leaves(twin, x_TD, weights_TK)
-        return OpCall(forward, leaves, self.call.dout.to(dtype)).results()
+        return BoundOp(forward, leaves, self.call.dout.to(dtype)).results()
 
     def _tokens_in_time(self) -> int:
         """Return how many tokens fp64 can do in about a second, and in half of the free memory."""

@@ -51,7 +51,7 @@ class LossInstance:
         import torch
 
         from steplab.bench.op_cell import compiled_if_asked
-        from steplab.bench.op_measure import TORCH_DTYPES, OpCall, use_dtype
+        from steplab.bench.op_measure import TORCH_DTYPES, BoundOp, use_dtype
         from steplab.kernels import cross_entropy as op
 
         self.config, self.seed, self.device = config, seed, device
@@ -71,7 +71,7 @@ class LossInstance:
             config["impl"], lambda x, w, targets: op.cross_entropy(impl, x, w, targets, reduction)
         )
         leaves = {"x": x_TD, "weight": weight_VD}
-        self.call = OpCall(lambda: loss(x_TD, weight_VD, self.targets_T), leaves, d_loss)
+        self.call = BoundOp(lambda: loss(x_TD, weight_VD, self.targets_T), leaves, d_loss)
 
     def check(self) -> tuple[list[Accuracy], str]:
         """Compare with fp64, on fewer tokens where all of them would take too long."""
