@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
 from steplab.cli.flags import add_device_flag
+from steplab.cli.step_flags import add_recipe_flag
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
-from steplab.techniques.recipes import parse_recipe
 
 if TYPE_CHECKING:
     from steplab.forecasting.evaluation.data import EvaluationData
@@ -42,7 +42,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         help="also write .json (everything), .md or .csv (the tables)")  # fmt: skip
     add("--picture", type=Path, metavar="FILE", help="draw ratios and windows: .html or .png")
     add("--batch", type=int, default=256, metavar="N", help="series at a time")
-    add("--recipe", default="plain", help="plain, or precision=bf16, impl.attention=...")
+    add_recipe_flag(parser)
     add_device_flag(parser)
 
 
@@ -52,11 +52,10 @@ def _run(args: argparse.Namespace) -> int:
     from steplab.report.terminal import print_table
 
     _check(args)
-    recipe = parse_recipe(args.recipe)
     data = _data(args)
     from steplab.forecasting.forecaster import Forecaster  # imports torch
 
-    forecaster = Forecaster.load(args.checkpoint, args.device, recipe, warn=_note)
+    forecaster = Forecaster.load(args.checkpoint, args.device, args.recipe, warn=_note)
     result = _evaluate(args, forecaster, data)
     found = result.evaluation
     for path in args.out:

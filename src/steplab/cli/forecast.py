@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
+from steplab.cli.flags import add_device_flag
+from steplab.cli.step_flags import add_recipe_flag
 from steplab.core.errors import UserError
 from steplab.data.formats import resolve_path
-from steplab.techniques.recipes import parse_recipe
 
 if TYPE_CHECKING:
     from steplab.forecasting.forecaster import Forecaster
@@ -34,20 +35,15 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--id-column", metavar="NAME", help="column of a frame that names its series")
     add("--timestamp-column", metavar="NAME", help="column of a frame with times or counts")
     add("--target", metavar="NAME", help="column of a frame with values")
-    add(
-        "--freq",
-        metavar="FREQ",
-        help="pandas frequency, if the step cannot be inferred from the times",
-    )
+    add("--freq", metavar="FREQ", help="pandas frequency, if times have no step to infer")
     add("--batch", type=int, default=256, metavar="N", help="series at a time")
     add("--head", choices=("largest", "next-larger"), default="largest",
         help="use heads no longer than what remains, or the next longer one, cut")  # fmt: skip
-    add("--recipe", default="plain", help="plain, or precision=bf16, impl.attention=...")
-    add("--device", default="auto", help="cpu, cuda, or auto")
+    add_recipe_flag(parser)
+    add_device_flag(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
-    recipe = parse_recipe(args.recipe)
     _check(args)
     from steplab.forecasting.forecast_report import forecast_picture, write_picture
     from steplab.forecasting.forecaster import Forecaster
@@ -56,7 +52,7 @@ def _run(args: argparse.Namespace) -> int:
 
     if args.out:
         check_suffix(args.out)
-    forecaster = Forecaster.load(args.checkpoint, args.device, recipe, warn=_note)
+    forecaster = Forecaster.load(args.checkpoint, args.device, args.recipe, warn=_note)
     used = forecaster.passes(args.horizon, args.head)[0].context
     names = (args.id_column, args.timestamp_column, args.target)
     # One point more than is used, so that a cut is noticed.

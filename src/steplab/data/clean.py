@@ -64,21 +64,21 @@ def clean(
     chunk: int = CHUNK_POINTS,
 ) -> CleaningCounts:
     """Write the good parts of every series; `advance` is called with the points of each read."""
-    tally = CleaningCounts()
+    counts = CleaningCounts()
     for index in range(len(series)):
         cleaner = _Cleaner(rule, writer)
         for points in chunks(series, index, chunk):
             cleaner.feed(points)
-            tally.points += len(points)
+            counts.points += len(points)
             advance(len(points))
         cleaner.end_of_run()
-        tally.series += 1
-        tally.kept_series += cleaner.runs
-        tally.kept_points += cleaner.kept
-        tally.lost_series += cleaner.runs == 0
-        tally.dropped_points.update(cleaner.dropped)
-        tally.dropped_from.update(cleaner.dropped.keys())
-    return tally
+        counts.series += 1
+        counts.kept_series += cleaner.runs
+        counts.kept_points += cleaner.kept
+        counts.lost_series += cleaner.runs == 0
+        counts.dropped_points.update(cleaner.dropped)
+        counts.dropped_from.update(cleaner.dropped.keys())
+    return counts
 
 
 class _Cleaner:

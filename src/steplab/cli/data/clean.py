@@ -24,12 +24,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     add("path", type=Path, metavar="IN", help="folder or file of series")
     add("--out", type=Path, required=True, help="new folder, in the Time-300B layout")
-    add(
-        "--flat-window",
-        type=int,
-        default=128,
-        help="points that are judged together, as one window",
-    )
+    add("--flat-window", type=int, default=128, help="points per window that is judged as one")
     add("--flat-share", type=float, default=0.2,
         help="share of zero first or second differences above which a window is dropped; "
         "1 keeps all")  # fmt: skip
@@ -51,44 +46,46 @@ def _run(args: argparse.Namespace) -> int:
             ItemProgress("points", int(series.lengths.sum())) as progress,
             SeriesWriter(args.out) as writer,
         ):
-            tally = clean(series, rule, writer, progress.advance)
-        print_table(_table(str(args.path), tally))
-        if not tally.kept_series:
+            counts = clean(series, rule, writer, progress.advance)
+        print_table(_table(str(args.path), counts))
+        if not counts.kept_series:
             raise UserError(
                 f"Nothing is left of {args.path}, so {args.out} was not written.",
                 "The table above shows what was dropped; --flat-share and --shortest decide.",
             )
         verify(writer)
-        report = _report(str(args.path), rule, tally)
+        report = _report(str(args.path), rule, counts)
         write_file(args.out / CLEANING_REPORT, report.encode())
     print(f"{args.out}: written and verified; the report is in {args.out / CLEANING_REPORT}")
     return 0
 
 
-def _report(source: str, rule: CleaningRule, tally: CleaningCounts) -> str:
-    record = {"source": source, "rule": encode(rule), "tally": encode(tally)}
+def _report(source: str, rule: CleaningRule, counts: CleaningCounts) -> str:
+    record = {"source": source, "rule": encode(rule), "tally": encode(counts)}
     return json.dumps(record, indent=1) + "\n"
 
 
-def _table(source: str, tally: CleaningCounts) -> Table:
+def _table(source: str, counts: CleaningCounts) -> Table:
     from steplab.data.clean import REASONS
 
-    rows: list[tuple[Cell, ...]] = [("read", tally.points, 100.0, tally.series)]
+    rows: list[tuple[Cell, ...]] = [("read", counts.points, 100.0, counts.series)]
     for reason in REASONS:
-        points = tally.dropped_points[reason]
-        row = (f"dropped: {reason}", points, _percent(points, tally), tally.dropped_from[reason])
+        points = counts.dropped_points[reason]
+        row = (f"dropped: {reason}", points, _percent(points, counts), counts.dropped_from[reason])
         rows.append(row)
-    rows.append(("kept", tally.kept_points, _percent(tally.kept_points, tally), tally.kept_series))
+    rows.append(
+        ("kept", counts.kept_points, _percent(counts.kept_points, counts), counts.kept_series)
+    )
     columns = (Column("what"), Column("points"), Column("share", "%"), Column("series"))
     note = (
         f"In a `dropped` row, series are those that lost points for this reason; in `kept`, the "
-        f"runs that were written. Nothing is left of {tally.lost_series:,} series."
+        f"runs that were written. Nothing is left of {counts.lost_series:,} series."
     )
     return Table(f"cleaning {source}", columns, tuple(rows), note)
 
 
-def _percent(points: int, tally: CleaningCounts) -> float:
-    return 100 * points / max(tally.points, 1)
+def _percent(points: int, counts: CleaningCounts) -> float:
+    return 100 * points / max(counts.points, 1)
 
 
 COMMAND = Command(_flags, _run)
