@@ -41,7 +41,7 @@ def pair():
     """Two equal models, one with torch's optimizer and one with ours."""
     models = net(), net()
     theirs, replaced = (torch.optim.AdamW(groups(m), lr=1e-2, foreach=False) for m in models)
-    return (models[0], theirs), (models[1], OnePassAdamW.instead_of(replaced))
+    return (models[0], theirs), (models[1], OnePassAdamW.from_adamw(replaced))
 
 
 def steps(model, optimizer, count, clip=None, first=0):
@@ -256,9 +256,9 @@ def test_parameters_without_a_gradient_are_left_alone():
 def test_what_it_cannot_do_is_told():
     model = net()
     with pytest.raises(Unsupported, match="trained by SGD"):
-        OnePassAdamW.instead_of(torch.optim.SGD(model.parameters(), lr=0.1))
+        OnePassAdamW.from_adamw(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(Unsupported, match="without amsgrad"):
-        OnePassAdamW.instead_of(torch.optim.AdamW(model.parameters(), amsgrad=True))
+        OnePassAdamW.from_adamw(torch.optim.AdamW(model.parameters(), amsgrad=True))
     p = nn.Parameter(torch.ones(4, 2))
     optimizer = OnePassAdamW([p])
     p.grad = torch.sparse_coo_tensor([[0], [1]], [1.0], (4, 2))

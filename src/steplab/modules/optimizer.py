@@ -129,8 +129,8 @@ class OnePassAdamW(torch.optim.Optimizer):
         return f"one-pass {self.ran}".strip()
 
     @classmethod
-    def instead_of(cls, optimizer: torch.optim.Optimizer) -> OnePassAdamW:
-        """Return one with the groups of a torch.optim.AdamW that has not taken a step."""
+    def from_adamw(cls, optimizer: torch.optim.Optimizer) -> OnePassAdamW:
+        """Return the same with the groups of a torch.optim.AdamW that has not taken a step."""
         kind = type(optimizer).__name__
         if type(optimizer) is not torch.optim.AdamW:
             raise Unsupported(

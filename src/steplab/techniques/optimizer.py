@@ -37,7 +37,7 @@ class Optimizer(Technique):
         if asked == ONE_PASS:
             from steplab.modules.optimizer import OnePassAdamW
 
-            parts.replace_optimizer = OnePassAdamW.instead_of
+            parts.replace_optimizer = OnePassAdamW.from_adamw
             return
         parts.optimizer_options = (
             {"foreach": False, "fused": False} if asked == "forloop" else {str(asked): True}

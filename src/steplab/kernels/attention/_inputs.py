@@ -13,8 +13,8 @@ class AttentionInputs(NamedTuple):
     """Queries, keys, values and what a query may see of them.
 
     Keys may have fewer heads than queries: neighbors share one. A causal query sees no later key;
-    the last query stands at the last key. With documents, sequences are packed of several ones, and
-    a query sees the keys of its own only.
+    the last query stands at the last key. With documents, a sequence packs several of them, and a
+    query sees only the keys of its own.
     """
 
     q_BHTD: Tensor
