@@ -7,8 +7,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from steplab.core import Budget, Category, Memory, Profile, Run, RunSpec, Samples, StepBudget
-from steplab.core import registry as real_shelf
+from steplab.core import (
+    Budget,
+    Category,
+    Memory,
+    Profile,
+    Run,
+    RunSpec,
+    Samples,
+    StepBudget,
+    registry,
+)
 from steplab.core.errors import MeasurementError
 from steplab.core.ladder import Check
 from steplab.techniques.context import Suggestion
@@ -76,16 +85,16 @@ class Pretended(Technique):
         return [] if current else [Suggestion({"on": True}, self.savings)]
 
 
-def use_shelf(monkeypatch, shelf: Mapping[str, Technique]) -> None:
-    """Put these techniques, and no others, on the shelf."""
-    all_names = real_shelf.names
+def use_techniques(monkeypatch, techniques: Mapping[str, Technique]) -> None:
+    """Let these be all the techniques that there are."""
+    all_names = registry.names
 
     def names(package: str, constant: str) -> list[str]:
-        return list(shelf) if constant == "TECHNIQUE" else all_names(package, constant)
+        return list(techniques) if constant == "TECHNIQUE" else all_names(package, constant)
 
-    monkeypatch.setattr(real_shelf, "names", names)
+    monkeypatch.setattr(registry, "names", names)
     for module in ("steplab.tune.proposals", "steplab.tune.rung", "steplab.techniques.recipes"):
-        monkeypatch.setattr(f"{module}.technique", lambda name: shelf[name])
+        monkeypatch.setattr(f"{module}.technique", lambda name: techniques[name])
 
 
 def pretended_run(spec: RunSpec, ms: float) -> Run:

@@ -13,7 +13,7 @@ from tests.tune.ladders import (
     NoProcesses,
     Pretended,
     World,
-    use_shelf,
+    use_techniques,
     use_world,
 )
 
@@ -25,8 +25,8 @@ MATMUL, LAUNCH, SMALL = {"kind:matmul": 1.0}, {"term:launch": 1.0}, {"kind:eleme
 def climb(monkeypatch, store):
     """Return a function that climbs in a world; every process it started must have ended."""
 
-    def run(world, shelf, view=None, **options) -> Ladder:
-        use_shelf(monkeypatch, shelf)
+    def run(world, techniques, view=None, **options) -> Ladder:
+        use_techniques(monkeypatch, techniques)
         references = use_world(monkeypatch, world, [])
         try:
             watching = (references, ENVIRONMENT, view or NullView(), NoProcesses())
@@ -43,8 +43,8 @@ def outcomes(ladder):
 
 def test_what_wins_is_kept_and_what_loses_is_not(climb):
     world = World({"quick": 0.5, "slower": 1.3, "same": 1.0})
-    shelf = {name: Pretended(MATMUL) for name in ("quick", "slower", "same")}
-    ladder = climb(world, shelf)
+    techniques = {name: Pretended(MATMUL) for name in ("quick", "slower", "same")}
+    ladder = climb(world, techniques)
     assert outcomes(ladder) == {
         "quick=true": "kept",
         "slower=true": "no gain",
@@ -55,8 +55,8 @@ def test_what_wins_is_kept_and_what_loses_is_not(climb):
 
 
 def test_the_highest_ceiling_is_tried_first_and_a_low_one_never(climb):
-    shelf = {"a": Pretended(LAUNCH), "b": Pretended(MATMUL), "c": Pretended(SMALL)}
-    ladder = climb(World(), shelf)
+    techniques = {"a": Pretended(LAUNCH), "b": Pretended(MATMUL), "c": Pretended(SMALL)}
+    ladder = climb(World(), techniques)
     assert [rung.label for rung in ladder.rungs] == ["b=true", "a=true"]
     assert [suggestion.label for suggestion in ladder.untried] == ["c=true"]
     assert "0.2 %" in ladder.untried[0].reason
@@ -139,44 +139,44 @@ def test_what_lost_is_tried_again_when_its_share_has_grown(climb, monkeypatch):
         return known(part, run, more)
 
     monkeypatch.setattr(ceilings, "_size", size)
-    shelf = {"late": Pretended(MATMUL), "graph": Pretended({"term:launch": 0.7})}
-    ladder = climb(world, shelf)
+    techniques = {"late": Pretended(MATMUL), "graph": Pretended({"term:launch": 0.7})}
+    ladder = climb(world, techniques)
     tried = [(rung.label, rung.outcome) for rung in ladder.rungs if rung.change]
     assert tried == [("late=true", "no gain"), ("graph=true", "kept"), ("late=true", "kept")]
 
 
 def test_the_budget_ends_the_search_and_the_next_call_goes_on(climb):
     world = World({"a": 0.5})
-    shelf = {"a": Pretended(MATMUL), "slow": Pretended(LAUNCH, slow=True)}
-    first = climb(world, shelf, minutes=0.3)  # compiling is expected to take 20 s
+    techniques = {"a": Pretended(MATMUL), "slow": Pretended(LAUNCH, slow=True)}
+    first = climb(world, techniques, minutes=0.3)  # compiling is expected to take 20 s
     assert [rung.label for rung in first.rungs] == ["a=true"]
     assert first.left == ("slow=true",) and not first.finished and "spent" in first.stopped
-    again = climb(world, shelf, minutes=0.3)
+    again = climb(world, techniques, minutes=0.3)
     assert again.left and again.stopped == (
         "nothing of what is left fits into 0.3 minutes; a larger --budget"
     )
-    second = climb(world, shelf, minutes=8)
+    second = climb(world, techniques, minutes=8)
     assert second.id == first.id and second.finished
     assert [rung.label for rung in second.rungs][:2] == ["a=true", "slow=true"]
 
 
 def test_an_interrupted_search_goes_on_where_it_was(climb):
     world = World({"a": 0.5, "b": 0.8})
-    shelf = {"a": Pretended(MATMUL), "b": Pretended(LAUNCH)}
+    techniques = {"a": Pretended(MATMUL), "b": Pretended(LAUNCH)}
     with pytest.raises(KeyboardInterrupt):
-        climb(world, shelf, Interrupted(after=1))
+        climb(world, techniques, Interrupted(after=1))
     world.opened.clear()
-    ladder = climb(world, shelf)
+    ladder = climb(world, techniques)
     assert world.opened[:3] == ["plain", "a=true", "a=true,b=true"]  # the winner is opened again
     assert ladder.winner.label == "a=true,b=true" and ladder.finished
-    again = climb(world, shelf)
+    again = climb(world, techniques)
     assert again.id != ladder.id
 
 
 def test_memory_may_be_the_objective(climb):
     world = World({"lean": 0.7, "quick": 0.5})
-    shelf = {"lean": Pretended({}), "quick": Pretended(MATMUL)}
-    ladder = climb(world, shelf, objective="memory")
+    techniques = {"lean": Pretended({}), "quick": Pretended(MATMUL)}
+    ladder = climb(world, techniques, objective="memory")
     assert outcomes(ladder) == {"lean=true": "kept"}
     assert "at the peak" in ladder.rungs[0].reason
 

@@ -166,10 +166,10 @@ def test_a_search_that_goes_on_knows_what_winners_told(climb, after):
 def test_of_an_op_that_changed_nothing_is_known_until_the_winner_is_profiled(
     climb, monkeypatch, store
 ):
-    crowned = []
+    promoted = []
 
     def interrupted(self, tried):
-        crowned.append(tried.rung.label)
+        promoted.append(tried.rung.label)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("steplab.tune.climb.Climb._promote", interrupted)
@@ -177,7 +177,7 @@ def test_of_an_op_that_changed_nothing_is_known_until_the_winner_is_profiled(
         climb(SEED, minutes=8)
     (path,) = (store.root / "ladders").glob("*/ladder.json")
     left = LadderFolder(path.parent).load()
-    assert crowned == ["impl.*=auto"] and left.winner == left.rungs[0].recipe
+    assert promoted == ["impl.*=auto"] and left.winner == left.rungs[0].recipe
     assert set(left.known_ms) == {"phase:optimizer"}
 
 

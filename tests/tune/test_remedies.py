@@ -9,7 +9,7 @@ from steplab.core.ladder import Check
 from steplab.techniques import recipes
 from steplab.tune.rung import remedy_for_checks, remedy_for_run
 from tests.compare.sides import run_of
-from tests.tune.ladders import Pretended, use_shelf
+from tests.tune.ladders import Pretended, use_techniques
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_technique_of_ones_own_tells_its_own_remedy(monkeypatch):
         def remedy(self, run):
             return f"turn it round ({run.status})"
 
-    use_shelf(monkeypatch, {"helpful": Helpful({})})
+    use_techniques(monkeypatch, {"helpful": Helpful({})})
     assert remedy_for_run(replace(run_of(), status="oom"), "helpful") == "turn it round (oom)"
     assert recipes.technique("helpful").remedy(run_of()) == "turn it round (ok)"
 

@@ -11,7 +11,7 @@ from steplab.tune.options import TuneOptions
 from steplab.tune.progress import NullView
 from steplab.tune.search import tune
 from steplab.workers.pool import PRELOAD, WorkerPool
-from tests.tune.ladders import ENVIRONMENT, Pretended, World, use_shelf, use_world
+from tests.tune.ladders import ENVIRONMENT, Pretended, World, use_techniques, use_world
 from tests.tune.pretended_gpu import H200, SEED, Clock, candidates_on, use_gpu
 from tests.tune.test_flagship_path import SlowReferences
 
@@ -114,8 +114,8 @@ def test_on_two_cores_a_gpu_has_one_spare_as_ever(monkeypatch, store, machine):
 
 def test_on_a_cpu_one_process_starts_for_each_rung(monkeypatch, store, machine):
     world, pool, view = World({"quick": 0.7, "idle": 1.0}), WorkerPool(), Watching()
-    shelf = {"quick": Pretended({"kind:matmul": 1.0}), "idle": Pretended({"term:launch": 1.0})}
-    use_shelf(monkeypatch, shelf)
+    techniques = {"quick": Pretended({"kind:matmul": 1.0}), "idle": Pretended({"term:launch": 1.0})}
+    use_techniques(monkeypatch, techniques)
     references = use_world(monkeypatch, world, [])
     machine.use(monkeypatch, rung.RemoteCandidate, pool)
     pool.refill()

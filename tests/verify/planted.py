@@ -56,9 +56,9 @@ def plant(monkeypatch, change: Callable[[StepParts], None]) -> None:
 def verdicts(spec) -> dict[str, tuple[bool, str]]:
     """Hold the recipe of `spec` against the truth; group -> (passed, detail)."""
     truth = compute_reference(spec, "fp64")
-    evidence = take_snapshot(step_without_dropout(spec), spec)
-    peers = [compute_reference(spec, name) for name in references_of(evidence.matmul_dtype)]
-    found = judge(evidence, peers, truth, "")
+    snapshot = take_snapshot(step_without_dropout(spec), spec)
+    peers = [compute_reference(spec, name) for name in references_of(snapshot.matmul_dtype)]
+    found = judge(snapshot, peers, truth, "")
     return {check.name: (check.passed, check.detail) for check in found}
 
 

@@ -23,15 +23,15 @@ def test_rounding_of_the_copy_is_no_error_of_the_update(tiny_spec, references):
     truth, *peers = references
     spec = tiny_spec(NARROW)
     step = step_without_dropout(spec)
-    evidence = take_snapshot(step, spec, 1 / 8)
-    assert set(evidence.roundoff.values()) == {2.0**-24}
+    snapshot = take_snapshot(step, spec, 1 / 8)
+    assert set(snapshot.roundoff.values()) == {2.0**-24}
     name, p = next(iter(step.model.named_parameters()))
     start = truth.groups["weights"][name]
     by_copy = float((sketch(p) - start - truth.groups["update"][name]).norm())
-    errors = {error.name: error for error in errors_of("update", evidence, peers, truth)}
+    errors = {error.name: error for error in errors_of("update", snapshot, peers, truth)}
     size = float(truth.groups["update"][name].norm())
     assert errors[name].value < 0.2 * by_copy / size
-    assert all(check.passed for check in judge(evidence, peers, truth, ""))
+    assert all(check.passed for check in judge(snapshot, peers, truth, ""))
 
 
 def test_a_copy_that_is_not_kept_up_is_seen(tiny_spec, references):
@@ -42,9 +42,9 @@ def test_a_copy_that_is_not_kept_up_is_seen(tiny_spec, references):
     step.optimizer.register_step_post_hook(
         lambda *_: [p.data.copy_(old) for p, old in stale.items()] and None
     )
-    evidence = take_snapshot(step, spec, 1 / 8)
-    assert 2.0**-8 in evidence.roundoff.values()
-    checks = judge(evidence, peers, truth, "")
+    snapshot = take_snapshot(step, spec, 1 / 8)
+    assert 2.0**-8 in snapshot.roundoff.values()
+    checks = judge(snapshot, peers, truth, "")
     assert "update" in [check.name for check in checks if not check.passed]
 
 
@@ -52,6 +52,6 @@ def test_without_masters_a_parameter_is_itself(tiny_spec):
     spec = tiny_spec()
     step = step_without_dropout(spec)
     before = {name: sketch(p) for name, p in step.model.named_parameters()}
-    evidence = take_snapshot(step, spec)
+    snapshot = take_snapshot(step, spec)
     for name, p in step.model.named_parameters():
-        torch.testing.assert_close(evidence.groups["update"][name], sketch(p) - before[name])
+        torch.testing.assert_close(snapshot.groups["update"][name], sketch(p) - before[name])

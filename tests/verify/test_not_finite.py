@@ -13,7 +13,7 @@ from tests.verify.planted import own_file
 NAN, INF, HUGE = float("nan"), float("inf"), 1e200  # whose square overflows
 
 
-def evidence(group: str = "", value: float = 1.0) -> NumericsSnapshot:
+def snapshot(group: str = "", value: float = 1.0) -> NumericsSnapshot:
     """Every group holds the tensors "w" and "b"; in one group "w" begins with `value`."""
     groups = {
         name: {"w": torch.tensor([value if name == group else 1.0, 2.0]).double(), "b": ONE}
@@ -33,22 +33,22 @@ def red(
 
 
 def test_what_is_finite_and_equal_passes():
-    assert red(evidence(), evidence(), evidence()) == {}
+    assert red(snapshot(), snapshot(), snapshot()) == {}
 
 
 @pytest.mark.parametrize("value", [NAN, INF, HUGE])
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_truth_that_is_not_finite_verifies_nothing(group, value):
-    wrong = evidence(group, value)
+    wrong = snapshot(group, value)
     assert red(wrong, wrong, wrong)[group] == "unverified: w is not finite in fp64"
 
 
 @pytest.mark.parametrize("value", [NAN, INF])
 @pytest.mark.parametrize("group", GROUPS)
 def test_nor_does_a_peer_and_a_candidate_is_too_far_off(group, value):
-    wrong = evidence(group, value)
-    assert red(evidence(), wrong, evidence()) == {group: "unverified: w is not finite in the peer"}
-    found = red(wrong, evidence(), evidence())
+    wrong = snapshot(group, value)
+    assert red(snapshot(), wrong, snapshot()) == {group: "unverified: w is not finite in the peer"}
+    found = red(wrong, snapshot(), snapshot())
     assert list(found) == [group] and "too far from fp64; worst w: error inf" in found[group]
 
 

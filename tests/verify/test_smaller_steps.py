@@ -141,9 +141,9 @@ def test_the_rate_is_multiplied_once(deep, kind):
         for group in groups if kind != "number" else ():
             group["lr"] = shared if kind == "shared tensor" else shared.clone()
         step.model.double()
-        evidence = take_snapshot(step, deep(), rate, doubled=True)
-        assert len(evidence.groups["loss"]) == STEPS
-        moved.append(torch.cat(list(evidence.groups["update"].values())))
+        snapshot = take_snapshot(step, deep(), rate, doubled=True)
+        assert len(snapshot.groups["loss"]) == STEPS
+        moved.append(torch.cat(list(snapshot.groups["update"].values())))
     torch.testing.assert_close(moved[1], moved[0] / 2, rtol=1e-3, atol=1e-12)
 
 
