@@ -130,16 +130,7 @@ class Trainer:
 
     def run(self, stop: Stop) -> TrainResult:
         """Train until the last step, or until a signal asks to stop."""
-        total = self.settings.total_steps
-        if self.step_number >= total:
-            self.log.say(f"nothing to do: already at step {self.step_number} of {total}")
-        self.log.say(describe_data(self.windows, self.spec))
-        if not self.held_out or not self.settings.validation_batches:
-            self.log.say("no validation: give --val-path")
-        for note in notes(self.windows.series):
-            self.log.say(f"note: {note}")
-        if self.settings.log_perf_metrics:
-            self.log.say(f"flops {self.meter.formula}")
+        self._announce()
         trace_path = Path(self.settings.checkpoint_dir) / "profiler" / "chrome_trace.json"
         on_cuda = self.device.type == "cuda"
         with (
@@ -161,6 +152,19 @@ class Trainer:
                 if self.settings.profile and self.step_number - first == TRACED_STEP:
                     self.log.say(f"trace of step {self.step_number} in {trace_path}")
         return self._finish(stop, self.step_number - first)
+
+    def _announce(self) -> None:
+        """Say what will be trained on, and what will not be done."""
+        total = self.settings.total_steps
+        if self.step_number >= total:
+            self.log.say(f"nothing to do: already at step {self.step_number} of {total}")
+        self.log.say(describe_data(self.windows, self.spec))
+        if not self.held_out or not self.settings.validation_batches:
+            self.log.say("no validation: give --val-path")
+        for note in notes(self.windows.series):
+            self.log.say(f"note: {note}")
+        if self.settings.log_perf_metrics:
+            self.log.say(f"flops {self.meter.formula}")
 
     def _one_step(self, loader: Loader) -> None:
         batches = [next(loader) for _ in range(self.settings.accumulate)]
