@@ -72,9 +72,7 @@ class RunSpec:
     source: str = ""  # hash of the file that a user's own workload came from
 
     def __post_init__(self) -> None:
-        for name in ("batch", "accumulate", "steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        require_positive(self, "batch", "accumulate", "steps")
         if self.warmup < 0 or self.clip < 0:
             raise UserError("warmup and clip must not be negative.")
         if not math.isfinite(self.clip):
@@ -95,6 +93,13 @@ def fingerprint(spec: RunSpec) -> str:
     """Return 16 hex digits that are equal exactly for equal specs, on any machine."""
     text = json.dumps(encode(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def require_positive(settings: Any, *names: str) -> None:
+    """Raise a UserError unless all of these fields, which are counts, are at least 1."""
+    for name in names:
+        if getattr(settings, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(settings, name)}.")
 
 
 def option(default: Any, help: str, resumable: bool = False) -> Any:
@@ -162,9 +167,7 @@ class TrainSettings:
     profile: bool = option(False, "record a Chrome trace of step 21", resumable=True)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "accumulate", "epochs", "log_every", "workers"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        require_positive(self, "batch_size", "accumulate", "epochs", "log_every", "workers")
         if self.warmup_steps < -1:
             raise UserError(f"warmup_steps must be -1 or more, not {self.warmup_steps}.")
         counts = ("steps_per_epoch", "seq_stride", "validate_every")

@@ -121,3 +121,12 @@ def weight_decay_groups(
     matrices = [p for p in parameters if p.ndim >= 2 and all(p is not e for e in excluded)]
     vectors = [p for p in parameters if p.ndim < 2]
     return [{"params": matrices}, {"params": [*excluded, *vectors], "weight_decay": 0.0}]
+
+
+def check_context(context: int, max_context: int) -> None:
+    """Refuse sequences that are longer than the rotary table of a model."""
+    if context > max_context:
+        raise UserError(
+            f"context {context} is longer than the model's max_context {max_context}.",
+            f"Use --context {max_context} or less, or --max-context {context}.",
+        )

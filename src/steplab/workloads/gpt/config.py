@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from steplab.core.errors import UserError
-from steplab.core.spec import option
+from steplab.core.spec import option, require_positive
+from steplab.workloads.workload import check_context
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,7 @@ class GPTConfig:
     fused_projections: bool = option(False, "one matmul for q, k, v and one for gate, up")
 
     def __post_init__(self) -> None:
-        for name in ("width", "ff_width", "layers", "heads", "context", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        require_positive(self, "width", "ff_width", "layers", "heads", "context", "vocab_size")
         if not 0 < self.rope_theta < math.inf:
             raise UserError(f"rope_theta must be more than 0, not {self.rope_theta}.")
         if self.width % self.heads or (self.width // self.heads) % 2:
@@ -34,12 +33,7 @@ class GPTConfig:
                 f"width {self.width} does not split into {self.heads} heads of even width.",
                 "Choose heads so that width / heads is an even number.",
             )
-        if self.context > self.max_context:
-            raise UserError(
-                f"context {self.context} is longer than the model's max_context "
-                f"{self.max_context}.",
-                f"Use --context {self.max_context} or less, or --max-context {self.context}.",
-            )
+        check_context(self.context, self.max_context)
 
     @property
     def head_width(self) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steplab.core.errors import UserError
-from steplab.core.spec import option
+from steplab.core.spec import option, require_positive
+from steplab.workloads.workload import check_context
 
 COMPRESSION = 4  # attention works in a quarter of the width
 KERNEL = 3  # taps of each of the two convolutions
@@ -54,9 +55,7 @@ class HydraConfig:
 
     def __post_init__(self) -> None:
         counts = ("width", "ff_width", "blocks", "recursions", "heads", "kv_heads", "context")
-        for name in (*counts, "vocab_size", "router_warmup"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        require_positive(self, *counts, "vocab_size", "router_warmup")
         for name in ("aux_factor", "ponder_factor", "advantage_factor"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} must not be negative, but is {getattr(self, name)}.")
@@ -64,12 +63,7 @@ class HydraConfig:
             raise UserError(f"rope_theta must be more than 0, not {self.rope_theta}.")
         self._check_heads()
         self._check_routing()
-        if self.context > self.max_context:
-            raise UserError(
-                f"context {self.context} is longer than the model's max_context "
-                f"{self.max_context}.",
-                f"Use --context {self.max_context} or less, or --max-context {self.context}.",
-            )
+        check_context(self.context, self.max_context)
 
     def _check_heads(self) -> None:
         if self.width % (2 * COMPRESSION * self.heads):

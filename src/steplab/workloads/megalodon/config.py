@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from steplab.core.errors import UserError
-from steplab.core.spec import option
+from steplab.core.spec import option, require_positive
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,7 @@ class MegalodonConfig:
 
     def __post_init__(self) -> None:
         counts = ("width", "layers", "heads", "shared_width", "value_width", "ff_width", "modes")
-        for name in (*counts, "norm_groups", "chunk", "context", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        require_positive(self, *counts, "norm_groups", "chunk", "context", "vocab_size")
         if not 0 < self.rope_theta < math.inf or not 0 < self.eps < math.inf:
             raise UserError("rope_theta and eps must be more than 0.")
         if self.value_width % self.heads or self.shared_width % (2 * self.heads):

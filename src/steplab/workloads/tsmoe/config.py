@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from steplab.core.errors import UserError
-from steplab.core.spec import option
+from steplab.core.spec import option, require_positive
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class TsmoeConfig:
 
     def __post_init__(self) -> None:
         counts = ("hidden_size", "n_decoder_layers", "n_head", "num_experts", "k", "d_ff")
-        for name in (*counts, "d_expert", "num_expert_layers", "seq_max_len", "patch_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        require_positive(
+            self, *counts, "d_expert", "num_expert_layers", "seq_max_len", "patch_length"
+        )
         if self.hidden_size % self.n_head or (self.hidden_size // self.n_head) % 2:
             raise UserError(
                 f"hidden_size {self.hidden_size} does not split into {self.n_head} heads of even "
