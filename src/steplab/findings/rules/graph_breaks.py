@@ -92,15 +92,16 @@ def _graphs(case: Case) -> float:
 
 def _graph_spans(trace: Trace) -> tuple[Ints, Ints]:
     """Return starts and ends of the calls of graphs; of Inductor's own where there are any."""
-    for prefix in GRAPHS:
-        tables = [
-            (spans, trace.named(spans, lambda name, prefix=prefix: name.startswith(prefix)))
-            for spans in (trace.ops, trace.ranges)
-        ]
-        if any(chosen.any() for _, chosen in tables):
-            starts = np.concatenate([spans.start[chosen] for spans, chosen in tables])
-            return starts, np.concatenate([spans.end[chosen] for spans, chosen in tables])
-    return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    inductor, other = (_spans_beginning(trace, prefix) for prefix in GRAPHS)
+    return inductor if len(inductor[0]) else other
+
+
+def _spans_beginning(trace: Trace, prefix: str) -> tuple[Ints, Ints]:
+    tables = (trace.ops, trace.ranges)
+    chosen = [trace.named(spans, lambda name: name.startswith(prefix)) for spans in tables]
+    pairs = list(zip(tables, chosen, strict=True))
+    starts = np.concatenate([spans.start[mask] for spans, mask in pairs])
+    return starts, np.concatenate([spans.end[mask] for spans, mask in pairs])
 
 
 def _spans(trace: Trace, names: tuple[str, ...]) -> Intervals:
