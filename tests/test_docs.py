@@ -52,12 +52,13 @@ TINY = {
     "train --from-checkpoint": "--batch-size 2 --steps-per-epoch 2 --validate-every 0",
     "evaluate": "--windows 1 --horizon 4 --context 32",
     "forecast": "--horizon 4",
-    "lint": "--batch 2 --steps 1",
-    "lint my_model.py": "--batch 2 --steps 1 --width 8",
+    "lint": "--batch 2 --steps 2",
+    "lint my_model.py": "--batch 2 --steps 2 --width 8",
 }
 # Commands that end with another code than 0 where there is no GPU or no network, and what they say.
 REFUSED = {
-    "cuda_graph=step": "needs a GPU",
+    "cuda_graph=step": "CUDA",
+    "--impl triton_flash --tiles": "needs an NVIDIA GPU",
     "data download": "huggingface",
 }
 # Shown by a page, and run by other tests or by hand.
@@ -102,7 +103,8 @@ def folder(tmp_path_factory) -> Path:
     (folder / "path" / "to").mkdir(parents=True)
     (folder / "my_model.py").write_text(model.replace("def recurrent(", "def make("))
     (folder / "path/to/model.py").write_text(model.replace("def recurrent(", "def factory("))
-    (folder / "mine.toml").write_text('optimizer = "fused"\ncompile = "blocks"\n')
+    for name in ("mine.toml", "first_design.toml"):
+        (folder / name).write_text('[optimizer]\nimpl = "fused"\n\n[compile]\nscope = "blocks"\n')
     hours = np.datetime64("2024-01-01T00") + np.arange(200)
     rows = [f"shop{i},{hour},{i + np.sin(k):.4f}" for i in range(4) for k, hour in enumerate(hours)]
     for name in ("shops.csv", "mine.csv"):
@@ -128,12 +130,15 @@ def named(words: list[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", sorted({command for _, command in SHOWN}))
-def test_a_page_shows_a_command_that_runs(command, folder, monkeypatch, capsys):
+def test_a_page_shows_a_command_that_runs(command, folder, tmp_path, monkeypatch, capsys):
     for start, reason in ELSEWHERE.items():
         if command.startswith(start):
             pytest.skip(reason)
     monkeypatch.chdir(folder)
-    code = main(named(made_tiny(command)))
+    words = named(made_tiny(command))
+    if words[0] == "train" and "--resume" not in words:  # a new run; `checkpoints` has one already
+        words += ["--checkpoint-dir", str(tmp_path)]
+    code = main(words)
     said = capsys.readouterr()
     for words, reason in REFUSED.items():
         if words in command and code:
