@@ -116,6 +116,55 @@ words = "bench step gpt --layers 1 --context 8 --batch 1 --mode full --steps 1 -
 assert main([*words.split(), "--recipe", "impl.rms_norm=renamed"]) == 0
 """
 
+TRITON_KERNEL = '''
+"""The norm of one row per program, forward only."""
+from __future__ import annotations
+import torch
+from torch import Tensor
+from steplab.kernels.triton_runtime import on_device_of, refuse_device, tl, triton
+
+NEEDS_GPU = True
+
+@triton.jit
+def norm_row_kernel(x, weight, out, width, eps, D: tl.constexpr):
+    d_D = tl.arange(0, D)
+    offset_D = tl.program_id(0) * width + d_D
+    x_D = tl.load(x + offset_D, mask=d_D < width, other=0.0).to(tl.float32)
+    weight_D = tl.load(weight + d_D, mask=d_D < width, other=0.0)
+    rstd = tl.rsqrt(tl.sum(x_D * x_D, 0) / width + eps)
+    tl.store(out + offset_D, x_D * rstd * weight_D, mask=d_D < width)
+
+@torch.library.custom_op("steplab::rms_norm_triton_row", mutates_args=())
+def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    out, width = torch.empty_like(x), x.shape[-1]
+    with on_device_of(x):
+        norm_row_kernel[(x.numel() // width,)](
+            x.contiguous(), weight, out, width, eps, D=triton.next_power_of_2(width)
+        )
+    return out
+
+def refuse(x, weight, added=None):
+    """Return why it cannot run, or ""."""
+    return refuse_device(x)
+
+def rms_norm(x, weight, eps, added, dtype):
+    """Return (normed, stream)."""
+    stream = x if added is None else x + added
+    return norm_rows(stream, weight, eps).to(dtype or stream.dtype), stream
+'''
+USE_TRITON_KERNEL = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from steplab.cli.main import main
+from steplab.kernels import rms_norm
+x, weight = torch.randn(3, 5), torch.randn(5)
+found, exact = (rms_norm.rms_norm(impl, x, weight, 1e-6) for impl in ("triton_row", "reference"))
+torch.testing.assert_close(found, exact)
+words = "bench step gpt --layers 1 --context 8 --batch 1 --mode forward --steps 1 --warmup 0"
+assert main([*words.split(), "--recipe", "impl.rms_norm=triton_row"]) == 0
+"""
+
 FORMAT = '''
 """One series per file, one number per line."""
 import numpy as np
@@ -142,6 +191,7 @@ ADDITIONS = {
         USE_WORKLOAD,
     ),
     "implementation": ({"kernels/rms_norm/renamed.py": KERNEL}, USE_KERNEL),
+    "Triton implementation": ({"kernels/rms_norm/triton_row.py": TRITON_KERNEL}, USE_TRITON_KERNEL),
     "data format": ({"data/formats/lines.py": FORMAT}, USE_FORMAT),
 }
 
