@@ -74,26 +74,23 @@ def _interrupted(number: int, frame: Any) -> None:
 
 
 def climb_all(names: Sequence[str], out: Path, minutes: float) -> int:
-    """Climb with one references for all: it imports torch once."""
+    """Climb with one reference worker for all ladders: it imports torch once."""
     begun, code = monotonic(), 0
-    references, pool = ReferenceWorker(), WorkerPool()
-    try:
-        for name in names:
-            pool.refill()
-            words = [*LADDERS[name].split(), "--budget", str(minutes)]
-            print(f"== {name}: steplab tune {' '.join(words)}", flush=True)
-            try:
-                climb(name, words, out, begun, references, pool)
-            except SteplabError as error:
-                print(f"{name}: {error}", flush=True)
-                code = error.exit_code
-            begun = monotonic()
-    except KeyboardInterrupt:
-        print("interrupted. The same command goes on from there.", flush=True)
-        code = 124
-    finally:
-        references.close()
-        pool.close()
+    with ReferenceWorker() as references, WorkerPool() as pool:
+        try:
+            for name in names:
+                pool.refill()
+                words = [*LADDERS[name].split(), "--budget", str(minutes)]
+                print(f"== {name}: steplab tune {' '.join(words)}", flush=True)
+                try:
+                    climb(name, words, out, begun, references, pool)
+                except SteplabError as error:
+                    print(f"{name}: {error}", flush=True)
+                    code = error.exit_code
+                begun = monotonic()
+        except KeyboardInterrupt:
+            print("interrupted. The same command goes on from there.", flush=True)
+            code = 124
     return code
 
 
@@ -106,7 +103,7 @@ def climb(
     pool: WorkerPool,
 ) -> None:
     """Climb one ladder, print what came of it, and write its table whatever happens."""
-    parser = Parser("steplab tune", COMMAND.summary)
+    parser = Parser("steplab tune", "climb one ladder")
     COMMAND.flags(parser, words)
     args: argparse.Namespace = parser.parse(words)
     args.store, args.out = out / "store", out / name
