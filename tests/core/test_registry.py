@@ -7,7 +7,7 @@ from steplab.core.errors import UserError
 def test_names_lists_members_only():
     found = registry.names("steplab.techniques", "TECHNIQUE")
     assert {"compile", "impl", "optimizer", "precision"} <= set(found)
-    assert "technique" not in found and "parse" not in found
+    assert "technique" not in found and "recipes" not in found
 
 
 def test_unknown_member_names_the_nearest():

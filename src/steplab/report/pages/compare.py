@@ -14,7 +14,7 @@ SUMMED = "budget"  # the last row of this table is the sum
 
 
 def write_compare_page(comparison: Comparison, path: Path) -> None:
-    """Write verdict, samples, what differs and what takes more or less time as one self-contained file."""
+    """Write verdict, samples, what differs and what changed as one self-contained file."""
     sections = [
         Section(
             "samples",
