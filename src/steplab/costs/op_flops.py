@@ -1,4 +1,4 @@
-"""Floating-point operations of the ops that dominate a step, from shapes alone.
+"""Floating-point operations of the ops that dominate a step, from shapes alone, and of a whole decoder.
 
 A multiply-add counts as two operations. `visible` pairs are the (query, key) pairs that the mask
 leaves; the PaLM convention counts all pairs.
@@ -7,6 +7,9 @@ leaves; the PaLM convention counts all pairs.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+from steplab.core import Mode, Work
 
 
 def matmul(m: int, n: int, k: int) -> float:
@@ -56,3 +59,45 @@ def fft(length: int, batch: int, real: bool) -> float:
 def scan(elements: int) -> float:
     """FLOPs of a cumulative sum or product: one operation per element."""
     return float(elements)
+
+
+# A backward costs two products for each of the forward's.
+PASSES = {"infer": 1, "forward": 1, "forward+backward": 3, "full": 3}
+# Implementations that hold the score matrix compute all pairs and need no recomputation.
+DENSE_ATTENTION = ("reference", "math")
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What the FLOPs of a causal decoder depend on."""
+
+    tokens: int  # per sequence
+    layers: int
+    heads: int
+    head_width: int
+    matmul_parameters: int  # active ones
+
+
+def decoder_work(decoder: Decoder, batch: int, mode: Mode, attention: str) -> Work:
+    """Return the FLOPs of one micro-batch; `attention` is the implementation that ran."""
+    passes = PASSES[mode]
+    tokens = batch * decoder.tokens
+    dense = 2.0 * decoder.matmul_parameters * tokens * passes
+
+    def attend(causal: bool, recomputes: bool) -> float:
+        pairs = attention_pairs(decoder.tokens, decoder.tokens, causal)
+        shape = (pairs, decoder.heads, decoder.head_width, decoder.head_width)
+        total = attention_forward(*shape)
+        if passes == 3:
+            total += attention_backward(*shape, recomputes)
+        return total * batch * decoder.layers
+
+    all_pairs = attention in DENSE_ATTENTION
+    return Work(
+        tokens=tokens,
+        model=dense + attend(True, False),
+        palm=dense + attend(False, False),
+        hardware=dense + attend(not all_pairs, not all_pairs),
+        formula=f"{2 * passes} x {decoder.matmul_parameters:,} active matmul parameters per token "
+        "+ attention over visible pairs",
+    )

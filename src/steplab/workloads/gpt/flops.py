@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from steplab.core import Mode, Work
-from steplab.costs.decoder import Decoder, decoder_work
+from steplab.costs.op_flops import Decoder, decoder_work
 from steplab.workloads.gpt.config import GPTConfig
 
 # Matmuls with the head that a loss runs beyond one forward and two backward. The chunked ones

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from steplab.core import Mode, Work
-from steplab.costs.decoder import PASSES, Decoder, decoder_work
+from steplab.costs.op_flops import PASSES, Decoder, decoder_work
 from steplab.workloads.hydra.config import KERNEL, HydraConfig
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from steplab.core import Mode, Work
 from steplab.costs import op_flops
-from steplab.costs.decoder import DENSE_ATTENTION, PASSES
+from steplab.costs.op_flops import DENSE_ATTENTION, PASSES
 from steplab.workloads.megalodon.config import MegalodonConfig
 
 # Multiply-adds per channel, mode and token: one complex step and its read-out; then the reversed
