@@ -36,18 +36,8 @@ def compare_stored(a: Side, b: Side) -> Comparison:
         change = change_of(ratio_of_samples(second.values, first.values), count)
         verdict, reason = verdict_on(change, count, "steps")
         tables = sides | _present(_details(a, b))
-    return Comparison(
-        a=a.name,
-        b=b.name,
-        verdict=verdict,
-        reason=reason,
-        samples_a=first,
-        samples_b=second,
-        method=method,
-        change=change,
-        tables=tables,
-        conditions=_conditions(a, b),
-    )
+    names, where = (a.name, b.name), _conditions(a, b)
+    return Comparison(*names, verdict, reason, first, second, method, change, tables, where)
 
 
 def compare_rounds(
@@ -73,18 +63,9 @@ def compare_rounds(
         Samples(tuple(value for samples in rounds for value in samples.values), "ms")
         for rounds in (rounds_a, rounds_b)
     )
-    return Comparison(
-        a=a.name,
-        b=b.name,
-        verdict=verdict,
-        reason=reason,
-        samples_a=first,
-        samples_b=second,
-        method=method,
-        change=change,
-        tables={"sides": sides_table(a, first, b, second), **_present(_details(a, b))},
-        conditions=(conditions,),
-    )
+    tables = {"sides": sides_table(a, first, b, second), **_present(_details(a, b))}
+    names, where = (a.name, b.name), (conditions,)
+    return Comparison(*names, verdict, reason, first, second, method, change, tables, where)
 
 
 def check_same_work(a: Side, b: Side) -> None:

@@ -1,4 +1,4 @@
-"""Floating-point operations of the ops that dominate a step, from shapes alone, and of a whole decoder.
+"""FLOPs of the ops that dominate a step, and of a whole decoder, from shapes alone.
 
 A multiply-add counts as two operations. `visible` pairs are the (query, key) pairs that the mask
 leaves; the PaLM convention counts all pairs.
