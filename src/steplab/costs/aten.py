@@ -95,7 +95,7 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int = -1)
             return None
         if transposed >= 0 and call.truth(transposed) is not False:
             return None
-        size = _window_places(x.dims[2:], weight.dims[2:], steps, pads, spread)
+        size = _window_positions(x.dims[2:], weight.dims[2:], steps, pads, spread)
         flops = _convolution_flops((x.dims[0], weight.dims[0], *size), weight)
         moved = x.bytes + weight.bytes + x.dims[0] * weight.dims[0] * math.prod(size) * x.item
         return Cost(flops, moved, x.dtype, is_matmul=True)
@@ -103,25 +103,27 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int = -1)
     return model
 
 
-def _window_places(size: Dims, window: Dims, stride: Dims, padding: Dims, dilation: Dims) -> Dims:
-    """Return how many places a window takes along each dimension."""
+def _window_positions(
+    size: Dims, window: Dims, stride: Dims, padding: Dims, dilation: Dims
+) -> Dims:
+    """Return the number of positions of a window along each dimension."""
     each = zip(size, window, _full(stride, size), _full(padding, size), _full(dilation, size),
                strict=True)  # fmt: skip
     return tuple((n + 2 * pad - d * (w - 1) - 1) // step + 1 for n, w, step, pad, d in each)
 
 
 def _full(values: Dims, like: Dims) -> Dims:
-    """One value stands for all dimensions."""
+    """Repeat a single value for all dimensions."""
     return values * len(like) if len(values) == 1 else values
 
 
 def _convolution_flops(out_BC: Dims, weight: TensorArg) -> float:
-    """Every output element meets one filter: (channels of the group) x (window)."""
+    """Every output element multiplies one filter: (channels of the group) x (window)."""
     return op_flops.matmul(math.prod(out_BC), 1, math.prod(weight.dims[1:]))
 
 
 def _convolution_backward(call: OpCall) -> Cost | None:
-    """One product for each gradient that is asked for: of the input, of the weight."""
+    """One product for each gradient that is needed: of the input, of the weight."""
     grad, x, weight = call.tensor(0), call.tensor(1), call.tensor(2)
     asked = call.truths(10)
     if not (grad and x and weight and asked) or call.truth(7) is None:
@@ -205,7 +207,7 @@ MATRIX_COSTS: dict[str, CostModel] = {
 
 # Everything else is bounded by memory.
 
-# Operands of elementwise ops, by position; what follows them is a scalar or the `out` tensor.
+# Number of operands of elementwise ops; what follows them is a scalar or the `out` tensor.
 _UNARY = """abs neg exp exp2 log log2 log1p expm1 sqrt rsqrt reciprocal square sigmoid tanh relu
 silu gelu mish elu selu leaky_relu hardtanh hardswish hardsigmoid softplus log_sigmoid_forward cos
 sin erf clamp clamp_min clamp_max round floor ceil sign logical_not bitwise_not isnan isinf tril
@@ -225,11 +227,11 @@ _OPERANDS = {
 _TRUTHS = frozenset(
     "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf".split()
 )
-# Results are smaller than what is read and left out.
+# Results are much smaller than what is read, and left out.
 _REDUCTIONS = """sum mean prod amax amin max min argmax argmin any all norm linalg_vector_norm var
 std var_mean nansum count_nonzero topk""".split()
 _FILLS = "fill zero normal uniform bernoulli random exponential".split()
-# Positions of the tensors that are read, and of the one that the result looks like.
+# Positions of the tensors that are read, and of the one with the size of the result.
 _ROWWISE = {
     "_softmax": ((0,), 0),
     "_log_softmax": ((0,), 0),
@@ -246,7 +248,7 @@ _ROWWISE = {
     "cudnn_batch_norm_backward": ((0, 1, 2), 0),
     "miopen_batch_norm_backward": ((0, 1, 2), 0),
 }
-# Lists that an optimizer reads, and those it writes.
+# Positions of the lists that an optimizer reads, and of those it writes.
 _OPTIMIZERS = {
     "_fused_adam_": ((0, 1, 2, 3, 4), (0, 2, 3, 4)),
     "_fused_adamw_": ((0, 1, 2, 3, 4), (0, 2, 3, 4)),
@@ -256,14 +258,14 @@ _OPTIMIZERS = {
 
 
 def _elementwise(call: OpCall) -> Cost | None:
-    """Operands stretch to one size; the result has it too, or is the first one, in place."""
+    """Operands broadcast to one shape, which the result has too, unless it is the first in place."""
     name = _bare_name(call)
     operands = [t for i in range(_OPERANDS[name]) if (t := call.tensor(i))]
     if not operands:
         return None
     if call.name.endswith("_"):
         return Cost(0.0, total_bytes(*operands) + operands[0].bytes)
-    # A tensor without dimensions does not widen the result's dtype.
+    # A tensor without dimensions does not widen the dtype of the result.
     typed = operands[1:] if name == "where" and len(operands) > 1 else operands
     item = max(t.item for t in ([t for t in typed if t.dims] or typed))
     size = math.prod(broadcast(*(t.dims for t in operands)))
@@ -305,7 +307,7 @@ def _sort(call: OpCall) -> Cost | None:
 
 
 def _selected(table: int, index: int) -> CostModel:
-    """Rows of a table, read and written once; `table`, `index` are positions."""
+    """Rows of a table, read and written once; `table` and `index` are positions of arguments."""
 
     def model(call: OpCall) -> Cost | None:
         rows, chosen = call.tensor(table), call.tensor(index)
@@ -319,7 +321,7 @@ def _selected(table: int, index: int) -> CostModel:
 
 
 def _moved(index: int, source: int, times: int) -> CostModel:
-    """Elements named by an index, each moved `times`: as many as the tensor at `source` has."""
+    """Elements selected by an index, each moved `times`: as many as the tensor at `source` has."""
 
     def model(call: OpCall) -> Cost | None:
         chosen, moved = call.tensor(index), call.tensor(source)
@@ -374,9 +376,9 @@ MEMORY_COSTS: dict[str, CostModel] = {
 
 
 def _tensor_lists(call: OpCall, kernel: str) -> Cost | None:
-    """Ops over lists (optimizers, _foreach_*, cat); the kernel's name tells the size of elements.
+    """Ops over lists (optimizers, _foreach_*, cat); the name of the kernel has the element type.
 
-    An op in place reads all lists and writes the first; any other writes a new one like it.
+    An op in place reads all lists and writes the first; any other writes a new list like it.
     """
     item = item_bytes_of_kernel(kernel)
     counts = [sum(map(math.prod, sizes)) for sizes in call.lists]
@@ -399,10 +401,10 @@ def _tensor_lists(call: OpCall, kernel: str) -> Cost | None:
 
 
 def _inductor_kernel(call: OpCall) -> Cost | None:
-    """A kernel of Inductor: each argument once, and no more of it than the loop has steps.
+    """An Inductor kernel: each argument once, but no more elements of it than the loop has steps.
 
-    The scalars behind the tensors are the loop's lengths, so a table that is only looked up in
-    counts as what one lookup per step can reach. A buffer that is read and written counts once.
+    The scalars after the tensors are the lengths of the loop, so a lookup table counts as what one
+    lookup per step can reach. A buffer that is read and written counts once.
     """
     tensors = [tensor for tensor in call.tensors if tensor]
     if call.name.startswith("triton_tem_"):
@@ -413,7 +415,7 @@ def _inductor_kernel(call: OpCall) -> Cost | None:
 
 
 def _inductor_product(call: OpCall, tensors: list[TensorArg]) -> Cost | None:
-    """A product alone in its template: (M, K), (K, N) and (M, N) multiply to (M K N) squared."""
+    """A product alone in its template: the sizes (M K), (K N) and (M N) multiply to (M K N)^2."""
     if not re.search(r"_fused_mm_\d+$", call.name) or len(tensors) != 3:
         return None
     multiply_adds = math.sqrt(math.prod(tensor.numel for tensor in tensors))

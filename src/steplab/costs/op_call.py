@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Kineto's words for the element types of tensors: bytes per element.
+# Bytes per element, by Kineto's names of element types.
 ITEM_BYTES = {
     "bool": 1,
     "unsigned char": 1,
@@ -29,7 +29,7 @@ ITEM_BYTES = {
 }
 TENSOR_LIST = "TensorList"
 HALF_DTYPE_CODES = (5, 15)  # torch.float16 and torch.bfloat16 as recorded scalars
-# The dtype of a list's tensors is not recorded, but the kernel's template arguments begin with
+# The dtype of tensors in a list is not recorded, but the template arguments of the kernel begin with
 # it: multi_tensor_apply_kernel<.., UnaryOpFunctor<float, ..>>, CatArrayBatchedCopy<OpaqueType<2u>>.
 _TEMPLATE = re.compile(r"OpaqueType<(\d+)u?>|\b(c10::BFloat16|c10::Half|double|float|long|int)\b")
 
@@ -41,12 +41,12 @@ class TensorArg:
     """One tensor argument."""
 
     dims: Dims
-    dtype: str  # Kineto's word
+    dtype: str  # Kineto's name: "float", "c10::BFloat16"
     strides: Dims | None = None  # None: not recorded
 
     @property
     def numel(self) -> int:
-        """Number of elements, repeated ones included."""
+        """Number of elements, expanded ones included."""
         return math.prod(self.dims)
 
     @property
@@ -56,7 +56,7 @@ class TensorArg:
 
     @property
     def bytes(self) -> int:
-        """Bytes in memory: an expanded dimension (stride 0) is there once."""
+        """Bytes in memory, where an expanded dimension (stride 0) is there once."""
         if self.strides is None or len(self.strides) != len(self.dims):
             return self.numel * self.item
         spread = zip(self.dims, self.strides, strict=True)
@@ -65,10 +65,10 @@ class TensorArg:
 
 @dataclass(frozen=True)
 class OpCall:
-    """An operator's call, as recorded: one entry per argument in each column."""
+    """A call as the profiler recorded it: one entry per argument in each column."""
 
     name: str  # "aten::mm"
-    tensors: tuple[TensorArg | None, ...]  # None: no tensor, or a list of them
+    tensors: tuple[TensorArg | None, ...]  # None: not a tensor, or a list of them
     lists: tuple[tuple[Dims, ...], ...]  # sizes of each tensor in a list; () where there is none
     values: tuple[str, ...]  # "True", "0.125", "[1, 1]"; "" for tensors
 
@@ -104,9 +104,9 @@ class OpCall:
 class Cost:
     """What a call has to do at least."""
 
-    flops: float  # of matrix units; 0 for work that memory bounds anyway
+    flops: float  # of matrix units; 0 for work that is bounded by memory anyway
     bytes: float  # each operand read once, each result written once; nan: unknown
-    dtype: str = ""  # Kineto's word for the type of the factors; "" where nothing is multiplied
+    dtype: str = ""  # Kineto's name of the factors' dtype; "" where nothing is multiplied
     is_matmul: bool = False  # a matrix product or convolution; False for attention
 
 
@@ -139,19 +139,19 @@ def _sizes(dims: Sequence[Sequence[int]]) -> tuple[Dims, ...]:
 
 
 def total_bytes(*tensors: TensorArg | None) -> int:
-    """Return the bytes of all tensors that are there."""
+    """Return the bytes of all tensors that are not None."""
     return sum(tensor.bytes for tensor in tensors if tensor)
 
 
 def broadcast(*shapes: Dims) -> Dims:
-    """Return the size that sizes stretch to together."""
+    """Return the shape that shapes broadcast to."""
     rank = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True))
 
 
 def item_bytes_of_kernel(kernel: str) -> int | None:
-    """Return the bytes per element that a kernel's template arguments name first."""
+    """Return the bytes of the first element type in a kernel's template arguments; None: none."""
     found = _TEMPLATE.search(kernel)
     if found is None:
         return None

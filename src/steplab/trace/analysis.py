@@ -1,8 +1,8 @@
-"""Analysis: a Trace with every piece of work attributed. What rules, tables and pages read."""
+"""Analysis: a trace whose work is attributed and budgeted; what rules, tables and pages read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,27 +28,27 @@ class Window:
 
 @dataclass(frozen=True)
 class WorkTable:
-    """One row per kernel, copy or fill; without a GPU one row per operator, by its self time.
+    """One row per kernel, copy or fill; without a GPU, one row per operator with its self time.
 
     Codes index `labels`; code 0 is always UNATTRIBUTED.
     """
 
     labels: tuple[str, ...]
     start: Ints  # ns
-    duration: Ints  # ns; of an operator its self time
+    duration: Ints  # ns; self time of an operator
     name: Codes
     category: Codes  # steplab.trace.categories
-    step: Ints  # Window.number of the step that *launched* it, -1: none
+    step: Ints  # Window.number of the step that launched it, -1: none
     phase: Codes  # forward, backward, clip, optimizer, data, or any other outermost range
     module: Codes  # "blocks.3.attention" or "Linear_0"
     line: Codes  # "model.py:12 (forward)", innermost line outside torch
     op: Codes  # innermost operator around the launch
     op_row: Ints  # its row in Trace.ops (of the detailed trace, where there is one), -1: none
     launched: Ints  # ns: when the host's launch call returned, -1: unknown
-    flops: Floats  # nan: no model
-    bytes: Floats  # least traffic by shapes, nan: no model
-    ideal: Floats  # ns by the roofline, nan: no model
-    matmul_dtype: Codes  # how a matrix product multiplies: fp32, tf32, bf16, fp16; 0: none, unsure
+    flops: Floats  # nan: unknown
+    bytes: Floats  # least traffic by shapes, nan: unknown
+    ideal: Floats  # ns by the roofline, nan: unknown
+    matmul_dtype: Codes  # fp32, tf32, bf16, fp16, fp8; 0: not a matrix product, or not sure
 
     def __len__(self) -> int:
         return len(self.start)
@@ -56,7 +56,7 @@ class WorkTable:
 
 @dataclass(frozen=True)
 class Syncs:
-    """Host calls that waited for the device; codes index `Work.labels`."""
+    """Host calls that waited for the device; codes index `WorkTable.labels`."""
 
     start: Ints  # ns
     duration: Ints  # ns
@@ -64,15 +64,15 @@ class Syncs:
     op: Codes  # aten::item, aten::nonzero, ...
     line: Codes
     step: Ints
-    idle: Ints  # ns of device idleness that followed from it
+    idle: Ints  # ns for which the device then had nothing to do
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The whole of it."""
+    """A trace, its steps, its work, its waits and its budget."""
 
-    trace: Trace  # whose times count
-    detail: Trace | None  # whose stacks and shapes were borrowed, if another
+    trace: Trace  # its times count
+    detail: Trace | None  # lent stacks and shapes, if there was one
     windows: tuple[Window, ...]
     work: WorkTable
     syncs: Syncs
@@ -80,27 +80,27 @@ class Analysis:
 
 
 class Labels:
-    """A growing list of texts without repetition; number 0 is UNATTRIBUTED."""
+    """Numbers strings in order of first use; number 0 is UNATTRIBUTED."""
 
     def __init__(self) -> None:
         self._codes = {UNATTRIBUTED: 0}
 
     def code(self, text: str) -> int:
-        """Number of `text`, a new one if need be."""
+        """Return the number of `text`, a new one if needed."""
         return self._codes.setdefault(text, len(self._codes))
 
     def codes(self, texts: Iterable[str]) -> Codes:
-        """Numbers of several texts."""
+        """Return the numbers of several texts."""
         return np.array([self.code(text) for text in texts], np.int32)
 
     def texts(self) -> tuple[str, ...]:
-        """All texts so far, in the order of their numbers."""
+        """Return all texts so far, in the order of their numbers."""
         return tuple(self._codes)
 
-    def translated(self, trace: Trace, codes: ArrayLike, name: Callable[[str], str] = str) -> Codes:
-        """Turn numbers of `Trace.texts` into labels, each text through `name`; -1 becomes 0."""
+    def translate(self, trace: Trace, codes: ArrayLike) -> Codes:
+        """Turn numbers of `Trace.texts` into labels; -1 becomes 0."""
         distinct, where = np.unique(np.asarray(codes), return_inverse=True)
-        labels = [self.code(name(trace.texts[c])) if c >= 0 else 0 for c in distinct.tolist()]
+        labels = [self.code(trace.texts[c]) if c >= 0 else 0 for c in distinct.tolist()]
         return np.array(labels, np.int32)[where.ravel()]
 
 

@@ -59,7 +59,7 @@ class Attribution:
             self._phase(thread, time, node),
             self._through_forward(self._modules, thread, time, node),
             self._through_forward(self._lines, thread, time, node),
-            self._labels.translated(self.trace, at_rows(self.trace.ops.name, op_row)),
+            self._labels.translate(self.trace, at_rows(self.trace.ops.name, op_row)),
             op_row,
         )
 
@@ -89,7 +89,7 @@ class Attribution:
         engine &= self._backward.innermost(np.zeros_like(thread), time) >= 0
         phase = np.where((phase == 0) & engine, backward, phase)
         other = at_rows(self.trace.ranges.name, self._other_ranges.innermost(thread, time))
-        phase = np.where(phase == 0, self._labels.translated(self.trace, other), phase)
+        phase = np.where(phase == 0, self._labels.translate(self.trace, other), phase)
         return phase.astype(np.int32)
 
 

@@ -74,7 +74,7 @@ def find_syncs(
     return Syncs(
         start=start,
         duration=calls.duration[rows],
-        call=labels.translated(trace, calls.name[rows]),
+        call=labels.translate(trace, calls.name[rows]),
         op=origins.op,
         line=origins.line,
         step=step_at(windows, start),

@@ -1,4 +1,4 @@
-"""What the work of a trace had to cost at least: FLOPs, bytes and the roofline's time."""
+"""Roofline: what the work of a trace had to cost at least, in FLOPs, bytes and time."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ _TOLERATED = 1.1
 class Costs:
     """One row per piece of work: of Trace.device, or of Trace.ops where there is no device."""
 
-    flops: Floats  # nan: no model
-    bytes: Floats  # least traffic, nan: no model
-    ideal: Floats  # ns; nan: no model, or the card's peak is unknown
+    flops: Floats  # nan: unknown
+    bytes: Floats  # least traffic, nan: unknown
+    ideal: Floats  # ns; nan: unknown, or the card's peak is
     matmul_dtype: NDArray[np.int8]  # index of MATMUL_DTYPES; 0: no matrix product, or unsure
 
 
-class _Price(NamedTuple):
+class _CallCost(NamedTuple):
     """One distinct call; times by the roofline, nan where they are not known."""
 
     flops: float
     bytes: float
     compute_ns: float
     memory_ns: float
-    kind: int  # 0: no model, _MEMORY_BOUND or _PRODUCT
+    kind: int  # 0: unknown, _MEMORY_BOUND or _PRODUCT
     dtype: int  # index of MATMUL_DTYPES
 
 
-class _Prices(NamedTuple):
+class _CallCosts(NamedTuple):
     """The same as columns, one row per call."""
 
     flops: Floats
@@ -63,7 +63,7 @@ class _Prices(NamedTuple):
 
 
 _MEMORY_BOUND, _PRODUCT = 1, 2
-_UNPRICED = _Price(np.nan, np.nan, np.nan, np.nan, 0, 0)
+_UNKNOWN = _CallCost(np.nan, np.nan, np.nan, np.nan, 0, 0)
 
 
 def trace_card(trace: Trace, device_name: str = "") -> Card | None:
@@ -110,19 +110,19 @@ def estimate_costs(trace: Trace, op_row: Ints, card: Card | None) -> Costs:
     duration = rows.duration[work].astype(np.float64)
     spent = np.bincount(call_of, duration, len(calls)).astype(np.float64)
     kernel = _longest(call_of, duration, rows.name[work], len(calls))
-    price = _prices(trace, calls, kernel, card)
-    ideal = _ideal_ns(price.compute_ns, price.memory_ns, spent)
+    cost = _call_costs(trace, calls, kernel, card)
+    ideal = _ideal_ns(cost.compute_ns, cost.memory_ns, spent)
     equal = 1.0 / np.bincount(call_of, minlength=len(calls))[call_of]
     share = np.divide(duration, spent[call_of], out=equal, where=spent[call_of] > 0)
     columns = np.full((3, len(op_row)), np.nan)
-    columns[:, work] = np.stack([price.flops, price.bytes, ideal])[:, call_of] * share
+    columns[:, work] = np.stack([cost.flops, cost.bytes, ideal])[:, call_of] * share
     dtype = np.zeros(len(op_row), np.int8)
-    dtype[work] = price.dtype.astype(np.int8)[call_of]
+    dtype[work] = cost.dtype.astype(np.int8)[call_of]
     return Costs(columns[0], columns[1], columns[2], dtype)
 
 
 def _calls(trace: Trace, op_row: Ints, kernel: Codes) -> tuple[Ints, Ints]:
-    """Return the rows of the calls that are priced, and which of them each kernel belongs to."""
+    """Return the rows of the calls with costs, and which of them each kernel belongs to."""
     many = trace.named(trace.ops, has_several_kernels)
     apart = np.where(many[op_row], kernel.astype(np.int64) + 1, 0)
     key = op_row.astype(np.int64) * (len(trace.texts) + 1) + apart
@@ -143,17 +143,17 @@ def _longest(group: Ints, duration: Floats, name: Codes, groups: int) -> Ints:
     return longest
 
 
-def _prices(trace: Trace, calls: Ints, kernel: Ints, card: Card | None) -> _Prices:
-    """Return the prices of calls (rows of trace.ops), each distinct one computed once."""
+def _call_costs(trace: Trace, calls: Ints, kernel: Ints, card: Card | None) -> _CallCosts:
+    """Return the costs of calls (rows of trace.ops), each distinct one computed once."""
     number, first = trace.distinct_calls(calls, kernel)
-    priced = [_price(trace, calls[i], trace.text(kernel[i]), card) for i in first]
-    table = np.array(priced, np.float64).reshape(-1, len(_Price._fields))[number]
+    distinct = [_call_cost(trace, calls[i], trace.text(kernel[i]), card) for i in first]
+    table = np.array(distinct, np.float64).reshape(-1, len(_CallCost._fields))[number]
     # On a device only calls that launched kernels are asked for: their traffic is their own.
     kinds = (_PRODUCT,) if len(trace.device) else (_PRODUCT, _MEMORY_BOUND)
     for kind in kinds:
-        same = np.flatnonzero(table[:, _Price._fields.index("kind")] == kind)
-        table[same[_calls_another(trace.ops, calls[same])]] = _UNPRICED
-    return _Prices(*table.T)
+        same = np.flatnonzero(table[:, _CallCost._fields.index("kind")] == kind)
+        table[same[_calls_another(trace.ops, calls[same])]] = _UNKNOWN
+    return _CallCosts(*table.T)
 
 
 def _calls_another(ops: Spans, calls: Ints) -> NDArray[np.bool_]:
@@ -166,15 +166,15 @@ def _calls_another(ops: Spans, calls: Ints) -> NDArray[np.bool_]:
     return within
 
 
-def _price(trace: Trace, row: int, kernel: str, card: Card | None) -> _Price:
+def _call_cost(trace: Trace, row: int, kernel: str, card: Card | None) -> _CallCost:
     call = trace.op_call(row)
     cost = cost_of_call(call, kernel) if call else None
     if call is None or cost is None:
-        return _UNPRICED
+        return _UNKNOWN
     dtypes = _multiplied_as(cost, kernel, call.name, trace.text(trace.ops.dtypes[row]))
     sure = cost.is_matmul and len(dtypes) == 1
     compute_ns, memory_ns = _roofline(cost, dtypes, card)
-    return _Price(
+    return _CallCost(
         flops=cost.flops,
         bytes=cost.bytes,
         compute_ns=compute_ns,
@@ -228,7 +228,7 @@ class _Pass:
     kernel: re.Pattern[str]
     phase: str
     numbers: int  # moved per weight
-    item: int | None = None  # bytes of each; None: the kernel's name tells
+    item: int | None = None  # bytes of each; None: as in the name of the kernel
 
 
 _PASSES = (
@@ -244,8 +244,8 @@ _PASSES = (
 def add_update_costs(work: WorkTable, weights: int | None, card: Card | None) -> WorkTable:
     """Return `work` with the costs of its passes over all `weights`.
 
-    What a pass moves in a step is spread over its kernels there by their durations. `weights`
-    counts those that a step updates; None: unknown.
+    What a pass moves in a step is spread over its kernels there by their durations. `weights` is
+    the number of weights that a step updates; None: unknown.
     """
     if not weights or card is None:
         return work
@@ -263,7 +263,7 @@ def add_update_costs(work: WorkTable, weights: int | None, card: Card | None) ->
 
 
 def _item_bytes(work: WorkTable, one: _Pass) -> Ints:
-    """Bytes of a number by label; 0 where the label is no kernel of the pass."""
+    """Return the bytes of a number by label; 0 for labels that are not kernels of the pass."""
     sizes = np.zeros(len(work.labels), np.int64)
     for code in np.unique(work.name).tolist():
         if one.kernel.search(work.labels[code]):
