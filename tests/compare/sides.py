@@ -30,7 +30,9 @@ def run_of(
     }
     clock = Clock(steps, steps, Samples((), "ms"), phases, {}, sum(values), "perf_counter")
     return Run(
-        *(name, spec, environment),
+        name,
+        spec,
+        environment,
         clock=clock,
         memory=Memory(0, 2**30, None, None, "process resident set"),
         work=Work(4 * spec.config["context"], 1e9, 1e9, 1e9),

@@ -117,8 +117,11 @@ def _budget(kernels, steps, device) -> Budget:
         modeled = k.ideal == k.ideal
         ideal = (before.ideal_ms or 0.0) + k.ideal / 1e6 if modeled else before.ideal_ms
         categories[k.category] = Category(
-            *(k.category, before.ms + k.duration / 1e6, before.launches + 1, ideal),
-            before.modeled_ms + (k.duration / 1e6 if modeled else 0.0),
+            name=k.category,
+            ms=before.ms + k.duration / 1e6,
+            launches=before.launches + 1,
+            ideal_ms=ideal,
+            modeled_ms=before.modeled_ms + (k.duration / 1e6 if modeled else 0.0),
         )
     busy = sum(k.duration for k in kernels) / 1e6
     terms = {**dict.fromkeys(TERMS, 0.0), "kernels": busy}

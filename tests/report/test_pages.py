@@ -38,8 +38,15 @@ def memory_timeline(name="forward"):
     held = dict.fromkeys(MEMORY_KINDS, (0, 2**20, 0))
     block = Allocation(2**20, "activations", (4, 8), "float32", f"{name}.py:1", name, name)
     return MemoryTimeline(
-        *((0.0, 1.0, 2.0), held, {name: (0.0, 2.0)}, 6 * 2**20, 1.0),
-        *(dict.fromkeys(MEMORY_KINDS, 2**20), (block,), (block,), {name: 2**20}),
+        times_ms=(0.0, 1.0, 2.0),
+        bytes_by_kind=held,
+        phases_ms={name: (0.0, 2.0)},
+        peak_bytes=6 * 2**20,
+        peak_ms=1.0,
+        peak_by_kind=dict.fromkeys(MEMORY_KINDS, 2**20),
+        at_peak=(block,),
+        largest=(block,),
+        saved_by_module={name: 2**20},
         notes=(name,),
     )
 

@@ -70,24 +70,20 @@ def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
     What all Runs share is in the title or in the note.
     """
     axes = varying_axes(runs)
-    columns = [Column(axis) for axis in axes]
-    columns += [
-        Column("step median", "ms"),
-        Column("p10", "ms"),
-        Column("p90", "ms"),
-        Column("spread", "%"),
-        *([Column("cv", "%")] if "warmup" in axes else []),
-        Column("tokens/s"),
-        Column("MFU", "%"),
-        Column("peak memory", "GiB"),
-    ]
+    with_cv = "warmup" in axes
     several = len({_ran(run) for run in runs}) > 1
-    columns += [*([Column("ran")] if several else []), Column("status")]
+    columns = [Column(axis) for axis in axes]
+    columns += [Column("step median", "ms"), Column("p10", "ms"), Column("p90", "ms")]
+    columns += [Column("spread", "%")]
+    columns += [Column("cv", "%")] if with_cv else []
+    columns += [Column("tokens/s"), Column("MFU", "%"), Column("peak memory", "GiB")]
+    columns += [Column("ran")] if several else []
+    columns += [Column("status")]
     rows = []
     for run in runs:
         labels: list[Cell] = [axis_value(run, axis) for axis in axes]
         ran = [_ran(run)] if several else []
-        rows.append((*labels, *_measured(run, "warmup" in axes), *ran, _status(run)))
+        rows.append((*labels, *_measured(run, with_cv), *ran, _status(run)))
     full_title = f"{title}: {constants(runs)}" if constants(runs) else title
     table = Table(full_title, tuple(columns), tuple(rows), _note(runs))
     return table.without_unknown_columns()
@@ -97,17 +93,11 @@ def _measured(run: Run, with_cv: bool) -> list[Cell]:
     if run.clock is None:
         return [None] * (8 if with_cv else 7)
     step = run.clock.step
-    mfu = run.figures.mfu if run.figures else None
-    return [
-        step.median,
-        step.percentile(10),
-        step.percentile(90),
-        step.spread * 100,
-        *([step.cv * 100] if with_cv else []),
-        round(run.tokens_per_second or 0),
-        None if mfu is None else mfu * 100,
-        run.memory.peak / 2**30 if run.memory else None,
-    ]
+    cells: list[Cell] = [step.median, step.percentile(10), step.percentile(90), step.spread * 100]
+    cells += [step.cv * 100] if with_cv else []
+    cells += [round(run.tokens_per_second or 0)]
+    cells += [_percent(run.figures.mfu) if run.figures else None]
+    return [*cells, run.memory.peak / 2**30 if run.memory else None]
 
 
 def _status(run: Run) -> str:

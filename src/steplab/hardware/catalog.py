@@ -19,8 +19,15 @@ from dataclasses import dataclass
 TENSOR_DTYPES = ("bf16", "fp16", "tf32", "fp8")  # these have a 2:4-sparse mode; fp32 has none
 
 FROM_MEMORY = (
-    *("V100 SXM2", "V100 PCIe", "T4", "RTX A6000", "L40", "RTX 6000 Ada"),
-    *("GH200 96GB", "H200 NVL", "A10G"),
+    "V100 SXM2",
+    "V100 PCIe",
+    "T4",
+    "RTX A6000",
+    "L40",
+    "RTX 6000 Ada",
+    "GH200 96GB",
+    "H200 NVL",
+    "A10G",
 )
 
 
