@@ -10,20 +10,25 @@ import pytest
 
 from tests.kernels.triton_on_cpu import needs_no_gpu, run_interpreted
 
-FILES = sorted(
-    path
-    for path in Path(__file__).parent.glob("test_*.py")
-    if "\nclass Interpreted" in path.read_text(encoding="utf-8")
-)
-CHILDREN = 4
+TEXTS = {
+    path: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("test_*"))
+}
+SLOW = [path for path, text in TEXTS.items() if "\n@pytest.mark.slow\nclass Interpreted" in text]
+QUICK = [path for path, text in TEXTS.items() if "\nclass Interpreted" in text and path not in SLOW]
+CHILDREN = [
+    QUICK[::2],
+    QUICK[1::2],
+    pytest.param(SLOW[::2], marks=pytest.mark.slow),
+    pytest.param(SLOW[1::2], marks=pytest.mark.slow),
+]
 
 
 def test_the_files_are_found():
-    assert len(FILES) >= 11
+    assert len(QUICK) >= 7 and len(SLOW) >= 4
 
 
 @needs_no_gpu
-@pytest.mark.parametrize("child", range(CHILDREN))
-def test_in_the_interpreter(child):
+@pytest.mark.parametrize("files", CHILDREN, ids=lambda files: " ".join(f.stem[5:] for f in files))
+def test_in_the_interpreter(files):
     pytest.importorskip("triton")
-    run_interpreted(FILES[child::CHILDREN])
+    run_interpreted(files)

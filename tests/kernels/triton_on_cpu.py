@@ -2,7 +2,7 @@
 
 Triton decides at its import whether kernels are interpreted, so both happen in a child process.
 What is to be interpreted stands in a class `Interpreted`, which pytest does not collect by itself;
-`test_interpreted.py` finds and runs them all. One file alone:
+`test_interpreted.py` finds and runs them all, those marked `slow` apart. One file alone:
 
     TRITON_INTERPRET=1 pytest -o python_classes=Interpreted -k Interpreted tests/kernels/FILE
 """
