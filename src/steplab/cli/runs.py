@@ -21,7 +21,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_selection_flags(parser)
     add = parser.add_argument
     add("--json", action="store_true", help="print the selected Runs in full, as JSON")
-    add("--out", type=Path, default=None, help="write the list as .csv, .md, .json or .svg")
+    add("--out", type=Path, metavar="FILE", help="write the list as .csv, .md, .json or .svg")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--delete", action="store_true", help="delete the selected Runs")
     action.add_argument("--pack", type=Path, metavar="FILE", help="pack them into one file")

@@ -119,13 +119,13 @@ class TrainSettings:
 
     dataset_path: str = option(
         "",
-        "file or folder of series or text, a,b with --mix; default: generated, or Python's own",
+        "file or folder of series or text, a,b with --mix; default: generated, or Python's sources",
         resumable=True,
     )
     mix: str = option("", "shares in which the sets a,b of --dataset-path are drawn: 0.7,0.3")
     val_path: str = option(
         "",
-        "the same for validation; default: generated or Python's own, none with --dataset-path",
+        "the same for validation; default: generated or Python's sources, none with --dataset-path",
         resumable=True,
     )
     ood_path: str = option(

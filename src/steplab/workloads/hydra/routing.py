@@ -1,8 +1,8 @@
 """Routing: which tokens a feed-forward takes (MoD), and how many passes each token makes (MoR).
 
 Routers score in fp32 or better. Top-k and `capacity` compare a token with the whole sequence, which
-generation cannot: the scores that their last taken tokens had, averaged over the training, are
-thresholds that decide the same by the token alone.
+generation cannot. The lowest scores that they accepted, averaged over the training, are thresholds
+that decide the same by the token alone.
 """
 
 # B batch, S tokens, K tokens taken, D width, N blocks, R passes
@@ -18,9 +18,14 @@ from torch import Tensor, nn
 from steplab.kernels.stream_norm import RowSelection
 from steplab.workloads.hydra.config import HydraConfig
 
+MAX_SCORE = 10.0  # of a token, either way, before the sigmoid
+# Share of the passes that the routers of the first and of the last block are biased to.
+FIRST_SHARE, LAST_SHARE = 0.2, 0.5
+THRESHOLD_EMA_RATE = 0.05  # of the running thresholds: about the last 20 updates
+
 
 def choose_rows(rows_BK: Tensor, length: int) -> RowSelection:
-    """Return the choice of `rows_BK`, all different, out of `length` rows."""
+    """Return the selection of `rows_BK`, all different, out of `length` rows."""
     taken = rows_BK.shape[1]
     slots_K = torch.arange(taken, device=rows_BK.device)
     slots_BS = rows_BK.new_full((len(rows_BK), length), taken)
@@ -28,10 +33,10 @@ def choose_rows(rows_BK: Tensor, length: int) -> RowSelection:
 
 
 def top_rows(score_BS: Tensor, taken: int) -> tuple[RowSelection, Tensor]:
-    """Return the choice of the `taken` highest scores of each sequence, and the lowest of them (B).
+    """Select the rows of the `taken` highest scores of each sequence; also return the lowest (B).
 
-    Compiled, a row's place is the number of rows before it in the order: comparisons that become
-    one kernel, where a radix selection keeps one processor per sequence busy for 16 turns.
+    Compiled, a row's rank is the number of rows that score higher: comparisons that become one
+    kernel, where a radix selection keeps one multiprocessor per sequence busy for 16 rounds.
     """
     length = score_BS.shape[1]
     if not torch.compiler.is_compiling():
@@ -43,12 +48,8 @@ def top_rows(score_BS: Tensor, taken: int) -> tuple[RowSelection, Tensor]:
     rank_BS = ((other > own) | earlier).sum(-1)
     here_BKS = rank_BS[:, None] == rows_S[:taken, None]
     rows_BK = torch.where(here_BKS, rows_S, 0).sum(-1)
-    return RowSelection(rows_BK, rank_BS.clamp(max=taken)), score_BS.gather(1, rows_BK[:, -1:])[
-        :, 0
-    ]
-
-
-MAX_SCORE = 10.0
+    least_B = score_BS.gather(1, rows_BK[:, -1:])[:, 0]
+    return RowSelection(rows_BK, rank_BS.clamp(max=taken)), least_B
 
 
 def share_score(share: float) -> float:
@@ -77,10 +78,6 @@ class TokenRouting(NamedTuple):
     least_B: Tensor | None = None  # the lowest score that top-k took of each sequence
 
 
-# Share of the passes that the routers of the first and the last block are biased to.
-FIRST_SHARE, LAST_SHARE = 0.2, 0.5
-
-
 class Depth(NamedTuple):
     """A depth of n means n + 1 passes."""
 
@@ -92,7 +89,7 @@ class Depth(NamedTuple):
     least_R: Tensor | None = None  # lowest logit in each pass, where the form sorts by it
 
     def straight_through(self) -> Tensor:
-        """Return ones (B, S) whose gradient pulls what is wanted to the depth that helped."""
+        """Return ones (B, S) whose gradient pulls the wanted depth to the depth that helped."""
         weight_BS = torch.exp(-((self.wanted_BS - self.depth_BS) ** 2))
         return 1 + weight_BS - weight_BS.detach()
 
@@ -146,9 +143,6 @@ class BlockRouting(NamedTuple):
 
     tokens: list[TokenRouting] | None  # one per pass
     depth: Depth | None
-
-
-THRESHOLD_EMA_RATE = 0.05  # of the running mean: about the last 20 updates
 
 
 class Thresholds(NamedTuple):
