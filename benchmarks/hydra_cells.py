@@ -107,7 +107,7 @@ def _timed(spec: RunSpec, steps: int, check: bool, look: Look | None) -> tuple[C
     feed = micro_batches(step, spec)
     batches = [next(feed) for _ in range(BATCHES)]
     step(batches[0])
-    synchronise(step)
+    synchronize(step)
     first = time.perf_counter() - started
     for index in range(step.parts.settle_steps + WARM):
         step(batches[index % BATCHES])
@@ -195,7 +195,7 @@ def unfaithful(spec: RunSpec, steps: int = 8) -> float:
     return float(((replayed - plain) / plain).abs().max())
 
 
-def synchronise(step: Step) -> None:
+def synchronize(step: Step) -> None:
     """Wait for the device."""
     if step.parts.device.type == "cuda":
         torch.cuda.synchronize()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra_cells import Desk, synchronise
+from hydra_cells import Desk, synchronize
 from hydra_notes import AS_PROFILED, EAGER, spec_of
 
 from steplab.cli.flags import exit_without_gpu
@@ -45,14 +45,14 @@ def first_calls(desk: Desk, spec: RunSpec) -> None:
     began: list[float] = []
 
     def before(*_: Any) -> None:
-        synchronise(step)
+        synchronize(step)
         began.append(time.perf_counter())
 
     for block in step.model.blocks:  # type: ignore[union-attr]
         times.append([])
 
         def after(*_: Any, kept: list[float] = times[-1]) -> None:
-            synchronise(step)
+            synchronize(step)
             kept.append((time.perf_counter() - began.pop()) * 1e3)
 
         block.attention.register_forward_pre_hook(before)

@@ -199,19 +199,19 @@ def _fed(
     waits, steps = [], spec.steps
     for _ in range(3):
         step([next(source)])
-    _synchronise(device)
+    _synchronize(device)
     started = time.perf_counter()
     for _ in range(steps):
         asked = time.perf_counter()
         batch = next(source)
         waits.append(time.perf_counter() - asked)
         step([batch])
-    _synchronise(device)
+    _synchronize(device)
     ms = (time.perf_counter() - started) / steps * 1e3
     speed = 1e3 * step.workload.tokens(spec.batch) / ms
     return ms, sorted(waits)[steps // 2] * 1e3, speed, "ok"
 
 
-def _synchronise(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()

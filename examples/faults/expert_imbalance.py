@@ -1,7 +1,7 @@
 """Expert imbalance: steplab profile examples/faults/expert_imbalance.py:faulty
 
 The router prefers two experts, and all experts are padded to the busiest. The clean twin's
-router has no favourite.
+router has no favorite.
 """
 
 from collections.abc import Iterator
@@ -21,17 +21,17 @@ K = 2
 class Mixture(nn.Module):
     """Experts that are padded to the one with most tokens."""
 
-    def __init__(self, width: int, hidden: int, experts: int, favour: float) -> None:
+    def __init__(self, width: int, hidden: int, experts: int, favor: float) -> None:
         super().__init__()
         self.router = nn.Linear(width, experts, bias=False)
         self.up_EDF = nn.Parameter(torch.randn(experts, width, hidden) / width**0.5)
         self.down_EFD = nn.Parameter(torch.randn(experts, hidden, width) / hidden**0.5)
-        self.register_buffer("favour_E", torch.tensor([favour] * K + [0.0] * (experts - K)))
+        self.register_buffer("favor_E", torch.tensor([favor] * K + [0.0] * (experts - K)))
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Return (T, D)."""
         count = len(self.up_EDF)
-        weights_TK, experts_TK = (self.router(x_TD) + self.favour_E).softmax(-1).topk(K)
+        weights_TK, experts_TK = (self.router(x_TD) + self.favor_E).softmax(-1).topk(K)
         expert_N, order_N = experts_TK.flatten().sort(stable=True)
         load_E = torch.bincount(expert_N, minlength=count)
         room = int(load_E.max())
@@ -51,7 +51,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
 
-def made(width: int, hidden: int, experts: int, context: int, favour: float) -> steplab.UserModel:
+def made(width: int, hidden: int, experts: int, context: int, favor: float) -> steplab.UserModel:
     """One mixture on random tokens."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -63,7 +63,7 @@ def made(width: int, hidden: int, experts: int, context: int, favour: float) -> 
         return model(x_TD).abs().mean()
 
     return steplab.UserModel(
-        Mixture(width, hidden, experts, favour), batches, loss, context, optimizer=adamw
+        Mixture(width, hidden, experts, favor), batches, loss, context, optimizer=adamw
     )
 
 
@@ -71,11 +71,11 @@ def faulty(
     width: int = 128, hidden: int = 512, experts: int = 8, context: int = 256
 ) -> steplab.UserModel:
     """Two experts take nearly everything."""
-    return made(width, hidden, experts, context, favour=3.0)
+    return made(width, hidden, experts, context, favor=3.0)
 
 
 def clean(
     width: int = 128, hidden: int = 512, experts: int = 8, context: int = 256
 ) -> steplab.UserModel:
     """All experts take about the same."""
-    return made(width, hidden, experts, context, favour=0.0)
+    return made(width, hidden, experts, context, favor=0.0)

@@ -1,4 +1,4 @@
-"""Synchronisation: steplab profile examples/faults/sync_in_loop.py:faulty
+"""Synchronization: steplab profile examples/faults/sync_in_loop.py:faulty
 
 Every layer reads a number back to log it, so the host waits for the device in each of them. The
 clean twin keeps the numbers on the device.

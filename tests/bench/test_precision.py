@@ -116,8 +116,8 @@ def test_fp32_statistics_reach_the_rounding_floor_and_low_ones_do_not() -> None:
         assert 0.999 * floor <= found["fp32 statistics"] <= 1.01 * floor + 1e-6
         assert 0.999 * floor <= found["low statistics"]
     for dtype in ("bf16", "fp16"):
-        centred, offset = (cells(table, "LayerNorm", dtype, mean, 1) for mean in (0, 100))
-        assert offset["low statistics"] > 5 * centred["low statistics"]
+        centered, offset = (cells(table, "LayerNorm", dtype, mean, 1) for mean in (0, 100))
+        assert offset["low statistics"] > 5 * centered["low statistics"]
 
 
 def test_only_fp16_squares_overflow_and_the_row_says_so() -> None:

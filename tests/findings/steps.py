@@ -1,4 +1,4 @@
-"""Steps for tests of rules: a few words per operator become a trace, analysed and made a case."""
+"""Steps for tests of rules: a few words per operator become a trace, analyzed and made a case."""
 
 from __future__ import annotations
 

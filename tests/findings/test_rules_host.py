@@ -67,7 +67,7 @@ def test_launch_bound_without_a_trace():
     assert launch_bound.RULE(Case(replace(idle, ran=Ran()))) is None
 
 
-def synchronised(late: int) -> Case:
+def synchronized(late: int) -> Case:
     """A kernel, a wait of the host for it, `late` us of host work, another kernel."""
     events = [
         range_("ProfilerStep#1", 0, (300 + late) * 1000),
@@ -84,12 +84,12 @@ def synchronised(late: int) -> Case:
 
 
 def test_waits_cost_what_the_device_idles_after_them():
-    found = synchronization.RULE(synchronised(late=40))
+    found = synchronization.RULE(synchronized(late=40))
     assert found.stake_ms == pytest.approx(0.044, abs=0.005)
     assert "aten::item" in found.evidence[0] and "aten::item" in found.remedy
-    assert "synchronization" in rules(synchronised(late=40))
+    assert "synchronization" in rules(synchronized(late=40))
     # The idle time that follows a wait belongs to it and not to slow launching.
-    assert launch_bound.RULE(synchronised(late=40)) is None
+    assert launch_bound.RULE(synchronized(late=40)) is None
 
 
 def test_the_recorders_own_wait_is_no_fault():

@@ -110,10 +110,10 @@ def test_long_sequences_at_a_long_memory():
 def test_the_definition_sees_no_future(place):
     """A NaN leaves every earlier step as it was, to the bit."""
     inputs = make(Case())
-    spoilt = inputs.x.clone()
-    spoilt[:, place] = torch.nan
+    spoiled = inputs.x.clone()
+    spoiled[:, place] = torch.nan
     clean = op.ema("sequential", inputs.x, inputs.parameters)[0]
-    found = op.ema("sequential", spoilt, inputs.parameters)[0]
+    found = op.ema("sequential", spoiled, inputs.parameters)[0]
     assert torch.equal(found[:, :place], clean[:, :place])
     assert bool(found[:, place:].isnan().all())
 

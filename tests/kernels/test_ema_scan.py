@@ -57,9 +57,9 @@ class Interpreted:
         inputs = make(Case(length=21))
         clean = op.ema("scan", inputs.x, inputs.parameters)[0]
         for place in (0, 5, 8, 14, 20):
-            spoilt = inputs.x.clone()
-            spoilt[:, place] = torch.nan
-            found = op.ema("scan", spoilt, inputs.parameters)[0]
+            spoiled = inputs.x.clone()
+            spoiled[:, place] = torch.nan
+            found = op.ema("scan", spoiled, inputs.parameters)[0]
             assert torch.equal(found[:, :place], clean[:, :place])
             assert bool(found[:, place:].isnan().all())
 

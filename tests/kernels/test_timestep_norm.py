@@ -162,13 +162,13 @@ class Interpreted:
         norm, x = TimestepNorm(12, 3, EPS), make(Case()).leaves["x"]
         valid = torch.ones(1, 9, dtype=torch.bool)
         valid[0, 6:] = False
-        spoilt = torch.where(valid[..., None], x, torch.nan).requires_grad_()
-        y, last = norm(spoilt, None, valid, True)
+        spoiled = torch.where(valid[..., None], x, torch.nan).requires_grad_()
+        y, last = norm(spoiled, None, valid, True)
         assert norm.ran == "reference" and last.count_B.tolist() == [6]
         alone, _ = norm(x[:, :6])
         assert norm.ran == "triton_running"
         torch.testing.assert_close(y[:, :6], alone, rtol=2e-5, atol=2e-5)
-        gradients = torch.autograd.grad(y.square().sum(), [spoilt, norm.weight, norm.bias])
+        gradients = torch.autograd.grad(y.square().sum(), [spoiled, norm.weight, norm.bias])
         assert not y[:, 6:].any() and all(d.isfinite().all() for d in gradients)
 
     def test_any_strides_and_expanded_gradients(self):

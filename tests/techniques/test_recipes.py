@@ -52,7 +52,7 @@ def test_plain():
         ("nowhere.toml", "no recipe file"),
     ],
 )
-def test_misspelt_words(text, words):
+def test_misspelled_words(text, words):
     with pytest.raises(UserError, match=words):
         parse_recipe(text)
 

@@ -326,7 +326,7 @@ class Marker:
         return Moment(host_s, event, address)
 
     def release(self, moment: Moment) -> None:
-        """Return the moment's event to the pool; the moment must not be read afterwards."""
+        """Return the moment's event to the pool; the moment must not be read afterward."""
         if moment.event is not None:
             self._free.append(moment.event)
 

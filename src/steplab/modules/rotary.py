@@ -46,7 +46,7 @@ class Rotary(Fp32Module):
         """Extend the table to `positions`. Beyond the trained ones a model extrapolates."""
         if positions <= len(self.cos_TD):
             return
-        # A table made in inference mode could not be trained with afterwards.
+        # A table made in inference mode could not be trained with afterward.
         with torch.inference_mode(False):
             cos_TD, sin_TD = self._table(positions)
             self.cos_TD, self.sin_TD = cos_TD.to(self.cos_TD), sin_TD.to(self.sin_TD)

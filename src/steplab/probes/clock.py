@@ -20,7 +20,7 @@ THREADS = Path("/proc/self/task")  # a folder for each thread
 
 
 class Stopwatch:
-    """Marks moments without waiting for the device; differences are read afterwards."""
+    """Marks moments without waiting for the device; differences are read afterward."""
 
     def __init__(self, on_cuda: bool) -> None:
         self.on_cuda = on_cuda

@@ -139,11 +139,11 @@ def test_garbage_under_the_mask_is_gone_before_the_averages(model, impl):
     valid = torch.arange(30)[None] < 21
     x = torch.randn(1, 30, SMALL.width, dtype=torch.float64)
     plain = attention(torch.where(valid[..., None], x, 0.0), valid)[0]
-    spoilt = torch.where(valid[..., None], x, torch.nan).requires_grad_()
-    found = attention(spoilt, valid)[0]
+    spoiled = torch.where(valid[..., None], x, torch.nan).requires_grad_()
+    found = attention(spoiled, valid)[0]
     assert torch.equal(found, plain)
     found.square().sum().backward()
-    assert all(p.grad.isfinite().all() for p in (spoilt, *attention.parameters()))
+    assert all(p.grad.isfinite().all() for p in (spoiled, *attention.parameters()))
 
 
 @pytest.mark.parametrize("length", [0, 10])

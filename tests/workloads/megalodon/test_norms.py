@@ -76,12 +76,12 @@ def test_masked_tokens_are_as_if_they_were_not_there():
     x = torch.randn(2, 12, WIDTH)
     valid = torch.ones(2, 12, dtype=torch.bool)
     valid[0, [0, 3, 4]] = False
-    spoilt = x.clone()
-    spoilt[0, [0, 3, 4]] = 1e6
+    spoiled = x.clone()
+    spoiled[0, [0, 3, 4]] = 1e6
     norm = make_norm()
     with torch.no_grad():
         norm.bias.fill_(0.5)
-    y, state = norm(spoilt, None, valid, True)
+    y, state = norm(spoiled, None, valid, True)
     alone, own = norm(x[:1, valid[0]], None, None, True)
     torch.testing.assert_close(y[:1, valid[0]], alone, rtol=1e-4, atol=1e-4)
     assert torch.equal(y[0, [0, 3, 4]], torch.zeros(3, WIDTH))

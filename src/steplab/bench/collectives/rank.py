@@ -226,7 +226,7 @@ def sent_tiles(op: CollectiveOp, rank: int, world: int) -> list[Tensor]:
 
 
 def expected_tiles(op: CollectiveOp, rank: int, world: int) -> list[Tensor]:
-    """Return one tile per part of what `rank` must hold afterwards: the collective's definition."""
+    """Return one tile per part of what `rank` must hold afterward: the collective's definition."""
     part = rank if op in ("reduce-scatter", "all-to-all") else 0
     arrived = [tile(sender, part) for sender in range(world)]
     if op in ("all-reduce", "reduce-scatter"):

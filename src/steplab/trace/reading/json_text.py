@@ -111,7 +111,7 @@ def read_properties(
 class EventChunks:
     """The events of a list, chunk by chunk; None stands for an element that is not an event.
 
-    Iterate once; afterwards `rest` is the text from the closing bracket of the list on.
+    Iterate once; afterward `rest` is the text from the closing bracket of the list on.
     """
 
     def __init__(self, text: bytes, pieces: Iterator[bytes], offset: int, name: str) -> None:

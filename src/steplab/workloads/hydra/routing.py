@@ -174,7 +174,7 @@ class RunningThresholds(nn.Module):
 
     @torch.no_grad()
     def follow(self, routings: Sequence[BlockRouting]) -> None:
-        """Move towards the least scores that these blocks took."""
+        """Move toward the least scores that these blocks took."""
         passes = [one for each in routings for one in each.tokens or ()]
         taken = [one.least_B for one in passes if one.least_B is not None]
         if taken:

@@ -1,6 +1,6 @@
 """Layers that a block is made of: norms, and the complex moving averages.
 
-Norms store their scale minus one, so that weight decay pulls the scale towards 1.
+Norms store their scale minus one, so that weight decay pulls the scale toward 1.
 """
 
 # B batch, L tokens, D width, N modes
