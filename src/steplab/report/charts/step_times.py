@@ -170,7 +170,7 @@ def _rung_legend() -> Html:
         ("no gain, or cannot tell", ".rung-lost"),
         ("red gate or failed", ".rung-red"),
     )
-    lines = element("span", "line: the recipe below; dashes: as far as the ceiling would let it")
+    lines = element("span", "line: the recipe below; dashed: the fastest that the ceiling allows")
     return legend(names, lines)
 
 
