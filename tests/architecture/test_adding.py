@@ -183,6 +183,65 @@ Path("x.lines").write_text("\\n".join(map(str, range(50))))
 assert main(["data", "info", "x.lines"]) == 0
 """
 
+OP_BENCHMARK = '''
+"""Time RMSNorm: rows x implementations, with errors against fp64."""
+from steplab.bench.op_bench import COMPILED, OpAxis, OpBench, dtype_axis, impl_axis
+
+class NormInstance:
+    """A norm of random rows of 64."""
+
+    def __init__(self, config, seed, device):
+        import torch
+        from steplab.bench.op_measure import BoundOp, use_dtype
+        dtype = use_dtype(config["dtype"], device)
+        generator = torch.Generator().manual_seed(seed)
+        x, dout = torch.randn(2, config["rows"], 64, generator=generator).to(device, dtype)
+        self.leaves = {"x": x.requires_grad_()}
+        self.impl, self.dout = config["impl"].removeprefix(COMPILED), dout
+        self.call = BoundOp(lambda: norm(self.impl, x), self.leaves, dout)
+
+    def check(self):
+        """Compare all rows."""
+        import torch
+        from steplab.bench.op_accuracy import check_accuracy
+        from steplab.bench.op_measure import BoundOp
+        def definition(dtype):
+            x = self.leaves["x"].detach().to(dtype).requires_grad_()
+            return BoundOp(lambda: norm("reference", x), {"x": x}, self.dout.to(dtype)).results()
+        peer, truth = definition(self.dout.dtype), definition(torch.float64)
+        return check_accuracy(self.call.results(), peer, truth), "all rows"
+
+    def notes(self):
+        """Return nothing."""
+        return []
+
+def norm(impl, x):
+    """Return the norm of the last axis, by one implementation."""
+    from steplab.kernels import rms_norm
+    return rms_norm.rms_norm(impl, x, x.new_ones(64), 1e-6)[0]
+
+BENCH = OpBench(
+    name="norm",
+    kernel="rms_norm",
+    axes=(
+        OpAxis("rows", "number of rows", gpu=[65536], cpu=[256]),
+        dtype_axis(),
+        impl_axis(gpu=["reference"], cpu=["reference"]),
+    ),
+    build=NormInstance,
+    size="R{rows} {dtype} {impl}",
+    results=("out", "dx"),
+    flops=lambda config: (4.0 * 64 * config["rows"], 8.0 * 64 * config["rows"]),
+    flops_note="4 per element forward and 8 backward",
+    x_axis="rows",
+)
+'''
+USE_OP_BENCHMARK = """
+from steplab.cli.main import main
+words = "bench norm --rows 16 32 --repeats 6 --seconds 0 --device cpu --plot x.svg"
+assert main(words.split()) == 0
+"""
+
 ADDITIONS = {
     "technique": ({"techniques/deterministic.py": TECHNIQUE}, USE_TECHNIQUE),
     "rule": ({"findings/rules/zero_loss.py": RULE}, USE_RULE),
@@ -193,6 +252,7 @@ ADDITIONS = {
     "implementation": ({"kernels/rms_norm/renamed.py": KERNEL}, USE_KERNEL),
     "Triton implementation": ({"kernels/rms_norm/triton_row.py": TRITON_KERNEL}, USE_TRITON_KERNEL),
     "data format": ({"data/formats/lines.py": FORMAT}, USE_FORMAT),
+    "op benchmark": ({"bench/ops/norm.py": OP_BENCHMARK}, USE_OP_BENCHMARK),
 }
 
 
