@@ -5,9 +5,9 @@ import torch
 
 from steplab.core import RunSpec, run_from_json, run_to_json
 from steplab.step import trial as trial_module
-from steplab.step.assemble import assemble, micro_batches
 from steplab.step.failures import is_out_of_memory, memory_sentence
 from steplab.step.trial import trial
+from tests.step.syncs import run_without_syncs
 
 
 @pytest.fixture(scope="module")
@@ -141,16 +141,7 @@ def test_gpu_cuda_graphs_are_replayed(tiny_spec, scope):
 def test_gpu_step_does_not_wait_for_the_host(tiny_spec):
     """Forward, backward, clipping and a fused update under CUDA's sync debug mode."""
     spec = tiny_spec("precision=bf16,optimizer=fused", device="cuda", config={"width": 128})
-    step = assemble(spec)
-    feed = micro_batches(step, spec)
-    for _ in range(3):
-        step(next(feed))
-    batch = next(feed)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    run_without_syncs(spec)
 
 
 def test_host_memory_is_told_in_units():

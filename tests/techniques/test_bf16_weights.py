@@ -17,6 +17,7 @@ from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.log import TrainingLog
 from steplab.train.loop import Stop, Trainer, train
 from steplab.workloads.workload import find_workload
+from tests.step.syncs import run_without_syncs
 
 BF16 = torch.bfloat16
 RECIPE = "precision=bf16-weights,optimizer=one-pass"
@@ -193,18 +194,8 @@ def test_a_checkpoint_of_torchs_optimizer_is_refused_as_a_whole(tmp_path):
 
 @pytest.mark.gpu
 def test_gpu_step_runs_without_host_syncs():
-    spec = spec_of(device="cuda")
-    step = assemble(spec)
-    feed = micro_batches(step, spec)
-    for _ in range(3):
-        step(next(feed))
-    batch = next(feed)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        loss = step(batch).loss
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.isfinite(loss) and step.optimizer.ran == "triton_update"
+    step, output = run_without_syncs(spec_of(device="cuda"))
+    assert torch.isfinite(output.loss) and step.optimizer.ran == "triton_update"
     assert {m.ran for m in step.model.modules() if getattr(m, "op", "") == "rms_norm"} == {
         "triton_norm"
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from steplab.core import Environment, Run, RunSpec, Status
 from steplab.core.errors import SteplabError, Unsupported
@@ -14,7 +14,7 @@ from steplab.core.run import new_run
 from steplab.profiling.plan import ProfilePlan
 from steplab.verify.shapes import GateShape
 from steplab.workers.alternate import RemoteStep
-from steplab.workers.client import Progress, Worker, WorkerLost
+from steplab.workers.client import Progress, Worker, WorkerLost, WorkerOwner
 from steplab.workers.pool import WorkerPool
 
 CANDIDATE = "steplab.verify.candidate:Candidate"
@@ -68,15 +68,15 @@ class RemoteCandidate(RemoteStep):
         return CandidateResult(replace(run, status=status, reason=reason))
 
 
-class ReferenceWorker:
+class ReferenceWorker(WorkerOwner):
     """Computes the references of the gate and dry-runs recipes; restarted when it is lost.
 
     Its process is never measured.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.references = Path()  # the folder of the references; set before any is asked for
-        self.worker = Worker()
 
     def environment(self, timeout: float) -> Environment:
         """Return what this machine is."""
@@ -122,16 +122,6 @@ class ReferenceWorker:
         for shape in shapes if not problem else ():
             problem = problem or self.reference(shape, dtype, timeout)
         return problem
-
-    def close(self) -> None:
-        """End its process."""
-        self.worker.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _asked(self, shape: GateShape, dtype: str) -> dict[str, Any]:
         return {"shape": shape, "dtype": dtype, "folder": self.references}

@@ -12,13 +12,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from steplab.compare.bootstrap import RatioInterval, change_of, ratio_of_rounds, verdict_on
 from steplab.core import RunSpec, Samples
 from steplab.core.comparison import Change, Verdict
 from steplab.core.errors import MeasurementError
-from steplab.workers.client import Progress, Worker, WorkerLost, no_progress
+from steplab.workers.client import Progress, WorkerLost, WorkerOwner, no_progress
 
 LIVE_STEP = "steplab.step.live:LiveStep"
 ROUNDS = 6  # the fewest that allow an interval by resampling
@@ -50,14 +50,11 @@ class LiveSide(Protocol):
         ...
 
 
-class RemoteStep:
+class RemoteStep(WorkerOwner):
     """A step that stays alive in a worker of its own until the `with` block ends.
 
     The worker keeps an object with a method `measure(steps)`, such as LiveStep.
     """
-
-    def __init__(self, worker: Worker | None = None) -> None:
-        self.worker = worker or Worker()
 
     def call(
         self,
@@ -85,16 +82,6 @@ class RemoteStep:
     def measure(self, steps: int, timeout: float) -> Samples:
         """Time so many steps; milliseconds each."""
         return self.call(".measure", Samples, timeout, steps=steps)
-
-    def close(self) -> None:
-        """End its process."""
-        self.worker.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def alternate_specs(

@@ -174,6 +174,23 @@ class Worker:
         return f"the worker ended with code {code}: {lines[-1] if lines else 'no message'}"
 
 
+class WorkerOwner:
+    """Has a worker of its own until its `with` block ends."""
+
+    def __init__(self, worker: Worker | None = None) -> None:
+        self.worker = worker or Worker()
+
+    def close(self) -> None:
+        """End its process."""
+        self.worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
 def _encode(arguments: dict[str, Any]) -> dict[str, Any]:
     """Encode arguments; paths become absolute, since the worker may change its directory."""
     return {
