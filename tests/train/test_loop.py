@@ -150,14 +150,14 @@ def test_a_signal_saves_and_exits(tmp_path):
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     """The loss of the step before the update is still finite; the weights after it are not."""
     spec = make_spec(tmp_path, checkpoint_every=5)
-    session = Trainer(spec, silent())
-    session.step_number = 5
-    session.save()
+    trainer = Trainer(spec, silent())
+    trainer.step_number = 5
+    trainer.save()
     with torch.no_grad():
-        next(session.step.model.parameters())[0, 0] = float("inf")
-    session.step_number = 6
+        next(trainer.step.model.parameters())[0, 0] = float("inf")
+    trainer.step_number = 6
     with pytest.raises(MeasurementError, match="step-00000005 is intact"):
-        session.save()
+        trainer.save()
     assert newest_checkpoint(tmp_path).name == "step-00000005"
 
 
@@ -237,11 +237,11 @@ def test_validation_looks_at_many_series(tmp_path):
             return super().read(index, start, stop)
 
     spec = make_spec(tmp_path, validation_batches=4)
-    session = Trainer(spec, silent())
+    trainer = Trainer(spec, silent())
     windows = Windows(Watched(20, 2000, 1), 41, 40)
-    first = validate(session.step, windows, spec.settings)
+    first = validate(trainer.step, windows, spec.settings)
     assert len(seen) > 8
-    assert validate(session.step, windows, spec.settings) == first
+    assert validate(trainer.step, windows, spec.settings) == first
 
 
 def test_a_finished_run_can_go_on(tmp_path):

@@ -44,7 +44,7 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
-def session(base, source, **config):
+def new_trainer(base, source, **config):
     origin = find_pretrained(base / source)
     settings = TrainSettings(batch_size=2, from_checkpoint=str(base / source))
     spec = TrainSpec("tsmoe", {**origin.config, **config}, settings=settings)
@@ -53,7 +53,7 @@ def session(base, source, **config):
 
 @pytest.mark.parametrize("source", ["checkpoints", "time-moe"])
 def test_only_the_weights_are_taken(source, base):
-    new = session(base, source)
+    new = new_trainer(base, source)
     fresh = {name: p.clone() for name, p in new.step.model.state_dict().items()}
     new.start_from(base / source)
     taken = new.step.model.state_dict()
@@ -150,4 +150,4 @@ def test_a_spec_that_contradicts_its_origin_is_refused(base):
     """Also one that no command line made: rope_theta has no shape that would tell."""
     for source in ("checkpoints", "time-moe"):
         with pytest.raises(UserError, match="rope-theta"):
-            session(base, source, rope_theta=7.0).start_from(base / source)
+            new_trainer(base, source, rope_theta=7.0).start_from(base / source)
