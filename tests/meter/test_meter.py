@@ -14,7 +14,7 @@ from steplab.core.codec import encode
 from steplab.core.errors import Unsupported, UserError
 from steplab.meter import reading
 from steplab.meter.meter import count_flops_per_token
-from steplab.meter.sinks import JsonlSink
+from steplab.meter.reading import JsonlSink
 from tests.meter.fakes import FakeClock, install_clock, run_steps, tiny_model
 
 

@@ -14,8 +14,15 @@ from torch import nn
 from steplab.core import Samples
 from steplab.core.errors import UserError, did_you_mean
 from steplab.core.run import now
-from steplab.meter.reading import MeterSummary, MfuBasis, Reading, read_memory, read_window
-from steplab.meter.sinks import open_sinks, write_to_sinks
+from steplab.meter.reading import (
+    MeterSummary,
+    MfuBasis,
+    Reading,
+    open_sinks,
+    read_memory,
+    read_window,
+    write_to_sinks,
+)
 from steplab.meter.step_timer import PhaseScope, StepScope, StepTimer
 from steplab.probes.ran import quiet_profiler
 

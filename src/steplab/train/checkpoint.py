@@ -52,25 +52,25 @@ def save_checkpoint(
     import torch
 
     from steplab.modules.optimizer import full_weights
-    from steplab.train import training_state
+    from steplab.train import checkpoint_tensors
 
     if keep < 0:
         raise UserError(f"{keep} checkpoints cannot be kept.", "Use 0 to keep all of them.")
-    names = training_state.parameter_names(model)
-    record, moments = training_state.capture_optimizer(optimizer, names)
+    names = checkpoint_tensors.parameter_names(model)
+    record, moments = checkpoint_tensors.capture_optimizer(optimizer, names)
     manifest = Manifest(
         replace(progress, steplab=__version__, torch=str(torch.__version__), created=now()),
         record,
         scaler.state_dict(),
-        training_state.python_rng_state(),
-        training_state.numpy_rng_state(),
+        checkpoint_tensors.python_rng_state(),
+        checkpoint_tensors.numpy_rng_state(),
         files={},
     )
     with full_weights(optimizer), disk_errors(folder, "--checkpoint-dir"):
         tensors = {
-            MODEL_FILE: training_state.model_tensors(model),
+            MODEL_FILE: checkpoint_tensors.model_tensors(model),
             OPTIMIZER_FILE: moments,
-            RNG_FILE: training_state.torch_rng_states(),
+            RNG_FILE: checkpoint_tensors.torch_rng_states(),
         }
         if not folder.is_dir():
             folder.mkdir(parents=True)
@@ -83,7 +83,7 @@ def save_checkpoint(
 
 def _write(folder: Path, manifest: Manifest, tensors: dict[str, dict[str, Tensor]]) -> Path:
     """Write a draft, flushed file by file, then rename it: that makes it a checkpoint."""
-    from steplab.train.tensor_file import write_tensors
+    from steplab.train.checkpoint_tensors import write_tensors
 
     draft = new_draft(folder)
     try:
@@ -108,25 +108,27 @@ def restore_checkpoint(
     the next step gives the same bits as if there had been no break.
     """
     from steplab.modules.optimizer import full_weights
-    from steplab.train import training_state
-    from steplab.train.tensor_file import read_tensors
+    from steplab.train import checkpoint_tensors
 
     path = find_checkpoint(path)
     manifest = read_verified_manifest(path)
-    names, record = training_state.parameter_names(model), manifest.optimizer
-    tensors = {name: read_tensors(path / name) for name in (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE)}
+    names, record = checkpoint_tensors.parameter_names(model), manifest.optimizer
+    tensors = {
+        name: checkpoint_tensors.read_tensors(path / name)
+        for name in (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE)
+    }
     weights, moments = tensors[MODEL_FILE], tensors[OPTIMIZER_FILE]
     with full_weights(optimizer):
-        training_state.check_weights(model, weights, str(path / MODEL_FILE))
+        checkpoint_tensors.check_weights(model, weights, str(path / MODEL_FILE))
         where = str(path / OPTIMIZER_FILE)
-        training_state.check_optimizer(optimizer, names, record, moments, where)
+        checkpoint_tensors.check_optimizer(optimizer, names, record, moments, where)
         _check_scaler(scaler, manifest, path)
-        training_state.restore_weights(model, weights)
-        training_state.restore_optimizer(optimizer, names, record, moments)
+        checkpoint_tensors.restore_weights(model, weights)
+        checkpoint_tensors.restore_optimizer(optimizer, names, record, moments)
     scaler.load_state_dict(dict(manifest.scaler))
-    training_state.set_torch_rng_states(tensors[RNG_FILE])
-    training_state.set_python_rng_state(manifest.python_random)
-    training_state.set_numpy_rng_state(manifest.numpy_random)
+    checkpoint_tensors.set_torch_rng_states(tensors[RNG_FILE])
+    checkpoint_tensors.set_python_rng_state(manifest.python_random)
+    checkpoint_tensors.set_numpy_rng_state(manifest.numpy_random)
     return manifest.progress
 
 
@@ -142,14 +144,13 @@ def _check_scaler(scaler: torch.amp.GradScaler, manifest: Manifest, path: Path) 
 
 def load_weights(path: Path, model: nn.Module) -> None:
     """Load the weights alone: all of them or, on any error, none."""
-    from steplab.train import training_state
-    from steplab.train.tensor_file import read_tensors
+    from steplab.train import checkpoint_tensors
 
     path = find_checkpoint(path)
     read_verified_manifest(path)
-    saved = read_tensors(path / MODEL_FILE)
-    training_state.check_weights(model, saved, str(path / MODEL_FILE))
-    training_state.restore_weights(model, saved)
+    saved = checkpoint_tensors.read_tensors(path / MODEL_FILE)
+    checkpoint_tensors.check_weights(model, saved, str(path / MODEL_FILE))
+    checkpoint_tensors.restore_weights(model, saved)
 
 
 def read_progress(path: Path) -> TrainProgress:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.profiler import profile, schedule
 
-from steplab.meter.sinks import Sink, open_sinks, write_to_sinks
+from steplab.meter.reading import Sink, open_sinks, write_to_sinks
 from steplab.probes.ran import profiler_activities
 from steplab.store.atomic import disk_errors
 

@@ -177,7 +177,7 @@ def export_time_moe(path: Path, folder: Path) -> Exported:
 
 
 def _write_time_moe(path: Path, config: TsmoeConfig, text: bytes, folder: Path) -> Exported:
-    from steplab.train.tensor_file import read_tensors, write_tensors
+    from steplab.train.checkpoint_tensors import read_tensors, write_tensors
 
     saved = read_tensors(path / MODEL_FILE)
     tensors = {
