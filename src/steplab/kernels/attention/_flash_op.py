@@ -19,7 +19,7 @@ Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 Attention = Callable[[AttentionInputs], Tensor]
 
 
-def heads_inside(x_BHTD: Tensor) -> Tensor:
+def empty_as_BTHD(x_BHTD: Tensor) -> Tensor:
     """Return an empty tensor of the shape of `x_BHTD` that lies in memory as (B, T, H, D).
 
     So the projections before and after attention read and write it without a copy.
@@ -70,11 +70,11 @@ def flash_op(
         return *gradients, None, None, None
 
     op = torch.library.custom_op(f"steplab::{name}", run, mutates_args=())
-    op.register_fake(lambda q, *rest: (heads_inside(q), empty_lse(q)))
+    op.register_fake(lambda q, *rest: (empty_as_BTHD(q), empty_lse(q)))
     gradient_op = torch.library.custom_op(
         f"steplab::{name}_backward", run_backward, mutates_args=()
     )
-    gradient_op.register_fake(lambda d_out, q, k, v, *rest: tuple(map(heads_inside, (q, k, v))))
+    gradient_op.register_fake(lambda d_out, q, k, v, *rest: tuple(map(empty_as_BTHD, (q, k, v))))
     op.register_autograd(differentiate, setup_context=_keep)
 
     def attention(inputs: AttentionInputs) -> Tensor:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from steplab.kernels.attention._flash_op import empty_lse, flash_op, heads_inside
+from steplab.kernels.attention._flash_op import empty_as_BTHD, empty_lse, flash_op
 from steplab.kernels.attention._inputs import AttentionInputs, refuse_for_flash
 
 TILE = 64  # queries and keys
@@ -82,7 +82,7 @@ def forward(
     T, S, D = q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.shape[3]
     mask = Mask(T, S, causal, first_BS, past_BS)
     q_BGNTD = shared(q_BHTD, k_BGSD.shape[1])
-    out_BHTD, lse_BHT = heads_inside(q_BHTD), empty_lse(q_BHTD)
+    out_BHTD, lse_BHT = empty_as_BTHD(q_BHTD), empty_lse(q_BHTD)
     for queries in tiles(T):
         q_BGNQD = wide(q_BGNTD[..., queries, :]) / math.sqrt(D)
         sum_BGNQD = torch.zeros_like(q_BGNQD)
@@ -122,7 +122,7 @@ def backward(
     q_BGNTD, dout_BGNTD, lse_BGNT = (shared(x, G) for x in (q_BHTD, dout_BHTD, lse_BHT))
     delta_BGNT = shared((wide(out_BHTD) * wide(dout_BHTD)).sum(-1), G)
     dq_BGNTD = torch.zeros_like(q_BGNTD, dtype=lse_BHT.dtype)
-    dk_BGSD, dv_BGSD = heads_inside(k_BGSD), heads_inside(v_BGSD)
+    dk_BGSD, dv_BGSD = empty_as_BTHD(k_BGSD), empty_as_BTHD(v_BGSD)
     for keys in tiles(S):
         k_BG1KD, v_BG1KD = (wide(x[:, :, None, keys]) for x in (k_BGSD, v_BGSD))
         dk_BGKD, dv_BGKD = torch.zeros_like(k_BG1KD[:, :, 0]), torch.zeros_like(v_BG1KD[:, :, 0])
@@ -141,7 +141,7 @@ def backward(
             dk_BGKD.to(q_BHTD.dtype),
             dv_BGKD.to(q_BHTD.dtype),
         )
-    dq_BHTD = heads_inside(q_BHTD).copy_(dq_BGNTD.flatten(1, 2))
+    dq_BHTD = empty_as_BTHD(q_BHTD).copy_(dq_BGNTD.flatten(1, 2))
     return dq_BHTD, dk_BGSD, dv_BGSD
 
 

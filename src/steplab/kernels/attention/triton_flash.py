@@ -20,7 +20,7 @@ from steplab.kernels.attention._flash_kernels import (
     attention_dq_kernel,
     attention_forward_kernel,
 )
-from steplab.kernels.attention._flash_op import empty_lse, flash_op, heads_inside
+from steplab.kernels.attention._flash_op import empty_as_BTHD, empty_lse, flash_op
 from steplab.kernels.attention._inputs import AttentionInputs, refuse_for_flash
 from steplab.kernels.triton_runtime import (
     INTERPRETED,
@@ -159,7 +159,7 @@ def forward_by(
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, H, T, D) and the log-sum-exp of the scores in bits (B, H, T)."""
     B, H, T, D = q_BHTD.shape
-    out_BHTD, lse_BHT = heads_inside(q_BHTD), empty_lse(q_BHTD)
+    out_BHTD, lse_BHT = empty_as_BTHD(q_BHTD), empty_lse(q_BHTD)
     descriptors, (q, k, v) = _sources(tiling, [q_BHTD], [k_BGSD, v_BGSD])
     attention_forward_kernel[(triton.cdiv(T, tiling.rows), H, B)](
         q, k, v, out_BHTD, lse_BHT, *mask[1:], *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD)), T,
@@ -181,7 +181,7 @@ def dq_by(
 ) -> tuple[Tensor, Tensor]:
     """Return dq and delta = sum(out d_out) (B, H, T)."""
     B, H, T, D = q_BHTD.shape
-    dq_BHTD, delta_BHT = heads_inside(q_BHTD), torch.empty_like(lse_BHT)
+    dq_BHTD, delta_BHT = empty_as_BTHD(q_BHTD), torch.empty_like(lse_BHT)
     descriptors, (q, d_out, k, v) = _sources(tiling, [q_BHTD, dout_BHTD], [k_BGSD, v_BGSD])
     attention_dq_kernel[(triton.cdiv(T, tiling.rows), H, B)](
         q, k, v, out_BHTD, d_out, lse_BHT, delta_BHT, dq_BHTD, *mask[1:],
@@ -204,7 +204,7 @@ def dkdv_by(
 ) -> tuple[Tensor, Tensor]:
     """Return dk and dv."""
     B, G, S, D = k_BGSD.shape
-    dk_BGSD, dv_BGSD = heads_inside(k_BGSD), heads_inside(v_BGSD)
+    dk_BGSD, dv_BGSD = empty_as_BTHD(k_BGSD), empty_as_BTHD(v_BGSD)
     descriptors, (k, v, q, d_out, lse, delta) = _sources(
         tiling, [k_BGSD, v_BGSD], [q_BHTD, dout_BHTD, lse_BHT, delta_BHT]
     )

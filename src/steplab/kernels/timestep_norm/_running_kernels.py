@@ -141,7 +141,7 @@ def timestep_norm_kernel(
 
 
 @triton.jit
-def _pulls(
+def _moment_gradients(
     dy_TGS, x_TGS, scale_GS, means, rstds, d_mean, d_variance, seen, batch, row, rows, group_G, L,
     GROUPS: tl.constexpr, T: tl.constexpr, HAS_LAST: tl.constexpr,
 ):
@@ -171,7 +171,7 @@ def _pulls(
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def timestep_pulls_kernel(
+def timestep_gradient_sums_kernel(
     dy, x, weight, means, rstds, count, d_mean, d_variance, totals, partial, L, chunk_length,
     D: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr, G: tl.constexpr,
     S: tl.constexpr, HAS_PRIOR: tl.constexpr, HAS_LAST: tl.constexpr,
@@ -190,7 +190,7 @@ def timestep_pulls_kernel(
         at, rows = batch * L + row, end - row
         x_TGS, _place, _inside = _tile(x, at, rows, offset_GS, inside_GS, D, T)
         dy_TGS, _place, _inside = _tile(dy, at, rows, offset_GS, inside_GS, D, T)
-        z_TGS, _dz, _mean, _rstd, first_TG, second_TG = _pulls(
+        z_TGS, _dz, _mean, _rstd, first_TG, second_TG = _moment_gradients(
             dy_TGS, x_TGS, scale_GS, means, rstds, d_mean, d_variance, seen, batch, row, rows,
             group_G, L, GROUPS, T, HAS_LAST
         )
@@ -225,7 +225,7 @@ def timestep_gradient_kernel(
         at, rows = batch * L + row, end - row
         x_TGS, offset_TGS, inside_TGS = _tile(x, at, rows, offset_GS, inside_GS, D, T)
         dy_TGS, _place, _inside = _tile(dy, at, rows, offset_GS, inside_GS, D, T)
-        _z, dz_TGS, mean_TG, rstd_TG, first_TG, second_TG = _pulls(
+        _z, dz_TGS, mean_TG, rstd_TG, first_TG, second_TG = _moment_gradients(
             dy_TGS, x_TGS, scale_GS, means, rstds, d_mean, d_variance, seen, batch, row, rows,
             group_G, L, GROUPS, T, HAS_LAST
         )

@@ -16,8 +16,8 @@ from torch import Tensor
 from steplab.kernels.timestep_norm import Affine, Statistics
 from steplab.kernels.timestep_norm._running_kernels import (
     timestep_gradient_kernel,
+    timestep_gradient_sums_kernel,
     timestep_norm_kernel,
-    timestep_pulls_kernel,
     timestep_sums_kernel,
 )
 from steplab.kernels.triton_runtime import (
@@ -111,7 +111,7 @@ def launch_backward(
     inputs = (dy_BLD, *kept, None if prior is None else prior[0], *(last or (None, None)))
     flags = {"HAS_PRIOR": prior is not None, "HAS_LAST": last is not None}
     with on_device_of(x_BLD):
-        timestep_pulls_kernel[tiling.grid](
+        timestep_gradient_sums_kernel[tiling.grid](
             *inputs, totals_BC2G, partial_C2D, L, tiling.chunk_length, **tiling.options, **flags
         )
         timestep_gradient_kernel[tiling.grid](
