@@ -16,7 +16,7 @@ from steplab.trace.roofline import trace_device_name
 
 
 def compare_stored(a: Side, b: Side) -> Comparison:
-    """Hold B against A by the samples that both have; raise a UserError where one has none."""
+    """Compare B with A by the samples that both have; raise a UserError where one has none."""
     check_side(a)
     check_side(b)
     first, second, kind = comparable_samples((a, b))
@@ -47,7 +47,7 @@ def compare_rounds(
     rounds_b: Sequence[Samples],
     conditions: str,
 ) -> Comparison:
-    """Hold B against A by rounds that were measured in turns, the same number of both.
+    """Compare B with A by rounds that were measured in turns, the same number of both.
 
     What takes more or less time is read from the stored traces: the rounds have none.
     """

@@ -1,4 +1,4 @@
-"""Comparison: two measurements side by side, and what may be said of them."""
+"""Comparison: two measurements side by side, and the verdict that they allow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """B against A. `verdict` says what B is; "not alike": they did different work."""
+    """B compared with A. `verdict` says what B is; "not alike": they did different work."""
 
     a: str  # id of the Run, or name of the trace
     b: str
@@ -35,8 +35,7 @@ class Comparison:
     samples_b: Samples
     method: str  # how the samples came about, one sentence
     change: Change | None = None  # None where the work differs
-    # By name: "sides", "differences", "phases", "budget", "kernels", "modules"; those that there is
-    # something to say of.
+    # "sides", "differences", "phases", "budget", "kernels", "modules"; only those that have rows.
     tables: Mapping[str, Table] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()  # of A and B, once where they are the same
 

@@ -11,7 +11,7 @@ from steplab.core.errors import UserError
 from steplab.store.atomic import disk_errors
 from steplab.store.store import RUN_FILE, Store
 
-# A pack of a few hundred Runs is some MB; this bounds what a hostile archive can unfold to.
+# A pack of a few hundred Runs is some MB; this bounds what a hostile archive can unpack to.
 LARGEST_UNPACKED = 8 * 2**30
 
 
@@ -48,12 +48,12 @@ def unpack_runs(store: Store, source: Path) -> tuple[int, int]:
 
 def _unpack(store: Store, archive: zipfile.ZipFile, source: Path) -> tuple[int, int]:
     if sum(info.file_size for info in archive.infolist()) > LARGEST_UNPACKED:
-        raise UserError(f"{source} would unfold to more than {LARGEST_UNPACKED // 2**30} GiB.")
+        raise UserError(f"{source} would unpack to more than {LARGEST_UNPACKED // 2**30} GiB.")
     files: dict[str, dict[str, bytes]] = {}
     for info in archive.infolist():
         parts = PurePosixPath(info.filename).parts
         if len(parts) != 2 or any(p.startswith(".") or "\\" in p for p in parts):
-            raise UserError(f"{source} holds {info.filename!r}, which is no part of a Run.")
+            raise UserError(f"{source} contains {info.filename!r}, which does not belong to a Run.")
         files.setdefault(parts[0], {})[parts[1]] = archive.read(info)
     runs = {}
     for run_id, content in files.items():

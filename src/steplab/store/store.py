@@ -16,16 +16,16 @@ from steplab.store.atomic import disk_errors, sync_folder, write_file
 
 DEFAULT_ROOT = Path("steplab-runs")
 RUN_FILE = "run.json"
-NEAREST = 3  # ids that are named where one is not found
+NEAREST = 3  # ids that are suggested where one is not found
 # A draft this old belongs to a process that was killed: no write takes a day.
 STALE_SECONDS = 24 * 3600
 
 
 class Store:
-    """Layout: `<root>/runs/<run id>/run.json` with the Run's artifacts beside it.
+    """Runs in `<root>/runs/<run id>/`: run.json with the Run's artifacts beside it.
 
     A Run is written into a hidden draft folder and renamed, so readers see all of it or nothing;
-    ids carry random digits, so writers never meet.
+    ids carry random digits, so writers never collide.
     """
 
     def __init__(self, root: Path | str = DEFAULT_ROOT) -> None:

@@ -17,6 +17,11 @@ from steplab.report.markup import NOTHING, Html, element, join
 from steplab.store.atomic import write_output
 
 
+DIFFERENCE = "difference"  # a column of this name is drawn as bars to the left and right of zero
+LONGEST_NAME = 120  # characters; beyond two lines the rest is shown on hovering
+NAMES = ("kernel", "operator", "Name", "name", "module", "field")  # columns in a monospaced font
+
+
 @dataclass(frozen=True)
 class Section:
     """A heading and its content; `key` is its anchor. Without content it is left out."""
@@ -126,11 +131,6 @@ def run_foot(run: Run) -> Html:
 def paragraphs(lines: list[str]) -> Html:
     """Return each line as a paragraph."""
     return join(element("p", line) for line in lines)
-
-
-DIFFERENCE = "difference"  # a column of this name is drawn as bars to the left and right of zero
-LONGEST_NAME = 120  # characters; beyond two lines the rest is shown on hovering
-NAMES = ("kernel", "operator", "Name", "name", "module", "field")  # set in fixed-width letters
 
 
 def table_html(table: Table, last_is_sum: bool = False) -> Html:
