@@ -16,7 +16,6 @@ from steplab.report.charts.colors import color_css
 from steplab.report.markup import NOTHING, Html, element, join
 from steplab.store.atomic import write_output
 
-
 DIFFERENCE = "difference"  # a column of this name is drawn as bars to the left and right of zero
 LONGEST_NAME = 120  # characters; beyond two lines the rest is shown on hovering
 NAMES = ("kernel", "operator", "Name", "name", "module", "field")  # columns in a monospaced font
