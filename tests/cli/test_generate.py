@@ -63,7 +63,7 @@ def test_no_steps_tell_the_size(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "said"),
     [
         (["--prompt", ""], "prompt is empty"),
         (["--length", "0"], "at least 1"),
@@ -75,9 +75,9 @@ def test_no_steps_tell_the_size(capsys):
         (["--temperature", "nan"], "0 or more"),
     ],
 )
-def test_slips_are_told(words, told, capsys):
+def test_typos_are_reported(words, said, capsys):
     assert main(["generate", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_a_model_of_series_writes_no_text(tmp_path, capsys):

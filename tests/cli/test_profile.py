@@ -87,7 +87,7 @@ def test_out_has_the_summary_and_a_copy(profiled):
     assert not list((root / "store" / "runs").glob(".*"))
 
 
-def test_an_unknown_range_is_told_after_everything_else(tmp_path, capsys):
+def test_an_unknown_range_is_reported_after_everything_else(tmp_path, capsys):
     words = ["profile", *QUICK, "--schedule", "0", "1", "1", "1", "--no-detail"]
     assert main([*words, "--range", "forwrd", "--store", str(tmp_path)]) == 2
     said = capsys.readouterr()
@@ -98,7 +98,7 @@ def test_an_unknown_range_is_told_after_everything_else(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "said"),
     [
         (["--contxt", "8"], "Did you mean '--context'?"),
         (["--size", "hugs"], "has no size 'hugs'"),
@@ -111,13 +111,13 @@ def test_an_unknown_range_is_told_after_everything_else(tmp_path, capsys):
         (["--batch", "0"], "batch must be at least 1"),
     ],
 )
-def test_slips_are_one_sentence_and_start_nothing(tmp_path, capsys, monkeypatch, words, told):
+def test_typos_are_one_sentence_and_start_nothing(tmp_path, capsys, monkeypatch, words, said):
     def start(*args):
         pytest.fail("a worker was started")
 
     monkeypatch.setattr("steplab.cli.profile.TrialRunner", start)
     assert main(["profile", *words, "--store", str(tmp_path)]) == 2
-    assert told in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_a_foreign_summary_is_refused_at_once(tmp_path, capsys, monkeypatch):
@@ -163,7 +163,7 @@ def test_a_failure_is_a_stored_status_and_one_sentence(tmp_path, capsys, monkeyp
 
 
 def test_traces_that_cannot_be_read_are_kept(profiled, tmp_path, capsys, monkeypatch):
-    """Recorded first, told later: a damaged file must not cost the others."""
+    """Recorded first, read later: a damaged file must not cost the others."""
     root, _, run = profiled
 
     class Damaging(Stub):

@@ -45,7 +45,7 @@ def test_a_typo_is_reported_before_anything_starts(words, said, capsys, monkeypa
 
 @pytest.mark.slow
 def test_a_short_search_ends_with_a_report_and_can_go_on(tmp_path, capsys, monkeypatch):
-    """Little time: the baseline, perhaps a rung or two, and what is left is told."""
+    """Little time: the baseline, perhaps a rung or two, and what is left is named."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     store = tmp_path / "store"
     words = ["tune", "gpt", *SMALL, "--batch", "2", "--budget", "0.3", "--store", str(store)]
@@ -65,8 +65,8 @@ def test_a_short_search_ends_with_a_report_and_can_go_on(tmp_path, capsys, monke
 
 def test_the_printed_command_has_size_batch_and_mode():
     config = find_workload("gpt").resolve("xl", {})
-    told = bench_command(RunSpec("gpt", config, "xl", batch=4), Path("best.toml"))
-    assert told == "steplab bench step gpt --size xl --batch 4 --mode full --recipe best.toml"
+    command = bench_command(RunSpec("gpt", config, "xl", batch=4), Path("best.toml"))
+    assert command == "steplab bench step gpt --size xl --batch 4 --mode full --recipe best.toml"
 
 
 @pytest.mark.parametrize("size", ["", "tiny"])

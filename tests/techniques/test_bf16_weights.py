@@ -106,7 +106,7 @@ def test_inference_needs_no_optimizer():
 
 
 @pytest.mark.parametrize("recipe", ["precision=bf16-weights", f"{RECIPE[:22]},optimizer=fused"])
-def test_without_a_keeper_of_weights_it_is_refused(recipe):
+def test_without_master_weights_it_is_refused(recipe):
     with pytest.raises(UserError, match="optimizer=one-pass"):
         assemble(spec_of(recipe))
 

@@ -74,7 +74,7 @@ def test_attention_by_name(tiny_spec, impl):
     assert loss_of(tiny_spec(f"impl.attention={impl}")) == pytest.approx(loss_of(tiny_spec()))
 
 
-def test_a_model_without_the_op_is_told_so(tiny_spec):
+def test_a_model_without_the_op_is_refused(tiny_spec):
     parts = assemble(tiny_spec()).parts
     parts.model = nn.Linear(2, 2)
     with pytest.raises(Unsupported, match="no module that declares"):
@@ -154,7 +154,7 @@ def seen(ran=None, compilation=None, **spec) -> Run:
     return Run("id", RunSpec("gpt", **spec), environment, ran=ran, compilation=compilation)
 
 
-def test_an_fp32_router_in_a_bf16_model_is_no_deviation():
+def test_an_fp32_router_in_a_bf16_model_is_no_mismatch():
     ran = Ran(matmul_dtypes={"c10::BFloat16": 90, "float": 12})
     assert technique("precision").mismatch({"dtype": "bf16"}, seen(ran)) == ""
     assert technique("precision").unverified({"dtype": "bf16"}, seen(ran)) == ""
@@ -169,7 +169,7 @@ def test_replayed_graphs_are_judged_by_their_kernels():
     assert "trace shows flash" in impl.mismatch(cudnn, wrong)
 
 
-def test_without_evidence_there_is_a_doubt_and_no_verdict():
+def test_without_evidence_it_is_unverified():
     bare = seen(Ran({"attention": ("flash",)}))
     assert technique("impl").mismatch({"attention": "flash"}, bare) == ""
     assert "unverified" in technique("impl").unverified({"attention": "flash"}, bare)
@@ -218,7 +218,7 @@ def test_skipped_fp16_updates_are_not_timed(tmp_path):
     assert run.status == "ok" and not any("skipped" in note for note in run.notes)
 
 
-def test_a_deviation_fails_the_run(tiny_spec, monkeypatch):
+def test_a_mismatch_fails_the_run(tiny_spec, monkeypatch):
     """A module that silently takes another implementation must not give a number."""
     from steplab.kernels import attention as op
 

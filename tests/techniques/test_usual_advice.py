@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Reusing(nn.Module):
-    """Writes its result into a buffer of its own, as one is told to."""
+    """Writes its result into a buffer of its own, as advised."""
 
     def __init__(self) -> None:
         super().__init__()

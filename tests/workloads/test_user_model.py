@@ -108,7 +108,7 @@ def test_batches_reach_the_device(file):
     assert batch["x"].device.type == "meta"
 
 
-def test_a_file_that_ends_the_program_is_told(tmp_path):
+def test_a_file_that_ends_the_program_is_reported(tmp_path):
     path = tmp_path / "script.py"
     path.write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(UserError, match="does not import: SystemExit: 3"):
