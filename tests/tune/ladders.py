@@ -162,7 +162,7 @@ class NoProcesses(WorkerPool):
 class FakeReferences(ReferenceWorker):
     def __init__(self, world: World) -> None:
         self.world = world
-        self.references = Path()
+        self.folder = Path()
 
     def reference(self, shape, dtype, timeout):
         return ""

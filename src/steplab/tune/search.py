@@ -53,7 +53,7 @@ def tune(
     clock = SearchClock(options.minutes * 60, options.begun, ladder.seconds)
     for rung in ladder.rungs:
         clock.note(is_slow(rung.recipe), rung.seconds)
-    references.references = folder.references
+    references.folder = folder.references
     if spec.device == "cuda":  # the truth in fp64 comes next: nothing is timed
         pool.size = pool_size(environment)
         pool.fill()

@@ -18,7 +18,10 @@ from steplab.workers.client import Progress, Worker, WorkerLost, WorkerOwner
 from steplab.workers.pool import WorkerPool
 
 CANDIDATE = "steplab.verify.candidate:Candidate"
-REFERENCES = "steplab.verify.references"
+MAKE_REFERENCES = "steplab.verify.references:make_references"
+WHY_UNDECIDED = "steplab.verify.references:why_undecided"
+HAS_DROPOUT = "steplab.verify.references:has_dropout"
+DRY_RUN = "steplab.verify.references:dry_run"
 
 T = TypeVar("T")
 
@@ -76,7 +79,7 @@ class ReferenceWorker(WorkerOwner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.references = Path()  # the folder of the references; set before any is asked for
+        self.folder = Path()  # where the references are; set before any is asked for
 
     def environment(self, timeout: float) -> Environment:
         """Return what this machine is."""
@@ -85,28 +88,28 @@ class ReferenceWorker(WorkerOwner):
     def reference(self, shape: GateShape, dtype: str, timeout: float) -> str:
         """Write what candidates of `dtype` are judged by; return why it cannot be had, or ""."""
         try:
-            return self._call("make_references", str, timeout, **self._asked(shape, dtype))
+            return self._call(MAKE_REFERENCES, str, timeout, **self._asked(shape, dtype))
         except WorkerLost as lost:
             return _sentence(lost)
 
     def why_undecided(self, shape: GateShape, dtype: str, timeout: float) -> str:
         """Return why even an honest update would not pass by the references made; or ""."""
         try:
-            return self._call("why_undecided", str, timeout, **self._asked(shape, dtype))
+            return self._call(WHY_UNDECIDED, str, timeout, **self._asked(shape, dtype))
         except WorkerLost as lost:
             return _sentence(lost)
 
     def has_dropout(self, spec: RunSpec, timeout: float) -> bool:
         """Whether the model drops something at random."""
         try:
-            return self._call("has_dropout", bool, timeout, spec=spec)
+            return self._call(HAS_DROPOUT, bool, timeout, spec=spec)
         except WorkerLost:
             return False
 
     def dry_run(self, spec: RunSpec, shape: GateShape, timeout: float) -> tuple[str, str]:
         """Return (the dtype that a recipe declares, why it cannot run here or "")."""
         try:
-            return self._call("dry_run", str, timeout, spec=spec, shape=shape), ""
+            return self._call(DRY_RUN, str, timeout, spec=spec, shape=shape), ""
         except WorkerLost as lost:
             return "", _sentence(lost)
         except SteplabError as error:
@@ -124,13 +127,12 @@ class ReferenceWorker(WorkerOwner):
         return problem
 
     def _asked(self, shape: GateShape, dtype: str) -> dict[str, Any]:
-        return {"shape": shape, "dtype": dtype, "folder": self.references}
+        return {"shape": shape, "dtype": dtype, "folder": self.folder}
 
     def _call(self, function: str, returns: type[T], timeout: float, **arguments: Any) -> T:
-        """Call a function of the references; after a worker that is lost there is a new one."""
-        name = f"{REFERENCES}:{function}"
+        """Call a function; after a worker that is lost there is a new one."""
         try:
-            return self.worker.call(name, returns, timeout=timeout, **arguments)
+            return self.worker.call(function, returns, timeout=timeout, **arguments)
         except WorkerLost:
             self.worker.close()
             self.worker = Worker()
