@@ -1,4 +1,4 @@
-"""Runs of cells of attention as a worker would return them."""
+"""Runs of attention cells as a worker would return them."""
 
 from dataclasses import replace
 

@@ -78,7 +78,7 @@ def test_the_slowest_rank_counts_in_every_run():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("op", OPS)
-def test_due_values_are_what_the_collective_delivers(op, dtype):
+def test_expected_values_are_what_the_collective_delivers(op, dtype):
     world, part = 3, 1500
     size = part if op == "all-gather" else part * world
     sent = [torch.empty(size, dtype=dtype) for _ in range(world)]
@@ -108,7 +108,7 @@ def test_values_add_up_exactly_in_bf16_at_the_largest_world():
     assert torch.equal(total.long(), torch.stack(tiles).sum(0))
 
 
-def test_not_a_number_is_a_wrong_value():
+def test_nan_is_a_wrong_value():
     assert count_wrong(torch.full((10,), float("nan")), [tile(0, 0)]) == 10
 
 
@@ -178,7 +178,7 @@ def alone(monkeypatch):
         (TypeError("a bug"), "failed"),
     ],
 )
-def test_only_a_lack_of_memory_is_called_oom(alone, monkeypatch, error, status):
+def test_only_missing_memory_is_called_oom(alone, monkeypatch, error, status):
     def refuse(*_):
         raise error
 
@@ -262,7 +262,7 @@ def test_runs_that_waited_for_the_host_are_noted():
 
 
 @pytest.mark.slow
-def test_two_ranks_measure_every_collective_and_go_on_after_a_full_memory(tmp_path, capfd):
+def test_two_ranks_measure_every_collective_and_go_on_after_out_of_memory(tmp_path, capfd):
     flags = ["--mib", "0.01", str(TOO_LARGE_MIB), "--runs", "3", "--world", "2", "--device", "cpu"]
     out = tmp_path / "table.json"
     files = ["--out", str(out), str(tmp_path / "table.csv"), "--store", str(tmp_path / "store")]
@@ -348,7 +348,7 @@ def test_a_rank_that_dies_is_a_row_and_the_next_world_size_is_measured(store, la
     assert wait_until(lambda: not any(living(pid) for pid in launchers))
 
 
-def test_a_time_out_is_a_row_and_leaves_no_process(store, launchers):
+def test_a_timeout_is_a_row_and_leaves_no_process(store, launchers):
     grid = Grid(("all-reduce",), (0.01, 0.02), (2,), runs=10**8, timeout_s=3)
     runs = list(sweep(grid, store, LAPTOP))
     assert [run.status for run in runs] == ["timeout", "timeout"]
@@ -385,7 +385,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(store):
     assert runs[0] == first and len(runs) == len(store.ids()) == 4
 
 
-def test_no_measured_row_is_an_exit_code(tmp_path, capsys, monkeypatch):
+def test_the_exit_code_says_that_nothing_was_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("steplab.probes.environment.capture_environment", lambda: ONE_GPU)
     flags = ["bench", "collectives", "--device", "cuda", "--store", str(tmp_path)]
     assert main(flags) == 3
@@ -411,12 +411,12 @@ def test_no_measured_row_is_an_exit_code(tmp_path, capsys, monkeypatch):
         (["--runs", "0"], "at least 1 run"),
     ],
 )
-def test_a_wrong_request_exits_with_2_and_a_suggestion(flags, sentence, tmp_path, capsys):
+def test_bad_values_exit_with_2_and_a_suggestion(flags, sentence, tmp_path, capsys):
     assert main(["bench", "collectives", *flags, "--store", str(tmp_path)]) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_a_plan_is_world_major_and_every_spec_says_what_it_measures():
+def test_world_sizes_come_outermost_and_every_spec_says_what_it_measures():
     specs = plan(Grid(("all-reduce", "all-gather"), (1.0, 2.0), (2, 4), runs=7, warmup=3))
     assert [spec.config["world"] for spec in specs] == [2] * 4 + [4] * 4
     assert isinstance(specs[0], RunSpec) and (specs[0].steps, specs[0].warmup) == (7, 3)

@@ -40,7 +40,7 @@ def test_a_cell_for_every_combination_with_room_for_all_points():
     "changes",
     [{"batches": [1, 0]}, {"horizons": [0]}, {"context": 0}, {"calls": 0}, {"warmup": -1}],
 )
-def test_a_grid_of_nothing_is_refused(changes):
+def test_an_empty_grid_is_refused(changes):
     with pytest.raises(UserError):
         grid(**changes)
 

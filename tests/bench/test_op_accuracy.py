@@ -42,7 +42,7 @@ def test_one_wrong_row_among_thousands_is_found(truth, shape):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_wrong(truth, value):
+def test_results_that_are_not_finite_are_wrong(truth, value):
     broken = truth.clone()
     broken[7, 3] = value
     assert deviation(broken, truth * 1.1, truth).of_budget == math.inf
@@ -57,7 +57,7 @@ def test_pieces_add_up(truth):
     assert parts.result().of_budget == pytest.approx(whole.of_budget)
 
 
-def test_a_single_value_that_the_peer_hits_by_chance_has_some_roundings():
+def test_a_single_value_is_allowed_some_roundings():
     one = torch.tensor(2.5)
     eps = torch.finfo(torch.float32).eps
     assert deviation(one * (1 + 4 * eps), one, one.double()).of_budget < 1
@@ -88,7 +88,7 @@ def test_zero_of_zero_is_right():
     assert deviation(nothing, nothing, nothing.double()).of_budget == 0
 
 
-def test_other_shapes_are_refused(truth):
+def test_results_of_another_shape_are_refused(truth):
     with pytest.raises(ValueError, match="out is"):
         deviation(truth[:5], truth, truth)
 

@@ -39,7 +39,7 @@ def test_one_x_makes_bars():
     assert len(root.findall(f".//{SVG}g/{SVG}rect")) == 2
 
 
-def test_nothing_right_still_draws():
+def test_a_chart_without_a_right_row_is_drawn():
     runs = [failed(spec) for spec in specs(["flash"])]
     assert "flash at 64: oom" in chart_svg(chart_of(BENCH, runs, "both"))
 

@@ -35,7 +35,7 @@ class Scripted:
         self.now += 5.0
 
 
-def test_each_phase_is_measured_by_itself(monkeypatch):
+def test_each_phase_is_measured_separately(monkeypatch):
     call = Scripted(monkeypatch)
     clock = time_op(call, TimingOptions(repeats=3, warmup=1, seconds=1e9))
     assert clock.phases["forward"].values == (2000.0,) * 3
@@ -46,7 +46,7 @@ def test_each_phase_is_measured_by_itself(monkeypatch):
     assert call.calls == per_turn * 4  # a warm-up and three
 
 
-def test_both_is_no_sum(monkeypatch):
+def test_both_is_not_a_sum(monkeypatch):
     call = Scripted(monkeypatch)
     seconds = iter([2, 5, 6, 2, 5, 6])  # forward, backward, both of a warm-up and a turn
     timer_calls = []
@@ -71,7 +71,7 @@ def test_a_slow_op_has_fewer_samples_but_enough_for_an_interval(monkeypatch):
     assert len(clock.step) == module.MIN_REPEATS
 
 
-def test_the_forward_alone(monkeypatch):
+def test_the_forward_can_be_timed_alone(monkeypatch):
     call = Scripted(monkeypatch)
     clock = time_forward(call, TimingOptions(4, 1, 1e9))
     assert len(clock.phases["forward"]) == 4 and not clock.step.values
@@ -116,7 +116,7 @@ def test_on_a_device_the_cache_is_emptied_before_the_first_event(monkeypatch):
     assert timer.device_ms("forward") == [0.5] and len(timer.host_ms["forward"]) == 1
 
 
-def test_collection_is_on_again_after_a_failure(monkeypatch):
+def test_garbage_collection_is_on_again_after_a_failure(monkeypatch):
     call = Scripted(monkeypatch)
     turns = iter([lambda: None, lambda: 1 / 0])  # the warm-up, then the first sample
     call.backward = lambda out: next(turns)()
@@ -139,7 +139,7 @@ def test_results_have_the_names_of_the_leaves():
     assert results["dx"].tolist() == [1.0, 1.0, 1.0] and not results["out"].requires_grad
 
 
-def test_memory_is_what_exp_needs():
+def test_memory_of_exp_is_its_output_and_gradient():
     """exp keeps its output; its gradient is one more tensor."""
     memory = measure_memory(exp_call(250_000))
     assert memory.phase_peaks == {"forward": 10**6, KEPT: 10**6, "backward": 2 * 10**6}

@@ -14,7 +14,7 @@ def as_dicts(table):
     return [dict(zip(names, row, strict=True)) for row in table.rows]
 
 
-def test_best_is_what_the_user_asked_for():
+def test_best_is_by_the_objective_asked_for():
     one, two, three = specs(["flash", "math", "tiled"])
     runs = [
         measured(one, forward=1, backward=9, both=10, mib=5),
@@ -28,7 +28,7 @@ def test_best_is_what_the_user_asked_for():
     assert found == {"forward": "flash", "backward": "tiled", "both": "math", "memory": "tiled"}
 
 
-def test_a_wrong_or_failed_row_is_a_row_and_never_best():
+def test_wrong_and_failed_cells_are_rows_and_never_best():
     quick, slow, dead, half = specs(["flash", "math", "tiled", "reference"])
     halfway = replace(measured(half), status="unsupported", reason="backward: no room", tables={})
     empty = replace(halfway.clock, step=samples(1.0).__class__((), "ms"))
@@ -45,7 +45,7 @@ def test_a_wrong_or_failed_row_is_a_row_and_never_best():
     assert line["best"] == "math" and line["sure"] == "no other row is right"
 
 
-def test_nothing_right_is_said():
+def test_the_table_says_that_no_row_is_right():
     runs = [failed(spec) for spec in specs(["flash", "math"])]
     (line,) = as_dicts(best_table(BENCH, runs, "both"))
     assert line["best"] == "none" and line["both [ms]"] == ""

@@ -53,7 +53,7 @@ def test_a_worker_is_kept_after_ok_and_unsupported(workers):
     assert workers.started == 1
 
 
-def test_a_fresh_worker_after_a_failure(workers):
+def test_a_failure_gets_a_new_worker(workers):
     (spec,) = specs(["flash"])
     lost = WorkerLost("timeout", "no answer within 1 s")
     broken = MeasurementError("AcceleratorError: illegal memory access.")

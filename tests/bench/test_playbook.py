@@ -1,4 +1,4 @@
-"""The playbook: its tree, its names, its summary; the path asked for is the one that ran."""
+"""The playbook: its folders, its file names, its summary, and the EMA path that ran."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ def labels(path):
     return {event.get("name") for event in json.loads(path.read_text())["traceEvents"]}
 
 
-def test_the_tree_and_its_names(tmp_path, capsys):
+def test_folders_and_file_names(tmp_path, capsys):
     out = tmp_path / "profile"
     words = f"profile megalodon --seq-lens 40 --schedule 0 1 1 2 --ema fft --out {out} {SMALL}"
     assert main(words.split()) == 0
@@ -50,7 +50,7 @@ def test_the_tree_and_its_names(tmp_path, capsys):
     assert "1 line more" in capsys.readouterr().out
 
 
-def test_lines_are_added_and_inference_has_its_own_folder(tmp_path):
+def test_lines_are_appended_and_inference_has_its_own_folder(tmp_path):
     out = tmp_path / "profile"
     words = f"profile megalodon --seq-lens 8 --schedule 0 0 1 1 --forward-only --out {out} {SMALL}"
     words += " --ema sequential --train-use-cache"
@@ -73,7 +73,7 @@ def test_a_failed_cell_is_a_line(tmp_path, monkeypatch):
     assert [line["status"] for line in lines(out)] == ["no luck", "no luck"]
 
 
-def test_figures_of_a_step_survive_its_micro_traces(tmp_path, monkeypatch):
+def test_figures_of_a_step_stay_when_tracing_ema_alone_fails(tmp_path, monkeypatch):
     def fail(*_):
         raise torch.OutOfMemoryError
 
@@ -86,7 +86,7 @@ def test_figures_of_a_step_survive_its_micro_traces(tmp_path, monkeypatch):
     assert (out / "fp32" / "float32_auto_L8" / "reports" / "ms_per_step.txt").exists()
 
 
-def test_another_path_than_asked_for_is_an_error():
+def test_an_ema_path_other_than_the_one_asked_for_is_an_error():
     class Module:
         op, ran = "ema", "fft"
 
@@ -128,7 +128,7 @@ def test_bad_values_are_refused(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_foreign_summary_is_left_alone(tmp_path, capsys):
+def test_a_summary_with_other_columns_is_left_alone(tmp_path, capsys):
     (tmp_path / "summary.csv").write_text("mine\n1\n")
     assert main(f"profile megalodon --seq-lens 8 --out {tmp_path} {SMALL}".split()) == 2
     assert "other columns" in capsys.readouterr().err

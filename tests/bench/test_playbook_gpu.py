@@ -1,4 +1,4 @@
-"""What the playbook does on a GPU only, with a clock and a device that are made up."""
+"""What the playbook does on a GPU only, with a fake clock and a fake device."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ class FakeEvent:
 
 
 @pytest.fixture
-def made_up_gpu(monkeypatch):
+def fake_gpu(monkeypatch):
     """Return how often the device was waited for."""
     waits = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
@@ -45,14 +45,14 @@ def profile_of_the_cpu(activities, **options):
 
 
 @pytest.mark.parametrize("forward_only", [False, True])
-def test_times_and_traces(tmp_path, made_up_gpu, forward_only):
+def test_times_and_traces(tmp_path, fake_gpu, forward_only):
     plan = ProfilePlan((0, 1, 1, 1), detail=False)
     book = Playbook([16], plan, tmp_path, forward_only=forward_only, **SMALL)
     (cell,) = playbook_cells(book)
     step = assemble(cell.spec)
     batches = micro_batches(step, cell.spec)
     times, phases = cell_module._timed(step, batches, on_cuda=True)
-    assert len(times) == cell_module.TIMED and len(made_up_gpu) == 2 * 9
+    assert len(times) == cell_module.TIMED and len(fake_gpu) == 2 * 9
     forward = phases.mean_ms("forward")
     assert forward is not None and 0 < forward <= max(times)
     assert (phases.mean_ms("backward") is None) == forward_only
@@ -81,7 +81,7 @@ def test_both_cells_of_a_sweep_have_their_reductions(tmp_path, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_gpu_the_sweep(tmp_path):
+def test_the_sweep_on_a_gpu(tmp_path):
     words = "profile megalodon --seq-lens 40 --dtype bf16 --bf16-sweep --schedule 0 1 1 1"
     assert main(f"{words} --preset tiny --layers 1 --device cuda --out {tmp_path}".split()) == 0
     with (tmp_path / "summary.csv").open() as file:

@@ -56,7 +56,7 @@ def cells(table: Table, *keys: Any) -> dict[str, Any]:
         ("fp64", "fp64", False, 10.0),
     ],
 )
-def test_sums_have_their_known_values(
+def test_sums_have_known_values(
     accumulator: str, increment: str, cast: bool, expected: float
 ) -> None:
     result, _ = accumulate(accumulator, increment, cast, CPU)
@@ -136,7 +136,7 @@ def test_non_finite_results_are_named() -> None:
     assert normalization_errors("RMSNorm", x)[-1] == "non-finite result"
 
 
-def test_a_model_that_cannot_run_is_a_row_and_the_rest_goes_on(
+def test_a_model_that_cannot_run_is_a_row_and_the_others_are_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(spec: RunSpec, dtype: str) -> Table:
@@ -214,7 +214,7 @@ def test_a_workload_that_runs_nowhere_is_a_failed_run(
         (["--size", "tiny", "other"], "right after the command"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_2(
+def test_bad_values_are_refused(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "precision", *words, "--store", str(tmp_path / "store")]) == 2
@@ -230,6 +230,6 @@ def test_cuda_without_a_gpu_is_exit_2(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--device cpu" in capsys.readouterr().err
 
 
-def test_the_command_and_its_studies_import_without_torch() -> None:
+def test_the_command_and_its_tables_import_without_torch() -> None:
     code = "import sys, steplab.cli.bench.precision; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -29,7 +29,7 @@ def at_home(monkeypatch):
     monkeypatch.setattr(op_bench, "TrialRunner", InThisProcess)
 
 
-def test_attention_end_to_end_and_again(tmp_path, capsys):
+def test_attention_end_to_end_and_continued(tmp_path, capsys):
     out = [str(tmp_path / name) for name in ("x.md", "x.csv", "x.json")]
     words = ["bench", "attention", *SMALL.split(), "--seconds", "0", "--device", "cpu"]
     words += ["--store", str(tmp_path / "store"), "--out", *out, "--plot", str(tmp_path / "x.svg")]
@@ -79,7 +79,7 @@ def test_bad_values_are_refused(words, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_no_cell_that_can_be_measured_is_an_error(at_home, tmp_path, capsys):
+def test_an_error_when_no_cell_can_be_measured(at_home, tmp_path, capsys):
     words = "bench attention --context 16 --impl cudnn --device cpu".split()
     assert main([*words, "--store", str(tmp_path)]) == 4
     assert "No cell could be measured" in capsys.readouterr().err

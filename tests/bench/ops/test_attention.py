@@ -40,7 +40,7 @@ def test_a_cell_for_every_combination_and_tile():
     assert BENCH.shape_text(found[0].config) == shape
 
 
-def test_the_flagships_work():
+def test_flops_of_the_flagship():
     """4 x pairs x width forward; at 0.957 ms that is cuDNN's 431 TFLOP/s on an H200."""
     config = {"batch": 16, "heads": 12, "context": 4096, "head_width": 64, "causal": True}
     forward, backward = BENCH.flops(config)
@@ -131,7 +131,7 @@ def planted(monkeypatch, attention):
     return measure_cell(spec)
 
 
-def test_a_mask_that_only_the_backward_knows_is_wrong(monkeypatch):
+def test_a_mask_that_only_the_backward_applies_is_wrong(monkeypatch):
     class Careless(torch.autograd.Function):
         @staticmethod
         def forward(ctx, q, k, v):
@@ -162,7 +162,7 @@ def test_one_wrong_row_is_wrong(monkeypatch):
     assert cell_result(run).status == "wrong"
 
 
-def test_a_failing_backward_leaves_the_forward(monkeypatch):
+def test_when_the_backward_fails_the_forward_is_kept(monkeypatch):
     class Half(torch.autograd.Function):
         @staticmethod
         def forward(ctx, q, k, v):

@@ -1,4 +1,4 @@
-"""The bench of the ComplexEMA: cells, checks and the memory bound."""
+"""`bench ema`: its cells, its check against fp64, and the memory bound."""
 
 from dataclasses import replace
 
@@ -51,14 +51,14 @@ def test_a_wrong_result_is_seen():
     assert max(d.of_budget for d in case.check()[0]) > 1
 
 
-def test_what_is_too_long_is_checked_in_part(monkeypatch):
+def test_long_sequences_are_checked_in_part(monkeypatch):
     monkeypatch.setattr(ema, "MAX_STEPS", {"cpu": 8})
     monkeypatch.setattr(ema, "MAX_STATES", {"cpu": 100})
     _, checked = instance().check()
     assert checked == "8 steps instead, 3 of 6 channels"
 
 
-def test_what_cannot_run_says_so():
+def test_an_implementation_that_cannot_run_says_why():
     with pytest.raises(Unsupported, match="needs an NVIDIA GPU"):
         instance(impl="scan")
 

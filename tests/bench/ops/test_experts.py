@@ -26,7 +26,7 @@ def test_every_token_has_different_experts(routing):
     assert (assign_experts(routing, 200, 7, 3, seed=1) == experts_TK).all()
 
 
-def test_loads_are_what_their_names_say():
+def test_loads_of_each_routing():
     def load(routing):
         return torch.bincount(assign_experts(routing, 4000, 8, 2, seed=0).flatten(), minlength=8)
 
@@ -36,7 +36,7 @@ def test_loads_are_what_their_names_say():
     assert load("collapsed").tolist() == [4000, 4000, 0, 0, 0, 0, 0, 0]
 
 
-def test_the_flagships_work():
+def test_flops_of_the_flagship():
     """Two matrices of 768 x 3072 over 131,072 rows; 0.95 ms each are 650 TFLOP/s."""
     config = {"tokens": 65536, "top_k": 2, "width": 768, "inner": 3072, "activation": "gelu"}
     forward, backward = BENCH.flops(config)
@@ -65,21 +65,21 @@ def test_bad_values_are_refused(changes, message):
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_grouped_is_right(dtype, activation):
+def test_grouped_is_within_its_budget(dtype, activation):
     (spec,) = cells(dtype=[dtype], activation=[activation])
     found, checked = ExpertsInstance(spec.config, 0, CPU).check()
     assert [d.name for d in found] == list(BENCH.results) and checked == "all tokens"
     assert max(d.of_budget for d in found) <= 1, found
 
 
-def test_fewer_tokens_where_time_is_short(monkeypatch):
+def test_fewer_tokens_are_checked_where_time_is_short(monkeypatch):
     (spec,) = cells()
     monkeypatch.setitem(experts.MAX_FLOPS, "cpu", sum(BENCH.flops(spec.config)) / 2)
     found, checked = ExpertsInstance(spec.config, 0, CPU).check()
     assert checked == "24 tokens instead" and max(d.of_budget for d in found) <= 1
 
 
-def test_dropping_is_wrong_and_said():
+def test_dropping_rows_is_wrong_and_noted():
     even, uneven = cells(impl=["capacity"], routing=["balanced", "collapsed"], tokens=[128])
     assert measure_cell(even).status == "ok"
     run = measure_cell(uneven)
@@ -87,7 +87,7 @@ def test_dropping_is_wrong_and_said():
     assert any("of the rows dropped" in note for note in run.notes)
 
 
-def test_what_cannot_be_compiled_is_a_row(monkeypatch):
+def test_an_implementation_that_does_not_compile_is_a_row(monkeypatch):
     def refuse(function, **options):
         assert options == {"fullgraph": True, "dynamic": False}
         return lambda *inputs: 1 / 0

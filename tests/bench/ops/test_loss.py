@@ -1,4 +1,4 @@
-"""`bench loss`: which cells, what they compute, and whether a wrong one is seen."""
+"""`bench loss`: its cells, its check against fp64, and what becomes of wrong results."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_a_right_implementation_is_within_its_budget(dtypes, reduction):
 
 
 @pytest.mark.parametrize("width", [8, 64])
-def test_the_definition_is_right_whatever_the_pieces_of_the_check(width, monkeypatch):
+def test_the_definition_is_right_however_it_is_cut(width, monkeypatch):
     """A word that one token makes up: the sum over the other tokens rounds at its size."""
     monkeypatch.setattr("steplab.bench.ops.loss.MAX_LOGITS", {"cpu": 16 * 9001})
     sizes = {"tokens": [512], "width": [width], "vocabulary": [9001]}
@@ -71,7 +71,7 @@ def test_the_definition_is_right_whatever_the_pieces_of_the_check(width, monkeyp
         assert max(d.of_budget for d in results) <= 1
 
 
-def test_more_than_can_be_checked_in_time_is_checked_with_fewer_tokens(monkeypatch):
+def test_fewer_tokens_are_checked_where_time_is_short(monkeypatch):
     monkeypatch.setattr("steplab.bench.ops.loss.MAX_FLOPS", {"cpu": 10 * 3 * 2.0 * 16 * 203})
     (spec,) = cells(impl=["chunked"])
     assert LossInstance(spec.config, 1, torch.device("cpu")).check()[1] == "10 tokens instead"
