@@ -258,7 +258,7 @@ _OPTIMIZERS = {
 
 
 def _elementwise(call: OpCall) -> Cost | None:
-    """Operands broadcast to one shape, which the result has too, unless it is the first in place."""
+    """Operands broadcast to one shape; the result has it too, or is the first operand, in place."""
     name = _bare_name(call)
     operands = [t for i in range(_OPERANDS[name]) if (t := call.tensor(i))]
     if not operands:
