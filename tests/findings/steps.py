@@ -1,4 +1,4 @@
-"""Steps for tests of rules: a few words per operator become a trace, analyzed and made a case."""
+"""Steps for tests of rules: a few words per operator become a trace, analyzed and made a Case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BF16, FP32 = "c10::BFloat16", "float"
 
 
 @dataclass(frozen=True)
-class Did:
+class RecordedOp:
     """One operator; on a GPU it launches one kernel that takes `us`."""
 
     op: str
@@ -31,13 +31,17 @@ class Did:
     late_us: int = 0  # by which the host comes later than it could
 
 
-def mm(m: int, k: int, n: int, us: int, dtype: str = BF16, batch: int = 0, **changes: Any) -> Did:
+def mm(
+    m: int, k: int, n: int, us: int, dtype: str = BF16, batch: int = 0, **changes: Any
+) -> RecordedOp:
     """A product, with a kernel name that does not tell the dtype."""
     front = [batch] if batch else []
     shapes = [[*front, m, k], [*front, k, n]]
     name = changes.pop("op", "aten::bmm" if batch else "aten::mm")
     args = {"shapes": shapes, "dtypes": [dtype, dtype], "values": ["", ""]}
-    return Did(name, us, changes.pop("kernel", "nvjet_tst_128x256_TNN"), args=args, **changes)
+    return RecordedOp(
+        name, us, changes.pop("kernel", "nvjet_tst_128x256_TNN"), args=args, **changes
+    )
 
 
 def tensors(*shapes: list[int], dtype: str = FP32, **more: Any) -> dict[str, Any]:
@@ -46,7 +50,7 @@ def tensors(*shapes: list[int], dtype: str = FP32, **more: Any) -> dict[str, Any
 
 
 def gpu_case(
-    done: list[Did], run: Any = None, card: Any = H200, extra: Any = (), until_us: int = 0
+    done: list[RecordedOp], run: Any = None, card: Any = H200, extra: Any = (), until_us: int = 0
 ) -> Case:
     """One step in which the host launches all this as fast as it can."""
     events, host, device = [], 0, 0
@@ -61,7 +65,7 @@ def gpu_case(
     return Case(run, analyze(trace_of([*events, *extra], properties=card)))
 
 
-def cpu_case(done: list[Did], run: Any = None, extra: Any = ()) -> Case:
+def cpu_case(done: list[RecordedOp], run: Any = None, extra: Any = ()) -> Case:
     """One step of operators, one after the other."""
     events, host = [], 0
     for did in done:
@@ -72,7 +76,7 @@ def cpu_case(done: list[Did], run: Any = None, extra: Any = ()) -> Case:
     return Case(run, analyze(trace_of([*events, *extra])))
 
 
-def _around(did: Did, start: int, length: int) -> list[dict[str, Any]]:
+def _around(did: RecordedOp, start: int, length: int) -> list[dict[str, Any]]:
     """The operator and what stands around it, outermost first."""
     events = [range_(did.phase, start, length)]
     if did.module:

@@ -14,7 +14,7 @@ from steplab.findings import Case, case_of_run, case_of_trace, explain, gain_sha
 from steplab.techniques.recipes import parse_recipe
 from steplab.trace.analyze import analyze
 from tests.compare.test_step_tables import make_run
-from tests.findings.steps import FP32, Did, cpu_case, gpu_case, mm, tensors
+from tests.findings.steps import FP32, RecordedOp, cpu_case, gpu_case, mm, tensors
 from tests.trace.traces import op, range_, trace_of, write_trace
 
 
@@ -79,7 +79,7 @@ def test_what_is_a_note():
 
 
 def test_operators_of_a_cpu_are_scaled_to_the_unprofiled_step():
-    done = [mm(8, 8, 8, 600, FP32), Did("aten::copy_", 400)]
+    done = [mm(8, 8, 8, 600, FP32), RecordedOp("aten::copy_", 400)]
     profiled = cpu_case(done).analysis
     case = Case(make_run(ms=0.5), profiled)
     assert case.step_ms == 0.5 and case.rows.ms(case.rows.inside) == pytest.approx(0.5)
@@ -110,7 +110,7 @@ def test_an_empty_case_knows_nothing():
 
 def test_rows_by_call_and_by_what_is_around_them():
     outer = {"inside": "aten::linear", "outer": tensors([8, 8], [8, 8])}
-    done = [mm(8, 8, 8, 100, FP32, **outer), mm(8, 8, 8, 300, FP32), Did("aten::add", 600)]
+    done = [mm(8, 8, 8, 100, FP32, **outer), mm(8, 8, 8, 300, FP32), RecordedOp("aten::add", 600)]
     rows = cpu_case(done).rows
     inside = rows.within(lambda call: call.name == "aten::linear")
     assert rows.ms(inside) == pytest.approx(0.1)

@@ -8,7 +8,7 @@ from steplab.core import Compilation, Ran, Recipe, Recompile, Samples
 from steplab.findings import Case
 from steplab.findings.rules import compiled_not_faster, graph_breaks, other_backend, recompiles
 from tests.compare.test_step_tables import make_run
-from tests.findings.steps import Did, cpu_case, gpu_case, mm, rules
+from tests.findings.steps import RecordedOp, cpu_case, gpu_case, mm, rules
 from tests.trace.traces import op, python
 
 BREAK = "Data-dependent branching"
@@ -24,7 +24,7 @@ def broken(between_us: int, run=None) -> Case:
     graphs = [op("CompiledFunction", 0, half), op("CompiledFunction", 400_000 - half, half)]
     graphs += [op("CompiledFunctionBackward", 400_000, 600_000)]
     resumed = python("net.py(30): torch_dynamo_resume_in_forward_at_30", 400_000 - half, half)
-    done = [Did("aten::mm", 400), Did("aten::mm", 600, phase="backward")]
+    done = [RecordedOp("aten::mm", 400), RecordedOp("aten::mm", 600, phase="backward")]
     return cpu_case(done, run, extra=[*graphs, resumed])
 
 
@@ -40,14 +40,16 @@ def test_breaks_that_only_the_trace_shows():
     found = graph_breaks.RULE(broken(100, compiled(graphs_in_window=0)))
     assert found.claim.endswith(" 1 graph break") and "net.py:30: resumed 1" in found.evidence[0]
     assert graph_breaks.RULE(broken(100)).stake_ms == pytest.approx(0.1)
-    whole = cpu_case([Did("aten::mm", 400)], extra=[op("CompiledFunction", 0, 300_000)])
+    whole = cpu_case([RecordedOp("aten::mm", 400)], extra=[op("CompiledFunction", 0, 300_000)])
     assert graph_breaks.RULE(whole) is None
 
 
 def test_on_a_gpu_breaks_cost_the_kernels_between_graphs():
-    inside = Did("aten::mm", 300, inside="CompiledFunction")
+    inside = RecordedOp("aten::mm", 300, inside="CompiledFunction")
     resumed = python("net.py(30): torch_dynamo_resume_in_forward_at_30", 4_000, 4_000)
-    found = graph_breaks.RULE(gpu_case([inside, Did("aten::mean", 40), inside], extra=[resumed]))
+    found = graph_breaks.RULE(
+        gpu_case([inside, RecordedOp("aten::mean", 40), inside], extra=[resumed])
+    )
     assert found.stake_ms == pytest.approx(0.04)
 
 
@@ -65,7 +67,7 @@ def test_recompiles_cost_their_time_in_the_trace():
     run = compiled(graphs_in_window=1, recompiles=(GUARD, GUARD))
     compiling = [op("entire_frame_compile", 0, 300_000)]
     compiling += [op("entire_backward_compile", 500_000, 100_000)]
-    case = cpu_case([Did("aten::mm", 1000)], run, extra=compiling)
+    case = cpu_case([RecordedOp("aten::mm", 1000)], run, extra=compiling)
     found = recompiles.RULE(case)
     assert found.stake_ms == pytest.approx(0.4) and "size mismatch" in found.evidence[0]
     assert "(x 2)" in found.evidence[0] and rules(case)[0] == "recompiles"
@@ -102,7 +104,7 @@ def test_a_compiled_step_that_is_no_faster():
 
 
 def test_another_attention_than_asked_for():
-    flash = Did("aten::_flash_attention_forward", 300, "pytorch_flash::flash_fwd_kernel<>")
+    flash = RecordedOp("aten::_flash_attention_forward", 300, "pytorch_flash::flash_fwd_kernel<>")
     asked = with_recipe(1.0, impl={"attention": "cudnn"}, compile={"scope": "whole"})
     asked = replace(asked, ran=Ran())
     case = gpu_case([flash, mm(64, 64, 64, 700)], asked)

@@ -8,19 +8,19 @@ from steplab.core import Ran
 from steplab.findings import Case
 from steplab.findings.rules import dropped_tokens, expert_imbalance, small_expert_matmuls
 from tests.compare.test_step_tables import make_run
-from tests.findings.steps import FP32, Did, cpu_case, gpu_case, mm, rules, tensors
+from tests.findings.steps import FP32, RecordedOp, cpu_case, gpu_case, mm, rules, tensors
 
 TOKENS, EXPERTS, K, WIDTH, HIDDEN = 512, 8, 2, 192, 256
 
 
-def routed() -> Did:
+def routed() -> RecordedOp:
     args = {"shapes": [[TOKENS, EXPERTS], [], [], [], []]}
     args["dtypes"] = [FP32, "Scalar", "Scalar", "Scalar", "Scalar"]
     args["values"] = ["", str(K), "-1", "True", "True"]
-    return Did("aten::topk", 5, args=args)
+    return RecordedOp("aten::topk", 5, args=args)
 
 
-def padded(rows: int, us: int = 100) -> list[Did]:
+def padded(rows: int, us: int = 100) -> list[RecordedOp]:
     """Two batched products over the experts, and the gradient of a weight."""
     return [
         mm(rows, WIDTH, HIDDEN, us, FP32, batch=EXPERTS),
@@ -29,7 +29,9 @@ def padded(rows: int, us: int = 100) -> list[Did]:
     ]
 
 
-def looped(sizes: list[int], us: int = 10, module: str = "blocks.0.experts.{}.up") -> list[Did]:
+def looped(
+    sizes: list[int], us: int = 10, module: str = "blocks.0.experts.{}.up"
+) -> list[RecordedOp]:
     return [
         mm(rows, WIDTH, HIDDEN, us, FP32, module=module.format(number))
         for number, rows in enumerate(sizes)
@@ -80,8 +82,8 @@ def test_experts_that_multiply_on_their_own(module):
 
 def test_the_loop_around_the_products_counts():
     """Experts in a list that is never called itself: their owner gathers and scatters."""
-    gather = Did("aten::index", 60, module="blocks.0.moe", args=tensors([TOKENS, WIDTH]))
-    elsewhere = Did("aten::add", 500, module="blocks.0")
+    gather = RecordedOp("aten::index", 60, module="blocks.0.moe", args=tensors([TOKENS, WIDTH]))
+    elsewhere = RecordedOp("aten::add", 500, module="blocks.0")
     loop = looped(EVEN, module="blocks.0.moe.experts.{}.up")
     found = small_expert_matmuls.RULE(cpu_case([DENSE, gather, elsewhere, *loop]))
     assert found.stake_ms == pytest.approx(0.14)

@@ -16,21 +16,21 @@ from steplab.findings.rules import (
 )
 from steplab.trace.analyze import analyze
 from tests.compare.test_step_tables import make_run
-from tests.findings.steps import H200, Did, cpu_case, gpu_case, mm, rules
+from tests.findings.steps import H200, RecordedOp, cpu_case, gpu_case, mm, rules
 from tests.trace.traces import call, kernel, op, range_, trace_of
 
 
 def test_a_device_that_waits_for_launches():
     """Forty kernels of 1 us, for each of which the host needs 14 us."""
-    slow = gpu_case([Did("aten::add", 1, late_us=10, module="blocks.0") for _ in range(40)])
+    slow = gpu_case([RecordedOp("aten::add", 1, late_us=10, module="blocks.0") for _ in range(40)])
     found = launch_bound.RULE(slow)
     assert 0.8 * slow.step_ms < found.stake_ms < slow.step_ms
     assert (
         "40 kernels in the median step" in found.evidence[0] and "blocks.*: 40" in found.evidence[1]
     )
     assert rules(slow)[0] == "launch_bound"
-    assert launch_bound.RULE(gpu_case([Did("aten::add", 100) for _ in range(40)])) is None
-    assert launch_bound.RULE(cpu_case([Did("aten::add", 1, late_us=10)] * 40)) is None
+    assert launch_bound.RULE(gpu_case([RecordedOp("aten::add", 100) for _ in range(40)])) is None
+    assert launch_bound.RULE(cpu_case([RecordedOp("aten::add", 1, late_us=10)] * 40)) is None
 
 
 def test_launches_are_those_of_the_step_that_the_budget_shows():
@@ -50,7 +50,7 @@ def test_launches_are_those_of_the_step_that_the_budget_shows():
 
 def test_the_profilers_own_cost_is_not_launching():
     """Unprofiled, the same step takes little more than its kernels."""
-    done = [Did("aten::add", 10, late_us=10) for _ in range(40)]
+    done = [RecordedOp("aten::add", 10, late_us=10) for _ in range(40)]
     profiled = gpu_case(done)
     run = make_run(ms=0.42)
     assert launch_bound.RULE(profiled) is not None
@@ -158,8 +158,10 @@ def test_graphs_captured_while_training():
     assert many_graph_sizes.RULE(gpu_case([mm(64, 64, 64, 300)])) is None
 
 
-def adam(name: str, count: int) -> list[Did]:
-    return [Did(name, 20, "multi_tensor_apply_kernel<>", phase="optimizer") for _ in range(count)]
+def adam(name: str, count: int) -> list[RecordedOp]:
+    return [
+        RecordedOp(name, 20, "multi_tensor_apply_kernel<>", phase="optimizer") for _ in range(count)
+    ]
 
 
 def test_an_unfused_update_in_a_foreign_trace():

@@ -10,18 +10,20 @@ from steplab.findings.rules import (
     full_logits,
     unaligned_matmul,
 )
-from tests.findings.steps import BF16, FP32, Did, cpu_case, gpu_case, mm, rules, tensors
+from tests.findings.steps import BF16, FP32, RecordedOp, cpu_case, gpu_case, mm, rules, tensors
 
 SGEMM = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_cublas"
 SCORES = [8, 64, 64]
 
 
-def by_hand(us: int = 100, **changes) -> list[Did]:
+def by_hand(us: int = 100, **changes) -> list[RecordedOp]:
     """Attention of 8 heads, 64 queries and keys, 32 wide, operator by operator."""
     return [
         mm(64, 32, 64, 50, batch=8, **changes),
-        Did("aten::mul", us, args=tensors(SCORES, []), line="model.py(7): attend", **changes),
-        Did("aten::_softmax", us, args=tensors([2, 4, 64, 64]), line="model.py(7): attend"),
+        RecordedOp(
+            "aten::mul", us, args=tensors(SCORES, []), line="model.py(7): attend", **changes
+        ),
+        RecordedOp("aten::_softmax", us, args=tensors([2, 4, 64, 64]), line="model.py(7): attend"),
         mm(64, 64, 32, 50, batch=8, **changes),
         mm(4096, 4096, 4096, 200),
     ]
@@ -55,14 +57,14 @@ def test_a_cpu_has_no_fused_dropout():
     assert "no reason" in attention_unfused.RULE(gpu_case(by_hand(**inside))).evidence[0]
 
 
-def masked(dtype: str = "bf16", mask: bool = True, width: int = 32) -> list[Did]:
+def masked(dtype: str = "bf16", mask: bool = True, width: int = 32) -> list[RecordedOp]:
     """The memory-efficient kernel for 600 of 1000 us, as torch calls it."""
     kernel = f"fmha_cutlassF_{dtype}_aligned_64x64_rf_sm80(Params)"
     outer = tensors(*[[2, 4, 64, width]] * 3, *[[64, 64]] * mask, dtype=BF16)
     path = "aten::_scaled_dot_product_efficient_attention"
     fused = {"inside": path, "outer": outer, "line": "model.py(9): attend"}
     op, inputs = "aten::_efficient_attention_forward", tensors([2, 64, 4, width], dtype=BF16)
-    return [Did(op, 600, kernel, args=inputs, **fused), mm(64, 64, 64, 400)]
+    return [RecordedOp(op, 600, kernel, args=inputs, **fused), mm(64, 64, 64, 400)]
 
 
 def test_the_memory_efficient_kernel_is_named_where_flash_would_do():
@@ -83,8 +85,8 @@ def test_the_memory_efficient_kernel_is_right_for_fp32_wide_heads_and_older_card
 
 
 def test_fused_attention_routers_and_experts_are_no_unfused_attention():
-    flash = Did("aten::_flash_attention_forward", 100, "pytorch_flash::flash_fwd_kernel")
-    router = Did("aten::_softmax", 100, args=tensors([4, 512, 64]))
+    flash = RecordedOp("aten::_flash_attention_forward", 100, "pytorch_flash::flash_fwd_kernel")
+    router = RecordedOp("aten::_softmax", 100, args=tensors([4, 512, 64]))
     experts = [mm(64, 32, 128, 50, batch=8), mm(64, 128, 32, 50, batch=8)]
     assert attention_unfused.RULE(gpu_case([flash, router, *experts])) is None
 
@@ -99,17 +101,17 @@ def test_fp32_products_on_a_card_with_tensor_cores():
     assert fp32_matmul.RULE(gpu_case([mm(8, 8, 8, 800, FP32, kernel=SGEMM)], card=unknown)) is None
 
 
-def cast(us: int, into: str = BF16, source: str = FP32, **changes) -> Did:
+def cast(us: int, into: str = BF16, source: str = FP32, **changes) -> RecordedOp:
     args = {"shapes": [[64, 64], [64, 64], []], "dtypes": [into, source, "Scalar"]}
     kernel = "at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::T)>"
-    return Did("aten::copy_", us, kernel, args=args, **changes)
+    return RecordedOp("aten::copy_", us, kernel, args=args, **changes)
 
 
 def test_casts_and_norms_of_mixed_dtypes():
     mixed = {"inside": "aten::rms_norm", "module": "blocks.0.norm"}
     mixed["outer"] = {"shapes": [[64, 64], [], [64]], "dtypes": [BF16, "ScalarList", FP32]}
-    steps = [cast(100, line="net.py(3): f"), Did("aten::pow", 40, **mixed), mm(9, 9, 9, 500)]
-    backward = Did("aten::mul", 60, phase="backward", module="blocks.0.norm")
+    steps = [cast(100, line="net.py(3): f"), RecordedOp("aten::pow", 40, **mixed), mm(9, 9, 9, 500)]
+    backward = RecordedOp("aten::mul", 60, phase="backward", module="blocks.0.norm")
     found = autocast_casts.RULE(gpu_case([*steps, backward]))
     assert found.stake_ms == pytest.approx(0.2) and "1 casts a step, 100.0 us" in found.evidence[0]
     assert "norms of mixed dtypes: 100.0 us" in found.evidence[1]
@@ -119,13 +121,13 @@ def test_casts_and_norms_of_mixed_dtypes():
 
 def test_few_casts_and_norms_of_one_dtype_are_left_alone():
     alike = {"shapes": [[64, 64], [], [64]], "dtypes": [BF16, "ScalarList", BF16]}
-    norm = Did("aten::pow", 300, inside="aten::rms_norm", outer=alike, module="norm")
+    norm = RecordedOp("aten::pow", 300, inside="aten::rms_norm", outer=alike, module="norm")
     assert autocast_casts.RULE(gpu_case([cast(20), norm, mm(9, 9, 9, 700)])) is None
 
 
-def copied(us: int, strides: list[int], **changes) -> Did:
+def copied(us: int, strides: list[int], **changes) -> RecordedOp:
     args = tensors([8, 4, 16], [8, 4, 16], strides=[[64, 16, 1], strides])
-    return Did("aten::copy_", us, args=args, **changes)
+    return RecordedOp("aten::copy_", us, args=args, **changes)
 
 
 def test_copies_with_their_line_and_layout():
@@ -179,13 +181,15 @@ def test_a_dimension_that_is_no_row_may_be_odd():
 
 
 def test_logits_of_the_whole_batch():
-    loss = Did("aten::_log_softmax", 100, args=tensors([16_384, 100_000]), line="loss.py(4): loss")
+    loss = RecordedOp(
+        "aten::_log_softmax", 100, args=tensors([16_384, 100_000]), line="loss.py(4): loss"
+    )
     found = full_logits.RULE(gpu_case([loss, mm(64, 64, 64, 900)]))
     assert found.stake_bytes == 3 * 16_384 * 100_000 * 4
     assert "impl.cross_entropy=triton_chunked" in found.remedy
     assert rules(gpu_case([loss, mm(64, 64, 64, 900)]))[0] == "full_logits"
-    small = Did("aten::_log_softmax", 100, args=tensors([128, 1024]))
+    small = RecordedOp("aten::_log_softmax", 100, args=tensors([128, 1024]))
     case = gpu_case([small, mm(64, 64, 64, 900)])
     assert full_logits.RULE(case).stake_bytes < 0.01 * case.capacity_bytes
-    classes = Did("aten::_log_softmax", 100, args=tensors([16_384, 10]))
+    classes = RecordedOp("aten::_log_softmax", 100, args=tensors([16_384, 10]))
     assert full_logits.RULE(gpu_case([classes])) is None

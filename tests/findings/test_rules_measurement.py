@@ -15,7 +15,7 @@ from steplab.findings.rules import (
     warmup_counted,
 )
 from tests.compare.test_step_tables import make_run
-from tests.findings.steps import Did, cpu_case, rules, tensors
+from tests.findings.steps import RecordedOp, cpu_case, rules, tensors
 
 GIB = 2**30
 
@@ -114,7 +114,7 @@ def test_logits_are_found_among_what_lives_at_the_peak():
     blocks = [Allocation(one, "activations"), Allocation(one + 64, "temporaries")]
     blocks += [Allocation(one // 2, "other"), Allocation(one, "weights"), Allocation(99, "other")]
     held = remembered(device="cpu", at_peak=tuple(blocks), capacity=10 * GIB)
-    loss = Did("aten::_log_softmax", 100, args=tensors([2048, 50_000]))
+    loss = RecordedOp("aten::_log_softmax", 100, args=tensors([2048, 50_000]))
     case = Case(held.run, cpu_case([loss]).analysis)
     assert full_logits.RULE(case).stake_bytes == 2 * one + 64 + one // 2
     freed = replace(held.run.profile.memory, at_peak=(Allocation(99, "other"),))
@@ -129,7 +129,7 @@ def test_activations_as_large_as_16_bit_logits_are_no_logits():
     blocks += [Allocation(one, "temporaries", op="aten::nll_loss_backward")]
     blocks += [Allocation(one, "temporaries", op="aten::_log_softmax_backward_data")]
     blocks += [Allocation(one // 2, "activations", (4, 128, 512), "float32")] * 16
-    loss = Did("aten::_log_softmax", 100, args=tensors([512, 1024]))
+    loss = RecordedOp("aten::_log_softmax", 100, args=tensors([512, 1024]))
     run = remembered(device="cpu", at_peak=tuple(blocks)).run
     found = full_logits.RULE(Case(run, cpu_case([loss]).analysis))
     assert found.stake_bytes == 3 * one

@@ -29,7 +29,7 @@ ITEM_BYTES = {
 }
 TENSOR_LIST = "TensorList"
 HALF_DTYPE_CODES = (5, 15)  # torch.float16 and torch.bfloat16 as recorded scalars
-# The dtype of tensors in a list is not recorded, but template arguments of the kernel begin with it:
+# The dtype of tensors in a list is not recorded, but the kernel's template arguments begin with it:
 # multi_tensor_apply_kernel<.., UnaryOpFunctor<float, ..>>, CatArrayBatchedCopy<OpaqueType<2u>>.
 _TEMPLATE = re.compile(r"OpaqueType<(\d+)u?>|\b(c10::BFloat16|c10::Half|double|float|long|int)\b")
 
