@@ -21,9 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 STEP = "--batch 2 --steps 1 --warmup 0"
 OP = "--repeats 2 --seconds 0.1 --warmup 1"
-TSMOE = (
-    "--hidden-size 16 --n-decoder-layers 1 --num-expert-layers 1 --n-head 2 --num-experts 2 --k 1"
-)
+TSMOE = "--hidden-size 16 --n-decoder-layers 2 --n-head 2 --num-experts 2 --k 1"
 TRAIN = f"{TSMOE} --d-ff 16 --d-expert 16 --seq-max-len 96 --batch-size 2 --steps-per-epoch 2"
 # What makes a command small, by its first words; the longest that fits is taken.
 TINY = {
@@ -60,6 +58,7 @@ REFUSED = {
     "cuda_graph=step": "CUDA",
     "--impl triton_flash --tiles": "needs an NVIDIA GPU",
     "data download": "huggingface",
+    "lint my_model.py:make --fail": "",  # something is found, which is what the flag is for
 }
 # Shown by a page, and run by other tests or by hand.
 ELSEWHERE = {
