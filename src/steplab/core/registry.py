@@ -6,9 +6,9 @@ members reads their sources and imports nothing; loading imports one member by i
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
-import pydoc
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ def summary(package: str, name: str) -> str:
     """Return the first line of a member's docstring, without importing it."""
     path = _folder(package) / name
     file = path / "__init__.py" if path.is_dir() else path.with_name(f"{name}.py")
-    return pydoc.synopsis(str(file)) or ""
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]
 
 
 def load(package: str, name: str, constant: str) -> Any:
