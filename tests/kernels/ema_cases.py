@@ -7,6 +7,7 @@ import torch
 from steplab.kernels import ema as op
 from steplab.kernels.ema import EMAParameters
 from tests.kernels.case import Named
+from tests.kernels.mismatch import assert_sequences
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -76,15 +77,6 @@ def results(impl: str, inputs: Inputs) -> dict[str, torch.Tensor]:
     return found | {f"d_{name}": g for name, g in zip(leaves, gradients, strict=True)}
 
 
-def where(actual, truth, tile=8):
-    """Return the batch, steps and channel of the worst error of a (B, L, D) result."""
-    if actual.ndim != 3:
-        return ""
-    error = (actual.double() - truth).abs().nan_to_num(nan=torch.inf)
-    b, t, d = (int(i) for i in torch.unravel_index(error.argmax(), error.shape))
-    return f"; worst at batch {b}, step {t} (block of {tile}: {t // tile}), channel {d}"
-
-
 def check(impl: str, case: Case, device="cpu", slack=0.0):
     """Assert that `impl` is about as near to fp64 as the definition in the same dtype is.
 
@@ -94,13 +86,4 @@ def check(impl: str, case: Case, device="cpu", slack=0.0):
     inputs = make(case, device)
     actual, peer = results(impl, inputs), results("sequential", inputs)
     truth = results("sequential", inputs.double())
-    for name, expected in truth.items():
-        found, other = actual[name], peer[name]
-        assert found.shape == expected.shape and found.dtype == other.dtype, f"{case} {name}"
-        size = expected.norm().clamp_min(1e-300)
-        rounding = float((expected.to(found.dtype).double() - expected).norm() / size)
-        theirs = float((other.double() - expected).norm() / size)
-        error = float((found.double() - expected).norm() / size)
-        budget = 2 * theirs + rounding + 4 * EPS + slack
-        place = where(found, expected)
-        assert error <= budget, f"{case} {name}: error {error:.1e}, budget {budget:.1e}{place}"
+    assert_sequences(actual, peer, truth, case, 4 * EPS + slack)

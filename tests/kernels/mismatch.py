@@ -1,4 +1,7 @@
-"""Compares attention results by batch, head and tile, so that a failure says where it is."""
+"""Compares results with fp64 in such a way that a failure says where it is.
+
+Attention by batch, head and tile; sequences by batch, step and channel.
+"""
 
 import torch
 
@@ -44,3 +47,30 @@ def assert_results(actual, peer, truth, label, floors=(0.0, 0.0, 0.0, 0.0), tile
         good = error <= budget and bool((ours <= allowed).all())
         where = worst_tiles(a, p, t, tile)
         assert good, f"{label} {name}: error {error:.2e}, budget {budget:.2e}\n{where}"
+
+
+def assert_sequences(actual, peer, truth, label, floor):
+    """Assert that named results are about as near to fp64 as a reference of equal precision.
+
+    As near is twice the reference's own error, one rounding of the result, and `floor`, all
+    relative to the norm of the result.
+    """
+    for name, expected in truth.items():
+        found, other = actual[name], peer[name]
+        assert found.shape == expected.shape and found.dtype == other.dtype, f"{label} {name}"
+        size = expected.norm().clamp_min(1e-300)
+        rounding = float((expected.to(found.dtype).double() - expected).norm() / size)
+        theirs = float((other.double() - expected).norm() / size)
+        error = float((found.double() - expected).norm() / size)
+        budget = 2 * theirs + rounding + floor
+        place = worst_step(found, expected)
+        assert error <= budget, f"{label} {name}: error {error:.1e}, budget {budget:.1e}{place}"
+
+
+def worst_step(actual, truth):
+    """Return the batch, step and channel of the worst error of a (B, L, D) result."""
+    if actual.ndim != 3:
+        return ""
+    error = (actual.double() - truth).abs().nan_to_num(nan=torch.inf)
+    b, t, d = (int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+    return f"; worst at batch {b}, step {t}, channel {d}"

@@ -17,7 +17,7 @@ from tests.kernels.stream_cases import (
     stream_inputs,
     stream_results,
 )
-from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
+from tests.kernels.triton_on_cpu import ROW_PASSES, compile_for_hopper, needs_no_gpu
 
 NARROW = StreamCase(stream=BF16, weight=BF16, added=BF16, placed=3, taken=4)
 
@@ -129,22 +129,13 @@ for width in (768, 1792, 8192):
     norm.launch_rows(x, number, rows, vector, vector, part)
     norm.launch_backward(part, slots, number, x, x, number, vector, vector, vector)
     norm.launch_backward(x, None, None, x, x, number, vector, vector, None)
-for kernel in kernels:
-    assert kernel.metadata.shared <= 99 * 1024, kernel.metadata
-    ptx = kernel.asm["ptx"]
-    # Sixteen bytes at a time, by a load or by a copy to shared memory; and no spilled registers.
-    assert "ld.global.v4.b32" in ptx or "cp.async.cg.shared.global" in ptx, kernel.metadata.name
-    assert ".local" not in ptx, kernel.metadata.name
-    if kernel.metadata.name != "column_sums_kernel":  # which stores one row for many that it loads
-        assert "st.global.v4.b32" in ptx, kernel.metadata.name
-print(len(kernels), "kernels")
 """
 
 
 @needs_no_gpu
 def test_the_kernels_compile_for_hopper():
     pytest.importorskip("triton")
-    assert compile_for_hopper(LAUNCHES) == "21 kernels"
+    assert compile_for_hopper(LAUNCHES + ROW_PASSES) == "21 kernels"
 
 
 SEVERAL_LENGTHS = """

@@ -10,6 +10,7 @@ from steplab.kernels import timestep_norm as op
 from steplab.kernels.timestep_norm import Affine, Statistics
 from steplab.workloads.megalodon.layers import TimestepNorm
 from tests.kernels.case import Named
+from tests.kernels.mismatch import assert_sequences
 from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -89,14 +90,6 @@ def results(impl, case, inputs):
     return found | {f"d_{name}": g for name, g in zip(leaves, gradients, strict=True)}
 
 
-def where(actual, truth):
-    if actual.ndim != 3:
-        return ""
-    error = (actual.double() - truth).abs().nan_to_num(nan=torch.inf)
-    b, t, d = (int(i) for i in torch.unravel_index(error.argmax(), error.shape))
-    return f"; worst at batch {b}, token {t}, channel {d}"
-
-
 def check(case, device="cpu"):
     """As near to fp64 as twice the definition in the same dtype, one rounding, and four of fp32.
 
@@ -105,16 +98,7 @@ def check(case, device="cpu"):
     inputs = make(case, device)
     actual, peer = (results(impl, case, inputs) for impl in ("triton_running", "reference"))
     truth = results("reference", case, inputs.double())
-    for name, expected in truth.items():
-        found, other = actual[name], peer[name]
-        assert found.shape == expected.shape and found.dtype == other.dtype, f"{case} {name}"
-        size = expected.norm().clamp_min(1e-300)
-        rounding = float((expected.to(found.dtype).double() - expected).norm() / size)
-        theirs = float((other.double() - expected).norm() / size)
-        error = float((found.double() - expected).norm() / size)
-        budget = 2 * theirs + rounding + (4 + abs(case.offset)) * ROUNDING
-        place = where(found, expected)
-        assert error <= budget, f"{case} {name}: error {error:.1e}, budget {budget:.1e}{place}"
+    assert_sequences(actual, peer, truth, case, (4 + abs(case.offset)) * ROUNDING)
 
 
 CASES = [

@@ -40,6 +40,19 @@ JITFunction.__getitem__ = launch_nothing
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
 """
 
+# Asserted of kernels that pass once over rows: sixteen bytes at a time, by a load or by a copy to
+# shared memory, and no spilled registers.
+ROW_PASSES = """
+for kernel in kernels:
+    assert kernel.metadata.shared <= 99 * 1024, kernel.metadata
+    ptx = kernel.asm["ptx"]
+    assert "ld.global.v4.b32" in ptx or "cp.async.cg.shared.global" in ptx, kernel.metadata.name
+    assert ".local" not in ptx, kernel.metadata.name
+    if kernel.metadata.name != "column_sums_kernel":  # which stores one row for many that it loads
+        assert "st.global.v4.b32" in ptx, kernel.metadata.name
+print(len(kernels), "kernels")
+"""
+
 
 def run_interpreted(files):
     """Run the classes `Interpreted` of test files where Triton interprets its kernels."""

@@ -11,11 +11,7 @@ from steplab.kernels.stream_norm import gather_rows as take_rows
 
 
 def norm(
-    x_BSD: Tensor,
-    update: Update | None,
-    norm: Norm,
-    dtype: torch.dtype | None = None,
-    ends: bool = False,
+    x_BSD: Tensor, update: Update | None, norm: Norm, dtype: torch.dtype | None, ends: bool
 ) -> tuple[Tensor, Tensor]:
     """Return (normed, stream)."""
     stream_BSD = _added(x_BSD, update)
@@ -24,7 +20,7 @@ def norm(
 
 
 def score(x_BSD: Tensor, update: Update | None, norm: Norm, router_D: Tensor) -> Scored:
-    """Return the stream, its scores, and what `take` goes on with."""
+    """Return the stream, its scores, and what `take` continues with."""
     stream_BSD = _added(x_BSD, update)
     normed_BSD = _normed(stream_BSD, norm)
     score_BS = (normed_BSD * router_D).sum(-1)
@@ -32,11 +28,7 @@ def score(x_BSD: Tensor, update: Update | None, norm: Norm, router_D: Tensor) ->
 
 
 def take(
-    scored: Scored,
-    selection: RowSelection,
-    norm: Norm,
-    router_D: Tensor,
-    dtype: torch.dtype | None = None,
+    scored: Scored, selection: RowSelection, norm: Norm, router_D: Tensor, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (normed_BKD, stream_BSD, score_BS)."""
     normed_BSD, score_BS = scored.kept

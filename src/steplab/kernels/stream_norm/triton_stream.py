@@ -31,11 +31,7 @@ def refuse(x_BSD: Tensor, update: Update | None, norm: Norm) -> str:
 
 
 def norm(
-    x_BSD: Tensor,
-    update: Update | None,
-    norm: Norm,
-    dtype: torch.dtype | None = None,
-    ends: bool = False,
+    x_BSD: Tensor, update: Update | None, norm: Norm, dtype: torch.dtype | None, ends: bool
 ) -> tuple[Tensor, Tensor]:
     """Return (normed, stream)."""
     normed, stream = _AddAndNorm.apply(x_BSD, *_parts(update), *norm, dtype, ends)
@@ -50,11 +46,7 @@ def score(x_BSD: Tensor, update: Update | None, norm: Norm, router_D: Tensor) ->
 
 
 def take(
-    scored: Scored,
-    selection: RowSelection,
-    norm: Norm,
-    router_D: Tensor,
-    dtype: torch.dtype | None = None,
+    scored: Scored, selection: RowSelection, norm: Norm, router_D: Tensor, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (normed_BKD, stream_BSD, score_BS)."""
     stream, score, (rstd,) = scored
