@@ -98,11 +98,13 @@ def work_table(
     """Return the work of a trace: the rows of Trace.device, or of Trace.ops without a device."""
     on_device = len(trace.device) > 0
     rows = trace.device if on_device else trace.ops
-    asked = find_launches(trace) if on_device else _own_calls(trace)
-    origins = attribution.at(asked.thread, asked.called)
+    launches = find_launches(trace) if on_device else _own_calls(trace)
+    origins = attribution.at(launches.thread, launches.called)
     # Operators are not looked up: the profiler may round the start of a child to its parent's.
     op_row = origins.op_row if on_device else np.arange(len(rows))
-    kinds = _device_categories(trace, op_row) if on_device else _operator_categories(trace)
+    categories, category = (
+        _device_categories(trace, op_row) if on_device else _operator_categories(trace)
+    )
     costs = estimate_costs(trace, op_row, card)
     dtypes = labels.codes(MATMUL_DTYPES[1:])
     return WorkTable(
@@ -110,14 +112,14 @@ def work_table(
         start=rows.start,
         duration=rows.duration if on_device else attribution.ops.self_time(),
         name=labels.translate(trace, rows.name),
-        category=labels.codes(kinds[0])[kinds[1]],
-        step=_steps(windows, asked),
+        category=labels.codes(categories)[category],
+        step=_steps(windows, launches),
         phase=origins.phase,
         module=origins.module,
         line=origins.line,
         op=origins.op if on_device else labels.translate(trace, rows.name),
         op_row=op_row,
-        launched=asked.returned,
+        launched=launches.returned,
         flops=costs.flops,
         bytes=costs.bytes,
         ideal=costs.ideal,
@@ -132,10 +134,10 @@ def _own_calls(trace: Trace) -> Launches:
     return Launches(unknown, ops.thread.astype(np.int64), ops.start, unknown)
 
 
-def _steps(windows: Sequence[Window], asked: Launches) -> Ints:
+def _steps(windows: Sequence[Window], launches: Launches) -> Ints:
     """Return the step of each launch, -1: none; without a recorded host, the only step."""
     unknown = windows[0].number if len(windows) == 1 else -1
-    return np.where(asked.called >= 0, step_at(windows, asked.called), unknown)
+    return np.where(launches.called >= 0, step_at(windows, launches.called), unknown)
 
 
 Categories = tuple[list[str], Ints]  # distinct names, and which of them each row has

@@ -78,18 +78,21 @@ def _device_steps(
     trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs
 ) -> tuple[StepBudget, ...]:
     is_kernel = trace.device.kind == KERNEL
-    talks = np.array([label == COMMUNICATION for label in work.labels])[work.category]
-    end = work.start + work.duration
-    kernels = union(work.start[is_kernel & ~talks], end[is_kernel & ~talks])
-    communication = union(work.start[is_kernel & talks], end[is_kernel & talks]) - kernels
-    copies = union(work.start[~is_kernel], end[~is_kernel]) - kernels - communication
+    communicates = np.array([label == COMMUNICATION for label in work.labels])[work.category]
+
+    def covered(rows: NDArray[np.bool_]) -> Intervals:
+        return union(work.start[rows], work.start[rows] + work.duration[rows])
+
+    kernels = covered(is_kernel & ~communicates)
+    communication = covered(is_kernel & communicates) - kernels
+    copies = covered(~is_kernel) - kernels - communication
     sets = {
         "kernels": kernels,
         "communication": communication,
         "copies": copies,
         **idle_terms(trace, windows, work, syncs),
     }
-    running = _Running.of(work, np.flatnonzero(is_kernel & ~talks))
+    running = _Running.of(work, np.flatnonzero(is_kernel & ~communicates))
     return _steps(windows, sets, [running.categories(work, window) for window in windows])
 
 
@@ -124,7 +127,7 @@ def _steps(
 class _Running:
     """Kernels in order of start; where several run at once, the first to start counts."""
 
-    rows: Ints  # of Work
+    rows: Ints  # of the WorkTable
     start: Ints  # ns
     end: Ints
     own: Ints  # from here to its end, no earlier kernel runs
