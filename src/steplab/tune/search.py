@@ -10,7 +10,7 @@ from steplab.core.errors import MeasurementError
 from steplab.core.ladder import Ladder
 from steplab.store import Store
 from steplab.techniques.context import format_waits
-from steplab.tune.champion import Detail, open_champion
+from steplab.tune.champion import Champion, Detail, open_champion
 from steplab.tune.climb import Climb
 from steplab.tune.folder import LadderFolder, open_ladder
 from steplab.tune.options import GateOptions, TuneOptions
@@ -68,29 +68,47 @@ def tune(
         turns_seconds=seconds_per_rung(clock.seconds),
     )
     watch.name = "baseline"
-    problem = references.prepare(spec, shapes, timeout, watch.stage)
-    watch.stage("starting")
+    baseline = _open_baseline(spec, ladder, gate, references, store, timeout, watch)
+    ladder = _with_baseline(ladder, baseline, shapes)
+    ladder = replace(ladder, parts=add_timings(ladder.parts, watch.lap()))
+    folder.save(ladder)
+    climb = Climb(ladder, folder, store, references, gate, clock, watch)
+    return climb.run(baseline, options.against), folder
+
+
+def _open_baseline(
+    spec: RunSpec,
+    ladder: Ladder,
+    gate: GateOptions,
+    references: ReferenceWorker,
+    store: Store,
+    timeout: float,
+    view: View,
+) -> Champion:
+    """Measure and profile the recipe that the search starts from; it is the first champion."""
+    problem = references.prepare(spec, gate.shapes, timeout, view.stage)
+    view.stage("starting")
     if problem:
         raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")
-    detail: Detail = "all" if options.objective == "memory" else "modules"
-    baseline = open_champion(spec, ladder, gate, store, timeout, watch.stage, detail)
+    detail: Detail = "all" if gate.objective == "memory" else "modules"
+    baseline = open_champion(spec, ladder, gate, store, timeout, view.stage, detail)
     if baseline.waits:
         many = f"waits for the device {len(baseline.waits)} times a step"
         view.say(f"the baseline {many}: {format_waits(baseline.waits)}")
-    at_foot = ladder.winner == spec.recipe
-    ladder = replace(
+    return baseline
+
+
+def _with_baseline(ladder: Ladder, baseline: Champion, shapes: Sequence[GateShape]) -> Ladder:
+    nothing_won = ladder.winner == ladder.spec.recipe  # what is known is known of the winner
+    return replace(
         ladder,
         baseline_run=baseline.run.id,
         baseline_checks=baseline.checks,
         gate_shapes=tuple(shape.words or "at the step's own shape" for shape in shapes),
-        known_ms=baseline.known_ms if at_foot else ladder.known_ms,
+        known_ms=baseline.known_ms if nothing_won else ladder.known_ms,
         first_impls=impls_of(baseline.run),
         waits=baseline.waits,
-        parts=add_timings(ladder.parts, watch.lap()),
     )
-    folder.save(ladder)
-    climb = Climb(ladder, folder, store, references, gate, clock, watch)
-    return climb.run(baseline, options.against), folder
 
 
 def find_shapes(
