@@ -33,7 +33,6 @@ from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 REFERENCE = "precision=bf16,impl.experts=loop,impl.attention=math"
 WINDOW = 10
 HALF_ROUNDING = 2.0**-9  # of bf16, relative
@@ -47,7 +46,7 @@ def main() -> int:
     """Train all, print the table, write it where asked; return the exit code."""
     parser = Parser("loss_curve.py", "Loss curves of the fast recipe among the reference's twins.")
     add = parser.add_argument
-    add("--recipe", default=str(RECIPES / "flagship.toml"), help="the recipe to judge")
+    add("--recipe", default="flagship", help="the recipe to judge")
     add("--steps", type=int, default=200, help="training steps of each run")
     add("--twins", type=int, default=6, help="perturbed runs of the reference")
     add("--context", type=int, default=1024, help="points per window")
