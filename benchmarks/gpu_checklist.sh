@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can tell, part by part: bash benchmarks/gpu_checklist.sh FOLDER PART...
+# Everything that needs a GPU, part by part: bash benchmarks/gpu_checklist.sh FOLDER PART...
 # Parts: env tests modes flagship curve small ops loss graphs museum gpt xl precision ema megalodon
-# playbook hydra texts forecast tune. Tables go to FOLDER, Runs to FOLDER/store. Runs from a bare source tree; an
-# interrupted table goes on with the missing cells.
+# playbook hydra texts forecast tune. Tables go to FOLDER, Runs to FOLDER/store. Runs from a bare
+# source tree; an interrupted table continues with the missing cells.
 set -u
 cd "$(dirname "$0")/.."
 out=${1:-benchmarks}

@@ -1,6 +1,6 @@
-"""Measure a model of your own: steplab bench step examples/own_model.py:recurrent
+"""Measure your own model: steplab bench step examples/own_model.py:recurrent
 
-The factory's parameters become flags (--width 512 1024), so they can be swept like any other.
+The factory's parameters become flags (--width 512 1024), so they can be swept like any others.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Activation memory: steplab profile examples/faults/activation_memory.py:faulty
 
-Blocks that keep everything for backward, on a batch that nearly fills the device. The clean twin
-checkpoints each block.
+Blocks that keep all activations for backward, with a batch that nearly fills the device. The clean
+twin checkpoints each block.
 """
 
 from collections.abc import Iterator

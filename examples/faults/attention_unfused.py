@@ -1,7 +1,7 @@
 """Unfused attention: steplab profile examples/faults/attention_unfused.py:faulty
 
-Scores, mask, softmax and values as four operations on tensors of context x context. The clean
-twin calls F.scaled_dot_product_attention.
+Scores, mask, softmax and values as four operations on context x context tensors. The clean twin
+calls F.scaled_dot_product_attention.
 """
 
 from collections.abc import Iterator

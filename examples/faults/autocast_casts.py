@@ -1,7 +1,7 @@
 """Casts: steplab profile examples/faults/autocast_casts.py:faulty
 
-The stream is bf16, the norms' weights are fp32, and a gate is computed "in fp32 to be safe":
-every layer casts four times and its norm falls apart. The clean twin keeps one dtype.
+The residual stream is bf16, the norms' weights are fp32, and a gate is computed "in fp32 to be
+safe": every layer casts four times and its norm is not fused. The clean twin keeps one dtype.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Compiled and not faster: steplab profile examples/faults/compiled_not_faster.py:faulty
 
-A debugging backend was left on: the model is traced and guarded, and nothing is fused. Measured
-first without and then with compile, in one store. The clean twin is not compiled.
+A debugging backend was left on: the model is traced and guarded, but nothing is fused. Measure it
+first without and then with compile, in the same store. The clean twin is not compiled.
 """
 
 from collections.abc import Iterator

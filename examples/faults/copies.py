@@ -1,7 +1,7 @@
 """Copies: steplab profile examples/faults/copies.py:faulty
 
-Every layer brings its input into another order and back to scale its channels. The clean twin
-scales them where they are.
+Every layer transposes its activations and back, with two copies, just to scale the channels. The
+clean twin scales them without a transpose.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Data stall: steplab profile examples/faults/data_stall.py:faulty
 
-The loader reads each batch only when the step asks for it. The clean twin reads ahead in a thread.
+The loader reads each batch only when the step asks for it. The clean twin prefetches in a thread.
 """
 
 import queue

@@ -1,7 +1,7 @@
 """Dropped tokens: steplab profile examples/faults/dropped_tokens.py:faulty
 
-The experts have room for half of what the router gives out. The clean twin has a quarter more
-room than an even share.
+The experts have capacity for half of the tokens that the router assigns. The clean twin has a
+capacity factor of 1.25.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Expert imbalance: steplab profile examples/faults/expert_imbalance.py:faulty
 
-The router prefers two experts, and all experts are padded to the busiest. The clean twin's
-router has no favorite.
+The router prefers two experts, and all experts are padded to the busiest one. The clean twin's
+router prefers none.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Exposed communication: steplab profile examples/faults/exposed_communication.py:faulty
 
-Two GPUs of one process add their gradients up on the stream that computes, so backward stands
-still meanwhile. The clean twin adds them up on a stream of its own while backward goes on.
+Two GPUs of one process all-reduce their gradients on the compute stream, so backward stalls
+meanwhile. The clean twin does it on a separate stream while backward continues.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""fp32 products: steplab profile examples/faults/fp32_matmul.py:faulty
+"""fp32 matmuls: steplab profile examples/faults/fp32_matmul.py:faulty
 
-Large products in fp32 on a card with tensor cores. The clean twin casts them to bf16.
+Large matmuls in fp32 on a card with tensor cores. The clean twin casts them to bf16.
 """
 
 import contextlib

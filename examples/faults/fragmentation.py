@@ -1,8 +1,8 @@
 """Fragmentation: steplab profile examples/faults/fragmentation.py:faulty
 
-A layer looks at its outputs at more temperatures every step, in a buffer of exactly that size:
-each one that is given back is too small for the next. The clean twin has one buffer of the largest
-size and uses a part of it.
+A layer evaluates its outputs at more temperatures every step, in a buffer of exactly that size:
+each freed buffer is too small for the next. The clean twin allocates one buffer of the largest
+size and uses part of it.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Full logits: steplab profile examples/faults/full_logits.py:faulty
 
-Cross entropy over the logits of every token at once. The clean twin computes head and loss in
-chunks, whose logits are freed and computed again in backward.
+Cross-entropy over the logits of all tokens at once. The clean twin computes head and loss in
+chunks, whose logits are freed and recomputed in backward.
 """
 
 import os

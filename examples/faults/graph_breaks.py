@@ -1,7 +1,7 @@
 """Graph breaks: steplab profile examples/faults/graph_breaks.py:faulty
 
-Each layer decides in Python by a value it has just computed, so torch.compile ends its graph
-there. The clean twin decides with torch.where.
+Each layer branches in Python on a value it has just computed, so torch.compile breaks its graph
+there. The clean twin uses torch.where.
 """
 
 from collections.abc import Iterator

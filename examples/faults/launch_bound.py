@@ -1,7 +1,7 @@
 """Launch-bound: steplab profile examples/faults/launch_bound.py:faulty
 
-A deep stack of narrow layers: each kernel is over before the host has launched the next. The
-clean twin is the same with the recipe cuda_graph=step: one launch for all.
+A deep stack of narrow layers: each kernel finishes before the host has launched the next. The
+clean twin is the same with the recipe cuda_graph=step: one launch for everything.
 """
 
 from collections.abc import Iterator

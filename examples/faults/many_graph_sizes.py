@@ -1,8 +1,8 @@
 """Many graph sizes: steplab profile examples/faults/many_graph_sizes.py:faulty
 
-Batches come in ever new lengths, and CUDA graphs are captured anew for each of them: Inductor
-runs a length once without, captures it the second time, and replays it from the third on. The
-clean twin pads to one length.
+Batches keep changing length, and CUDA graphs are captured again for each length: Inductor runs a
+length without a graph the first time, captures it the second time, and replays it from the third.
+The clean twin pads to one length.
 """
 
 from collections.abc import Iterator

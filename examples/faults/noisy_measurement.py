@@ -1,6 +1,6 @@
 """Noisy measurement: steplab profile examples/faults/noisy_measurement.py:faulty
 
-Every second step is disturbed, as by another process. The clean twin is left alone.
+Every second step is disturbed, as if by another process. The clean twin is not.
 """
 
 import time

@@ -1,9 +1,9 @@
-"""Another backend than asked: steplab profile examples/faults/other_backend.py:faulty \
+"""Wrong backend: steplab profile examples/faults/other_backend.py:faulty \
 --recipe impl.attention=math
 
-The attention was compiled once under flash. A context such as sdpa_kernel(...) is neither guarded
-nor part of the compile cache's key, so asking for math still runs flash. The clean twin is not
-compiled.
+Attention was compiled once under flash. A context manager such as sdpa_kernel(...) is neither
+guarded nor part of the compile cache key, so asking for math still runs flash. The clean twin is
+not compiled.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Recompiles: steplab profile examples/faults/recompiles.py:faulty
 
-Every batch has another length, and the model is compiled for fixed sizes. The clean twin pads
-to one length.
+Every batch has another length, and the model is compiled for static shapes. The clean twin pads to
+one length.
 """
 
 from collections.abc import Iterator

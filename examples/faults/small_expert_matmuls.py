@@ -1,7 +1,7 @@
-"""Small products of single experts: steplab profile examples/faults/small_expert_matmuls.py:faulty
+"""Small matmuls of single experts: steplab profile examples/faults/small_expert_matmuls.py:faulty
 
 Sixty-four experts are called one after the other, each with a handful of tokens. The clean twin
-gives every expert a slice of one tensor and multiplies all of them in one batched product.
+gives every expert a slice of one tensor and runs all of them in one batched matmul.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Sparse peak: steplab profile examples/faults/sparse_peak.py:faulty --mfu-peak-tflops 1979
 
-MFU against the peak that the datasheet prints for sparse matrices. The clean twin takes the
-dense one.
+MFU against the peak that the datasheet gives for sparse matrices. The clean twin uses the dense
+one.
 """
 
 from collections.abc import Iterator

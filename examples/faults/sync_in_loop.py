@@ -1,6 +1,6 @@
 """Synchronization: steplab profile examples/faults/sync_in_loop.py:faulty
 
-Every layer reads a number back to log it, so the host waits for the device in each of them. The
+Every layer reads a number back to log it, so the host waits for the device in each layer. The
 clean twin keeps the numbers on the device.
 """
 

@@ -1,6 +1,7 @@
-"""Unaligned products: steplab profile examples/faults/unaligned_matmul.py:faulty
+"""Unaligned matmuls: steplab profile examples/faults/unaligned_matmul.py:faulty
 
-A head of 50,257 words: its rows begin on odd addresses. The clean twin has 50,304.
+A head with a vocabulary of 50,257: its rows start at unaligned addresses. The clean twin has
+50,304.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """Unfused optimizer: steplab profile examples/faults/unfused_optimizer.py:faulty
 
-AdamW tensor by tensor, on a model with many weights and few tokens. The clean twin is fused.
+AdamW updates one tensor at a time, on a model with many weights and few tokens. The clean twin is
+fused.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Warm-up counted: steplab profile examples/faults/warmup_counted.py:faulty
 
-The model tries its algorithms during its first steps, more of them than the warm-up has. The
-clean twin tries them when it is built.
+The model benchmarks its algorithms during its first steps, which are more than the warm-up has.
+The clean twin benchmarks them when it is built.
 """
 
 from collections.abc import Iterator
