@@ -5,9 +5,24 @@ from dataclasses import replace
 from steplab.bench.op_results import ERRORS, KEPT
 from steplab.bench.ops.attention import BENCH
 from steplab.core import Clock, Column, Environment, Memory, Run, RunSpec, Samples, Table
+from steplab.workers.trials import TrialRunner
 
 MACHINE = Environment("0", "3.11", "Linux", "a CPU", cores=2, memory_bytes=None)
 MIB = 2**20
+
+
+class InThisProcess(TrialRunner):
+    """Measures cells without a worker, whose start takes seconds."""
+
+    def environment(self):
+        from steplab.probes.environment import capture_environment
+
+        return capture_environment()
+
+    def trial(self, spec, environment, key="", progress=None):
+        from steplab.bench.op_cell import measure_cell
+
+        return measure_cell(spec)
 
 
 def specs(impls, contexts=(64,), device="cpu", tiles=(), dtypes=("fp32",)):

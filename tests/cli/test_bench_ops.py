@@ -5,27 +5,13 @@ import pytest
 from steplab.cli import op_bench
 from steplab.cli.main import main
 from steplab.store import Store
-from steplab.workers.trials import TrialRunner
+from tests.bench.op_runs import InThisProcess
 
 SMALL = "--context 16 32 --heads 1 --head-width 8 --impl flash cudnn --warmup 1 --repeats 6"
 
 
-class InThisProcess(TrialRunner):
-    """Measures without a worker, whose start takes seconds."""
-
-    def environment(self):
-        from steplab.probes.environment import capture_environment
-
-        return capture_environment()
-
-    def trial(self, spec, environment, key="", progress=None):
-        from steplab.bench.op_cell import measure_cell
-
-        return measure_cell(spec)
-
-
 @pytest.fixture
-def at_home(monkeypatch):
+def no_worker(monkeypatch):
     monkeypatch.setattr(op_bench, "TrialRunner", InThisProcess)
 
 
@@ -49,7 +35,7 @@ def test_attention_end_to_end_and_continued(tmp_path, capsys):
     assert store.ids()[:3] == ids[:3] and len(store.ids()) == 4
 
 
-def test_experts(at_home, tmp_path, capsys):
+def test_experts(no_worker, tmp_path, capsys):
     words = "bench experts --tokens 16 --width 8 --inner 16 --experts 4 --impl loop grouped".split()
     words += "--routing skewed --warmup 1 --repeats 6 --seconds 0 --device cpu".split()
     assert main([*words, "--objective", "memory", "--store", str(tmp_path)]) == 0
@@ -79,7 +65,7 @@ def test_bad_values_are_refused(words, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_an_error_when_no_cell_can_be_measured(at_home, tmp_path, capsys):
+def test_an_error_when_no_cell_can_be_measured(no_worker, tmp_path, capsys):
     words = "bench attention --context 16 --impl cudnn --device cpu".split()
     assert main([*words, "--store", str(tmp_path)]) == 4
     assert "No cell could be measured" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from steplab.bench.ops.ema import BENCH, EmaInstance, bound_tables, bytes_moved
 from steplab.cli.main import main
 from steplab.core import Accelerator, Clock, Environment, Run, RunSpec, Samples
 from steplab.core.errors import Unsupported, UserError
+from tests.bench.op_runs import InThisProcess
 
 CONFIG = {"batch": 2, "context": 20, "width": 6, "modes": 2, "dtype": "fp32", "impl": "fft"}
 CPU = torch.device("cpu")
@@ -85,7 +86,8 @@ def test_the_bound_is_every_tensor_once():
     assert not bound_tables([replace(run, spec=spec())])
 
 
-def test_the_command_shows_every_cell(tmp_path, capsys):
+def test_the_command_shows_every_cell(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("steplab.cli.op_bench.TrialRunner", InThisProcess)
     words = "bench ema --context 16 --width 4 --modes 2 --impl fft sequential --repeats 6"
     out = tmp_path / "cells.csv"
     words += f" --warmup 1 --seconds 0 --device cpu --store {tmp_path / 'store'} --out {out}"

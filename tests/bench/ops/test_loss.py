@@ -12,6 +12,7 @@ from steplab.cli.main import main
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.kernels import cross_entropy as op
+from tests.bench.op_runs import InThisProcess
 
 TEMPLATE = RunSpec("loss", mode="forward+backward", steps=2, warmup=1)
 
@@ -101,7 +102,8 @@ def test_chunks_hold_less_than_whole_logits(monkeypatch):
     assert extra["chunked"] < 0.25 * extra["reference"]
 
 
-def test_the_command_writes_its_table_and_a_chart(tmp_path, capsys):
+def test_the_command_writes_its_table_and_a_chart(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("steplab.cli.op_bench.TrialRunner", InThisProcess)
     words = "bench loss --device cpu --tokens 64 --width 8 --vocabulary 101 --repeats 2 --seconds 0"
     words += f" --impl reference chunked triton_lean --store {tmp_path / 'store'}"
     out, plot = tmp_path / "loss.json", tmp_path / "loss.svg"
