@@ -14,9 +14,8 @@ HOST, BACKWARD_THREAD, STREAM = 1, 2, 7
 
 
 def event(name, start, end, number=0, thread=HOST, **more):
-    return FunctionEvent(
-        *(number, name, thread, start, end), input_shapes=[], stack=[], use_device="cuda", **more
-    )
+    options = {"input_shapes": [], "stack": [], "use_device": "cuda", **more}
+    return FunctionEvent(number, name, thread, start, end, **options)
 
 
 def named(name, start, end, **more):

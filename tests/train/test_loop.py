@@ -101,9 +101,19 @@ def test_profile_writes_a_chrome_trace(tmp_path):
 def train_command(folder, steps) -> list[str]:
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in SHAPE.items()]
     return [
-        *(sys.executable, "-m", "steplab", "train", *flags, "--batch-size=4", "--log-every=1"),
-        *(f"--steps-per-epoch={steps}", "--checkpoint-every=1", "--validate-every=0"),
-        *("--validation-batches=1", f"--checkpoint-dir={folder}", "--keep-last=2"),
+        sys.executable,
+        "-m",
+        "steplab",
+        "train",
+        *flags,
+        "--batch-size=4",
+        "--log-every=1",
+        f"--steps-per-epoch={steps}",
+        "--checkpoint-every=1",
+        "--validate-every=0",
+        "--validation-batches=1",
+        f"--checkpoint-dir={folder}",
+        "--keep-last=2",
     ]
 
 

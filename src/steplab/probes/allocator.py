@@ -150,24 +150,19 @@ def read_snapshots(
             "Record a smaller step.",
         )
     ours = [segment for segment in segments if segment["device"] == device]
-    blocks = [block for segment in ours for block in segment["blocks"]]
-    recording.held = {
-        block["address"]: block["requested_size"]
-        for block in blocks
-        if block["state"] == "active_allocated"
-    }
-    private = [one for one in ours if tuple(one["segment_pool_id"]) != SHARED_POOL]
+    private = [segment for segment in ours if _is_private(segment)]
+    active = [block for segment in ours for block in _active_blocks(segment)]
+    recording.held = {block["address"]: block["requested_size"] for block in active}
     recording.segments = [
         SegmentChange(-1, one["address"], one["total_size"], bool(one.get("is_expandable")))
         for one in ours
-        if one not in private
+        if not _is_private(one)
     ]
     # Free memory in a graph's own pool is for its replays only: nobody else can have it.
     recording.segments += [
         SegmentChange(-1, block["address"], block["size"])
         for one in private
-        for block in one["blocks"]
-        if block["state"] == "active_allocated"
+        for block in _active_blocks(one)
     ]
     latest = 0
     for entry in history:
@@ -188,6 +183,15 @@ def read_snapshots(
             f"CUDA graphs hold {size} in pools of their own; what a replay takes and frees in them "
             "is not seen",
         )
+
+
+def _is_private(segment: Mapping[str, Any]) -> bool:
+    """Whether a segment belongs to the pool of a CUDA graph."""
+    return tuple(segment["segment_pool_id"]) != SHARED_POOL
+
+
+def _active_blocks(segment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [block for block in segment["blocks"] if block["state"] == "active_allocated"]
 
 
 def innermost_frame_line(frames: Sequence[Mapping[str, Any]]) -> str:
