@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 from steplab.bench.collectives.job import OPS, CollectiveOp, Dtype
 from steplab.bench.collectives.sweep import Grid, collectives_table, plan, sweep
@@ -23,14 +23,15 @@ from steplab.store import Store
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
-    add("--op", nargs="+", type=_one_of(CollectiveOp, "--op"), default=list(OPS), metavar="OP",
-        help=f"any of {', '.join(OPS)}")  # fmt: skip
+    op = partial(read_word, CollectiveOp, where="--op")
+    add("--op", nargs="+", type=op, default=list(OPS), metavar="OP", help="collectives to time")
     add("--mib", nargs="+", type=float, default=[1.0, 10.0, 100.0], help="message sizes in MiB")
     add("--world", nargs="+", type=int, default=argparse.SUPPRESS,
         help="numbers of ranks (default: 2, and 4 where there are 4 cores or GPUs)")  # fmt: skip
     add("--runs", type=int, default=10, help="timed operations per cell")
     add("--warmup", type=int, default=2, help="untimed operations before them")
-    add("--dtype", type=_one_of(Dtype, "--dtype"), default="fp32", help="fp32 or bf16")
+    dtype = partial(read_word, Dtype, where="--dtype")
+    add("--dtype", type=dtype, default="fp32", metavar="fp32|bf16", help="dtype of the message")
     add_device_flag(parser, "cpu (gloo), cuda (NCCL) or auto: cuda from 2 GPUs on")
     add("--timeout", type=float, default=600.0, help="seconds that one world size may take")
     add_store_flag(parser)
@@ -83,10 +84,6 @@ def _grid(args: argparse.Namespace, environment: Environment) -> Grid:
 def _cell_name(spec: RunSpec) -> str:
     config = spec.config
     return f"{config['op']} of {config['mib']:g} MiB, {config['world']} ranks"
-
-
-def _one_of(kind: Any, flag: str) -> Callable[[str], Any]:
-    return lambda word: read_word(kind, word, flag)
 
 
 COMMAND = Command(_flags, _run)
