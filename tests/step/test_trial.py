@@ -1,4 +1,6 @@
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -91,6 +93,26 @@ def test_sparse_peak_warns_and_training_goes_on(tiny_spec):
 def test_above_100_percent_is_marked(tiny_spec):
     run = trial(tiny_spec(peak_tflops=1e-6))
     assert run.status == "ok" and any("measurement error" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_clean_up_frees_the_model(tiny_spec, monkeypatch, fails):
+    """The next trial of the same worker starts with an empty device."""
+    models, alive = [], []
+
+    def afterwards(subject, run):
+        models.append(weakref.ref(subject.step.model))
+        if fails:
+            raise RuntimeError("no")
+        return run
+
+    def check() -> None:
+        gc.collect()
+        alive.append(models[0]() is not None)
+
+    monkeypatch.setattr(trial_module, "clean_up", check)
+    run = trial(tiny_spec(steps=1), afterwards=afterwards)
+    assert run.status == ("failed" if fails else "ok") and alive == [False]
 
 
 @pytest.mark.gpu

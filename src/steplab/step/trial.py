@@ -47,15 +47,21 @@ def trial(
     """
     empty = new_run(spec, capture_environment())
     try:
-        probed = ProbedStep(empty, progress)
-        run = probed.run_probes(progress)
-        return afterwards(probed.subject, run) if run.status == "ok" else run
+        return _measured(empty, progress, afterwards)
     except UserError:
         raise
     except Exception as error:
         return failed_run(empty, error)
     finally:
         clean_up()
+
+
+def _measured(empty: Run, progress: Progress, afterwards: Afterwards) -> Run:
+    # In a function of its own: with its frame the last reference to the step is gone, so that the
+    # clean-up after it can free the model.
+    probed = ProbedStep(empty, progress)
+    run = probed.run_probes(progress)
+    return afterwards(probed.subject, run) if run.status == "ok" else run
 
 
 class ProbedStep:
