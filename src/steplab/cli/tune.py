@@ -60,7 +60,7 @@ from steplab.workloads.workload import find_workload
 DEFAULT_WORKLOAD = "tsmoe"
 BATCH = {"cpu": 4, "cuda": 16}
 MINUTES = {"cpu": 2.5, "cuda": 8.0}
-# Untimed and timed steps of a candidate before its turns, which are what decides.
+# Untimed and timed steps of a candidate before the alternation, which decides.
 WARMUP, STEPS = 2, 5
 START_SECONDS = 120.0  # the worker imports torch
 TRIAL_SECONDS = 300.0  # for one batch size, when the fastest is looked for
@@ -78,7 +78,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--memory-limit", type=float, default=None, metavar="GIB",
         help="memory that a step may take at most; default: all that the device has")  # fmt: skip
     add("--against", type=parse_recipe, default=None, metavar="RECIPE",
-        help="compare the winner with this recipe at the end, in turns")  # fmt: skip
+        help="compare the winner with this recipe at the end, alternating")  # fmt: skip
     add_store_flag(parser)
     add("--out", type=Path, default=None, metavar="DIR",
         help="folder for recipe.toml and report.html; default: in the store")  # fmt: skip
@@ -147,10 +147,8 @@ def show(ladder: Ladder, files: OutcomeFiles) -> None:
     if ladder.peer is not None:
         print(peer_line(ladder.peer))
     if ladder.waits:
-        print(
-            f"the baseline waits for the device {len(ladder.waits)} times: "
-            f"{format_waits(ladder.waits)}"
-        )
+        lines = format_waits(ladder.waits)
+        print(f"the baseline waits for the device {len(ladder.waits)} times: {lines}")
     print(f"stopped: {ladder.stopped}")
     if ladder.left:
         print(f"left for another call of the same command: {', '.join(ladder.left)}")
@@ -162,13 +160,13 @@ def show(ladder: Ladder, files: OutcomeFiles) -> None:
 
 def bench_command(spec: RunSpec, recipe: Path) -> str:
     """Return `steplab bench step ...` for the step of `spec` with the recipe of a file."""
-    usual = find_workload(spec.workload).resolve(spec.size, {})
+    preset = find_workload(spec.workload).resolve(spec.size, {})
     words = ["steplab", "bench", "step", spec.workload]
     words += ["--size", spec.size] if spec.size else []
     words += ["--batch", str(spec.batch)]
     words += ["--accumulate", str(spec.accumulate)] if spec.accumulate > 1 else []
     for name, value in spec.config.items():
-        if value != usual[name]:
+        if value != preset[name]:
             shown = str(value).lower() if isinstance(value, bool) else str(value)
             words += [f"--{name.replace('_', '-')}", shown]
     return shlex.join([*words, "--mode", spec.mode, "--recipe", str(recipe)])
@@ -202,7 +200,7 @@ class LadderView:
             self.live.stop()
 
     def stage(self, text: str) -> None:
-        """Show what is being done right now, where it can be wiped out again."""
+        """Show what is being done right now, where it can be erased again."""
         self.now = text
         self._draw()
 
@@ -235,12 +233,11 @@ class LadderView:
         self.live.update(Group(table, Spinner("dots", Text(self.now))))
 
     def _cells(self, rung: Rung) -> tuple[str, ...]:
-        """The cells of a row; over a red gate no speed-up is shown."""
+        """Return the cells of a row; a red gate shows no speed-up."""
         ceiling = ""
         if rung.ceiling_share is not None:
-            ceiling = (
-                f"at most {rung.ceiling_share * 100:.0f} % ({rung.ceiling_parts or 'nothing'})"
-            )
+            parts = rung.ceiling_parts or "nothing"
+            ceiling = f"at most {rung.ceiling_share * 100:.0f} % ({parts})"
         shown = rung.gain if rung.green else None
         gain = f"{speed_up(shown)}x ({interval(shown)})" if shown else ""
         why = f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason
