@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +59,17 @@ def test_arguments_stand_where_the_costs_look(registered):
 def test_every_op_has_costs_or_is_known_to_have_none(registered):
     unknown = {name for name in registered if find_own_op(name) is None}
     assert unknown == {"tiled_attention", "tiled_attention_backward"}
+
+
+def test_kernels_with_costs_of_their_own_exist():
+    import steplab.kernels
+
+    sources = Path(steplab.kernels.__path__[0]).rglob("*.py")
+    defined = set(
+        re.findall(r"^def (\w+)\(", "\n".join(map(Path.read_text, sources)), re.MULTILINE)
+    )
+    several = [op.kernels for op in OWN_OPS.values() if isinstance(op.kernels, dict)]
+    assert several and {name for kernels in several for name in kernels} <= defined
 
 
 def test_a_new_implementation_has_the_costs_of_its_op():

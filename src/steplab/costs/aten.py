@@ -24,7 +24,7 @@ from steplab.costs.op_call import (
 
 
 def aten_cost(call: OpCall, kernel: str) -> Cost | None:
-    """Return the cost of a call whose longest kernel is `kernel`; None: there is no model of it."""
+    """Return the cost of a call whose longest kernel is `kernel`; None: unknown."""
     if call.name.startswith("triton_"):
         return _inductor_kernel(call)
     if any(call.lists):
@@ -136,7 +136,7 @@ def _convolution_backward(call: OpCall) -> Cost | None:
 
 
 def _attention(query: int, causal: int, heads_first: bool = True) -> CostModel:
-    """Return the model of fused attention; a gradient op has its query behind `grad_out`.
+    """Return the model of fused attention; a gradient op has its query after `grad_out`.
 
     `causal` is the position of a bool, or of a mask type whose 0 means none.
     """
@@ -161,7 +161,7 @@ def attention_cost(
 ) -> Cost | None:
     """Return the cost of fused attention on (B, H, T, D), or (B, T, H, D) unless `heads_first`.
 
-    Ragged batches (three dimensions) do not tell their lengths and have none.
+    The lengths of ragged batches (three dimensions) are not recorded: None.
     """
     if len(q.dims) != 4:
         return None

@@ -110,7 +110,7 @@ class Cost:
     is_matmul: bool = False  # a matrix product or convolution; False for attention
 
 
-CostModel = Callable[[OpCall], Cost | None]  # None: what was recorded does not tell
+CostModel = Callable[[OpCall], Cost | None]  # None: unknown from what was recorded
 
 
 def read_call(name: str, dtypes: str, shapes: str, strides: str, values: str) -> OpCall | None:

@@ -34,7 +34,7 @@ class Args:
     def __init__(self, names: tuple[str, ...], call: OpCall) -> None:
         self._position = {name: i for i, name in enumerate(names)}
         self._call = call
-        self.is_backward = names[0].startswith("d")  # the gradient of the output stands in front
+        self.is_backward = names[0].startswith("d")  # the gradient of the output comes first
 
     def __getitem__(self, name: str) -> TensorArg:
         """Return a tensor; LookupError where none was recorded, so that the call has no cost."""
@@ -82,7 +82,7 @@ class OwnOp:
     """One custom op: the names of its arguments, in order, and its costs."""
 
     args: str
-    flops: Callable[[Args], float] | None  # None: the arguments do not tell
+    flops: Callable[[Args], float] | None  # None: unknown from the arguments
     kernels: KernelCost | Mapping[str, KernelCost] | None = None  # of each by name, where several
 
     def call_flops(self, call: OpCall) -> float | None:
@@ -90,7 +90,7 @@ class OwnOp:
         return self.flops(self._named(call)) if self.flops else None
 
     def kernel_cost(self, call: OpCall, kernel: str) -> Cost | None:
-        """Return what the op's own kernels of this name do in one call; None: nobody knows."""
+        """Return what the op's own kernels of this name do in one call; None: unknown."""
         cost = self.kernels.get(kernel) if isinstance(self.kernels, Mapping) else self.kernels
         try:
             return cost(self._named(call)) if cost else None
@@ -140,7 +140,7 @@ def _no_products(args: Args) -> float:
 
 
 def _experts_flops(args: Args) -> float:
-    """Each of the T x K rows meets both matrices of one expert."""
+    """Each of the T x K rows is multiplied with both matrices of one expert."""
     w_in, w_out = (math.prod(args[name].dims[1:]) for name in ("w_in_EFD", "w_out_EDF"))
     return _two_products(args, args["weights_TK"].numel, w_in, w_out)
 
@@ -348,7 +348,7 @@ def _logits(args: Args, times: int) -> Cost:
 
 
 def _attention(args: Args) -> Cost | None:
-    """Documents do not tell their lengths and have no cost."""
+    """The lengths of documents are not recorded: with documents the cost is unknown."""
     if args.get("first"):
         return None
     q, k, v = args["q"], args["k"], args["v"]

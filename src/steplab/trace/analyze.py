@@ -58,7 +58,7 @@ def _work_and_syncs(
 
 
 def analyze_run(run: Run, folder: Path) -> Analysis | None:
-    """Analyze the first trace of a profiled Run, whose files lie in `folder`.
+    """Analyze the first trace of a profiled Run, whose files are in `folder`.
 
     None for a Run without a profile, or one that was copied without its traces.
     """

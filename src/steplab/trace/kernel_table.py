@@ -37,7 +37,7 @@ def kernel_table(
 ) -> Table:
     """Return one row per kernel name, most time first, of the work launched inside steps.
 
-    `module` includes what lies below it ("blocks.3" has "blocks.3.attention"). All but the `top`
+    `module` includes the modules below it ("blocks.3" has "blocks.3.attention"). All but the `top`
     longest are one row.
     """
     mask, where = _chosen(analysis, phase, range_name, module)
@@ -72,7 +72,7 @@ def phases_by_time(analysis: Analysis) -> tuple[str, ...]:
 def short_kernel_name(kernel: str, longest: int = NAME_WIDTH) -> str:
     """Return the name of a kernel without what all C++ kernels share, at most `longest` characters.
 
-    The middle is left out, not the end, which often tells apart what begins alike.
+    The middle is left out, not the end, which often differs where the beginning is the same.
     """
     bare = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     bare = re.sub(r"\bat::native::|\bat::cuda::detail::", "", bare)

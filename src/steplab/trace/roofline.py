@@ -131,7 +131,7 @@ def _calls(trace: Trace, op_row: Ints, kernel: Codes) -> tuple[Ints, Ints]:
 
 
 def cost_of_call(call: OpCall, kernel: str) -> Cost | None:
-    """Return the cost of a call whose longest kernel is `kernel`; None: there is no model of it."""
+    """Return the cost of a call whose longest kernel is `kernel`; None: unknown."""
     return own_cost(call, kernel) if own_op_name(call.name) else aten_cost(call, kernel)
 
 

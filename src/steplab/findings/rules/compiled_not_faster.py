@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from steplab.core import Finding, Recipe, Run, Settings, units
 from steplab.findings.case import Case
 
-# Two medians of different moments must differ by more than this to tell anything.
+# Two medians measured at different times must differ by more than this to mean anything.
 MIN_GAIN = 0.03
 
 

@@ -18,9 +18,9 @@ def check(case: Case) -> Finding | None:
     rows, card = case.rows, case.card
     if rows is None or not case.on_device or card is None:
         return None
-    slow, quick = card.peak("fp32"), card.peak("tf32") or card.peak("fp16")
+    slow, fast = card.peak("fp32"), card.peak("tf32") or card.peak("fp16")
     mask = rows.category("matmul fp32 simt")
-    if slow is None or quick is None or quick <= slow or not mask.any():
+    if slow is None or fast is None or fast <= slow or not mask.any():
         return None
     spent = rows.ms(mask)
     kernels = [
@@ -33,8 +33,8 @@ def check(case: Case) -> Finding | None:
         evidence=(*kernels, *rows.hot_lines(mask, 2)),
         remedy="precision=bf16, or precision=tf32",
         stake_ms=spent,
-        why=f"the {card.name} multiplies at {quick:g} TFLOP/s with tensor cores, {slow:g} without",
-        gain_ms=spent * (1 - slow / quick),
+        why=f"the {card.name} multiplies at {fast:g} TFLOP/s with tensor cores, {slow:g} without",
+        gain_ms=spent * (1 - slow / fast),
     )
 
 

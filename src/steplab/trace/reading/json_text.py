@@ -1,6 +1,6 @@
 """Finds the list of events in a trace's JSON text and decodes it in chunks of whole events.
 
-A chunk ends where the text looks like the border between two events. The decoder tells whether it
+A chunk ends where the text looks like the border between two events. The decoder shows whether it
 is one: text cut inside a string or a nested list is not a complete list. Only when that guess
 fails, and at the end of the list, are the brackets counted. A file that cannot be read gets an
 error with one sentence and a suggestion.
@@ -33,7 +33,7 @@ ESCAPE = re.compile(rb"\\.", re.DOTALL)
 DECODER_BYTE = re.compile(r"\s*\(byte (\d+)\)")
 
 RECORD_HINT = "Give the file that torch.profiler's export_chrome_trace wrote (.json or .json.gz)."
-# Other files that lie beside traces, by how they begin.
+# Other files that people keep beside traces, by their first bytes.
 FOREIGN_FILES = {
     b"\x80": "a pickle, such as torch.cuda.memory._dump_snapshot writes",
     b"PK\x03\x04": "a zip archive, such as torch.save writes",
