@@ -98,7 +98,7 @@ def test_a_network_keeps_its_inputs_and_one_wide_tensor():
     x, _, w_in, w_out = make(Case())[0]
     inputs = [x, w_in[0], w_out[0]]
     network = feed_forward_op.IMPLS["fused"].feed_forward
-    found = kept_shapes(lambda *leaves: network(*leaves, "gelu"), *inputs)
+    found = kept_shapes(lambda *leaves: network(*leaves, "gelu", None), *inputs)
     assert found == sorted([(40, 24), *(tuple(t.shape) for t in inputs)])
 
 
