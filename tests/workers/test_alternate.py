@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from steplab.core import Samples
+from steplab.core.errors import MeasurementError
 from steplab.workers.alternate import (
     MAX_SECONDS,
     PEEKS,
     ROUNDS,
+    alternate_specs,
     alternate_until_clear,
     seconds_per_rung,
     student_ratio,
@@ -111,3 +113,15 @@ def test_the_quantiles_are_students():
     assert 0.01 < wrong / 2000 < 0.03
     one, two = student_ratio([0.8, 0.82, 0.84]), student_ratio([0.8, 0.82, 0.84, 0.82])
     assert one.low < two.low < two.ratio < two.high < one.high
+
+
+def test_two_live_workers_alternate(fated):
+    first, second = alternate_specs(fated("live"), fated("live", batch=8), rounds=3, timeout=120)
+    assert len(first) == len(second) == 3
+    assert all(len(s) == 2 and min(s.values) > 0 for s in first + second)
+
+
+@pytest.mark.slow
+def test_a_worker_lost_in_a_comparison_is_one_sentence(fated):
+    with pytest.raises(MeasurementError, match="SIGKILL"):
+        alternate_specs(fated("live"), fated("die"), rounds=1, timeout=120)
