@@ -11,12 +11,12 @@ from steplab.bench.sweep import sweep
 from steplab.cli.command import Command
 from steplab.cli.flags import add_device_flag, add_out_flag, add_store_flag, resolve_device
 from steplab.cli.progress import CellProgress
+from steplab.cli.step_flags import add_recipe_flag
 from steplab.cli.sweeps import collect_runs, print_count, require_success
 from steplab.core import RunSpec
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store
-from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
 
@@ -27,7 +27,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--batch", nargs="+", type=int, default=[1, 8, 64], help="series per call")
     add("--horizon", nargs="+", type=int, default=[1, 24, 96], help="points to forecast")
     add("--context", type=int, default=512, help="points of the past")
-    add("--recipe", nargs="+", default=["plain"], help="plain, precision=bf16, impl.experts=...")
+    add_recipe_flag(parser, many=True)
     add("--calls", type=int, default=30, help="timed calls per cell, with the cache and without")
     add("--warmup", type=int, default=3, help="untimed calls before them")
     add("--seed", type=int, default=42, help="seed of weights and series")
@@ -65,7 +65,7 @@ def _specs(args: argparse.Namespace, device: str) -> list[RunSpec]:
         batches=args.batch,
         horizons=args.horizon,
         context=args.context,
-        recipes=[parse_recipe(text) for text in args.recipe],
+        recipes=args.recipe,
         device=device,
         calls=args.calls,
         warmup=args.warmup,
