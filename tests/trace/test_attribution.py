@@ -1,8 +1,11 @@
 """Small timelines with known answers: where does an instant on a thread belong?"""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import steplab
 from steplab.trace.analysis import Labels
 from steplab.trace.attribution import Attribution
 from steplab.trace.lines import user_line
@@ -209,3 +212,9 @@ def test_lines_of_user_code(call, line):
 )
 def test_a_folder_called_steplab_is_not_the_package(path, seen):
     assert (user_line(f"{path}(12): forward") is not None) == seen
+
+
+def test_of_our_own_packages_only_those_of_models_are_user_code():
+    folders = {path.parent.name for path in Path(steplab.__path__[0]).glob("*/__init__.py")}
+    shown = {name for name in folders if user_line(f"steplab/{name}/file.py(12): forward")}
+    assert shown == {"workloads", "modules", "kernels", "data"}
