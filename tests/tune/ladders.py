@@ -1,4 +1,4 @@
-"""Searches without processes: a pretended step whose time depends on its recipe."""
+"""Searches without processes: a simulated step whose time depends on its recipe."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Interrupted(NullView):
 
 @dataclass
 class World:
-    """What every pretended technique does to a step: a factor of its time, or a failure."""
+    """What every simulated technique does to a step: a factor of its time, or a failure."""
 
     factors: dict[str, float] = field(default_factory=dict)
     red: set[str] = field(default_factory=set)
@@ -71,7 +71,7 @@ class Settings:
     on: bool = True
 
 
-class Pretended(Technique):
+class FakeTechnique(Technique):
     """Suggests itself with a savings."""
 
     stage = Stage.IMPLEMENTATION
@@ -97,7 +97,7 @@ def use_techniques(monkeypatch, techniques: Mapping[str, Technique]) -> None:
         monkeypatch.setattr(f"{module}.technique", lambda name: techniques[name])
 
 
-def pretended_run(spec: RunSpec, ms: float) -> Run:
+def simulated_run(spec: RunSpec, ms: float) -> Run:
     """Return a profiled Run: half of it matrix products, a third waiting for launches."""
     run = run_of((ms,) * 8, recipe=spec.recipe.techniques)
     terms = {"kernels": ms * 2 / 3, "launch": ms / 3}
@@ -122,7 +122,7 @@ def candidates_of(world: World):
 
         def open(self, shapes, references, timeout, progress):
             world.opened.append(self.spec.recipe.label)
-            run = replace(pretended_run(self.spec, world.ms(self.names)), profile=None)
+            run = replace(simulated_run(self.spec, world.ms(self.names)), profile=None)
             broken = self.names & set(world.broken)
             if broken:
                 status = world.broken[min(broken)]
@@ -185,7 +185,7 @@ def use_world(monkeypatch, world: World, saved: list[str]) -> FakeReferences:
         monkeypatch.setattr(f"steplab.tune.{module}.RemoteCandidate", candidate)
 
     def promote(candidate, result, store, timeout, progress, detail):
-        run = pretended_run(candidate.spec, world.ms(candidate.names))
+        run = simulated_run(candidate.spec, world.ms(candidate.names))
         saved.append(run.spec.recipe.label)
         world.details.append(detail)
         return Champion(candidate, run, (), {})

@@ -1,4 +1,4 @@
-"""The search over a pretended step: what it tries, keeps, takes out, and goes on from."""
+"""The search over a simulated step: what it tries, keeps, takes out, and goes on from."""
 
 import pytest
 
@@ -9,9 +9,9 @@ from steplab.tune.progress import NullView
 from steplab.tune.search import tune
 from tests.tune.ladders import (
     ENVIRONMENT,
+    FakeTechnique,
     Interrupted,
     NoProcesses,
-    Pretended,
     World,
     use_techniques,
     use_world,
@@ -43,7 +43,7 @@ def outcomes(ladder):
 
 def test_what_wins_is_kept_and_what_loses_is_not(climb):
     world = World({"quick": 0.5, "slower": 1.3, "same": 1.0})
-    techniques = {name: Pretended(MATMUL) for name in ("quick", "slower", "same")}
+    techniques = {name: FakeTechnique(MATMUL) for name in ("quick", "slower", "same")}
     ladder = climb(world, techniques)
     assert outcomes(ladder) == {
         "quick=true": "kept",
@@ -55,7 +55,7 @@ def test_what_wins_is_kept_and_what_loses_is_not(climb):
 
 
 def test_the_highest_ceiling_is_tried_first_and_a_low_one_never(climb):
-    techniques = {"a": Pretended(LAUNCH), "b": Pretended(MATMUL), "c": Pretended(SMALL)}
+    techniques = {"a": FakeTechnique(LAUNCH), "b": FakeTechnique(MATMUL), "c": FakeTechnique(SMALL)}
     ladder = climb(World(), techniques)
     assert [rung.label for rung in ladder.rungs] == ["b=true", "a=true"]
     assert [suggestion.label for suggestion in ladder.untried] == ["c=true"]
@@ -65,19 +65,19 @@ def test_the_highest_ceiling_is_tried_first_and_a_low_one_never(climb):
 
 
 def test_a_technique_of_which_nobody_knows_the_ceiling_is_tried_too(climb):
-    ladder = climb(World({"new": 0.8}), {"new": Pretended({}), "old": Pretended(MATMUL)})
+    ladder = climb(World({"new": 0.8}), {"new": FakeTechnique({}), "old": FakeTechnique(MATMUL)})
     assert [rung.label for rung in ladder.rungs] == ["old=true", "new=true"]
     assert ladder.winner.label == "new=true"
 
 
 def test_on_a_cpu_modules_are_looked_at_once(climb):
     world = World({"quick": 0.5})
-    climb(world, {"quick": Pretended(MATMUL)})
+    climb(world, {"quick": FakeTechnique(MATMUL)})
     assert world.details == ["modules", "none", "all"]
 
 
 def test_over_a_red_gate_there_is_no_speed_up(climb):
-    ladder = climb(World({"wrong": 0.1}, red={"wrong"}), {"wrong": Pretended(MATMUL)})
+    ladder = climb(World({"wrong": 0.1}, red={"wrong"}), {"wrong": FakeTechnique(MATMUL)})
     (rung,) = ladder.rungs
     assert rung.outcome == "red gate" and rung.gain is None and rung.after is None
     assert "wrong" in rung.reason and rung.remedy
@@ -87,7 +87,7 @@ def test_over_a_red_gate_there_is_no_speed_up(climb):
 @pytest.mark.parametrize("status", ["oom", "crashed", "failed", "timeout"])
 def test_a_rung_that_breaks_is_a_row_and_the_ladder_goes_on(climb, status):
     world = World({"good": 0.5}, broken={"bad": status})
-    ladder = climb(world, {"bad": Pretended(MATMUL), "good": Pretended(LAUNCH)})
+    ladder = climb(world, {"bad": FakeTechnique(MATMUL), "good": FakeTechnique(LAUNCH)})
     assert outcomes(ladder) == {"bad=true": "failed", "good=true": "kept"}
     assert "it broke" in ladder.rungs[0].reason and ladder.rungs[0].remedy
     assert status == "failed" or ladder.rungs[0].reason.startswith(status)
@@ -95,13 +95,13 @@ def test_a_rung_that_breaks_is_a_row_and_the_ladder_goes_on(climb, status):
 
 def test_a_worker_lost_in_the_turns_costs_its_rung_only(climb):
     world = World({"good": 0.5}, lost_in_turns={"bad"})
-    ladder = climb(world, {"bad": Pretended(MATMUL), "good": Pretended(LAUNCH)})
+    ladder = climb(world, {"bad": FakeTechnique(MATMUL), "good": FakeTechnique(LAUNCH)})
     assert outcomes(ladder) == {"bad=true": "failed", "good=true": "kept"}
 
 
 def test_what_cannot_run_here_is_told_and_looked_at_again_on_another_recipe(climb):
     world = World({"good": 0.5}, refused={"never"})
-    ladder = climb(world, {"never": Pretended(MATMUL), "good": Pretended(LAUNCH)})
+    ladder = climb(world, {"never": FakeTechnique(MATMUL), "good": FakeTechnique(LAUNCH)})
     assert outcomes(ladder) == {"good=true": "kept"}
     (suggestion,) = ladder.untried
     assert suggestion.reason == "needs something else" and suggestion.refused_on == "good=true"
@@ -109,7 +109,7 @@ def test_what_cannot_run_here_is_told_and_looked_at_again_on_another_recipe(clim
 
 def test_a_rung_that_stopped_paying_is_taken_out(climb):
     world = World({"first": 0.9, "second": 0.5}, together={frozenset(("first", "second")): 1.2})
-    ladder = climb(world, {"first": Pretended(MATMUL), "second": Pretended(LAUNCH)})
+    ladder = climb(world, {"first": FakeTechnique(MATMUL), "second": FakeTechnique(LAUNCH)})
     assert outcomes(ladder) == {
         "first=true": "kept",
         "second=true": "kept",
@@ -120,7 +120,7 @@ def test_a_rung_that_stopped_paying_is_taken_out(climb):
 
 def test_a_rung_that_still_pays_stays(climb):
     world = World({"first": 0.9, "second": 0.5})
-    ladder = climb(world, {"first": Pretended(MATMUL), "second": Pretended(LAUNCH)})
+    ladder = climb(world, {"first": FakeTechnique(MATMUL), "second": FakeTechnique(LAUNCH)})
     assert outcomes(ladder)["without first"] == "needed"
     assert ladder.winner.label == "first=true,second=true"
 
@@ -139,7 +139,7 @@ def test_what_lost_is_tried_again_when_its_share_has_grown(climb, monkeypatch):
         return known(part, run, more)
 
     monkeypatch.setattr(ceilings, "_size", size)
-    techniques = {"late": Pretended(MATMUL), "graph": Pretended({"term:launch": 0.7})}
+    techniques = {"late": FakeTechnique(MATMUL), "graph": FakeTechnique({"term:launch": 0.7})}
     ladder = climb(world, techniques)
     tried = [(rung.label, rung.outcome) for rung in ladder.rungs if rung.change]
     assert tried == [("late=true", "no gain"), ("graph=true", "kept"), ("late=true", "kept")]
@@ -147,7 +147,7 @@ def test_what_lost_is_tried_again_when_its_share_has_grown(climb, monkeypatch):
 
 def test_the_budget_ends_the_search_and_the_next_call_goes_on(climb):
     world = World({"a": 0.5})
-    techniques = {"a": Pretended(MATMUL), "slow": Pretended(LAUNCH, slow=True)}
+    techniques = {"a": FakeTechnique(MATMUL), "slow": FakeTechnique(LAUNCH, slow=True)}
     first = climb(world, techniques, minutes=0.3)  # compiling is expected to take 20 s
     assert [rung.label for rung in first.rungs] == ["a=true"]
     assert first.left == ("slow=true",) and not first.finished and "spent" in first.stopped
@@ -162,7 +162,7 @@ def test_the_budget_ends_the_search_and_the_next_call_goes_on(climb):
 
 def test_an_interrupted_search_goes_on_where_it_was(climb):
     world = World({"a": 0.5, "b": 0.8})
-    techniques = {"a": Pretended(MATMUL), "b": Pretended(LAUNCH)}
+    techniques = {"a": FakeTechnique(MATMUL), "b": FakeTechnique(LAUNCH)}
     with pytest.raises(KeyboardInterrupt):
         climb(world, techniques, Interrupted(after=1))
     world.opened.clear()
@@ -175,7 +175,7 @@ def test_an_interrupted_search_goes_on_where_it_was(climb):
 
 def test_memory_may_be_the_objective(climb):
     world = World({"lean": 0.7, "quick": 0.5})
-    techniques = {"lean": Pretended({}), "quick": Pretended(MATMUL)}
+    techniques = {"lean": FakeTechnique({}), "quick": FakeTechnique(MATMUL)}
     ladder = climb(world, techniques, objective="memory")
     assert outcomes(ladder) == {"lean=true": "kept"}
     assert "at the peak" in ladder.rungs[0].reason
@@ -183,7 +183,7 @@ def test_memory_may_be_the_objective(climb):
 
 def test_a_small_gain_on_a_cpu_must_come_back_with_new_processes(climb, monkeypatch):
     world = World({"luck": 0.97})
-    ladder = climb(world, {"luck": Pretended(MATMUL)})
+    ladder = climb(world, {"luck": FakeTechnique(MATMUL)})
     assert ladder.rungs[0].outcome == "kept" and "confirmed" in ladder.rungs[0].reason
     assert world.opened.count("luck=true") == 2 and world.opened.count("plain") == 2
     # Lucky in its first process only.
@@ -192,7 +192,7 @@ def test_a_small_gain_on_a_cpu_must_come_back_with_new_processes(climb, monkeypa
     monkeypatch.setattr(
         World, "ms", lambda self, names: 100.0 if len(self.opened) > 2 else known(self, names)
     )
-    ladder = climb(lucky, {"luck": Pretended(MATMUL)})
+    ladder = climb(lucky, {"luck": FakeTechnique(MATMUL)})
     assert ladder.rungs[0].outcome == "no gain" and "not confirmed" in ladder.rungs[0].reason
 
 
@@ -200,10 +200,12 @@ def test_a_small_gain_for_whose_confirmation_there_is_no_time_is_not_kept(climb)
     """Two compiled processes would take 60 of 150 seconds."""
     for slow, outcome in ((True, "cannot tell"), (False, "kept")):
         world = World({"luck": 0.97})
-        ladder = climb(world, {"luck": Pretended(MATMUL, slow=slow)}, minutes=2.5)
+        ladder = climb(world, {"luck": FakeTechnique(MATMUL, slow=slow)}, minutes=2.5)
         assert outcomes(ladder) == {"luck=true": outcome}
         assert world.opened.count("luck=true") == (1 if slow else 2)
-    (rung,) = climb(World({"luck": 0.97}), {"luck": Pretended(MATMUL, slow=True)}, minutes=2).rungs
+    (rung,) = climb(
+        World({"luck": 0.97}), {"luck": FakeTechnique(MATMUL, slow=True)}, minutes=2
+    ).rungs
     assert "no time" in rung.reason and "--budget" in rung.remedy
 
 
@@ -215,7 +217,7 @@ def test_a_ceiling_is_in_the_time_of_the_turns(climb, monkeypatch):
         return known(self, names) * (0.2 if len(self.opened) > 1 else 1.0)
 
     monkeypatch.setattr(World, "ms", calmer)
-    (rung,) = climb(World({"quick": 0.8}), {"quick": Pretended(MATMUL)}).rungs
+    (rung,) = climb(World({"quick": 0.8}), {"quick": FakeTechnique(MATMUL)}).rungs
     assert rung.before.median == pytest.approx(20, rel=0.01)
     assert rung.ceiling_share == pytest.approx(0.5)
     assert rung.ceiling == pytest.approx(10, rel=0.01)
@@ -230,13 +232,15 @@ def test_of_a_rung_whose_interval_stays_wide_nobody_can_tell(climb, monkeypatch)
         return known(self, names) * (next(swings) if "wild" in names else 1.0)
 
     monkeypatch.setattr(World, "ms", noisy)
-    ladder = climb(World({"good": 0.5}), {"wild": Pretended(MATMUL), "good": Pretended(LAUNCH)})
+    ladder = climb(
+        World({"good": 0.5}), {"wild": FakeTechnique(MATMUL), "good": FakeTechnique(LAUNCH)}
+    )
     assert outcomes(ladder) == {"wild=true": "cannot tell", "good=true": "kept"}
     assert ladder.rungs[0].reason.startswith("cannot tell")
 
 
 def test_a_gain_of_half_a_per_cent_is_none(climb):
-    ladder = climb(World({"tiny": 0.995}), {"tiny": Pretended(MATMUL)})
+    ladder = climb(World({"tiny": 0.995}), {"tiny": FakeTechnique(MATMUL)})
     assert outcomes(ladder) == {"tiny=true": "no gain"}
 
 
@@ -253,5 +257,5 @@ def test_nothing_is_taken_out_that_may_still_pay(climb, monkeypatch):
         return ms * next(self.swings) if alone and len(self.opened) > 3 else ms
 
     monkeypatch.setattr(World, "ms", noisy)
-    ladder = climb(world, {"first": Pretended(MATMUL), "second": Pretended(LAUNCH)})
+    ladder = climb(world, {"first": FakeTechnique(MATMUL), "second": FakeTechnique(LAUNCH)})
     assert outcomes(ladder)["without first"] == "needed"

@@ -9,7 +9,7 @@ from steplab.tune.options import TuneOptions
 from steplab.tune.progress import NullView
 from steplab.tune.search import tune
 from tests.tune.ladders import FakeReferences, Interrupted, NoProcesses, World
-from tests.tune.pretended_gpu import H200, LINE, SEED, Clock, step_ms, use_gpu
+from tests.tune.simulated_gpu import H200, LINE, SEED, Clock, step_ms, use_gpu
 
 FASTEST = parse_recipe("flagship")
 
@@ -93,7 +93,7 @@ def test_where_all_implementations_at_once_are_wrong_they_are_tried_one_by_one(c
 
 def test_a_step_that_waits_is_told_so_and_gets_its_graph_once_it_does_not(climb, monkeypatch):
     """Small and launch-bound: the graph has the highest ceiling but must come after the loop."""
-    monkeypatch.setattr("tests.tune.pretended_gpu.HOST", 400.0)
+    monkeypatch.setattr("tests.tune.simulated_gpu.HOST", 400.0)
     said = Listening()
     ladder, _ = climb(SEED, minutes=8, view=said)
     assert said.lines == [f"the baseline waits for the device 96 times a step: {LINE} x 96"]
@@ -105,7 +105,7 @@ def test_a_step_that_waits_is_told_so_and_gets_its_graph_once_it_does_not(climb,
 
 
 def test_what_could_not_be_compiled_is_compiled_once_the_cause_is_gone(climb, monkeypatch):
-    monkeypatch.setattr("tests.tune.pretended_gpu.LOOSE", 4000.0)
+    monkeypatch.setattr("tests.tune.simulated_gpu.LOOSE", 4000.0)
     ladder, _ = climb(SEED, minutes=40)
     tried = [(rung.label, rung.outcome) for rung in ladder.rungs if "compile=" in rung.label]
     assert tried[0] == ("compile=blocks", "failed")
@@ -115,8 +115,8 @@ def test_what_could_not_be_compiled_is_compiled_once_the_cause_is_gone(climb, mo
 @pytest.mark.parametrize("host", [14.0, 400.0])
 def test_nothing_gains_more_than_its_ceiling(climb, monkeypatch, host):
     """Experts one by one cost more in waits than in kernels; both go with `auto`."""
-    monkeypatch.setattr("tests.tune.pretended_gpu.HOST", host)
-    monkeypatch.setattr("tests.tune.pretended_gpu.LOOP", 300.0)
+    monkeypatch.setattr("tests.tune.simulated_gpu.HOST", host)
+    monkeypatch.setattr("tests.tune.simulated_gpu.LOOP", 300.0)
     ladder, _ = climb(SEED, minutes=8)
     assert ladder.rungs[0].label == "impl.*=auto" and gained(ladder.rungs[0]) > 500
     known = [rung for rung in ladder.rungs if rung.ceiling is not None and rung.gain]
@@ -128,7 +128,7 @@ def test_nothing_gains_more_than_its_ceiling(climb, monkeypatch, host):
 @pytest.mark.parametrize("host", [14.0, 400.0])
 def test_what_auto_has_passed_over_comes_after_all_that_compiles(climb, monkeypatch, minutes, host):
     """Also where time is short: it is not spent on what hardly wins."""
-    monkeypatch.setattr("tests.tune.pretended_gpu.HOST", host)
+    monkeypatch.setattr("tests.tune.simulated_gpu.HOST", host)
     ladder, _ = climb(SEED, minutes=minutes)
     labels = [rung.label for rung in ladder.rungs if rung.change]
     order = [label.startswith("impl.") for label in labels[1:]]

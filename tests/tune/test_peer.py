@@ -6,7 +6,7 @@ from steplab.tune.climb import measure_peer
 from steplab.tune.options import GateOptions
 from steplab.tune.progress import NullView
 from steplab.tune.report import peer_line
-from tests.tune.ladders import NoProcesses, World, candidates_of, pretended_run, use_world
+from tests.tune.ladders import NoProcesses, World, candidates_of, simulated_run, use_world
 from tests.tune.test_climb import SPEC
 
 BY_HAND = parse_recipe("optimizer=fused")
@@ -14,7 +14,7 @@ BY_HAND = parse_recipe("optimizer=fused")
 
 def champion_in(world):
     candidate = candidates_of(world)(SPEC, None, NoProcesses())
-    return Champion(candidate, pretended_run(SPEC, world.ms(frozenset())), (), {})
+    return Champion(candidate, simulated_run(SPEC, world.ms(frozenset())), (), {})
 
 
 def test_the_winner_is_told_as_a_share_of_the_peers_speed(monkeypatch):

@@ -9,7 +9,7 @@ from steplab.techniques.context import StepContext
 from steplab.techniques.recipes import parse_recipe
 from steplab.tune.proposals import impls_of, is_slow, proposals, recipe_conflict
 from tests.compare.sides import ENVIRONMENT, run_of
-from tests.tune.ladders import Pretended, use_techniques
+from tests.tune.ladders import FakeTechnique, use_techniques
 
 H200 = replace(ENVIRONMENT, accelerators=(Accelerator("NVIDIA H200", 2**37),), cuda="12.8")
 RAN = Ran({"attention": ("flash",), "experts": ("grouped",)}, optimizer="forloop")
@@ -76,7 +76,7 @@ def test_memory_has_its_own_offers():
 
 
 def test_a_file_dropped_on_the_shelf_is_tried(monkeypatch):
-    use_techniques(monkeypatch, {"dropped_in": Pretended({})})
+    use_techniques(monkeypatch, {"dropped_in": FakeTechnique({})})
     assert list(suggested("plain")) == ["dropped_in=true"]
 
 

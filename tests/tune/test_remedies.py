@@ -9,7 +9,7 @@ from steplab.core.ladder import Check
 from steplab.techniques import recipes
 from steplab.tune.rung import remedy_for_checks, remedy_for_run
 from tests.compare.sides import run_of
-from tests.tune.ladders import Pretended, use_techniques
+from tests.tune.ladders import FakeTechnique, use_techniques
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_compiled_step_that_is_no_faster_is_looked_at():
 
 
 def test_a_technique_of_ones_own_tells_its_own_remedy(monkeypatch):
-    class Helpful(Pretended):
+    class Helpful(FakeTechnique):
         def remedy(self, run):
             return f"turn it round ({run.status})"
 

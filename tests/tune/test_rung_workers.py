@@ -11,8 +11,8 @@ from steplab.tune.options import TuneOptions
 from steplab.tune.progress import NullView
 from steplab.tune.search import tune
 from steplab.workers.pool import PRELOAD, WorkerPool
-from tests.tune.ladders import ENVIRONMENT, Pretended, World, use_techniques, use_world
-from tests.tune.pretended_gpu import H200, SEED, Clock, candidates_on, use_gpu
+from tests.tune.ladders import ENVIRONMENT, FakeTechnique, World, use_techniques, use_world
+from tests.tune.simulated_gpu import H200, SEED, Clock, candidates_on, use_gpu
 from tests.tune.test_flagship_path import SlowReferences
 
 
@@ -114,7 +114,10 @@ def test_on_two_cores_a_gpu_has_one_spare_as_ever(monkeypatch, store, machine):
 
 def test_on_a_cpu_one_process_starts_for_each_rung(monkeypatch, store, machine):
     world, pool, view = World({"quick": 0.7, "idle": 1.0}), WorkerPool(), Watching()
-    techniques = {"quick": Pretended({"kind:matmul": 1.0}), "idle": Pretended({"term:launch": 1.0})}
+    techniques = {
+        "quick": FakeTechnique({"kind:matmul": 1.0}),
+        "idle": FakeTechnique({"term:launch": 1.0}),
+    }
     use_techniques(monkeypatch, techniques)
     references = use_world(monkeypatch, world, [])
     machine.use(monkeypatch, rung.RemoteCandidate, pool)

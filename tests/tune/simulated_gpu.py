@@ -1,4 +1,4 @@
-"""A pretended GPU: a mixture's step whose parts take what they took on an H200, and a clock.
+"""A simulated GPU: a mixture's step whose parts take what they took on an H200, and a clock.
 
 Milliseconds are those of docs/mixture.md and benchmarks/*_h200*, rounded; what was never measured
 alone is a guess. They decide nothing but the order in which a search tries things.
@@ -116,7 +116,7 @@ def step_ms(recipe: Recipe) -> float:
 
 
 def measured(spec: RunSpec) -> Run:
-    """Return the Run of a pretended step, profiled."""
+    """Return the Run of a simulated step, profiled."""
     kinds, _, host = parts_of(spec.recipe)
     ms = step_ms(spec.recipe)
     terms = {"kernels": sum(kinds.values()), "launch": host}
@@ -170,7 +170,7 @@ def candidates_on(clock: Clock, is_wrong: Callable[[Recipe], bool]):
 
 
 def use_gpu(monkeypatch, clock: Clock, is_wrong: Callable[[Recipe], bool]) -> None:
-    """Let a search live on the pretended GPU, whose gate is red for what `is_wrong`."""
+    """Let a search live on the simulated GPU, whose gate is red for what `is_wrong`."""
     candidate = candidates_on(clock, is_wrong)
     for module in ("champion", "rung", "climb"):
         monkeypatch.setattr(f"steplab.tune.{module}.RemoteCandidate", candidate)
