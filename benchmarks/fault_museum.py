@@ -65,9 +65,15 @@ READ_ARGUMENTS = {
     "[memory]": ("Bytes", "Addr", "Total Allocated", "Device Type"),
 }
 COLUMNS = (
-    *(Column("fault"), Column("named first"), Column("named"), Column("of the clean twin")),
-    *(Column("step faulty", "ms"), Column("step clean", "ms")),
-    *(Column("predicted gain"), Column("measured gain"), Column("status")),
+    Column("fault"),
+    Column("named first"),
+    Column("named"),
+    Column("of the clean twin"),
+    Column("step faulty", "ms"),
+    Column("step clean", "ms"),
+    Column("predicted gain"),
+    Column("measured gain"),
+    Column("status"),
 )
 
 

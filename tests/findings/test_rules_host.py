@@ -71,8 +71,10 @@ def synchronized(late: int) -> Case:
     """A kernel, a wait of the host for it, `late` us of host work, another kernel."""
     events = [
         range_("ProfilerStep#1", 0, (300 + late) * 1000),
-        *(range_("forward", 0, (200 + late) * 1000), op("aten::item", 20_000, 85_000)),
-        *(call("cudaLaunchKernel", 1_000, 1_000, 1), kernel("a", 2_000, 100_000, 1)),
+        range_("forward", 0, (200 + late) * 1000),
+        op("aten::item", 20_000, 85_000),
+        call("cudaLaunchKernel", 1_000, 1_000, 1),
+        kernel("a", 2_000, 100_000, 1),
         call("cudaStreamSynchronize", 22_000, 82_000),
         call("cudaLaunchKernel", (106 + late) * 1000, 1_000, 2),
         kernel("b", (108 + late) * 1000, 100_000, 2),
@@ -94,11 +96,14 @@ def test_waits_cost_what_the_device_idles_after_them():
 
 def test_the_recorders_own_wait_is_no_fault():
     events = [
-        *(range_("ProfilerStep#1", 0, 400_000), range_("step", 0, 390_000)),
-        *(call("cudaLaunchKernel", 1_000, 1_000, 1), kernel("a", 2_000, 100_000, 1)),
-        *(range_("wait for the step before", 20_000, 90_000),),
+        range_("ProfilerStep#1", 0, 400_000),
+        range_("step", 0, 390_000),
+        call("cudaLaunchKernel", 1_000, 1_000, 1),
+        kernel("a", 2_000, 100_000, 1),
+        range_("wait for the step before", 20_000, 90_000),
         call("cudaEventSynchronize", 22_000, 82_000),
-        *(call("cudaLaunchKernel", 150_000, 1_000, 2), kernel("b", 152_000, 100_000, 2)),
+        call("cudaLaunchKernel", 150_000, 1_000, 2),
+        kernel("b", 152_000, 100_000, 2),
     ]
     ours = Case(None, analyze(trace_of(events)))
     assert len(ours.analysis.syncs.start) == 0 and synchronization.RULE(ours) is None

@@ -107,8 +107,8 @@ def _window_positions(
     size: Dims, window: Dims, stride: Dims, padding: Dims, dilation: Dims
 ) -> Dims:
     """Return the number of positions of a window along each dimension."""
-    each = zip(size, window, _full(stride, size), _full(padding, size), _full(dilation, size),
-               strict=True)  # fmt: skip
+    settings = (_full(values, size) for values in (stride, padding, dilation))
+    each = zip(size, window, *settings, strict=True)
     return tuple((n + 2 * pad - d * (w - 1) - 1) // step + 1 for n, w, step, pad, d in each)
 
 
