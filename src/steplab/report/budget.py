@@ -20,14 +20,14 @@ BAR_WIDTH = 24
 TABLE_WIDTH = 88  # without the bar
 
 _MEANING = {
-    "communication": "exposed, no kernel beside",
+    "communication": "exposed, not overlapped",
     "copies": "copies and fills alone",
     "data wait": "host fetched a batch",
     "synchronization": "host waited for the device",
     "launch": "host was late",
     "dispatch": "launched, not begun",
     "host": "Python and framework",
-    "residual": "no event tells",
+    "residual": "no event covers it",
 }
 _COLORS = {
     "kernels": "green",
