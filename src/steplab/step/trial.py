@@ -138,7 +138,7 @@ def _with_figures(run: Run, dtype: str) -> Run:
 
 
 def _check_techniques(run: Run) -> Run:
-    """Compare what ran with what was asked: a mismatch fails the Run, what is unverified is noted."""
+    """Compare what ran with what was asked: fail on a mismatch, note what is unverified."""
     mismatch = find_mismatch(run)
     if mismatch:
         return replace(run, status="failed", reason=f"{mismatch[0].upper()}{mismatch[1:]}.")
