@@ -1,6 +1,6 @@
 """Let the pages of docs/ read well on the site and in the repository alike.
 
-In the repository a page links to `../benchmarks/x.md` or `../examples/own_model.py`. On the site the
+In the repository a page links to `../benchmarks/x.md` or `../examples/own_model.py`. Here the
 published numbers are pages of their own, and source files are named instead of linked.
 """
 

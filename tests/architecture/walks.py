@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "steplab"
 # whatever ends the process, the lines written so far stay.
 TRACER = """
 import sys, threading
-SOURCE, TARGET, noted = {source!r}, {target!r}, set()
+SOURCE, TARGET, WITHIN, noted = {source!r}, {target!r}, {within!r}, set()
 FUNCTION = 1  # CO_OPTIMIZED: set for functions, not for modules and class bodies
 
 def note(frame, event, argument):
@@ -27,12 +27,17 @@ def note(frame, event, argument):
         return
     if not code.co_flags & FUNCTION:
         return
-    caller = frame.f_back
-    while caller is not None:  # a call while a module of steplab is imported
-        body = caller.f_code.co_name == "<module>" and caller.f_globals["__name__"] != "__main__"
-        if body and caller.f_code.co_filename.startswith(SOURCE):
-            return
+    inside, caller = not WITHIN, frame
+    while caller is not None:
+        file, function = caller.f_code.co_filename, caller.f_code.co_name
+        if function == "<module>" and caller.f_globals["__name__"] != "__main__":
+            if file.startswith(SOURCE):
+                return  # a call while a module of steplab is imported
+        name_here = file[len(SOURCE):]
+        inside = inside or name_here in WITHIN or f"{{name_here}}:{{function}}" in WITHIN
         caller = caller.f_back
+    if not inside:
+        return
     noted.add(name)
     with open(TARGET, "a") as file:
         file.write(name[len(SOURCE):] + "\\n")
@@ -42,11 +47,14 @@ sys.setprofile(note)
 """
 
 
-def walk(words: Sequence[str], folder: Path) -> list[str]:
-    """Run `steplab WORDS` in `folder`; return the files it entered, in that order, each once."""
+def walk(words: Sequence[str], folder: Path, within: Sequence[str] = ()) -> list[str]:
+    """Run `steplab WORDS` in `folder`; return the files it entered, in that order, each once.
+
+    `within` names files, or functions as `file.py:function`: only what these call counts.
+    """
     tracer, target = folder / "tracer", folder / "walk.txt"
     tracer.mkdir()
-    source = TRACER.format(source=f"{SOURCE}{os.sep}", target=str(target))
+    source = TRACER.format(source=f"{SOURCE}{os.sep}", target=str(target), within=tuple(within))
     (tracer / "sitecustomize.py").write_text(source)
     paths = os.pathsep.join([str(tracer), str(SOURCE.parent)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
