@@ -86,7 +86,7 @@ def test_a_missing_file_and_what_lies_beside_it(tmp_path: Path) -> None:
         (b" \n ", "is empty"),
         (b"hello", "is not JSON: it begins with b'hello'"),
         (pickle.dumps({"segments": []}), "a pickle, such as torch.cuda.memory._dump_snapshot"),
-        (gzip.compress(pickle.dumps([1], mtime=0)), "is a pickle"),
+        (gzip.compress(pickle.dumps([1]), mtime=0), "is a pickle"),
         (b"PK\x03\x04rest", "is a zip archive"),
         (b'{"segments": [], "device_traces": []}', "is JSON, but not a trace"),
         (b'{"traceEvents": {}}', "is JSON, but not a trace"),
@@ -137,7 +137,7 @@ def test_a_quote_without_a_partner_is_a_mistake_not_a_truncated_file() -> None:
 
 
 def test_gzip_that_ends_too_early_or_is_damaged() -> None:
-    packed = gzip.compress(kineto(TWO * 100, mtime=0).encode())
+    packed = gzip.compress(kineto(TWO * 100).encode())
     assert "gzip file that ends too early" in refusal(packed[:-20])
     assert "gzip file that ends too early" in refusal(packed[:5])
     assert "damaged gzip file" in refusal(packed[:-6] + b"\0\0" + packed[-4:])
