@@ -33,10 +33,10 @@ class Walk:
 WALKS = {
     "bench step": Walk((f"bench step gpt {GPT} --mode full --steps 2 --warmup 1",), 45),
     "explain": Walk(
-        (f"profile gpt {GPT} --steps 2 --warmup 1", "explain"), 45, ("findings/rules/",)
+        (f"profile gpt {GPT} --steps 2 --warmup 1", "explain"), 44, ("findings/rules/",)
     ),
-    "train": Walk((f"train {TRAIN} --checkpoint-every 2 --validation-batches 1",), 45),
-    "tune, one rung": Walk((f"tune gpt {GPT} --budget 1",), 45, ("techniques/", "trace/"), RUNG),
+    "train": Walk((f"train {TRAIN} --checkpoint-every 2 --validation-batches 1",), 36),
+    "tune, one rung": Walk((f"tune gpt {GPT} --budget 1",), 54, ("techniques/", "trace/"), RUNG),
 }
 
 
