@@ -96,12 +96,13 @@ def measure_all(args: argparse.Namespace, folder: Path) -> Table:
         rows += [(size, False, events, *row) for row in measure(plain, args.repeats, peer)]
         rows += [(size, True, events, *row) for row in measure(packed, args.repeats, None)]
     beside = f"{PEER} {version}: one load" if version else f"{PEER} is not installed"
+    machine = capture_environment().conditions_on("cpu")
     return Table(
         title="Loading a trace with stacks, shapes, memory, launches, kernels and arrows",
         columns=tuple(Column(name, unit) for name, unit in UNITS),
         rows=tuple(rows),
         note=f"steplab: median of {args.repeats} loads, a process each. {beside}. "
-        f"Load average when done: {os.getloadavg()[0]:.1f}.\n{capture_environment().conditions_on('cpu')}",
+        f"Load average when done: {os.getloadavg()[0]:.1f}.\n{machine}",
     )
 
 

@@ -32,6 +32,11 @@ class Deterministic(Technique):
         import torch
         torch.use_deterministic_algorithms(settings["on"])
 
+    def mismatch(self, settings, run):
+        """The Run has what ran: implementations, kernels, dtypes (`Ran` in core/run.py)."""
+        atomic = [name for name in run.ran.kernels if "atomic" in name]
+        return f"{atomic[0]} is not deterministic" if settings["on"] and atomic else ""
+
 TECHNIQUE = Deterministic()
 '''
 USE_TECHNIQUE = """

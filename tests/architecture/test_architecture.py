@@ -1,14 +1,17 @@
 """The house rules, checked."""
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from steplab.core import registry
+from steplab.core.codec import type_hints
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "steplab"
@@ -60,6 +63,23 @@ def test_functions_stay_small_and_code_is_ascii(path):
     assert text.isascii() or not text, "code is ASCII"
 
 
+def test_no_setting_of_a_technique_is_called_off():
+    """`compile=off` takes a technique out of a recipe."""
+    for name in registry.names("steplab.techniques", "TECHNIQUE"):
+        settings = registry.load("steplab.techniques", name, "TECHNIQUE").settings
+        kinds = type_hints(settings).values() if dataclasses.is_dataclass(settings) else ()
+        assert not any("off" in get_args(kind) for kind in kinds), name
+
+
+def test_the_design_is_filled_in():
+    """The walks and the table of sizes were pasted, not left to be written."""
+    design = (ROOT / "DESIGN.md").read_text()
+    assert not re.findall(r"^[A-Z]+$", design, re.M)
+    named = set(re.findall(r"`(\w+(?:/\w+)*/\w+\.py)`", design))
+    missing = [f for f in named if not (SOURCE / f).exists() and not (ROOT / f).exists()]
+    assert not [file for file in missing if "/" in file], missing
+
+
 def test_no_drawers():
     drawers = {"utils", "helpers", "common", "misc"}
     assert not [p for p in SOURCE.rglob("*") if p.stem in drawers]
@@ -80,6 +100,8 @@ def test_no_technique_is_named_where_steps_run():
         ("steplab.probes", "PROBE"),
         ("steplab.workloads", "WORKLOAD"),
         ("steplab.findings.rules", "RULE"),
+        ("steplab.data.formats", "FORMAT"),
+        ("steplab.bench.ops", "BENCH"),
         ("steplab.cli", "COMMAND"),
         ("steplab.cli.bench", "COMMAND"),
         ("steplab.cli.data", "COMMAND"),

@@ -21,7 +21,7 @@ RUNG = ("tune/climb.py:_try", "verify/candidate.py")
 
 
 @dataclass(frozen=True)
-class Walk:
+class Followed:
     """Commands, of which the last is followed; what it calls; what is left out; the most files."""
 
     commands: tuple[str, ...]
@@ -31,24 +31,26 @@ class Walk:
 
 
 WALKS = {
-    "bench step": Walk((f"bench step gpt {GPT} --mode full --steps 2 --warmup 1",), 45),
-    "explain": Walk(
+    "bench step": Followed((f"bench step gpt {GPT} --mode full --steps 2 --warmup 1",), 45),
+    "explain": Followed(
         (f"profile gpt {GPT} --steps 2 --warmup 1", "explain"), 44, ("findings/rules/",)
     ),
-    "train": Walk((f"train {TRAIN} --checkpoint-every 2 --validation-batches 1",), 36),
-    "tune, one rung": Walk((f"tune gpt {GPT} --budget 1",), 54, ("techniques/", "trace/"), RUNG),
+    "train": Followed((f"train {TRAIN} --checkpoint-every 2 --validation-batches 1",), 36),
+    "tune, one rung": Followed(
+        (f"tune gpt {GPT} --budget 1",), 54, ("techniques/", "trace/"), RUNG
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WALKS)
 def test_a_command_crosses_few_files(name, tmp_path: Path):
-    chosen = WALKS[name]
-    for number, words in enumerate(chosen.commands):
+    followed = WALKS[name]
+    for number, words in enumerate(followed.commands):
         folder = tmp_path / str(number)
         folder.mkdir()
         store = [] if words.startswith("train") else ["--store", str(tmp_path / "store")]
-        files = walk([*words.split(), *store], folder, chosen.within)
-    files = [file for file in files if not file.startswith((*MODEL, *chosen.left_out))]
-    print(f"\n{name}: {len(files)} files\n  " + "\n  ".join(files))
-    assert 0 < len(files) <= chosen.most, f"{name} crosses {len(files)} files"
+        found = walk([*words.split(), *store], folder, followed.within)
+    found = found.without((*MODEL, *followed.left_out))
+    print(f"\n**{name}**, {len(found)} files\n\n{found}")
+    assert 0 < len(found) <= followed.most, f"{name} crosses {len(found)} files"

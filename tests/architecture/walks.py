@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "steplab"
@@ -16,7 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "steplab"
 # `sys.setprofile` is called for every function that starts. A file is looked at until it is noted;
 # whatever ends the process, the lines written so far stay.
 TRACER = """
-import sys, threading
+import os, sys, threading
 SOURCE, TARGET, WITHIN, noted = {source!r}, {target!r}, {within!r}, set()
 FUNCTION = 1  # CO_OPTIMIZED: set for functions, not for modules and class bodies
 
@@ -40,15 +41,39 @@ def note(frame, event, argument):
         return
     noted.add(name)
     with open(TARGET, "a") as file:
-        file.write(name[len(SOURCE):] + "\\n")
+        file.write(f"{{os.getpid()}} {{name[len(SOURCE):]}}\\n")
 
 threading.setprofile(note)
 sys.setprofile(note)
 """
 
 
-def walk(words: Sequence[str], folder: Path, within: Sequence[str] = ()) -> list[str]:
-    """Run `steplab WORDS` in `folder`; return the files it entered, in that order, each once.
+@dataclass(frozen=True)
+class Walk:
+    """The files that a command entered, in that order: in its own process, and in its workers."""
+
+    command: tuple[str, ...]
+    workers: tuple[str, ...]
+
+    def without(self, folders: Sequence[str]) -> "Walk":
+        """Leave out the files of some folders."""
+        kept = (
+            tuple(file for file in files if not file.startswith(tuple(folders)))
+            for files in (self.command, self.workers)
+        )
+        return Walk(*kept)
+
+    def __len__(self) -> int:
+        return len({*self.command, *self.workers})
+
+    def __str__(self) -> str:
+        new = [file for file in self.workers if file not in self.command]
+        lines = [f"- command: {', '.join(self.command)}"]
+        return "\n".join([*lines, f"- worker: {', '.join(new)}"] if new else lines)
+
+
+def walk(words: Sequence[str], folder: Path, within: Sequence[str] = ()) -> Walk:
+    """Run `steplab WORDS` in `folder` and return the files it entered, each once.
 
     `within` names files, or functions as `file.py:function`: only what these call counts.
     """
@@ -58,9 +83,17 @@ def walk(words: Sequence[str], folder: Path, within: Sequence[str] = ()) -> list
     (tracer / "sitecustomize.py").write_text(source)
     paths = os.pathsep.join([str(tracer), str(SOURCE.parent)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "steplab", *words]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    child = subprocess.Popen(
+        [sys.executable, "-m", "steplab", *words],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    assert done.returncode == 0, done.stderr
-    return list(dict.fromkeys(target.read_text().splitlines()))
+    _, errors = child.communicate()
+    assert child.returncode == 0, errors
+    entered = [line.split() for line in target.read_text().splitlines()]
+    own = dict.fromkeys(file for pid, file in entered if int(pid) == child.pid)
+    others = dict.fromkeys(file for pid, file in entered if int(pid) != child.pid)
+    return Walk(tuple(own), tuple(others))

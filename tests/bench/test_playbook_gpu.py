@@ -82,6 +82,7 @@ def test_both_cells_of_a_sweep_have_their_reductions(tmp_path, monkeypatch):
 
 @pytest.mark.gpu
 def test_the_sweep_on_a_gpu(tmp_path):
+    pytest.importorskip("msgspec")
     words = "profile megalodon --seq-lens 40 --dtype bf16 --bf16-sweep --schedule 0 1 1 1"
     assert main(f"{words} --preset tiny --layers 1 --device cuda --out {tmp_path}".split()) == 0
     with (tmp_path / "summary.csv").open() as file:

@@ -25,8 +25,11 @@ def constants(path: Path) -> dict[str, object]:
 
 
 def test_every_rule_has_its_exhibit():
-    shown = sorted(constants(path)["rule"] for path in EXHIBITS)
-    assert shown == registry.names("steplab.findings.rules", "RULE")
+    shown = {constants(path)["rule"] for path in EXHIBITS}
+    rules = set(registry.names("steplab.findings.rules", "RULE"))
+    assert not rules - shown, f"no exhibit in examples/faults for {sorted(rules - shown)}"
+    assert not shown - rules, f"exhibits of rules that do not exist: {sorted(shown - rules)}"
+    assert len(EXHIBITS) == len(rules)
 
 
 @pytest.mark.parametrize("path", EXHIBITS, ids=lambda path: path.stem)

@@ -179,7 +179,7 @@ def test_inference_that_waits_is_refused():
         def forward(self, x):
             return x[x > 0]
 
-    with pytest.raises(Unsupported, match=r"test_gpu.py:\d+ .forward."):
+    with pytest.raises(Unsupported, match=r"test_graph_gpu.py:\d+ .forward."):
         steplab.graph(Waits().eval(), (torch.randn(8, device="cuda"),))
     # The device is as usable as before.
     assert (

@@ -30,6 +30,7 @@ def test_the_guide_names_every_technique_value_and_setting():
         if name == "impl":  # its settings are the folders of kernels
             assert "`impl.<op>`" in values
             continue
+        assert f"`{name}`" in values, f"docs/techniques.md has no row for {name}"
         settings = technique(name).settings
         first, *others = (field.name for field in dataclasses.fields(settings))
         wanted = [f"`{word}`" for word in get_args(type_hints(settings)[first])]

@@ -283,7 +283,8 @@ class Finding:
     claim: str
     evidence: tuple[str, ...]
     remedy: str
-    stake_ms: float | None = None  # milliseconds of the step that the fault takes
+    # Milliseconds per step, on average, that the fault takes; shown as a share of the median step.
+    stake_ms: float | None = None
     stake_bytes: int | None = None
     why: str = ""  # why it costs, in one sentence
     gain_ms: float | None = None  # milliseconds that the remedy is expected to give back

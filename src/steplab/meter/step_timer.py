@@ -244,8 +244,8 @@ class StepSamples:
     def step(self) -> Samples:
         """Periods; slow ones, and those without a previous step, are marked."""
         found = Samples(tuple(self.step_ms), "ms")
-        marks = {str(row): "slow, no cause seen" for row in found.slow_indices()}
-        return Samples(found.values, "ms", marks | self._from_entry_marks())
+        marks = {**found.with_slow_marked().marks, **self._from_entry_marks()}
+        return Samples(found.values, "ms", marks)
 
     def data_wait(self) -> Samples:
         """Waits before the steps; 0 and marked where the period has none."""

@@ -93,7 +93,7 @@ class ClockProbe(Probe):
         device, host = self.watch.device_ms, self.watch.host_ms
         periods = tuple(device(a, b) for a, b in pairwise(ends))
         step = Samples(periods, "ms")
-        marks = {str(i): "slow, no cause seen" for i in step.slow_indices()}
+        marks = dict(step.with_slow_marked().marks)
         marks |= {str(i): "slow, garbage collection" for i in self.collections if str(i) in marks}
         return Clock(
             step=Samples(periods, "ms", marks),

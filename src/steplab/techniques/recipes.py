@@ -39,7 +39,10 @@ def parse_recipe(text: str) -> Recipe:
         found = technique(name)
         if given == {"": OFF}:
             if techniques.pop(name, None) is None:
-                raise UserError(f"There is no {name} to take out of {first.strip()!r}.")
+                raise UserError(
+                    f"There is no {name} to take out of {first.strip()!r}.",
+                    f"{name}={OFF} removes {name} from a preset or a file.",
+                )
             continue
         techniques[name] = found.read(given, name, techniques.get(name))
     recipe = Recipe(techniques) if techniques else PLAIN
