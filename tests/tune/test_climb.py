@@ -153,7 +153,7 @@ def test_the_budget_ends_the_search_and_the_next_call_goes_on(climb):
     assert first.left == ("slow=true",) and not first.finished and "spent" in first.stopped
     again = climb(world, techniques, minutes=0.3)
     assert again.left and again.stopped == (
-        "nothing of what is left fits into 0.3 minutes; a larger --budget"
+        "nothing of what is left fits into 0.3 minutes; try a larger --budget"
     )
     second = climb(world, techniques, minutes=8)
     assert second.id == first.id and second.finished

@@ -86,7 +86,7 @@ class Climb:
         minutes = self.clock.seconds / 60
         budget = f"{minutes:g} minute{'s' * (minutes != 1)}"
         if tried_nothing:  # the same command would end here again
-            return f"nothing of what is left fits into {budget}; a larger --budget"
+            return f"nothing of what is left fits into {budget}; try a larger --budget"
         return f"the budget of {budget} is spent"
 
     def _try(self, proposal: Proposal) -> None:

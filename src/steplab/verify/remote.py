@@ -119,7 +119,7 @@ class ReferenceWorker(WorkerOwner):
         self, spec: RunSpec, shapes: Sequence[GateShape], timeout: float, progress: Progress
     ) -> str:
         """Dry-run a recipe and compute its references; return why it cannot be tried, or ""."""
-        progress("looking at it")
+        progress("dry-running it")
         dtype, problem = self.dry_run(spec, shapes[0], timeout)
         progress("computing the references")
         for shape in shapes if not problem else ():
