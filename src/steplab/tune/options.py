@@ -18,8 +18,8 @@ class TuneOptions:
     """What a search is for, and what it may cost."""
 
     objective: Objective = "time"
-    minutes: float = 8.0  # of this call; an interrupted search that goes on has them anew
-    begun: float = field(default_factory=monotonic)  # when they began
+    minutes: float = 8.0  # of this call; a search that is continued gets them again
+    begun: float = field(default_factory=monotonic)  # when they started
     memory_limit: int | None = None  # bytes; None: what the device has
     also_batch: int | None = None  # another batch size at which numerics must hold
     against: Recipe | None = None  # what the winner is compared with at the end
