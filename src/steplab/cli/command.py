@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from steplab.core import registry
+from steplab.core import registry, units
 from steplab.core.errors import UserError, did_you_mean
 
 
@@ -69,6 +69,25 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage."""
         raise UserError(f"{self.prog}: {message}.", f"See: {self.prog} --help")
+
+
+def add_memory_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--max-memory`, which every command has: each of them opens files of somebody's."""
+    parser.add_argument(
+        "--max-memory",
+        type=_bytes,
+        default=None,
+        metavar="SIZE",
+        help="most memory that reading one file may take, as in 16GiB "
+        "(default: a quarter of this machine's)",
+    )
+
+
+def _bytes(word: str) -> int:
+    try:
+        return units.read_bytes_count(word)
+    except ValueError as error:
+        raise UserError(f"--max-memory: {error}.", "Write 16GiB, for example.") from None
 
 
 class HelpFormatter(argparse.HelpFormatter):

@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from steplab.cli.command import Group, Parser
+from steplab.cli.command import Group, Parser, add_memory_flag
 from steplab.core.errors import SteplabError, UserError, did_you_mean
+from steplab.core.input_file import set_memory_limit
 
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
 
@@ -53,7 +54,10 @@ def dispatch(program: str, group: Group, words: list[str]) -> int:
         return dispatch(f"{program} {name}", command, words[1:])
     parser = Parser(f"{program} {name}", group.summary(name))
     command.flags(parser, words[1:])
-    return command.run(parser.parse(words[1:]))
+    add_memory_flag(parser)
+    args = parser.parse(words[1:])
+    set_memory_limit(args.max_memory)
+    return command.run(args)
 
 
 def _print_help(program: str, group: Group) -> None:

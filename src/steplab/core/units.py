@@ -28,6 +28,19 @@ def bytes_(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
+def read_bytes_count(word: str) -> int:
+    """Read a number of bytes with its unit, as in 8GiB, 500MB, 1.5e9; a ValueError otherwise."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgt])(i?))?b?\s*", word.lower())
+    if found is None:
+        raise ValueError(f"{word!r} is not a number of bytes")
+    number, prefix, binary = found.groups()
+    size = (2**10 if binary else 10**3) ** ("kmgt".index(prefix) + 1) if prefix else 1
+    value = float(number) * size
+    if not 1 <= value < 2**63:
+        raise ValueError(f"{word!r} is not a possible number of bytes")
+    return int(value)
+
+
 def count(number: float | None) -> str:
     """Format a plain count with thousands separators."""
     return UNKNOWN if number is None else f"{number:,.0f}"

@@ -1,0 +1,172 @@
+"""Files that somebody gave us: what may be opened, how much of it is read, how deep it may nest.
+
+Nothing read here is trusted. Only regular files are opened, so that a pipe cannot make a command
+wait forever; sizes are checked before memory is taken; and every refusal is one sentence.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from steplab.core.errors import UserError
+from steplab.core.units import bytes_
+
+DEEPEST = 100  # levels of JSON or TOML; our own records have 8, and Python's stack ends near 1,000
+ASSUMED_MEMORY = 4 << 30  # bytes, where the system does not say how much there is
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_limit: int | None = None
+
+
+def memory_limit() -> int:
+    """Return how many bytes reading one file may take: `--max-memory`, or a quarter of all."""
+    if _limit is not None:
+        return _limit
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    except (ValueError, OSError, AttributeError):
+        return ASSUMED_MEMORY // 4
+
+
+def set_memory_limit(limit: int | None) -> None:
+    """Set the limit in bytes for this process; None: back to a quarter of the machine's memory."""
+    global _limit
+    _limit = limit
+
+
+def check_memory(needed: int, name: object) -> None:
+    """Refuse what would take more than the limit; call it before the memory is allocated."""
+    limit = memory_limit()
+    if needed > limit:
+        raise UserError(
+            f"{name} needs {bytes_(needed)} of memory, and the limit is {bytes_(limit)}.",
+            f"Allow more with --max-memory {-(-needed // 2**30)}GiB if you trust it.",
+        )
+
+
+def file_kind(path: Path) -> str:
+    """Return "" for a regular file, else what it is: "a folder", "a pipe", "a device", ...
+
+    A name that leads nowhere raises a UserError that says why: missing, too long, a loop of links.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        raise cannot_open(path, error) from None
+    if stat.S_ISREG(mode):
+        return ""
+    return next((kind for test, kind in _KINDS if test(mode)), "not a regular file")
+
+
+def open_input(path: Path) -> BinaryIO:
+    """Open a regular file for reading; anything else is a UserError in one sentence."""
+    try:
+        # Without O_NONBLOCK, opening a pipe that nobody writes to never returns.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except (OSError, ValueError) as error:
+        raise cannot_open(path, error) from None
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        kind = next((kind for test, kind in _KINDS if test(mode)), "not a regular file")
+        raise UserError(f"{shorten(path)} is {kind}.", "Give a regular file.")
+    return open(handle, "rb")
+
+
+def read_input(path: Path) -> bytes:
+    """Return the content of a regular file that fits into the memory limit."""
+    with open_input(path) as file:
+        check_memory(os.fstat(file.fileno()).st_size, shorten(path))
+        try:
+            return file.read()
+        except OSError as error:
+            raise cannot_open(path, error) from None
+
+
+def parse_json(text: str | bytes, name: object) -> Any:
+    """Parse JSON that may be damaged or hostile; `name` is what messages call it."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{name} is not JSON ({error.msg}, line {error.lineno}).") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{name} is not JSON (it is not UTF-8 text).") from None
+    except ValueError as error:  # a number of more than 4,300 digits
+        raise UserError(f"{name} is not JSON that can be read ({error}).") from None
+    except RecursionError:
+        raise _too_deep(name) from None
+    check_depth(data, name)
+    return data
+
+
+def parse_toml(text: str, name: object) -> dict[str, Any]:
+    """Parse TOML that may be damaged or hostile; `name` is what messages call it."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{name} is not TOML ({error}).") from None
+    except ValueError as error:
+        raise UserError(f"{name} is not TOML that can be read ({error}).") from None
+    except RecursionError:
+        raise _too_deep(name) from None
+    check_depth(data, name)
+    return data
+
+
+def check_depth(data: Any, name: object) -> None:
+    """Refuse data that nests deeper than any of our records, before something recurses into it."""
+    level = [data]
+    for _ in range(DEEPEST):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, list):
+                inner.extend(item)
+        if not inner:
+            return
+        level = inner
+    raise _too_deep(name)
+
+
+def cannot_open(path: Path, error: Exception) -> UserError:
+    """Return the sentence for a name that cannot be opened, by the system's own reason."""
+    number = getattr(error, "errno", None)
+    name = shorten(path)
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return UserError(f"There is no file {name}.")
+    if number == errno.ENAMETOOLONG:
+        return UserError(f"{name} is longer than a file name may be ({len(str(path)):,} letters).")
+    if number == errno.ELOOP:
+        return UserError(f"{name} is a symbolic link that leads back to itself.")
+    if number == errno.ENXIO:
+        return UserError(
+            f"{name} is a socket or a pipe that nobody serves.", "Give a regular file."
+        )
+    if number in (errno.EACCES, errno.EPERM):
+        return UserError(f"{name} cannot be read: no permission.")
+    reason = getattr(error, "strerror", None) or str(error)
+    return UserError(f"{name} cannot be read ({reason}).")
+
+
+def shorten(path: object, longest: int = 200) -> str:
+    """Return a path for a message: at most `longest` letters, nothing that steers a terminal."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(path))
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
+
+
+def _too_deep(name: object) -> UserError:
+    return UserError(f"{name} nests deeper than {DEEPEST} levels; nothing of steplab's does.")
