@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ def build_step(
             optimizer = parts.replace_optimizer(optimizer)
         if parts.master_weights:
             set_master_weights(optimizer, parts.master_weights)
+        if parts.scheme is not None:
+            parts.scheme.prepare_optimizer(optimizer)
         if parts.wrap_optimizer_step is not None:
             # A rate that is a Python float is a guard: a schedule would recompile at every step.
             learning_rates_to_device(optimizer, device)
@@ -71,6 +74,11 @@ def micro_batches(step: Step, spec: RunSpec) -> Iterator[list[Any]]:
     """Yield what one call of the step takes: a list of `spec.accumulate` micro-batches."""
     device, ahead = step.parts.device, step.parts.batches_ahead
     stream = iter(step.workload.batches(spec.batch, device, spec.seed))
+    if step.parts.scheme is not None:
+        # Micro-batch number g of a step belongs to rank g % ranks, so that all ranks together see
+        # what one rank would see.
+        world = step.parts.scheme.world
+        stream = islice(stream, world.rank, None, world.size)
     if ahead:
         stream = Prefetched(stream, device, ahead)
     while True:

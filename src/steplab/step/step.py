@@ -25,8 +25,9 @@ def unwatched(phase: str) -> contextlib.AbstractContextManager[Any]:
 class Step:
     """Forward, backward, clip, update; `mode` says how far it goes.
 
-    `watch(phase)` is entered around every phase: "forward", "backward", "clip", "optimizer"; or
-    around the one phase "replay" where `graph` runs the step, in which phases cannot be seen.
+    `watch(phase)` is entered around every phase: "forward", "backward", "sync" where several ranks
+    share the step, "clip", "optimizer"; or around the one phase "replay" where `graph` runs the
+    step, in which phases cannot be seen.
     """
 
     def __init__(
@@ -69,16 +70,27 @@ class Step:
         torch.compiler.cudagraph_mark_step_begin()
         if self.mode == "infer":
             return self._infer(micro_batches)
-        outputs = [self._forward_backward(batch, len(micro_batches)) for batch in micro_batches]
+        count = len(micro_batches)
+        outputs = [self._forward_backward(b, i, count) for i, b in enumerate(micro_batches)]
+        if self.parts.scheme is not None and self.mode in ("full", "forward+backward"):
+            with self.watch("sync"):
+                self.parts.scheme.sync()
         if self.mode == "full":
             self._update()
         else:
             self.model.zero_grad(set_to_none=True)
-        # New tensors, also for one micro-batch: a CUDA graph overwrites its outputs on replay.
-        loss = torch.stack([output.loss for output in outputs]).mean()
-        names = outputs[0].metrics
-        means = {n: torch.stack([out.metrics[n] for out in outputs]).mean(0) for n in names}
-        return StepOutput(loss, means)
+        return self._mean(outputs)
+
+    def _mean(self, outputs: Sequence[StepOutput]) -> StepOutput:
+        """Average over micro-batches, those of the other ranks too."""
+        values = {"loss": [output.loss for output in outputs]}
+        values |= {f".{n}": [out.metrics[n] for out in outputs] for n in outputs[0].metrics}
+        if self.parts.scheme is not None:
+            means = self.parts.scheme.average(values)
+        else:
+            # New tensors, also for one micro-batch: a CUDA graph overwrites its outputs on replay.
+            means = {name: torch.stack(parts).mean(0) for name, parts in values.items()}
+        return StepOutput(means.pop("loss"), {n[1:]: mean for n, mean in means.items()})
 
     @torch.no_grad()
     def _infer(self, micro_batches: Sequence[Any]) -> StepOutput:
@@ -87,9 +99,16 @@ class Step:
                 self.workload.predict(self.model, batch)
         return StepOutput(torch.zeros((), device=self.parts.device))
 
-    def _forward_backward(self, batch: Any, micro_batches: int) -> StepOutput:
+    def _forward_backward(self, batch: Any, index: int, count: int) -> StepOutput:
+        scheme = self.parts.scheme
+        if scheme is None:
+            return self._one_micro_batch(self.model, batch, count)
+        with scheme.micro_batch(index, count):
+            return self._one_micro_batch(scheme.loss_model(), batch, count * scheme.ranks)
+
+    def _one_micro_batch(self, model: torch.nn.Module, batch: Any, in_all: int) -> StepOutput:
         with self.watch("forward"), self.parts.forward_context():
-            loss, metrics = self.workload.loss(self.model, batch)
+            loss, metrics = self.workload.loss(model, batch)
         if loss.ndim != 0:
             raise UserError(
                 f"The loss must be a scalar, but it has shape {tuple(loss.shape)}.",
@@ -98,7 +117,7 @@ class Step:
         if self.mode != "forward":
             # Outside autocast, whose cache of 16-bit weights has been freed by now.
             with self.watch("backward"):
-                self.parts.scaler.scale(loss / micro_batches).backward()
+                self.parts.scaler.scale(loss / in_all).backward()
         return StepOutput(loss.detach(), {k: v.detach() for k, v in metrics.items()})
 
     def _update(self) -> None:
@@ -107,7 +126,9 @@ class Step:
         if self.clip:
             with self.watch("clip"):
                 scaler.unscale_(self.optimizer)
-                clip_gradients(self.optimizer, self.model.parameters(), self.clip)
+                scheme = self.parts.scheme
+                if scheme is None or scheme.clip(self.optimizer, self.clip) is None:
+                    clip_gradients(self.optimizer, self.model.parameters(), self.clip)
         with self.watch("optimizer"):
             scaler.step(self.optimizer)
             scaler.update()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from steplab.parallel.scheme import Scheme
+
 
 class Stage(IntEnum):
     """When a technique is applied: choices inside the model come before it is compiled."""
@@ -27,8 +29,9 @@ class Stage(IntEnum):
     OPTIMIZER = 3
     MEMORY = 4
     COMPILE = 5
-    GRAPH = 6
-    DATA = 7
+    PARALLEL = 6
+    GRAPH = 7
+    DATA = 8
 
 
 @dataclass
@@ -47,6 +50,7 @@ class StepParts:
     matmul_dtype: str = "fp32"  # fp32, tf32, bf16 or fp16: which peak MFU is measured against
     settle_steps: int = 0  # steps before the warm-up: compilation, capture
     graph_warmup: int = 0  # plain steps before the step is captured; 0: no capture
+    scheme: Scheme | None = None  # how several ranks share the step; None: one device alone
     batches_ahead: int = 0  # batches fetched while a step runs; 0: none
 
 
