@@ -1,4 +1,8 @@
-"""Runs in one file, to carry them from the machine with the GPU to a laptop."""
+"""Runs in one file, to carry them from the machine with the GPU to a laptop.
+
+A pack holds data alone: Runs, traces and texts. A Run's page stays behind, because a browser would
+run what is in it; `steplab explain RUN --page FILE` draws it anew.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,12 @@ from steplab.store.store import RUN_FILE, Store
 
 # A pack of a few hundred Runs is some MB; this bounds what a hostile archive can unpack to.
 LARGEST_UNPACKED = 8 * 2**30
+DATA_SUFFIXES = (".json", ".json.gz", ".txt")
+PAGE_SUFFIX = ".html"
 
 
 def pack_runs(store: Store, ids: Sequence[str], target: Path) -> int:
-    """Write the named Runs with their artifacts into one zip file; return how many."""
+    """Write the named Runs with their data files into one zip file; return how many."""
     if target.exists():
         raise UserError(f"{target} already exists.", "Choose another name or remove it first.")
     draft = target.with_name(f".{target.name}.draft")
@@ -25,7 +31,8 @@ def pack_runs(store: Store, ids: Sequence[str], target: Path) -> int:
             with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
                 for run_id in ids:
                     for path in sorted((store.runs / run_id).iterdir()):
-                        archive.write(path, f"{run_id}/{path.name}")
+                        if path.name.endswith(DATA_SUFFIXES):
+                            archive.write(path, f"{run_id}/{path.name}")
             draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)
@@ -35,7 +42,8 @@ def pack_runs(store: Store, ids: Sequence[str], target: Path) -> int:
 def unpack_runs(store: Store, source: Path) -> tuple[int, int]:
     """Add the Runs of a pack to the store; return (added, already there).
 
-    Every Run is checked before it is written, and names that would leave the store are refused.
+    Every Run is checked before it is written; a name that would leave the store, or a file that no
+    Run has, such as code, is refused.
     """
     try:
         with zipfile.ZipFile(source) as archive:
@@ -54,6 +62,14 @@ def _unpack(store: Store, archive: zipfile.ZipFile, source: Path) -> tuple[int, 
         parts = PurePosixPath(info.filename).parts
         if len(parts) != 2 or any(p.startswith(".") or "\\" in p for p in parts):
             raise UserError(f"{source} contains {info.filename!r}, which does not belong to a Run.")
+        if parts[1].endswith(PAGE_SUFFIX):
+            continue
+        if not parts[1].endswith(DATA_SUFFIXES):
+            raise UserError(
+                f"{source} contains {info.filename!r}, and a pack holds no other files than "
+                f"{' '.join(DATA_SUFFIXES)}.",
+                "Pack the Runs anew: steplab runs --pack FILE.",
+            )
         files.setdefault(parts[0], {})[parts[1]] = archive.read(info)
     runs = {}
     for run_id, content in files.items():
