@@ -25,7 +25,7 @@ from steplab.step.trial import trial
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.tsmoe.config import PRESETS
 from steplab.workloads.tsmoe.flops import work
-from steplab.workloads.workload import find_workload
+from steplab.workloads.workload import requested_workload
 
 HERE = Path(__file__).parent
 AUTOCAST = "precision=bf16,optimizer=fused"
@@ -100,7 +100,7 @@ def spec_of(name: str, size: str, batch: int, steps: int) -> RunSpec:
     overrides: dict[str, Any] = dict(settings)
     own = short == "tsmoe"
     workload = short if own else f"{HERE / 'flagship_peers.py'}:{short}"
-    entry = find_workload(workload)
+    entry = requested_workload(workload)
     if short == "routed":
         overrides = {"size": size, "batch": batch, **overrides}
     steps = steps if name == "ours" else max(5, steps // 5)

@@ -27,6 +27,7 @@ _HOMES = {
     "assemble": "steplab.step.assemble",
     "explain": "steplab.findings",
     "graph": "steplab.step.graph",
+    "load_user_model": "steplab.workloads.user_model",
     "profile": "steplab.profiling.user_loop",
     "trial": "steplab.step.trial",
 }

@@ -16,7 +16,7 @@ pytest.importorskip("rich")
 from steplab.cli.main import main
 from steplab.core import RunSpec, fingerprint
 from steplab.store import Store
-from steplab.workloads.workload import find_workload
+from steplab.workloads.user_model import load_user_model
 
 SOURCE = Path(__file__).parents[2] / "src"
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--ff-width", "16"]
@@ -97,7 +97,7 @@ def test_another_file_is_another_sweep(tmp_path, capsys):
     entries = []
     for content in (text, text + "# changed\n"):
         path.write_text(content)
-        entries.append(find_workload(f"{path}:recurrent"))
+        entries.append(load_user_model(f"{path}:recurrent"))
     assert entries[0].source != entries[1].source
     specs = [RunSpec("mine.py:recurrent", source=entry.source) for entry in entries]
     assert fingerprint(specs[0]) != fingerprint(specs[1])

@@ -1,6 +1,7 @@
 """`steplab compare` as a user runs it."""
 
 import csv
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,6 @@ from steplab.cli.compare import read_share
 from steplab.cli.main import main
 from steplab.core import Samples
 from steplab.core.errors import UserError
-from steplab.workloads.workload import find_workload
 from tests.compare.sides import noisy, run_of
 from tests.trace.traces import launched, op, range_, write_trace
 
@@ -131,14 +131,70 @@ def test_shares():
             read_share(word)
 
 
-def test_a_changed_file_cannot_be_measured_again(compare, tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("def make():\n    pass\n")
-    name = f"{path}:make"
-    kept = run_of(workload=name, source=find_workload(name).source)
-    changed = run_of(workload=name, source="another")
-    code, _, said = compare("aaa", "bbb", "--rerun", "1", aaa=kept, bbb=changed)
-    assert code == 2 and "has changed since the Run 20250101-bbb" in said
+@pytest.fixture
+def mine(tmp_path):
+    """Return the words for two models of one's own, and what their Runs hold."""
+    words, records = [], []
+    for name in ("slow", "fast"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(f"def make():\n    return {name!r}\n")
+        words.append(f"{path}:make")
+        records.append({"workload": f"elsewhere/{name}.py:make", "source": _hash(path)})
+    return words, records
+
+
+def _hash(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def test_measuring_a_model_of_ones_own_again_needs_its_file(compare, mine):
+    _, (record, _) = mine
+    code, _, said = compare(
+        "aaa", "bbb", "--rerun", "1", aaa=run_of(**record), bbb=run_of(**record)
+    )
+    assert code == 2 and "The Run 20250101-aaa was made with elsewhere/slow.py:make" in said
+    assert "--model my_model.py:make" in said
+
+
+def test_each_run_takes_the_file_with_its_hash(compare, mine, monkeypatch):
+    """The order of the files does not matter, and neither do the folders they are in."""
+    words, records = mine
+    seen = []
+
+    def alternate(first, second, rounds, timeout, progress):
+        seen.extend(spec.workload for spec in (first, second))
+        return tuple([Samples(noisy(50, 5, seed=i), "ms") for i in range(8)] for _ in range(2))
+
+    monkeypatch.setattr("steplab.cli.compare.alternate_specs", alternate)
+    runs = {"aaa": run_of(**records[0]), "bbb": run_of(**records[1])}
+    code, _, said = compare("aaa", "bbb", "--rerun", "--model", *reversed(words), **runs)
+    assert code == 0, said
+    assert seen == words
+
+
+@pytest.mark.parametrize(
+    ("given", "source", "complaint"),
+    [
+        ("slow", "another", "has changed since the Run 20250101-bbb (hash another; given: "),
+        ("slow", "", "has changed since the Run 20250101-bbb (hash unknown; given: "),
+        ("nowhere", None, "no file"),
+    ],
+)
+def test_a_changed_file_cannot_be_measured_again(compare, mine, given, source, complaint):
+    words, (record, _) = mine
+    word = words[0].replace("slow.py", f"{given}.py")
+    runs = {"aaa": run_of(**record), "bbb": run_of(**{**record, "source": source or ""})}
+    code, _, said = compare("aaa", "bbb", "--rerun", "1", "--model", word, **runs)
+    assert code == 2 and complaint in said and said.count("\n") == 1
+
+
+def test_a_model_that_is_not_asked_for_is_refused(compare, mine):
+    words, _ = mine
+    runs = {"aaa": run_of(), "bbb": run_of()}
+    code, _, said = compare("aaa", "bbb", "--rerun", "1", "--model", words[0], **runs)
+    assert code == 2 and "is the model of neither Run" in said
+    code, _, said = compare("aaa", "bbb", "--model", words[0])
+    assert code == 2 and "--model is for --rerun" in said
 
 
 def test_a_trace_cannot_be_measured_again(compare, tmp_path):

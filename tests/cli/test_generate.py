@@ -53,7 +53,7 @@ def test_train_then_resume_then_generate(tmp_path, capsys, monkeypatch):
     assert main(["generate", *words, "--recipe", "impl.attention=cudnn"]) == 3
     assert capsys.readouterr().out == ""  # nothing half-written before the refusal
     assert main(["train", "megalodon", "--resume", *folder]) == 2
-    assert "is a run of hydra, not of megalodon" in capsys.readouterr().err
+    assert "is a model of hydra, not of megalodon" in capsys.readouterr().err
 
 
 def test_no_steps_tell_the_size(capsys):

@@ -8,7 +8,8 @@ from steplab.core.errors import MeasurementError, UserError
 from steplab.lint.hazards import BRANCH, BREAK, VARIES, WAIT, Hazard, hazard_table
 from steplab.lint.lint import lint
 from steplab.techniques.recipes import parse_recipe
-from steplab.workloads.workload import find_workload
+from steplab.workloads.workload import find_workload, requested_workload
+from tests.own_models import named
 
 FILE = """
 import torch, steplab
@@ -39,8 +40,8 @@ LINE = 13
 def hazards(tmp_path, line="pass", **config):
     path = tmp_path / "own.py"
     path.write_text(FILE.format(line=line))
-    entry = find_workload(f"{path}:make")
-    return lint(RunSpec(f"{path}:make", entry.resolve("", config), batch=8), steps=3)
+    entry = requested_workload(f"{path}:make")
+    return lint(RunSpec(named(f"{path}:make"), entry.resolve("", config), batch=8), steps=3)
 
 
 def kinds_at_the_line(found):
@@ -108,7 +109,7 @@ def test_the_backward_of_an_own_function_is_seen(tmp_path):
         "    loss = lambda m, x: Peek.apply(m(x)).mean()\n"
         "    return steplab.UserModel(torch.nn.Linear(4, 4), batches, loss)\n"
     )
-    found = lint(RunSpec(f"{path}:make", batch=2), steps=2)
+    found = lint(RunSpec(named(f"{path}:make"), batch=2), steps=2)
     assert [h.kind for h in found] == [WAIT] and "own.py:7 (backward)" in found[0].line
 
 
@@ -154,7 +155,7 @@ def test_the_command(tmp_path, capsys):
 def test_waits_inside_of_cudas_operators(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(FILE.format(line="x = x + torch.tensor(1.0, device=x.device)"))
-    found = lint(RunSpec(f"{path}:make", batch=4, device="cuda"), steps=2)
+    found = lint(RunSpec(named(f"{path}:make"), batch=4, device="cuda"), steps=2)
     assert WAIT in kinds_at_the_line(found), found
 
 
@@ -168,7 +169,7 @@ def test_a_factory_that_fails_is_told_with_its_line(tmp_path):
     path = tmp_path / "own.py"
     path.write_text("def make():\n    raise ValueError('no weights here')\n")
     with pytest.raises(MeasurementError, match=r"no weights here \(.*own.py:2 \(make\)\)"):
-        lint(RunSpec(f"{path}:make"), steps=2)
+        lint(RunSpec(named(f"{path}:make")), steps=2)
 
 
 @pytest.mark.parametrize("preset", ["production-training", "production-inference"])

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from steplab.probes.formulas import MATRIX_OPS
 from steplab.probes.work import FlopCounter
+from tests.own_models import named
 
 
 def count(run, visible=True):
@@ -82,7 +83,7 @@ def test_checkpointing_raises_the_hardware_count_only(tmp_path):
     """Recomputation is in HFU, not in MFU."""
     from steplab.core import RunSpec
     from steplab.step.trial import trial
-    from steplab.workloads.workload import find_workload
+    from steplab.workloads.workload import requested_workload
 
     path = tmp_path / "mine.py"
     path.write_text(
@@ -102,7 +103,7 @@ def test_checkpointing_raises_the_hardware_count_only(tmp_path):
     name = f"{path}:make"
     work = {}
     for recompute in (False, True):
-        config = find_workload(name).resolve("", {"recompute": recompute})
+        config = requested_workload(name).resolve("", {"recompute": recompute})
         work[recompute] = trial(RunSpec(name, config, batch=4, steps=1, warmup=0)).work
     assert work[True].model == work[False].model == 3 * 2 * 2 * 4 * 64
     assert work[True].hardware > work[False].hardware
@@ -231,7 +232,7 @@ def adopted(tmp_path, body):
         "    loss = lambda model, x: model(x).square().mean()\n"
         "    return steplab.UserModel(Model(), batches, loss)\n"
     )
-    return trial(RunSpec(f"{path}:make", {}, batch=4, steps=1, warmup=0)).work
+    return trial(RunSpec(named(f"{path}:make"), {}, batch=4, steps=1, warmup=0)).work
 
 
 def test_an_lstm_of_the_users_has_known_work(tmp_path):

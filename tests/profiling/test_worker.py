@@ -6,7 +6,7 @@ from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.profiling.plan import PROFILE_SPEC, ProfilePlan
 from steplab.workers.trials import TrialRunner
-from steplab.workloads.workload import find_workload
+from steplab.workloads.workload import requested_workload
 
 MODEL = """
 import os, torch, steplab
@@ -31,7 +31,7 @@ def spec(tmp_path):
     name = f"{path}:make"
 
     def make(deadly: int) -> RunSpec:
-        config = find_workload(name).resolve("", {"deadly": deadly})
+        config = requested_workload(name).resolve("", {"deadly": deadly})
         return RunSpec(name, config, steps=2, warmup=1)
 
     return make

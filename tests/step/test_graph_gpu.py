@@ -12,6 +12,7 @@ from steplab.step.graph import make_capturable
 from steplab.step.trial import trial
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
+from tests.own_models import named
 
 pytestmark = pytest.mark.gpu
 
@@ -133,7 +134,7 @@ def own(tmp_path, line="pass", vary=False) -> RunSpec:
     path = tmp_path / "own.py"
     path.write_text(OWN.format(line=line, vary=vary))
     fields = {"batch": 4, "steps": 5, "warmup": 2, "device": "cuda"}
-    return RunSpec(f"{path}:make", recipe=parse_recipe("cuda_graph=step"), **fields)
+    return RunSpec(named(f"{path}:make"), recipe=parse_recipe("cuda_graph=step"), **fields)
 
 
 def test_a_users_own_model(tmp_path):

@@ -9,6 +9,7 @@ from steplab.core import RunSpec, run_from_json, run_to_json
 from steplab.step import trial as trial_module
 from steplab.step.failures import is_out_of_memory, memory_sentence
 from steplab.step.trial import trial
+from tests.own_models import named
 from tests.step.syncs import run_without_syncs
 
 
@@ -186,5 +187,5 @@ def test_a_failure_names_the_line_of_the_model(tmp_path):
         "        return model(x).mean()\n"
         "    return steplab.UserModel(torch.nn.Linear(4, 1), batches, loss)\n"
     )
-    run = trial(RunSpec(f"{path}:make", batch=2, steps=1, warmup=0))
+    run = trial(RunSpec(named(f"{path}:make"), batch=2, steps=1, warmup=0))
     assert run.status == "failed" and "own.py:6 (loss)" in run.reason

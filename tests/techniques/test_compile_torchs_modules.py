@@ -9,6 +9,7 @@ from steplab.core import RunSpec
 from steplab.step.trial import trial
 from steplab.techniques.compile import compile_module
 from steplab.techniques.recipes import parse_recipe
+from tests.own_models import named
 
 OWN = """
 import torch, steplab
@@ -53,7 +54,9 @@ def test_of_a_model_made_of_them(tmp_path, scope):
     path = tmp_path / "own.py"
     path.write_text(OWN)
     recipe = parse_recipe(f"compile={scope},compile.backend=aot_eager")
-    spec = RunSpec(f"{path}:factory", {"width": 8}, batch=2, steps=2, warmup=1, recipe=recipe)
+    spec = RunSpec(
+        named(f"{path}:factory"), {"width": 8}, batch=2, steps=2, warmup=1, recipe=recipe
+    )
     run = trial(spec)
     assert run.status == "ok", run.reason
     assert run.compilation.graphs >= 1 and not run.compilation.breaks
@@ -87,7 +90,7 @@ def test_blocks_that_are_all_different(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(STAGES)
     recipe = parse_recipe("compile=blocks,compile.backend=aot_eager")
-    run = trial(RunSpec(f"{path}:stages", {}, batch=2, steps=2, warmup=1, recipe=recipe))
+    run = trial(RunSpec(named(f"{path}:stages"), {}, batch=2, steps=2, warmup=1, recipe=recipe))
     assert run.status == "ok", run.reason
     assert run.compilation.graphs >= 12 and not run.compilation.breaks
 

@@ -15,6 +15,7 @@ from steplab.step.assemble import assemble, micro_batches
 from steplab.step.trial import trial
 from steplab.techniques.compile import repeated_blocks
 from steplab.techniques.recipes import parse_recipe, technique
+from tests.own_models import named
 
 
 def loss_of(spec):
@@ -215,7 +216,7 @@ def test_skipped_fp16_updates_are_not_timed(tmp_path):
         "    return steplab.UserModel(torch.nn.Linear(64, 64), batches, loss)\n"
     )
     fp16 = parse_recipe("precision=fp16")
-    run = trial(RunSpec(f"{path}:make", batch=4, warmup=0, steps=5, recipe=fp16))
+    run = trial(RunSpec(named(f"{path}:make"), batch=4, warmup=0, steps=5, recipe=fp16))
     assert run.status == "ok" and not any("skipped" in note for note in run.notes)
 
 

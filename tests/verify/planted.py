@@ -16,6 +16,7 @@ from steplab.verify.judge import judge
 from steplab.verify.numerics import take_snapshot
 from steplab.verify.references import compute_reference, step_without_dropout
 from steplab.verify.shapes import references_of
+from tests.own_models import named
 
 
 @dataclass(frozen=True)
@@ -166,4 +167,4 @@ def own_file(folder: Path, model: str, loss: str = "m(x).square().mean()") -> Ru
         "            yield torch.randn(size, width)\n"
         f"    return steplab.UserModel({model}, batches, lambda m, x: {loss})\n"
     )
-    return RunSpec(f"{path}:factory", {"width": 8})
+    return RunSpec(named(f"{path}:factory"), {"width": 8})

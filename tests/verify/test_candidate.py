@@ -10,6 +10,7 @@ from steplab.verify import references
 from steplab.verify.candidate import Candidate
 from steplab.verify.references import dry_run, has_dropout, make_references
 from steplab.verify.shapes import shapes_to_try, with_batch, without_dropout
+from tests.own_models import named
 from tests.verify.planted import plant, planted_spec, wrong_scaling
 
 
@@ -118,7 +119,7 @@ def test_a_truth_that_cannot_be_had_is_told(tmp_path):
         "    loss = lambda m, x: m(x).square().mean()\n"
         "    return steplab.UserModel(Narrow(width, 1), batches, loss)\n"
     )
-    shape = shapes_to_try(RunSpec(f"{path}:factory", {"width": 8}))[0]
+    shape = shapes_to_try(RunSpec(named(f"{path}:factory"), {"width": 8}))[0]
     assert "does not run in fp64" in make_references(shape, "fp64", tmp_path)
 
 
@@ -153,7 +154,7 @@ def few():
 def test_what_fails_in_any_dtype_is_no_matter_of_fp64(tmp_path, factory, said):
     path = tmp_path / "own.py"
     path.write_text(OWN)
-    shape = shapes_to_try(RunSpec(f"{path}:{factory}", {}))[0]
+    shape = shapes_to_try(RunSpec(named(f"{path}:{factory}"), {}))[0]
     with pytest.raises(SteplabError, match=said):
         make_references(shape, "fp64", tmp_path)
 

@@ -9,6 +9,7 @@ from steplab.core import RunSpec
 from steplab.techniques.recipes import parse_recipe
 from steplab.verify.references import find_dropout, step_without_dropout
 from steplab.workloads.workload import find_workload
+from tests.own_models import named
 from tests.verify.planted import (
     BAD,
     PLANTED,
@@ -108,7 +109,7 @@ def test_other_batches_are_unverified_and_so_red(tmp_path):
         "    model = nn.Linear(width, 1)\n"
         "    return steplab.UserModel(model, batches, lambda m, x: m(x).square().mean())\n"
     )
-    found = verdicts(RunSpec(f"{path}:factory", {"width": 8}))
+    found = verdicts(RunSpec(named(f"{path}:factory"), {"width": 8}))
     assert list(red(found)) == ["numerics"]
     assert "unverified" in red(found)["numerics"]
 

@@ -20,6 +20,7 @@ from steplab.verify.shapes import (
     with_smaller_steps,
     without_dropout,
 )
+from tests.own_models import named
 from tests.verify.planted import PLANTED, every_other_update, plant
 
 DEEP = """
@@ -49,7 +50,7 @@ def deep(tmp_path):
     def make(recipe="plain", **config):
         full = {"rate": 0.1, "plain": False, **config}
         fields = {"batch": 16, "steps": 2, "warmup": 1, "recipe": parse_recipe(recipe)}
-        return RunSpec(f"{tmp_path / 'own.py'}:deep", full, **fields)
+        return RunSpec(named(f"{tmp_path / 'own.py'}:deep"), full, **fields)
 
     return make
 
@@ -95,7 +96,7 @@ def test_smaller_ones_where_they_do_not(deep, tmp_path):
     assert shape.rate == SMALLER_RATE and shape.words == "at 1/8 of the learning rate"
     assert why_undecided(replace(shape, name="own"), "fp32", ladder.references)
     assert not why_undecided(shape, "fp32", ladder.references)
-    assert ladder.load_shapes() == [shape]
+    assert ladder.load_shapes(shape.spec) == [shape]
 
 
 def test_an_honest_step_passes_and_a_wrong_one_does_not(deep, tmp_path, monkeypatch):

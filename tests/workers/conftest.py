@@ -3,7 +3,7 @@
 import pytest
 
 from steplab.core import RunSpec
-from steplab.workloads.workload import find_workload
+from steplab.workloads.workload import requested_workload
 
 MODEL = """
 import os, sys, time
@@ -36,7 +36,7 @@ def fated(tmp_path):
 
     def make(fate: str, **changes) -> RunSpec:
         name = f"{path}:make"
-        config = find_workload(name).resolve("", {"fate": fate})
+        config = requested_workload(name).resolve("", {"fate": fate})
         return RunSpec(name, config, **{"steps": 2, "warmup": 1, **changes})
 
     return make

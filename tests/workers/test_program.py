@@ -24,7 +24,7 @@ def answers():
 
     def ask(call: str, keep: bool = False, **arguments):
         replies.truncate(replies.seek(0))
-        program.answer({"call": call, "arguments": arguments, "keep": keep})
+        program.answer({"call": call, "arguments": arguments, "keep": keep, "models": {}})
         return [json.loads(line) for line in replies.getvalue().splitlines()]
 
     return ask

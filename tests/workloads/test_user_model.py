@@ -6,7 +6,7 @@ import torch
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.step.trial import trial
-from steplab.workloads.workload import find_workload
+from steplab.workloads.workload import requested_workload
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 GOOD = """
@@ -34,7 +34,7 @@ def file(tmp_path):
 
 def test_the_example_is_measured():
     name = f"{EXAMPLE}:recurrent"
-    entry = find_workload(name)
+    entry = requested_workload(name)
     config = entry.resolve("", {"width": 8, "context": 12})
     run = trial(RunSpec(name, config, batch=2, steps=2, warmup=1))
     assert run.status == "ok", run.reason
@@ -44,14 +44,14 @@ def test_the_example_is_measured():
 def test_counted_flops_are_exact(file):
     """A (4, 8) by (8, 3) product: 192 FLOPs forward; its backward needs the weight's only."""
     name = f"{file(GOOD)}:make"
-    run = trial(RunSpec(name, find_workload(name).resolve("", {}), batch=4, steps=1, warmup=0))
+    run = trial(RunSpec(name, requested_workload(name).resolve("", {}), batch=4, steps=1, warmup=0))
     assert run.work.model == 3 * 2 * 4 * 8 * 3
     assert run.work.hardware == 2 * 2 * 4 * 8 * 3
     assert run.work.tokens == 20
 
 
 def test_parameters_become_config(file):
-    entry = find_workload(f"{file(GOOD)}:make")
+    entry = requested_workload(f"{file(GOOD)}:make")
     assert entry.resolve("", {"width": 16}) == {"width": 16}
     assert entry.summary == "A line."
 
@@ -68,13 +68,13 @@ def test_parameters_become_config(file):
 )
 def test_files_that_cannot_be_used(file, text, factory, words):
     with pytest.raises(UserError, match=words):
-        find_workload(f"{file(text)}:{factory}")
+        requested_workload(f"{file(text)}:{factory}")
 
 
 @pytest.mark.parametrize("name", ["nowhere.py:make", "mine.py", ":make", "mine.py:"])
 def test_names_that_are_none(name):
     with pytest.raises(UserError):
-        find_workload(name)
+        requested_workload(name)
 
 
 @pytest.mark.parametrize(
@@ -90,19 +90,19 @@ def test_names_that_are_none(name):
 def test_workloads_that_cannot_be_stepped(file, old, new, words):
     name = f"{file(GOOD.replace(old, new))}:make"
     with pytest.raises(UserError, match=words):
-        trial(RunSpec(name, find_workload(name).resolve("", {}), batch=4))
+        trial(RunSpec(name, requested_workload(name).resolve("", {}), batch=4))
 
 
 def test_an_exception_in_the_model_is_a_failed_run(file):
     text = GOOD.replace('model(batch["x"])', 'model(batch["y"])')
     name = f"{file(text)}:make"
-    run = trial(RunSpec(name, find_workload(name).resolve("", {})))
+    run = trial(RunSpec(name, requested_workload(name).resolve("", {})))
     assert run.status == "failed" and "KeyError: 'y'" in run.reason and "mine.py" in run.reason
 
 
 def test_batches_reach_the_device(file):
     name = f"{file(GOOD)}:make"
-    workload = find_workload(name).open({"width": 8})
+    workload = requested_workload(name).open({"width": 8})
     workload.model()
     batch = next(workload.batches(2, torch.device("meta"), 0))
     assert batch["x"].device.type == "meta"
@@ -112,4 +112,4 @@ def test_a_file_that_ends_the_program_is_reported(tmp_path):
     path = tmp_path / "script.py"
     path.write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(UserError, match="does not import: SystemExit: 3"):
-        find_workload(f"{path}:make")
+        requested_workload(f"{path}:make")

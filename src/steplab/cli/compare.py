@@ -18,6 +18,7 @@ from steplab.compare.versus import rounds_table
 from steplab.core import Cell, RunSpec, Table, units
 from steplab.core.comparison import Comparison
 from steplab.core.errors import UserError, no_gpu
+from steplab.core.input_file import shorten
 from steplab.core.run import new_run
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.pages import write_compare_page
@@ -26,7 +27,8 @@ from steplab.store import Store
 from steplab.trace.kernel_table import short_kernel_name
 from steplab.workers.alternate import alternate_specs
 from steplab.workers.trials import TrialRunner
-from steplab.workloads.workload import find_workload
+from steplab.workloads.user_model import is_same_code, load_user_model, not_named
+from steplab.workloads.workload import WorkloadEntry, find_workload, is_user_model
 
 DEFAULT_ROUNDS = 8
 MAX_NAME = 70  # characters of a kernel's name on the terminal; files keep all of it
@@ -40,6 +42,9 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("b", metavar="B", help=f"what is compared with it: {about}")
     add("--rerun", nargs="?", type=int, const=DEFAULT_ROUNDS, default=0, metavar="ROUNDS",
         help=f"measure both again, alternating for ROUNDS rounds [{DEFAULT_ROUNDS}]")  # fmt: skip
+    add("--model", nargs="+", default=[], metavar="FILE:FACTORY",
+        help="the files of your own models, for --rerun; each Run takes the one with the hash "
+        "that it holds")  # fmt: skip
     add("--fail-if-slower", type=read_share, default=None, metavar="PERCENT",
         help="exit with code 1 when B surely takes this much more time, as in 3%%")  # fmt: skip
     add("--timeout", type=float, default=600.0, metavar="SECONDS",
@@ -64,6 +69,8 @@ def _run(args: argparse.Namespace) -> int:
     check_suffixes([path for path in args.out if path.suffix != ".html"])
     if args.rerun < 0 or not args.timeout > 0:
         raise UserError("--rerun and --timeout must be more than 0.")
+    if args.model and not args.rerun:
+        raise UserError("--model is for --rerun.", "Stored Runs are compared without their code.")
     store = Store(args.store)
     a, b = open_side(args.a, store), open_side(args.b, store)
     if a.name == b.name and not args.rerun:
@@ -86,8 +93,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _rerun(args: argparse.Namespace, a: Side, b: Side, store: Store) -> tuple[Comparison, Path]:
     """Alternate between both specs on this machine; store the rounds as a Run, and say where."""
-    first, second = (_spec(side) for side in (a, b))
     check_same_work(a, b)
+    own = [load_user_model(word) for word in args.model]
+    first, second = (_spec(side, own) for side in (a, b))
+    for model in own:
+        if model.name not in (first.workload, second.workload):
+            raise UserError(f"{model.name} is the model of neither Run.", "Leave it out.")
     store.check_writable()
     with TrialRunner(args.timeout) as trials:
         environment = trials.environment()
@@ -104,18 +115,26 @@ def _rerun(args: argparse.Namespace, a: Side, b: Side, store: Store) -> tuple[Co
     return comparison, store.save(run)
 
 
-def _spec(side: Side) -> RunSpec:
+def _spec(side: Side, own: Sequence[WorkloadEntry]) -> RunSpec:
     """Return what to measure again; a file that has changed since would be another workload."""
     if side.run is None:
         raise UserError(f"{side.name} is a trace: it cannot be measured again.", "Name a Run.")
     check_side(side)
     spec = side.run.spec
-    if find_workload(spec.workload).source != spec.source:
+    if not is_user_model(spec.workload):
+        find_workload(spec.workload)
+        return spec
+    if not own:
+        raise not_named(f"The Run {side.name}", spec.workload)
+    same = [one for one in own if is_same_code(one, spec.workload, spec.source)]
+    if not same:
+        hashes = ", ".join(f"{one.name} {one.source}" for one in own)
         raise UserError(
-            f"{spec.workload} has changed since the Run {side.name}: it cannot be measured again.",
+            f"{shorten(spec.workload)} has changed since the Run {side.name} (hash "
+            f"{spec.source or 'unknown'}; given: {hashes}): it cannot be measured again.",
             "Keep both versions in files of their own, and bench each.",
         )
-    return spec
+    return replace(spec, workload=same[0].name)
 
 
 def _write(paths: Sequence[Path], comparison: Comparison) -> list[Path]:

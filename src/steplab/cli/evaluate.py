@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
 from steplab.cli.flags import add_device_flag
-from steplab.cli.step_flags import add_recipe_flag
+from steplab.cli.step_flags import add_model_flag, add_recipe_flag
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
 
@@ -29,6 +29,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--checkpoint", type=Path, metavar="PATH",
         help="checkpoint, folder of checkpoints, or Time-MoE folder; default: the newest that "
         "`steplab train` wrote")  # fmt: skip
+    add_model_flag(parser)
     add("--data", type=Path, metavar="PATH",
         help="file or folder of series; default: generated, never trained on")  # fmt: skip
     add("--horizon", type=int, default=64, metavar="N", help="points to forecast")
@@ -55,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
     data = _data(args)
     from steplab.forecasting.forecaster import Forecaster  # imports torch
 
-    forecaster = Forecaster.load(args.checkpoint, args.device, args.recipe, warn=_note)
+    forecaster = Forecaster.load(args.checkpoint, args.device, args.recipe, args.model, warn=_note)
     result = _evaluate(args, forecaster, data)
     found = result.evaluation
     for path in args.out:

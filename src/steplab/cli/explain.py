@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +56,8 @@ def _print_run(case: Case) -> None:
     assert run is not None
     print(f"{run.id}: {run.status}{f', {run.reason}' if run.reason else ''}")
     if case.analysis is None and run.status == "ok":
-        print(f"no trace: `steplab profile {run.spec.workload}` records one, which shows more")
+        command = shlex.join(["steplab", "profile", run.spec.workload])
+        print(printable(f"no trace: `{command}` records one, which shows more"))
 
 
 def _print_findings(findings: Sequence[Finding], case: Case) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
 from steplab.cli.flags import add_device_flag
-from steplab.cli.step_flags import add_recipe_flag
+from steplab.cli.step_flags import add_model_flag, add_recipe_flag
 from steplab.core.errors import UserError
 from steplab.data.formats import resolve_path
 
@@ -28,6 +28,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--checkpoint", type=Path, metavar="PATH",
         help="checkpoint, folder of checkpoints, or Time-MoE folder; default: the newest that "
         "`steplab train` wrote")  # fmt: skip
+    add_model_flag(parser)
     add("--out", type=Path, metavar="FILE", help="write all forecasts: .csv, .parquet or .json")
     add("--picture", type=Path, metavar="FILE", help="draw the first series: .html or .png")
     add("--quantiles", type=_levels, metavar="LEVELS",
@@ -52,7 +53,7 @@ def _run(args: argparse.Namespace) -> int:
 
     if args.out:
         check_suffix(args.out)
-    forecaster = Forecaster.load(args.checkpoint, args.device, args.recipe, warn=_note)
+    forecaster = Forecaster.load(args.checkpoint, args.device, args.recipe, args.model, warn=_note)
     used = forecaster.passes(args.horizon, args.head)[0].context
     names = (args.id_column, args.timestamp_column, args.target)
     # One point more than is used, so that a cut is noticed.

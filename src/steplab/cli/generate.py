@@ -11,7 +11,7 @@ from pathlib import Path
 
 from steplab.cli.command import Command
 from steplab.cli.flags import add_device_flag
-from steplab.cli.step_flags import add_recipe_flag
+from steplab.cli.step_flags import add_model_flag, add_recipe_flag, own_model
 from steplab.core import units
 from steplab.core.errors import Unsupported, UserError
 
@@ -24,6 +24,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--prompt-file", type=Path, metavar="FILE", help="the same from a UTF-8 file")
     about = "a checkpoint or a folder of them; default: steplab train's newest"
     add("--checkpoint", type=Path, metavar="PATH", help=about)
+    add_model_flag(parser)
     add("--length", type=int, default=400, metavar="N", help="bytes to write")
     add("--temperature", type=float, default=0.8, metavar="X",
         help="of the sampling; 0: always the likeliest byte")  # fmt: skip
@@ -39,7 +40,10 @@ def _run(args: argparse.Namespace) -> int:
     from steplab.step.failures import is_out_of_memory, memory_sentence  # imports torch
     from steplab.train.generate import load_text_generator
 
-    generator = load_text_generator(args.checkpoint, args.device, args.recipe)
+    own = own_model(args.model)
+    generator = load_text_generator(args.checkpoint, args.device, args.recipe, own)
+    if generator.note:
+        print(f"note: {generator.note}", file=sys.stderr)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     times = [time.perf_counter()]
 

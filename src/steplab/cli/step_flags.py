@@ -15,7 +15,8 @@ from steplab.cli.flags import AUTO, add_config_flags, add_device_flag, given_fie
 from steplab.core import MODES, PLAIN, RunSpec
 from steplab.core.errors import UserError
 from steplab.techniques.recipes import parse_recipe
-from steplab.workloads.workload import WorkloadEntry, find_workload
+from steplab.workloads.user_model import load_user_model
+from steplab.workloads.workload import WorkloadEntry, requested_workload
 
 # Fields of RunSpec that commands may take as flags: type and help. The defaults are RunSpec's.
 SPEC_FLAGS: Mapping[str, tuple[type, str]] = {
@@ -37,7 +38,7 @@ def add_workload_flags(
     With `many`, flags take one or more values, which span a grid.
     """
     name = words[0] if words and not words[0].startswith("-") else default
-    entry = find_workload(name)
+    entry = requested_workload(name)
     about = "a built-in workload or path/to/file.py:factory; comes before all flags"
     parser.add_argument("workload", nargs="?", default=default, help=about)
     parser.set_defaults(entry=entry)
@@ -48,6 +49,17 @@ def add_workload_flags(
     )
     add_config_flags(parser, f"{entry.name}, {entry.summary}", entry.config, many)
     return entry
+
+
+def add_model_flag(parser: argparse.ArgumentParser, record: str = "a checkpoint") -> None:
+    """Add `--model`: a record of one's own model holds no code, so the user names the file."""
+    about = f"the file of your own model, for {record} of one: my_model.py:make"
+    parser.add_argument("--model", default="", metavar="FILE:FACTORY", help=about)
+
+
+def own_model(word: str) -> WorkloadEntry | None:
+    """Return the model that `--model` names, imported; None where the flag is not given."""
+    return load_user_model(word) if word else None
 
 
 def add_recipe_flag(parser: argparse.ArgumentParser, many: bool = False) -> None:

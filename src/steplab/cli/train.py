@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from steplab.cli.command import Command
 from steplab.cli.flags import add_config_flags, add_device_flag, given_fields, local_device
-from steplab.cli.step_flags import add_recipe_flag, add_workload_flags, asked_workload
+from steplab.cli.step_flags import (
+    add_model_flag,
+    add_recipe_flag,
+    add_workload_flags,
+    asked_workload,
+    own_model,
+)
 from steplab.core import PLAIN, Recipe, TrainSettings, TrainSpec, registry
 from steplab.core.codec import decode
 from steplab.core.errors import UserError
+from steplab.core.input_file import shorten
 from steplab.techniques.recipes import check_recipe
-from steplab.workloads.workload import WorkloadEntry, find_workload
+from steplab.workloads.user_model import note_on_code, workload_of_record
+from steplab.workloads.workload import WorkloadEntry, find_workload, is_user_model
 
 if TYPE_CHECKING:
     from steplab.train.loop import TrainResult
@@ -38,6 +46,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--compile", action="store_true", help="the same as --recipe compile=whole")
     add("--resume", nargs="?", const="newest", default=None, metavar="CHECKPOINT",
         help="continue from a checkpoint, or from the newest in --checkpoint-dir")  # fmt: skip
+    add_model_flag(parser, "--resume and --from-checkpoint")
     add_config_flags(parser, "training", TrainSettings, many=False, prefix="train")
     free = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(RESUMABLE))
     parser.epilog = f"A run that is resumed may change --device, {free}."
@@ -49,6 +58,12 @@ def _run(args: argparse.Namespace) -> int:
     return run_training(spec, resume)
 
 
+def _own_model(args: argparse.Namespace) -> WorkloadEntry | None:
+    """Return the user's own model, named by `--model` or as the first word; None: a built-in."""
+    first = asked_workload(args)
+    return own_model(args.model) or (first if is_user_model(first.name) else None)
+
+
 def _new_spec(args: argparse.Namespace) -> TrainSpec:
     # Everything is checked before torch is imported, which takes 2 s: typos are reported at once.
     entry = asked_workload(args)
@@ -57,6 +72,11 @@ def _new_spec(args: argparse.Namespace) -> TrainSpec:
     recipe = _recipe(args)
     if settings.from_checkpoint:
         return _fine_tuning_spec(args, settings, recipe)
+    if args.model:
+        raise UserError(
+            "--model is for --resume and --from-checkpoint.",
+            f"Name a new model right after the command: steplab train {args.model}",
+        )
     if entry.data is None and settings.total_steps:
         raise _no_data(entry.name)
     entry.resolve(args.size or entry.cpu_preset, model_flags)
@@ -65,7 +85,8 @@ def _new_spec(args: argparse.Namespace) -> TrainSpec:
     suited = {k: v for k, v in entry.training.get(size, {}).items() if k not in asked}
     settings = dataclasses.replace(settings, **suited)
     recipe = _with_default_precision(args, recipe, device)
-    return TrainSpec(entry.name, entry.resolve(size, model_flags), size, recipe, device, settings)
+    config = entry.resolve(size, model_flags)
+    return TrainSpec(entry.name, config, size, recipe, device, settings, entry.source)
 
 
 def _no_data(workload: str) -> UserError:
@@ -90,19 +111,31 @@ def _fine_tuning_spec(
     """Return the spec of a new run on the model that `--from-checkpoint` names."""
     from steplab.train.pretrained import find_pretrained
 
-    origin = find_pretrained(Path(settings.from_checkpoint))
-    if args.workload not in (DEFAULT_WORKLOAD, origin.workload):
-        raise UserError(
-            f"{origin.path} is a model of {origin.workload}, not of {args.workload}.",
-            f"Leave {args.workload} out: the checkpoint knows what it is.",
-        )
+    origin = find_pretrained(Path(settings.from_checkpoint), _own_model(args))
+    _check_workload(args, origin.path, origin.workload.name)
+    _say_note(origin.note)
     if args.size not in ("", origin.size):
         raise origin.conflict("size", args.size, origin.size)
     config = origin.config_with(given_fields(args))
     device = local_device(args.device)
     recipe = _with_default_precision(args, recipe, device)
     settings = dataclasses.replace(settings, from_checkpoint=str(origin.path))
-    return TrainSpec(origin.workload, config, origin.size, recipe, device, settings)
+    name, source = origin.workload.name, origin.workload.source
+    return TrainSpec(name, config, origin.size, recipe, device, settings, source)
+
+
+def _check_workload(args: argparse.Namespace, path: Path, name: str) -> None:
+    """Refuse another built-in workload than that of a checkpoint."""
+    if not is_user_model(args.workload) and args.workload not in (DEFAULT_WORKLOAD, name):
+        raise UserError(
+            f"{path} is a model of {shorten(name)}, not of {args.workload}.",
+            f"Leave {args.workload} out: the checkpoint knows what it is.",
+        )
+
+
+def _say_note(note: str) -> None:
+    if note:
+        say(f"note: {note}")
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
@@ -148,12 +181,10 @@ def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
     from steplab.train.checkpoint import read_progress
 
     saved: TrainSpec = decode(TrainSpec, dict(read_progress(path).spec), f"{path}: spec")
-    asked = given_fields(args, "train")
-    if args.workload not in (DEFAULT_WORKLOAD, saved.workload):
-        raise UserError(
-            f"{path} is a run of {saved.workload}, not of {args.workload}.",
-            f"Leave {args.workload} out: the checkpoint knows what it is.",
-        )
+    asked, own = given_fields(args, "train"), _own_model(args)
+    _check_workload(args, path, saved.workload)
+    workload = workload_of_record(saved.workload, path, own)
+    _say_note(note_on_code(workload, saved.workload, saved.source, path))
     for name, value, has in _asked_of_the_run(args, saved):
         if value != has:
             raise _changed(name, has, value)
@@ -168,7 +199,10 @@ def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
         free["checkpoint_dir"] = str(path.parent)
     device = saved.device if args.device == "auto" else local_device(args.device)
     settings = dataclasses.replace(saved.settings, **free)
-    return dataclasses.replace(saved, settings=settings, device=device)
+    name, source = workload.name, workload.source
+    return dataclasses.replace(
+        saved, workload=name, source=source, settings=settings, device=device
+    )
 
 
 def _asked_of_the_run(args: argparse.Namespace, saved: TrainSpec) -> list[tuple[str, str, str]]:
@@ -233,6 +267,7 @@ def closing_lines(spec: TrainSpec, outcome: TrainResult) -> list[str]:
     """Say where the run ended and how to continue it."""
     total, folder = spec.settings.total_steps, spec.settings.checkpoint_dir
     where = f" --checkpoint-dir {shlex.quote(folder)}" if folder != "checkpoints" else ""
+    where += f" --model {shlex.quote(spec.workload)}" if spec.source else ""
     lines = []
     if outcome.stopped:
         lines.append(f"stopped by a signal at step {outcome.step} of {total}")
@@ -252,7 +287,7 @@ def _parameters(spec: TrainSpec) -> tuple[int, int]:
     """Return (all, active) parameters; a model without a formula of its own has all active."""
     import torch
 
-    workload = find_workload(spec.workload).open(spec.config)
+    workload = find_workload(spec.workload, spec.source).open(spec.config)
     with torch.device("meta"):
         model = workload.model()
     total = sum(p.numel() for p in model.parameters())

@@ -160,7 +160,7 @@ def show(ladder: Ladder, files: OutcomeFiles) -> None:
 
 def bench_command(spec: RunSpec, recipe: Path) -> str:
     """Return `steplab bench step ...` for the step of `spec` with the recipe of a file."""
-    preset = find_workload(spec.workload).resolve(spec.size, {})
+    preset = find_workload(spec.workload, spec.source).resolve(spec.size, {})
     words = ["steplab", "bench", "step", spec.workload]
     words += ["--size", spec.size] if spec.size else []
     words += ["--batch", str(spec.batch)]

@@ -56,7 +56,7 @@ MODES: tuple[str, ...] = get_args(Mode)
 class RunSpec:
     """One cell of a measurement. Frozen, JSON both ways, compared by `fingerprint`."""
 
-    workload: str  # the name of a built-in workload, or path/to/file.py:factory
+    workload: str  # the name of a built-in workload, or of a user's own: path/to/file.py:factory
     config: Mapping[str, Any] = field(default_factory=dict)  # every field of the workload's config
     size: str = ""  # the name of the preset that `config` started from
     batch: int = 4  # sequences per micro-batch
@@ -198,6 +198,7 @@ class TrainSpec:
     recipe: Recipe = field(default_factory=Recipe)
     device: str = "cpu"
     settings: TrainSettings = field(default_factory=TrainSettings)
+    source: str = ""  # hash of the file that a user's own workload came from
 
     def run_spec(self) -> RunSpec:
         """Return the spec of one step of this run."""
@@ -212,4 +213,5 @@ class TrainSpec:
             clip=self.settings.clip,
             seed=self.settings.seed,
             peak_tflops=self.settings.mfu_peak_tflops,
+            source=self.source,
         )

@@ -20,7 +20,7 @@ from steplab.forecasting.prediction import Prediction, choose_levels
 from steplab.techniques.recipes import parse_recipe
 from steplab.train.pretrained import ForwardContext, find_pretrained, load_for_inference
 from steplab.workloads.tsmoe.model import Tsmoe
-from steplab.workloads.workload import find_workload
+from steplab.workloads.user_model import load_user_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,22 +55,28 @@ class Forecaster:
         path: str | Path | None = None,
         device: str = "auto",
         recipe: str | Recipe = PLAIN,
+        model: str = "",
         **options: Any,
     ) -> Forecaster:
         """Load a steplab checkpoint, the newest in a folder of them, or a Time-MoE folder.
 
         Without a path: the newest in the default folder of `steplab train`. `device` is cpu,
-        cuda or auto; `recipe` may have precision and impl, as in "precision=bf16".
+        cuda or auto; `recipe` may have precision and impl, as in "precision=bf16". `model` names
+        the file of your own model, "my_model.py:make", for a checkpoint of one.
         """
         wanted = parse_recipe(recipe) if isinstance(recipe, str) else recipe
-        found = find_pretrained(None if path is None else Path(path))
-        model = find_workload(found.workload).open(found.config).model()
-        if not isinstance(model, Tsmoe):
+        own = load_user_model(model) if model else None
+        found = find_pretrained(None if path is None else Path(path), own)
+        built = found.workload.open(found.config).model()
+        if not isinstance(built, Tsmoe):
             raise UserError(
-                f"{found.path} is a model of {found.workload}, which forecasts no series."
+                f"{found.path} is a model of {found.workload.name}, which forecasts no series."
             )
-        context = load_for_inference(found, model, device, wanted, "forecasts")
-        return cls(model, str(found.path), context, **options)
+        context = load_for_inference(found, built, device, wanted, "forecasts")
+        forecaster = cls(built, str(found.path), context, **options)
+        if found.note:
+            forecaster.warn_once(found.note)
+        return forecaster
 
     @property
     def is_point_model(self) -> bool:

@@ -25,7 +25,7 @@ def assemble(spec: RunSpec, workload: Workload | None = None) -> Step:
     check_recipe(spec.recipe)
     device = find_device(spec.device)
     torch.manual_seed(spec.seed)
-    workload = workload or find_workload(spec.workload).open(spec.config)
+    workload = workload or find_workload(spec.workload, spec.source).open(spec.config)
     with torch.device(device):
         model = workload.model()
     return build_step(workload, model, device, spec.recipe, spec.mode, spec.clip)

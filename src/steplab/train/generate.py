@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from steplab.core import Recipe
 from steplab.core.errors import UserError
 from steplab.train.pretrained import ForwardContext, find_pretrained, load_for_inference
-from steplab.workloads.workload import find_workload
+from steplab.workloads.workload import WorkloadEntry
 
 BYTES = 256
 # Tokens of a prompt that are read at once. Attention that keeps its scores keeps one row of them
@@ -36,6 +36,7 @@ class TextGenerator:
     model: nn.Module
     generator: Callable[[nn.Module, int, int], ReadTokens]
     forward_context: ForwardContext  # autocast, where the recipe asks for it
+    note: str = ""  # what a user should know about the model
 
     @torch.inference_mode()
     def generate(
@@ -86,12 +87,17 @@ def sample_token(
     return torch.multinomial(scaled_BV.softmax(-1), 1, generator=generator)[:, 0]
 
 
-def load_text_generator(path: Path | None, device: str, recipe: Recipe) -> TextGenerator:
-    """Load the checkpoint `path` or the newest in that folder; None means the default folder."""
-    found = find_pretrained(path)
-    workload: Any = find_workload(found.workload).open(found.config)
+def load_text_generator(
+    path: Path | None, device: str, recipe: Recipe, own: WorkloadEntry | None = None
+) -> TextGenerator:
+    """Load the checkpoint `path` or the newest in that folder; None means the default folder.
+
+    `own` is the user's own model, for a checkpoint of one.
+    """
+    found = find_pretrained(path, own)
+    workload: Any = found.workload.open(found.config)
     if not hasattr(workload, "generator"):
-        raise UserError(f"{found.path} is a model of {found.workload}, which writes no text.")
+        raise UserError(f"{found.path} is a model of {found.workload.name}, which writes no text.")
     model = workload.model()
     context = load_for_inference(found, model, device, recipe, "generation")
-    return TextGenerator(str(found.path), model, workload.generator, context)
+    return TextGenerator(str(found.path), model, workload.generator, context, found.note)

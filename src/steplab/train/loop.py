@@ -31,7 +31,8 @@ from steplab.train.checkpoint import read_progress, restore_checkpoint, save_che
 from steplab.train.checkpoint_files import TrainProgress
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TRACED_STEP, StepReport, TrainingLog, trace_one_step
-from steplab.train.pretrained import load_pretrained
+from steplab.train.pretrained import find_pretrained, load_pretrained
+from steplab.workloads.workload import find_workload, is_user_model
 
 READ_AHEAD = 4  # batches that the loader's threads fetch ahead, whatever the recipe asks for
 WARMUP_SHARE = 0.05  # of all steps, where --warmup-steps is not given
@@ -103,8 +104,10 @@ class Trainer:
 
     def start_from(self, path: Path) -> None:
         """Load the weights at `path` and nothing else: this is step 0 of a new run."""
+        workload = find_workload(self.spec.workload, self.spec.source)
+        found = find_pretrained(path, workload if is_user_model(workload.name) else None)
         with full_weights(self.step.optimizer):
-            load_pretrained(path, self.step.model, self.spec.config)
+            load_pretrained(found, self.step.model, self.spec.config)
         self.log.say(f"weights of {path}")
 
     def resume(self, path: Path) -> None:

@@ -32,7 +32,8 @@ from steplab.workloads.tsmoe.time_moe import (
     parameter_slices,
     render_config,
 )
-from steplab.workloads.workload import find_workload
+from steplab.workloads.user_model import note_on_code, workload_of_record
+from steplab.workloads.workload import WorkloadEntry
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,16 +49,17 @@ class Pretrained:
     """Trained weights and the model that they belong to."""
 
     path: Path  # the checkpoint itself, never a folder of checkpoints
-    workload: str
+    workload: WorkloadEntry
     config: Mapping[str, Any]
     size: str = ""
+    note: str = ""  # that it was made with other code, for a user's own model
 
     def config_with(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return its config with some fields changed; those that fix the weights are refused."""
         for name, value in changes.items():
             if name not in TRAINING_FIELDS and self.config.get(name) != value:
                 raise self.conflict(name, value, self.config.get(name))
-        return find_workload(self.workload).resolve("", {**self.config, **changes})
+        return self.workload.resolve("", {**self.config, **changes})
 
     def conflict(self, name: str, asked: Any, has: Any) -> UserError:
         """Return the error for a flag that contradicts the weights."""
@@ -68,27 +70,30 @@ class Pretrained:
         )
 
 
-def find_pretrained(path: Path | None) -> Pretrained:
+def find_pretrained(path: Path | None, own: WorkloadEntry | None = None) -> Pretrained:
     """Return what lies at `path`: a Time-MoE folder, a checkpoint, or a folder's newest one.
 
-    None means the newest checkpoint that `steplab train` wrote to its default folder.
+    None means the newest checkpoint that `steplab train` wrote to its default folder. `own` is the
+    user's own model, for a checkpoint of one.
     """
     if path is None:
         path = _default_checkpoint()
     if time_moe.is_time_moe(path):
-        return Pretrained(path, "tsmoe", encode(time_moe.read_config(path)))
+        workload = workload_of_record("tsmoe", path, own)
+        return Pretrained(path, workload, encode(time_moe.read_config(path)))
     path = find_checkpoint(path)
     spec: TrainSpec = decode(TrainSpec, dict(read_progress(path).spec), f"{path}: spec")
-    config = find_workload(spec.workload).resolve("", spec.config)  # fields of later versions too
-    return Pretrained(path, spec.workload, config, spec.size)
+    workload = workload_of_record(spec.workload, path, own)
+    config = workload.resolve("", spec.config)  # fields of later versions too
+    note = note_on_code(workload, spec.workload, spec.source, path)
+    return Pretrained(path, workload, config, spec.size, note)
 
 
-def load_pretrained(path: Path, model: nn.Module, config: Mapping[str, Any]) -> None:
-    """Load the weights at `path` alone, all or none, into a model of that config."""
-    found = find_pretrained(path)
+def load_pretrained(found: Pretrained, model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Load the weights alone, all or none, into a model of that config."""
     found.config_with(config)
-    if time_moe.is_time_moe(path):
-        time_moe.load_weights(path, model)  # type: ignore[arg-type]
+    if time_moe.is_time_moe(found.path):
+        time_moe.load_weights(found.path, model)  # type: ignore[arg-type]
     else:
         load_weights(found.path, model)
 
@@ -104,7 +109,7 @@ def load_for_inference(
 
     from steplab.step.assemble import find_device
 
-    load_pretrained(found.path, model, found.config)
+    load_pretrained(found, model, found.config)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(find_device(device)).eval()

@@ -48,11 +48,21 @@ class LadderFolder:
         """Remember where fp64 fits."""
         self._write(GATE_FILE, encode(list(shapes)))
 
-    def load_shapes(self) -> list[GateShape]:
-        """Return the shapes; nothing before they are found."""
+    def load_shapes(self, spec: RunSpec) -> list[GateShape]:
+        """Return the shapes for the step of `spec`; nothing before they are found."""
         if not (self.path / GATE_FILE).exists():
             return []
-        return [decode(GateShape, item, GATE_FILE) for item in self._read(GATE_FILE)]
+        shapes = [decode(GateShape, item, GATE_FILE) for item in self._read(GATE_FILE)]
+        step = (spec.workload, spec.source)
+        if any((shape.spec.workload, shape.spec.source) != step for shape in shapes):
+            raise self.other_step(GATE_FILE)
+        return shapes
+
+    def other_step(self, name: str) -> UserError:
+        """Return the error for a file that belongs to another search."""
+        return UserError(
+            f"{self.path / name} belongs to another step.", "Remove its folder to begin anew."
+        )
 
     def _write(self, name: str, data: Any) -> None:
         with disk_errors(self.path):
@@ -85,6 +95,8 @@ def open_ladder(
     for path in sorted(root.glob(f"*-{key}-*"), reverse=True):
         folder = LadderFolder(path)
         ladder = folder.load()
+        if encode(ladder.spec) != encode(spec):
+            raise folder.other_step(LADDER_FILE)
         if not ladder.finished:
             return folder, ladder
         break

@@ -120,7 +120,7 @@ def find_shapes(
     view: View,
 ) -> tuple[GateShape, ...]:
     """Return the shapes at which numerics are compared, with the truth of each in the folder."""
-    shapes = folder.load_shapes()
+    shapes = folder.load_shapes(spec)
     if not shapes:
         shape = _first_that_fits(references, spec, timeout, view)
         shapes = [shape, with_batch(shape, also_batch)] if also_batch else [shape]

@@ -40,7 +40,7 @@ def shapes_to_try(spec: RunSpec) -> list[GateShape]:
     if spec.batch > 1 or spec.accumulate > 1:
         single = replace(plain, batch=1, accumulate=1)
         shapes.append(GateShape("single", "at batch 1", single))
-    entry = find_workload(spec.workload)
+    entry = find_workload(spec.workload, spec.source)
     if entry.cpu_preset and entry.cpu_preset != spec.size:
         config = entry.resolve(entry.cpu_preset, {})
         small = replace(plain, size=entry.cpu_preset, config=config, accumulate=1)

@@ -26,6 +26,7 @@ import steplab
 from steplab.core import Environment, Status
 from steplab.core.codec import decode, encode
 from steplab.core.errors import ERROR_KINDS, MeasurementError
+from steplab.workloads.user_model import named_files
 
 PROGRAM = "steplab.workers.program"
 Progress = Callable[[str], None]
@@ -91,12 +92,12 @@ class Worker:
 
     def keep(self, function: str, *, timeout: float, **arguments: Any) -> None:
         """Call a function or class and keep what it returns alive in the worker."""
-        self._write({"call": function, "arguments": _encode(arguments), "keep": True})
+        self._write(_request(function, arguments, keep=True))
         self.receive(type(None), timeout=timeout)
 
     def send(self, function: str, **arguments: Any) -> None:
         """Ask for a call without waiting for its result."""
-        self._write({"call": function, "arguments": _encode(arguments)})
+        self._write(_request(function, arguments))
 
     def receive(self, returns: type[T], *, timeout: float, progress: Progress = no_progress) -> T:
         """Wait for the result of the last call, `timeout` seconds at most."""
@@ -191,12 +192,17 @@ class WorkerOwner:
         self.close()
 
 
-def _encode(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Encode arguments; paths become absolute, since the worker may change its directory."""
-    return {
+def _request(function: str, arguments: dict[str, Any], keep: bool = False) -> dict[str, Any]:
+    """Return a call as JSON data; paths become absolute, since the worker may change its directory.
+
+    `models` are the files that the user has named: specs among the arguments may come from records,
+    so what they name is imported only if it is one of these.
+    """
+    encoded = {
         name: str(value.resolve()) if isinstance(value, Path) else encode(value)
         for name, value in arguments.items()
     }
+    return {"call": function, "arguments": encoded, "keep": keep, "models": named_files()}
 
 
 def _import_path() -> str:

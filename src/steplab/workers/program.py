@@ -20,6 +20,7 @@ from typing import Any, TextIO, get_type_hints
 
 from steplab.core.codec import decode, encode
 from steplab.core.errors import SteplabError
+from steplab.workloads.user_model import take_named_files
 
 
 def serve() -> None:
@@ -50,8 +51,9 @@ class Program:
     def answer(self, request: Mapping[str, Any]) -> None:
         """Call what is asked for and reply with its result, or with an error in one sentence."""
         try:
+            take_named_files(request["models"])
             result = self._call(request["call"], request["arguments"])
-            if request.get("keep"):
+            if request["keep"]:
                 self.kept, result = result, None
             self._reply({"result": encode(result)})
         except SteplabError as error:

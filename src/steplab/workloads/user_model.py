@@ -1,6 +1,9 @@
 """A user's own model: `path/to/file.py:factory` becomes a workload.
 
 The factory's keyword parameters, with their defaults, become the workload's config and flags.
+
+A model is code. Records hold its name and a hash of its file; the file is imported only after the
+user has named it in this process, or in the parent of this worker (`load_user_model`).
 """
 
 from __future__ import annotations
@@ -18,13 +21,16 @@ from typing import TYPE_CHECKING, Any
 from steplab.core import Mode
 from steplab.core.codec import encode
 from steplab.core.errors import UserError, did_you_mean
-from steplab.workloads.workload import StepOutput, WorkloadEntry
+from steplab.core.input_file import shorten
+from steplab.workloads.workload import StepOutput, WorkloadEntry, find_workload, is_user_model
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
 PLAIN_TYPES = (int, float, str, bool)
+# By the name that records hold: the absolute path of every file that the user has named.
+_files: dict[str, Path] = {}
 
 
 @dataclass(frozen=True)
@@ -39,19 +45,99 @@ class UserModel:
     optimizer: Callable[..., torch.optim.Optimizer] | None = None  # (model, **implementation)
 
 
-def load_user_model(name: str) -> WorkloadEntry:
-    """Return the entry for `path/to/file.py:factory`, or raise a UserError that says why not."""
-    path, colon, factory_name = name.rpartition(":")
-    if not colon or not path.endswith(".py") or not factory_name:
-        raise UserError(f"{name!r} is not path/to/file.py:factory.")
-    factory = _find_factory(Path(path), factory_name)
+def load_user_model(word: str) -> WorkloadEntry:
+    """Import the model `path/to/file.py:factory` that a user names, and remember that it was named.
+
+    The word must come from the user, on the command line or in Python, never from a record.
+    """
+    path, colon, factory = word.rpartition(":")
+    if not colon or not path.endswith(".py") or not factory:
+        raise UserError(f"{shorten(word)!r} is not path/to/file.py:factory.")
+    file = Path(path).absolute()
+    entry = _import(word, file)
+    _files[word] = file
+    return entry
+
+
+def find_user_model(name: str, source: str = "") -> WorkloadEntry:
+    """Import a model that the user has named before; refuse every other, and changed code.
+
+    Imported anew each time: what one step did to the module must not reach the next.
+    """
+    if name not in _files:
+        raise UserError(
+            f"{shorten(name)} is a model of one's own, and nobody has named its file here.",
+            "Name it by --model my_model.py:make, in Python by "
+            'steplab.load_user_model("my_model.py:make").',
+        )
+    entry = _import(name, _files[name])
+    if source and entry.source != source:
+        raise UserError(
+            f"{shorten(name)} has changed: the hash of its file was {source}, now it is "
+            f"{entry.source}.",
+            "Keep both versions in files of their own, and bench each.",
+        )
+    return entry
+
+
+def named_files() -> dict[str, str]:
+    """Return what the user has named so far, for a worker: absolute paths by name."""
+    return {name: str(file) for name, file in _files.items()}
+
+
+def take_named_files(named: Mapping[str, str]) -> None:
+    """Let this worker import what the user has named in its parent."""
+    _files.update({name: Path(file) for name, file in named.items()})
+
+
+def workload_of_record(name: str, where: object, own: WorkloadEntry | None) -> WorkloadEntry:
+    """Return the workload that a record was made with; a user's own is `own`, named by the user."""
+    if not is_user_model(name):
+        if own is not None:
+            raise UserError(
+                f"{where} is a model of the built-in {shorten(name)}, not of {own.name}.",
+                f"Leave {own.name} out: the record knows what it is.",
+            )
+        return find_workload(name)
+    if own is None:
+        raise not_named(where, name)
+    return own
+
+
+def not_named(where: object, name: str) -> UserError:
+    """Return the error for a record of a user's own model whose file the user has not named."""
+    return UserError(
+        f"{where} was made with {shorten(name)}, a model of one's own: a record holds its name, "
+        "not its code.",
+        "Name the file: --model my_model.py:make.",
+    )
+
+
+def is_same_code(own: WorkloadEntry, name: str, source: str) -> bool:
+    """Whether a record was made by the same factory of a file with the same content."""
+    return own.source == source and own.name.rpartition(":")[2] == name.rpartition(":")[2]
+
+
+def note_on_code(own: WorkloadEntry, name: str, source: str, where: object) -> str:
+    """Say that a record was made with other code than `own`; "" when not, or when nobody knows."""
+    if not source or not own.source or is_same_code(own, name, source):
+        return ""
+    return (
+        f"the code has changed: {where} was made with {shorten(name)} (hash {source}), now it is "
+        f"{own.name} (hash {own.source})"
+    )
+
+
+def _import(name: str, file: Path) -> WorkloadEntry:
+    """Import the file and return the entry of its factory, or a UserError that says why not."""
+    factory = _find_factory(name, file)
     config = _config_type(factory, name)
 
     def open_workload(values: Any) -> UserWorkload:
         return UserWorkload(factory, encode(values), name)
 
     summary = (inspect.getdoc(factory) or "a model of your own").splitlines()[0]
-    source = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+    source = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     return WorkloadEntry(name, summary, config, open_workload, source=source)
 
 
@@ -125,24 +211,27 @@ class UserWorkload:
         return self.built
 
 
-def _find_factory(path: Path, name: str) -> Callable[..., Any]:
-    if not path.is_file():
-        raise UserError(f"There is no file {path}.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+def _find_factory(name: str, file: Path) -> Callable[..., Any]:
+    """Run the file and return its factory; messages call it as the user did."""
+    shown, _, factory_name = name.rpartition(":")
+    if not file.is_file():
+        raise UserError(f"There is no file {shorten(shown)}.")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pickling look their module up by name
-    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules[file.stem] = module  # dataclasses and pickling look their module up by name
+    sys.path.insert(0, str(file.parent.resolve()))
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{path} does not import: {type(error).__name__}: {error}.") from error
+        raise UserError(f"{shown} does not import: {type(error).__name__}: {error}.") from error
     finally:
         sys.path.pop(0)
-    factory = getattr(module, name, None)
+    factory = getattr(module, factory_name, None)
     if not callable(factory):
-        own = [k for k, v in vars(module).items() if inspect.isfunction(v)]
-        raise UserError(f"{path} has no function {name!r}.", did_you_mean(name, own))
+        known = [k for k, v in vars(module).items() if inspect.isfunction(v)]
+        hint = did_you_mean(factory_name, known)
+        raise UserError(f"{shown} has no function {factory_name!r}.", hint)
     return factory
 
 

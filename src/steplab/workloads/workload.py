@@ -103,14 +103,36 @@ class WorkloadEntry:
         return workload
 
 
-def find_workload(name: str) -> WorkloadEntry:
-    """Return the built-in workload of that name, or that of `path/to/file.py:factory`."""
-    if ".py" in name or ":" in name:
-        from steplab.workloads.user_model import load_user_model
+def find_workload(name: str, source: str = "") -> WorkloadEntry:
+    """Return the built-in workload of that name, or the user's own model that the user named so.
 
-        return load_user_model(name)
+    Names come from records that strangers may have written, so a name is never taken for a file
+    to import: the user has to name that file first (`load_user_model`). A model of the user's own
+    is refused when its file has another hash than `source`.
+    """
+    if is_user_model(name):
+        from steplab.workloads.user_model import find_user_model
+
+        return find_user_model(name, source)
     entry: WorkloadEntry = registry.load("steplab.workloads", name, "WORKLOAD")
     return entry
+
+
+def requested_workload(word: str) -> WorkloadEntry:
+    """Return what a user asks for by a built-in name or by `path/to/file.py:factory`.
+
+    The file is imported, so the word must be the user's own, never one out of a record.
+    """
+    if is_user_model(word):
+        from steplab.workloads.user_model import load_user_model
+
+        return load_user_model(word)
+    return find_workload(word)
+
+
+def is_user_model(name: str) -> bool:
+    """Whether a name is written like that of a user's own model."""
+    return ".py" in name or ":" in name
 
 
 def weight_decay_groups(
