@@ -25,7 +25,7 @@ _INSTALLED = re.compile(r"(site|dist)-packages/|/lib/python3|torchinductor_")
 # line has packages and files of releases whose traces may still be stored.
 _RUNNER = re.compile(
     r"(^|/)steplab/((cli|bench|tune|forecasting|verify|train|meter|lint|profiling|workers|step"
-    r"|techniques|probes|testing|findings|compare|report|trace|store|costs|hardware|core"
+    r"|techniques|probes|parallel|testing|findings|compare|report|trace|store|costs|hardware|core"
     r"|studies|engine|explain|record|spec)/|(__init__|__main__|codec|shelf|units|errors)\.py)"
 )
 _MODELS = re.compile(r"(^|/)steplab/(workloads|modules|kernels|data)/")
