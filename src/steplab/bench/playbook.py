@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from steplab.core import RunSpec
+from steplab.core.atomic import disk_errors
 from steplab.core.errors import UserError
 from steplab.kernels.dispatch import AUTO, impls
 from steplab.profiling.plan import ProfilePlan
-from steplab.store.atomic import disk_errors
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 

@@ -16,6 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from steplab.bench.playbook import TORCH_NAMES, Playbook, PlaybookCell
+from steplab.core.atomic import disk_errors
 from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.kernels import ema as ema_op
 from steplab.kernels.dispatch import AUTO, refusal
@@ -26,7 +27,6 @@ from steplab.profiling.trace_file import Averages
 from steplab.step.assemble import assemble, find_device, micro_batches
 from steplab.step.failures import is_out_of_memory
 from steplab.step.step import Step, unwatched
-from steplab.store.atomic import disk_errors
 from steplab.workloads.megalodon.layers import MovingAverages
 
 LABELS = {"forward": "FORWARD", "backward": "BACKWARD", "optimizer": "OPTIMIZER"}

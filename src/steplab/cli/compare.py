@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_store_flag
+from steplab.cli.flags import add_store_flag, file_to_write
 from steplab.cli.progress import CellProgress
 from steplab.compare.bootstrap import signed, slower_than
 from steplab.compare.inputs import Side, check_side, open_side
@@ -50,7 +50,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--timeout", type=float, default=600.0, metavar="SECONDS",
         help="seconds a round of --rerun may take")  # fmt: skip
     add_store_flag(parser)
-    add("--out", nargs="+", type=Path, default=[], metavar="FILE",
+    add("--out", nargs="+", type=file_to_write("--out"), default=[], metavar="FILE",
         help="also write .csv, .md, .json, .svg or .html")  # fmt: skip
 
 

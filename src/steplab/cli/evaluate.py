@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_device_flag
+from steplab.cli.flags import add_device_flag, file_to_write
 from steplab.cli.step_flags import add_model_flag, add_recipe_flag
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
@@ -39,9 +39,10 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--period", type=int, metavar="P",
         help="period for seasonal naive and MASE; default: the true one for generated series, the "
         "usual one for the time step of a frame, otherwise 1")  # fmt: skip
-    add("--out", nargs="+", type=Path, default=[], metavar="FILE",
+    add("--out", nargs="+", type=file_to_write("--out"), default=[], metavar="FILE",
         help="also write .json (everything), .md or .csv (the tables)")  # fmt: skip
-    add("--picture", type=Path, metavar="FILE", help="draw ratios and windows: .html or .png")
+    add("--picture", type=file_to_write("--picture"), metavar="FILE",
+        help="draw ratios and windows: .html or .png")  # fmt: skip
     add("--batch", type=int, default=256, metavar="N", help="series at a time")
     add_recipe_flag(parser)
     add_device_flag(parser)
@@ -127,9 +128,9 @@ def _evaluate(
 
 
 def _write(found: Evaluation, path: Path) -> None:
+    from steplab.core.output_file import write_output
     from steplab.forecasting.evaluation.tables import metrics_table, ratios_table
     from steplab.report.export import write_table
-    from steplab.store.atomic import write_output
 
     if path.suffix == ".json":
         text = json.dumps({"steplab_evaluation": 1, **encode(found)}, indent=1, allow_nan=False)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_store_flag
+from steplab.cli.flags import add_store_flag, file_to_write
 from steplab.core import Finding, units
 from steplab.findings import Case, case_of_run, case_of_trace, explain, gain_share, is_note
 from steplab.report.budget import print_budget
@@ -27,7 +27,8 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("run", nargs="?", default="last", metavar="RUN",
         help="a Run's id, part of it, `last`, or a trace file (.json, .json.gz)")  # fmt: skip
     add_store_flag(parser)
-    add("--page", type=Path, default=None, metavar="FILE", help="also write a page (.html)")
+    add("--page", type=file_to_write("--page"), default=None, metavar="FILE",
+        help="also write a page (.html)")  # fmt: skip
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -41,7 +42,7 @@ def _run(args: argparse.Namespace) -> int:
         _print_run(case)
     findings = explain(case)
     if args.page:
-        write_explain_page(case.run, case.analysis, findings, args.page, trace)
+        write_explain_page(case.run, case.analysis, findings, args.page, trace, "--page")
     budget = run_budget(case.run, case.analysis)
     if budget is not None:
         print_budget(budget)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
+from steplab.cli.flags import folder_to_write
 from steplab.core import TrainSettings
 from steplab.core.units import bytes_
 
@@ -16,7 +17,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     folder = Path(TrainSettings().checkpoint_dir)
     about = "checkpoint, or folder of checkpoints (its newest is exported)"
     add("checkpoint", nargs="?", type=Path, default=folder, help=about)
-    add("--out", type=Path, default=Path("time-moe"), help="folder to create")
+    add("--out", type=folder_to_write("--out"), default="time-moe", help="folder to create")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from steplab.core import Environment
 from steplab.core.codec import read_word, type_hints
 from steplab.core.errors import Unsupported, UserError, no_gpu
+from steplab.core.output_file import output_file, output_folder
 from steplab.report.export import WRITERS, check_suffixes
 from steplab.store import DEFAULT_ROOT
 
@@ -24,6 +25,21 @@ def add_device_flag(parser: argparse.ArgumentParser, about: str = "where to run"
     """Add `--device`; `resolve_device` or `local_device` says what `auto` is."""
     metavar = "|".join(DEVICES)
     parser.add_argument("--device", type=_device, default=AUTO, metavar=metavar, help=about)
+
+
+def file_to_write(flag: str) -> Callable[[str], Path]:
+    """Return the type of a flag that names a file to write; what cannot be is refused at once."""
+
+    def read(word: str) -> Path:
+        output_file(Path(word), flag)
+        return Path(word)
+
+    return read
+
+
+def folder_to_write(flag: str) -> Callable[[str], Path]:
+    """Return the type of a flag that names a folder to write into, likewise."""
+    return lambda word: output_folder(Path(word), flag)
 
 
 def add_store_flag(parser: argparse.ArgumentParser) -> None:
@@ -116,9 +132,8 @@ def _device(word: str) -> str:
 
 
 def _table_file(word: str) -> Path:
-    path = Path(word)
-    check_suffixes([path])
-    return path
+    check_suffixes([Path(word)])
+    return file_to_write("--out")(word)
 
 
 def _config_help(field: dataclasses.Field[Any]) -> str:

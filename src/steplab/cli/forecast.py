@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_device_flag
+from steplab.cli.flags import add_device_flag, file_to_write
 from steplab.cli.step_flags import add_model_flag, add_recipe_flag
 from steplab.core.errors import UserError
 from steplab.data.formats import resolve_path
@@ -29,8 +29,10 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         help="checkpoint, folder of checkpoints, or Time-MoE folder; default: the newest that "
         "`steplab train` wrote")  # fmt: skip
     add_model_flag(parser)
-    add("--out", type=Path, metavar="FILE", help="write all forecasts: .csv, .parquet or .json")
-    add("--picture", type=Path, metavar="FILE", help="draw the first series: .html or .png")
+    add("--out", type=file_to_write("--out"), metavar="FILE",
+        help="write all forecasts: .csv, .parquet or .json")  # fmt: skip
+    add("--picture", type=file_to_write("--picture"), metavar="FILE",
+        help="draw the first series: .html or .png")  # fmt: skip
     add("--quantiles", type=_levels, metavar="LEVELS",
         help="such as 0.1,0.5,0.9; default: all that the model has")  # fmt: skip
     add("--id-column", metavar="NAME", help="column of a frame that names its series")
@@ -79,14 +81,9 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"{args.input} does not exist.", "Check the path.")
     from steplab.forecasting.forecast_report import PICTURE_SUFFIXES
     from steplab.report.charts.plot import check_plot
-    from steplab.store.atomic import disk_errors
 
     if args.picture:
         check_plot(args.picture, PICTURE_SUFFIXES)
-    for flag, path in (("--out", args.out), ("--picture", args.picture)):
-        if path:
-            with disk_errors(path.parent, flag):
-                path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _predict(forecaster: Forecaster, histories: Histories, args: argparse.Namespace) -> Prediction:

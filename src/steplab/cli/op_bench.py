@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from steplab.bench.op_bench import Objective, OpAxis, OpBench
@@ -18,6 +17,7 @@ from steplab.cli.flags import (
     add_device_flag,
     add_out_flag,
     add_store_flag,
+    file_to_write,
     given_fields,
     resolve_device,
 )
@@ -83,7 +83,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--timeout", type=float, default=120.0, help="seconds that a cell may take")
     add_store_flag(parser)
     add_out_flag(parser)
-    add("--plot", type=Path, default=None, metavar="FILE", help="draw a chart: .svg or .png")
+    add("--plot", type=file_to_write("--plot"), default=None, metavar="FILE",
+        help="draw a chart: .svg or .png")  # fmt: skip
 
 
 def _run(args: argparse.Namespace, bench: OpBench) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_store_flag, resolve_device
+from steplab.cli.flags import add_store_flag, folder_to_write, resolve_device
 from steplab.cli.playbook import add_playbook_flags, asks_for_playbook, has_playbook, run_playbook
 from steplab.cli.progress import CellProgress
 from steplab.cli.step_flags import (
@@ -22,6 +22,7 @@ from steplab.cli.step_flags import (
     step_spec,
 )
 from steplab.core import Run, Table
+from steplab.core.atomic import disk_errors
 from steplab.core.errors import MeasurementError, Unsupported, UserError
 from steplab.profiling.output import (
     PAGE_FILE,
@@ -36,7 +37,6 @@ from steplab.report.budget import print_budget
 from steplab.report.memory import print_memory
 from steplab.report.terminal import print_table
 from steplab.store import DEFAULT_ROOT, Store
-from steplab.store.atomic import disk_errors
 from steplab.trace.analysis import UNATTRIBUTED, Analysis
 from steplab.trace.kernel_table import kernel_table, phases_by_time
 from steplab.workers.trials import TrialRunner
@@ -61,7 +61,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--top", type=int, default=5, metavar="N", help="kernels to show for each phase")
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help="seconds it may take")
     add_store_flag(parser)
-    add("--out", type=Path, default=None, metavar="DIR",
+    add("--out", type=folder_to_write("--out"), default=None, metavar="DIR",
         help="folder for summary.csv and a copy of the files; default: the store")  # fmt: skip
     if has_playbook(entry.name):
         add_playbook_flags(parser)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from steplab.cli.command import Command
+from steplab.cli.flags import file_to_write
 from steplab.cli.runs import add_selection_flags, select_runs
 from steplab.core import Run, units
 from steplab.core.errors import UserError
@@ -17,7 +17,7 @@ from steplab.store import Store
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_selection_flags(parser)
     about = "the file to write (.html)"
-    parser.add_argument("--out", type=Path, default=Path("report.html"), help=about)
+    parser.add_argument("--out", type=file_to_write("--out"), default="report.html", help=about)
 
 
 def _run(args: argparse.Namespace) -> int:

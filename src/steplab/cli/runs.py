@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_store_flag
+from steplab.cli.flags import add_store_flag, file_to_write
 from steplab.core import Cell, Column, Run, Status, Table, run_to_json, units
 from steplab.core.codec import read_word
 from steplab.core.errors import UserError
@@ -21,10 +21,13 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_selection_flags(parser)
     add = parser.add_argument
     add("--json", action="store_true", help="print the selected Runs in full, as JSON")
-    add("--out", type=Path, metavar="FILE", help="write the list as .csv, .md, .json or .svg")
+    add("--out", type=file_to_write("--out"), metavar="FILE",
+        help="write the list as .csv, .md, .json or .svg")  # fmt: skip
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--delete", action="store_true", help="delete the selected Runs")
-    action.add_argument("--pack", type=Path, metavar="FILE", help="pack them into one file")
+    action.add_argument(
+        "--pack", type=file_to_write("--pack"), metavar="FILE", help="pack them into one file"
+    )
     action.add_argument("--unpack", type=Path, metavar="FILE", help="add the Runs of such a file")
 
 

@@ -23,7 +23,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from steplab.cli.command import Command
-from steplab.cli.flags import AUTO, add_store_flag, resolve_device
+from steplab.cli.flags import AUTO, add_store_flag, folder_to_write, resolve_device
 from steplab.cli.step_flags import (
     add_step_flags,
     add_workload_flags,
@@ -33,15 +33,18 @@ from steplab.cli.step_flags import (
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder, Rung, Untried
+from steplab.core.output_file import output_file
 from steplab.report.terminal import console, print_table
 from steplab.store import Store
-from steplab.store.atomic import disk_errors
 from steplab.techniques.context import format_waits
 from steplab.techniques.recipes import parse_recipe
 from steplab.tune.batch_size import find_batch, forget_batch
 from steplab.tune.options import TuneOptions
 from steplab.tune.progress import View, format_timings
 from steplab.tune.report import (
+    PICTURE_FILE,
+    RECIPE_FILE,
+    REPORT_FILE,
     OutcomeFiles,
     impact_table,
     interval,
@@ -80,7 +83,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--against", type=parse_recipe, default=None, metavar="RECIPE",
         help="compare the winner with this recipe at the end, alternating")  # fmt: skip
     add_store_flag(parser)
-    add("--out", type=Path, default=None, metavar="DIR",
+    add("--out", type=folder_to_write("--out"), default=None, metavar="DIR",
         help="folder for recipe.toml and report.html; default: in the store")  # fmt: skip
 
 
@@ -92,8 +95,8 @@ def _run(args: argparse.Namespace) -> int:
     _spec(args, assumed_device(args.device))  # reports typos before a worker starts (2 s)
     Store(args.store).check_writable()
     if args.out is not None:
-        with disk_errors(args.out, "--out"):
-            args.out.mkdir(parents=True, exist_ok=True)
+        for name in (RECIPE_FILE, REPORT_FILE, PICTURE_FILE):
+            output_file(args.out / name)
     started = monotonic()
     with ReferenceWorker() as reference, WorkerPool() as workers:
         workers.refill()
@@ -129,7 +132,9 @@ def search(
     if args.batch == AUTO and ladder.finished:
         forget_batch(spec, store, environment)
     view.stage("writing the report")
-    return ladder, write_outcome(ladder, store, args.out or folder.path)
+    if args.out is not None:
+        return ladder, write_outcome(ladder, store, args.out, "--out")
+    return ladder, write_outcome(ladder, store, folder.path, "--store")
 
 
 def _spec(args: argparse.Namespace, device: str) -> RunSpec:

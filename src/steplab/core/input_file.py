@@ -65,8 +65,11 @@ def file_kind(path: Path) -> str:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
         raise cannot_open(path, error) from None
-    if stat.S_ISREG(mode):
-        return ""
+    return "" if stat.S_ISREG(mode) else kind_name(mode)
+
+
+def kind_name(mode: int) -> str:
+    """Return what a file that is not a regular one is called, by its mode."""
     return next((kind for test, kind in _KINDS if test(mode)), "not a regular file")
 
 
@@ -80,8 +83,7 @@ def open_input(path: Path) -> BinaryIO:
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
-        kind = next((kind for test, kind in _KINDS if test(mode)), "not a regular file")
-        raise UserError(f"{shorten(path)} is {kind}.", "Give a regular file.")
+        raise UserError(f"{shorten(path)} is {kind_name(mode)}.", "Give a regular file.")
     return open(handle, "rb")
 
 

@@ -7,11 +7,12 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from steplab.core.budget import Budget
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
+from steplab.core.input_file import parse_json
 from steplab.core.samples import Samples
 from steplab.core.spec import RunSpec
 from steplab.core.table import Table
@@ -357,12 +358,9 @@ def run_to_json(run: Run) -> str:
     return json.dumps(document, indent=1, allow_nan=False)
 
 
-def run_from_json(text: str, where: str = "run.json") -> Run:
+def run_from_json(text: str | bytes, where: str = "run.json") -> Run:
     """Read a Run; a foreign, damaged or newer document is a UserError that says so."""
-    try:
-        document: Any = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON ({error.msg}, line {error.lineno}).") from None
+    document = parse_json(text, where)
     version = document.get("steplab_record") if isinstance(document, dict) else None
     if not isinstance(version, int):
         raise UserError(f"{where} is not a steplab Run.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from steplab.core import Cell, Column, Table
+from steplab.core.output_file import write_output
 from steplab.data.time_step import format_time
 from steplab.forecasting.histories import Histories
 from steplab.forecasting.prediction import Prediction
@@ -18,7 +19,6 @@ from steplab.report.charts.plot import check_plot, png_bytes, png_figure, png_te
 from steplab.report.charts.series import SeriesPanel, draw_series, series_html
 from steplab.report.markup import NOTHING
 from steplab.report.pages.document import Section, paragraphs, write_page
-from steplab.store.atomic import write_output
 
 if TYPE_CHECKING:
     from steplab.forecasting.forecaster import Forecaster
@@ -94,7 +94,8 @@ def write_picture(picture: Picture, path: Path) -> None:
         write_output(path, png_bytes(figure), "--picture")
         return
     section = Section("forecasts", "Forecasts", series_html(picture.panels), picture.note)
-    write_page(path, picture.title, NOTHING, [section], paragraphs(list(picture.foot)))
+    foot = paragraphs(list(picture.foot))
+    write_page(path, picture.title, NOTHING, [section], foot, "--picture")
 
 
 def forecast_panel(

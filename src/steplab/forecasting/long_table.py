@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from steplab.core.errors import UserError
+from steplab.core.output_file import write_output
 from steplab.data.formats.frames import SCHEMES, Columns, require_pandas, write_frame
 from steplab.forecasting.histories import Histories
 from steplab.forecasting.prediction import Prediction
-from steplab.store.atomic import disk_errors, write_output
 
 MODEL = "steplab"
 SUFFIXES = (".csv", ".parquet", ".json")
@@ -74,9 +74,7 @@ def write_forecasts(
         import pandas as pd
 
         table = pd.DataFrame(long_table(histories, prediction))
-        with disk_errors(path.parent, "--out"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_frame(table, path)
+        write_frame(table, path, "--out")
     elif suffix == ".json":
         write_output(path, _json(histories, prediction, checkpoint).encode())
     else:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from steplab.core import Run
+from steplab.core.atomic import disk_errors
 from steplab.core.errors import UserError
 from steplab.report.pages import write_profile_page
 from steplab.store import Store
-from steplab.store.atomic import disk_errors
 from steplab.trace.analysis import Analysis
 from steplab.trace.analyze import analyze_cycles
 
@@ -76,7 +76,7 @@ def with_budget(run: Run, first: Analysis, others: Iterable[Analysis]) -> Run:
 
 def save_files(store: Store, run: Run, folder: Path) -> Path:
     """Store the Run with every file in `folder` beside it; return the Run's folder."""
-    return store.save(run, {path.name: path.read_bytes() for path in sorted(folder.iterdir())})
+    return store.save(run, {path.name: path for path in sorted(folder.iterdir())})
 
 
 def check_summary(folder: Path) -> None:

@@ -18,7 +18,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 from torch.profiler import profile
 
-from steplab.store.atomic import disk_errors
+from steplab.core.atomic import disk_errors
 
 # Of a trace of 700 kB, level 6 makes 49 kB in 4 ms, level 9 (the default) 44 kB in 18 ms.
 LEVEL = 6

@@ -11,8 +11,8 @@ from pathlib import Path
 from steplab.core import Table
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
+from steplab.core.output_file import write_output
 from steplab.core.table import cell_text, is_number
-from steplab.store.atomic import write_output
 
 
 def to_csv(table: Table) -> str:
@@ -65,7 +65,7 @@ def check_suffixes(paths: Sequence[Path]) -> None:
             raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(WRITERS)}.")
 
 
-def write_table(table: Table, path: Path) -> None:
-    """Write a table in the format that the file's suffix names."""
+def write_table(table: Table, path: Path, flag: str = "--out") -> None:
+    """Write a table in the format that the file's suffix names; `flag` named the path."""
     check_suffixes([path])
-    write_output(path, WRITERS[path.suffix](table).encode())
+    write_output(path, WRITERS[path.suffix](table).encode(), flag)

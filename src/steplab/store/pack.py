@@ -2,87 +2,227 @@
 
 A pack holds data alone: Runs, traces and texts. A Run's page stays behind, because a browser would
 run what is in it; `steplab explain RUN --page FILE` draws it anew.
+
+Packs come from strangers too. Nothing of one is in the store before all of it has been read and
+checked, it is unpacked to disk and not to memory, and what it unpacks to is counted as it comes:
+its own headers are not believed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import lzma
+import secrets
+import shutil
+import stat
 import zipfile
-from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
 
-from steplab.core import run_from_json
+from steplab.core import Run, run_from_json
+from steplab.core.atomic import disk_errors
 from steplab.core.errors import UserError
-from steplab.store.atomic import disk_errors
-from steplab.store.store import RUN_FILE, Store
+from steplab.core.input_file import check_memory, open_input, shorten
+from steplab.core.output_file import output_draft
+from steplab.core.units import bytes_
+from steplab.store.store import RUN_FILE, Store, is_plain_name
 
-# A pack of a few hundred Runs is some MB; this bounds what a hostile archive can unpack to.
-LARGEST_UNPACKED = 8 * 2**30
+LARGEST_UNPACKED = 4 << 30  # bytes; a pack of a few hundred Runs is some MB
+LARGEST_INDEX = 16 << 20  # bytes of the list of files: 140,000 of ours, and 250 MB when parsed
+CHUNK = 1 << 20  # bytes unpacked at a time
 DATA_SUFFIXES = (".json", ".json.gz", ".txt")
 PAGE_SUFFIX = ".html"
+
+# What zipfile raises about an archive that is damaged, encrypted or packed in an unknown way.
+DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    OverflowError,
+    OSError,
+)
 
 
 def pack_runs(store: Store, ids: Sequence[str], target: Path) -> int:
     """Write the named Runs with their data files into one zip file; return how many."""
     if target.exists():
-        raise UserError(f"{target} already exists.", "Choose another name or remove it first.")
-    draft = target.with_name(f".{target.name}.draft")
-    with disk_errors(target.parent, "--pack"):
-        try:
-            with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
-                for run_id in ids:
-                    for path in sorted((store.runs / run_id).iterdir()):
-                        if path.name.endswith(DATA_SUFFIXES):
-                            archive.write(path, f"{run_id}/{path.name}")
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
+        raise UserError(
+            f"{shorten(target)} already exists.", "Choose another name or remove it first."
+        )
+    files = [(run_id, path) for run_id in ids for path in _files(store.runs / run_id)]
+    size = sum(path.stat().st_size for _, path in files)
+    if size > LARGEST_UNPACKED:
+        raise UserError(
+            f"These Runs are {bytes_(size)}, and a pack holds {bytes_(LARGEST_UNPACKED)}.",
+            "Name fewer of them.",
+        )
+    with (
+        output_draft(target, "--pack") as draft,
+        zipfile.ZipFile(draft, "x", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive,
+    ):
+        for run_id, path in files:
+            archive.write(path, f"{run_id}/{path.name}")
     return len(ids)
 
 
 def unpack_runs(store: Store, source: Path) -> tuple[int, int]:
-    """Add the Runs of a pack to the store; return (added, already there).
+    """Add the Runs of a pack to the store, all or none; return (added, already there)."""
+    name = shorten(source)
+    with open_input(source) as file, _open(file, name) as archive:
+        entries = _entries(archive, name)
+        present = set(store.ids())
+        runs = {
+            run_id: _read_run(archive, run_id, files[RUN_FILE], name)
+            for run_id, files in entries.items()
+        }
+        new = [run for run_id, run in runs.items() if run_id not in present]
+        if new:
+            _add(store, archive, entries, new, name)
+    return len(new), len(runs) - len(new)
 
-    Every Run is checked before it is written; a name that would leave the store, or a file that no
-    Run has, such as code, is refused.
-    """
+
+def _files(folder: Path) -> list[Path]:
+    """Return the data files of a Run; a link could bring in any file of this machine."""
+    found = sorted(path for path in folder.iterdir() if path.name.endswith(DATA_SUFFIXES))
+    for path in found:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise UserError(
+                f"{shorten(path)} is not a regular file, so its Run cannot be packed.",
+                "Remove it, or replace it by a file.",
+            )
+    return found
+
+
+class _Bounded:
+    """A file for zipfile, which reads an archive's whole list of files at once."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self.file, self.name = file, name
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        """Read; more than any list of files has is refused."""
+        if not 0 <= size <= LARGEST_INDEX:
+            raise UserError(
+                f"The list of files in {self.name} is larger than {bytes_(LARGEST_INDEX)}; "
+                "no pack of Runs has so many."
+            )
+        return self.file.read(size)
+
+
+@contextlib.contextmanager
+def _damage(name: str) -> Iterator[None]:
+    """Turn whatever is wrong with an archive into one sentence."""
     try:
-        with zipfile.ZipFile(source) as archive:
-            return _unpack(store, archive, source)
-    except FileNotFoundError:
-        raise UserError(f"There is no file {source}.") from None
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"{source} is not a pack of Runs, or it is damaged ({error}).") from None
+        yield
+    except DAMAGE as error:
+        if isinstance(error, RuntimeError) and "encrypted" in str(error):
+            raise UserError(f"{name} is encrypted; a pack of Runs is not.") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{name} is not a pack of Runs, or it is damaged ({reason}).") from None
 
 
-def _unpack(store: Store, archive: zipfile.ZipFile, source: Path) -> tuple[int, int]:
-    if sum(info.file_size for info in archive.infolist()) > LARGEST_UNPACKED:
-        raise UserError(f"{source} would unpack to more than {LARGEST_UNPACKED // 2**30} GiB.")
-    files: dict[str, dict[str, bytes]] = {}
+@contextlib.contextmanager
+def _open(file: BinaryIO, name: str) -> Iterator[zipfile.ZipFile]:
+    with _damage(name):
+        archive = zipfile.ZipFile(_Bounded(file, name))  # type: ignore[arg-type]
+    with archive:
+        yield archive
+
+
+def _entries(archive: zipfile.ZipFile, name: str) -> dict[str, dict[str, zipfile.ZipInfo]]:
+    """Return the files by Run and by their names; what no Run has, such as code, is refused."""
+    found: dict[str, dict[str, zipfile.ZipInfo]] = {}
     for info in archive.infolist():
-        parts = PurePosixPath(info.filename).parts
-        if len(parts) != 2 or any(p.startswith(".") or "\\" in p for p in parts):
-            raise UserError(f"{source} contains {info.filename!r}, which does not belong to a Run.")
+        parts = info.filename.split("/")
+        if len(parts) != 2 or not all(map(is_plain_name, parts)):
+            shown = shorten(repr(info.filename))
+            raise UserError(f"{name} contains {shown}, which does not belong to a Run.")
         if parts[1].endswith(PAGE_SUFFIX):
             continue
         if not parts[1].endswith(DATA_SUFFIXES):
             raise UserError(
-                f"{source} contains {info.filename!r}, and a pack holds no other files than "
+                f"{name} contains {info.filename!r}, and a pack holds no other files than "
                 f"{' '.join(DATA_SUFFIXES)}.",
                 "Pack the Runs anew: steplab runs --pack FILE.",
             )
-        files.setdefault(parts[0], {})[parts[1]] = archive.read(info)
-    runs = {}
-    for run_id, content in files.items():
-        if RUN_FILE not in content:
-            raise UserError(f"{source}: {run_id} has no {RUN_FILE}.")
-        text = content.pop(RUN_FILE).decode("utf-8", errors="replace")
-        runs[run_id] = run_from_json(text, f"{source}: {run_id}")
-        if runs[run_id].id != run_id:
-            raise UserError(f"{source}: the folder {run_id} holds the Run {runs[run_id].id}.")
-    present = set(store.ids())
+        files = found.setdefault(parts[0], {})
+        if parts[1] in files:
+            raise UserError(f"{name} contains {info.filename} twice.")
+        files[parts[1]] = info
+    for run_id, files in found.items():
+        if RUN_FILE not in files:
+            raise UserError(f"{name}: {run_id} has no {RUN_FILE}.")
+    return found
+
+
+def _read_run(archive: zipfile.ZipFile, run_id: str, info: zipfile.ZipInfo, name: str) -> Run:
+    where = f"{name}: {run_id}"
+    check_memory(info.file_size, where)
+    with _damage(name), archive.open(info) as stream:
+        data = stream.read(info.file_size + 1)
+    run = run_from_json(data, where)
+    if run.id != run_id:
+        raise UserError(f"{name}: the folder {run_id} holds the Run {run.id}.")
+    return run
+
+
+def _add(
+    store: Store,
+    archive: zipfile.ZipFile,
+    entries: dict[str, dict[str, zipfile.ZipInfo]],
+    runs: Sequence[Run],
+    name: str,
+) -> None:
+    """Unpack beside the Runs of the store, then move one Run after the other among them."""
     store.check_writable()
-    for run_id, run in runs.items():
-        if run_id not in present:
-            store.save(run, files[run_id])
-    known = sum(run_id in present for run_id in runs)
-    return len(runs) - known, known
+    stage = store.runs / f".draft-unpack-{secrets.token_hex(4)}"
+    left = LARGEST_UNPACKED
+    artifacts: dict[str, dict[str, Path]] = {}
+    try:
+        for run in runs:
+            folder = stage / run.id
+            with disk_errors(store.root):
+                folder.mkdir(parents=True)
+            artifacts[run.id] = {}
+            for file_name, info in entries[run.id].items():
+                if file_name != RUN_FILE:
+                    left -= _unpack_file(archive, info, folder / file_name, left, store, name)
+                    artifacts[run.id][file_name] = folder / file_name
+        for run in runs:
+            store.save(run, artifacts[run.id])
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _unpack_file(
+    archive: zipfile.ZipFile,
+    info: zipfile.ZipInfo,
+    target: Path,
+    left: int,
+    store: Store,
+    name: str,
+) -> int:
+    """Unpack one file and return its size; more than `left` bytes are refused as they come."""
+    size = 0
+    with _damage(name):
+        stream = archive.open(info)
+    with stream, disk_errors(store.root), target.open("xb") as file:
+        while True:
+            with _damage(name):
+                chunk = stream.read(CHUNK)
+            if not chunk:
+                return size
+            size += len(chunk)
+            if size > left:
+                raise UserError(
+                    f"{name} unpacks to more than {bytes_(LARGEST_UNPACKED)}.",
+                    "Ask for the Runs in several packs.",
+                )
+            file.write(chunk)

@@ -11,14 +11,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from steplab.core import Run, run_from_json, run_to_json
+from steplab.core.atomic import disk_errors, move_file, sync_folder, write_file
 from steplab.core.errors import UserError
-from steplab.store.atomic import disk_errors, sync_folder, write_file
+from steplab.core.input_file import read_input, shorten
+from steplab.core.output_file import output_folder
 
 DEFAULT_ROOT = Path("steplab-runs")
 RUN_FILE = "run.json"
 NEAREST = 3  # ids that are suggested where one is not found
 # A draft this old belongs to a process that was killed: no write takes a day.
 STALE_SECONDS = 24 * 3600
+LONGEST_NAME = 200  # letters of a file's name; systems stop at 255 bytes
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether `name` can be that of a Run or an artifact: a file of its own folder, not hidden."""
+    return (
+        0 < len(name) <= LONGEST_NAME
+        and name.isprintable()
+        and not name.startswith(".")
+        and not any(c in name for c in "/\\")
+    )
 
 
 class Store:
@@ -40,8 +53,11 @@ class Store:
             write_file(probe, b"steplab")
             probe.unlink()
 
-    def save(self, run: Run, artifacts: Mapping[str, bytes] | None = None) -> Path:
-        """Write a Run and its artifacts (file name -> content); return its folder."""
+    def save(self, run: Run, artifacts: Mapping[str, bytes | Path] | None = None) -> Path:
+        """Write a Run and its artifacts by file name; return its folder.
+
+        An artifact is its content, or a file on the store's disk, which is moved.
+        """
         files = dict(artifacts or {})
         run = replace(run, artifacts=tuple(sorted(files)))
         draft, final = self.runs / f".draft-{run.id}-{secrets.token_hex(3)}", self.runs / run.id
@@ -49,7 +65,10 @@ class Store:
             draft.mkdir(parents=True)
             try:
                 for name, content in files.items():
-                    write_file(draft / name, content)
+                    if isinstance(content, Path):
+                        move_file(content, draft / name)
+                    else:
+                        write_file(draft / name, content)
                 write_file(draft / RUN_FILE, run_to_json(run).encode())
                 if final.exists():
                     raise UserError(f"Run {run.id} is already in {self.root}.")
@@ -63,6 +82,8 @@ class Store:
     def ids(self) -> list[str]:
         """Return the ids of all complete Runs, oldest first."""
         if not self.runs.is_dir():
+            output_folder(self.root, "--store")
+            output_folder(self.runs, "--store")
             return []
         with disk_errors(self.root):
             return sorted(p.name for p in self.runs.iterdir() if not p.name.startswith("."))
@@ -88,10 +109,12 @@ class Store:
         if len(found) == 1:
             return found[0]
         if found:
-            raise UserError(f"{name!r} fits {len(found)} Runs.", f"The newest is {found[-1]}.")
-        nearest = difflib.get_close_matches(name, ids, n=NEAREST, cutoff=0.0)
+            raise UserError(
+                f"{shorten(name)!r} fits {len(found)} Runs.", f"The newest is {found[-1]}."
+            )
+        nearest = difflib.get_close_matches(name[:LONGEST_NAME], ids, n=NEAREST, cutoff=0.0)
         listed = ", ".join(nearest)
-        raise UserError(f"There is no Run {name!r} in {self.root}; the nearest: {listed}.")
+        raise UserError(f"There is no Run {shorten(name)!r} in {self.root}; the nearest: {listed}.")
 
     def all(self) -> Iterator[tuple[str, Run | UserError]]:
         """Yield (id, Run), oldest first; a Run that cannot be read is yielded as its error."""
@@ -109,12 +132,12 @@ class Store:
             shutil.rmtree(doomed)
 
     def _read(self, run_id: str) -> Run:
-        path = self.runs / run_id / RUN_FILE
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"Run {run_id} cannot be read ({error}).") from None
-        return run_from_json(text, f"{run_id}/{RUN_FILE}")
+        text = read_input(self.runs / run_id / RUN_FILE)
+        where = f"{shorten(run_id)}/{RUN_FILE}"
+        run = run_from_json(text, where)
+        if run.id != run_id:
+            raise UserError(f"{where} is the record of another Run, {shorten(run.id)}.")
+        return run
 
     def _sweep_stale(self) -> None:
         limit = time.time() - STALE_SECONDS

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from steplab.core import Environment, Run, RunSpec, fingerprint
+from steplab.core.atomic import disk_errors, write_file
 from steplab.core.codec import JSON, encode
-from steplab.store.atomic import disk_errors, write_file
 from steplab.store.store import Store
 
 

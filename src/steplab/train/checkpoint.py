@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab import __version__
+from steplab.core.atomic import disk_errors, sync_folder, write_file
 from steplab.core.errors import UserError
 from steplab.core.run import now
-from steplab.store.atomic import disk_errors, sync_folder, write_file
 from steplab.train.checkpoint_files import (
     CHECKPOINT_FILE,
     MODEL_FILE,

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from steplab.core.atomic import disk_errors
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
 from steplab.core.upgrade import VERSION, check_version, upgrade
-from steplab.store.atomic import disk_errors
 
 CHECKPOINT_FILE = "checkpoint.json"
 MODEL_FILE = "model.safetensors"

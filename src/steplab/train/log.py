@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch.profiler import profile, schedule
 
+from steplab.core.atomic import disk_errors
 from steplab.meter.reading import Sink, open_sinks, write_to_sinks
 from steplab.probes.ran import profiler_activities
-from steplab.store.atomic import disk_errors
 
 # `--profile`: steps that run without the profiler, then steps that it sees and discards.
 TRACE_WAIT, TRACE_WARMUP = 10, 10

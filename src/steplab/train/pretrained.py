@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steplab.core import Recipe, TrainSettings, TrainSpec
+from steplab.core.atomic import disk_errors, sync_folder, write_file
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
-from steplab.store.atomic import disk_errors, sync_folder, write_file
 from steplab.train.checkpoint import load_weights, read_progress
 from steplab.train.checkpoint_files import (
     MODEL_FILE,

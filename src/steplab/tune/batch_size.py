@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from steplab.core import Environment, Run, RunSpec
+from steplab.core.atomic import disk_errors, write_file
 from steplab.core.codec import encode
 from steplab.core.errors import MeasurementError
 from steplab.step.batch_size import fastest_batch
 from steplab.store import Store, machine_key
-from steplab.store.atomic import disk_errors, write_file
 from steplab.tune.progress import View
 from steplab.workers.pool import WorkerPool
 from steplab.workers.trials import TrialRunner

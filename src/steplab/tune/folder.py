@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from steplab.core import Environment, RunSpec
+from steplab.core.atomic import disk_errors, write_file
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder
 from steplab.core.run import now
 from steplab.core.upgrade import VERSION, check_version, upgrade
 from steplab.store import Store, dated_id, machine_key
-from steplab.store.atomic import disk_errors, write_file
 from steplab.tune.options import TuneOptions
 from steplab.verify.shapes import GateShape
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from steplab.core import Cell, Column, Recipe, Setting, Table, units
 from steplab.core.comparison import Change
 from steplab.core.ladder import Ladder, Peer, Rung
+from steplab.core.output_file import write_output
 from steplab.findings import Case, explain
 from steplab.report.export import write_table
 from steplab.report.pages import write_ladder_page
 from steplab.store import Store
-from steplab.store.atomic import write_output
 from steplab.trace.analyze import analyze_run
 
 RECIPE_FILE, REPORT_FILE, PICTURE_FILE = "recipe.toml", "report.html", "ladder.svg"
@@ -30,8 +30,8 @@ class OutcomeFiles:
     recipe: Path | None
 
 
-def write_outcome(ladder: Ladder, store: Store, folder: Path) -> OutcomeFiles:
-    """Write the winning recipe, the report and a picture of its table into `folder`."""
+def write_outcome(ladder: Ladder, store: Store, folder: Path, flag: str) -> OutcomeFiles:
+    """Write the winning recipe, the report and a picture into `folder`, which `flag` named."""
     recipe = folder / RECIPE_FILE
     spec = ladder.spec
     comments = [
@@ -39,8 +39,8 @@ def write_outcome(ladder: Ladder, store: Store, folder: Path) -> OutcomeFiles:
         total_line(ladder),
         ladder.environment.conditions_on(spec.device),
     ]
-    write_recipe(ladder.winner, recipe, comments)
-    write_table(impact_table(ladder), folder / PICTURE_FILE)
+    write_recipe(ladder.winner, recipe, comments, flag)
+    write_table(impact_table(ladder), folder / PICTURE_FILE, flag)
     tables = {
         "impact": impact_table(ladder),
         "why": reasons_table(ladder),
@@ -52,7 +52,7 @@ def write_outcome(ladder: Ladder, store: Store, folder: Path) -> OutcomeFiles:
     findings = explain(Case(run, analysis))
     report = folder / REPORT_FILE
     text = recipe.read_text(encoding="utf-8")
-    write_ladder_page(ladder, tables, text, run, analysis, findings, report)
+    write_ladder_page(ladder, tables, text, run, analysis, findings, report, flag)
     won = ladder.winner != spec.recipe
     return OutcomeFiles(report, recipe if won else None)
 
@@ -203,12 +203,14 @@ def gate_table(ladder: Ladder) -> Table:
     )
 
 
-def write_recipe(recipe: Recipe, path: Path, comments: Sequence[str] = ()) -> None:
-    """Write one table of settings per technique; `comments` come first."""
+def write_recipe(
+    recipe: Recipe, path: Path, comments: Sequence[str] = (), flag: str = "--out"
+) -> None:
+    """Write one table of settings per technique; `comments` come first; `flag` named the path."""
     lines = [f"# {' '.join(comment.split())}" for comment in comments]
     for name, settings in sorted(recipe.techniques.items()):
         lines += ["", f"[{name}]", *(f"{key} = {_toml_value(v)}" for key, v in settings.items())]
-    write_output(path, ("\n".join(lines) + "\n").encode())
+    write_output(path, ("\n".join(lines) + "\n").encode(), flag)
 
 
 def _toml_value(value: Setting) -> str:

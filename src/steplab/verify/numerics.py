@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from steplab.core import RunSpec
+from steplab.core.atomic import disk_errors
 from steplab.core.errors import MeasurementError
 from steplab.modules.optimizer import master_weight
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
-from steplab.store.atomic import disk_errors
 from steplab.verify.shapes import TRUTH, references_of
 
 # Steps that are compared. A whole-step graph runs three of them eagerly, captures in the next and

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
+from steplab.cli.flags import folder_to_write
 from steplab.cli.progress import ItemProgress
 from steplab.core import Cell, Column, Table
+from steplab.core.atomic import disk_errors, write_file
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
 from steplab.report.terminal import print_table
-from steplab.store.atomic import disk_errors, write_file
 
 if TYPE_CHECKING:
     from steplab.data.clean import CleaningCounts, CleaningRule
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     add("path", type=Path, metavar="IN", help="folder or file of series")
-    add("--out", type=Path, required=True, help="new folder, in the Time-300B layout")
+    add("--out", type=folder_to_write("--out"), required=True,
+        help="new folder, in the Time-300B layout")  # fmt: skip
     add("--flat-window", type=int, default=128, help="points per window that is judged as one")
     add("--flat-share", type=float, default=0.2,
         help="share of zero first or second differences above which a window is dropped; "

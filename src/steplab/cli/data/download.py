@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from steplab.cli.command import Command
+from steplab.cli.flags import folder_to_write
 from steplab.core import Column, Table, units
 from steplab.core.errors import UserError
 from steplab.report.terminal import print_table
@@ -15,7 +15,7 @@ from steplab.report.terminal import print_table
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     add("partition", nargs="?", default="", help="domain or dataset, as shown by --list")
-    add("--out", type=Path, default=Path("time300b"), help="folder for the data")
+    add("--out", type=folder_to_write("--out"), default="time300b", help="folder for the data")
     add("--list", action="store_true", help="list the domains, or the datasets of a domain")
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
+from steplab.cli.flags import add_out_flag
 from steplab.cli.progress import ItemProgress
 from steplab.core import Cell, Column, Table, units
-from steplab.report.export import check_suffixes, write_table
+from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 from steplab.workloads.tsmoe.config import TsmoeConfig
 
@@ -29,7 +30,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         default=0,
         help="points between windows; 0 means the length of a window",
     )
-    add("--out", nargs="+", type=Path, default=[], help="also write .csv, .md, .json or .svg")
+    add_out_flag(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -38,7 +39,6 @@ def _run(args: argparse.Namespace) -> int:
     from steplab.data.stats import bytes_on_disk, series_stats
     from steplab.data.windows import check_window
 
-    check_suffixes(args.out)
     stride = args.seq_stride or args.seq_max_len
     check_window(args.seq_max_len + 1, stride)
     series = open_series(args.path)

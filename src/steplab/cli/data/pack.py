@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
+from steplab.cli.flags import folder_to_write
 from steplab.cli.progress import ItemProgress
 from steplab.core import units
-from steplab.store.atomic import disk_errors
+from steplab.core.atomic import disk_errors
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="IN", help="folders or files of series")
-    add("--out", type=Path, required=True, help="new folder, in the Time-300B layout")
+    add("--out", type=folder_to_write("--out"), required=True,
+        help="new folder, in the Time-300B layout")  # fmt: skip
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core.errors import SteplabError, Unsupported, UserError
+from steplab.core.output_file import output_draft
 from steplab.data.series import InMemorySeries, to_float32
 
 if TYPE_CHECKING:
@@ -99,23 +100,20 @@ def to_pandas(frame: SeriesFrame) -> pd.DataFrame:
     return pd.DataFrame(dict(zip(frame.columns, (ids, times, values), strict=True)))
 
 
-def write_frame(frame: SeriesFrame | pd.DataFrame, path: Path | str) -> None:
-    """Write a .csv or .parquet file, complete or not at all; an old one is replaced."""
+def write_frame(frame: SeriesFrame | pd.DataFrame, path: Path | str, flag: str = "") -> None:
+    """Write a .csv or .parquet file, complete or not at all; an old one is replaced.
+
+    `flag` named the path, if any did.
+    """
     path = Path(path)
     check_suffix(path)
     require_pandas(f"To write {path}")
     table = to_pandas(frame) if isinstance(frame, SeriesFrame) else frame
-    draft = path.with_name(f".{path.name}.unfinished")
-    try:
+    with output_draft(path, flag) as draft:
         if path.suffix.lower() == ".csv":
             table.to_csv(draft, index=False)
         else:
             table.to_parquet(draft, index=False, engine="pyarrow")
-        draft.replace(path)
-    except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror or error}.") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def check_suffix(path: Path) -> None:

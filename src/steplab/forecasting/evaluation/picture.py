@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from steplab.core.output_file import write_output
 from steplab.core.table import cell_text
 from steplab.forecasting.evaluation.evaluate import Evaluation, EvaluationResult, Example
 from steplab.forecasting.evaluation.tables import label, metrics_table, ratios_table, verdict
@@ -17,7 +18,6 @@ from steplab.report.charts.plot import LogScale, check_plot, png_bytes, png_figu
 from steplab.report.charts.series import SeriesPanel, draw_series, series_html
 from steplab.report.markup import Html, element, join
 from steplab.report.pages.document import Section, paragraphs, table_html, tiles, write_page
-from steplab.store.atomic import write_output
 
 PICTURE_SUFFIXES = (".html", ".png")
 METRIC = "MASE"
@@ -81,7 +81,8 @@ def _write_page(result: EvaluationResult, path: Path) -> None:
         Section("all-ratios", ratios.title.capitalize(), table_html(ratios)),
     ]
     foot = paragraphs([line for line in (metrics.title, found.conditions) if line])
-    write_page(path, f"Evaluation of {found.model}", tiles(figures), sections, foot)
+    title = f"Evaluation of {found.model}"
+    write_page(path, title, tiles(figures), sections, foot, "--picture")
 
 
 def ratio_scale(ratios: Sequence[float]) -> LogScale:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from steplab.core.output_file import write_output
 from steplab.core.table import cell_text
 from steplab.report.charts.plot import (
     LETTER_WIDTH,
@@ -23,7 +24,6 @@ from steplab.report.charts.plot import (
     text,
 )
 from steplab.report.markup import Html, element
-from steplab.store.atomic import write_output
 
 PANEL_WIDTH, PLOT_HEIGHT = 480, 240  # px
 LEFT, RIGHT, HEAD, FOOT = 56, 16, 30, 44  # px around a plot

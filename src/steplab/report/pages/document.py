@@ -11,10 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from steplab.core import Cell, Column, Run, Table, units
+from steplab.core.output_file import write_output
 from steplab.core.table import cell_text, is_number
 from steplab.report.charts.colors import color_css
 from steplab.report.markup import NOTHING, Html, element, join
-from steplab.store.atomic import write_output
 
 DIFFERENCE = "difference"  # a column of this name is drawn as bars to the left and right of zero
 LONGEST_NAME = 120  # characters; beyond two lines the rest is shown on hovering
@@ -31,8 +31,15 @@ class Section:
     note: str = ""
 
 
-def write_page(path: Path, title: str, head: Html, sections: Sequence[Section], foot: Html) -> None:
-    """Write a page that needs nothing but itself."""
+def write_page(
+    path: Path,
+    title: str,
+    head: Html,
+    sections: Sequence[Section],
+    foot: Html,
+    flag: str = "--out",
+) -> None:
+    """Write a page that needs nothing but itself; `flag` named the path."""
     shown = [section for section in sections if section.content]
     links = [element("a", s.title, href=f"#{s.key}") for s in shown]
     body = join(
@@ -45,7 +52,7 @@ def write_page(path: Path, title: str, head: Html, sections: Sequence[Section], 
     )
     # A name may hold half of a surrogate pair, which UTF-8 cannot write.
     data = _document(title, body).encode("utf-8", errors="replace")
-    write_output(path, data)
+    write_output(path, data, flag)
 
 
 def _section(section: Section) -> Html:

@@ -27,12 +27,13 @@ def write_ladder_page(
     analysis: Analysis | None,
     findings: Sequence[Finding],
     path: Path,
+    flag: str = "--out",
 ) -> None:
     """Write the ladder as one self-contained file.
 
     `tables` by section: "impact", "why", "gate", "untried"; `winner` is the profiled Run of the
     last recipe (the baseline where nothing won), `analysis` its trace, `findings` what is in its
-    way.
+    way; `flag` named the path.
     """
     note = "Time of a step, measured in turns with the recipe below. Hover for the reasons."
     sections = [
@@ -48,7 +49,7 @@ def write_ladder_page(
         _table("untried", "Not tried", tables),
     ]
     title = f"Tuning {ladder.spec.title}"
-    write_page(path, title, _head(ladder), sections, _foot(ladder))
+    write_page(path, title, _head(ladder), sections, _foot(ladder), flag)
 
 
 def _table(key: str, title: str, tables: Mapping[str, Table]) -> Section:

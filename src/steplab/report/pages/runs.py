@@ -26,7 +26,7 @@ from steplab.trace.analysis import Analysis, run_budget, run_step_ms
 
 
 def write_profile_page(run: Run | None, analysis: Analysis | None, path: Path) -> None:
-    """Write everything that the traces and the Run tell as one self-contained file."""
+    """Write everything that the traces and the Run tell as one self-contained file of the store."""
     sections = [
         budget_section(run, analysis),
         timeline_section(analysis),
@@ -37,7 +37,8 @@ def write_profile_page(run: Run | None, analysis: Analysis | None, path: Path) -
     ]
     if run is not None and run.findings:
         sections.append(findings_section(run.findings, run_step_ms(run, analysis)))
-    write_page(path, page_title(run, analysis), page_head(run), sections, page_foot(run, analysis))
+    title, foot = page_title(run, analysis), page_foot(run, analysis)
+    write_page(path, title, page_head(run), sections, foot, "--store")
 
 
 def write_explain_page(
@@ -46,10 +47,11 @@ def write_explain_page(
     findings: Sequence[Finding],
     path: Path,
     trace: str = "",
+    flag: str = "--out",
 ) -> None:
     """Write budget, findings and timeline of a Run, or of a trace that is no Run's.
 
-    `trace` is the name of such a trace.
+    `trace` is the name of such a trace; `flag` named the path.
     """
     sections = [
         budget_section(run, analysis),
@@ -57,7 +59,7 @@ def write_explain_page(
         timeline_section(analysis),
     ]
     title = trace or page_title(run, analysis)
-    write_page(path, title, page_head(run), sections, page_foot(run, analysis))
+    write_page(path, title, page_head(run), sections, page_foot(run, analysis), flag)
 
 
 COLUMNS = (

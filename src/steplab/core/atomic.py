@@ -10,27 +10,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steplab.core.errors import UserError
+from steplab.core.input_file import shorten
+
+
+@contextlib.contextmanager
+def draft_file(path: Path) -> Iterator[Path]:
+    """Yield a new name beside `path` to write to; then flush that file and move it into place."""
+    # Its own short name: with a few letters more, a long name would be too long.
+    draft = path.with_name(f".draft-{secrets.token_hex(8)}")
+    try:
+        yield draft
+        move_file(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def move_file(source: Path, path: Path) -> None:
+    """Flush a file to disk, then move it into place on the same disk."""
+    with source.open("rb+") as file:
+        os.fsync(file.fileno())
+    source.replace(path)
+    sync_folder(path.parent)
 
 
 def write_file(path: Path, data: bytes) -> None:
     """Write `data` under a temporary name, flush it to disk, then move it into place."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with draft.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def write_output(path: Path, data: bytes, flag: str = "--out") -> None:
-    """Write a file that a user asked for, and the folders above it; `flag` named the path."""
-    with disk_errors(path.parent, flag):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, data)
+    with draft_file(path) as draft, draft.open("xb") as file:
+        file.write(data)
 
 
 def sync_folder(folder: Path) -> None:
@@ -55,5 +61,6 @@ def disk_errors(folder: Path, remedy: str = "--store") -> Iterator[None]:
         else:
             problem = error.strerror or str(error)
         raise UserError(
-            f"Cannot write to {folder}: {problem}.", f"Choose another place with {remedy}."
+            f"Cannot write to {shorten(folder)}: {problem}.",
+            f"Choose another place with {remedy}." if remedy else "Choose another path.",
         ) from error

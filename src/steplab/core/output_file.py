@@ -1,0 +1,88 @@
+"""Files that a user asked us to write: regular files and new names, nothing else.
+
+A finished file is renamed over its target, which would put a file in the place of a device or a
+pipe. So the target is looked at first: when the flag is read, and again before the rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from steplab.core.atomic import disk_errors, draft_file
+from steplab.core.errors import UserError
+from steplab.core.input_file import kind_name, shorten
+
+
+def output_file(path: Path, flag: str = "--out") -> Path:
+    """Return the file that `path` leads to: regular or new. Anything else is a UserError.
+
+    A link stays a link, its target is written. `flag` is what named the path; "": none did.
+    """
+    mode = _mode(path, flag)
+    if mode is not None and not stat.S_ISREG(mode):
+        raise UserError(
+            f"{shorten(path)} is {kind_name(mode)}, and only regular files are written.",
+            _another(flag),
+        )
+    target = path.resolve()
+    if mode is None:
+        _check_parent(target, flag)
+    return target
+
+
+def output_folder(path: Path, flag: str = "--out") -> Path:
+    """Return `path` if it is a folder or a new name; anything else is a UserError."""
+    mode = _mode(path, flag)
+    if mode is not None and not stat.S_ISDIR(mode):
+        kind = "a file" if stat.S_ISREG(mode) else kind_name(mode)
+        raise UserError(f"{shorten(path)} is {kind}, not a folder.", _another(flag))
+    if mode is None:
+        _check_parent(path, flag)
+    return path
+
+
+@contextlib.contextmanager
+def output_draft(path: Path, flag: str = "--out") -> Iterator[Path]:
+    """Yield a name to write to, which becomes `path` when it is complete; `flag` named the path.
+
+    The folders above it are created.
+    """
+    target = output_file(path, flag)
+    with disk_errors(target.parent, flag):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with draft_file(target) as draft:
+            yield draft
+
+
+def write_output(path: Path, data: bytes, flag: str = "--out") -> None:
+    """Write a file that a user asked for, complete or not at all; `flag` named the path."""
+    with output_draft(path, flag) as draft:
+        draft.write_bytes(data)
+
+
+def _mode(path: Path, flag: str) -> int | None:
+    """Return what is at the end of all links; None where there is nothing yet."""
+    try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    except ValueError:  # a NUL in the name
+        raise UserError(f"{shorten(path)} is not a file name.", _another(flag)) from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"Cannot write {shorten(path)}: {reason}.", _another(flag)) from None
+
+
+def _check_parent(path: Path, flag: str) -> None:
+    """Refuse a new name where nothing can be created."""
+    parent = next(p for p in path.absolute().parents if p.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"Cannot write to {shorten(parent)}: no permission.", _another(flag))
+
+
+def _another(flag: str) -> str:
+    return f"Choose another place with {flag}." if flag else "Choose another path."
