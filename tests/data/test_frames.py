@@ -166,7 +166,7 @@ def test_a_damaged_parquet_file(tmp_path):
     with pytest.raises(UserError, match="neither"):
         read_frame(tmp_path / "x.txt")
     with pytest.raises(UserError, match="Cannot write"):
-        write_frame(from_pandas(long_frame()), tmp_path / "nowhere" / "x.csv")
+        write_frame(from_pandas(long_frame()), path / "x.csv")
 
 
 def test_without_pandas_the_extra_is_named(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from steplab.core import Budget, Category, Environment, Memory, Profile, Run, RunSpec, StepBudget
 from steplab.core.errors import UserError
-from steplab.profiling.output import COLUMNS, append_summary, check_summary
+from steplab.profiling.output import COLUMNS, summary_cells, summary_file
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -25,13 +25,18 @@ def a_run(name: str = "a") -> Run:
     return Run(name, spec, environment, memory=Memory(1, 2**30, None, None, ""), profile=profile)
 
 
+def append(folder: Path, run: Run) -> None:
+    summary_file(folder, "--out").append(summary_cells(run, Path("x/trace_1.json.gz")))
+
+
 def rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "summary.csv").open() as file:
         return list(csv.DictReader(file))
 
 
 def test_a_row_says_what_was_seen(tmp_path):
-    path = append_summary(tmp_path / "new", a_run(), Path("x/trace_1.json.gz"))
+    append(tmp_path / "new", a_run())
+    path = tmp_path / "new" / "summary.csv"
     assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
     (row,) = rows(path.parent)
     assert row["device"] == "a CPU, with a comma" and row["context"] == "16"
@@ -41,7 +46,7 @@ def test_a_row_says_what_was_seen(tmp_path):
 
 def test_rows_are_added_and_none_is_lost(tmp_path):
     for name in "abc":
-        append_summary(tmp_path, replace(a_run(), id=name), Path("t"))
+        append(tmp_path, replace(a_run(), id=name))
     assert [row["run"] for row in rows(tmp_path)] == ["a", "b", "c"]
     assert [path.name for path in tmp_path.iterdir()] == ["summary.csv"]
 
@@ -49,12 +54,12 @@ def test_rows_are_added_and_none_is_lost(tmp_path):
 def test_many_at_once(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-        "from steplab.profiling.output import append_summary\n"
+        "from steplab.profiling.output import summary_cells, summary_file\n"
         "from steplab.core import Environment, Run; from steplab.core import RunSpec\n"
         "environment = Environment('0', '3.11', 'Linux', 'c' * 9000, 2, None)\n"
         "for i in range(40):\n"
         "    run = Run(f'{sys.argv[2]}-{i}', RunSpec('gpt'), environment)\n"
-        "    append_summary(Path(sys.argv[1]), run, Path('t'))\n"
+        "    summary_file(Path(sys.argv[1]), '--out').append(summary_cells(run, Path('t')))\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
     children = [
@@ -66,10 +71,11 @@ def test_many_at_once(tmp_path):
 
 
 def test_a_summary_of_somebody_else_is_refused(tmp_path):
-    check_summary(tmp_path)
+    summary = summary_file(tmp_path, "--out")
+    summary.check()
     (tmp_path / "summary.csv").write_text("dtype,seq_len,ms_per_step\n")
     with pytest.raises(UserError, match="other columns"):
-        check_summary(tmp_path)
+        summary.check()
     (tmp_path / "summary.csv").unlink()
-    append_summary(tmp_path, a_run(), Path("t"))
-    check_summary(tmp_path)
+    append(tmp_path, a_run())
+    summary.check()

@@ -1,9 +1,13 @@
+import os
+import tracemalloc
 import zipfile
 
 import pytest
 
 from steplab.core.errors import UserError
+from steplab.core.input_file import set_memory_limit
 from steplab.store import Store, pack_runs, unpack_runs
+from tests.store.hostile_packs import HOSTILE, good_pack
 from tests.store.test_store import make_run
 
 
@@ -86,3 +90,79 @@ def test_the_page_of_an_older_pack_is_left_out(packed, tmp_path):
     assert unpack_runs(other, target) == (2, 0)
     assert other.load(runs[0].id).artifacts == ("trace.json",)
     assert not list(other.root.rglob("*.html"))
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_pack_is_one_sentence_and_leaves_nothing(kind, store, tmp_path):
+    make, words = HOSTILE[kind]
+    bad = tmp_path / "bad.zip"
+    bad.write_bytes(make())
+    kept = store.save(make_run())
+    with pytest.raises(UserError, match=words) as error:
+        unpack_runs(store, bad)
+    assert str(error.value).isprintable() and len(str(error.value)) < 500
+    assert list(store.runs.iterdir()) == [kept]
+
+
+def test_a_folder_and_a_pipe_are_no_packs(store, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in ((tmp_path, "a folder"), (tmp_path / "pipe", "a pipe")):
+        with pytest.raises(UserError, match=f"is {kind}"):
+            unpack_runs(store, path)
+
+
+def test_what_a_pack_unpacks_to_is_counted_and_not_believed(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("steplab.store.pack.LARGEST_UNPACKED", 10_000)
+    fits, bomb = tmp_path / "fits.zip", tmp_path / "bomb.zip"
+    fits.write_bytes(good_pack(a=b"x" * 5000, b=b"x" * 5000))
+    bomb.write_bytes(good_pack(a=b"x" * 5000, b=b"x" * 5001))
+    assert unpack_runs(store, fits) == (1, 0)
+    before = sorted(store.runs.iterdir())
+    with pytest.raises(UserError, match="unpacks to more than"):
+        unpack_runs(store, bomb)
+    assert sorted(store.runs.iterdir()) == before, "no draft is left either"
+
+
+def test_a_record_that_would_fill_the_memory_is_not_read(store, tmp_path):
+    bomb = tmp_path / "bomb.zip"
+    bomb.write_bytes(good_pack(make_run(reason="x" * 10_000)))
+    set_memory_limit(100_000)
+    try:
+        with pytest.raises(UserError, match="--max-memory"):
+            unpack_runs(store, bomb)
+    finally:
+        set_memory_limit(None)
+
+
+def test_artifacts_are_moved_and_not_held_in_memory(store, tmp_path):
+    source = tmp_path / "big.zip"
+    source.write_bytes(good_pack(trace=bytes(60 << 20)))
+    tracemalloc.start()
+    try:
+        assert unpack_runs(store, source) == (1, 0)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+    (run_id,) = store.ids()
+    assert (store.runs / run_id / "trace.json").stat().st_size == 60 << 20
+
+
+def test_links_are_not_packed(store, tmp_path):
+    folder = store.save(make_run())
+    (folder / "secret.txt").symlink_to("/etc/passwd")
+    with pytest.raises(UserError, match="is not a regular file"):
+        pack_runs(store, [folder.name], tmp_path / "x.zip")
+    assert not (tmp_path / "x.zip").exists()
+
+
+def test_a_pack_that_nobody_could_unpack_is_not_written(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("steplab.store.pack.LARGEST_UNPACKED", 100)
+    folder = store.save(make_run())
+    with pytest.raises(UserError, match="Name fewer"):
+        pack_runs(store, [folder.name], tmp_path / "x.zip")
+
+
+def test_a_file_from_before_1980_is_packed(store, tmp_path):
+    folder = store.save(make_run())
+    os.utime(folder / "run.json", (0, 0))
+    assert pack_runs(store, [folder.name], tmp_path / "x.zip") == 1

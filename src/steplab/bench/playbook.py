@@ -1,15 +1,13 @@
-"""The Megalodon profiling playbook: its cells, where their files go, and summary.csv. No torch."""
+"""The Megalodon profiling playbook: its cells, where their files go, its columns. No torch."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from steplab.core import RunSpec
-from steplab.core.atomic import disk_errors
 from steplab.core.errors import UserError
 from steplab.kernels.dispatch import AUTO, impls
 from steplab.profiling.plan import ProfilePlan
@@ -20,7 +18,6 @@ WORKLOAD = "megalodon"
 DEFAULT_PRESET = "playbook"  # 8.9M parameters
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
 Reduction = Literal["auto", "on", "off"]  # of split bf16 products in bf16
-SUMMARY = "summary.csv"
 USUAL = ("dtype", "bf16_reduction", "seq_len", "batch_size", "ms_per_step", "peak_mem_gb")
 OURS = ("median_ms", "forward_ms", "backward_ms", "optimizer_ms", "tokens_per_s", "ema")
 ABOUT = ("use_cache", "mode", "preset", "parameters", "device", "torch", "date", "status")
@@ -101,29 +98,3 @@ def _cell_spec(book: Playbook, length: int) -> RunSpec:
 def _cell_folder(book: Playbook, length: int, reduction: Reduction) -> Path:
     name = f"{TORCH_NAMES[book.dtype]}_{reduction}_L{length}"
     return book.out / ("forward" if book.forward_only else book.dtype) / name
-
-
-def check_summary(folder: Path) -> None:
-    """Refuse, before anything is measured, a summary.csv that has other columns."""
-    path = folder / SUMMARY
-    with disk_errors(folder, "--out"):
-        if not path.exists():
-            return
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            first = next(csv.reader(file), [])
-    if tuple(first) != COLUMNS:
-        raise UserError(f"{path} has other columns.", "Move it away, or give another --out.")
-
-
-def append_line(folder: Path, values: Mapping[str, object]) -> Path:
-    """Append one line; a column without a value stays empty."""
-    path = folder / SUMMARY
-    with disk_errors(folder, "--out"):
-        folder.mkdir(parents=True, exist_ok=True)
-        is_new = not path.exists()
-        with path.open("a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
-            if is_new:
-                writer.writeheader()
-            writer.writerow(values)
-    return path

@@ -16,14 +16,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from steplab.bench.playbook import TORCH_NAMES, Playbook, PlaybookCell
-from steplab.core.atomic import disk_errors
 from steplab.core.errors import MeasurementError, SteplabError, UserError
+from steplab.core.output_file import write_output
 from steplab.kernels import ema as ema_op
 from steplab.kernels.dispatch import AUTO, refusal
 from steplab.modules.precision import configure_precision
 from steplab.probes.environment import capture_environment
 from steplab.profiling.plan import ProfilePlan
-from steplab.profiling.trace_file import Averages
+from steplab.profiling.trace_file import Averages, export_trace
 from steplab.step.assemble import assemble, find_device, micro_batches
 from steplab.step.failures import is_out_of_memory
 from steplab.step.step import Step, unwatched
@@ -85,8 +85,6 @@ def _measured(cell: PlaybookCell, book: Playbook) -> dict[str, object]:
     model.keeps_states = book.use_cache
     batches = micro_batches(step, cell.spec)
     on_cuda = step.parts.device.type == "cuda"
-    with disk_errors(cell.folder, "--out"):
-        (cell.folder / "reports").mkdir(parents=True, exist_ok=True)
     if on_cuda:
         torch.cuda.reset_peak_memory_stats()
     times, phases = _timed(step, batches, on_cuda)
@@ -142,7 +140,7 @@ def _trace_steps(
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
 
     def save(profiler: profile) -> None:
-        profiler.export_chrome_trace(str(cell.folder / f"{stem}{profiler.step_num}.json"))
+        export_trace(profiler, cell.folder / f"{stem}{profiler.step_num}.json", "--out")
 
     step.watch = phase_labels(infers)
     with warnings.catch_warnings():
@@ -167,16 +165,16 @@ def _trace_steps(
         tables = {"key_averages.txt": f"self_{kind}_time_total"}
     for name, order in tables.items():
         path = cell.folder / "reports" / name
-        path.write_text(averages.text(order, TABLE_ROWS), encoding="utf-8")
+        write_output(path, averages.text(order, TABLE_ROWS).encode())
 
 
 def _write_figures(cell: PlaybookCell, infers: bool, mean_ms: float, peak: float | None) -> None:
     """Write the time and the peak memory to files, under the names that the playbook uses."""
     name = "latency_ms.txt" if infers else "ms_per_step.txt"
     reports = cell.folder / "reports"
-    (reports / name).write_text(f"{mean_ms:.4f}\n", encoding="utf-8")
+    write_output(reports / name, f"{mean_ms:.4f}\n".encode())
     shown = "unknown: torch counts no peak on a CPU" if peak is None else f"{peak:.4f}"
-    (reports / "peak_mem_gb.txt").write_text(f"{shown}\n", encoding="utf-8")
+    write_output(reports / "peak_mem_gb.txt", f"{shown}\n".encode())
 
 
 def phase_labels(infers: bool) -> Any:
@@ -256,4 +254,4 @@ def _trace_ema(module: MovingAverages, x_BLD: Any, label: str, path: Path) -> No
     once()
     with profile(activities=activities, acc_events=True) as profiler, record_function(label):
         once()
-    profiler.export_chrome_trace(str(path))
+    export_trace(profiler, path, "--out")

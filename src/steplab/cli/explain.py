@@ -11,10 +11,10 @@ from pathlib import Path
 from steplab.cli.command import Command
 from steplab.cli.flags import add_store_flag, file_to_write
 from steplab.core import Finding, units
+from steplab.core.printable import printable
 from steplab.findings import Case, case_of_run, case_of_trace, explain, gain_share, is_note
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
-from steplab.report.terminal import printable
 from steplab.store import Store
 from steplab.trace.analysis import run_budget
 from steplab.trace.load import names_trace

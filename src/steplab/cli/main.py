@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from steplab.cli.command import Group, Parser, add_memory_flag
 from steplab.core.errors import SteplabError, UserError, did_you_mean
 from steplab.core.input_file import set_memory_limit
+from steplab.core.printable import printable
 
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
 
@@ -23,7 +24,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return dispatch("steplab", Group("steplab.cli"), words)
     except SteplabError as error:
-        print(f"steplab: {error}", file=sys.stderr)
+        print(f"steplab: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("steplab: interrupted.", file=sys.stderr)

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from steplab.bench.playbook import (
+    COLUMNS,
     DEFAULT_PRESET,
-    SUMMARY,
     WORKLOAD,
     Playbook,
-    append_line,
-    check_summary,
     playbook_cells,
 )
 from steplab.cli.flags import given_fields, resolve_device
 from steplab.core import PLAIN, Column, Table, units
 from steplab.core.errors import Unsupported, UserError
 from steplab.profiling.plan import ProfilePlan
+from steplab.report.summary_file import SummaryFile
 from steplab.report.terminal import print_table
 
 PREFIX = "playbook"  # of its flags in the namespace
@@ -94,14 +93,15 @@ def run_playbook(args: argparse.Namespace) -> int:
     book = _playbook(args, resolve_device(args.device, capture_environment()))
     if book.bf16_sweep and book.device == "cpu":
         raise Unsupported("--bf16-sweep sets cuBLAS, which a CPU does not use.", "Leave it out.")
-    check_summary(book.out)
+    summary = SummaryFile(book.out, COLUMNS)
+    summary.check()
     lines: list[dict[str, Any]] = []
     for cell in playbook_cells(book):
         print(f"{cell.folder} ...", flush=True)
         lines.append(run_cell(cell, book))
-        append_line(book.out, lines[-1])
+        summary.append([lines[-1].get(name) for name in COLUMNS])
     print_table(_table(f"megalodon {book.preset}, {book.dtype}", lines))
-    print(f"{book.out / SUMMARY}: {units.counted(len(lines), 'line')} more")
+    print(f"{summary.path}: {units.counted(len(lines), 'line')} more")
     return 0 if all(line["status"] == "ok" for line in lines) else 4
 
 

@@ -26,11 +26,11 @@ from steplab.core.atomic import disk_errors
 from steplab.core.errors import MeasurementError, Unsupported, UserError
 from steplab.profiling.output import (
     PAGE_FILE,
-    append_summary,
-    check_summary,
     read_traces,
     save_files,
     scratch_folder,
+    summary_cells,
+    summary_file,
 )
 from steplab.profiling.plan import AVERAGES_FILE, DEFAULT_SCHEDULE, PROFILE_SPEC, ProfilePlan
 from steplab.report.budget import print_budget
@@ -78,7 +78,8 @@ def _run(args: argparse.Namespace) -> int:
     step_spec(args, assumed_device(args.device))
     store = Store(args.store)
     store.check_writable()
-    check_summary(args.out or store.root)
+    summary = summary_file(args.out, "--out") if args.out else summary_file(store.root, "--store")
+    summary.check()
     with scratch_folder(store) as folder:
         run = _record(args, plan, folder)
         if run.status != "ok":
@@ -93,8 +94,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.out:
         saved = _copy(saved, args.out)
     assert run.profile is not None
-    summary = append_summary(args.out or store.root, run, saved / run.profile.traces[0])
-    _show(args, run, analysis, saved, summary)
+    summary.append(summary_cells(run, saved / run.profile.traces[0]))
+    _show(args, run, analysis, saved, summary.path)
     return 0
 
 

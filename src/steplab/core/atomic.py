@@ -13,11 +13,18 @@ from steplab.core.errors import UserError
 from steplab.core.input_file import shorten
 
 
+def draft_name(path: Path) -> Path:
+    """Return a new hidden name beside `path`.
+
+    It is short: a long name with a few letters more would be too long.
+    """
+    return path.with_name(f".draft-{secrets.token_hex(8)}")
+
+
 @contextlib.contextmanager
 def draft_file(path: Path) -> Iterator[Path]:
     """Yield a new name beside `path` to write to; then flush that file and move it into place."""
-    # Its own short name: with a few letters more, a long name would be too long.
-    draft = path.with_name(f".draft-{secrets.token_hex(8)}")
+    draft = draft_name(path)
     try:
         yield draft
         move_file(draft, path)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from steplab.core.errors import UserError
 from steplab.core.units import bytes_
 
+JSON_GROWTH = 24  # bytes of Python objects for one of JSON: "[]," is 3, and a list 72
 DEEPEST = 100  # levels of JSON or TOML; our own records have 8, and Python's stack ends near 1,000
 ASSUMED_MEMORY = 4 << 30  # bytes, where the system does not say how much there is
 
@@ -54,6 +55,11 @@ def check_memory(needed: int, name: object) -> None:
             f"{name} needs {bytes_(needed)} of memory, and the limit is {bytes_(limit)}.",
             f"Allow more with --max-memory {-(-needed // 2**30)}GiB if you trust it.",
         )
+
+
+def check_json_size(size: int, name: object) -> None:
+    """Refuse a JSON text of `size` bytes that could take more than the limit once it is parsed."""
+    check_memory(size * JSON_GROWTH, name)
 
 
 def file_kind(path: Path) -> str:
@@ -99,6 +105,7 @@ def read_input(path: Path) -> bytes:
 
 def parse_json(text: str | bytes, name: object) -> Any:
     """Parse JSON that may be damaged or hostile; `name` is what messages call it."""
+    check_json_size(len(text), name)
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:

@@ -34,6 +34,19 @@ def output_file(path: Path, flag: str = "--out") -> Path:
     return target
 
 
+def own_file(path: Path, flag: str) -> Path:
+    """Return a file that steplab named itself, in a folder that `flag` named; no link is followed.
+
+    The folder may be a stranger's, such as a checkpoint that is resumed, and a link lead anywhere.
+    """
+    if path.is_symlink():
+        raise UserError(
+            f"{shorten(path)} is a symbolic link; steplab writes its own files only.",
+            _another(flag),
+        )
+    return output_file(path, flag)
+
+
 def output_folder(path: Path, flag: str = "--out") -> Path:
     """Return `path` if it is a folder or a new name; anything else is a UserError."""
     mode = _mode(path, flag)

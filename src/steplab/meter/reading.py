@@ -13,6 +13,7 @@ import torch
 
 from steplab.core import Clock, Figures, Memory, Samples, Work, units
 from steplab.core.errors import Unsupported, UserError
+from steplab.core.output_file import output_file
 from steplab.hardware.mfu import utilization
 from steplab.meter.step_timer import StepSamples
 from steplab.probes.memory import status_bytes
@@ -189,6 +190,7 @@ class JsonlSink:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        output_file(path, "")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("a").close()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
-import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -14,14 +11,13 @@ from pathlib import Path
 
 from steplab.core import Run
 from steplab.core.atomic import disk_errors
-from steplab.core.errors import UserError
 from steplab.report.pages import write_profile_page
+from steplab.report.summary_file import SummaryFile
 from steplab.store import Store
 from steplab.trace.analysis import Analysis
 from steplab.trace.analyze import analyze_cycles
 
 PAGE_FILE = "page.html"
-SUMMARY_FILE = "summary.csv"
 COLUMNS = (
     "date",
     "run",
@@ -79,47 +75,13 @@ def save_files(store: Store, run: Run, folder: Path) -> Path:
     return store.save(run, {path.name: path for path in sorted(folder.iterdir())})
 
 
-def check_summary(folder: Path) -> None:
-    """Refuse a summary.csv with other columns, before anything is measured."""
-    path = folder / SUMMARY_FILE
-    with disk_errors(folder, "--out"):
-        if not path.exists():
-            return
-        with path.open(encoding="utf-8", errors="replace") as file:
-            first = file.readline()
-    if first != _line(COLUMNS):
-        raise UserError(f"{path} has other columns.", "Move it away, or give another --out.")
+def summary_file(folder: Path, flag: str) -> SummaryFile:
+    """Return the file with one line for every profile in `folder`, which `flag` named."""
+    return SummaryFile(folder, COLUMNS, flag)
 
 
-def append_summary(folder: Path, run: Run, trace: Path) -> Path:
-    """Append the Run's line to `folder`/summary.csv and return the file.
-
-    Several processes may append at once: the first one links a file with a complete header into
-    place, and a line is a single write at the end of the file.
-    """
-    path = folder / SUMMARY_FILE
-    with disk_errors(folder, "--out"):
-        folder.mkdir(parents=True, exist_ok=True)
-        _create(path)
-        with path.open("ab", buffering=0) as file:
-            file.write(_line(_cells(run, trace)).encode())
-    return path
-
-
-def _create(path: Path) -> None:
-    if path.exists():
-        return
-    draft = path.with_name(f".{SUMMARY_FILE}.{secrets.token_hex(4)}")
-    draft.write_text(_line(COLUMNS), encoding="utf-8")
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()
-
-
-def _cells(run: Run, trace: Path) -> tuple[object, ...]:
+def summary_cells(run: Run, trace: Path) -> tuple[object, ...]:
+    """Return the Run's line in that file."""
     spec, environment = run.spec, run.environment
     budget = run.profile.budget if run.profile else None
     step = budget.typical if budget else None
@@ -139,9 +101,3 @@ def _cells(run: Run, trace: Path) -> tuple[object, ...]:
         sum(category.launches for category in step.categories) if step else "",
         trace,
     )
-
-
-def _line(cells: tuple[object, ...]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(cells)
-    return out.getvalue()

@@ -19,6 +19,7 @@ from torch.autograd.profiler_util import EventList, FunctionEvent
 from torch.profiler import profile
 
 from steplab.core.atomic import disk_errors
+from steplab.core.output_file import output_draft
 
 # Of a trace of 700 kB, level 6 makes 49 kB in 4 ms, level 9 (the default) 44 kB in 18 ms.
 LEVEL = 6
@@ -30,6 +31,12 @@ ON_DEVICE = (
     "launched meanwhile, by any thread, without waits. Torch's table has device time under its\n"
     "operator and again under its kernel: each kind sums up to 100 % at most."
 )
+
+
+def export_trace(profiler: profile, path: Path, flag: str) -> None:
+    """Write the trace as plain JSON to a file that a user asked for; `flag` named it."""
+    with output_draft(path, flag) as draft:
+        profiler.export_chrome_trace(str(draft))
 
 
 def write_trace(profiler: profile, path: Path) -> None:

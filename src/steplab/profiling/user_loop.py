@@ -22,11 +22,11 @@ from steplab.probes.memory import MemoryProbe
 from steplab.probes.probe import Subject
 from steplab.probes.ran import RanProbe, quiet_profiler
 from steplab.profiling.output import (
-    append_summary,
-    check_summary,
     read_traces,
     save_files,
     scratch_folder,
+    summary_cells,
+    summary_file,
 )
 from steplab.profiling.plan import ProfilePlan
 from steplab.profiling.recorder import record_profile
@@ -65,7 +65,7 @@ def profile(
     kept = store if isinstance(store, Store) or store is None else Store(store)
     if kept is not None:
         kept.check_writable()
-        check_summary(kept.root)
+        summary_file(kept.root, "--store").check()
     for _ in range(warmup):
         step_fn()
     # A step that uses the GPU has initialized it by now.
@@ -136,5 +136,6 @@ def _record_into_store(subject: Subject, run: Run, detail: bool, store: Store) -
         run = _record(subject, run, detail, folder)
         saved = save_files(store, run, folder)
     assert run.profile is not None
-    append_summary(store.root, run, saved / run.profile.traces[0])
+    cells = summary_cells(run, saved / run.profile.traces[0])
+    summary_file(store.root, "--store").append(cells)
     return store.load(run.id)

@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from steplab.core import Table
+from steplab.core.printable import printable
 from steplab.core.table import cell_text, is_number
 
 # A file or pipe has no width of its own; this keeps the widest of our tables on one line.
@@ -25,11 +26,6 @@ def console(file: TextIO | None = None) -> Console:
     target = file or sys.stdout
     width = None if target.isatty() else PLAIN_WIDTH
     return Console(file=target, width=width, highlight=False, soft_wrap=False)
-
-
-def printable(text: str) -> str:
-    """Return the text with "?" for control characters: a name must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def print_table(table: Table, file: TextIO | None = None) -> None:
@@ -58,7 +54,7 @@ def _draw(table: Table, out: Console) -> None:
     out.print(Text(printable(f"\n{table.title}"), style="bold"))
     out.print(_rich(table))
     if table.note:
-        out.print(Text(table.note, style="dim"))
+        out.print(Text(printable(table.note), style="dim"))
 
 
 def _rich(table: Table) -> RichTable:
@@ -67,7 +63,7 @@ def _rich(table: Table) -> RichTable:
         numeric = any(is_number(row[index]) for row in table.rows)
         longest = max((len(str(row[index])) for row in table.rows), default=0)
         drawn.add_column(
-            Text(column.title),
+            Text(printable(column.title)),
             justify="right" if numeric else "left",
             min_width=longest if column.whole else None,
         )

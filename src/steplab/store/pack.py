@@ -24,7 +24,7 @@ from typing import BinaryIO
 from steplab.core import Run, run_from_json
 from steplab.core.atomic import disk_errors
 from steplab.core.errors import UserError
-from steplab.core.input_file import check_memory, open_input, shorten
+from steplab.core.input_file import check_json_size, open_input, shorten
 from steplab.core.output_file import output_draft
 from steplab.core.units import bytes_
 from steplab.store.store import RUN_FILE, Store, is_plain_name
@@ -108,12 +108,14 @@ class _Bounded:
 
     def read(self, size: int = -1) -> bytes:
         """Read; more than any list of files has is refused."""
-        if not 0 <= size <= LARGEST_INDEX:
+        most = LARGEST_INDEX + 1
+        data = self.file.read(most if size < 0 else min(size, most))
+        if len(data) == most:
             raise UserError(
                 f"The list of files in {self.name} is larger than {bytes_(LARGEST_INDEX)}; "
                 "no pack of Runs has so many."
             )
-        return self.file.read(size)
+        return data
 
 
 @contextlib.contextmanager
@@ -131,7 +133,7 @@ def _damage(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _open(file: BinaryIO, name: str) -> Iterator[zipfile.ZipFile]:
     with _damage(name):
-        archive = zipfile.ZipFile(_Bounded(file, name))  # type: ignore[arg-type]
+        archive = zipfile.ZipFile(_Bounded(file, name))
     with archive:
         yield archive
 
@@ -164,7 +166,7 @@ def _entries(archive: zipfile.ZipFile, name: str) -> dict[str, dict[str, zipfile
 
 def _read_run(archive: zipfile.ZipFile, run_id: str, info: zipfile.ZipInfo, name: str) -> Run:
     where = f"{name}: {run_id}"
-    check_memory(info.file_size, where)
+    check_json_size(info.file_size, where)
     with _damage(name), archive.open(info) as stream:
         data = stream.read(info.file_size + 1)
     run = run_from_json(data, where)

@@ -21,6 +21,7 @@ from typing import Any
 from steplab.core.atomic import disk_errors
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
+from steplab.core.output_file import own_file
 from steplab.core.upgrade import VERSION, check_version, upgrade
 
 CHECKPOINT_FILE = "checkpoint.json"
@@ -116,9 +117,10 @@ def lock_checkpoint_folder(folder: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
+    lock = own_file(folder / LOCK_FILE, "--checkpoint-dir")
     with disk_errors(folder, "--checkpoint-dir"):
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK_FILE).open("w")
+        file = lock.open("a")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from torch.profiler import profile, schedule
 
-from steplab.core.atomic import disk_errors
+from steplab.core.output_file import output_file, own_file
 from steplab.meter.reading import Sink, open_sinks, write_to_sinks
 from steplab.probes.ran import profiler_activities
+from steplab.profiling.trace_file import export_trace
 
 # `--profile`: steps that run without the profiler, then steps that it sees and discards.
 TRACE_WAIT, TRACE_WARMUP = 10, 10
@@ -89,7 +90,8 @@ class TrainingLog:
         self.advance = advance
         self.sinks: list[Sink] = []
         if folder is not None:
-            self.sinks = open_sinks(folder / "metrics.jsonl", _tensorboard_folder(folder))
+            metrics = own_file(folder / "metrics.jsonl", "--checkpoint-dir")
+            self.sinks = open_sinks(metrics, _tensorboard_folder(folder))
 
     def report(self, report: StepReport) -> None:
         """Print and write one report."""
@@ -122,12 +124,11 @@ def trace_one_step(wanted: bool, on_cuda: bool, path: Path) -> Iterator[Callable
     if not wanted:
         yield lambda: None
         return
-    with disk_errors(path.parent, "--checkpoint-dir"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    output_file(path, "--checkpoint-dir")
 
     def export(profiler: profile) -> None:
         if profiler.step_num >= TRACED_STEP:
-            profiler.export_chrome_trace(str(path))
+            export_trace(profiler, path, "--checkpoint-dir")
 
     with profile(
         activities=profiler_activities(on_cuda),

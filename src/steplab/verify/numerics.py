@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from steplab.core import RunSpec
-from steplab.core.atomic import disk_errors
 from steplab.core.errors import MeasurementError
+from steplab.core.output_file import output_draft
 from steplab.modules.optimizer import master_weight
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
@@ -236,11 +236,8 @@ def reference_path(folder: Path, shape: str, name: str) -> Path:
 
 def save_snapshot(snapshot: NumericsSnapshot, path: Path) -> None:
     """Write a snapshot; a reader sees all of it or nothing."""
-    draft = path.with_suffix(".draft")
-    with disk_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with output_draft(path, "--store") as draft:
         torch.save(asdict(snapshot), draft)
-        draft.replace(path)
 
 
 def load_references(folder: Path, shape: str, dtype: str) -> list[NumericsSnapshot]:
