@@ -84,7 +84,11 @@ def record_sample() -> Sample:
     x_BTD = torch.randn(2, 16, 64)
     activities = [ProfilerActivity.CPU]
     with profile(
-        activities=activities, record_shapes=True, with_stack=True, profile_memory=True
+        activities=activities,
+        record_shapes=True,
+        with_stack=True,
+        profile_memory=True,
+        acc_events=True,  # torch 2.11 warns without it
     ) as profiler:
         for _ in range(2):
             model(x_BTD).square().mean().backward()

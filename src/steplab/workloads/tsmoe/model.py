@@ -117,11 +117,16 @@ class Forecast(NamedTuple):
     dropped: Tensor
     quantiles_BNHQ: Tensor | None = None  # of each predicted point, from low to high
 
-    def in_order(self) -> Forecast:
-        """Return it with crossing quantiles sorted."""
-        if self.quantiles_BNHQ is None:
-            return self
-        return self._replace(quantiles_BNHQ=self.quantiles_BNHQ.sort(-1).values)
+
+def in_order(forecast: Forecast) -> Forecast:
+    """Return it with crossing quantiles sorted.
+
+    A function, not a method: dynamo of torch 2.11 cannot trace methods of a named tuple.
+    """
+    *others, quantiles_BNHQ = forecast
+    if quantiles_BNHQ is None:
+        return forecast
+    return Forecast(*others, quantiles_BNHQ.sort(-1).values)
 
 
 class TrainingLoss(NamedTuple):
@@ -171,7 +176,7 @@ class Tsmoe(nn.Module):
         negative ids: they are padding.
         """
         if mask_BT is None:
-            return self._forecast(values_BT, self._positions(documents_BT)).in_order()
+            return in_order(self._forecast(values_BT, self._positions(documents_BT)))
         inner_BT = None if documents_BT is None else documents_BT[:, :-1]
         forecast = self._forecast(values_BT[:, :-1], self._positions(inner_BT))
         truth = (values_BT, mask_BT, documents_BT)
@@ -210,7 +215,7 @@ class Tsmoe(nn.Module):
         positions = Positions(self.rotary.angles(positions_BN), documents_BS)
         forecast = self._forecast(values_BT, positions, cache)
         cache.advance(points // patch)
-        return forecast.in_order()
+        return in_order(forecast)
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
