@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 from steplab.core.errors import Unsupported, UserError
 from steplab.step.graph import GraphedModule, capture_example, graph
 from steplab.step.graphed_call import GraphedCall, StaticInputs, refused_capture, refused_sync
-from steplab.step.user_frames import error_line
+from steplab.trace.user_frames import error_line
 from tests.step.fake_graphs import FakeGraphs
 
 CPU = torch.device("cpu")

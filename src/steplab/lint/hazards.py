@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from steplab.core import Column, Table
 from steplab.step import step
-from steplab.step.user_frames import calling_line
+from steplab.trace.user_frames import calling_line
 
 WAIT = "host sync"
 BRANCH = "control flow"

@@ -23,8 +23,8 @@ from steplab.step.assemble import assemble, micro_batches
 from steplab.step.failures import error_sentence
 from steplab.step.graphed_call import sync_debug_mode
 from steplab.step.step import Step
-from steplab.step.user_frames import calling_line, error_line
 from steplab.trace.lines import innermost_line
+from steplab.trace.user_frames import calling_line, error_line
 
 SHOWN_LINES = 12  # that vary in size: what follows from one line is not a fault of its own
 HIDING = ("compile", "cuda_graph")  # techniques under which torch dispatches no operators

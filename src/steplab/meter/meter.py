@@ -25,6 +25,7 @@ from steplab.meter.reading import (
 )
 from steplab.meter.step_timer import PhaseScope, StepScope, StepTimer
 from steplab.probes.ran import quiet_profiler
+from steplab.workloads.misuse import check_model
 
 LOOKUP_TABLES = (nn.Embedding, nn.EmbeddingBag)  # not multiplied
 
@@ -68,6 +69,7 @@ class Meter:
         jsonl: Path | str | None = None,
         tensorboard: Path | str | None = None,
     ) -> None:
+        check_model("steplab.Meter", model)
         if dtype is not None and dtype not in get_args(Dtype):
             raise UserError(f"dtype is {dtype!r}.", did_you_mean(str(dtype), get_args(Dtype)))
         _refuse_negative(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import tempfile
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from steplab.step.loop import measure
 from steplab.step.step import Watch, unwatched
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.techniques.technique import StepParts
+from steplab.workloads.misuse import accepts, describe
 from steplab.workloads.workload import StepOutput
 
 
@@ -57,6 +59,7 @@ def profile(
     The Run and its traces are saved in the folder `store` under `name` (by default the function's
     name); with None nothing is kept but the returned Run, which `steplab.explain` takes.
     """
+    _check_step_function(step_fn)
     if steps < 1 or warmup < 0:
         raise UserError(
             f"At least 1 step and 0 warm-up steps are needed, not {steps} and {warmup}."
@@ -80,6 +83,26 @@ def profile(
         return _record_into_store(subject, run, detail, kept)
     with tempfile.TemporaryDirectory() as folder:
         return _record(subject, run, detail, Path(folder))
+
+
+def _check_step_function(step_fn: Any) -> None:
+    """Refuse what cannot be called without arguments, and what would run nothing when called."""
+    if not callable(step_fn):
+        found = "None, which a call has returned" if step_fn is None else describe(step_fn)
+        raise UserError(
+            f"step_fn is {found}, not a function that runs one step.",
+            "Give the function itself: steplab.profile(train_step), without ().",
+        )
+    if inspect.isgeneratorfunction(step_fn) or inspect.iscoroutinefunction(step_fn):
+        raise UserError(
+            f"step_fn is {describe(step_fn)}, a generator or coroutine: calling it runs nothing.",
+            "Write a plain function that runs one step and returns.",
+        )
+    if isinstance(step_fn, nn.Module) or not accepts(step_fn, 0):
+        raise UserError(
+            f"step_fn is {describe(step_fn)}, but it is called without arguments.",
+            "Bind them: steplab.profile(lambda: train_step(batch)).",
+        )
 
 
 class UserStep:

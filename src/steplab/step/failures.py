@@ -9,7 +9,7 @@ import torch
 
 from steplab.core import Run, units
 from steplab.core.errors import SteplabError, Unsupported
-from steplab.step.user_frames import error_line
+from steplab.trace.user_frames import error_line
 
 
 def failed_run(run: Run, error: Exception) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from steplab.core.errors import Unsupported, UserError
 from steplab.step.graphed_call import CudaGraphs, GraphBackend, GraphedCall
 from steplab.step.step import Step
+from steplab.workloads.misuse import describe
 
 NOT_OPTIONS = ("params", "param_names")  # keys of a parameter group
 WARMUP = 3  # eager calls of a module before it is captured
@@ -99,6 +101,8 @@ def graph(module: Callable[..., Any], example_inputs: Sequence[Any]) -> GraphedM
     that are changed in place, as by load_state_dict, are seen by later calls. A forward pass in
     which the host waits for the device is refused with its line.
     """
+    if not callable(module) or inspect.isclass(module):
+        raise UserError(f"The module is {describe(module)}.", "Give a module or a function.")
     if isinstance(example_inputs, Tensor):
         raise UserError("example_inputs is a tensor.", "Give a tuple of all inputs: (x,).")
     if isinstance(module, nn.Module) and module.training:

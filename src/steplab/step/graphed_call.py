@@ -25,7 +25,7 @@ from torch.utils._pytree import (
 
 from steplab.core.errors import SteplabError, Unsupported
 from steplab.probes.compilation import graph_count
-from steplab.step.user_frames import error_line
+from steplab.trace.user_frames import error_line
 
 SYNC_MESSAGE = "called a synchronizing CUDA operation"  # torch's words in sync debug mode
 PLAIN_TYPES = (int, float, str, bool, type(None))

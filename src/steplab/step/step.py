@@ -12,6 +12,7 @@ from steplab.core import Mode
 from steplab.core.errors import UserError
 from steplab.modules.optimizer import clip_gradients
 from steplab.techniques.technique import StepParts
+from steplab.workloads.misuse import no_gradient
 from steplab.workloads.workload import StepOutput, Workload
 
 Watch = Callable[[str], contextlib.AbstractContextManager[Any]]
@@ -109,12 +110,9 @@ class Step:
     def _one_micro_batch(self, model: torch.nn.Module, batch: Any, in_all: int) -> StepOutput:
         with self.watch("forward"), self.parts.forward_context():
             loss, metrics = self.workload.loss(model, batch)
-        if loss.ndim != 0:
-            raise UserError(
-                f"The loss must be a scalar, but it has shape {tuple(loss.shape)}.",
-                "Return loss.mean() or loss.sum().",
-            )
         if self.mode != "forward":
+            if not loss.requires_grad:
+                raise no_gradient(self.model)
             # Outside autocast, whose cache of 16-bit weights has been freed by now.
             with self.watch("backward"):
                 self.parts.scaler.scale(loss / in_all).backward()

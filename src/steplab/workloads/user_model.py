@@ -8,6 +8,7 @@ user has named it in this process, or in the parent of this worker (`load_user_m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -26,7 +27,7 @@ from steplab.workloads.workload import StepOutput, WorkloadEntry, find_workload,
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
 PLAIN_TYPES = (int, float, str, bool)
 # By the name that records hold: the absolute path of every file that the user has named.
@@ -38,8 +39,9 @@ class UserModel:
     """A user's model, its data and its loss: what a factory returns. The rest has defaults."""
 
     model: nn.Module
-    batches: Callable[[int], Iterable[Any]]  # batch size -> endless batches, on any device
-    loss: Callable[[nn.Module, Any], Tensor | StepOutput]  # a scalar
+    batches: Callable[[int], Iterable[Any]]  # batch size -> batches, on any device; read again
+    # A scalar, a StepOutput, or what has a `.loss` or a ["loss"], as Hugging Face models return.
+    loss: Callable[[nn.Module, Any], Any]
     tokens_per_sequence: int = 1
     predict: Callable[[nn.Module, Any], Any] | None = None  # for inference; default: the loss
     optimizer: Callable[..., torch.optim.Optimizer] | None = None  # (model, **implementation)
@@ -149,52 +151,81 @@ class UserWorkload:
         self.values = values
         self.name = name
         self.built: UserModel | None = None
+        self.loss_seen = False  # whether the loss has been called
 
     def model(self) -> nn.Module:
         """Call the factory and return its model, on torch's default device."""
         import torch
 
-        built = self.factory(**self.values)
+        from steplab.workloads import misuse
+
+        try:
+            built = self.factory(**self.values)
+        except TypeError as error:
+            raise misuse.refuse_arguments(self.name, error) or error from None
         if not isinstance(built, UserModel):
-            raise UserError(
-                f"{self.name} returned {type(built).__name__}.",
-                "Return steplab.UserModel(model=..., batches=..., loss=...).",
-            )
-        if not callable(built.batches):
-            raise UserError(
-                f"The batches of {self.name} are a {type(built.batches).__name__}.",
-                "Give a function: batches(size) yields batches of that size, forever.",
-            )
-        self.built = built
+            raise misuse.refuse_result(self.name, built)
+        self.take(built)
         return built.model.to(torch.get_default_device())
 
+    def take(self, built: UserModel) -> None:
+        """Use the model, batches and loss of `built`, unless they cannot be used."""
+        from steplab.workloads import misuse
+
+        misuse.check_order(self.name, built.model, built.batches, built.loss)
+        misuse.check_model(self.name, built.model)
+        misuse.check_batches(self.name, built.batches)
+        misuse.check_loss(self.name, built.loss)
+        if built.predict is not None:
+            misuse.check_loss(self.name, built.predict, "predict")
+        misuse.check_optimizer(self.name, built.optimizer)
+        misuse.check_tokens(self.name, built.tokens_per_sequence)
+        self.built = built
+
     def batches(self, batch: int, device: torch.device, seed: int) -> Iterator[Any]:
-        """Yield the factory's batches, moved to the device."""
-        return (_to_device(item, device) for item in self._user_model.batches(batch))
+        """Yield the factory's batches without end, moved to the device."""
+        from steplab.workloads.user_batches import endless_batches
+
+        return endless_batches(self.name, self._user_model.batches, batch, device)
 
     def loss(self, model: nn.Module, batch: Any) -> StepOutput:
-        """Call the user's loss, which must return a tensor."""
-        import torch
+        """Call the user's loss; the first time, see that it leaves the backward pass to the step.
 
-        output = self._user_model.loss(model, batch)
-        if isinstance(output, StepOutput):
-            return output
-        if not isinstance(output, torch.Tensor):
-            raise UserError(f"The loss of {self.name} is {type(output).__name__}, not a tensor.")
-        return StepOutput(output)
+        Only the first time: whoever replaces a method of Tensor makes compiled code check again.
+        """
+        from steplab.workloads import misuse
+
+        function = self._user_model.loss
+        guard = contextlib.nullcontext() if self.loss_seen else misuse.refuse_backward(self.name)
+        self.loss_seen = True
+        with misuse.explained(self.name, "loss", function, model, batch), guard:
+            output = function(model, batch)
+        return misuse.take_loss(self.name, output)
 
     def predict(self, model: nn.Module, batch: Any) -> Any:
         """Call the user's predict, or the loss where there is none."""
-        return (self._user_model.predict or self._user_model.loss)(model, batch)
+        from steplab.workloads import misuse
+
+        function = self._user_model.predict or self._user_model.loss
+        name = "predict" if self._user_model.predict else "loss"
+        with misuse.explained(self.name, name, function, model, batch):
+            return function(model, batch)
 
     def optimizer(self, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
         """Call the user's optimizer, or AdamW with torch's defaults."""
         import torch
 
+        from steplab.workloads import misuse
+
+        misuse.check_trainable(model)
         make = self._user_model.optimizer
-        if make is not None:
-            return make(model, **implementation)
-        return torch.optim.AdamW(model.parameters(), **implementation)  # type: ignore[arg-type]
+        if make is None:
+            return torch.optim.AdamW(model.parameters(), **implementation)  # type: ignore[arg-type]
+        misuse.check_options(self.name, make, implementation)
+        with misuse.explained(self.name, "optimizer", make, model):
+            made = make(model, **implementation)
+        misuse.check_made_optimizer(self.name, made, model)
+        return made
 
     def tokens(self, batch: int) -> int:
         """Tokens in one micro-batch."""
@@ -236,8 +267,19 @@ def _find_factory(name: str, file: Path) -> Callable[..., Any]:
 
 
 def _config_type(factory: Callable[..., Any], name: str) -> Any:
+    if inspect.isclass(factory):
+        raise UserError(
+            f"{name} is a class, not a function.",
+            f"Write def make(): return steplab.UserModel(model={factory.__name__}(...), "
+            "batches=..., loss=...), and give its name.",
+        )
     fields = []
     for parameter in inspect.signature(factory).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise UserError(
+                f"{name} takes {parameter}, from which no flags can be made.",
+                "Name each parameter with its default: width: int = 256.",
+            )
         default = parameter.default
         if default is inspect.Parameter.empty or not isinstance(default, PLAIN_TYPES):
             raise UserError(
@@ -247,16 +289,3 @@ def _config_type(factory: Callable[..., Any], name: str) -> Any:
             )
         fields.append((parameter.name, type(default), dataclasses.field(default=default)))
     return dataclasses.make_dataclass("Factory", fields, frozen=True)
-
-
-def _to_device(item: Any, device: torch.device) -> Any:
-    import torch
-
-    if isinstance(item, torch.Tensor):
-        return item.to(device, non_blocking=True)
-    if isinstance(item, dict):
-        return {key: _to_device(value, device) for key, value in item.items()}
-    if isinstance(item, (list, tuple)):
-        moved = [_to_device(value, device) for value in item]
-        return type(item)(*moved) if hasattr(item, "_fields") else type(item)(moved)
-    return item
