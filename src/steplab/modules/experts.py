@@ -3,7 +3,8 @@
 # B batch, T tokens (of the whole batch), D width, E experts, K chosen, F inner width
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,25 @@ class GroupedMatmul(nn.Module):
         return grouped_mm_op.grouped_mm(self.choose(x_RK, w_EKN), x_RK, w_EKN, offsets_E)
 
 
+# Rows through their experts: (output, share of dropped assignments).
+ComputeExperts = Callable[
+    [experts_op.RoutedTokens, experts_op.ExpertWeights], tuple[Tensor, Tensor]
+]
+
+
+class Exchange(Protocol):
+    """Where the experts are spread over several ranks: brings rows to them, and results back."""
+
+    def __call__(
+        self,
+        tokens: experts_op.RoutedTokens,
+        weights: experts_op.ExpertWeights,
+        compute: ComputeExperts,
+    ) -> Tensor:
+        """Return output_TD; `compute` runs the experts of this rank."""
+        ...
+
+
 class RoutedExperts(nn.Module):
     """E two-matrix networks with stacked weights; swiglu has a gate beside the first matrix."""
 
@@ -56,6 +76,7 @@ class RoutedExperts(nn.Module):
         self.w_out_EDF = nn.Parameter(torch.empty(experts, width, inner))
         self.activation = activation
         self.grouped_mm = GroupedMatmul()
+        self.exchange: Exchange | None = None
         self.impl = AUTO
         self.ran = ""
 
@@ -64,16 +85,20 @@ class RoutedExperts(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return (output_TD, share of dropped assignments)."""
         dtype = matmul_dtype(x_TD)
-        x_TD = x_TD.to(dtype)
-        weights = experts_op.ExpertWeights(
-            self.w_in_EFD.to(dtype), self.w_out_EDF.to(dtype), self.activation
-        )
-        self.ran = experts_op.choose(self.impl, x_TD, weights)
+        tokens = experts_op.RoutedTokens(x_TD.to(dtype), weights_TK, experts_TK)
+        weights = experts_op.ExpertWeights(self.w_in_EFD, self.w_out_EDF, self.activation)
         # torch's grouped product is not known to autocast, so the casts are ours.
         with without_autocast(x_TD):
-            return experts_op.experts(
-                self.ran, x_TD, weights_TK, experts_TK, weights, self.grouped_mm
-            )
+            if self.exchange is not None:
+                return self.exchange(tokens, weights, self.compute), weights_TK.new_zeros(())
+            return self.compute(tokens, weights.to(dtype))
+
+    def compute(
+        self, tokens: experts_op.RoutedTokens, weights: experts_op.ExpertWeights
+    ) -> tuple[Tensor, Tensor]:
+        """Return (output, share of dropped assignments) of experts that are all here."""
+        self.ran = experts_op.choose(self.impl, tokens.x_TD, weights)
+        return experts_op.experts(self.ran, *tokens, weights, self.grouped_mm)
 
 
 class Router(nn.Module):

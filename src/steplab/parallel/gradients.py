@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from steplab.parallel.mesh import local
 from steplab.parallel.scheme import Scheme
+from steplab.parallel.world import World
 
 
 def with_gradient(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
@@ -33,27 +37,30 @@ class Naive(Scheme):
     def sync(self) -> None:
         """Reduce parameter by parameter."""
         for p in with_gradient(list(self.model.parameters())):
-            dist.all_reduce(p.grad)
+            assert p.grad is not None
+            dist.all_reduce(local(p.grad), group=self.gradient_group(p))
 
 
 class Flat(Scheme):
-    """One all-reduce for all gradients of one dtype, after the backward."""
+    """One all-reduce for all gradients of one dtype and group, after the backward."""
 
     def sync(self) -> None:
         """Copy the gradients into one buffer, reduce it, copy them back."""
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        together: dict[tuple[Any, torch.dtype], list[Tensor]] = {}
         for p in with_gradient(list(self.model.parameters())):
             assert p.grad is not None
-            by_dtype.setdefault(p.grad.dtype, []).append(p.grad)
-        for grads in by_dtype.values():
-            reduce_together(grads)
+            together.setdefault((self.gradient_group(p), p.dtype), []).append(local(p.grad))
+        for (group, _), grads in together.items():
+            reduce_together(grads, group)
 
 
 class Overlap(Scheme):
     """Each parameter is reduced as soon as its gradient is ready, while the backward goes on."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
+    def __init__(
+        self, model: nn.Module, world: World | None = None, mesh: DeviceMesh | None = None
+    ) -> None:
+        super().__init__(model, world, mesh)
         self.last = False  # whether the micro-batch in work is the step's last one
         self.works: list[dist.Work] = []
         self.ready: set[Tensor] = set()
@@ -85,13 +92,15 @@ class Overlap(Scheme):
             self._reduce(p)
 
     def _reduce(self, p: Tensor) -> None:
+        assert p.grad is not None
         self.ready.add(p)
-        self.works.append(dist.all_reduce(p.grad, async_op=True))
+        group = self.gradient_group(p)
+        self.works.append(dist.all_reduce(local(p.grad), group=group, async_op=True))
 
 
-def reduce_together(tensors: Sequence[Tensor]) -> None:
-    """Sum tensors of one dtype over all ranks in one collective, in place."""
+def reduce_together(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Sum tensors of one dtype over a group (None: all ranks) in one collective, in place."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat)
+    dist.all_reduce(flat, group=group)
     parts = flat.split([tensor.numel() for tensor in tensors])
     torch._foreach_copy_(list(tensors), [p.view_as(t) for p, t in zip(parts, tensors, strict=True)])

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from steplab.parallel.mesh import REPLICA, is_sharded
 from steplab.parallel.world import World, current_world
 
 
@@ -21,9 +23,12 @@ class Scheme:
     already divided by the micro-batches of all ranks, so gradients are summed, never averaged.
     """
 
-    def __init__(self, model: nn.Module, world: World | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, world: World | None = None, mesh: DeviceMesh | None = None
+    ) -> None:
         self.model = model
         self.world = world or current_world()
+        self.mesh = mesh  # needed where parameters are sharded
 
     @property
     def ranks(self) -> int:
@@ -42,8 +47,25 @@ class Scheme:
         """Return when every parameter's `grad` is the sum over all ranks (its shard of it)."""
         raise NotImplementedError
 
+    def gradient_group(self, parameter: Tensor) -> dist.ProcessGroup | None:
+        """Return the ranks whose gradients are added: all (None), or those with the same experts.
+
+        A rank's gradient of its own experts has the tokens of all ranks that share them already.
+        """
+        if self.mesh is None or not is_sharded(parameter):
+            return None
+        return self.mesh.get_group(REPLICA)
+
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Change a new optimizer, where its state is shared out."""
+        """Change a new optimizer, where its state is shared out.
+
+        Whole and sharded parameters come into different groups: no foreach op takes both.
+        """
+        for group in list(optimizer.param_groups):
+            sharded = [p for p in group["params"] if is_sharded(p)]
+            if 0 < len(sharded) < len(group["params"]):
+                group["params"] = [p for p in group["params"] if not is_sharded(p)]
+                optimizer.add_param_group({**group, "params": sharded})
 
     def clip(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor | None:
         """Clip by the norm over all ranks and return it; None: as on one rank."""

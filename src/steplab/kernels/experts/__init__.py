@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from steplab.kernels.dispatch import load_all, select
@@ -37,6 +38,10 @@ class ExpertWeights(NamedTuple):
     w_in_EFD: Tensor  # for swiglu the gate's rows come first, then the up projection's
     w_out_EDF: Tensor
     activation: str  # "gelu" or "swiglu"
+
+    def to(self, dtype: torch.dtype) -> ExpertWeights:
+        """Return the same weights in another dtype."""
+        return ExpertWeights(self.w_in_EFD.to(dtype), self.w_out_EDF.to(dtype), self.activation)
 
 
 class RoutedTokens(NamedTuple):
