@@ -147,3 +147,38 @@ def test_version_is_said_once():
 
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert metadata["project"]["version"] == steplab.__version__
+
+
+# Who may turn a word into code. Records are read everywhere, so the list is short, and each entry
+# says where its words come from.
+IMPORTERS = {
+    "__init__.py": "public names of a fixed table",
+    "core/registry.py": "members of a package of ours, listed from its folder",
+    "kernels/dispatch.py": "implementations, listed from their folder",
+    "kernels/triton_runtime.py": "triton",
+    "workers/program.py": "functions that the parent names in its source",
+    "workloads/workload.py": "factories that our WORKLOAD constants name",
+    "workloads/user_model.py": "files that the user has named",
+}
+NAMERS = {
+    "cli/step_flags.py": "the first word, and --model",
+    "cli/compare.py": "--model",
+    "forecasting/forecaster.py": "model= of Forecaster.load",
+    "workloads/workload.py": "requested_workload, for the files above",
+}
+IMPORTS = {"import_module", "exec_module", "spec_from_file_location", "__import__", "exec", "eval"}
+NAMING = {"load_user_model", "requested_workload"}
+
+
+@pytest.mark.parametrize(("words", "allowed"), [(IMPORTS, IMPORTERS), (NAMING, NAMERS)])
+def test_code_is_imported_only_where_its_name_is_ours_or_the_users(words, allowed):
+    found = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+                name = node.func.id if isinstance(node.func, ast.Name) else name
+                is_method = isinstance(node.func, ast.Attribute) and name in ("eval", "exec")
+                if name in words and not is_method:
+                    found.add(str(path.relative_to(SOURCE)))
+    assert found == set(allowed)

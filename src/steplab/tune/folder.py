@@ -95,9 +95,9 @@ def open_ladder(
     for path in sorted(root.glob(f"*-{key}-*"), reverse=True):
         folder = LadderFolder(path)
         ladder = folder.load()
-        if encode(ladder.spec) != encode(spec):
-            raise folder.other_step(LADDER_FILE)
         if not ladder.finished:
+            if encode(ladder.spec) != encode(spec):
+                raise folder.other_step(LADDER_FILE)
             return folder, ladder
         break
     name = dated_id(key)
