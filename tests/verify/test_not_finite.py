@@ -58,4 +58,4 @@ def test_a_baseline_without_a_finite_loss_is_refused(tmp_path, word):
     shape = shapes_to_try(spec)[0]
     with pytest.raises(MeasurementError, match=rf"plain step is {word} in fp64 \(step 0\)"):
         make_references(shape, "fp64", tmp_path)
-    assert not list(tmp_path.glob("*.pt"))
+    assert not list(tmp_path.glob("*.safetensors"))

@@ -1,11 +1,22 @@
-"""A sketch stands for a tensor when distances are asked for."""
+"""A sketch stands for a tensor when distances are asked for; snapshots of them go through files."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from steplab.verify.numerics import SKETCH_SIZE, distance, sketch
+from steplab.core.errors import UserError
+from steplab.verify.numerics import (
+    SKETCH_SIZE,
+    NumericsSnapshot,
+    distance,
+    load_snapshot,
+    save_snapshot,
+    sketch,
+)
+from steplab.verify.shapes import GateShape
 
 
 def test_small_tensors_are_kept_whole_and_are_copies():
@@ -41,3 +52,41 @@ def test_complex_numbers_keep_both_parts():
 def test_what_is_not_finite_is_infinitely_far():
     assert distance(sketch(torch.tensor([1.0, math.nan])), sketch(torch.zeros(2))) == math.inf
     assert distance(torch.zeros(2), torch.zeros(3)) == math.inf
+
+
+def test_a_snapshot_travels_through_its_file(tmp_path):
+    """Names may hold slashes and dots; two tensors may share memory."""
+    whole = torch.arange(6.0, dtype=torch.float64)
+    groups = {"weights": {"a/b.weight": whole[:3], "": whole}, "loss": {"step 0": whole[0]}}
+    snapshot = NumericsSnapshot(groups, {"a/b.weight": 2.0**-24}, "bf16", 7, 0.25)
+    save_snapshot(snapshot, tmp_path / "own-fp64.safetensors")
+    again = load_snapshot(tmp_path / "own-fp64.safetensors")
+    assert replace(again, groups={}) == replace(snapshot, groups={})
+    assert {group: set(members) for group, members in again.groups.items()} == {
+        "weights": {"a/b.weight", ""},
+        "loss": {"step 0"},
+    }
+    for group, members in groups.items():
+        for name, tensor in members.items():
+            assert torch.equal(again.groups[group][name], tensor)
+
+
+@pytest.mark.parametrize("kind", ["missing", "pickle", "cut", "without fields"])
+def test_a_file_that_is_no_snapshot_is_refused(tmp_path, kind):
+    """References lie in the folder of a ladder, which may have come from somebody else."""
+    path = tmp_path / "own-fp64.safetensors"
+    if kind == "pickle":
+        torch.save({"groups": {}}, path)
+    elif kind != "missing":
+        save_file({"a/b": torch.ones(2)}, path)
+        if kind == "cut":
+            path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(UserError, match="is no reference of the gate"):
+        load_snapshot(path)
+
+
+@pytest.mark.parametrize("name", ["../own", "/tmp/own", "a/b", "", "own\x1b"])
+def test_a_shape_is_named_by_a_plain_word(name, tiny_spec):
+    """Its name is part of a file's name, and gate.json may have come from somebody else."""
+    with pytest.raises(UserError, match="is no name of a shape"):
+        GateShape(name, "", tiny_spec())

@@ -52,11 +52,12 @@ class LadderFolder:
         """Return the shapes for the step of `spec`; nothing before they are found."""
         if not (self.path / GATE_FILE).exists():
             return []
-        shapes = [decode(GateShape, item, GATE_FILE) for item in self._read(GATE_FILE)]
+        where = str(self.path / GATE_FILE)
+        shapes: tuple[GateShape, ...] = decode(tuple[GateShape, ...], self._read(GATE_FILE), where)
         step = (spec.workload, spec.source)
         if any((shape.spec.workload, shape.spec.source) != step for shape in shapes):
             raise self.other_step(GATE_FILE)
-        return shapes
+        return list(shapes)
 
     def other_step(self, name: str) -> UserError:
         """Return the error for a file that belongs to another search."""

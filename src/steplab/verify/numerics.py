@@ -8,18 +8,21 @@ sketch(b) = sketch(a - b), and the squared norm of a sketch is an unbiased estim
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from steplab.core import RunSpec
-from steplab.core.errors import MeasurementError
+from steplab.core.errors import MeasurementError, UserError
 from steplab.core.output_file import output_draft
 from steplab.modules.optimizer import master_weight
 from steplab.step.assemble import micro_batches
@@ -35,6 +38,7 @@ MAX_REPEATS = 20  # of a step that a gradient scaler skips; it halves from 65,53
 # estimated with a relative standard deviation of about 1 / sqrt(2 * 4096) = 1.1 %.
 SKETCH_SIZE = 4096
 _SEED = 20_011
+PLAIN_FIELDS = ("roundoff", "matmul_dtype", "terms", "first_seconds")  # of a snapshot in a file
 BITS = {"tf32": 11, "bf16": 8, "fp16": 11}  # of the significand, the hidden one included
 
 
@@ -231,13 +235,19 @@ def unit_roundoff(dtype: str) -> float:
 
 def reference_path(folder: Path, shape: str, name: str) -> Path:
     """Return the file of one reference: the shape's name, and one of `references_of`."""
-    return folder / f"{shape}-{name}.pt"
+    return folder / f"{shape}-{name}.safetensors"
 
 
 def save_snapshot(snapshot: NumericsSnapshot, path: Path) -> None:
     """Write a snapshot; a reader sees all of it or nothing."""
+    tensors = {
+        f"{group}/{name}": tensor.clone()  # of its own memory, as the format asks
+        for group, members in snapshot.groups.items()
+        for name, tensor in members.items()
+    }
+    fields = {field: getattr(snapshot, field) for field in PLAIN_FIELDS}
     with output_draft(path, "--store") as draft:
-        torch.save(asdict(snapshot), draft)
+        save_file(tensors, draft, {"snapshot": json.dumps(fields)})
 
 
 def load_references(folder: Path, shape: str, dtype: str) -> list[NumericsSnapshot]:
@@ -247,5 +257,17 @@ def load_references(folder: Path, shape: str, dtype: str) -> list[NumericsSnapsh
 
 
 def load_snapshot(path: Path) -> NumericsSnapshot:
-    """Read a snapshot; nothing in the file is executed."""
-    return NumericsSnapshot(**torch.load(path, weights_only=True))
+    """Read a snapshot; a file that is none is a UserError."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    try:
+        with safe_open(path, "pt") as file:
+            fields = json.loads((file.metadata() or {})["snapshot"])
+            for key in file.keys():  # noqa: SIM118, a file cannot be iterated over
+                group, _, name = key.partition("/")
+                groups.setdefault(group, {})[name] = file.get_tensor(key)
+        return NumericsSnapshot(groups, **{field: fields[field] for field in PLAIN_FIELDS})
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is no reference of the gate ({type(error).__name__}: {error}).",
+            "Remove it: it is computed again.",
+        ) from None

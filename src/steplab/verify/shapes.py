@@ -6,9 +6,12 @@ own, unless rounding alone would carry its updates too far to tell right from wr
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from steplab.core import PLAIN, RunSpec
+from steplab.core.errors import UserError
+from steplab.core.input_file import shorten
 from steplab.workloads.workload import find_workload
 
 TRUTH = "fp64"
@@ -28,6 +31,10 @@ class GateShape:
     spec: RunSpec
     apart: bool = False  # compared on a step that is not the measured one
     rate: float = 1.0  # by which the learning rate is multiplied
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9-]+", self.name):  # a path would lead out of the folder
+            raise UserError(f"{shorten(self.name)!r} is no name of a shape.")
 
 
 def shapes_to_try(spec: RunSpec) -> list[GateShape]:
