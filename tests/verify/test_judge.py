@@ -110,8 +110,8 @@ def test_other_batches_are_unverified_and_so_red(tmp_path):
         "    return steplab.UserModel(model, batches, lambda m, x: m(x).square().mean())\n"
     )
     found = verdicts(RunSpec(named(f"{path}:factory"), {"width": 8}))
-    assert list(red(found)) == ["numerics"]
-    assert "unverified" in red(found)["numerics"]
+    assert list(red(found)) == ["data"]
+    assert "seed what batches() draws" in red(found)["data"]
 
 
 def test_dropout_is_off_while_numerics_are_compared(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -49,6 +49,24 @@ class Check:
     name: str
     passed: bool
     detail: str
+
+
+Verdict = Literal["bit-equal", "within rounding", "failed", "unverified"]
+BIT_EQUAL: Verdict = "bit-equal"  # to one process, in every gradient and weight compared
+WITHIN_ROUNDING: Verdict = "within rounding"
+UNVERIFIED: Verdict = "unverified"
+
+
+def verdict(checks: Sequence[Check]) -> Verdict:
+    """Return in one word how a candidate compares with one process."""
+    wrong = [check for check in checks if not check.passed]
+    if any(not check.detail.startswith(UNVERIFIED) for check in wrong):
+        return "failed"
+    if wrong or not checks:
+        return UNVERIFIED
+    equal = [check for check in checks if check.detail.startswith(BIT_EQUAL)]
+    rounded = [check for check in checks if check.detail.startswith(WITHIN_ROUNDING)]
+    return BIT_EQUAL if equal and not rounded else WITHIN_ROUNDING
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from steplab.core.ladder import Check
+from steplab.core.ladder import BIT_EQUAL, WITHIN_ROUNDING, Check
 from steplab.verify.numerics import SKETCH_SIZE, NumericsSnapshot, distance, unit_roundoff
+from steplab.verify.ranks import check_agreement
 from steplab.verify.shapes import PLAIN_DTYPE
 
 # Another implementation of equal care may be twice as far off as the peer.
@@ -59,16 +60,46 @@ def judge(
     truth: NumericsSnapshot,
     where: str,
 ) -> tuple[Check, ...]:
-    """Return one check per group of a snapshot; `where` names the shape it was taken at."""
-    if not _same(candidate.groups["batches"], truth.groups["batches"]):
-        detail = "unverified: other batches than the baseline's; seed what batches() draws"
-        return (Check(f"numerics {where}".strip(), False, detail),)
+    """Return one check per group of a snapshot; `where` names the shape it was taken at.
+
+    Several ranks must have the micro-batches of one process, and the same bits of what they share.
+    """
+    other = _other_batch(candidate, truth)
+    if other:
+        return (Check(f"data {where}".strip(), False, f"unverified: {other}"),)
     present = [group for group in GROUPS if group in truth.groups]
-    return tuple(_check(group, candidate, peers, truth, where) for group in present)
+    checks = [_check(group, candidate, peers, truth, where) for group in present]
+    if candidate.held:
+        agree = check_agreement(candidate.held)
+        checks += [replace(agree, name=f"{agree.name} {where}".strip())]
+        checks += [_check_bits(candidate, peers[-1], where)]
+    return tuple(checks)
 
 
-def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def _other_batch(candidate: NumericsSnapshot, truth: NumericsSnapshot) -> str:
+    """Say which micro-batch is not the one that the baseline had in its place; "" if none."""
+    found, true = candidate.groups["batches"], truth.groups["batches"]
+    ranks = len(candidate.held)
+    for name in (*true, *found):
+        if name in found and name in true and torch.equal(found[name], true[name]):
+            continue
+        if ranks < 2:
+            return f"{name} is not the baseline's; seed what batches() draws"
+        number = int(name.split()[1])
+        elsewhere = next(
+            (n for n in true if name in found and torch.equal(found[name], true[n])), ""
+        )
+        instead = f": it has {elsewhere}" if elsewhere else ""
+        return f"rank {number % ranks} does not have {name} of one process{instead}"
+    return ""
+
+
+def _check_bits(candidate: NumericsSnapshot, one_process: NumericsSnapshot, where: str) -> Check:
+    """Tell ranks that compute what one process computes from those that round in another way."""
+    differing = sum(bits != one_process.bits.get(n) for n, bits in candidate.bits.items())
+    detail = f"{WITHIN_ROUNDING}: {differing} of {len(candidate.bits)} gradients and weights differ"
+    same = f"{BIT_EQUAL} to one process: {len(candidate.bits)} gradients and weights"
+    return Check(f"bits {where}".strip(), True, detail if differing else same)
 
 
 def _check(

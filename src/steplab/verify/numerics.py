@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,6 +27,7 @@ from steplab.core.output_file import output_draft
 from steplab.modules.optimizer import master_weight
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
+from steplab.verify.ranks import checksum, gather, held_bits, rank_count, state_of, whole
 from steplab.verify.shapes import TRUTH, references_of
 
 # Steps that are compared. A whole-step graph runs three of them eagerly, captures in the next and
@@ -38,7 +39,8 @@ MAX_REPEATS = 20  # of a step that a gradient scaler skips; it halves from 65,53
 # estimated with a relative standard deviation of about 1 / sqrt(2 * 4096) = 1.1 %.
 SKETCH_SIZE = 4096
 _SEED = 20_011
-PLAIN_FIELDS = ("roundoff", "matmul_dtype", "terms", "first_seconds")  # of a snapshot in a file
+# Of a snapshot in a file, beside its groups.
+PLAIN_FIELDS = ("roundoff", "matmul_dtype", "terms", "first_seconds", "bits")
 BITS = {"tf32": 11, "bf16": 8, "fp16": 11}  # of the significand, the hidden one included
 
 
@@ -48,7 +50,8 @@ class NumericsSnapshot:
 
     Groups by name: "weights" (as assembled), "outputs" (predictions and metrics), "loss" (one per
     step), "gradients" (of each parameter, in each gradient step), "update" (how far each
-    parameter has moved after all steps), "batches" (what was fed).
+    parameter has moved after all steps), "batches" (each micro-batch that was fed). Where several
+    ranks share the step, this is what they have together.
     """
 
     groups: Mapping[str, Mapping[str, Tensor]]
@@ -56,6 +59,9 @@ class NumericsSnapshot:
     matmul_dtype: str  # as declared by the techniques
     terms: int  # numbers in the largest tensor of a micro-batch: how long a sum may get
     first_seconds: float = 0.0
+    bits: Mapping[str, int] = field(default_factory=dict)  # checksums of gradients, final weights
+    # Of every rank that shared the step, checksums of what it holds; empty for a step of one.
+    held: Sequence[Mapping[str, int]] = ()
 
 
 def take_snapshot(
@@ -70,7 +76,7 @@ def take_snapshot(
     torch.manual_seed(spec.seed)
     feed = micro_batches(step, spec)
     batches = [next(feed) for _ in range(STEPS)]
-    groups = {"batches": {f"batch {n}": _sketch_batch(batch) for n, batch in enumerate(batches)}}
+    groups = {"batches": _sketch_batches(step, batches)}
     if not doubled:
         return _snapshot(step, batches, groups)
     torch.set_default_dtype(torch.float64)  # for tensors that a model makes in its forward pass
@@ -90,30 +96,36 @@ def _scale_learning_rates(step: Step, rate: float) -> None:
 def _snapshot(
     step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]
 ) -> NumericsSnapshot:
+    gradients = Gradients(step)
     weights = groups["weights"] = _parameters(step)
     start = perf_counter()
     groups["outputs"] = _predictions(step, batches[0][0])
     seconds = perf_counter() - start
     if step.mode != "infer":
-        seconds = _train(step, batches, groups)
+        seconds = _train(step, batches, groups, gradients)
+        groups["gradients"] = gradients.sketches
     if step.mode == "full":
         moved = _parameters(step)
         groups["update"] = {name: moved[name] - weights[name] for name in weights}
     exact = {name: _full_weight(step, p) for name, p in step.model.named_parameters()}
+    bits = gradients.bits | {name: checksum(whole(weight)) for name, weight in exact.items()}
+    held = gradients.held | held_bits(state_of(step)) if rank_count(step) else {}
     roundoff = {name: torch.finfo(weight.dtype).eps / 2 for name, weight in exact.items()}
     terms = max((x.numel() for x in tree_leaves(batches[0]) if isinstance(x, Tensor)), default=1)
-    return NumericsSnapshot(groups, roundoff, step.parts.matmul_dtype, terms, seconds)
+    dtype, every = step.parts.matmul_dtype, gather(held, rank_count(step)) if held else ()
+    return NumericsSnapshot(groups, roundoff, dtype, terms, seconds, bits, every)
 
 
-def _train(step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]) -> float:
-    """Run the steps and add "loss" and "gradients"; return the seconds of the first one."""
+def _train(
+    step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]], gradients: Gradients
+) -> float:
+    """Run the steps and add "loss"; return the seconds of the first one."""
     losses: list[Tensor] = []
-    gradients: dict[str, Tensor] = {}
     seconds = 0.0
     for number, batch in enumerate(batches):
         start = perf_counter()
         if number < GRADIENT_STEPS:
-            with _watched_gradients(step, gradients, number):
+            with gradients.watched(number):
                 output = _run_until_updated(step, step.run, batch)
         else:
             output = _run_until_updated(step, step, batch)
@@ -122,7 +134,6 @@ def _train(step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]])
         if number == 0:
             groups["outputs"] |= _metrics(output.metrics)
     groups["loss"] = {f"step {number}": loss for number, loss in enumerate(losses)}
-    groups["gradients"] = gradients
     return seconds
 
 
@@ -137,24 +148,42 @@ def _run_until_updated(step: Step, run: Any, batch: Any) -> Any:
     raise MeasurementError("The gradients overflow at any scale: every update is skipped.")
 
 
-@contextlib.contextmanager
-def _watched_gradients(step: Step, found: dict[str, Tensor], number: int) -> Iterator[None]:
-    """Sketch every gradient after the backward pass: unscaled, and before clipping."""
+class Gradients:
+    """The gradients of the first steps: unscaled, summed over ranks, and before clipping."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.sketches: dict[str, Tensor] = {}
+        self.bits: dict[str, int] = {}
+        self.held: dict[str, int] = {}
 
     @contextlib.contextmanager
-    def watch(phase: str) -> Iterator[None]:
-        yield
-        if phase == "backward":
-            scale = step.parts.scaler.get_scale()
-            for name, p in step.model.named_parameters():
-                gradient = torch.zeros_like(p) if p.grad is None else p.grad
-                found[f"{name} in step {number}"] = sketch(gradient) / scale
+    def watched(self, number: int) -> Iterator[None]:
+        """Look at every gradient when all ranks have added theirs, or after the backward."""
+        last = "sync" if rank_count(self.step) else "backward"
 
-    before, step.watch = step.watch, watch
-    try:
-        yield
-    finally:
-        step.watch = before
+        @contextlib.contextmanager
+        def watch(phase: str) -> Iterator[None]:
+            yield
+            if phase == last:
+                self._record(number)
+
+        before, self.step.watch = self.step.watch, watch
+        try:
+            yield
+        finally:
+            self.step.watch = before
+
+    def _record(self, number: int) -> None:
+        scale = self.step.parts.scaler.get_scale()
+        for name, p in self.step.model.named_parameters():
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            key = f"{name} in step {number}"
+            if rank_count(self.step):
+                self.held |= held_bits([(f"the gradient of {key}", gradient)])
+            gradient = whole(gradient)
+            self.sketches[key] = sketch(gradient) / scale
+            self.bits[key] = checksum(gradient)
 
 
 @torch.no_grad()
@@ -177,14 +206,25 @@ def _floats(tree: Any) -> list[Tensor]:
     return [sketch(x) for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
 
 
+def _sketch_batches(step: Step, steps: list[Any]) -> dict[str, Tensor]:
+    """Return one sketch for all tensors of every micro-batch, in the order of one process."""
+    own = [[_sketch_batch(batch) for batch in batches] for batches in steps]
+    ranks = gather(own, rank_count(step))  # (rank, step, micro-batch of the rank)
+    return {
+        f"micro-batch {index * len(ranks) + rank} of step {number}": found
+        for rank, batches in enumerate(ranks)
+        for number, one in enumerate(batches)
+        for index, found in enumerate(one)
+    }
+
+
 def _sketch_batch(batch: Any) -> Tensor:
-    """Return one sketch for all tensors of a batch."""
     parts = [sketch(x) for x in tree_leaves(batch) if isinstance(x, Tensor)]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
 def _parameters(step: Step) -> dict[str, Tensor]:
-    return {name: sketch(_full_weight(step, p)) for name, p in step.model.named_parameters()}
+    return {name: sketch(whole(_full_weight(step, p))) for name, p in step.model.named_parameters()}
 
 
 def _full_weight(step: Step, p: nn.Parameter) -> Tensor:
@@ -193,7 +233,7 @@ def _full_weight(step: Step, p: nn.Parameter) -> Tensor:
     In bf16 alone, small updates look like rounding.
     """
     master = master_weight(step.optimizer, p)
-    return master if master is not None and torch.equal(master.to(p.dtype), p) else p
+    return master if master is not None and torch.equal(whole(master.to(p.dtype)), whole(p)) else p
 
 
 def _to_double(leaf: Any) -> Any:
