@@ -26,11 +26,18 @@ def test_spec_goes_through_json():
         {"clip": -1.0},
         {"clip": float("nan")},
         {"peak_tflops": 0.0},
+        {"ranks": 0},
+        {"backend": "mpi"},
     ],
 )
 def test_impossible_numbers_are_refused(changes):
     with pytest.raises(UserError):
         RunSpec("gpt", **changes)
+
+
+def test_a_title_names_several_ranks():
+    assert RunSpec("gpt", size="tiny").title == "gpt tiny, batch 4, full"
+    assert RunSpec("gpt", size="tiny", ranks=2).title == "gpt tiny, batch 4, full, 2 ranks"
 
 
 def test_labels():

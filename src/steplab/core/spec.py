@@ -52,6 +52,9 @@ Mode = Literal["infer", "forward", "forward+backward", "full"]
 MODES: tuple[str, ...] = get_args(Mode)
 
 
+BACKENDS = ("nccl", "gloo")
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """One cell of a measurement. Frozen, JSON both ways, compared by `fingerprint`."""
@@ -60,7 +63,7 @@ class RunSpec:
     config: Mapping[str, Any] = field(default_factory=dict)  # every field of the workload's config
     size: str = ""  # the name of the preset that `config` started from
     batch: int = 4  # sequences per micro-batch
-    accumulate: int = 1  # micro-batches per optimizer step
+    accumulate: int = 1  # micro-batches per optimizer step, of one rank
     mode: Mode = "full"
     recipe: Recipe = field(default_factory=Recipe)
     device: str = "cpu"  # "cpu" or "cuda"
@@ -70,9 +73,11 @@ class RunSpec:
     seed: int = 42
     peak_tflops: float | None = None  # the user's own dense peak for MFU; None: the catalog's
     source: str = ""  # hash of the file that a user's own workload came from
+    ranks: int = 1  # processes that share the step
+    backend: str = ""  # of their group, "nccl" or "gloo"; "": by the device
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch", "accumulate", "steps")
+        require_positive(self, "batch", "accumulate", "steps", "ranks")
         if self.warmup < 0 or self.clip < 0:
             raise UserError("warmup and clip must not be negative.")
         if not math.isfinite(self.clip):
@@ -81,12 +86,15 @@ class RunSpec:
             raise UserError(f"The peak must be more than 0 TFLOP/s, not {self.peak_tflops}.")
         if self.mode not in MODES:
             raise UserError(f"mode is {self.mode!r}.", f"Known: {', '.join(MODES)}.")
+        if self.backend not in ("", *BACKENDS):
+            raise UserError(f"backend is {self.backend!r}.", f"Known: {', '.join(BACKENDS)}.")
 
     @property
     def title(self) -> str:
         """What is measured, in a few words: `gpt tiny, batch 4, full`."""
         name = f"{self.workload} {self.size}" if self.size else self.workload
-        return f"{name}, batch {self.batch}, {self.mode}"
+        ranks = f", {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{name}, batch {self.batch}, {self.mode}{ranks}"
 
 
 def fingerprint(spec: RunSpec) -> str:
@@ -199,6 +207,8 @@ class TrainSpec:
     device: str = "cpu"
     settings: TrainSettings = field(default_factory=TrainSettings)
     source: str = ""  # hash of the file that a user's own workload came from
+    ranks: int = 1  # processes that share the step
+    backend: str = ""  # of their group, "nccl" or "gloo"; "": by the device
 
     def run_spec(self) -> RunSpec:
         """Return the spec of one step of this run."""
