@@ -1,3 +1,7 @@
+import hashlib
+import importlib.util
+import os
+import py_compile
 from pathlib import Path
 
 import pytest
@@ -6,7 +10,8 @@ import torch
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.step.trial import trial
-from steplab.workloads.workload import requested_workload
+from steplab.workloads.user_model import load_user_model
+from steplab.workloads.workload import find_workload, requested_workload
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 GOOD = """
@@ -118,3 +123,39 @@ def test_a_file_that_ends_the_program_is_reported(tmp_path):
     path.write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(UserError, match="does not import: SystemExit: 3"):
         requested_workload(f"{path}:make")
+
+
+def test_what_runs_is_what_is_hashed(file):
+    """A __pycache__ beside the file, with its size and time, is not taken for it."""
+    path = file(GOOD)
+    other = path.with_name("other.py")
+    other.write_text(GOOD.replace("A line.", "A lie.."))
+    assert other.stat().st_size == path.stat().st_size
+    os.utime(other, (path.stat().st_mtime,) * 2)
+    py_compile.compile(str(other), cfile=importlib.util.cache_from_source(str(path)))
+    entry = load_user_model(f"{path}:make")
+    assert entry.summary == "A line."
+    assert entry.source == hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def test_a_model_is_found_by_its_name_once_the_user_has_named_it(file, monkeypatch, tmp_path):
+    """From any folder then: the file is the one that the user meant."""
+    file(GOOD)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="nobody has named its file here"):
+        find_workload("mine.py:make")
+    entry = load_user_model("mine.py:make")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert find_workload("mine.py:make", entry.source).source == entry.source
+    file(GOOD + "# changed")
+    with pytest.raises(UserError, match=f"has changed: the hash of its file was {entry.source}"):
+        find_workload("mine.py:make", entry.source)
+
+
+def test_a_file_that_does_not_import_is_not_remembered(file):
+    path = file("raise ValueError")
+    with pytest.raises(UserError, match="does not import"):
+        load_user_model(f"{path}:make")
+    with pytest.raises(UserError, match="nobody has named its file here"):
+        find_workload(f"{path}:make")

@@ -27,7 +27,8 @@ from steplab.store import Store
 from steplab.trace.kernel_table import short_kernel_name
 from steplab.workers.alternate import alternate_specs
 from steplab.workers.trials import TrialRunner
-from steplab.workloads.user_model import is_same_code, load_user_model, not_named
+from steplab.workloads.recorded import is_same_code, not_named
+from steplab.workloads.user_model import load_user_model
 from steplab.workloads.workload import WorkloadEntry, find_workload, is_user_model
 
 DEFAULT_ROUNDS = 8
@@ -131,7 +132,7 @@ def _spec(side: Side, own: Sequence[WorkloadEntry]) -> RunSpec:
         hashes = ", ".join(f"{one.name} {one.source}" for one in own)
         raise UserError(
             f"{shorten(spec.workload)} has changed since the Run {side.name} (hash "
-            f"{spec.source or 'unknown'}; given: {hashes}): it cannot be measured again.",
+            f"{shorten(spec.source) or 'unknown'}; given: {hashes}): it cannot be measured again.",
             "Keep both versions in files of their own, and bench each.",
         )
     return replace(spec, workload=same[0].name)

@@ -25,7 +25,7 @@ from steplab.core.codec import decode
 from steplab.core.errors import UserError
 from steplab.core.input_file import shorten
 from steplab.techniques.recipes import check_recipe
-from steplab.workloads.user_model import note_on_code, workload_of_record
+from steplab.workloads.recorded import note_on_code, workload_of_record
 from steplab.workloads.workload import WorkloadEntry, find_workload, is_user_model
 
 if TYPE_CHECKING:

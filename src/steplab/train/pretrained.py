@@ -24,6 +24,7 @@ from steplab.train.checkpoint_files import (
     newest_checkpoint,
     read_verified_manifest,
 )
+from steplab.workloads.recorded import note_on_code, workload_of_record
 from steplab.workloads.tsmoe import time_moe
 from steplab.workloads.tsmoe.config import TsmoeConfig
 from steplab.workloads.tsmoe.time_moe import (
@@ -32,7 +33,6 @@ from steplab.workloads.tsmoe.time_moe import (
     parameter_slices,
     render_config,
 )
-from steplab.workloads.user_model import note_on_code, workload_of_record
 from steplab.workloads.workload import WorkloadEntry
 
 if TYPE_CHECKING:

@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steplab.core import Mode
 from steplab.core.codec import encode
 from steplab.core.errors import UserError, did_you_mean
-from steplab.core.input_file import shorten
-from steplab.workloads.workload import StepOutput, WorkloadEntry, find_workload, is_user_model
+from steplab.core.input_file import read_input, shorten
+from steplab.workloads.workload import StepOutput, WorkloadEntry
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def find_user_model(name: str, source: str = "") -> WorkloadEntry:
     entry = _import(name, _files[name])
     if source and entry.source != source:
         raise UserError(
-            f"{shorten(name)} has changed: the hash of its file was {source}, now it is "
+            f"{shorten(name)} has changed: the hash of its file was {shorten(source)}, now it is "
             f"{entry.source}.",
             "Keep both versions in files of their own, and bench each.",
         )
@@ -92,54 +92,19 @@ def take_named_files(named: Mapping[str, str]) -> None:
     _files.update({name: Path(file) for name, file in named.items()})
 
 
-def workload_of_record(name: str, where: object, own: WorkloadEntry | None) -> WorkloadEntry:
-    """Return the workload that a record was made with; a user's own is `own`, named by the user."""
-    if not is_user_model(name):
-        if own is not None:
-            raise UserError(
-                f"{where} is a model of the built-in {shorten(name)}, not of {own.name}.",
-                f"Leave {own.name} out: the record knows what it is.",
-            )
-        return find_workload(name)
-    if own is None:
-        raise not_named(where, name)
-    return own
-
-
-def not_named(where: object, name: str) -> UserError:
-    """Return the error for a record of a user's own model whose file the user has not named."""
-    return UserError(
-        f"{where} was made with {shorten(name)}, a model of one's own: a record holds its name, "
-        "not its code.",
-        "Name the file: --model my_model.py:make.",
-    )
-
-
-def is_same_code(own: WorkloadEntry, name: str, source: str) -> bool:
-    """Whether a record was made by the same factory of a file with the same content."""
-    return own.source == source and own.name.rpartition(":")[2] == name.rpartition(":")[2]
-
-
-def note_on_code(own: WorkloadEntry, name: str, source: str, where: object) -> str:
-    """Say that a record was made with other code than `own`; "" when not, or when nobody knows."""
-    if not source or not own.source or is_same_code(own, name, source):
-        return ""
-    return (
-        f"the code has changed: {where} was made with {shorten(name)} (hash {source}), now it is "
-        f"{own.name} (hash {own.source})"
-    )
-
-
 def _import(name: str, file: Path) -> WorkloadEntry:
     """Import the file and return the entry of its factory, or a UserError that says why not."""
-    factory = _find_factory(name, file)
+    if not file.is_file():
+        raise UserError(f"There is no file {shorten(name.rpartition(':')[0])}.")
+    text = read_input(file)
+    factory = _find_factory(name, file, text)
     config = _config_type(factory, name)
 
     def open_workload(values: Any) -> UserWorkload:
         return UserWorkload(factory, encode(values), name)
 
     summary = (inspect.getdoc(factory) or "a model of your own").splitlines()[0]
-    source = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    source = hashlib.sha256(text).hexdigest()[:12]
     return WorkloadEntry(name, summary, config, open_workload, source=source)
 
 
@@ -242,18 +207,20 @@ class UserWorkload:
         return self.built
 
 
-def _find_factory(name: str, file: Path) -> Callable[..., Any]:
-    """Run the file and return its factory; messages call it as the user did."""
+def _find_factory(name: str, file: Path, text: bytes) -> Callable[..., Any]:
+    """Run the text of a file and return its factory; messages call the file as the user did.
+
+    Compiled here, not by the import system: that would take a __pycache__ for the file, and the
+    hash in a record would not be the hash of what ran.
+    """
     shown, _, factory_name = name.rpartition(":")
-    if not file.is_file():
-        raise UserError(f"There is no file {shorten(shown)}.")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    spec = spec_from_file_location(file.stem, file)
+    assert spec is not None
+    module = module_from_spec(spec)
     sys.modules[file.stem] = module  # dataclasses and pickling look their module up by name
     sys.path.insert(0, str(file.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, str(file), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         raise UserError(f"{shown} does not import: {type(error).__name__}: {error}.") from error
     finally:
