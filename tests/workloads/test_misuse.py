@@ -3,6 +3,7 @@
 import functools
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -275,8 +276,46 @@ def test_a_batch_elsewhere_and_one_of_doubles():
     labels = torch.zeros(2, dtype=torch.long)
     with pytest.raises(UserError, match=r"The batch is on meta, the model on cpu: .*\.to\('cpu'\)"):
         step([(torch.ones(2, 4, device="meta"), labels)])
-    with pytest.raises(UserError, match=r"float64, as numpy's are.* batch\.float\(\)"):
+    with pytest.raises(UserError, match=r"batch is float64, the model float32: .*torch\.float32"):
         step([(torch.ones(2, 4, dtype=torch.float64), labels)])
+    with pytest.raises(UserError, match=r"holds numpy arrays: write torch\.from_numpy"):
+        step([(np.ones((2, 4)), labels)])
+    half = steplab.apply("plain", Net().half(), loss)
+    with pytest.raises(UserError, match=r"batch is float32, the model float16: .*precision=bf16"):
+        half([(torch.ones(2, 4), labels)])
+
+
+def test_a_loss_of_another_model():
+    other = Net()
+    factory = user_model(loss=lambda model, batch: loss(other, batch))
+    with pytest.raises(UserError, match=r"reached no parameter of the model.* Use the model that"):
+        run_one_step(factory)
+
+
+def test_gradients_that_hooks_have_used_may_be_gone():
+    model = Net()
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    assert torch.isfinite(run_one_step(user_model(model=model)).loss)
+
+
+def test_weights_without_values():
+    with torch.device("meta"):
+        model = Net()
+    with pytest.raises(UserError, match=r"meta device and have no values\. Build it outside"):
+        run_one_step(user_model(model=model))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_factory_that_asks_for_a_gpu():
+    words = r"puts its model on a GPU \(.*test_misuse\.py:\d+ .*\), .* Leave out \.cuda\(\)"
+    with pytest.raises(UserError, match=words):
+        run_one_step(lambda: steplab.UserModel(Net().cuda(), batches, loss))
+
+
+def test_an_error_of_a_factory_keeps_its_own_words():
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        run_one_step(lambda: 1 / 0)
 
 
 def test_a_step_where_gradients_are_off():
@@ -299,9 +338,19 @@ def generator():
         ),
         (lambda: steplab.profile(Net()), r"type Net, but it is called without arguments"),
         (lambda: steplab.profile(generator), r"generator\(\), a generator or coroutine"),
+        (lambda: steplab.profile(len, steps="3"), r"len\(obj, /\), but it is called"),
+        (lambda: steplab.profile(print, steps="3"), r"not '3' and 2"),
+        (
+            lambda: steplab.Meter(Net()).step(torch.ones(9)),
+            r"not an object of type Tensor",
+        ),
         (lambda: steplab.Meter(Net), r"steplab\.Meter: the model is the class Net.* model=Net\("),
         (lambda: steplab.Meter(adamw(Net())), r"type AdamW, not an nn\.Module"),
         (lambda: steplab.graph(Net, (torch.ones(2),)), r"The module is the class Net"),
+        (
+            lambda: steplab.apply(Net(), loss, "plain"),
+            r"recipe is of type Net.*\", model, loss",
+        ),
         (lambda: steplab.apply("plain", loss, Net()), r"model and loss are swapped"),
     ],
 )

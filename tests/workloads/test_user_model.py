@@ -66,6 +66,7 @@ def test_parameters_become_config(file):
     [
         ("def make(:\n", "make", "does not import: SyntaxError"),
         ("import no_such_module_here\n", "make", "does not import: ModuleNotFoundError"),
+        ("from .nets import Net\n", "make", r"relative import.* Write from nets import Net"),
         (GOOD, "mkae", "Did you mean 'make'"),
         ("def make(width):\n    pass\n", "make", "needs a default"),
         ("def make(layers=[1]):\n    pass\n", "make", "needs a default"),
@@ -108,6 +109,14 @@ def test_an_exception_in_the_model_is_a_failed_run(file):
     name = f"{file(text)}:make"
     run = trial(RunSpec(name, requested_workload(name).resolve("", {})))
     assert run.status == "failed" and "KeyError: 'y'" in run.reason and "mine.py" in run.reason
+
+
+def test_an_error_without_a_line_of_the_user_is_not_placed_in_steplab(file):
+    """A loader of samples that cannot be stacked: the error is torch's own."""
+    loader = "lambda size: torch.utils.data.DataLoader([None] * 9, size)"
+    name = f"{file(GOOD.replace('batches, loss', f'{loader}, loss'))}:make"
+    run = trial(RunSpec(name, requested_workload(name).resolve("", {})))
+    assert run.status == "failed" and "(collate.py:" in run.reason
 
 
 def test_batches_reach_the_device(file):

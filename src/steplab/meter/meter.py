@@ -25,7 +25,7 @@ from steplab.meter.reading import (
 )
 from steplab.meter.step_timer import PhaseScope, StepScope, StepTimer
 from steplab.probes.ran import quiet_profiler
-from steplab.workloads.misuse import check_model
+from steplab.workloads.misuse import check_model, describe
 
 LOOKUP_TABLES = (nn.Embedding, nn.EmbeddingBag)  # not multiplied
 
@@ -89,8 +89,9 @@ class Meter:
     def step(self, tokens: int) -> StepScope:
         """Wrap one training step over `tokens` tokens, all its micro-batches together."""
         if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens <= 0:
+            found = tokens if isinstance(tokens, (int, float)) else describe(tokens)
             raise UserError(
-                f"tokens must be a whole number above 0, not {tokens!r}.",
+                f"tokens must be a whole number above 0, not {found}.",
                 "Pass the tokens of this step, as in batch.numel().",
             )
         return StepScope(self._timer, tokens)

@@ -60,9 +60,9 @@ def profile(
     name); with None nothing is kept but the returned Run, which `steplab.explain` takes.
     """
     _check_step_function(step_fn)
-    if steps < 1 or warmup < 0:
+    if not (isinstance(steps, int) and isinstance(warmup, int)) or steps < 1 or warmup < 0:
         raise UserError(
-            f"At least 1 step and 0 warm-up steps are needed, not {steps} and {warmup}."
+            f"At least 1 step and 0 warm-up steps are needed, not {steps!r} and {warmup!r}."
         )
     quiet_profiler()
     kept = store if isinstance(store, Store) or store is None else Store(store)

@@ -46,8 +46,8 @@ def apply(
         check_recipe(recipe)
     else:
         raise UserError(
-            f"The recipe is of type {type(recipe).__name__}.",
-            'Give words, as in "precision=bf16", a preset\'s name, a file or a steplab Recipe.',
+            f"The recipe is of type {type(recipe).__name__}, not words, a preset or a Recipe.",
+            'Write steplab.apply("precision=bf16", model, loss).',
         )
     if mode not in MODES:
         raise UserError(f"mode is {mode!r}.", f"Known: {', '.join(MODES)}.")

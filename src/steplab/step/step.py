@@ -12,7 +12,7 @@ from steplab.core import Mode
 from steplab.core.errors import UserError
 from steplab.modules.optimizer import clip_gradients
 from steplab.techniques.technique import StepParts
-from steplab.workloads.misuse import no_gradient
+from steplab.workloads.misuse import check_gradients, no_gradient
 from steplab.workloads.workload import StepOutput, Workload
 
 Watch = Callable[[str], contextlib.AbstractContextManager[Any]]
@@ -46,6 +46,7 @@ class Step:
         self.clip = clip
         self.watch: Watch = unwatched
         self.graph: Callable[[Sequence[Any]], StepOutput] | None = None
+        self.reaches_model = False  # whether a backward pass has been seen to reach the model
         parts.model.train(mode != "infer")
 
     @property
@@ -116,6 +117,9 @@ class Step:
             # Outside autocast, whose cache of 16-bit weights has been freed by now.
             with self.watch("backward"):
                 self.parts.scaler.scale(loss / in_all).backward()
+            if not self.reaches_model:
+                check_gradients(self.model)
+                self.reaches_model = True
         return StepOutput(loss.detach(), {k: v.detach() for k, v in metrics.items()})
 
     def _update(self) -> None:

@@ -26,7 +26,8 @@ _INSTALLED = re.compile(r"(site|dist)-packages/|/lib/python3|torchinductor_")
 _RUNNER = re.compile(
     r"(^|/)steplab/((cli|bench|tune|forecasting|verify|train|meter|lint|profiling|workers|step"
     r"|techniques|probes|parallel|testing|findings|compare|report|trace|store|costs|hardware|core"
-    r"|studies|engine|explain|record|spec)/|(__init__|__main__|codec|shelf|units|errors)\.py)"
+    r"|studies|engine|explain|record|spec)/|(__init__|__main__|codec|shelf|units|errors)\.py"
+    r"|workloads/(user_model|user_batches|misuse)\.py)"
 )
 _MODELS = re.compile(r"(^|/)steplab/(workloads|modules|kernels|data)/")
 

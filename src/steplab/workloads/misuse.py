@@ -41,11 +41,19 @@ def refuse_result(where: str, result: Any) -> UserError:
     return UserError(f"{where} returned {found}.", USER_MODEL)
 
 
-def refuse_arguments(where: str, error: TypeError) -> UserError | None:
-    """Return the error for a call of UserModel with wrong arguments; None for any other error."""
-    _, call, problem = str(error).partition("UserModel.__init__() ")
-    if not call:
-        return None
+def explain_factory_error(where: str, error: Exception) -> UserError | None:
+    """Return what was misunderstood where an error inside the factory shows it; else None."""
+    if isinstance(error, TypeError) and "UserModel.__init__() " in str(error):
+        return _wrong_arguments(where, str(error).partition("UserModel.__init__() ")[2])
+    if not torch.cuda.is_available() and re.search("CUDA|NVIDIA", str(error)):
+        return UserError(
+            f"{where} puts its model on a GPU ({error_line(error)}), and torch sees none here.",
+            "Leave out .cuda() and device='cuda': the model goes where --device says.",
+        )
+    return None
+
+
+def _wrong_arguments(where: str, problem: str) -> UserError:
     names = re.findall(r"'(\w+)'", problem)
     if "missing" not in problem:
         known = "model, batches, loss, tokens_per_sequence, predict and optimizer"
@@ -64,6 +72,15 @@ def check_model(where: str, model: Any) -> None:
     elif isinstance(model, (list, tuple, dict)):
         line = "Make one module of them, whose forward calls the others."
     raise UserError(f"{where}: the model is {describe(model)}, not an nn.Module.", line)
+
+
+def check_values(where: str, model: nn.Module) -> None:
+    """Refuse weights without values, unless no values are asked for."""
+    if torch.get_default_device().type != "meta" and any(p.is_meta for p in model.parameters()):
+        raise UserError(
+            f"{where}: the weights of the model are on the meta device and have no values.",
+            "Build it outside torch.device('meta'); steplab moves it to its device.",
+        )
 
 
 def check_batches(where: str, batches: Any) -> None:
@@ -224,6 +241,20 @@ def check_trainable(model: nn.Module) -> None:
         raise _frozen(model)
 
 
+def check_gradients(model: nn.Module) -> None:
+    """Refuse a backward pass that reached no parameter: the loss was computed by another model.
+
+    Gradients may be gone by now where hooks of the parameters have used them.
+    """
+    for p in model.parameters():
+        if p.grad is not None or p._post_accumulate_grad_hooks:
+            return
+    raise UserError(
+        "The backward pass reached no parameter of the model: the loss comes from another one.",
+        "Use the model that the loss is given: loss=lambda model, batch: ... model(batch) ...",
+    )
+
+
 def _frozen(model: nn.Module) -> UserError:
     parameters = len(list(model.parameters()))
     if not parameters:
@@ -267,7 +298,7 @@ def explained(
     except UserError:
         raise
     except Exception as error:
-        advice = _misplaced(model, batch)
+        advice = _misplaced(error, model, batch)
         if not advice and _takes_model_for_else(error, function, model):
             advice = f"It is called as {SIGNATURES[name]}: its first argument is the model."
         if not advice:
@@ -284,18 +315,26 @@ SIGNATURES = {
 }
 
 
-def _misplaced(model: nn.Module, batch: Any) -> str:
-    """Say how the batch differs from the model in device or precision; "" when it does not."""
+def _misplaced(error: Exception, model: nn.Module, batch: Any) -> str:
+    """Say how the batch does not fit the model, if that is what the error is about; else ""."""
     first = next(model.parameters(), None)
-    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    if first is None:
+    leaves = tree_leaves(batch)
+    if any(type(leaf).__module__ == "numpy" for leaf in leaves) and "numpy" in str(error):
+        return "The batch holds numpy arrays: write torch.from_numpy(x).float()."
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if first is None or not isinstance(error, RuntimeError):
         return ""
-    for leaf in tensors:
-        if leaf.device != first.device:
-            there = f"The batch is on {leaf.device}, the model on {first.device}"
-            return f"{there}: move it with batch.to({str(first.device)!r})."
-        if leaf.dtype == torch.float64 and first.dtype == torch.float32:
-            return "The batch is float64, as numpy's are, the model float32: write batch.float()."
+    away = next((leaf.device for leaf in tensors if leaf.device != first.device), None)
+    if away is not None and "device" in str(error):
+        there = f"The batch is on {away}, the model on {first.device}"
+        return f"{there}: move it with batch.to({str(first.device)!r})."
+    dtypes = {leaf.dtype for leaf in tensors if leaf.is_floating_point()} - {first.dtype}
+    if dtypes and re.search("dtype|scalar type", str(error)):
+        found, own = (str(dtype).removeprefix("torch.") for dtype in (dtypes.pop(), first.dtype))
+        line = f"write batch.to(torch.{own})"
+        if first.dtype in (torch.bfloat16, torch.float16):
+            line = "leave the model in float32 and let the recipe ask for precision=bf16"
+        return f"The batch is {found}, the model {own}: {line}."
     return ""
 
 

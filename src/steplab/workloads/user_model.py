@@ -126,8 +126,8 @@ class UserWorkload:
 
         try:
             built = self.factory(**self.values)
-        except TypeError as error:
-            raise misuse.refuse_arguments(self.name, error) or error from None
+        except Exception as error:
+            raise misuse.explain_factory_error(self.name, error) or error from None
         if not isinstance(built, UserModel):
             raise misuse.refuse_result(self.name, built)
         self.take(built)
@@ -139,6 +139,7 @@ class UserWorkload:
 
         misuse.check_order(self.name, built.model, built.batches, built.loss)
         misuse.check_model(self.name, built.model)
+        misuse.check_values(self.name, built.model)
         misuse.check_batches(self.name, built.batches)
         misuse.check_loss(self.name, built.loss)
         if built.predict is not None:
@@ -222,7 +223,12 @@ def _find_factory(name: str, file: Path, text: bytes) -> Callable[..., Any]:
     try:
         exec(compile(text, str(file), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
-        raise UserError(f"{shown} does not import: {type(error).__name__}: {error}.") from error
+        line = ""
+        if "relative import" in str(error):
+            line = "Write from nets import Net, without the dot: its folder is searched."
+        raise UserError(
+            f"{shown} does not import: {type(error).__name__}: {error}.", line
+        ) from error
     finally:
         sys.path.pop(0)
     factory = getattr(module, factory_name, None)
@@ -252,7 +258,7 @@ def _config_type(factory: Callable[..., Any], name: str) -> Any:
             raise UserError(
                 f"{name}: the parameter {parameter.name!r} needs a default that is a number, "
                 "a text or a bool.",
-                f"Write {parameter.name}: int = 256, for example.",
+                "Name each setting by itself, as in width: int = 256.",
             )
         fields.append((parameter.name, type(default), dataclasses.field(default=default)))
     return dataclasses.make_dataclass("Factory", fields, frozen=True)

@@ -231,7 +231,8 @@ def ema_carry_kernel(
             sum_im += (tl.load(pointer + SIZE, mask=inside, other=0.0),)
         for i in tl.static_range(GROUP):
             step = group + i
-            here = inside & (step < chunks)
+            # Not `inside & (step < chunks)`: Triton 3.9's interpreter makes that an int32.
+            here = tl.where(step < chunks, inside, False)
             pointer = row + 2 * SIZE * (chunks - 1 - step if REVERSED else step)
             tl.store(pointer, re, mask=here)
             tl.store(pointer + SIZE, im, mask=here)
@@ -367,6 +368,7 @@ def _finish(
     ROW: tl.constexpr = D * P
     start = d_start + tl.program_id(2).to(tl.int64) * (2 * G * ROW)
     inside_1 = inside[:, None]
+    inside_first = tl.where(is_first, inside_1, False)
     for g in tl.static_range(G):
         g_re = tl.load(entering + g * ROW + offset)
         g_im = tl.load(entering + (G + g) * ROW + offset)
@@ -384,8 +386,8 @@ def _finish(
             t_im += tl.where(is_first, b_re * g_im + b_im * g_re, 0.0)
             re = c_re[g] * b_re - c_im[g] * b_im
             im = c_re[g] * b_im + c_im[g] * b_re
-            tl.store(start + g * ROW + offset, re, mask=inside_1 & is_first)
-            tl.store(start + (G + g) * ROW + offset, -im, mask=inside_1 & is_first)
+            tl.store(start + g * ROW + offset, re, mask=inside_first)
+            tl.store(start + (G + g) * ROW + offset, -im, mask=inside_first)
         tl.store(here + 2 * G * ROW, t_re, mask=inside_1)
         tl.store(here + 3 * G * ROW, t_im, mask=inside_1)
     tl.store(partial + 4 * G * ROW + lane, d_omega, mask=inside)
