@@ -6,6 +6,7 @@ half as long again; one for all would leave the other cores idle.
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.kernels.triton_on_cpu import needs_no_gpu, run_interpreted
@@ -30,5 +31,7 @@ def test_the_files_are_found():
 @needs_no_gpu
 @pytest.mark.parametrize("files", CHILDREN, ids=lambda files: " ".join(f.stem[5:] for f in files))
 def test_in_the_interpreter(files):
-    pytest.importorskip("triton")
+    triton = pytest.importorskip("triton")
+    if triton.__version__ < "3.7" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        pytest.skip("Triton 3.6, which comes with torch 2.11, interprets with numpy below 2.4 only")
     run_interpreted(files)
