@@ -123,10 +123,9 @@ def in_order(forecast: Forecast) -> Forecast:
 
     A function, not a method: dynamo of torch 2.11 cannot trace methods of a named tuple.
     """
-    *others, quantiles_BNHQ = forecast
-    if quantiles_BNHQ is None:
+    if forecast.quantiles_BNHQ is None:
         return forecast
-    return Forecast(*others, quantiles_BNHQ.sort(-1).values)
+    return Forecast(*forecast[:4], forecast.quantiles_BNHQ.sort(-1).values)
 
 
 class TrainingLoss(NamedTuple):
