@@ -1,19 +1,22 @@
 """The gate for several ranks: honest schemes are green, and every planted fault is red."""
 
 import re
+from dataclasses import replace
 from itertools import chain, islice
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from steplab.core import RunSpec
+from steplab.core import PLAIN, RunSpec
 from steplab.core.ladder import Check, verdict
 from steplab.techniques.recipes import parse_recipe
+from steplab.verify.candidate import Candidate
 from steplab.verify.judge import judge
 from steplab.verify.numerics import take_snapshot
 from steplab.verify.ranks import check_agreement, checksum
-from steplab.verify.references import compute_reference, step_without_dropout
+from steplab.verify.references import compute_reference, make_references, step_without_dropout
+from steplab.verify.shapes import at_shape, shapes_to_try, with_batch
 from steplab.workloads.workload import find_workload
 from tests.parallel.ranks import run_ranks
 
@@ -180,6 +183,36 @@ def test_an_honest_step_of_the_small_model_is_green(one_layer):
     checks = checks_of(one_layer, "parallel=naive")
     assert verdict(list(checks.values())) == "bit-equal"
     assert "have the same bits" in checks["ranks agree"].detail
+
+
+def open_candidate(spec, shapes, folder):
+    return Candidate(spec, shapes, folder).open(lambda text: None)
+
+
+def test_a_candidate_is_verified_by_all_its_ranks_and_measured(tmp_path):
+    spec = replace(spec_of("gpt", "parallel=flat", accumulate=2, **SMALL), ranks=RANKS, steps=2)
+    own, single, *_ = shapes_to_try(spec)
+    shapes = (own, with_batch(single, 2))
+    for shape in shapes:
+        assert not make_references(shape, "fp64", tmp_path)
+        assert not make_references(shape, "fp32", tmp_path)
+    first, second = run_ranks(open_candidate, RANKS, spec, shapes, tmp_path)
+    assert first.run.status == "ok", first.run.reason
+    assert first.run.clock is not None and second.checks == first.checks
+    named = {check.name for check in first.checks}
+    assert {"ranks agree", "bits", "ranks agree at batch 1, then batch 2"} <= named
+    assert verdict(first.checks) == "within rounding"  # of (a + c) + (b + d)
+
+
+def test_the_truth_is_one_process_with_the_micro_batches_of_all_ranks():
+    spec = replace(spec_of("gpt", "parallel=naive", accumulate=3), batch=2, size="", ranks=4)
+    own, single, small = shapes_to_try(spec)
+    for shape, accumulate in ((own, 12), (single, 4), (small, 4)):
+        assert (shape.spec.ranks, shape.spec.accumulate) == (1, accumulate)
+        assert shape.spec.recipe == PLAIN
+        ranks = at_shape(spec, shape)
+        assert (ranks.ranks, ranks.accumulate) == (4, accumulate // 4)
+        assert ranks.recipe == spec.recipe
 
 
 def test_parts_are_compared_with_the_same_parts():

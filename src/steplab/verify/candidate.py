@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from steplab.core import PLAIN, Run, RunSpec, Samples
+from steplab.core import Run, RunSpec, Samples
 from steplab.core.ladder import Check
 from steplab.core.run import new_run
 from steplab.probes.environment import capture_environment
@@ -22,9 +21,10 @@ from steplab.step.step import Step
 from steplab.step.trial import ProbedStep, clean_up
 from steplab.verify.judge import judge
 from steplab.verify.numerics import NumericsSnapshot, load_references, take_snapshot
+from steplab.verify.ranks import gather
 from steplab.verify.references import step_without_dropout
 from steplab.verify.remote import CandidateResult
-from steplab.verify.shapes import GateShape
+from steplab.verify.shapes import GateShape, at_shape, one_process
 
 
 class NumericsFailed(Exception):
@@ -80,7 +80,7 @@ class Candidate:
         for shape in self.shapes:
             if self._is_own(shape):
                 continue
-            spec = replace(shape.spec, recipe=self.spec.recipe)
+            spec = at_shape(self.spec, shape)
             progress(f"comparing with fp64 {shape.words}")
             try:
                 self._judge(take_snapshot(step_without_dropout(spec), spec, shape.rate), shape)
@@ -99,12 +99,13 @@ class Candidate:
         return snapshot.first_seconds
 
     def _is_own(self, shape: GateShape) -> bool:
-        return not shape.apart and shape.spec == replace(self.spec, recipe=PLAIN)
+        return not shape.apart and shape.spec == one_process(self.spec)
 
     def _judge(self, snapshot: NumericsSnapshot, shape: GateShape) -> None:
-        """Add checks; stop at wrong numerics."""
+        """Add checks; stop at wrong numerics. All ranks go by what the first one found."""
         truth, *peers = load_references(self.references, shape.name, snapshot.matmul_dtype)
-        self.checks += judge(snapshot, peers, truth, shape.words)
+        checks = judge(snapshot, peers, truth, shape.words)
+        self.checks += gather(checks, self.spec.ranks)[0]
         if not all(check.passed for check in self.checks):
             raise NumericsFailed
 

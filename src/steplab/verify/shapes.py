@@ -41,20 +41,33 @@ def shapes_to_try(spec: RunSpec) -> list[GateShape]:
     """Return the shapes at which fp64 may fit, the step's own first.
 
     The last resort is the size that the workload has for CPUs: another model of the same code.
+    Every rank keeps at least one micro-batch.
     """
-    plain = replace(spec, recipe=PLAIN)
+    plain = one_process(spec)
     shapes = [GateShape("own", "", plain)]
     if spec.batch > 1 or spec.accumulate > 1:
-        single = replace(plain, batch=1, accumulate=1)
+        single = replace(plain, batch=1, accumulate=spec.ranks)
         shapes.append(GateShape("single", "at batch 1", single))
     entry = find_workload(spec.workload, spec.source)
     if entry.cpu_preset and entry.cpu_preset != spec.size:
         config = entry.resolve(entry.cpu_preset, {})
-        small = replace(plain, size=entry.cpu_preset, config=config, accumulate=1)
+        small = replace(plain, size=entry.cpu_preset, config=config, accumulate=spec.ranks)
         small = replace(small, batch=min(spec.batch, 4))
         words = f"at size {entry.cpu_preset}, batch {small.batch}"
         shapes.append(GateShape("small", words, small))
     return shapes
+
+
+def one_process(spec: RunSpec) -> RunSpec:
+    """Return the plain step of one process with the micro-batches of all ranks of `spec`."""
+    accumulate = spec.accumulate * spec.ranks
+    return replace(spec, recipe=PLAIN, ranks=1, backend="", accumulate=accumulate)
+
+
+def at_shape(spec: RunSpec, shape: GateShape) -> RunSpec:
+    """Return `spec` at a shape of the gate, whose micro-batches its ranks share out."""
+    shared = replace(shape.spec, accumulate=shape.spec.accumulate // spec.ranks)
+    return replace(shared, recipe=spec.recipe, ranks=spec.ranks, backend=spec.backend)
 
 
 def with_batch(shape: GateShape, batch: int) -> GateShape:
