@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from steplab.core import RunSpec
+from steplab.core.errors import UserError
 from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
@@ -48,3 +51,12 @@ def test_two_ranks_compute_what_one_would(workload, alone, scheme):
     assert first[0] == pytest.approx(alone[0], rel=1e-5)
     for name, weight in alone[1].items():
         torch.testing.assert_close(first[1][name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"), [("plain", "a model each"), ("parallel=naive", "rank 0 of 1")]
+)
+def test_a_step_for_more_ranks_than_there_are_is_refused(recipe, words):
+    spec = RunSpec("gpt", find_workload("gpt").resolve("tiny", {}), ranks=2)
+    with pytest.raises(UserError, match=words):
+        assemble(replace(spec, recipe=parse_recipe(recipe)))

@@ -30,3 +30,36 @@ class Counter:
 
     def name(self) -> str:
         return self.folder.name
+
+
+def sum_of_ranks() -> float:
+    """The sum of 0, 1, ... over the ranks of the group."""
+    import torch
+    import torch.distributed as dist
+
+    own = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(own)
+    return own.item()
+
+
+def one_rank_fails() -> float:
+    """The last rank fails; the others wait for it."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == dist.get_world_size() - 1:
+        fail()
+    return sum_of_ranks()
+
+
+class RankCounter:
+    def __init__(self, start: int) -> None:
+        self.start = start
+
+    def sum(self) -> float:
+        """The starts and the ranks of the group, added up."""
+        import torch
+        import torch.distributed as dist
+
+        own = torch.tensor(float(self.start + dist.get_rank()))
+        dist.all_reduce(own)
+        return own.item()

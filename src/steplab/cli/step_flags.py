@@ -14,7 +14,8 @@ from typing import Any
 from steplab.cli.flags import AUTO, add_config_flags, add_device_flag, given_fields
 from steplab.core import MODES, PLAIN, RunSpec
 from steplab.core.errors import UserError
-from steplab.techniques.recipes import parse_recipe
+from steplab.core.spec import BACKENDS
+from steplab.techniques.recipes import parse_recipe, shared_by
 from steplab.workloads.user_model import load_user_model
 from steplab.workloads.workload import WorkloadEntry, requested_workload
 
@@ -106,6 +107,22 @@ def add_step_flags(
     add_device_flag(parser)
 
 
+def add_rank_flags(parser: argparse.ArgumentParser, many: bool = False) -> None:
+    """Add `--ranks`, the processes on this machine that share the step, and `--backend`."""
+    add = parser.add_argument
+    several: dict[str, Any] = {"nargs": "+", "default": [1]} if many else {"default": 1}
+    add(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="processes that share the step, one per GPU",
+        **several,
+    )
+    add("--backend", default="", metavar="|".join(BACKENDS),
+        help="how ranks talk: nccl between GPUs, gloo between CPUs or on one GPU; "
+        "default: by the device")  # fmt: skip
+
+
 def asked_workload(args: argparse.Namespace) -> WorkloadEntry:
     """Return the workload; one that came after flags was not asked for its own flags."""
     entry: WorkloadEntry = args.entry
@@ -123,10 +140,12 @@ def step_spec(args: argparse.Namespace, device: str, **changes: Any) -> RunSpec:
     """
     entry = asked_workload(args)
     size = args.size or entry.default_size(device)
-    names = ("batch", "mode", "recipe", *SPEC_FLAGS)
+    names = ("batch", "mode", "recipe", "ranks", "backend", *SPEC_FLAGS)
     given = {key: value for key, value in vars(args).items() if key in names}
     if given.get("batch") == AUTO:
         given["batch"] = 1
+    if "ranks" in given:
+        given["recipe"] = shared_by(given["recipe"], given["ranks"])
     return RunSpec(
         workload=entry.name,
         config=entry.resolve(size, given_fields(args)),
@@ -145,7 +164,7 @@ def step_grid(args: argparse.Namespace, device: str) -> list[RunSpec]:
     axes: dict[str, Sequence[Any]] = {
         "size": args.size or [""],
         **{key: values for key, values in vars(args).items() if key.startswith("config_")},
-        **{key: getattr(args, key) for key in ("recipe", "mode", "batch", "warmup")},
+        **{key: getattr(args, key) for key in ("recipe", "ranks", "mode", "batch", "warmup")},
     }
     cells = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     return [step_spec(argparse.Namespace(**{**vars(args), **cell}), device) for cell in cells]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from steplab.core import Cell, Column, Counters, Run, Samples, Table
 
-SPEC_AXES = ("size", "batch", "mode", "recipe", "accumulate", "warmup")
+SPEC_AXES = ("size", "batch", "mode", "recipe", "ranks", "accumulate", "warmup")
+PHASES = ("forward", "backward", "sync", "clip", "optimizer")  # in the order of a step
 LENGTHS = ("context", "seq_max_len")  # a condition of every number, even where it is constant
 
 
@@ -55,7 +56,7 @@ def numeric_axes(runs: Sequence[Run]) -> list[str]:
     return [
         axis
         for axis in varying_axes(runs)
-        if axis not in ("warmup", "size", "mode", "recipe")
+        if axis not in ("warmup", "size", "mode", "recipe", "ranks")
         and all(isinstance(axis_value(run, axis), (int, float)) for run in runs)
     ]
 
@@ -149,7 +150,8 @@ def _note(runs: Sequence[Run]) -> str:
 def phase_table(runs: Sequence[Run]) -> Table | None:
     """Median milliseconds per phase, data wait and host time; None when nothing was measured."""
     timed = [run for run in runs if run.clock is not None]
-    names = dict.fromkeys(name for run in timed if run.clock for name in run.clock.phases)
+    seen = dict.fromkeys(name for run in timed if run.clock for name in run.clock.phases)
+    names = sorted(seen, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
     if not timed:
         return None
     columns = [Column("data wait", "ms"), *(Column(name, "ms") for name in names)]

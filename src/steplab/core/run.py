@@ -291,6 +291,16 @@ class Finding:
     gain_ms: float | None = None  # milliseconds that the remedy is expected to give back
 
 
+@dataclass(frozen=True)
+class RankResult:
+    """What one of the ranks that share a step saw of it; the index in `Run.ranks` is its rank."""
+
+    step_ms: float  # median
+    sync_ms: float  # of it, after the backward, until the gradients of all ranks were there
+    peak_bytes: int | None  # most memory in the measured window
+    parameters: int | None  # whole ones, also where this rank holds a part of each
+
+
 Metric = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 Status = Literal["ok", "oom", "unsupported", "timeout", "crashed", "failed"]
 
@@ -325,6 +335,7 @@ class Run:
     findings: tuple[Finding, ...] = ()
     tables: Mapping[str, Table] = field(default_factory=dict)
     artifacts: tuple[str, ...] = ()  # file names beside run.json
+    ranks: tuple[RankResult, ...] = ()  # one each where several ranks share the step
 
     @property
     def tokens_per_second(self) -> float | None:

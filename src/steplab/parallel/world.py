@@ -85,6 +85,14 @@ def join(
     return World(rank, size)
 
 
+def join_local(
+    rank: int, size: int, rendezvous: str, device: str, backend: str = "", threads: int = 1
+) -> None:
+    """Join a group of workers on this machine, which share its cores: `threads` for each."""
+    torch.set_num_threads(threads)
+    join(rank, size, rendezvous, device, backend or None)  # type: ignore[arg-type]
+
+
 def join_alone() -> World:
     """Make a group of one, where this process has joined none: what runs on N runs on 1 too."""
     if not dist.is_initialized():

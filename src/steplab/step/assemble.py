@@ -15,7 +15,7 @@ from steplab.modules.optimizer import set_master_weights
 from steplab.step.graph import graph_step, learning_rates_to_device
 from steplab.step.prefetch import Prefetched
 from steplab.step.step import Step
-from steplab.techniques.recipes import check_recipe, technique
+from steplab.techniques.recipes import PARALLEL, check_recipe, technique
 from steplab.techniques.technique import StepParts
 from steplab.workloads.workload import Workload, find_workload
 
@@ -23,6 +23,7 @@ from steplab.workloads.workload import Workload, find_workload
 def assemble(spec: RunSpec, workload: Workload | None = None) -> Step:
     """Return the Step that `spec` describes, on its device, ready for its first call."""
     check_recipe(spec.recipe)
+    check_ranks(spec)
     device = find_device(spec.device)
     torch.manual_seed(spec.seed)
     workload = workload or find_workload(spec.workload, spec.source).open(spec.config)
@@ -89,6 +90,24 @@ def micro_batches(step: Step, spec: RunSpec) -> Iterator[list[Any]]:
                 "The workload ran out of batches.", "Let batches() yield forever."
             ) from None
         yield batches
+
+
+def check_ranks(spec: RunSpec) -> None:
+    """Refuse a spec for more or fewer ranks than there are, or for ranks that share nothing."""
+    if spec.ranks > 1 and PARALLEL not in spec.recipe.techniques:
+        raise UserError(
+            f"{spec.ranks} ranks with the recipe {spec.recipe} would train a model each.",
+            "Add parallel=ddp or another scheme to the recipe.",
+        )
+    if PARALLEL in spec.recipe.techniques:
+        from steplab.parallel.world import current_world
+
+        world = current_world()
+        if world.size != spec.ranks:
+            raise UserError(
+                f"The step is shared by {spec.ranks} ranks, but this process is {world}.",
+                "Start as many ranks as the spec says.",
+            )
 
 
 def find_device(name: str) -> torch.device:

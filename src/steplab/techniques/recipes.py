@@ -15,6 +15,9 @@ PRESETS = Path(__file__).parents[1] / "recipes"
 OFF = "off"
 
 
+PARALLEL = "parallel"  # the technique by which several ranks share a step
+
+
 def technique(name: str) -> Technique:
     """Return the technique of that name."""
     found: Technique = registry.load("steplab.techniques", name, "TECHNIQUE")
@@ -105,3 +108,18 @@ def check_recipe(recipe: Recipe) -> None:
         reason = found.conflict(settings, recipe.techniques)
         if reason:
             raise UserError(f"{name}: {reason}.", f"Change it, or leave {name} out.")
+
+
+def shared_by(recipe: Recipe, ranks: int) -> Recipe:
+    """Return the recipe with a scheme by which `ranks` ranks share a step: its own or the default.
+
+    Without one, each of them would train a model of its own.
+    """
+    if ranks == 1 or PARALLEL in recipe.techniques:
+        return recipe
+    return Recipe({**recipe.techniques, PARALLEL: technique(PARALLEL).complete({})})
+
+
+def alone(recipe: Recipe) -> Recipe:
+    """Return the recipe without the scheme by which ranks share a step."""
+    return Recipe({name: how for name, how in recipe.techniques.items() if name != PARALLEL})

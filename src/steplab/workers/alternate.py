@@ -19,6 +19,7 @@ from steplab.core import RunSpec, Samples
 from steplab.core.comparison import Change, Verdict
 from steplab.core.errors import MeasurementError
 from steplab.workers.client import Progress, WorkerLost, WorkerOwner, no_progress
+from steplab.workers.ranks import start_worker
 
 LIVE_STEP = "steplab.step.live:LiveStep"
 ROUNDS = 6  # the fewest that allow an interval by resampling
@@ -96,7 +97,7 @@ def alternate_specs(
     Returns the samples of every round, of the first and of the second spec. A worker that is lost,
     or that did not run what was asked for, is a MeasurementError.
     """
-    with RemoteStep() as one, RemoteStep() as two:
+    with RemoteStep(start_worker(first)) as one, RemoteStep(start_worker(second)) as two:
         sides, specs = (one, two), (first, second)
         for side, spec in zip(sides, specs, strict=True):
             progress(f"preparing {spec.recipe.label}")

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import steplab
 from steplab.core import Environment, Status
@@ -92,8 +92,12 @@ class Worker:
 
     def keep(self, function: str, *, timeout: float, **arguments: Any) -> None:
         """Call a function or class and keep what it returns alive in the worker."""
-        self._write(_request(function, arguments, keep=True))
+        self.send_keep(function, **arguments)
         self.receive(type(None), timeout=timeout)
+
+    def send_keep(self, function: str, **arguments: Any) -> None:
+        """Ask for an object to be kept without waiting until it is made."""
+        self._write(_request(function, arguments, keep=True))
 
     def send(self, function: str, **arguments: Any) -> None:
         """Ask for a call without waiting for its result."""
@@ -125,10 +129,14 @@ class Worker:
         """Whether its process has not ended."""
         return self.process.poll() is None
 
-    def close(self) -> None:
-        """End the process and whatever it started."""
+    def end(self) -> None:
+        """End the process and whatever it started; who waits for its answer learns that."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process and let go of its streams."""
+        self.end()
         self.process.wait()
         self.selector.close()
         for stream in (self.process.stdin, self.process.stdout, self.log):
@@ -175,11 +183,52 @@ class Worker:
         return f"the worker ended with code {code}: {lines[-1] if lines else 'no message'}"
 
 
+class AnyWorker(Protocol):
+    """A Worker, or several that are called like one."""
+
+    def call(
+        self,
+        function: str,
+        returns: type[T],
+        *,
+        timeout: float,
+        progress: Progress = no_progress,
+        **arguments: Any,
+    ) -> T:
+        """Call a function and return its result."""
+        ...
+
+    def keep(self, function: str, *, timeout: float, **arguments: Any) -> None:
+        """Call a function or class and keep what it returns alive."""
+        ...
+
+    def send(self, function: str, **arguments: Any) -> None:
+        """Ask for a call without waiting for its result."""
+        ...
+
+    def receive(self, returns: type[T], *, timeout: float, progress: Progress = no_progress) -> T:
+        """Wait for the result of the last call."""
+        ...
+
+    def environment(self, timeout: float) -> Environment:
+        """Return what this machine is."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether nothing of it has ended."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
 class WorkerOwner:
     """Has a worker of its own until its `with` block ends."""
 
-    def __init__(self, worker: Worker | None = None) -> None:
-        self.worker = worker or Worker()
+    def __init__(self, worker: AnyWorker | None = None) -> None:
+        self.worker: AnyWorker = worker or Worker()
 
     def close(self) -> None:
         """End its process."""

@@ -8,7 +8,8 @@ from typing import Any, Self
 from steplab.core import Environment, Run, RunSpec, Status
 from steplab.core.errors import MeasurementError, SteplabError
 from steplab.core.run import new_run
-from steplab.workers.client import Progress, Worker, WorkerLost, no_progress
+from steplab.workers.client import AnyWorker, Progress, Worker, WorkerLost, no_progress
+from steplab.workers.ranks import start_worker
 
 TRIAL = "steplab.step.trial:trial"
 
@@ -16,9 +17,10 @@ TRIAL = "steplab.step.trial:trial"
 class TrialRunner:
     """Measures specs one after another, each by a call of `function` in a worker.
 
-    Trials with the same `key` share a worker, which saves its start (2 s on a CPU, more with CUDA);
-    another key gets a fresh one, and so does the trial after one whose status is not in
-    `keep_after`: what such a trial leaves behind may spoil the next.
+    Trials with the same `key` and the same number of ranks share a worker (a group of them), which
+    saves its start (2 s on a CPU, more with CUDA); another key gets a fresh one, and so does the
+    trial after one whose status is not in `keep_after`: what such a trial leaves behind may spoil
+    the next.
     """
 
     def __init__(
@@ -26,18 +28,21 @@ class TrialRunner:
         timeout: float = 600.0,
         function: str = TRIAL,
         keep_after: tuple[Status, ...] = ("ok",),
-        worker: Worker | None = None,
+        worker: AnyWorker | None = None,
     ) -> None:
         self.timeout = timeout
         self.function = function
         self.keep_after = keep_after
         self.worker = worker  # one that has started already
         self.key = ""
+        self.ranks = 1  # of the worker
 
     def environment(self) -> Environment:
         """Return what this machine is."""
         try:
-            return self._worker_for("").environment(self.timeout)
+            if self.worker is None:
+                self.worker = Worker()
+            return self.worker.environment(self.timeout)
         except SteplabError:
             self.close()
             raise
@@ -56,7 +61,7 @@ class TrialRunner:
         """
         options = {"timeout": self.timeout, "progress": progress, **arguments}
         try:
-            run = self._worker_for(key).call(self.function, Run, spec=spec, **options)
+            run = self._worker_for(key, spec).call(self.function, Run, spec=spec, **options)
         except WorkerLost as lost:
             run = replace(new_run(spec, environment), status=lost.status, reason=lost.reason)
         except MeasurementError as error:
@@ -72,7 +77,7 @@ class TrialRunner:
         """End the worker; the next trial starts another."""
         if self.worker is not None:
             self.worker.close()
-        self.worker, self.key = None, ""
+        self.worker, self.key, self.ranks = None, "", 1
 
     def __enter__(self) -> Self:
         return self
@@ -80,10 +85,11 @@ class TrialRunner:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _worker_for(self, key: str) -> Worker:
+    def _worker_for(self, key: str, spec: RunSpec) -> AnyWorker:
         # A worker without a key has run nothing yet, or may run anything: any key may have it.
-        if self.worker is None or (self.key and self.key != key):
+        fits = self.ranks == spec.ranks and self.key in ("", key)
+        if self.worker is None or not fits:
             self.close()
-            self.worker = Worker()
-        self.key = key
+            self.worker = start_worker(spec)
+        self.key, self.ranks = key, spec.ranks
         return self.worker

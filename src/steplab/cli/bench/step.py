@@ -13,12 +13,14 @@ from steplab.cli.command import Command
 from steplab.cli.flags import AUTO, add_out_flag, add_store_flag, resolve_device
 from steplab.cli.progress import CellProgress
 from steplab.cli.step_flags import (
+    add_rank_flags,
     add_step_flags,
     add_workload_flags,
     assumed_device,
     step_grid,
 )
 from steplab.cli.sweeps import collect_runs, print_count, require_success
+from steplab.compare.rank_table import rank_table
 from steplab.compare.scaling import scaling_table
 from steplab.compare.step_tables import (
     compilation_table,
@@ -44,6 +46,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_workload_flags(parser, words, DEFAULT_WORKLOAD, many=True)
     fields = ("warmup", "steps", "accumulate", "clip", "seed", "peak_tflops")
     add_step_flags(parser, fields, batch=4, many=True, auto_batch=True)
+    add_rank_flags(parser, many=True)
     add = parser.add_argument
     add("--alternate", type=int, default=0, metavar="ROUNDS",
         help="compare two cells by alternating between them for ROUNDS rounds")  # fmt: skip
@@ -83,7 +86,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _tables(runs: list[Run], title: str) -> list[Table]:
     """Return the step table, then the others that are not empty."""
-    details = [phase_table(runs), utilization_table(runs), compilation_table(runs)]
+    details = [rank_table(runs), phase_table(runs), utilization_table(runs)]
+    details += [compilation_table(runs)]
     details += [scaling_table(runs, axis) for axis in numeric_axes(runs)]
     return [step_table(runs, title), *(table for table in details if table is not None)]
 

@@ -1,0 +1,72 @@
+"""How a step scales over ranks: time of the slowest, tokens of all, what they wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from steplab.core import Cell, Column, Run, Settings, Table
+
+PARALLEL = "parallel"
+NOTE = (
+    "efficiency: tokens/s per rank over that of the fewest ranks with the same recipe; sync: after "
+    "the backward, until the gradients of all ranks were there; memory: the most of any rank"
+)
+
+
+def rank_table(runs: Sequence[Run]) -> Table | None:
+    """Return one row per Run, or None where no step is shared by several ranks."""
+    if all(run.spec.ranks == 1 for run in runs):
+        return None
+    several = len({run.spec.recipe.label for run in runs}) > 1
+    columns = [Column("recipe")] if several else []
+    columns += [Column("ranks"), Column("step, slowest rank", "ms"), Column("tokens/s")]
+    columns += [Column("tokens/s per rank"), Column("efficiency", "%"), Column("sync", "ms")]
+    columns += [Column("memory per rank", "GiB"), Column("status")]
+    rows = []
+    for run in runs:
+        label: list[Cell] = [run.spec.recipe.label] if several else []
+        rows.append((*label, run.spec.ranks, *_measured(run, runs)))
+    return Table("scaling over ranks", tuple(columns), tuple(rows), NOTE).without_unknown_columns()
+
+
+def _measured(run: Run, runs: Sequence[Run]) -> list[Cell]:
+    if run.status != "ok" or run.clock is None:
+        return [*[None] * 6, f"{run.status}: {run.reason}"]
+    rate = run.tokens_per_second or 0.0
+    base = _fewest_ranks(run, runs)
+    alone = (base.tokens_per_second or 0.0) / base.spec.ranks
+    share = rate / run.spec.ranks
+    peaks = [rank.peak_bytes for rank in run.ranks if rank.peak_bytes is not None]
+    peak = max(peaks) if peaks else run.memory.peak if run.memory else None
+    return [
+        run.clock.step.median,
+        round(rate),
+        round(share),
+        share / alone * 100 if alone else None,
+        max((rank.sync_ms for rank in run.ranks), default=None),
+        None if peak is None else peak / 2**30,
+        "ok",
+    ]
+
+
+def _fewest_ranks(run: Run, runs: Sequence[Run]) -> Run:
+    """Return the Run of the same work on the fewest ranks; on one rank, without a scheme."""
+
+    def fits(other: Run) -> bool:
+        theirs, own = other.spec.recipe.techniques, run.spec.recipe.techniques
+        scheme = theirs.get(PARALLEL)
+        same_recipe = _rest(theirs) == _rest(own) and scheme in (None, own.get(PARALLEL))
+        return other.status == "ok" and same_recipe and _work(other) == _work(run)
+
+    return min(
+        filter(fits, runs), key=lambda one: (one.spec.ranks, PARALLEL in one.spec.recipe.techniques)
+    )
+
+
+def _rest(techniques: Mapping[str, Settings]) -> dict[str, Settings]:
+    return {name: how for name, how in techniques.items() if name != PARALLEL}
+
+
+def _work(run: Run) -> tuple[object, ...]:
+    spec = run.spec
+    return (spec.workload, spec.size, str(sorted(spec.config.items())), spec.batch, spec.mode)

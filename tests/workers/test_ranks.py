@@ -1,0 +1,76 @@
+"""Groups of ranks: one call, one answer; and what happens to the others when one is lost."""
+
+import os
+import signal
+from time import monotonic
+
+import pytest
+
+from steplab.core import Environment, Samples
+from steplab.core.errors import MeasurementError, Unsupported
+from steplab.techniques.recipes import parse_recipe
+from steplab.workers import ranks
+from steplab.workers.client import WorkerLost
+from steplab.workers.ranks import PerRank, RankGroup
+from steplab.workers.trials import TrialRunner
+
+ENVIRONMENT = Environment("0", "3.11", "Linux", "cpu", 2, None)
+SERVED = "tests.workers.served"
+
+
+@pytest.fixture(scope="module")
+def group():
+    with RankGroup(2, "cpu") as two:
+        yield two
+
+
+def test_ranks_have_joined_one_group(group):
+    assert group.call(f"{SERVED}:sum_of_ranks", float, timeout=60) == 1.0
+
+
+def test_samples_are_those_of_the_slowest(group):
+    factors = PerRank([1.0, 3.0])
+    options = {"samples": Samples((1.0, 2.0), "ms"), "factor": factors}
+    found = group.call(f"{SERVED}:scaled", Samples, timeout=60, **options)
+    assert found.values == (3.0, 6.0)
+
+
+def test_an_object_is_kept_in_every_rank(group):
+    group.keep(f"{SERVED}:RankCounter", timeout=60, start=10)
+    assert group.call(".sum", float, timeout=60) == 21.0  # 10 + 0 and 10 + 1
+
+
+def test_a_refusal_names_its_rank(group):
+    with pytest.raises(Unsupported, match="rank 0: no such thing"):
+        group.call(f"{SERVED}:refuse", type(None), timeout=60, reason="no such thing")
+
+
+def test_a_rank_that_fails_ends_the_wait_of_the_others(monkeypatch):
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.5)
+    with RankGroup(2, "cpu") as two:
+        begun = monotonic()
+        with pytest.raises(MeasurementError, match="rank 1: ZeroDivisionError"):
+            two.call(f"{SERVED}:one_rank_fails", float, timeout=300)
+        assert monotonic() - begun < 100  # not the 300 that it might take
+        assert not two.is_alive
+
+
+def test_a_rank_that_is_killed_is_named(monkeypatch):
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.5)
+    with RankGroup(2, "cpu") as two:
+        two.call(f"{SERVED}:sum_of_ranks", float, timeout=60)
+        os.kill(two.workers[1].process.pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="rank 1"):
+            two.call(f"{SERVED}:sum_of_ranks", float, timeout=300)
+
+
+@pytest.mark.slow
+def test_a_shared_step_is_measured_and_a_dead_rank_is_a_row(fated):
+    recipe = parse_recipe("parallel=naive")
+    with TrialRunner(timeout=120) as trials:
+        alone = trials.trial(fated("live"), ENVIRONMENT, "key")
+        shared = trials.trial(fated("live", ranks=2, recipe=recipe), ENVIRONMENT, "key")
+        dead = trials.trial(fated("die", ranks=2, recipe=recipe), ENVIRONMENT, "key")
+    assert shared.status == "ok", shared.reason
+    assert len(shared.ranks) == 2 and shared.work.tokens == 2 * alone.work.tokens
+    assert dead.status == "crashed" and "SIGKILL" in dead.reason
