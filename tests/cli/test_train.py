@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from steplab.cli.main import main
+from steplab.cli.train import _ranks
 
 FIRST_SMALL = """--dataset-path time300b_selected --steps-per-epoch 80 --epochs 1 --batch-size 4
 --seq-max-len 4096 --seq-stride 4096 --hidden-size 384 --n-decoder-layers 12 --num-experts 8
@@ -71,6 +72,10 @@ def test_perf_metrics_line(tmp_path, capsys):
         (["--huber-delta", "0"], "more than 0"),
         (["--rope-theta", "0"], "more than 0"),
         (["--checkpoint-dir", "/proc/x"], "Cannot write to"),
+        (["--ranks", "0"], "ranks must be at least 1"),
+        (["--ranks", "two"], "--ranks"),
+        (["--ranks", "2", "--recipe", "cuda_graph=step"], "parallel"),
+        (["--backend", "mpi"], "--backend"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(words, said, capsys, tmp_path, monkeypatch):
@@ -136,3 +141,29 @@ def test_no_gpu_though_asked_for(capsys):
         pytest.skip("this machine has a GPU")
     assert main(["train", "--device", "cuda"]) == 2
     assert "torch sees no GPU" in capsys.readouterr().err
+
+
+def test_a_resumed_step_keeps_its_micro_batches_on_any_number_of_ranks(tmp_path, capsys):
+    folder = ["--checkpoint-dir", str(tmp_path / "c")]
+    assert main(["train", *TINY, "--accumulate", "6", *folder]) == 0
+    capsys.readouterr()
+    for words, said in (
+        (["--ranks", "4"], "Resume with --ranks 1 or 2 or 3 or 6."),
+        (["--accumulate", "2"], "use --accumulate 6."),
+        (["--ranks", "2", "--accumulate", "6"], "use --accumulate 3."),
+        (["--ranks", "3", "--batch-size", "4"], "--batch-size 4 differs"),
+    ):
+        assert main(["train", "--resume", *folder, *words]) == 2
+        error = capsys.readouterr().err
+        assert said in error and len(error.strip().splitlines()) == 1
+
+
+def test_ranks_that_differ_from_the_launchers_are_refused(capsys, monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "3")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("steplab.cli.train._run_rank", lambda args: _ranks(args))
+    assert main(["train", "--ranks", "2"]) == 2
+    assert "contradicts the launcher, which has started 3" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    assert main(["train", "--ranks", "2"]) == 2
+    assert capsys.readouterr().err == ""  # rank 0 has said so

@@ -185,3 +185,32 @@ def test_batches_arrive_on_the_gpu_whole():
     assert got[0].values_BT.is_cuda and got[0].mask_BT.is_cuda
     everything = torch.cat([batch.values_BT[:, 0] for batch in got]).int().tolist()
     assert everything == Order(4096, 0, 0)[np.arange(4096)].tolist()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_share_one_order_and_one_position(ranks):
+    """23 windows in batches of 5: every second round of 4 ranks goes over the end of an epoch."""
+    rounds = 6
+    with Loader(numbered(23), 5, 11, "cpu") as alone:
+        expected, positions = [], []
+        for _ in range(rounds):
+            expected += take(alone, ranks)
+            positions.append(alone.position)
+    for rank in range(ranks):
+        with Loader(numbered(23), 5, 11, "cpu", rank=rank, ranks=ranks) as loader:
+            for number in range(rounds):
+                assert take(loader, 1) == [expected[number * ranks + rank]]
+                assert loader.position == positions[number]
+
+
+def test_ranks_continue_where_another_number_of_ranks_has_stopped():
+    with Loader(numbered(23), 5, 11, "cpu") as alone:
+        expected = take(alone, 12)
+    with Loader(numbered(23), 5, 11, "cpu", rank=1, ranks=4) as loader:
+        take(loader, 2)
+        stopped = loader.position
+    got = []
+    for rank in range(2):
+        with Loader(numbered(23), 5, 11, "cpu", stopped, rank=rank, ranks=2) as loader:
+            got.append(take(loader, 2))
+    assert [got[0][0], got[1][0], got[0][1], got[1][1]] == expected[8:]

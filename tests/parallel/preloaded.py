@@ -6,5 +6,6 @@ import torch.distributed.fsdp
 import torch.distributed.tensor
 
 import steplab.step.trial
+import steplab.train.loop
 import steplab.workloads.gpt.workload
 import steplab.workloads.tsmoe.workload

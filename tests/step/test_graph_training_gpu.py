@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from steplab.train.checkpoint_files import newest_checkpoint
-from steplab.train.loop import Stop, train
+from steplab.train.loop import train
+from steplab.train.stop import Stop
 from tests.train.tiny_runs import StopAfter, assert_same_state, make_spec, silent
 
 pytestmark = pytest.mark.gpu

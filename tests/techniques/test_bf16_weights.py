@@ -15,7 +15,8 @@ from steplab.techniques.recipes import parse_recipe, technique
 from steplab.train.checkpoint import load_weights
 from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.log import TrainingLog
-from steplab.train.loop import Stop, Trainer, train
+from steplab.train.loop import Trainer, train
+from steplab.train.stop import Stop
 from steplab.workloads.workload import find_workload
 from tests.step.syncs import run_without_syncs
 

@@ -6,7 +6,8 @@ from steplab.core.errors import UserError
 from steplab.techniques.recipes import parse_recipe
 from steplab.train.generate import load_text_generator, sample_token
 from steplab.train.log import TrainingLog
-from steplab.train.loop import Stop, train
+from steplab.train.loop import train
+from steplab.train.stop import Stop
 from tests.train.test_text import make_spec
 
 SENTENCE = "the quick brown fox. "

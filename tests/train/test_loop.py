@@ -18,7 +18,8 @@ from steplab.core.errors import MeasurementError, UserError
 from steplab.data.formats.time300b import write_time300b
 from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.log import TrainingLog
-from steplab.train.loop import Stop, Trainer, train
+from steplab.train.loop import Trainer, train
+from steplab.train.stop import Stop
 from tests.train.tiny_runs import SHAPE, StopAfter, assert_same_state, make_spec, silent
 
 SOURCE = Path(__file__).parents[2] / "src"

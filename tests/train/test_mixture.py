@@ -7,7 +7,8 @@ from steplab.core.errors import UserError
 from steplab.data.formats.time300b import write_time300b
 from steplab.train.checkpoint import read_progress
 from steplab.train.checkpoint_files import newest_checkpoint
-from steplab.train.loop import Stop, train
+from steplab.train.loop import train
+from steplab.train.stop import Stop
 from tests.train.tiny_runs import StopAfter, assert_same_state, make_spec, silent
 
 

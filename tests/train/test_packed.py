@@ -8,7 +8,8 @@ from steplab.data.formats.time300b import write_time300b
 from steplab.data.loader import Loader
 from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.data import describe_series, training_windows
-from steplab.train.loop import Stop, train
+from steplab.train.loop import train
+from steplab.train.stop import Stop
 from steplab.workloads.tsmoe.model import Tsmoe
 from steplab.workloads.workload import find_workload
 from tests.train.tiny_runs import assert_same_state, make_spec, silent

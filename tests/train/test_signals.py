@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from steplab.train.loop import stop_on_signal
+from steplab.train.stop import stop_on_signal
 
 
 def send(number: int) -> None:

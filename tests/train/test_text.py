@@ -10,7 +10,8 @@ from steplab.train.checkpoint import load_weights
 from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TrainingLog
-from steplab.train.loop import Stop, train
+from steplab.train.loop import train
+from steplab.train.stop import Stop
 from steplab.workloads.workload import find_workload
 
 SHAPE = {

@@ -9,7 +9,8 @@ from steplab.techniques.recipes import parse_recipe
 from steplab.train.checkpoint import restore_checkpoint
 from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.log import TrainingLog
-from steplab.train.loop import Stop, Trainer
+from steplab.train.loop import Trainer
+from steplab.train.stop import Stop
 from steplab.workloads.workload import find_workload
 
 SHAPE = {

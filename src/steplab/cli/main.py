@@ -11,6 +11,7 @@ from steplab.cli.command import Group, Parser, add_memory_flag
 from steplab.core.errors import SteplabError, UserError, did_you_mean
 from steplab.core.input_file import set_memory_limit
 from steplab.core.printable import printable
+from steplab.parallel.environment import is_first
 
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
 
@@ -24,7 +25,8 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return dispatch("steplab", Group("steplab.cli"), words)
     except SteplabError as error:
-        print(f"steplab: {printable(str(error))}", file=sys.stderr)
+        if is_first():  # the other ranks were started with the same words
+            print(f"steplab: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("steplab: interrupted.", file=sys.stderr)

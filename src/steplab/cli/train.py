@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from steplab.cli.command import Command
 from steplab.cli.flags import add_config_flags, add_device_flag, given_fields, local_device
@@ -21,17 +22,21 @@ from steplab.cli.step_flags import (
     own_model,
 )
 from steplab.core import PLAIN, Recipe, TrainSettings, TrainSpec, registry
-from steplab.core.codec import decode
+from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
 from steplab.core.input_file import shorten
+from steplab.parallel.environment import Backend, is_first, is_launched, launched_size
+from steplab.techniques.parallel import ParallelSettings
 from steplab.techniques.recipes import check_recipe
 from steplab.workloads.recorded import note_on_code, workload_of_record
 from steplab.workloads.workload import WorkloadEntry, find_workload, is_user_model
 
 if TYPE_CHECKING:
     from steplab.train.loop import TrainResult
+    from steplab.train.watch import Watch
 
 DEFAULT_WORKLOAD = "tsmoe"
+HANG_TIMEOUT_S = 600.0  # the first step may compile for minutes
 # Settings that may change when a run is resumed; the others define the run.
 RESUMABLE = frozenset(f.name for f in dataclasses.fields(TrainSettings) if f.metadata["resumable"])
 
@@ -47,15 +52,123 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--resume", nargs="?", const="newest", default=None, metavar="CHECKPOINT",
         help="continue from a checkpoint, or from the newest in --checkpoint-dir")  # fmt: skip
     add_model_flag(parser, "--resume and --from-checkpoint")
+    add_rank_flags(parser, words)
     add_config_flags(parser, "training", TrainSettings, many=False, prefix="train")
     free = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(RESUMABLE))
-    parser.epilog = f"A run that is resumed may change --device, {free}."
+    parser.epilog = (
+        f"A run that is resumed may change --device, the recipe's parallel, {free}; and --ranks "
+        "together with --accumulate."
+    )
+
+
+def add_rank_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Add the flags of a training on several ranks; `words` are what every rank is started with."""
+    parser.set_defaults(words=("train", *words))
+    add = parser.add_argument_group("ranks").add_argument
+    add("--ranks", type=int, default=None, metavar="N",
+        help="processes that share every step; under torchrun: as many as it starts")  # fmt: skip
+    add("--max-restarts", type=int, default=0, metavar="N",
+        help="how often all ranks are started again after one has failed")  # fmt: skip
+    add("--backend", choices=get_args(Backend), default=None,
+        help="how ranks exchange tensors; default: nccl on GPUs, gloo on CPUs")  # fmt: skip
+    add("--hang-timeout", type=float, default=HANG_TIMEOUT_S, metavar="SECONDS",
+        help="after how long without a step ranks say where they stand, and end")  # fmt: skip
 
 
 def _run(args: argparse.Namespace) -> int:
+    if is_launched():
+        return _run_rank(args)
+    spec, resume = _plan(args)
+    if spec.ranks == 1 and not args.max_restarts:
+        return run_training(spec, resume)
+    from steplab.train.launch import launch
+
+    return launch(args.words, spec.ranks, args.max_restarts)
+
+
+def _run_rank(args: argparse.Namespace) -> int:
+    """Be one of the ranks that a launcher has started; rank 0 decides where to begin."""
+    launcher = os.getppid()
+    # torch prints C++ stacks when a connection breaks; the watch says in a sentence who is gone.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from steplab.parallel.world import share_text
+    from steplab.train.watch import run_as_rank
+
+    def work(watch: Watch) -> int:
+        resume = _plan(args)[1] if watch.world.is_first else None
+        begin = share_text(str(resume or ""))
+        spec = _resumed_spec(args, Path(begin)) if begin else _new_spec(args)
+        return run_training(spec, Path(begin) if begin else None, watch)
+
+    device = local_device(args.device)
+    return run_as_rank(work, device, args.backend, args.hang_timeout, launcher)
+
+
+def _plan(args: argparse.Namespace) -> tuple[TrainSpec, Path | None]:
+    """Return what to train and the checkpoint to begin with, if any.
+
+    Ranks that are started again by the same command go on with the run that they find.
+    """
+    from steplab.train.checkpoint import read_progress
+    from steplab.train.checkpoint_files import newest_checkpoint
+
     resume = _resumed(args)
-    spec = _resumed_spec(args, resume) if resume else _new_spec(args)
-    return run_training(spec, resume)
+    if resume is not None:
+        return _resumed_spec(args, resume), resume
+    spec = _new_spec(args)
+    folder = Path(spec.settings.checkpoint_dir)
+    saves = spec.settings.checkpoint_every and spec.settings.total_steps
+    held = newest_checkpoint(folder) if saves else None
+    if held is None:
+        return spec, None
+    saved = read_progress(held).spec
+    restarted = is_launched() or spec.ranks > 1 or args.max_restarts
+    if restarted and _is_same_run(spec, decode(TrainSpec, dict(saved), f"{held}: spec")):
+        return _resumed_spec(args, held), held
+    elsewhere = "choose another --checkpoint-dir."
+    same = saved["workload"] == spec.workload
+    raise UserError(
+        f"{folder} holds the checkpoints of another run, of {shorten(saved['workload'])}.",
+        f"Go on with it by --resume, or {elsewhere}" if same else elsewhere.capitalize(),
+    )
+
+
+def _is_same_run(one: TrainSpec, other: TrainSpec) -> bool:
+    """Whether two specs differ only in what may change when a run is resumed."""
+
+    def fixed(spec: TrainSpec) -> tuple[Any, ...]:
+        settings = {k: v for k, v in encode(spec.settings).items() if k not in RESUMABLE}
+        settings["accumulate"] = spec.micro_batches
+        return spec.workload, encode(spec.config), spec.size, _alone(spec.recipe), settings
+
+    return fixed(one) == fixed(other)
+
+
+def _ranks(args: argparse.Namespace) -> int:
+    """Return how many ranks there are or shall be."""
+    if not is_launched():
+        return 1 if args.ranks is None else int(args.ranks)
+    size = launched_size()
+    if args.ranks not in (None, size):
+        raise UserError(
+            f"--ranks {args.ranks} contradicts the launcher, which has started {size}.",
+            "Leave --ranks out.",
+        )
+    return size
+
+
+def _with_default_scheme(recipe: Recipe, ranks: int) -> Recipe:
+    """Add how ranks share a step, where there are several and the recipe does not say."""
+    if ranks == 1 or "parallel" in recipe.techniques:
+        return recipe
+    recipe = Recipe({**recipe.techniques, "parallel": {"data": ParallelSettings().data}})
+    check_recipe(recipe)
+    return recipe
+
+
+def _alone(recipe: Recipe) -> Recipe:
+    """Return a recipe without how ranks share the step."""
+    return Recipe({k: dict(v) for k, v in recipe.techniques.items() if k != "parallel"})
 
 
 def _own_model(args: argparse.Namespace) -> WorkloadEntry | None:
@@ -85,8 +198,11 @@ def _new_spec(args: argparse.Namespace) -> TrainSpec:
     suited = {k: v for k, v in entry.training.get(size, {}).items() if k not in asked}
     settings = dataclasses.replace(settings, **suited)
     recipe = _with_default_precision(args, recipe, device)
-    config = entry.resolve(size, model_flags)
-    return TrainSpec(entry.name, config, size, recipe, device, settings, entry.source)
+    config, ranks = entry.resolve(size, model_flags), _ranks(args)
+    recipe, backend = _with_default_scheme(recipe, ranks), args.backend or ""
+    return TrainSpec(
+        entry.name, config, size, recipe, device, settings, entry.source, ranks, backend
+    )
 
 
 def _no_data(workload: str) -> UserError:
@@ -120,8 +236,9 @@ def _fine_tuning_spec(
     device = local_device(args.device)
     recipe = _with_default_precision(args, recipe, device)
     settings = dataclasses.replace(settings, from_checkpoint=str(origin.path))
-    name, source = origin.workload.name, origin.workload.source
-    return TrainSpec(name, config, origin.size, recipe, device, settings, source)
+    name, source, ranks = origin.workload.name, origin.workload.source, _ranks(args)
+    recipe, backend = _with_default_scheme(recipe, ranks), args.backend or ""
+    return TrainSpec(name, config, origin.size, recipe, device, settings, source, ranks, backend)
 
 
 def _check_workload(args: argparse.Namespace, path: Path, name: str) -> None:
@@ -191,25 +308,55 @@ def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
     for name, value in given_fields(args).items():
         if saved.config.get(name) != value:
             raise _changed(name, saved.config.get(name), value)
+    ranks = _ranks(args)
+    shared = _shared_out(saved, ranks, asked.pop("accumulate", None))
     for name, value in asked.items():
         if name not in RESUMABLE and getattr(saved.settings, name) != value:
             raise _changed(name, getattr(saved.settings, name), value)
     free = {name: value for name, value in asked.items() if name in RESUMABLE}
+    free["accumulate"] = shared
     if "checkpoint_dir" not in free:
         free["checkpoint_dir"] = str(path.parent)
     device = saved.device if args.device == "auto" else local_device(args.device)
-    settings = dataclasses.replace(saved.settings, **free)
-    name, source = workload.name, workload.source
+    scheme = args.recipe.techniques.get("parallel", saved.recipe.techniques.get("parallel"))
+    techniques = dict(_alone(saved.recipe).techniques) | ({"parallel": scheme} if scheme else {})
     return dataclasses.replace(
-        saved, workload=name, source=source, settings=settings, device=device
+        saved,
+        workload=workload.name,
+        source=workload.source,
+        settings=dataclasses.replace(saved.settings, **free),
+        device=device,
+        recipe=_with_default_scheme(Recipe(techniques), ranks),
+        ranks=ranks,
+        backend=args.backend or "",
     )
+
+
+def _shared_out(saved: TrainSpec, ranks: int, asked: int | None) -> int:
+    """Return the micro-batches of each rank, so that a step has as many as before over all."""
+    total = saved.micro_batches
+    if total % ranks:
+        fitting = [str(n) for n in range(1, total + 1) if total % n == 0]
+        raise UserError(
+            f"A step of this run has {total} micro-batches of {saved.settings.batch_size}, which "
+            f"{ranks} ranks cannot share evenly.",
+            f"Resume with --ranks {' or '.join(fitting)}.",
+        )
+    if asked not in (None, total // ranks):
+        raise UserError(
+            f"--accumulate {asked} on {ranks} ranks makes {ranks * asked} micro-batches per step, "
+            f"but this run has {total}: that would be another run.",
+            f"Leave --accumulate out, or use --accumulate {total // ranks}.",
+        )
+    return total // ranks
 
 
 def _asked_of_the_run(args: argparse.Namespace, saved: TrainSpec) -> list[tuple[str, str, str]]:
     """Return (flag, asked for, saved) for what was given besides settings and config."""
     found = [("size", args.size, saved.size)] if args.size else []
     if args.recipe != PLAIN or args.amp is not None or args.compile:
-        found.append(("recipe", _recipe(args).label, saved.recipe.label))
+        recipe = _with_default_precision(args, _recipe(args), saved.device)
+        found.append(("recipe", _alone(recipe).label, _alone(saved.recipe).label))
     return found
 
 
@@ -221,40 +368,45 @@ def _changed(name: str, saved: Any, asked: Any) -> UserError:
     )
 
 
-def run_training(spec: TrainSpec, resume: Path | None) -> int:
-    """Train, print how it goes, and return the exit code. Imports torch."""
+def run_training(spec: TrainSpec, resume: Path | None, watch: Watch | None = None) -> int:
+    """Train, print how it goes, and return the exit code. Imports torch.
+
+    `watch` is that of a rank; without one this process trains alone.
+    """
     import torch
 
     from steplab.cli.progress import StepProgress
     from steplab.step.assemble import find_device
-    from steplab.train.checkpoint import read_progress
-    from steplab.train.checkpoint_files import lock_checkpoint_folder, newest_checkpoint
+    from steplab.train.checkpoint_files import lock_checkpoint_folder
     from steplab.train.log import TrainingLog, describe_parameters, peak_memory_line
-    from steplab.train.loop import stop_on_signal, train
+    from steplab.train.loop import train
+    from steplab.train.stop import stop_on_signal
 
     device = find_device(spec.device)
     precision = str(spec.recipe.techniques.get("precision", {}).get("dtype", "fp32"))
     say(describe_parameters(*_parameters(spec)))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    say(f"device model={name} precision={precision}")
+    ranks = f" ranks={spec.ranks}" if spec.ranks > 1 else ""
+    say(f"device model={name} precision={precision}{ranks}")
     if not spec.settings.total_steps:
         return 0
     folder = Path(spec.settings.checkpoint_dir) if spec.settings.checkpoint_every else None
-    held = newest_checkpoint(folder) if folder and resume is None else None
-    if held is not None:
-        workload = read_progress(held).spec["workload"]
-        elsewhere = "choose another --checkpoint-dir."
-        same = workload == spec.workload
-        raise UserError(
-            f"{folder} holds the checkpoints of another run, of {workload}.",
-            f"Go on with it by --resume, or {elsewhere}" if same else elsewhere.capitalize(),
-        )
+    perf, total = spec.settings.log_perf_metrics, spec.settings.total_steps
     with contextlib.ExitStack() as stack:
-        if folder:
-            stack.enter_context(lock_checkpoint_folder(folder))
-        stop = stack.enter_context(stop_on_signal())
-        progress = stack.enter_context(StepProgress(spec.settings.total_steps))
-        log = TrainingLog(progress.say, folder, spec.settings.log_perf_metrics, progress.advance)
+        stop = watch.stop if watch else stack.enter_context(stop_on_signal())
+        beat = watch.beat if watch else lambda step: None
+        if watch and not watch.world.is_first:
+            log = TrainingLog(lambda line: None, None, perf, beat)
+        else:
+            if folder:
+                stack.enter_context(lock_checkpoint_folder(folder))
+            progress = stack.enter_context(StepProgress(total))
+
+            def advance(step: int) -> None:
+                progress.advance(step)
+                beat(step)
+
+            log = TrainingLog(progress.say, folder, perf, advance)
         outcome = train(spec, log, stop, resume)
     say(peak_memory_line(device, precision))
     for line in closing_lines(spec, outcome):
@@ -268,6 +420,7 @@ def closing_lines(spec: TrainSpec, outcome: TrainResult) -> list[str]:
     total, folder = spec.settings.total_steps, spec.settings.checkpoint_dir
     where = f" --checkpoint-dir {shlex.quote(folder)}" if folder != "checkpoints" else ""
     where += f" --model {shlex.quote(spec.workload)}" if spec.source else ""
+    where += f" --ranks {spec.ranks}" if spec.ranks > 1 else ""
     lines = []
     if outcome.stopped:
         lines.append(f"stopped by a signal at step {outcome.step} of {total}")
@@ -279,8 +432,9 @@ def closing_lines(spec: TrainSpec, outcome: TrainResult) -> list[str]:
 
 
 def say(line: str) -> None:
-    """Print one line at once, also into a file."""
-    print(line, flush=True)
+    """Print one line at once, also into a file; of several ranks, the first prints."""
+    if is_first():
+        print(line, flush=True)
 
 
 def _parameters(spec: TrainSpec) -> tuple[int, int]:

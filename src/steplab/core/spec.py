@@ -151,7 +151,7 @@ class TrainSettings:
         False, "put several short series and tails into one window, masked from one another"
     )
     batch_size: int = option(16, "windows per micro-batch")
-    accumulate: int = option(1, "micro-batches per step")
+    accumulate: int = option(1, "micro-batches per step, on each rank")
     epochs: int = option(1, "number of epochs", resumable=True)
     steps_per_epoch: int = option(
         600, "steps per epoch; 0: build the model, print its size and stop", resumable=True
@@ -207,8 +207,16 @@ class TrainSpec:
     device: str = "cpu"
     settings: TrainSettings = field(default_factory=TrainSettings)
     source: str = ""  # hash of the file that a user's own workload came from
-    ranks: int = 1  # processes that share the step
-    backend: str = ""  # of their group, "nccl" or "gloo"; "": by the device
+    ranks: int = 1  # processes that share every step; each computes `accumulate` micro-batches
+    backend: str = ""  # by which they exchange tensors; "": nccl on GPUs, gloo on CPUs
+
+    def __post_init__(self) -> None:
+        require_positive(self, "ranks")
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches per step over all ranks, which stays the same on any number of ranks."""
+        return self.settings.accumulate * self.ranks
 
     def run_spec(self) -> RunSpec:
         """Return the spec of one step of this run."""

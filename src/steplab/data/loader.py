@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from steplab.core.errors import UserError
@@ -50,6 +51,9 @@ class Loader:
     an epoch are left out. `position` is what the loop has received, not what was read ahead; a new
     Loader that starts there continues with the same batches.
 
+    Where `ranks` loaders share one order, each hands out every `ranks`-th batch, beginning with
+    number `rank`. All of them have the same position then: it counts the windows of all ranks.
+
     Threads are enough: numpy and page faults release the interpreter while they copy and wait.
     """
 
@@ -63,13 +67,16 @@ class Loader:
         prefetch: int = 4,
         workers: int = 2,
         shuffle: bool = True,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self._order = order_of(windows, seed, position.epoch)
         _check(len(self._order), windows.series.name, batch, position, prefetch, workers)
         self.position = position
         self._windows, self._batch, self._seed, self._shuffle = windows, batch, seed, shuffle
         self._device = torch.device(device)
-        self._next = position  # of the batch to request next
+        self._rank, self._ranks = rank, ranks
+        self._next = position  # of the batch to request next, the one for rank 0
         self._requested: deque[tuple[Position, Future[AnyBatch]]] = deque()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="steplab-data")
         self._open = True
@@ -109,16 +116,22 @@ class Loader:
 
     def _request(self) -> None:
         """Have the threads read one more batch. They hold no reference to the loader itself."""
+        for rank in range(self._ranks):
+            numbers = self._next_numbers()
+            if rank == self._rank:
+                order = self._order if self._shuffle else None
+                job = self._threads.submit(_read_batch, self._windows, order, numbers, self._device)
+        self._requested.append((self._next, job))
+
+    def _next_numbers(self) -> NDArray[np.int64]:
+        """Return where the next batch lies in the order of its epoch, and move on."""
         epoch, index = self._next.epoch, self._next.index
         if index + self._batch > len(self._order):
             epoch, index = epoch + 1, 0
         if epoch != self._order.epoch:
             self._order = order_of(self._windows, self._seed, epoch)
-        numbers = np.arange(index, index + self._batch)
         self._next = Position(epoch, index + self._batch)
-        order = self._order if self._shuffle else None
-        job = self._threads.submit(_read_batch, self._windows, order, numbers, self._device)
-        self._requested.append((self._next, job))
+        return np.arange(index, index + self._batch)
 
 
 def _read_batch(

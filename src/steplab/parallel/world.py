@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from steplab.core.errors import UserError
+from steplab.parallel import environment
+from steplab.parallel.environment import Backend
 
-Backend = Literal["nccl", "gloo"]
-T = TypeVar("T")
-# What torchrun, SLURM scripts and other launchers set for every process.
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE")
 # A peer that is gone is noticed at once; this bounds the wait for one that is stuck.
 TIMEOUT_S = 600.0
 
@@ -44,30 +41,32 @@ def current_world() -> World:
     return World()
 
 
-def is_launched() -> bool:
-    """Whether torchrun, or anybody who sets RANK and WORLD_SIZE, has started this process."""
-    return all(name in os.environ for name in LAUNCHER_VARIABLES)
-
-
-def join_launched(device: str, backend: Backend | None = None) -> World:
+def join_launched(device: str, backend: Backend | None = None, timeout: float = TIMEOUT_S) -> World:
     """Join the group that the launcher describes in the environment; take this rank's GPU."""
-    local = _whole("LOCAL_RANK") if "LOCAL_RANK" in os.environ else _whole("RANK")
-    return join(_whole("RANK"), _whole("WORLD_SIZE"), "env://", device, backend, local)
+    rank, size = environment.launched_rank(), environment.launched_size()
+    host, port = environment.master_address()
+    rendezvous: str | dist.Store = "env://"
+    if environment.is_launcher_the_host() and environment.is_one_machine():
+        # After a restart the launcher's store still holds the addresses of the dead ranks.
+        store = dist.TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=timeout))
+        rendezvous = dist.PrefixStore(f"restart-{environment.restarts()}", store)
+    return join(rank, size, rendezvous, device, backend, environment.local_rank(), timeout)
 
 
 def join(
     rank: int,
     size: int,
-    rendezvous: str,
+    rendezvous: str | dist.Store,
     device: str,
     backend: Backend | None = None,
     local_rank: int | None = None,
     timeout: float = TIMEOUT_S,
 ) -> World:
-    """Join a group of `size` ranks that meet at `rendezvous` (`env://`, `file:///path`).
+    """Join a group of `size` ranks that meet at `rendezvous` (`env://`, `file:///path`, a store).
 
     `device` is "cpu" or "cuda"; without `backend` it is nccl on GPUs and gloo on CPUs. Several
-    gloo ranks may share a GPU, NCCL ranks may not. `timeout` in seconds.
+    gloo ranks may share a GPU, NCCL ranks may not. Tensors on the CPU always travel by gloo.
+    `timeout` in seconds.
     """
     local_rank = rank if local_rank is None else local_rank
     backend = backend or ("nccl" if device == "cuda" else "gloo")
@@ -75,12 +74,13 @@ def join(
         torch.cuda.set_device(_gpu_of(local_rank, backend))
     elif backend == "nccl":
         raise UserError("nccl moves data between GPUs only.", "Use --backend gloo on a CPU.")
+    where = {"init_method": rendezvous} if isinstance(rendezvous, str) else {"store": rendezvous}
     dist.init_process_group(
-        backend,
-        init_method=rendezvous,
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout),
+        **where,
     )
     return World(rank, size)
 
@@ -100,6 +100,37 @@ def join_alone() -> World:
     return current_world()
 
 
+def in_order(values: Tensor) -> Tensor:
+    """Return what all ranks have, where item i of rank r is number i * ranks + r of the whole.
+
+    `values` has this rank's items in its first dimension. Called by all ranks together.
+    """
+    size = current_world().size
+    if size == 1:
+        return values
+    every = [torch.empty_like(values) for _ in range(size)]
+    dist.all_gather(every, values)
+    return torch.stack(every, 1).flatten(0, 1)
+
+
+def gather_texts(text: str) -> list[str]:
+    """Return every rank's text, in the order of the ranks. Called by all ranks together."""
+    size, data = current_world().size, text.encode()
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(data)]))
+    longest = max(1, *(int(length) for length in lengths))
+    padded = torch.frombuffer(bytearray(data.ljust(longest)), dtype=torch.uint8)
+    every = [torch.empty_like(padded) for _ in range(size)]
+    dist.all_gather(every, padded)
+    found = zip(every, lengths, strict=True)
+    return [row.numpy().tobytes()[: int(length)].decode() for row, length in found]
+
+
+def share_text(text: str) -> str:
+    """Return rank 0's text on every rank. Called by all ranks together."""
+    return gather_texts(text if current_world().is_first else "")[0]
+
+
 def leave() -> None:
     """Leave the group."""
     if dist.is_initialized():
@@ -116,10 +147,3 @@ def _gpu_of(local_rank: int, backend: Backend) -> int:
         f"Rank {local_rank} of this machine has no GPU of its own: there are {count}.",
         "Start fewer ranks, or let them share a GPU with --backend gloo.",
     )
-
-
-def _whole(name: str) -> int:
-    word = os.environ.get(name, "")
-    if not word.isdecimal():
-        raise UserError(f"The environment variable {name} is {word!r}, not a number.")
-    return int(word)

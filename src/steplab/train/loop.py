@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import math
-import signal
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import torch
 from torch import Tensor
@@ -23,6 +20,7 @@ from steplab.data.series import fingerprint, notes
 from steplab.data.windows import WindowSet
 from steplab.meter import Meter
 from steplab.modules.optimizer import full_weights
+from steplab.parallel.world import current_world, in_order, share_text
 from steplab.probes.counters import NvmlReader
 from steplab.step.assemble import assemble
 from steplab.step.failures import is_out_of_memory, memory_sentence
@@ -32,6 +30,7 @@ from steplab.train.checkpoint_files import TrainProgress
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TRACED_STEP, StepReport, TrainingLog, trace_one_step
 from steplab.train.pretrained import find_pretrained, load_pretrained
+from steplab.train.stop import Stop, StopVote
 from steplab.workloads.workload import find_workload, is_user_model
 
 READ_AHEAD = 4  # batches that the loader's threads fetch ahead, whatever the recipe asks for
@@ -88,10 +87,13 @@ class Trainer:
         self.saved: Path | None = None
         self.metrics: dict[str, float] = {}
         self.since_report: list[dict[str, Tensor]] = []  # scalars of every step, on the device
+        self.world = current_world()
+        self.vote = StopVote() if self.world.size > 1 else None
         workload, batch = self.step.workload, self.settings.batch_size
-        self.tokens = workload.tokens(batch) * self.settings.accumulate
+        self.tokens = workload.tokens(batch) * spec.micro_batches
         work = workload.work(batch, "full", {})
-        flops = work.model / work.tokens if work and work.model else None
+        # Tokens are those of all ranks, so each device does its share of a token's FLOPs.
+        flops = work.model / work.tokens / spec.ranks if work and work.model else None
         self.meter = Meter(
             self.step.model,
             flops_per_token=flops,
@@ -124,6 +126,8 @@ class Trainer:
                 "Resume with the same data, or start a new run in another --checkpoint-dir.",
             )
         self.step_number = progress.step
+        if self.step.parts.scheme is not None:
+            self.step.parts.scheme.steps_done = progress.step
         self.position = decode(Position, saved, "data position")
         self.metrics = dict(progress.metrics)
         self.saved = path
@@ -136,6 +140,7 @@ class Trainer:
         self._announce()
         trace_path = Path(self.settings.checkpoint_dir) / "profiler" / "chrome_trace.json"
         on_cuda = self.device.type == "cuda"
+        traced = self.settings.profile and self.world.is_first
         with (
             Loader(
                 self.windows,
@@ -145,16 +150,22 @@ class Trainer:
                 position=self.position,
                 prefetch=max(READ_AHEAD, self.step.parts.batches_ahead),
                 workers=self.settings.workers,
+                rank=self.world.rank,
+                ranks=self.world.size,
             ) as loader,
-            trace_one_step(self.settings.profile, on_cuda, trace_path) as step_done,
+            trace_one_step(traced, on_cuda, trace_path) as step_done,
         ):
             first = self.step_number
-            while self.step_number < self.settings.total_steps and not stop.requested:
+            while self.step_number < self.settings.total_steps and not self._is_to_stop(stop):
                 self._one_step(loader)
                 step_done()
                 if self.settings.profile and self.step_number - first == TRACED_STEP:
                     self.log.say(f"trace of step {self.step_number} in {trace_path}")
         return self._finish(stop, self.step_number - first)
+
+    def _is_to_stop(self, stop: Stop) -> bool:
+        """Whether to end before the next step; all ranks find the same."""
+        return stop.requested if self.vote is None else self.vote.take(stop)
 
     def _announce(self) -> None:
         """Say what will be trained on, and what will not be done."""
@@ -179,7 +190,6 @@ class Trainer:
         scalars = {name: value for name, value in output.metrics.items() if value.ndim == 0}
         self.since_report.append({"loss": output.loss, **scalars})
         self.step_number, self.position = number, loader.position
-        self.log.advance(number)
         self._between_steps(last=number == self.settings.total_steps)
 
     def _between_steps(self, last: bool) -> None:
@@ -188,6 +198,7 @@ class Trainer:
         def due(every: int) -> bool:
             return last or (every > 0 and self.step_number % every == 0)
 
+        self.log.advance(self.step_number)
         report, check = due(self.settings.log_every), due(self.settings.validate_every)
         save = self.settings.checkpoint_every > 0 and due(self.settings.checkpoint_every)
         if report:
@@ -247,22 +258,40 @@ class Trainer:
         weights = [parameter.detach() for parameter in self.step.model.parameters()]
         norms = torch.stack(torch._foreach_norm(weights))
         self._refuse_non_finite(float(norms.sum()), "norm of the weights")
-        assert self.step.optimizer is not None
+        optimizer = self.step.optimizer
+        assert optimizer is not None
         progress = TrainProgress(
             step=self.step_number,
             position={**encode(self.position), "data": fingerprint(self.windows.series)},
             spec=encode(self.spec),
             metrics=self.metrics,
         )
-        self.saved = save_checkpoint(
-            Path(self.settings.checkpoint_dir),
-            self.step.model,
-            self.step.optimizer,
-            self.step.parts.scaler,
-            progress,
-            self.settings.keep_last,
+        self.saved = self._on_first_rank(
+            lambda: save_checkpoint(
+                Path(self.settings.checkpoint_dir),
+                self.step.model,
+                optimizer,
+                self.step.parts.scaler,
+                progress,
+                self.settings.keep_last,
+            )
         )
         return self.saved
+
+    def _on_first_rank(self, save: Callable[[], Path]) -> Path:
+        """Let rank 0 save; all ranks learn where, or that it failed."""
+        if self.world.size == 1:
+            return save()
+        found, failed = "", ""
+        if self.world.is_first:
+            try:
+                found = str(save())
+            except UserError as error:
+                failed = str(error)
+        found, failed = json.loads(share_text(json.dumps([found, failed])))
+        if failed:
+            raise UserError(failed)
+        return Path(found)
 
     def _refuse_non_finite(self, value: float, what: str) -> None:
         if math.isfinite(value):
@@ -319,7 +348,9 @@ def validate(step: Step, windows: WindowSet, settings: TrainSettings) -> float:
 
     A fixed seed draws them from all series; the first windows would all be of one series.
     Runs eagerly: a compiled model would need a second set of graphs, without gradients.
+    Ranks share the batches out; where they do not come out even, the surplus is not counted.
     """
+    world = current_world()
     batch = min(settings.batch_size, len(windows))
     count = min(settings.validation_batches, len(windows) // batch)
     model, device = step.model, step.parts.device
@@ -327,52 +358,13 @@ def validate(step: Step, windows: WindowSet, settings: TrainSettings) -> float:
     losses = []
     try:
         with (
-            Loader(windows, batch, 0, device) as loader,
+            Loader(windows, batch, 0, device, rank=world.rank, ranks=world.size) as loader,
             torch.compiler.set_stance("force_eager"),
             step.parts.forward_context(),
         ):
-            for _ in range(count):
+            for _ in range(math.ceil(count / world.size)):
                 loss, metrics = step.workload.loss(model, next(loader))
                 losses.append(metrics.get("pred", loss).float())
     finally:
         model.train()
-    return float(torch.stack(losses).mean())
-
-
-@dataclass
-class Stop:
-    """Whether a signal has asked the loop to stop, and which one."""
-
-    requested: bool = False
-    signal: str = ""  # SIGINT or SIGTERM, whichever came first
-
-
-@contextlib.contextmanager
-def stop_on_signal() -> Iterator[Stop]:
-    """Turn SIGINT and SIGTERM into `stop.requested`; a second SIGINT interrupts at once.
-
-    The loop finishes its step, saves and ends. Only the main thread receives signals: in any
-    other thread nothing changes.
-    """
-    stop = Stop()
-    interrupts = 0
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupts
-        stop.requested, stop.signal = True, stop.signal or signal.Signals(number).name
-        interrupts += number == signal.SIGINT
-        if interrupts > 1:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for number in before:
-            signal.signal(number, ask)
-        yield stop
-    finally:
-        for number, handler in before.items():
-            # None: installed by C code, which Python cannot reinstall.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    return float(in_order(torch.stack(losses))[:count].mean())

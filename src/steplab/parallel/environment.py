@@ -1,0 +1,75 @@
+"""What a launcher tells a process about its group, in environment variables. No torch.
+
+torchrun sets all of these; scripts for SLURM and other schedulers set the first five.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from steplab.core.errors import UserError
+
+Backend = Literal["nccl", "gloo"]
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or anybody who sets RANK and WORLD_SIZE, has started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_first() -> bool:
+    """Whether this process prints and writes: it is rank 0, or was started by itself."""
+    return not is_launched() or os.environ["RANK"] == "0"
+
+
+def launched_rank() -> int:
+    """Return this process's rank; 0 for a process that was started by itself."""
+    return _whole("RANK") if is_launched() else 0
+
+
+def launched_size() -> int:
+    """Return how many ranks there are; 1 for a process that was started by itself."""
+    if not is_launched():
+        return 1
+    rank, size = _whole("RANK"), _whole("WORLD_SIZE")
+    if rank >= size:
+        raise UserError(f"RANK is {rank} and WORLD_SIZE {size}; ranks count from 0.")
+    return size
+
+
+def local_rank() -> int:
+    """Return this rank's number on its machine, which decides its GPU."""
+    return _whole("LOCAL_RANK") if "LOCAL_RANK" in os.environ else _whole("RANK")
+
+
+def master_address() -> tuple[str, int]:
+    """Return host and port of the store at which all ranks meet."""
+    if "MASTER_ADDR" not in os.environ:
+        raise UserError(
+            "RANK and WORLD_SIZE are set, but not MASTER_ADDR, the host at which ranks meet.",
+            "Start with torchrun, or set it to the host of rank 0, and MASTER_PORT to a free port.",
+        )
+    return os.environ["MASTER_ADDR"], _whole("MASTER_PORT")
+
+
+def is_launcher_the_host() -> bool:
+    """Whether the launcher holds the store, so that it outlives the ranks."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def is_one_machine() -> bool:
+    """Whether the launcher has started all ranks on this machine."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+
+
+def restarts() -> int:
+    """Return how often the launcher has started the group again."""
+    return _whole("TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in os.environ else 0
+
+
+def _whole(name: str) -> int:
+    word = os.environ.get(name, "")
+    if not word.isdecimal():
+        raise UserError(f"The environment variable {name} is {word!r}, not a number.")
+    return int(word)
