@@ -10,7 +10,7 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from steplab.cli.command import Command
 from steplab.cli.flags import add_config_flags, add_device_flag, given_fields, local_device
@@ -25,7 +25,8 @@ from steplab.core import PLAIN, Recipe, TrainSettings, TrainSpec, registry
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
 from steplab.core.input_file import shorten
-from steplab.parallel.environment import Backend, is_first, is_launched, launched_size
+from steplab.core.spec import BACKENDS
+from steplab.parallel.environment import is_first, is_launched, launched_size
 from steplab.techniques.parallel import ParallelSettings
 from steplab.techniques.recipes import check_recipe
 from steplab.workloads.recorded import note_on_code, workload_of_record
@@ -69,7 +70,7 @@ def add_rank_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> Non
         help="processes that share every step; under torchrun: as many as it starts")  # fmt: skip
     add("--max-restarts", type=int, default=0, metavar="N",
         help="how often all ranks are started again after one has failed")  # fmt: skip
-    add("--backend", choices=get_args(Backend), default=None,
+    add("--backend", choices=BACKENDS, default=None,
         help="how ranks exchange tensors; default: nccl on GPUs, gloo on CPUs")  # fmt: skip
     add("--hang-timeout", type=float, default=HANG_TIMEOUT_S, metavar="SECONDS",
         help="after how long without a step ranks say where they stand, and end")  # fmt: skip

@@ -51,8 +51,8 @@ def _text(value: Setting) -> str:
 Mode = Literal["infer", "forward", "forward+backward", "full"]
 MODES: tuple[str, ...] = get_args(Mode)
 
-
-BACKENDS = ("nccl", "gloo")
+Backend = Literal["nccl", "gloo"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ class RunSpec:
             raise UserError(f"The peak must be more than 0 TFLOP/s, not {self.peak_tflops}.")
         if self.mode not in MODES:
             raise UserError(f"mode is {self.mode!r}.", f"Known: {', '.join(MODES)}.")
-        if self.backend not in ("", *BACKENDS):
-            raise UserError(f"backend is {self.backend!r}.", f"Known: {', '.join(BACKENDS)}.")
+        check_backend(self.backend)
 
     @property
     def title(self) -> str:
@@ -108,6 +107,12 @@ def require_positive(settings: Any, *names: str) -> None:
     for name in names:
         if getattr(settings, name) < 1:
             raise UserError(f"{name} must be at least 1, not {getattr(settings, name)}.")
+
+
+def check_backend(backend: str) -> None:
+    """Raise a UserError unless ranks can exchange tensors by `backend`."""
+    if backend not in ("", *BACKENDS):
+        raise UserError(f"backend is {backend!r}.", f"Known: {', '.join(BACKENDS)}.")
 
 
 def option(default: Any, help: str, resumable: bool = False) -> Any:
@@ -212,6 +217,7 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         require_positive(self, "ranks")
+        check_backend(self.backend)
 
     @property
     def micro_batches(self) -> int:
@@ -232,4 +238,6 @@ class TrainSpec:
             seed=self.settings.seed,
             peak_tflops=self.settings.mfu_peak_tflops,
             source=self.source,
+            ranks=self.ranks,
+            backend=self.backend,
         )

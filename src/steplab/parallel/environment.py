@@ -6,11 +6,8 @@ torchrun sets all of these; scripts for SLURM and other schedulers set the first
 from __future__ import annotations
 
 import os
-from typing import Literal
 
 from steplab.core.errors import UserError
-
-Backend = Literal["nccl", "gloo"]
 
 
 def is_launched() -> bool:

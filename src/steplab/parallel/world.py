@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from steplab.core.errors import UserError
+from steplab.core.spec import Backend
 from steplab.parallel import environment
-from steplab.parallel.environment import Backend
 
 # A peer that is gone is noticed at once; this bounds the wait for one that is stuck.
 TIMEOUT_S = 600.0

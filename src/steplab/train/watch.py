@@ -29,7 +29,8 @@ import torch.distributed as dist
 import steplab
 from steplab.core.codec import decode, encode
 from steplab.core.errors import SteplabError
-from steplab.parallel.environment import Backend, launched_rank, launched_size
+from steplab.core.spec import Backend
+from steplab.parallel.environment import launched_rank, launched_size
 from steplab.parallel.world import World, join_launched, leave
 from steplab.step.failures import error_sentence, first_sentence
 from steplab.trace.lines import innermost_line
@@ -119,7 +120,7 @@ class Watch:
         self.step, self.last_beat = 0, monotonic()
         self.main = threading.get_ident()
         # A connection of its own: the group's may be busy for as long as a collective is stuck.
-        store = dist.distributed_c10d._get_default_store().clone()
+        store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
         store.set_timeout(timedelta(seconds=ANSWER_S))
         self.store = dist.PrefixStore("watch", store)
         self.store.set(f"host {world.rank}", socket.gethostname())
