@@ -4,7 +4,17 @@ import pytest
 
 from steplab.core import Environment, RunSpec, Samples
 from steplab.core.ranks import merge_ranks, slowest
-from steplab.core.run import Clock, Figures, Memory, Work, new_run, run_from_json, run_to_json
+from steplab.core.run import (
+    Clock,
+    Collective,
+    Communication,
+    Figures,
+    Memory,
+    Work,
+    new_run,
+    run_from_json,
+    run_to_json,
+)
 
 ENVIRONMENT = Environment("0", "3.11", "Linux", "cpu", 2, None)
 
@@ -50,3 +60,13 @@ def test_a_rank_that_failed_fails_the_run():
     bad = replace(good, status="oom", reason="no memory", clock=None)
     run = merge_ranks([good, bad])
     assert (run.status, run.reason) == ("oom", "rank 1: no memory")
+
+
+def test_what_the_first_rank_sends_and_the_most_that_any_holds_are_kept():
+    sent = (Collective("all-reduce", 2, 3, 100),)
+    held = [{"weights": 10, "optimizer state": 8}, {"weights": 10, "optimizer state": 12}]
+    runs = [rank_run((1.0,), (0.1,), 5, communication=Communication(sent, h)) for h in held]
+    merged = merge_ranks(runs)
+    assert merged.communication == Communication(sent, held[1])
+    assert (merged.communication.calls, merged.communication.bytes) == (3, 100)
+    assert run_from_json(run_to_json(merged)) == merged

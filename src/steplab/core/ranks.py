@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from steplab.core.run import Clock, Figures, RankResult, Run, Work
+from steplab.core.run import Clock, Communication, Figures, RankResult, Run, Work
 from steplab.core.samples import Samples
 
 SYNC = "sync"  # the phase in which gradients of all ranks meet
@@ -37,6 +37,7 @@ def merge_ranks(runs: Sequence[Run]) -> Run:
         first,
         clock=clock,
         memory=max(memories, key=lambda memory: memory.peak, default=None),
+        communication=_most_held(runs),
         work=_all_work(runs),
         figures=_slower(first.figures, clocks[0], clock),
         notes=_notes(runs),
@@ -53,6 +54,16 @@ def _result(run: Run) -> RankResult:
         peak_bytes=run.memory.peak if run.memory else None,
         parameters=run.parameters,
     )
+
+
+def _most_held(runs: Sequence[Run]) -> Communication | None:
+    """Return what rank 0 sends, with the most that any rank holds."""
+    found = [run.communication for run in runs if run.communication is not None]
+    if not found:
+        return None
+    kinds = found[0].held_bytes
+    most = {kind: max(each.held_bytes[kind] for each in found) for kind in kinds}
+    return replace(found[0], held_bytes=most)
 
 
 def _all_work(runs: Sequence[Run]) -> Work | None:

@@ -113,6 +113,36 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Collective:
+    """The calls of one collective over groups of one size, in one step of one rank."""
+
+    op: str  # "all-reduce", "all-gather", "reduce-scatter", "all-to-all", ...
+    ranks: int  # of the group
+    calls: int
+    # Of all calls: the buffer of an all-reduce, the output of an all-gather, the input of a
+    # reduce-scatter, what a rank sends in an all-to-all.
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What one rank sends in a step that it shares with others, and what it holds of the model."""
+
+    collectives: tuple[Collective, ...]
+    held_bytes: Mapping[str, int] = field(default_factory=dict)  # "weights", "optimizer state"
+
+    @property
+    def calls(self) -> int:
+        """Collectives in one step."""
+        return sum(one.calls for one in self.collectives)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all their messages."""
+        return sum(one.bytes for one in self.collectives)
+
+
+@dataclass(frozen=True)
 class Work:
     """FLOPs of one whole step in its mode, all micro-batches included.
 
@@ -324,6 +354,7 @@ class Run:
     compilation: Compilation | None = None
     ran: Ran | None = None
     counters: Counters | None = None
+    communication: Communication | None = None  # of a step that ranks share
     profile: Profile | None = None
     parameters: int | None = None
     losses: tuple[float, ...] = ()  # one per measured step

@@ -19,15 +19,14 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from steplab.core import PLAIN, Recipe, RunSpec
+from steplab.core import PLAIN, RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.failures import error_sentence, is_out_of_memory
 from steplab.step.loop import forward_eagerly
 from steplab.step.step import Step
 from steplab.step.trial import clean_up
-from steplab.techniques.recipes import technique
-from steplab.techniques.technique import Stage
+from steplab.techniques.recipes import alone
 from steplab.trace.categories import PRODUCT_OPS
 from steplab.verify.judge import judge
 from steplab.verify.numerics import (
@@ -239,9 +238,7 @@ def dry_run(spec: RunSpec, shape: GateShape) -> str:
     of its own. Returns the dtype that it declares for matrix products. There is one process here:
     how ranks share the step is left to the ranks.
     """
-    techniques = spec.recipe.techniques
-    alone = {n: s for n, s in techniques.items() if technique(n).stage != Stage.PARALLEL}
-    here = replace(shape.spec, recipe=Recipe(alone))
+    here = replace(shape.spec, recipe=alone(spec.recipe))
     try:
         step = assemble(here)
         forward_eagerly(step, here.mode, next(micro_batches(step, here))[0])

@@ -1,0 +1,109 @@
+"""Which collectives a rank calls in one step, and how much of the model it holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import ScriptObject, Tensor
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from steplab.core.run import Collective, Communication
+from steplab.probes.probe import Probe, Subject
+
+NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+# A word in the name of torch's op, without underscores, and what it is.
+KINDS = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+    "broadcast": "broadcast",
+}
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """Counts collectives by kind and by the size of their group, with the bytes of their messages.
+
+    Below DTensor, whose ops are made of others.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[tuple[str, int]] = Counter()
+        self.bytes: Counter[tuple[str, int]] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the op; count it if it is a collective."""
+        kwargs = dict(kwargs or {})
+        if any(hasattr(kind, "full_tensor") for kind in types):
+            return NotImplemented
+        out = func(*args, **kwargs)
+        if not isinstance(func, HigherOrderOperator) and func.namespace in NAMESPACES:
+            self._count(func._overloadpacket.__name__, [*args, *kwargs.values()])
+        return out
+
+    def _count(self, name: str, arguments: list[Any]) -> None:
+        plain = name.replace("_", "")
+        kind = next((kind for word, kind in KINDS.items() if word in plain), None)
+        if kind is None:  # waits, barriers
+            return
+        key = kind, _group_size(arguments)
+        self.calls[key] += 1
+        # Of input and output the larger one is the whole message.
+        self.bytes[key] += max(map(tensor_bytes, map(tree_leaves, arguments)))
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """Return what was counted."""
+        return tuple(
+            Collective(*key, calls, self.bytes[key]) for key, calls in sorted(self.calls.items())
+        )
+
+
+def _group_size(arguments: Iterable[Any]) -> int:
+    """Return how many ranks a collective's group has; ops name it or hand it over."""
+    for argument in arguments:
+        if isinstance(argument, ScriptObject) and "ProcessGroup" in str(argument._type()):
+            return int(dist.ProcessGroup.unbox(argument).size())
+    return dist.get_world_size()
+
+
+def tensor_bytes(tensors: Iterable[Any]) -> int:
+    """Return the bytes of all tensors, of a sharded one those of this rank's part."""
+    found = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    return sum(t.numel() * t.element_size() for t in found if isinstance(t, Tensor))
+
+
+class CommunicationProbe(Probe):
+    """Counts in one more step, outside the window; nothing where a step is not shared."""
+
+    found: Communication | None = None
+
+    def inspect(self, subject: Subject) -> None:
+        """Run one more step under the counter, then weigh what this rank holds."""
+        step = subject.step
+        if step.parts.scheme is None:
+            return
+        with CollectiveCounter() as counter:
+            subject.run_step()
+        state = step.optimizer.state.values() if step.optimizer is not None else ()
+        held = {
+            "weights": tensor_bytes(step.model.parameters()),
+            "optimizer state": tensor_bytes(tree_leaves(list(state))),
+        }
+        self.found = Communication(counter.collectives(), held)
+
+    def result(self) -> Communication | None:
+        """Return what was found."""
+        return self.found
+
+
+PROBE = CommunicationProbe
