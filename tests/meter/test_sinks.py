@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 import steplab
 from steplab.core.errors import Unsupported, UserError
+from steplab.meter.reading import TensorBoardSink, write_to_sinks
 from tests.meter.fakes import FakeClock, install_clock, run_steps, tiny_model
 
 
@@ -81,6 +83,24 @@ def test_tensorboard_reads_the_scalars_back(clock: FakeClock, tmp_path: Path) ->
 def test_missing_tensorboard_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     with pytest.raises(Unsupported, match="pip install tensorboard"):
         steplab.Meter(tiny_model(), tensorboard=tmp_path)
+
+
+def test_half_a_record_is_taken_back(tmp_path: Path) -> None:
+    """A full disk cuts a record off: it is a warning, and what follows can be read."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    sink = TensorBoardSink(tmp_path)
+    size = next(tmp_path.iterdir()).stat().st_size
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limit[1]))
+    try:
+        warnings = write_to_sinks([sink], 1, {"loss": 1.0}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert len(warnings) == 1 and "No space left" in warnings[0]
+    assert write_to_sinks([sink], 2, {"loss": 2.0}, {}) == []
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(2, 2.0)]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from steplab.cli.command import Group, Parser, add_memory_flag
 from steplab.core.errors import SteplabError, UserError, did_you_mean
@@ -13,7 +17,13 @@ from steplab.core.input_file import set_memory_limit
 from steplab.core.printable import printable
 from steplab.parallel.environment import is_first
 
-INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
+
+class Ended(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: as with Ctrl-C, `with` blocks are left, so workers end and drafts go."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -22,19 +32,62 @@ def main(words: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may have another encoding than UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler: two lines a step otherwise
+    code = 0
     try:
-        return dispatch("steplab", Group("steplab.cli"), words)
+        with end_on_signal():
+            code = dispatch("steplab", Group("steplab.cli"), words)
+            sys.stdout.flush()  # here a full disk is one sentence; at exit it is a traceback
+            return code
     except SteplabError as error:
         if is_first():  # the other ranks were started with the same words
-            print(f"steplab: {printable(str(error))}", file=sys.stderr)
+            _complain(str(error))
         return error.exit_code
-    except KeyboardInterrupt:
-        print("steplab: interrupted.", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        number = interrupt.number if isinstance(interrupt, Ended) else signal.SIGINT
+        name = signal.Signals(number).name
+        _complain("interrupted." if number == signal.SIGINT else f"ended by {name}.")
+        return 128 + number  # as shells report it
     except BrokenPipeError:
-        # The reader (head, less) has gone; keep Python from complaining at exit.
+        _discard_output()  # the reader (head, less) has gone
+        return code
+    except OSError as error:  # of the machine: a full disk below stdout, no more processes
+        _discard_output()
+        if code:
+            return code
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"the system refused: {where}{error.strerror or error}.")
+        return SteplabError.exit_code
+
+
+@contextlib.contextmanager
+def end_on_signal() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into `Ended`, unless they are ignored or handled already."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Ended(number)
+
+    names = ("SIGTERM", "SIGHUP")  # Windows has only the first
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    here = threading.current_thread() is threading.main_thread()
+    taken = [n for n in numbers if here and signal.getsignal(n) == signal.SIG_DFL]
+    try:
+        for number in taken:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _complain(sentence: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(f"steplab: {printable(sentence)}", file=sys.stderr, flush=True)
+
+
+def _discard_output() -> None:
+    """Keep Python from complaining at exit about output that nobody takes."""
+    with contextlib.suppress(io.UnsupportedOperation):  # stdout may be no file at all
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def dispatch(program: str, group: Group, words: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Self, TextIO
@@ -24,7 +25,7 @@ class ProgressBar:
     """A bar that is drawn only where somebody can see it move."""
 
     def __init__(self, stream: TextIO, total: int | None, *columns: ProgressColumn) -> None:
-        self.live = stream.isatty()
+        self.stream, self.live = stream, stream.isatty()
         console = Console(file=stream, highlight=False)
         self.bar = Progress(*columns, console=console, transient=True)
         self.task = self.bar.add_task("starting", total=total)
@@ -36,11 +37,15 @@ class ProgressBar:
 
     def __exit__(self, *exc: object) -> None:
         if self.live:
-            self.bar.stop()
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                self.bar.stop()
 
     def say(self, line: str) -> None:
         """Print a line, above the bar where there is one."""
-        self.bar.console.print(line, markup=False, soft_wrap=True)
+        if self.live:
+            self.bar.console.print(line, markup=False, soft_wrap=True)
+        else:  # not by the console, which ends the program when a pipe is closed
+            print(line, file=self.stream, flush=True)
 
 
 class StepProgress(ProgressBar):

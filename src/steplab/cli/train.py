@@ -8,7 +8,8 @@ import dataclasses
 import os
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from steplab.workloads.workload import WorkloadEntry, find_workload, is_user_mod
 
 if TYPE_CHECKING:
     from steplab.train.loop import TrainResult
+    from steplab.train.stop import Stop
     from steplab.train.watch import Watch
 
 DEFAULT_WORKLOAD = "tsmoe"
@@ -396,22 +398,23 @@ def run_training(spec: TrainSpec, resume: Path | None, watch: Watch | None = Non
     with contextlib.ExitStack() as stack:
         stop = watch.stop if watch else stack.enter_context(stop_on_signal())
         beat = watch.beat if watch else lambda step: None
+        tell: Callable[[str], None] = lambda line: None  # noqa: E731
         if watch and not watch.world.is_first:
-            log = TrainingLog(lambda line: None, None, perf, beat)
+            log = TrainingLog(tell, None, perf, beat)
         else:
             if folder:
                 stack.enter_context(lock_checkpoint_folder(folder))
             progress = stack.enter_context(StepProgress(total))
+            tell = _teller(progress.say, stop)
 
             def advance(step: int) -> None:
                 progress.advance(step)
                 beat(step)
 
-            log = TrainingLog(progress.say, folder, perf, advance)
+            log = TrainingLog(tell, folder, perf, advance)
         outcome = train(spec, log, stop, resume)
-    say(peak_memory_line(device, precision))
-    for line in closing_lines(spec, outcome):
-        say(line)
+        for line in (peak_memory_line(device, precision), *closing_lines(spec, outcome)):
+            tell(line)
     # As shells report it: 128 and the number of the signal.
     return 128 + signal.Signals[stop.signal] if outcome.stopped else 0
 
@@ -436,6 +439,29 @@ def say(line: str) -> None:
     """Print one line at once, also into a file; of several ranks, the first prints."""
     if is_first():
         print(line, flush=True)
+
+
+def _teller(say: Callable[[str], None], stop: Stop) -> Callable[[str], None]:
+    """Return a function that prints; a training must outlive whoever reads what it prints."""
+    warned = False
+
+    def tell(line: str) -> None:
+        nonlocal warned
+        try:
+            say(line)
+        except BrokenPipeError:  # the reader has gone, for example `head`
+            stop.ask("SIGPIPE")
+        except OSError as error:  # a full disk below stdout, a terminal that was closed
+            if not warned:
+                _warn(f"the log is cut off here ({error.strerror}). Training goes on.")
+            warned = True
+
+    return tell
+
+
+def _warn(sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"steplab: warning: {sentence}", file=sys.stderr, flush=True)
 
 
 def _parameters(spec: TrainSpec) -> tuple[int, int]:

@@ -6,11 +6,15 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from steplab.core.errors import UserError
 from steplab.core.input_file import shorten
+
+# What file systems answer that cannot flush a folder (network mounts, FUSE).
+CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def draft_name(path: Path) -> Path:
@@ -46,13 +50,53 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def append_row(path: Path, row: str) -> None:
+    """Append a row to a text file by a single write: several processes may do so at once.
+
+    What a full disk has left of an earlier row stays a line of its own.
+    """
+    with path.open("ab+", buffering=0) as file:
+        torn = file.tell() > 0 and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+        data = b"\n" * torn + row.encode() + b"\n"
+        if file.write(data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries, so that a rename survives a power cut."""
+    """Flush a folder's entries, so that a rename survives a power cut; not all systems can."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in CANNOT:
+            raise
     finally:
         os.close(handle)
+
+
+def try_draft(draft: Path) -> None:
+    """Do once what saving will do: fill a draft folder, flush it, rename it. Then remove it.
+
+    Not every place can: some network folders have no rename of folders.
+    """
+    draft.mkdir(parents=True)
+    try:
+        write_file(draft / "probe", b"steplab")
+        draft = draft.rename(draft.with_name(f"{draft.name}_renamed"))
+        sync_folder(draft.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process of this machine lives, by its number: drafts of dead ones are removed."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it runs as another user
+    return True
 
 
 @contextlib.contextmanager

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
+import platform
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from time import time
 from typing import Any, Protocol
 
 import torch
 
 from steplab.core import Clock, Figures, Memory, Samples, Work, units
+from steplab.core.atomic import append_row
 from steplab.core.errors import Unsupported, UserError
 from steplab.core.output_file import output_file
 from steplab.hardware.mfu import utilization
@@ -200,32 +207,53 @@ class JsonlSink:
     def write(self, step: int, metrics: Mapping[str, float], about: Mapping[str, Any]) -> None:
         """Append one line; the system has it before this returns."""
         line = json.dumps({"step": step, **metrics, **about}, allow_nan=False)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+        append_row(self.path, line)
 
 
 class TensorBoardSink:
-    """Scalars in an event file of its own; older event files in the folder stay."""
+    """Scalars in an event file of its own; older event files in the folder stay.
+
+    Not by torch's SummaryWriter: its thread prints a traceback when the disk is full, and writes
+    nothing from then on.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             raise Unsupported(
                 "Writing TensorBoard files needs tensorboard, which is not installed.",
                 "pip install tensorboard",
             ) from None
+        self._event, self._records = Event, RecordWriter
+        writer = f"{platform.node()}.{os.getpid()}.{secrets.token_hex(2)}"
+        self._file = path / f"events.out.tfevents.{time():.0f}.{writer}"
         try:
-            self._writer = SummaryWriter(str(path))
+            path.mkdir(parents=True, exist_ok=True)
+            self._append(Event(wall_time=time(), file_version="brain.Event:2"))
         except OSError as error:
             raise _not_writable(path, error) from None
 
     def write(self, step: int, metrics: Mapping[str, float], about: Mapping[str, Any]) -> None:
-        """Add one scalar per metric and flush."""
+        """Add one scalar per metric; the system has them before this returns."""
+        event = self._event(wall_time=time(), step=step)
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+            event.summary.value.add(tag=name, simple_value=value)
+        self._append(event)
+
+    def _append(self, event: Any) -> None:
+        record = io.BytesIO()
+        self._records(record).write(event.SerializeToString())
+        with self._file.open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                if file.write(record.getbuffer()) < len(record.getbuffer()):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                file.truncate(end)  # TensorBoard would read nothing behind half a record
+                raise
 
 
 def open_sinks(jsonl: Path | str | None, tensorboard: Path | str | None) -> list[Sink]:

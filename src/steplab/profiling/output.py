@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -39,7 +38,7 @@ COLUMNS = (
 @contextlib.contextmanager
 def scratch_folder(store: Store) -> Iterator[Path]:
     """Yield a hidden folder on the store's disk; the store removes what a killed process leaves."""
-    folder = store.runs / f".draft-profile-{secrets.token_hex(4)}"
+    folder = store.draft_path("profile")
     with disk_errors(store.root):
         folder.mkdir(parents=True)
     try:

@@ -8,7 +8,9 @@ thread launches, has 3 %. So the copies are left out, and the device time of ran
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 import shutil
 from collections import defaultdict
 from dataclasses import dataclass
@@ -36,7 +38,15 @@ ON_DEVICE = (
 def export_trace(profiler: profile, path: Path, flag: str) -> None:
     """Write the trace as plain JSON to a file that a user asked for; `flag` named it."""
     with output_draft(path, flag) as draft:
-        profiler.export_chrome_trace(str(draft))
+        _export(profiler, draft)
+
+
+def _export(profiler: profile, path: Path) -> None:
+    """Let torch write its trace; of a full disk it says nothing, here that is an OSError."""
+    profiler.export_chrome_trace(str(path))
+    if not path.exists():  # torch renames its draft only when that is complete
+        path.with_name(f"{path.name}.tmp").unlink(missing_ok=True)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write_trace(profiler: profile, path: Path) -> None:
@@ -44,7 +54,7 @@ def write_trace(profiler: profile, path: Path) -> None:
     plain = path.with_suffix("")
     with disk_errors(path.parent):
         try:
-            profiler.export_chrome_trace(str(plain))
+            _export(profiler, plain)
             with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=LEVEL) as target:
                 shutil.copyfileobj(source, target, CHUNK)
         finally:

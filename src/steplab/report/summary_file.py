@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steplab.core.atomic import disk_errors, draft_name
+from steplab.core.atomic import CANNOT, append_row, disk_errors, draft_name
 from steplab.core.errors import UserError
 from steplab.core.input_file import open_input, shorten
 from steplab.core.output_file import output_file
@@ -46,23 +48,28 @@ class SummaryFile:
         """Append one line.
 
         Several processes may append at once: the first one links a file with a complete header
-        into place, and a line is a single write at the end of the file.
+        into place.
         """
         with disk_errors(self.folder, self.flag):
             self.folder.mkdir(parents=True, exist_ok=True)
             target = output_file(self.path, self.flag)
             self._create(target)
-            with target.open("ab", buffering=0) as file:
-                file.write(csv_line(cells).encode())
+            append_row(target, csv_line(cells).removesuffix("\n"))
 
     def _create(self, path: Path) -> None:
         if path.exists():
             return
-        draft = draft_name(path)
-        draft.write_text(csv_line(self.columns), encoding="utf-8")
+        draft, header = draft_name(path), csv_line(self.columns).encode()
         try:
+            draft.write_bytes(header)
             os.link(draft, path)
         except FileExistsError:
             pass
+        except OSError as error:
+            if error.errno not in (*CANNOT, errno.EPERM, errno.EMLINK):
+                raise
+            # A file system without hard links.
+            with contextlib.suppress(FileExistsError), path.open("xb") as file:
+                file.write(header)
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import lzma
-import secrets
 import shutil
 import stat
 import zipfile
@@ -184,7 +183,7 @@ def _add(
 ) -> None:
     """Unpack beside the Runs of the store, then move one Run after the other among them."""
     store.check_writable()
-    stage = store.runs / f".draft-unpack-{secrets.token_hex(4)}"
+    stage = store.draft_path("unpack")
     left = LARGEST_UNPACKED
     artifacts: dict[str, dict[str, Path]] = {}
     try:
@@ -198,7 +197,7 @@ def _add(
                     left -= _unpack_file(archive, info, folder / file_name, left, store, name)
                     artifacts[run.id][file_name] = folder / file_name
         for run in runs:
-            store.save(run, artifacts[run.id])
+            store.add(run, artifacts[run.id])
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 

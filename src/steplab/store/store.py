@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import hashlib
+import os
+import platform
+import re
 import secrets
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from steplab.core import Run, run_from_json, run_to_json
-from steplab.core.atomic import disk_errors, move_file, sync_folder, write_file
+from steplab.core.atomic import (
+    disk_errors,
+    is_alive,
+    move_file,
+    sync_folder,
+    try_draft,
+    write_file,
+)
 from steplab.core.errors import UserError
 from steplab.core.input_file import read_input, shorten
 from steplab.core.output_file import output_folder
 
 DEFAULT_ROOT = Path("steplab-runs")
 RUN_FILE = "run.json"
+LAST_FILE = "last"  # holds the id of the Run that was saved last, whatever the clock said
 NEAREST = 3  # ids that are suggested where one is not found
-# A draft this old belongs to a process that was killed: no write takes a day.
+# A draft this old belongs to a process that was killed: no write takes a day. Clocks jump, so on
+# its own machine the process must be dead as well.
 STALE_SECONDS = 24 * 3600
+DRAFT = re.compile(r"\.draft-(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-.*")
 LONGEST_NAME = 200  # letters of a file's name; systems stop at 255 bytes
 
 
@@ -48,19 +62,26 @@ class Store:
     def check_writable(self) -> None:
         """Fail now rather than after an hour of measuring."""
         with disk_errors(self.root):
-            self.runs.mkdir(parents=True, exist_ok=True)
-            probe = self.runs / f".probe-{secrets.token_hex(4)}"
-            write_file(probe, b"steplab")
-            probe.unlink()
+            try_draft(self.draft_path("probe"))
+
+    def draft_path(self, what: str) -> Path:
+        """Return a hidden name for a folder that is not a Run yet; it tells who writes there."""
+        return self.runs / f".draft-{_machine()}-{os.getpid()}-{what}-{secrets.token_hex(4)}"
 
     def save(self, run: Run, artifacts: Mapping[str, bytes | Path] | None = None) -> Path:
+        """Add a Run that was measured here: from now on it is `last`."""
+        final = self.add(run, artifacts)
+        self._note_last(run.id)
+        return final
+
+    def add(self, run: Run, artifacts: Mapping[str, bytes | Path] | None = None) -> Path:
         """Write a Run and its artifacts by file name; return its folder.
 
         An artifact is its content, or a file on the store's disk, which is moved.
         """
         files = dict(artifacts or {})
         run = replace(run, artifacts=tuple(sorted(files)))
-        draft, final = self.runs / f".draft-{run.id}-{secrets.token_hex(3)}", self.runs / run.id
+        draft, final = self.draft_path("run"), self.runs / run.id
         with disk_errors(self.root):
             draft.mkdir(parents=True)
             try:
@@ -76,7 +97,7 @@ class Store:
                 sync_folder(self.runs)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
-            self._sweep_stale()
+        self._sweep_stale(final)
         return final
 
     def ids(self) -> list[str]:
@@ -101,7 +122,8 @@ class Store:
         if not ids:
             raise UserError(f"There are no Runs in {self.root}.", "Measure one: steplab bench step")
         if name == "last":
-            return ids[-1]
+            noted = self._noted_last()
+            return noted if noted in ids else ids[-1]
         if name in ids:
             return name
         found = [i for i in ids if i.startswith(name) or i.endswith(name)]
@@ -126,10 +148,10 @@ class Store:
 
     def delete(self, run_id: str) -> None:
         """Remove a Run; the folder vanishes from listings in one step, then from the disk."""
-        doomed = self.runs / f".draft-deleted-{secrets.token_hex(4)}"
+        doomed = self.draft_path("deleted")
         with disk_errors(self.root):
             (self.runs / run_id).rename(doomed)
-            shutil.rmtree(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)  # what is left here is swept later
 
     def _read(self, run_id: str) -> Run:
         text = read_input(self.runs / run_id / RUN_FILE)
@@ -139,11 +161,34 @@ class Store:
             raise UserError(f"{where} is the record of another Run, {shorten(run.id)}.")
         return run
 
-    def _sweep_stale(self) -> None:
-        limit = time.time() - STALE_SECONDS
-        for path in self.runs.glob(".*"):
-            try:
-                if path.stat().st_mtime < limit:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-            except FileNotFoundError:
-                continue  # another process swept it first
+    def _note_last(self, run_id: str) -> None:
+        try:
+            write_file(self.root / LAST_FILE, run_id.encode())
+        except OSError:  # the Run is safe; without a note the newest id counts
+            with contextlib.suppress(OSError):
+                (self.root / LAST_FILE).unlink()
+
+    def _noted_last(self) -> str:
+        try:
+            return read_input(self.root / LAST_FILE).decode(errors="replace")
+        except UserError:
+            return ""
+
+    def _sweep_stale(self, fresh: Path) -> None:
+        """Remove the drafts of killed processes; `fresh` tells what time it is on that disk."""
+        with contextlib.suppress(OSError):
+            limit = fresh.stat().st_mtime - STALE_SECONDS
+            for path in self.runs.glob(".*"):
+                if path.stat().st_mtime < limit and not _has_a_writer(path):
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+def _machine() -> str:
+    """Return eight digits that stand for this machine; its name does not leave it."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def _has_a_writer(draft: Path) -> bool:
+    """Whether a draft belongs to a process of this machine that is still alive."""
+    name = DRAFT.fullmatch(draft.name)
+    return name is not None and name["machine"] == _machine() and is_alive(int(name["process"]))

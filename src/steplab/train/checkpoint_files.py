@@ -7,6 +7,7 @@ beside the first as `step-00000080.1` and counts as newer, so that nothing is ev
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -16,9 +17,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from steplab.core.atomic import disk_errors
+from steplab.core.atomic import CANNOT, disk_errors, is_alive, try_draft
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
 from steplab.core.output_file import own_file
@@ -90,7 +91,7 @@ def remove_stale_drafts(folder: Path) -> None:
     """Remove the drafts of dead processes, and those that this process left behind."""
     for path in folder.iterdir():
         match = DRAFT.fullmatch(path.name)
-        if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
+        if match and (int(match[1]) == os.getpid() or not is_alive(int(match[1]))):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -101,34 +102,46 @@ def prune_checkpoints(folder: Path, written: Path, keep: int) -> None:
     ]
     surplus = len(others) + 1 - keep if keep else 0
     for old in others[: max(0, surplus)]:
-        # Renamed first: it vanishes from listings as a whole, whenever the process dies.
-        doomed = old.rename(_draft_name(folder))
-        shutil.rmtree(doomed, ignore_errors=True)
+        # Renamed first: it vanishes from listings as a whole, whenever the process dies. One that
+        # cannot be renamed (somebody reads it over a network) stays until the next save.
+        with contextlib.suppress(OSError):
+            doomed = old.rename(_draft_name(folder))
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def lock_checkpoint_folder(folder: Path) -> Iterator[None]:
     """Hold the folder for one run: two would remove each other's checkpoints.
 
-    The system releases the lock when the process ends. Windows has no such locks: nothing is held.
+    The system releases the lock when the process ends. Windows and some network folders have no
+    such locks: there nothing is held. That checkpoints can be written is tried out at once, not
+    after an hour of training.
     """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
     lock = own_file(folder / LOCK_FILE, "--checkpoint-dir")
     with disk_errors(folder, "--checkpoint-dir"):
         folder.mkdir(parents=True, exist_ok=True)
         file = lock.open("a")
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"Another run is writing to {folder}.", "Give this one another --checkpoint-dir."
-            ) from None
+        _lock(file, folder)
+        with disk_errors(folder, "--checkpoint-dir"):
+            try_draft(_draft_name(folder))
         yield
+
+
+def _lock(file: IO[str], folder: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"Another run is writing to {folder}.", "Give this one another --checkpoint-dir."
+        ) from None
+    except OSError as error:
+        if error.errno not in (*CANNOT, errno.ENOLCK):
+            raise UserError(f"{folder} cannot be locked ({error.strerror}).") from None
 
 
 @contextlib.contextmanager
@@ -147,16 +160,6 @@ def _order(path: Path) -> tuple[int, int]:
 
 def _draft_name(folder: Path) -> Path:
     return folder / f".draft-{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass  # it runs as another user
-    return True
 
 
 def _not_a_folder(path: Path) -> UserError:

@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from steplab.core.errors import MeasurementError, UserError
+from steplab.train.stop import stop_signals
 
 POLL_S = 0.2  # between two looks at the ranks
 STORE_TIMEOUT = timedelta(seconds=60)
@@ -34,6 +35,7 @@ FINAL_CODES = frozenset(
         MeasurementError.exit_code,
         128 + signal.SIGTERM,
         128 + signal.SIGINT,
+        128 + signal.SIGPIPE,
     }
 )
 
@@ -41,8 +43,8 @@ FINAL_CODES = frozenset(
 def launch(words: Sequence[str], ranks: int, max_restarts: int) -> int:
     """Run `python -m steplab WORDS` in `ranks` processes; return the exit code.
 
-    After a failure all ranks are started again, up to `max_restarts` times. SIGTERM and SIGINT are
-    passed on to all ranks, which save and end; a second SIGINT kills them.
+    After a failure all ranks are started again, up to `max_restarts` times. SIGTERM, SIGINT and
+    SIGHUP are passed on to all ranks, which save and end; a second SIGINT kills them.
     """
     for attempt in range(max_restarts + 1):
         code = _run_group(words, ranks, attempt)
@@ -104,7 +106,7 @@ def _pass_on_signals(context: PContext) -> Iterator[None]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL if interrupts > 1 else signal.SIGTERM)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, pass_on) for number in stop_signals()}
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.profiler import profile, schedule
 
+from steplab.core.errors import UserError
 from steplab.core.output_file import output_file, own_file
 from steplab.meter.reading import Sink, open_sinks, write_to_sinks
 from steplab.probes.ran import profiler_activities
@@ -115,11 +116,13 @@ def _tensorboard_folder(folder: Path) -> Path | None:
 
 
 @contextlib.contextmanager
-def trace_one_step(wanted: bool, on_cuda: bool, path: Path) -> Iterator[Callable[[], object]]:
+def trace_one_step(
+    wanted: bool, on_cuda: bool, path: Path, say: Callable[[str], None]
+) -> Iterator[Callable[[], object]]:
     """Record step TRACED_STEP with Python stacks as a Chrome trace in `path`, if `wanted`.
 
     Yields a function to call after every training step. The file exists once the traced step is
-    over; a run that ends earlier leaves none.
+    over; a run that ends earlier leaves none. A full disk costs the trace, not the training.
     """
     if not wanted:
         yield lambda: None
@@ -128,7 +131,11 @@ def trace_one_step(wanted: bool, on_cuda: bool, path: Path) -> Iterator[Callable
 
     def export(profiler: profile) -> None:
         if profiler.step_num >= TRACED_STEP:
-            export_trace(profiler, path, "--checkpoint-dir")
+            try:
+                export_trace(profiler, path, "--checkpoint-dir")
+                say(f"trace in {path}")
+            except UserError as error:
+                say(f"warning: no trace: {error}")
 
     with profile(
         activities=profiler_activities(on_cuda),

@@ -153,19 +153,20 @@ class Trainer:
                 rank=self.world.rank,
                 ranks=self.world.size,
             ) as loader,
-            trace_one_step(traced, on_cuda, trace_path) as step_done,
+            trace_one_step(traced, on_cuda, trace_path, self._say_of_step) as step_done,
         ):
             first = self.step_number
             while self.step_number < self.settings.total_steps and not self._is_to_stop(stop):
                 self._one_step(loader)
                 step_done()
-                if self.settings.profile and self.step_number - first == TRACED_STEP:
-                    self.log.say(f"trace of step {self.step_number} in {trace_path}")
         return self._finish(stop, self.step_number - first)
 
     def _is_to_stop(self, stop: Stop) -> bool:
         """Whether to end before the next step; all ranks find the same."""
         return stop.requested if self.vote is None else self.vote.take(stop)
+
+    def _say_of_step(self, line: str) -> None:
+        self.log.say(f"step {self.step_number}: {line}")
 
     def _announce(self) -> None:
         """Say what will be trained on, and what will not be done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,22 +19,34 @@ class Stop:
     """Whether a signal has asked the loop to stop, and which one."""
 
     requested: bool = False
-    signal: str = ""  # SIGINT or SIGTERM, whichever came first
+    signal: str = ""  # the first that came, by its name
+
+    def ask(self, name: str) -> None:
+        """Ask the loop to finish its step, save and end."""
+        self.requested, self.signal = True, self.signal or name
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals by which somebody asks a training to end, without those ignored."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if sys.platform != "win32":
+        numbers.append(signal.SIGHUP)
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[Stop]:
-    """Turn SIGINT and SIGTERM into `stop.requested`; a second SIGINT interrupts at once.
+    """Turn SIGINT, SIGTERM and SIGHUP into `stop.requested`; a second SIGINT interrupts at once.
 
-    The loop finishes its step, saves and ends. Only the main thread receives signals: in any
-    other thread nothing changes.
+    The loop finishes its step, saves and ends. A signal that is ignored stays so: nohup ignores
+    SIGHUP. Only the main thread receives signals: in any other thread nothing changes.
     """
     stop = Stop()
     interrupts = 0
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal interrupts
-        stop.requested, stop.signal = True, stop.signal or signal.Signals(number).name
+        stop.ask(signal.Signals(number).name)
         interrupts += number == signal.SIGINT
         if interrupts > 1:
             raise KeyboardInterrupt
@@ -41,7 +54,7 @@ def stop_on_signal() -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in stop_signals()}
     try:
         for number in before:
             signal.signal(number, ask)
@@ -73,5 +86,5 @@ class StopVote:
         self.number.fill_(own)
         self.sent = dist.all_reduce(self.number, dist.ReduceOp.MAX, async_op=True)
         if found and not stop.requested:
-            stop.requested, stop.signal = True, signal.Signals(found).name
+            stop.ask(signal.Signals(found).name)
         return found > 0

@@ -123,7 +123,8 @@ class Climb:
         gate = replace(self.gate, may_confirm=self.clock.can_confirm(slow))
         tried = try_recipe(planned, self.champion, gate, self.clock.timeout(slow), self.view)
         self.winning = tried.candidate
-        ladder = replace(self.ladder, rungs=(*below, tried.rung))
+        unnamed = replace(tried.rung, run="")  # it names its Run once that is stored
+        ladder = replace(self.ladder, rungs=(*below, unnamed))
         if tried.candidate is not None:
             known = still_known(ladder.known_ms, self.champion.run, tried.result.run)
             ladder = replace(ladder, winner=tried.rung.recipe, known_ms=known)

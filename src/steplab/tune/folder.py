@@ -93,14 +93,15 @@ def open_ladder(
     gate = (options.objective, options.also_batch, options.memory_limit)
     key = machine_key(environment, encode(spec), *gate)
     root = store.root / "ladders"
-    for path in sorted(root.glob(f"*-{key}-*"), reverse=True):
-        folder = LadderFolder(path)
+    # All are looked at: where the clock went back, an older ladder has the newer name. A folder
+    # without the file is one that was just being made when its process was killed.
+    for path in sorted(root.glob(f"*-{key}-*/{LADDER_FILE}"), reverse=True):
+        folder = LadderFolder(path.parent)
         ladder = folder.load()
         if not ladder.finished:
             if encode(ladder.spec) != encode(spec):
                 raise folder.other_step(LADDER_FILE)
             return folder, ladder
-        break
     name = dated_id(key)
     ladder = Ladder(name, spec, environment, options.objective, now(), winner=spec.recipe)
     folder = LadderFolder(root / name)

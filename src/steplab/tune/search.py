@@ -69,9 +69,13 @@ def tune(
     )
     watch.name = "baseline"
     baseline = _open_baseline(spec, ladder, gate, references, store, timeout, watch)
-    ladder = _with_baseline(ladder, baseline, shapes)
-    ladder = replace(ladder, parts=add_timings(ladder.parts, watch.lap()))
-    folder.save(ladder)
+    try:
+        ladder = _with_baseline(ladder, baseline, shapes)
+        ladder = replace(ladder, parts=add_timings(ladder.parts, watch.lap()))
+        folder.save(ladder)
+    except BaseException:
+        baseline.candidate.close()
+        raise
     climb = Climb(ladder, folder, store, references, gate, clock, watch)
     return climb.run(baseline, options.against), folder
 

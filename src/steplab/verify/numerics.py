@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError, UserError
-from steplab.core.output_file import output_draft
+from steplab.core.output_file import write_output
 from steplab.modules.optimizer import master_weight
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
@@ -286,8 +286,8 @@ def save_snapshot(snapshot: NumericsSnapshot, path: Path) -> None:
         for name, tensor in members.items()
     }
     fields = {field: getattr(snapshot, field) for field in PLAIN_FIELDS}
-    with output_draft(path, "--store") as draft:
-        save_file(tensors, draft, {"snapshot": json.dumps(fields)})
+    # As bytes: sketches are small, and the library's own file says of a full disk that it is bad.
+    write_output(path, save(tensors, {"snapshot": json.dumps(fields)}), "--store")
 
 
 def load_references(folder: Path, shape: str, dtype: str) -> list[NumericsSnapshot]:

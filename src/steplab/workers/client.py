@@ -57,17 +57,21 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed below
-        # A session of its own: Ctrl-C reaches the parent alone, which then ends the worker.
-        self.process = subprocess.Popen(
-            # -P: a queue.py in the working directory must not be taken for the library's.
-            [sys.executable, "-P", "-m", PROGRAM],
-            env={**os.environ, "PYTHONPATH": _import_path()},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            start_new_session=True,
-        )
+        try:
+            self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed below
+            # A session of its own: Ctrl-C reaches the parent alone, which then ends the worker.
+            self.process = subprocess.Popen(
+                # -P: a queue.py in the working directory must not be taken for the library's.
+                [sys.executable, "-P", "-m", PROGRAM],
+                env={**os.environ, "PYTHONPATH": _import_path()},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.log,
+                start_new_session=True,
+            )
+        except OSError as error:  # no room for its log, or no process more
+            reason = error.strerror or str(error)
+            raise MeasurementError(f"The worker process does not start: {reason}.") from None
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self.selector = selectors.DefaultSelector()
