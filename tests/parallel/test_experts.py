@@ -126,6 +126,7 @@ def tsmoe_spec(recipe, accumulate):
         accumulate=accumulate,
         recipe=parse_recipe(recipe),
         clip=0.0,
+        ranks=current_world().size,
     )
 
 

@@ -5,6 +5,7 @@ import torch
 
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
+from steplab.parallel.world import current_world
 from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
@@ -24,6 +25,7 @@ def train_steps(workload, recipe, accumulate):
         accumulate=accumulate,
         recipe=parse_recipe(recipe),
         clip=0.1,
+        ranks=current_world().size,
     )
     step = assemble(spec)
     feed = micro_batches(step, spec)

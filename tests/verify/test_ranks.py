@@ -30,7 +30,11 @@ SMALL = {"layers": 1, "width": 32, "ff_width": 64, "heads": 2, "context": 32, "v
 def spec_of(workload, recipe="plain", accumulate=1, **config):
     config = find_workload(workload).resolve("tiny", config)
     return RunSpec(
-        *(workload, config, "tiny"), batch=1, accumulate=accumulate, recipe=parse_recipe(recipe)
+        *(workload, config, "tiny"),
+        batch=1,
+        accumulate=accumulate,
+        recipe=parse_recipe(recipe),
+        ranks=1 if recipe == "plain" else RANKS,
     )
 
 

@@ -123,9 +123,10 @@ def in_order(forecast: Forecast) -> Forecast:
 
     A function, not a method: dynamo of torch 2.11 cannot trace methods of a named tuple.
     """
-    if forecast.quantiles_BNHQ is None:
+    outputs_BNH, load_LE, importance_LE, dropped, quantiles_BNHQ = forecast
+    if quantiles_BNHQ is None:
         return forecast
-    return Forecast(*forecast[:4], forecast.quantiles_BNHQ.sort(-1).values)
+    return Forecast(outputs_BNH, load_LE, importance_LE, dropped, quantiles_BNHQ.sort(-1).values)
 
 
 class TrainingLoss(NamedTuple):
