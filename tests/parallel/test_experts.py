@@ -8,8 +8,9 @@ from steplab.core import RunSpec
 from steplab.core.errors import Unsupported, UserError
 from steplab.kernels.experts import RoutedTokens
 from steplab.modules.experts import RoutedExperts
+from steplab.modules.shards import is_sharded, local
 from steplab.parallel.experts import check_expert_parts, shard_experts
-from steplab.parallel.mesh import is_sharded, local, rank_mesh
+from steplab.parallel.mesh import rank_mesh
 from steplab.parallel.world import current_world
 from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.recipes import check_recipe, parse_recipe
@@ -149,7 +150,7 @@ def step_gradients(recipe, accumulate):
     return loss.item(), grads, list(step.model.state_dict())
 
 
-@pytest.mark.parametrize("data", ["naive", "flat", "overlap"])
+@pytest.mark.parametrize("data", ["naive", "flat", "overlap", "bucket"])
 @pytest.mark.parametrize("expert", [2, 4])
 def test_a_step_of_four_ranks_has_the_gradients_of_one_process(alone, expert, data):
     loss, truth, names = alone

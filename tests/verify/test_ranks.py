@@ -80,8 +80,8 @@ def after_sync(step, change):
     """Let `change(parameter)` follow on the sum over ranks."""
     sync = step.parts.scheme.sync
 
-    def wrong():
-        sync()
+    def wrong(is_last):
+        sync(is_last)
         for p in step.model.parameters():
             change(p)
 

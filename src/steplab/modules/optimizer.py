@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from steplab.core.errors import Unsupported, UserError
 from steplab.kernels import adamw as adamw_op
 from steplab.kernels.dispatch import AUTO
+from steplab.modules.shards import local
 
 MASTER = "master"  # the key of a parameter's fp32 weights in the optimizer's state
 
@@ -33,8 +34,8 @@ class ExtendedOptimizer(Protocol):
         """How a Run names the update that ran, as in "one-pass triton_update"."""
         ...
 
-    def clip(self, params: Iterable[Tensor], max_norm: float) -> Tensor:
-        """Let the next step scale the gradients to `max_norm`; return their norm."""
+    def clip(self, params: Iterable[Tensor], max_norm: float, norm: Tensor | None = None) -> Tensor:
+        """Let the next step scale the gradients to `max_norm`; return their norm, or `norm`."""
         ...
 
     def set_master_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> None:
@@ -52,13 +53,27 @@ def optimizer_label(optimizer: torch.optim.Optimizer) -> str:
 
 
 def clip_gradients(
-    optimizer: torch.optim.Optimizer, params: Iterable[Tensor], max_norm: float
+    optimizer: torch.optim.Optimizer,
+    params: Iterable[Tensor],
+    max_norm: float,
+    norm: Tensor | None = None,
 ) -> Tensor:
-    """Scale the gradients to a norm of at most `max_norm`, now or in the next step."""
+    """Scale the gradients to a norm of at most `max_norm`, now or in the next step.
+
+    `norm` is given where the gradients of `params` are a part of those that count.
+    """
     if getattr(optimizer, "clips_itself", False):
-        norm: Tensor = optimizer.clip(params, max_norm)  # type: ignore[attr-defined]
-        return norm
-    return nn.utils.clip_grad_norm_(params, max_norm)
+        return optimizer.clip(params, max_norm, norm)  # type: ignore[attr-defined]
+    if norm is None:
+        return nn.utils.clip_grad_norm_(params, max_norm)
+    grads = [local(p.grad) for p in params if p.grad is not None]
+    torch._foreach_mul_(grads, clip_coefficient(norm, max_norm))
+    return norm
+
+
+def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
+    """Return what gradients of this norm are multiplied by, as torch's clip_grad_norm_ does."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 def set_master_weights(
@@ -156,7 +171,7 @@ class OnePassAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self.ran = adamw_op.choose(self.impl, params)
+        self.ran = adamw_op.choose(self.impl, map(local, params))
         if params:
             torch._foreach_add_([self._state(p)["step"] for p in params], 1)
         for group in self.param_groups:
@@ -172,11 +187,14 @@ class OnePassAdamW(torch.optim.Optimizer):
         return loss
 
     @torch.no_grad()
-    def clip(self, params: Iterable[Tensor], max_norm: float) -> Tensor:
+    def clip(self, params: Iterable[Tensor], max_norm: float, norm: Tensor | None = None) -> Tensor:
         """Let the next step scale the gradients as torch's clip_grad_norm_ does; return their norm.
 
-        The norm is summed in fp32 or better, also for 16-bit gradients.
+        The norm is summed in fp32 or better, also for 16-bit gradients, unless it is given.
         """
+        if norm is not None:
+            self.coefficient = clip_coefficient(norm, max_norm)
+            return norm
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for p in params:
             if p.grad is not None:
@@ -185,7 +203,7 @@ class OnePassAdamW(torch.optim.Optimizer):
         for dtype, grads in by_dtype.items():
             norms += torch._foreach_norm(grads, 2.0, torch.promote_types(dtype, torch.float32))
         norm = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
-        self.coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        self.coefficient = clip_coefficient(norm, max_norm)
         return norm
 
     def set_master_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> None:
@@ -240,6 +258,7 @@ def _place_rate(group: dict[str, Any]) -> None:
 
 
 def _weight(p: Tensor, grad: Tensor, state: Mapping[str, Any]) -> adamw_op.ParameterState:
-    return adamw_op.ParameterState(
-        p, state.get(MASTER), grad, state["exp_avg"], state["exp_avg_sq"], state["step"]
-    )
+    master = local(state[MASTER]) if MASTER in state else None
+    first, second = local(state["exp_avg"]), local(state["exp_avg_sq"])
+    step = state["step"]
+    return adamw_op.ParameterState(local(p), master, local(grad), first, second, step)

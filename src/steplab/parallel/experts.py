@@ -24,7 +24,8 @@ from steplab.kernels.experts import ExpertWeights, RoutedTokens
 from steplab.kernels.experts._rows import SortedRows, sort_rows
 from steplab.kernels.experts.grouped import combine, gather
 from steplab.modules.experts import ComputeExperts, RoutedExperts
-from steplab.parallel.mesh import EXPERT, local
+from steplab.modules.shards import local
+from steplab.parallel.mesh import EXPERT
 
 
 def check_expert_parts(model: nn.Module, parts: int, ranks: int) -> None:

@@ -6,101 +6,141 @@ Gradient hooks, no wrapper: the model keeps its class and its parameters their n
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from steplab.parallel.mesh import local
-from steplab.parallel.scheme import Scheme
-from steplab.parallel.world import World
+from steplab.modules.shards import local
+from steplab.parallel.scheme import Reduction, Scheme, gradients_of
+from steplab.parallel.tree import tree_all_reduce
 
 
-def with_gradient(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Return the parameters that are trained; one without a gradient in this step gets zeros.
+class Pending(NamedTuple):
+    """A bucket under way: what is reduced, for which gradients."""
 
-    Every rank must call the same collectives, also where one of them routed no token to an expert.
+    work: dist.Work | None  # None: done
+    flat: Tensor
+    grads: list[Tensor]
+
+    def finish(self) -> None:
+        """Wait for the sum and put it into the gradients."""
+        if self.work is not None:
+            self.work.wait()
+        if self.flat is not self.grads[0]:
+            unflatten(self.flat, self.grads)
+
+
+class Replicated(Scheme):
+    """One all-reduce per bucket of parameters.
+
+    `bucket_bytes` 0 puts every parameter into a bucket of its own, infinity all into one.
+    `while_backward`: a bucket is sent as soon as its gradients and those of the buckets before it
+    are there. The order is the same on all ranks, also where one of them routed no token to an
+    expert, which would otherwise pair unlike tensors.
     """
-    trained = [p for p in parameters if p.requires_grad]
-    for p in trained:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-    return trained
-
-
-class Naive(Scheme):
-    """One all-reduce per parameter, one after the other, after the backward."""
-
-    def sync(self) -> None:
-        """Reduce parameter by parameter."""
-        for p in with_gradient(list(self.model.parameters())):
-            assert p.grad is not None
-            dist.all_reduce(local(p.grad), group=self.gradient_group(p))
-
-
-class Flat(Scheme):
-    """One all-reduce for all gradients of one dtype and group, after the backward."""
-
-    def sync(self) -> None:
-        """Copy the gradients into one buffer, reduce it, copy them back."""
-        together: dict[tuple[Any, torch.dtype], list[Tensor]] = {}
-        for p in with_gradient(list(self.model.parameters())):
-            assert p.grad is not None
-            together.setdefault((self.gradient_group(p), p.dtype), []).append(local(p.grad))
-        for (group, _), grads in together.items():
-            reduce_together(grads, group)
-
-
-class Overlap(Scheme):
-    """Each parameter is reduced as soon as its gradient is ready, while the backward goes on."""
 
     def __init__(
-        self, model: nn.Module, world: World | None = None, mesh: DeviceMesh | None = None
+        self,
+        model: nn.Module,
+        reduction: Reduction | None = None,
+        bucket_bytes: float = math.inf,
+        while_backward: bool = False,
+        mesh: DeviceMesh | None = None,
     ) -> None:
-        super().__init__(model, world, mesh)
-        self.last = False  # whether the micro-batch in work is the step's last one
-        self.works: list[dist.Work] = []
-        self.ready: set[Tensor] = set()
-        for p in model.parameters():
-            if p.requires_grad:
-                p.register_post_accumulate_grad_hook(self._on_gradient)
+        super().__init__(model, reduction, mesh)
+        self.buckets = fill_buckets(
+            list(model.parameters()), bucket_bytes, lambda p: (p.dtype, self.gradient_group(p))
+        )
+        self.while_backward = while_backward
+        self.sends = False  # whether the gradients of the micro-batch in work are to be sent
+        self.pending: list[Pending] = []
+        self.missing = self._all_missing()
+        if while_backward:
+            for number, bucket in enumerate(self.buckets):
+                for p in bucket:
+                    p.register_post_accumulate_grad_hook(lambda _, n=number: self._on_gradient(n))
 
     @contextlib.contextmanager
-    def micro_batch(self, index: int, of: int) -> Iterator[None]:
-        """Reduce in the backward of the last micro-batch only, when gradients are complete."""
-        self.last = index == of - 1
+    def backward_context(self, reduces: bool) -> Iterator[None]:
+        """Let hooks send gradients only when they are complete."""
+        self.sends = reduces
         try:
             yield
         finally:
-            self.last = False
+            self.sends = False
 
-    def sync(self) -> None:
-        """Reduce what no hook has seen, then wait for all."""
-        for p in with_gradient(list(self.model.parameters())):
-            if p not in self.ready:
-                self._reduce(p)
-        for work in self.works:
-            work.wait()
-        self.works.clear()
-        self.ready.clear()
+    def reduce(self) -> None:
+        """Send the buckets that are not under way, then wait for all."""
+        for bucket in self.buckets[len(self.pending) :]:
+            self._send(bucket)
+            if not self.while_backward:
+                self.pending[-1].finish()
+        if self.while_backward:
+            for pending in self.pending:
+                pending.finish()
+        self.pending.clear()
+        self.missing = self._all_missing()
 
-    def _on_gradient(self, p: Tensor) -> None:
-        if self.last:
-            self._reduce(p)
+    def _all_missing(self) -> list[int]:
+        return [len(bucket) for bucket in self.buckets]
 
-    def _reduce(self, p: Tensor) -> None:
-        assert p.grad is not None
-        self.ready.add(p)
-        group = self.gradient_group(p)
-        self.works.append(dist.all_reduce(local(p.grad), group=group, async_op=True))
+    def _on_gradient(self, number: int) -> None:
+        if not self.sends:
+            return
+        self.missing[number] -= 1
+        while len(self.pending) < len(self.buckets) and not self.missing[len(self.pending)]:
+            self._send(self.buckets[len(self.pending)])
+
+    def _send(self, bucket: Sequence[nn.Parameter]) -> None:
+        grads = [local(grad) for grad in gradients_of(bucket)]
+        group = self.gradient_group(bucket[0])
+        flat = flatten(grads, self.reduction.dtype_for(grads[0].dtype))
+        if self.reduction.exact:
+            tree_all_reduce(flat.view(-1), group)
+            self.pending.append(Pending(None, flat, grads))
+        else:
+            work = dist.all_reduce(flat, group=group, async_op=self.while_backward)
+            self.pending.append(Pending(work, flat, grads))
 
 
-def reduce_together(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Sum tensors of one dtype over a group (None: all ranks) in one collective, in place."""
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat, group=group)
+def fill_buckets(
+    parameters: Sequence[nn.Parameter],
+    bucket_bytes: float,
+    kind: Callable[[nn.Parameter], Hashable] = lambda p: p.dtype,
+) -> list[list[nn.Parameter]]:
+    """Put the trained parameters into buckets of one `kind`, the last ones first.
+
+    Backward reaches them about in that order. A bucket is closed when it holds `bucket_bytes`.
+    """
+    buckets: list[list[nn.Parameter]] = []
+    unfilled: dict[Hashable, list[nn.Parameter]] = {}
+    for p in reversed(parameters):
+        if not p.requires_grad:
+            continue
+        if kind(p) not in unfilled:
+            buckets.append(unfilled.setdefault(kind(p), []))
+        bucket = unfilled[kind(p)]
+        bucket.append(p)
+        if sum(local(q).nbytes for q in bucket) >= bucket_bytes:
+            del unfilled[kind(p)]
+    return buckets
+
+
+def flatten(grads: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the gradients as one tensor of `dtype`; a single one as it is, where it can be."""
+    first = grads[0]
+    if len(grads) == 1 and first.dtype == dtype and first.is_contiguous():
+        return first
+    return torch.cat([grad.to(dtype).flatten() for grad in grads])
+
+
+def unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy the parts of a flat tensor into `tensors`, rounded to their dtype."""
     parts = flat.split([tensor.numel() for tensor in tensors])
-    torch._foreach_copy_(list(tensors), [p.view_as(t) for p, t in zip(parts, tensors, strict=True)])
+    views = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    torch._foreach_copy_(list(tensors), views)

@@ -7,9 +7,7 @@ experts, and ranks P apart hold the same ones.
 from __future__ import annotations
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 REPLICA, EXPERT = "replica", "expert"
 
@@ -22,13 +20,3 @@ def rank_mesh(device_type: str, expert: int = 1) -> DeviceMesh:
     """
     shape = (dist.get_world_size() // expert, expert)
     return init_device_mesh(device_type, shape, mesh_dim_names=(REPLICA, EXPERT))
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether this rank holds a part of the tensor only."""
-    return isinstance(tensor, DTensor)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this rank holds: a view of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

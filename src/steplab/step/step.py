@@ -74,9 +74,6 @@ class Step:
             return self._infer(micro_batches)
         count = len(micro_batches)
         outputs = [self._forward_backward(b, i, count) for i, b in enumerate(micro_batches)]
-        if self.parts.scheme is not None and self.mode in ("full", "forward+backward"):
-            with self.watch("sync"):
-                self.parts.scheme.sync()
         if self.mode == "full":
             self._update()
         else:
@@ -102,11 +99,20 @@ class Step:
         return StepOutput(torch.zeros((), device=self.parts.device))
 
     def _forward_backward(self, batch: Any, index: int, count: int) -> StepOutput:
-        scheme = self.parts.scheme
+        scheme, is_last = self.parts.scheme, index == count - 1
         if scheme is None:
-            return self._one_micro_batch(self.model, batch, count)
-        with scheme.micro_batch(index, count):
-            return self._one_micro_batch(scheme.loss_model(), batch, count * scheme.ranks)
+            output = self._one_micro_batch(self.model, batch, count)
+        else:
+            with scheme.micro_batch(index, count):
+                output = self._one_micro_batch(scheme.loss_model(), batch, count * scheme.ranks)
+        if is_last and self.mode != "forward" and not self.reaches_model:
+            # Not sooner: sharded gradients may be incomplete, and hidden, until the last one.
+            check_gradients(self.model)
+            self.reaches_model = True
+        if scheme is not None and self.mode != "forward":
+            with self.watch("sync"):
+                scheme.sync(is_last)
+        return output
 
     def _one_micro_batch(self, model: torch.nn.Module, batch: Any, in_all: int) -> StepOutput:
         with self.watch("forward"), self.parts.forward_context():
@@ -117,9 +123,6 @@ class Step:
             # Outside autocast, whose cache of 16-bit weights has been freed by now.
             with self.watch("backward"):
                 self.parts.scaler.scale(loss / in_all).backward()
-            if not self.reaches_model:
-                check_gradients(self.model)
-                self.reaches_model = True
         return StepOutput(loss.detach(), {k: v.detach() for k, v in metrics.items()})
 
     def _update(self) -> None:
@@ -128,9 +131,8 @@ class Step:
         if self.clip:
             with self.watch("clip"):
                 scaler.unscale_(self.optimizer)
-                scheme = self.parts.scheme
-                if scheme is None or scheme.clip(self.optimizer, self.clip) is None:
-                    clip_gradients(self.optimizer, self.model.parameters(), self.clip)
+                norm = self.parts.scheme.gradient_norm() if self.parts.scheme else None
+                clip_gradients(self.optimizer, self.model.parameters(), self.clip, norm)
         with self.watch("optimizer"):
             scaler.step(self.optimizer)
             scaler.update()

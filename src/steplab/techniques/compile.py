@@ -158,10 +158,17 @@ def compile_module(module: nn.Module, **options: Any) -> None:
 
 
 def repeated_blocks(model: nn.Module, instead: str = "Use compile=whole.") -> list[nn.Module]:
-    """Return the members of every ModuleList whose members are of one class, outermost first.
+    """Return the repeated blocks; without any, `instead` is suggested."""
+    found = find_blocks(model)
+    if not found:
+        raise Unsupported(
+            "This model has no nn.ModuleList of two or more modules of one class.", instead
+        )
+    return found
 
-    Without any, `instead` is suggested.
-    """
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the members of every ModuleList whose members are of one class, outermost first."""
     from torch import nn
 
     found: list[nn.Module] = []
@@ -172,10 +179,6 @@ def repeated_blocks(model: nn.Module, instead: str = "Use compile=whole.") -> li
         if len(module) >= 2 and len({type(child) for child in module}) == 1:
             found.extend(module)
             inside.update(m for child in module for m in child.modules())
-    if not found:
-        raise Unsupported(
-            "This model has no nn.ModuleList of two or more modules of one class.", instead
-        )
     return found
 
 

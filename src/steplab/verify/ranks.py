@@ -66,7 +66,7 @@ def held_bits(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
 
     Ranks that hold the same part name it alike.
     """
-    from steplab.parallel.mesh import local  # a second of imports that only ranks need
+    from steplab.modules.shards import local
 
     return {f"{name}{_part(tensor)}": checksum(local(tensor)) for name, tensor in named}
 

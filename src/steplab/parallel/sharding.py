@@ -1,0 +1,181 @@
+"""FSDP2: every rank keeps a shard of weights, gradients and state, and gathers block by block.
+
+`fully_shard` makes every parameter a DTensor; a block's are gathered before its forward and its
+backward, and freed after them. Nothing here replaces torch's engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from steplab.core.errors import Unsupported
+from steplab.parallel.scheme import Reduction, Scheme
+from steplab.parallel.tree import tree_reduce_scatter
+
+REPLICATE, SHARD = "replicate", "shard"  # axes of the mesh
+
+
+class Sharded(Scheme):
+    """Each of `blocks` is gathered by itself, and what is in none of them together.
+
+    `reshard` frees a block's weights after its forward, so that they are gathered again for the
+    backward; without it they are gathered once a step. With `replicate` R, the ranks are R groups
+    with a whole set of shards each, between which gradients are all-reduced.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        reduction: Reduction | None = None,
+        reshard: bool = True,
+        replicate: int = 1,
+    ) -> None:
+        super().__init__(model, reduction)
+        refuse_unshardable(model)
+        self.reshard = reshard
+        self.shard_mesh = make_mesh(model, self.ranks, replicate)
+        if self.reduction.exact and replicate > 2:
+            raise Unsupported(
+                f"parallel.exact adds in one order over two replicas at most, not {replicate}.",
+                "Use parallel.replicate=2 or leave it out.",
+            )
+        names = {p: name for name, p in model.named_parameters()}
+        for block in without_shared_weights(blocks):
+            self._shard(block, reshard)
+        # What is in no block is needed first in the backward too: it stays for the whole step.
+        self._shard(model, reshard=False)
+        sharded = dict(model.named_parameters())
+        self.shards = {p: sharded[name] for p, name in names.items()}  # whole -> shard
+        self.units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for unit in self.units:
+            self._set_up(unit)
+
+    @contextlib.contextmanager
+    def backward_context(self, reduces: bool) -> Iterator[None]:
+        """Every micro-batch is scattered, so that no rank ever holds a whole gradient.
+
+        The all-reduce between replicas is left to the last one; without `reshard` the weights are
+        kept until then.
+        """
+        for unit in self.units:
+            if self.shard_mesh.ndim == 2:
+                unit.set_requires_all_reduce(reduces, recurse=False)
+            if not self.reshard:
+                unit.set_reshard_after_backward(reduces, recurse=False)
+        yield
+
+    def reduce(self) -> None:
+        """Done: the backward waits for its last reduction."""
+
+    def own_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+        """Shard them like their parameters."""
+        return {self.shards[p]: shard_like(whole, self.shards[p]) for p, whole in masters.items()}
+
+    def _shard(self, module: nn.Module, reshard: bool) -> None:
+        ranks = self.shard_mesh[SHARD].size()
+        dtypes = {p.dtype for p in module.parameters() if p.requires_grad}
+        policy = MixedPrecisionPolicy(
+            reduce_dtype=next((self.reduction.dtype_for(dtype) for dtype in dtypes), None)
+        )
+        fully_shard(
+            module,
+            mesh=self.shard_mesh,
+            reshard_after_forward=reshard,
+            shard_placement_fn=lambda p: Shard(sharded_axis(p.shape, ranks)),
+            mp_policy=policy,
+        )
+
+    def _set_up(self, unit: FSDPModule) -> None:
+        # The loss is divided already: a plain sum.
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+        if hasattr(unit, "set_reduce_scatter_unused_params"):  # since torch 2.13
+            unit.set_reduce_scatter_unused_params(True)
+        if self.reduction.exact:
+            unit.set_custom_reduce_scatter(TreeReduceScatter())  # type: ignore[arg-type]
+
+
+class TreeReduceScatter:
+    """torch's reduce-scatter in one order over the ranks."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for an input or an output."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Sum; done when it returns."""
+        tree_reduce_scatter(output_tensor, input_tensor, group)
+
+
+def sharded_axis(shape: Sequence[int], ranks: int) -> int:
+    """Return the axis along which a parameter is cut.
+
+    The first, where a few rows of padding do not matter. But a stack of matrices (experts) has few
+    entries along it: 8 experts on 64 ranks would be padded to 64. So a stack is cut along the first
+    axis that divides.
+    """
+    if len(shape) < 3:
+        return 0
+    return next((axis for axis, size in enumerate(shape) if size % ranks == 0), 0)
+
+
+def without_shared_weights(blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the blocks that share no parameter with another one; the others stay together."""
+    uses = Counter(p for block in blocks for p in block.parameters())
+    return [block for block in blocks if all(uses[p] == 1 for p in block.parameters())]
+
+
+def shard_like(whole_tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor that all ranks have, cut as `parameter` is."""
+    assert isinstance(parameter, DTensor)
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(whole_tensor, mesh, placements, src_data_rank=None)
+
+
+def make_mesh(model: nn.Module, ranks: int, replicate: int) -> DeviceMesh:
+    """Return the ranks as one axis, or as replicas of a sharded model."""
+    device = next(model.parameters()).device.type
+    if ranks % replicate:
+        raise Unsupported(
+            f"{ranks} ranks cannot be divided into {replicate} replicas.",
+            f"Choose a parallel.replicate that divides {ranks}.",
+        )
+    if replicate == 1:
+        return init_device_mesh(device, (ranks,), mesh_dim_names=(SHARD,))
+    shape = (replicate, ranks // replicate)
+    return init_device_mesh(device, shape, mesh_dim_names=(REPLICATE, SHARD))
+
+
+def refuse_unshardable(model: nn.Module) -> None:
+    """Refuse what torch would refuse in the first step, or in words of its own."""
+    for name, p in model.named_parameters():
+        if p.ndim == 0:
+            raise Unsupported(
+                f"parallel=fsdp cannot cut the scalar parameter {name}.",
+                "Make it a tensor of one element, or use parallel=ddp.",
+            )
+    dtypes = {p.dtype for p in model.parameters() if p.requires_grad}
+    if len(dtypes) > 1:
+        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise Unsupported(
+            f"parallel=fsdp sends gradients of one dtype, but the model has {found}.",
+            "Bring the parameters to one dtype, or use parallel=ddp.",
+        )
