@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from steplab.core import PLAIN, RunSpec
 from steplab.core.ladder import Check, verdict
+from steplab.parallel.world import current_world
 from steplab.techniques.recipes import parse_recipe
 from steplab.verify.candidate import Candidate
 from steplab.verify.judge import judge
@@ -40,6 +41,7 @@ def spec_of(workload, recipe="plain", accumulate=1, **config):
 
 def snapshot(spec, plant=None):
     """Return what the ranks have together; `plant` changes the assembled step of each."""
+    spec = replace(spec, ranks=current_world().size)
     step = step_without_dropout(spec)
     if plant is not None:
         plant(step)
