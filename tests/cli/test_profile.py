@@ -191,3 +191,14 @@ def test_the_command_line_leaves_torch_out():
     code = "import sys, steplab.cli.profile; sys.exit('torch' in sys.modules)"
     source = Path(__file__).parents[2] / "src"
     assert subprocess.run([sys.executable, "-c", code], cwd=source, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_every_rank_is_recorded(tmp_path, capsys):
+    words = "profile gpt --size tiny --batch 1 --context 32 --steps 1 --warmup 1 --device cpu"
+    words += " --schedule 0 1 1 1 --no-detail --ranks 2 --recipe parallel=naive"
+    assert main([*words.split(), "--store", str(tmp_path)]) == 0
+    run = Store(tmp_path).load("last")
+    assert {"trace_1.json.gz", "rank1_trace_1.json.gz"} <= set(run.artifacts)
+    assert len(run.ranks) == 2
+    assert "the same files of the other ranks" in capsys.readouterr().out

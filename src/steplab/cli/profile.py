@@ -15,6 +15,7 @@ from steplab.cli.flags import add_store_flag, folder_to_write, resolve_device
 from steplab.cli.playbook import add_playbook_flags, asks_for_playbook, has_playbook, run_playbook
 from steplab.cli.progress import CellProgress
 from steplab.cli.step_flags import (
+    add_rank_flags,
     add_step_flags,
     add_workload_flags,
     asked_workload,
@@ -26,6 +27,7 @@ from steplab.core.atomic import disk_errors
 from steplab.core.errors import MeasurementError, Unsupported, UserError
 from steplab.profiling.output import (
     PAGE_FILE,
+    rank_folders,
     read_traces,
     save_files,
     scratch_folder,
@@ -42,7 +44,7 @@ from steplab.trace.kernel_table import kernel_table, phases_by_time
 from steplab.workers.trials import TrialRunner
 
 DEFAULT_WORKLOAD = "gpt"
-PHASES = ("data", "forward", "backward", "clip", "optimizer")
+PHASES = ("data", "forward", "backward", "sync", "clip", "optimizer")
 SMALL_PHASE = 0.01  # share of the time below which a phase gets no table
 
 
@@ -50,6 +52,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     entry = add_workload_flags(parser, words, DEFAULT_WORKLOAD)
     fields = ("warmup", "steps", "accumulate", "clip", "seed", "peak_tflops")
     add_step_flags(parser, fields, batch=4)
+    add_rank_flags(parser)
     add = parser.add_argument
     add("--schedule", nargs=4, type=int, default=list(DEFAULT_SCHEDULE),
         metavar=("WAIT", "WARMUP", "ACTIVE", "REPEAT"),
@@ -105,7 +108,8 @@ def _record(args: argparse.Namespace, plan: ProfilePlan, folder: Path) -> Run:
         environment = runner.environment()
         spec = step_spec(args, resolve_device(args.device, environment))
         stage = functools.partial(progress.stage, spec)
-        run = runner.trial(spec, environment, progress=stage, plan=plan, folder=folder)
+        with rank_folders(folder, spec.ranks) as folders:
+            run = runner.trial(spec, environment, progress=stage, plan=plan, folder=folders)
         if run.status == "ok":
             progress.done(run)
     return replace(run, command=tuple(sys.argv))
@@ -175,6 +179,8 @@ def _files(run: Run) -> Iterator[tuple[str, str]]:
         yield name, "trace for https://ui.perfetto.dev"
     if run.profile.detail:
         yield run.profile.detail, "one step with stacks, shapes, modules and memory, likewise"
+    if run.spec.ranks > 1:
+        yield "rank1_...", "the same files of the other ranks"
     yield AVERAGES_FILE, "time of every range, and torch's table of operators"
 
 

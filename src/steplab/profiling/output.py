@@ -15,6 +15,7 @@ from steplab.report.summary_file import SummaryFile
 from steplab.store import Store
 from steplab.trace.analysis import Analysis
 from steplab.trace.analyze import analyze_cycles
+from steplab.workers.ranks import PerRank
 
 PAGE_FILE = "page.html"
 COLUMNS = (
@@ -45,6 +46,23 @@ def scratch_folder(store: Store) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def rank_folders(folder: Path, ranks: int) -> Iterator[Path | PerRank]:
+    """Yield where each rank writes its files; those of rank 1 end in `folder` as `rank1_NAME`."""
+    if ranks == 1:
+        yield folder
+        return
+    others = {rank: folder / f"rank{rank}" for rank in range(1, ranks)}
+    with disk_errors(folder):
+        for own in others.values():
+            own.mkdir()
+    yield PerRank([folder, *others.values()])
+    for rank, own in others.items():
+        for path in own.iterdir():
+            path.rename(folder / f"rank{rank}_{path.name}")
+        own.rmdir()
 
 
 def read_traces(run: Run, folder: Path) -> tuple[Run, Analysis]:
