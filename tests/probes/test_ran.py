@@ -111,3 +111,49 @@ def test_autocasts_wrapper_is_not_a_second_product():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ran = profiled_step(lambda: torch.bmm(x, x), on_cuda=False)
     assert ran.matmul_dtypes == {"c10::BFloat16": 1}
+
+
+class TimedEvent:
+    """A Kineto event with a name, a time and a device."""
+
+    def __init__(self, name, start, end, device=DeviceType.CPU):
+        self._name, self._start, self._end, self._device = name, start, end, device
+
+    def name(self):
+        return self._name
+
+    def start_ns(self):
+        return self._start
+
+    def end_ns(self):
+        return self._end
+
+    def duration_ns(self):
+        return self._end - self._start
+
+    def device_type(self):
+        return self._device
+
+    def is_user_annotation(self):
+        return False
+
+    def start_thread_id(self):
+        return 1
+
+    def dtypes(self):
+        return []
+
+    def shapes(self):
+        return []
+
+
+def test_communication_is_exposed_where_nothing_else_runs():
+    gloo = [TimedEvent("gloo:all_reduce", 0, 10_000_000), TimedEvent("aten::mm", 0, 4_000_000)]
+    assert read_events(gloo, on_cuda=False).exposed_communication_ms == 6.0
+    kernels = [
+        TimedEvent("ncclDevKernel_AllReduce", 5_000_000, 9_000_000, DeviceType.CUDA),
+        TimedEvent("sm90_gemm", 0, 6_000_000, DeviceType.CUDA),
+        TimedEvent("aten::mm", 6_000_000, 9_000_000),  # launches what runs later
+    ]
+    assert read_events(kernels, on_cuda=True).exposed_communication_ms == 3.0
+    assert read_events(gloo[1:], on_cuda=False).exposed_communication_ms == 0.0

@@ -8,8 +8,9 @@ from steplab.core import Cell, Column, Run, Settings, Table
 
 PARALLEL = "parallel"
 NOTE = (
-    "efficiency: tokens/s per rank over that of the fewest ranks with the same recipe; sync: after "
-    "the backward, until the gradients of all ranks were there; memory: the most of any rank"
+    "efficiency: tokens/s per rank over that of the fewest ranks with the same recipe; exposed "
+    "communication: in one profiled step of the slowest rank, while nothing else ran; memory: the "
+    "most of any rank"
 )
 
 
@@ -20,7 +21,11 @@ def rank_table(runs: Sequence[Run]) -> Table | None:
     several = len({run.spec.recipe.label for run in runs}) > 1
     columns = [Column("recipe")] if several else []
     columns += [Column("ranks"), Column("step, slowest rank", "ms"), Column("tokens/s")]
-    columns += [Column("tokens/s per rank"), Column("efficiency", "%"), Column("sync", "ms")]
+    columns += [
+        Column("tokens/s per rank"),
+        Column("efficiency", "%"),
+        Column("exposed communication", "ms"),
+    ]
     columns += [Column("memory per rank", "GiB"), Column("status")]
     rows = []
     for run in runs:
@@ -43,7 +48,7 @@ def _measured(run: Run, runs: Sequence[Run]) -> list[Cell]:
         round(rate),
         round(share),
         share / alone * 100 if alone else None,
-        max((rank.sync_ms for rank in run.ranks), default=None),
+        max((rank.exposed_ms for rank in run.ranks), default=None),
         None if peak is None else peak / 2**30,
         "ok",
     ]

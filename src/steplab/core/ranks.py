@@ -51,6 +51,7 @@ def _result(run: Run) -> RankResult:
     return RankResult(
         step_ms=run.clock.step.median,
         sync_ms=sync.median if sync and sync.values else 0.0,
+        exposed_ms=run.ran.exposed_communication_ms if run.ran else 0.0,
         peak_bytes=run.memory.peak if run.memory else None,
         parameters=run.parameters,
     )

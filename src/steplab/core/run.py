@@ -231,6 +231,8 @@ class Ran:
     # aten::_fused_adamw_, aten::_foreach_* ... -> calls; gradient clipping has foreach ops too
     optimizer_ops: Mapping[str, int] = field(default_factory=dict)
     device_busy_ms: float | None = None  # time in which at least one kernel ran; None on CPU
+    # Time in which ranks exchanged something and nothing else ran; 0 for one rank.
+    exposed_communication_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -327,6 +329,7 @@ class RankResult:
 
     step_ms: float  # median
     sync_ms: float  # of it, after the backward, until the gradients of all ranks were there
+    exposed_ms: float  # of one profiled step, in which it communicated and did nothing else
     peak_bytes: int | None  # most memory in the measured window
     parameters: int | None  # whole ones, also where this rank holds a part of each
 

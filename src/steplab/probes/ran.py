@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from steplab.probes.probe import Probe, Subject
 
 # One launch, however many kernels the graph has.
 GRAPH_LAUNCH = "hipGraphLaunch" if torch.version.hip else "cudaGraphLaunch"
+GLOO, NCCL = "gloo:", "nccl"  # in the names of collectives, as each library shows them
 CUDA_LAUNCHES = (
     "cudaLaunchKernel",
     "cudaLaunchKernelExC",
@@ -111,9 +112,12 @@ def read_events(events: Iterable[Any], on_cuda: bool) -> Ran:
     optimizer: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
     busy: list[tuple[int, int]] = []
+    collectives: list[tuple[int, int]] = []
     launches = graphs = 0
     for event in events:
         name = event.name()
+        if is_collective(event):
+            collectives.append((event.start_ns(), event.end_ns()))
         if name.startswith("aten::_scaled_dot_product_") and not name.endswith("backward"):
             attention[name] += 1
         elif name in FUSED_UPDATES or name.startswith("aten::_foreach_"):
@@ -134,7 +138,27 @@ def read_events(events: Iterable[Any], on_cuda: bool) -> Ran:
         graph_launches=graphs if on_cuda else None,
         optimizer_ops=dict(optimizer),
         device_busy_ms=covered_ns(busy) / 1e6 if on_cuda else None,
+        exposed_communication_ms=exposed_ns(collectives, events, on_cuda) / 1e6,
     )
+
+
+def is_collective(event: Any) -> bool:
+    """Whether a Kineto event is a collective at work: a kernel of NCCL, or gloo's own thread."""
+    name = event.name()
+    return name.startswith(GLOO) or (NCCL in name.lower() and is_kernel(event))
+
+
+def exposed_ns(collectives: list[tuple[int, int]], events: Sequence[Any], on_cuda: bool) -> int:
+    """Return the time in which collectives ran and nothing else did: no kernel, or no operator."""
+    if not collectives:
+        return 0
+    works = [
+        (event.start_ns(), event.end_ns())
+        for event in events
+        if (is_kernel(event) if on_cuda else event.name().startswith("aten::"))
+        and not is_collective(event)
+    ]
+    return covered_ns([*works, *collectives]) - covered_ns(works)
 
 
 def first_dtype(call: TracedCall) -> str:
