@@ -70,7 +70,7 @@ def test_no_steps_tell_the_size(capsys):
         (["--temperature", "-1"], "0 or more"),
         (["--checkpoint", "/nowhere"], "/nowhere"),
         (["--prompt-file", "/nowhere"], "no file /nowhere"),
-        (["--prompt-file", "/"], "cannot be read"),
+        (["--prompt-file", "/"], "is a folder"),
         (["--prompt-file", __file__, "--prompt", "x"], "Use one"),
         (["--temperature", "nan"], "0 or more"),
     ],

@@ -36,7 +36,7 @@ trees = st.builds(
     st.text(),
     st.none() | leaves,
     st.dictionaries(st.text(), leaves, max_size=3),
-    st.integers(),
+    st.integers(-(2**64) + 1, 2**64 - 1),
     st.booleans(),
 )
 
@@ -78,3 +78,25 @@ def test_words():
         read_word(int, "three", "x")
     with pytest.raises(UserError, match="true or false"):
         read_word(bool, "yes", "x")
+
+
+@dataclass(frozen=True)
+class Span:
+    ends: tuple[float, float]
+    count: int = 0
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"ends": [1.0]}, "must have 2 items, not 1"),
+        ({"ends": [1, 10**400]}, "out of range"),
+        ({"ends": [1, 2], "count": 10**30}, "out of range"),
+        ({"ends": [1, 2], "count": "x" * 10**6}, "must be int, not str"),
+        ({"ends": [1, 2], "x\x1b[2J" * 10**5: 1}, "has an unknown key"),
+    ],
+)
+def test_hostile_values_are_one_short_sentence(data, message):
+    with pytest.raises(UserError, match=message) as error:
+        decode(Span, data)
+    assert len(str(error.value)) < 300 and str(error.value).isprintable()

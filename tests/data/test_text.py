@@ -79,7 +79,7 @@ def test_what_is_text(tmp_path):
 @pytest.mark.parametrize("name", ["missing", "empty"])
 def test_nothing_to_read_is_an_error(tmp_path, name):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"does not exist|holds no text"):
+    with pytest.raises(UserError, match=r"There is no file|holds no text"):
         open_text(tmp_path / name)
 
 

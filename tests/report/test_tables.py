@@ -9,7 +9,7 @@ pytest.importorskip("rich")
 from steplab.core import Column, Table
 from steplab.core.codec import decode
 from steplab.core.errors import UserError
-from steplab.report.export import to_csv, to_json, to_markdown, to_svg, write_table
+from steplab.report.export import csv_line, to_csv, to_json, to_markdown, to_svg, write_table
 from steplab.report.terminal import print_table
 
 TABLE = Table(
@@ -64,3 +64,56 @@ def test_a_name_does_not_steer_the_terminal():
     out = io.StringIO()
     print_table(Table("\x1b[2Jtitle", (Column("name"),), (("a\x1b]0;b\x07\u202ec",),)), out)
     assert "a?]0;b??c" in out.getvalue() and "\x1b[2J" not in out.getvalue()
+
+
+EVIL = "\x1b[2J\u202e<script>alert(1)</script>|![x](http://x)\nnext"
+NASTY = Table(
+    EVIL,
+    (Column(EVIL), Column("n")),
+    ((EVIL, 1.5), ('=HYPERLINK("x")', -2), ("+cmd|' /C calc'!A0", None), ("@SUM(A1)", True)),
+    EVIL,
+)
+
+
+def test_markdown_from_hostile_names_is_text():
+    text = to_markdown(NASTY)
+    assert "\x1b" not in text and "\u202e" not in text and "<script" not in text
+    assert "![" not in text and "](" not in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + len(NASTY.rows), "no cell ends its row"
+
+
+def test_csv_from_hostile_names_is_no_formula_and_numbers_stay_numbers():
+    rows = list(csv.reader(io.StringIO(to_csv(NASTY))))
+    assert [row[0][0] for row in rows[2:]] == ["'", "'", "'"]
+    assert [row[1] for row in rows[1:]] == ["1.5", "-2", "", "True"]
+    assert "\x1b" not in to_csv(NASTY)
+
+
+@pytest.mark.parametrize("text", ["-", "-5 %", "+1.2e-05", "-1,234.5 ms", "3 - 2", "a=b", ""])
+def test_csv_leaves_signs_and_numbers_alone(text):
+    (row,) = csv.reader(io.StringIO(csv_line([text])))
+    assert row == [text]
+
+
+@pytest.mark.parametrize("text", ["=1", "-x", "+cmd", "@a", "\t=1", "-1+cmd|x", "--flag"])
+def test_csv_marks_what_a_spreadsheet_would_compute(text):
+    (row,) = csv.reader(io.StringIO(csv_line([text])))
+    assert row == [f"'{text}"]
+
+
+def test_the_picture_and_the_terminal_show_no_escapes():
+    out = io.StringIO()
+    print_table(NASTY, out)
+    assert "\x1b[2J" not in out.getvalue() and "\u202e" not in out.getvalue()
+    assert "<script" not in to_svg(NASTY) and "\x1b" not in to_svg(NASTY)
+
+
+def test_rows_must_fit_their_columns():
+    with pytest.raises(UserError, match="has 1 cells for 2 columns"):
+        Table("t", (Column("a"), Column("b")), (("x",),))
+
+
+def test_digits_without_end_are_cut():
+    table = Table("t", (Column("a", digits=10**9),), ((1.5,),))
+    assert "1.5" in to_markdown(table)

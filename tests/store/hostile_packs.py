@@ -103,7 +103,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "broken stream": (broken_stream, "is not a pack of Runs, or it is damaged"),
     "wrong checksum": (wrong_checksum, "is not a pack of Runs, or it is damaged"),
     "lying size": (lying_size, "is not a pack of Runs, or it is damaged"),
-    "huge index": (huge_index, "list of files"),
+    "huge index": (huge_index, "too many files"),
     "deep run": (deep_run, "nests deeper"),
     "escapes": (escapes, r"a\\x1b\[2Jb"),
     "empty": (lambda: b"", "is not a pack of Runs, or it is damaged"),

@@ -49,7 +49,7 @@ def test_plain():
         ("impl=flash", "needs an op"),
         ("impl.attention=falsh", "Did you mean 'flash'"),
         ("impl.atention=flash", "Did you mean 'attention'"),
-        ("nowhere.toml", "no recipe file"),
+        ("nowhere.toml", "no file nowhere"),
     ],
 )
 def test_misspelled_words(text, words):
@@ -79,7 +79,7 @@ def test_files(tmp_path):
         ("[precision]\ndtype = 3\n", "precision.dtype is 3"),
         ("[precision]\ndtpye = 'bf16'\n", "Did you mean 'dtype'"),
         ("precision = 'bf16'\n", "one table of settings"),
-        ("[precision\n", "cannot be read"),
+        ("[precision\n", "is not TOML"),
         ("[nothing]\n", "no technique"),
     ],
 )

@@ -108,7 +108,7 @@ def test_the_hint_passes_over_damaged_ones_and_is_silent_when_none_is_left(folde
         ('{"steplab_checkpoint": true}', "does not belong to a steplab checkpoint"),
         ('{"steplab_checkpoint": 99}', "has version 99; this steplab reads up to 2. Upgrade"),
         ('{"steplab_checkpoint": 1}', "does not match its checksum"),
-        ("[" * 100_000, "is not JSON"),
+        ("[" * 100_000, "nests deeper"),
         ("\xff", "is not JSON"),
     ],
 )

@@ -19,6 +19,7 @@ from steplab.core import Cell, RunSpec, Table, units
 from steplab.core.comparison import Comparison
 from steplab.core.errors import UserError, no_gpu
 from steplab.core.input_file import shorten
+from steplab.core.printable import printable
 from steplab.core.run import new_run
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.pages import write_compare_page
@@ -167,7 +168,7 @@ def _print(comparison: Comparison) -> None:
             _print_sides(table)
         else:
             print_table(_shortened(table) if name == "kernels" else table)
-    console().print("\n".join(comparison.conditions), style="dim", markup=False)
+    console().print(printable("\n".join(comparison.conditions)), style="dim", markup=False)
 
 
 def _print_sides(table: Table) -> None:

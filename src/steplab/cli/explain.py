@@ -11,7 +11,6 @@ from pathlib import Path
 from steplab.cli.command import Command
 from steplab.cli.flags import add_store_flag, file_to_write
 from steplab.core import Finding, units
-from steplab.core.printable import printable
 from steplab.findings import Case, case_of_run, case_of_trace, explain, gain_share, is_note
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
@@ -58,7 +57,7 @@ def _print_run(case: Case) -> None:
     print(f"{run.id}: {run.status}{f', {run.reason}' if run.reason else ''}")
     if case.analysis is None and run.status == "ok":
         command = shlex.join(["steplab", "profile", run.spec.workload])
-        print(printable(f"no trace: `{command}` records one, which shows more"))
+        print(f"no trace: `{command}` records one, which shows more")
 
 
 def _print_findings(findings: Sequence[Finding], case: Case) -> None:
@@ -77,15 +76,13 @@ def _print_findings(findings: Sequence[Finding], case: Case) -> None:
     if notes:
         print("\nnotes, each under 3 % or without effect on the step:")
     for finding in notes:
-        print(printable(f"  {finding.rule}: {finding.claim}; {finding.remedy}"))
+        print(f"  {finding.rule}: {finding.claim}; {finding.remedy}")
 
 
 def _print_part(name: str, text: str) -> None:
     if text:
         first = f"   {name + ':':<8}" if name else "   "
-        print(
-            textwrap.fill(printable(text), WIDTH, initial_indent=first, subsequent_indent=" " * 11)
-        )
+        print(textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * 11))
 
 
 def _stake(finding: Finding, case: Case) -> str:

@@ -12,7 +12,7 @@ from steplab.cli.command import Command
 from steplab.cli.flags import add_device_flag, file_to_write
 from steplab.cli.step_flags import add_model_flag, add_recipe_flag
 from steplab.core.errors import UserError
-from steplab.data.formats import resolve_path
+from steplab.data.formats import check_exists, resolve_path
 
 if TYPE_CHECKING:
     from steplab.forecasting.forecaster import Forecaster
@@ -76,9 +76,11 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("horizon", "batch"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} must be at least 1, not {getattr(args, name)}.")
+    from steplab.forecasting.prediction import check_horizon
+
+    check_horizon(args.horizon)
     args.input = resolve_path(args.input)
-    if not args.input.exists():
-        raise UserError(f"{args.input} does not exist.", "Check the path.")
+    check_exists(args.input)
     from steplab.forecasting.forecast_report import PICTURE_SUFFIXES
     from steplab.report.charts.plot import check_plot
 

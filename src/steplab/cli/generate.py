@@ -14,7 +14,9 @@ from steplab.cli.flags import add_device_flag
 from steplab.cli.step_flags import add_model_flag, add_recipe_flag, own_model
 from steplab.core import units
 from steplab.core.errors import Unsupported, UserError
+from steplab.core.input_file import read_input, shorten
 
+LARGEST_PROMPT = 64 << 20  # bytes
 PROMPT = "def "  # for a model of Python's sources
 
 
@@ -85,8 +87,6 @@ def _prompt(args: argparse.Namespace) -> bytes:
         prompt = (PROMPT if args.prompt is None else args.prompt).encode(errors="surrogateescape")
     elif args.prompt is not None:
         raise UserError("--prompt and --prompt-file both say how the text begins.", "Use one.")
-    elif not file.exists():
-        raise UserError(f"There is no file {file}.")
     else:
         prompt = _read(file)
     if not prompt:
@@ -95,10 +95,12 @@ def _prompt(args: argparse.Namespace) -> bytes:
 
 
 def _read(file: Path) -> bytes:
+    data = read_input(file, LARGEST_PROMPT)
     try:
-        return file.read_text(encoding="utf-8").encode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read as UTF-8 ({error}).") from None
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{shorten(file)} cannot be read as UTF-8 ({error}).") from None
+    return data
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from types import FrameType
 from steplab.cli.command import Group, Parser, add_memory_flag
 from steplab.core.errors import SteplabError, UserError, did_you_mean
 from steplab.core.input_file import set_memory_limit
-from steplab.core.printable import printable
+from steplab.core.printable import printable_output
 from steplab.parallel.environment import is_first
 
 
@@ -32,6 +32,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may have another encoding than UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler: two lines a step otherwise
+    with printable_output():
+        return _run(words)
+
+
+def _run(words: list[str]) -> int:
     code = 0
     try:
         with end_on_signal():
@@ -81,7 +86,7 @@ def end_on_signal() -> Iterator[None]:
 
 def _complain(sentence: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be gone
-        print(f"steplab: {printable(sentence)}", file=sys.stderr, flush=True)
+        print(f"steplab: {sentence}", file=sys.stderr, flush=True)
 
 
 def _discard_output() -> None:

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from steplab.core import Run, RunSpec, units
+from steplab.core.printable import printable, raw_stream
 
 
 class ProgressBar:
@@ -26,7 +27,7 @@ class ProgressBar:
 
     def __init__(self, stream: TextIO, total: int | None, *columns: ProgressColumn) -> None:
         self.stream, self.live = stream, stream.isatty()
-        console = Console(file=stream, highlight=False)
+        console = Console(file=raw_stream(stream), highlight=False)
         self.bar = Progress(*columns, console=console, transient=True)
         self.task = self.bar.add_task("starting", total=total)
 
@@ -43,7 +44,7 @@ class ProgressBar:
     def say(self, line: str) -> None:
         """Print a line, above the bar where there is one."""
         if self.live:
-            self.bar.console.print(line, markup=False, soft_wrap=True)
+            self.bar.console.print(printable(line), markup=False, soft_wrap=True)
         else:  # not by the console, which ends the program when a pipe is closed
             print(line, file=self.stream, flush=True)
 

@@ -34,6 +34,7 @@ from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder, Rung, Untried
 from steplab.core.output_file import output_file
+from steplab.core.printable import printable
 from steplab.report.terminal import console, print_table
 from steplab.store import Store
 from steplab.techniques.context import format_waits
@@ -211,7 +212,7 @@ class LadderView:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self.out.print(Text(text))
+        self.out.print(Text(printable(text)))
 
     def rung(self, rung: Rung) -> None:
         """Add a row, or print it where nothing is drawn."""
@@ -234,8 +235,8 @@ class LadderView:
             table.add_column(name)
         for rung in self.rungs:
             style = OUTCOME_STYLES.get(rung.outcome, "")
-            table.add_row(*(Text(cell, style=style) for cell in self._cells(rung)))
-        self.live.update(Group(table, Spinner("dots", Text(self.now))))
+            table.add_row(*(Text(printable(cell), style=style) for cell in self._cells(rung)))
+        self.live.update(Group(table, Spinner("dots", Text(printable(self.now)))))
 
     def _cells(self, rung: Rung) -> tuple[str, ...]:
         """Return the cells of a row; a red gate shows no speed-up."""

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from steplab.core.errors import UserError, did_you_mean
+from steplab.core.input_file import shorten
 
 JSON = Any
+LONGEST = 60  # letters of a key or a value that a message repeats
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -39,14 +41,17 @@ def decode(kind: Any, data: JSON, where: str = "record") -> Any:
         return _decode_union(args, data, where)
     if origin is Literal:
         if data not in args:
-            raise UserError(f"{where} is {data!r}.", did_you_mean(str(data), map(str, args)))
+            raise UserError(f"{where} is {_shown(data)}.", did_you_mean(str(data), map(str, args)))
         return data
     if origin is tuple:
-        return tuple(decode(args[0], item, f"{where}[{i}]") for i, item in _items(data, where))
+        items = _items(data, where)
+        if args[-1] is not Ellipsis and len(args) != len(items):
+            raise UserError(f"{where} must have {len(args)} items, not {len(items)}.")
+        return tuple(decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(items))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(data, dict):
             raise UserError(f"{where} must be an object, not {type(data).__name__}.")
-        return {key: decode(args[1], item, f"{where}.{key}") for key, item in data.items()}
+        return {key: decode(args[1], item, _inside(where, key)) for key, item in data.items()}
     if dataclasses.is_dataclass(kind):
         return decode_record(kind, data, where)
     return _decode_plain(kind, data, where)
@@ -60,11 +65,13 @@ def decode_record(kind: Any, data: JSON, where: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(kind)}
     for key in data:
         if key not in fields:
-            raise UserError(f"{where} has an unknown key {key!r}.", did_you_mean(key, fields))
+            raise UserError(f"{where} has an unknown key {_shown(key)}.", did_you_mean(key, fields))
     missing = [name for name, f in fields.items() if name not in data and _is_required(f)]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}.")
-    return kind(**{key: decode(hints[key], item, f"{where}.{key}") for key, item in data.items()})
+    return kind(
+        **{key: decode(hints[key], item, _inside(where, key)) for key, item in data.items()}
+    )
 
 
 def read_word(kind: Any, word: str, where: str) -> Any:
@@ -74,16 +81,16 @@ def read_word(kind: Any, word: str, where: str) -> Any:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if word not in choices:
-            raise UserError(f"{where} cannot be {word!r}.", did_you_mean(word, choices))
+            raise UserError(f"{where} cannot be {_shown(word)}.", did_you_mean(word, choices))
         return word
     if kind is bool:
         if word.lower() not in ("true", "false"):
-            raise UserError(f"{where} is true or false, not {word!r}.")
+            raise UserError(f"{where} is true or false, not {_shown(word)}.")
         return word.lower() == "true"
     try:
         return kind(word)
     except ValueError:
-        raise UserError(f"{where} needs {kind.__name__}, not {word!r}.") from None
+        raise UserError(f"{where} needs {kind.__name__}, not {_shown(word)}.") from None
 
 
 @functools.cache
@@ -96,10 +103,18 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _items(data: JSON, where: str) -> enumerate[Any]:
+def _items(data: JSON, where: str) -> list[Any]:
     if not isinstance(data, list):
         raise UserError(f"{where} must be a list, not {type(data).__name__}.")
-    return enumerate(data)
+    return data
+
+
+def _inside(where: str, key: str) -> str:
+    return f"{where}.{shorten(key, LONGEST)}"
+
+
+def _shown(data: JSON) -> str:
+    return shorten(repr(data), LONGEST)
 
 
 def _decode_union(args: tuple[Any, ...], data: JSON, where: str) -> Any:
@@ -117,10 +132,13 @@ def _decode_union(args: tuple[Any, ...], data: JSON, where: str) -> Any:
 def _decode_plain(kind: Any, data: JSON, where: str) -> Any:
     if kind is float and isinstance(data, str) and data in NON_FINITE:
         return NON_FINITE[data]
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
     if kind in (int, float) and isinstance(data, bool):
         raise UserError(f"{where} must be a number, not {data!r}.")
+    if kind in (int, float) and isinstance(data, int) and data.bit_length() > 64:
+        raise UserError(f"{where} is {_shown(data)}, which is out of range.")
+    if kind is float and isinstance(data, int):
+        return float(data)
     if not isinstance(data, kind):
-        raise UserError(f"{where} must be {kind.__name__}, not {type(data).__name__} ({data!r}).")
+        found = type(data).__name__
+        raise UserError(f"{where} must be {kind.__name__}, not {found} ({_shown(data)}).")
     return data

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST_WORD = 100  # letters that are compared; the time grows with their square
+
 
 class SteplabError(Exception):
     """A failure that is explained in one sentence, with a suggestion where there is one."""
@@ -54,6 +56,7 @@ ERROR_KINDS: dict[str, type[SteplabError]] = {
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a suggestion for a misspelled `word`, or the list of what is known."""
     names = sorted(known)
+    word = word[:LONGEST_WORD]
     bare = {name.lstrip("-"): name for name in names}  # leading dashes make all flags look alike
     close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
     if close:

@@ -19,10 +19,12 @@ from steplab.core.units import bytes_
 
 JSON_GROWTH = 24  # bytes of Python objects for one of JSON: "[]," is 3, and a list 72
 DEEPEST = 100  # levels of JSON or TOML; our own records have 8, and Python's stack ends near 1,000
+LARGEST_INDEX = 16 << 20  # bytes of a zip's list: 140,000 files of a pack, 250 MB when parsed
 ASSUMED_MEMORY = 4 << 30  # bytes, where the system does not say how much there is
 
+FOLDER = "a folder"
 _KINDS = (
-    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISDIR, FOLDER),
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
@@ -74,6 +76,25 @@ def file_kind(path: Path) -> str:
     return "" if stat.S_ISREG(mode) else kind_name(mode)
 
 
+def is_missing(path: Path) -> bool:
+    """Whether there is nothing of that name; a broken link or a name that is too long is not."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path is a folder; False: a regular file. Anything else is a UserError."""
+    kind = file_kind(path)
+    if kind not in ("", FOLDER):
+        raise UserError(f"{shorten(path)} is {kind}.", "Give a regular file or a folder.")
+    return kind == FOLDER
+
+
 def kind_name(mode: int) -> str:
     """Return what a file that is not a regular one is called, by its mode."""
     return next((kind for test, kind in _KINDS if test(mode)), "not a regular file")
@@ -93,12 +114,37 @@ def open_input(path: Path) -> BinaryIO:
     return open(handle, "rb")
 
 
-def read_input(path: Path) -> bytes:
-    """Return the content of a regular file that fits into the memory limit."""
+class BoundedZip:
+    """An open zip archive for zipfile, which reads the whole list of its files at once."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self.file, self.name = file, name
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        """Read; more than a list of files may have is refused."""
+        most = LARGEST_INDEX + 1
+        data = self.file.read(most if size < 0 else min(size, most))
+        if len(data) == most:
+            raise UserError(
+                f"{self.name} has too many files: their list is larger than "
+                f"{bytes_(LARGEST_INDEX)}."
+            )
+        return data
+
+
+def read_input(path: Path, largest: int | None = None) -> bytes:
+    """Return the content of a regular file: at most `largest` bytes, or what memory allows."""
     with open_input(path) as file:
-        check_memory(os.fstat(file.fileno()).st_size, shorten(path))
+        size = os.fstat(file.fileno()).st_size
+        if largest is not None and size > largest:
+            raise UserError(
+                f"{shorten(path)} has {bytes_(size)}; files of its kind have {bytes_(largest)} "
+                "at most."
+            )
+        check_memory(size, shorten(path))
         try:
-            return file.read()
+            return file.read(size + 1)  # a file that grows meanwhile is cut
         except OSError as error:
             raise cannot_open(path, error) from None
 
@@ -116,12 +162,19 @@ def parse_json(text: str | bytes, name: object) -> Any:
         raise UserError(f"{name} is not JSON that can be read ({error}).") from None
     except RecursionError:
         raise _too_deep(name) from None
-    check_depth(data, name)
+    check_data(data, name)
     return data
 
 
-def parse_toml(text: str, name: object) -> dict[str, Any]:
+def parse_toml(text: str | bytes, name: object) -> dict[str, Any]:
     """Parse TOML that may be damaged or hostile; `name` is what messages call it."""
+    try:
+        text = text.decode() if isinstance(text, bytes) else text
+    except UnicodeDecodeError:
+        raise UserError(f"{name} is not TOML (it is not UTF-8 text).") from None
+    # tomllib takes 400 MB and 1.3 s for one key of 10,000 dots, and 100 times that for 100,000.
+    if any(line.count(".") > DEEPEST for line in text.splitlines()):
+        raise _too_deep(name)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -130,12 +183,14 @@ def parse_toml(text: str, name: object) -> dict[str, Any]:
         raise UserError(f"{name} is not TOML that can be read ({error}).") from None
     except RecursionError:
         raise _too_deep(name) from None
-    check_depth(data, name)
+    check_data(data, name)
     return data
 
 
-def check_depth(data: Any, name: object) -> None:
-    """Refuse data that nests deeper than any of our records, before something recurses into it."""
+def check_data(data: Any, name: object) -> None:
+    """Refuse what no record of ours has: deep nests, before something recurses into them, and
+    whole numbers of more than 64 bits, which no array and no clock can hold.
+    """
     level = [data]
     for _ in range(DEEPEST):
         inner: list[Any] = []
@@ -144,6 +199,8 @@ def check_depth(data: Any, name: object) -> None:
                 inner.extend(item.values())
             elif isinstance(item, list):
                 inner.extend(item)
+            elif isinstance(item, int) and item.bit_length() > 64:
+                raise UserError(f"{name} has a number of {item.bit_length():,} bits; 64 are read.")
         if not inner:
             return
         level = inner
@@ -171,10 +228,11 @@ def cannot_open(path: Path, error: Exception) -> UserError:
 
 
 def shorten(path: object, longest: int = 200) -> str:
-    """Return a path for a message: at most `longest` letters, nothing that steers a terminal."""
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(path))
-    half = longest // 2
-    return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
+    """Return a name for a message: at most `longest` letters, nothing that steers a terminal."""
+    text, half = str(path), longest // 2
+    if len(text) > longest:
+        text = f"{text[:half]}...{text[-half:]}"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _too_deep(name: object) -> UserError:

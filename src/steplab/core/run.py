@@ -374,7 +374,7 @@ class Run:
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens of one step over its median time."""
-        if self.clock is None or self.work is None or not self.clock.step.values:
+        if self.clock is None or self.work is None or not self.clock.step.median > 0:
             return None
         return self.work.tokens_per_second(self.clock.step.median)
 

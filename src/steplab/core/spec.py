@@ -115,6 +115,13 @@ def check_backend(backend: str) -> None:
         raise UserError(f"backend is {backend!r}.", f"Known: {', '.join(BACKENDS)}.")
 
 
+def require_at_most(settings: Any, most: int, *names: str) -> None:
+    """Raise a UserError for a field that is larger: it would be built until memory or time ends."""
+    for name in names:
+        if getattr(settings, name) > most:
+            raise UserError(f"{name} must be at most {most:,}, not {getattr(settings, name):,}.")
+
+
 def option(default: Any, help: str, resumable: bool = False) -> Any:
     """Declare a dataclass field with a default and one sentence of help.
 
@@ -123,6 +130,10 @@ def option(default: Any, help: str, resumable: bool = False) -> Any:
     return field(default=default, metadata={"help": help, "resumable": resumable})
 
 
+MOST_LAYERS = 10_000  # they are built one by one, about a millisecond each
+LONGEST_CONTEXT = 2**24  # tokens; their rotary table alone takes 4 GiB for heads of 64
+MOST_THREADS = 1024  # that read ahead
+MOST_MICRO_BATCHES = 2**20  # per step; all of them are fetched before it begins
 LARGEST_RATE = 100.0  # AdamW moves every weight by about the rate: beyond this it is a slip
 
 
@@ -181,6 +192,8 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "accumulate", "epochs", "log_every", "workers")
+        require_at_most(self, MOST_THREADS, "workers")
+        require_at_most(self, MOST_MICRO_BATCHES, "accumulate")
         if self.warmup_steps < -1:
             raise UserError(f"warmup_steps must be -1 or more, not {self.warmup_steps}.")
         counts = ("steps_per_epoch", "seq_stride", "validate_every")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from steplab.core.errors import UserError
 from steplab.core.units import UNKNOWN
 
+MOST_DIGITS = 17  # significant digits that a float has
 Cell = str | int | float | bool | None
 
 
@@ -33,6 +35,14 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+
+    def __post_init__(self) -> None:
+        for number, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise UserError(
+                    f"Row {number} of the table {self.title!r} has {len(row)} cells "
+                    f"for {len(self.columns)} columns."
+                )
 
     def without_unknown_columns(self) -> Table:
         """Leave out the columns in which no row knows anything (a CPU has no SM clock)."""
@@ -64,5 +74,5 @@ def _float_text(value: float, digits: int) -> str:
         return f"{value:g}"
     if abs(value) < 1e-4:
         return f"{value:.2e}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    decimals = max(0, min(digits, MOST_DIGITS) - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}"

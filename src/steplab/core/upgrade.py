@@ -16,8 +16,10 @@ VERSION = 2
 Kind = Literal["run", "ladder", "checkpoint"]
 
 
-def check_version(version: int, where: str) -> None:
+def check_version(version: Any, where: str) -> None:
     """Refuse a document that a newer steplab has written; `where` names it."""
+    if not isinstance(version, int) or version < 1:
+        raise UserError(f"{where} is not a document of steplab's: it has no version.")
     if version > VERSION:
         raise UserError(
             f"{where} has version {version}; this steplab reads up to {VERSION}.",

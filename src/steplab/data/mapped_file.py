@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
+from steplab.core.input_file import open_input
 
 WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)  # Windows has no madvise
 
@@ -65,7 +66,7 @@ class MappedFile:
 
 def _map(path: Path) -> mmap.mmap:
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         if error.errno != errno.EMFILE:

@@ -77,8 +77,13 @@ def bytes_on_disk(path: Path) -> int:
     """Return the size of a file, or of all files of a folder without its hidden subfolders."""
     if path.is_file():
         return path.stat().st_size
-    total = 0
+    total, seen = 0, set()
     for where, folders, files in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(where)) in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
-        total += sum(Path(where, name).stat().st_size for name in files)
+        paths = (Path(where, name) for name in files)
+        total += sum(path.stat().st_size for path in paths if path.is_file())
     return total

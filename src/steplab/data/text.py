@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
+from steplab.core.input_file import is_folder, open_input
 
 PROBE_BYTES = 2**16  # bytes at a file's start that decide whether it is text
 HELD_OUT_EVERY = 20  # of Python's own sources, every 20th file is kept for validation
@@ -96,12 +97,10 @@ def open_text(path: Path) -> TextFiles:
     In a folder, hidden files and folders are skipped, and so are files that are not text.
     """
     try:
-        if path.is_file():
+        if not is_folder(path):
             if not is_text(path):
                 raise UserError(f"{path} is not UTF-8 text.")
             return TextFiles(str(path), [path])
-        if not path.is_dir():
-            raise UserError(f"{path} does not exist.", "Check the path.")
         files = _walk(path)
         texts = [file for file in files if is_text(file)]
     except OSError as error:
@@ -132,7 +131,7 @@ def python_sources(held_out: bool) -> TextFiles:
 
 def is_text(path: Path) -> bool:
     """Return whether the beginning of a file is UTF-8 without zero bytes."""
-    with path.open("rb") as file:
+    with open_input(path) as file:
         start = file.read(PROBE_BYTES)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(start)  # may end within a character

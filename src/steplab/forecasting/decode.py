@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from steplab.core.errors import Unsupported, UserError, did_you_mean
+from steplab.forecasting.prediction import check_horizon
 from steplab.modules.kv_cache import KVCache
 from steplab.workloads.tsmoe.model import Forecast, Tsmoe
 
@@ -46,8 +47,7 @@ def choose_heads(
     shortest head that covers what remains, if there is one. Points that are fed back must make
     whole tokens; a head that is longer than what remains is cut.
     """
-    if horizon < 1:
-        raise UserError(f"The horizon must be at least 1 point, not {horizon}.")
+    check_horizon(horizon)
     if rule not in get_args(HeadRule):
         raise UserError(f"head is {rule!r}.", did_you_mean(str(rule), get_args(HeadRule)))
     chosen = []

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
 from steplab.data.formats import open_series
+from steplab.data.formats.arrays import open_npz
 from steplab.data.formats.frames import (
     READERS,
     SCHEMES,
@@ -83,7 +84,7 @@ def histories_from_frame(
 
 def _ids(path: Path, count: int) -> tuple[Any, ...]:
     if path.suffix.lower() == ".npz":
-        with np.load(path, allow_pickle=False) as archive:  # reads the names only
+        with open_npz(path) as archive:  # reads the names only
             if len(archive.files) == count:
                 return tuple(archive.files)
     return tuple(range(count))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steplab.core.errors import MeasurementError, Unsupported
+from steplab.core.input_file import check_memory
 from steplab.forecasting.contexts import ScaledContext, Series, scale_context, usable_part
 from steplab.forecasting.decode import Decoded, DecodePass, decode
 from steplab.forecasting.prediction import Prediction
@@ -43,6 +44,7 @@ def forecast_batches(
     device = next(model.parameters()).device
     horizon = sum(head.points for one in passes for head in one.heads)
     levels = model.config.quantile_levels
+    check_memory(8 * len(parts) * horizon * (1 + len(levels)), "The forecast")
     mean_BH = np.empty((len(parts), horizon))
     quantiles_BHQ = np.empty((len(parts), horizon, len(levels))) if levels else None
     into = Prediction(mean_BH, quantiles_BHQ, levels)

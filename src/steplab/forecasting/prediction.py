@@ -11,6 +11,16 @@ from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
 
+LONGEST_HORIZON = 1_000_000  # points; every few of them are another step of the model
+
+
+def check_horizon(horizon: int) -> None:
+    """Refuse a horizon that is no number of points, or too long to be planned."""
+    if horizon < 1:
+        raise UserError(f"The horizon must be at least 1 point, not {horizon}.")
+    if horizon > LONGEST_HORIZON:
+        raise UserError(f"The horizon must be at most {LONGEST_HORIZON:,} points, not {horizon:,}.")
+
 
 @dataclass(frozen=True)
 class Prediction:

@@ -105,6 +105,12 @@ def moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str
         yield parameter, {key: value for key, value in state.items() if key != MASTER}
 
 
+def state_keys(optimizer: torch.optim.Optimizer) -> frozenset[str]:
+    """Return what an AdamW keeps of a parameter once it has taken a step; of others nothing."""
+    adamw = isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW, OnePassAdamW))
+    return frozenset({"step", "exp_avg", "exp_avg_sq"}) if adamw else frozenset()
+
+
 def clear_moments(optimizer: torch.optim.Optimizer) -> None:
     """Forget all state but the fp32 weights."""
     masters = {p: state[MASTER] for p, state in optimizer.state.items() if MASTER in state}

@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from steplab.core import Budget, Category, Column, StepBudget, Table, units
+from steplab.core.printable import printable
 from steplab.report.terminal import console
 
 CLOSED = 0.02  # a residual above this share of the step is pointed out
@@ -99,16 +100,16 @@ def print_budget(budget: Budget, file: TextIO | None = None) -> None:
     for line in lines:
         cells: list[Text | Bar] = [_name_cell(line), *_number_cells(line, step, has_ideal)]
         drawn.add_row(*cells, *([_bar(line, step)] if has_bar else []))
-    out.print(Text(f"\n{_title(budget, step)}", style="bold"))
+    out.print(Text(printable(f"\n{_title(budget, step)}"), style="bold"))
     out.print(drawn)
     for remark in _remarks(budget, step):
-        out.print(Text(remark, style="dim"))
+        out.print(Text(printable(remark), style="dim"))
 
 
 def _name_cell(line: _Line) -> Text:
     if line.is_category:
-        return Text(f"  {line.name}")
-    name = Text(line.name, style=f"bold {line.color}")
+        return Text(printable(f"  {line.name}"))
+    name = Text(printable(line.name), style=f"bold {line.color}")
     meaning = _MEANING.get(line.name)
     return name.append(f"  {meaning}", style="not bold dim") if meaning else name
 

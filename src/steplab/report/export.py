@@ -34,7 +34,7 @@ def _csv_cell(cell: object) -> object:
     if cell is None or isinstance(cell, (int, float)):
         return "" if cell is None else cell
     text = printable(str(cell))
-    return f"'{text}" if FORMULA.match(text) else text
+    return f"'{text}" if FORMULA.match(text.lstrip()) else text
 
 
 def to_csv(table: Table) -> str:

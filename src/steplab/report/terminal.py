@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from steplab.core import Table
-from steplab.core.printable import printable
+from steplab.core.printable import printable, raw_stream
 from steplab.core.table import cell_text, is_number
 
 # A file or pipe has no width of its own; this keeps the widest of our tables on one line.
@@ -22,8 +22,11 @@ MIN_PICTURE = 80  # characters
 
 
 def console(file: TextIO | None = None) -> Console:
-    """Return a console for stdout or `file`; wide where there is no terminal."""
-    target = file or sys.stdout
+    """Return a console for stdout or `file`; wide where there is no terminal.
+
+    What is printed on it must be printable: a console writes colors, so nothing is filtered.
+    """
+    target = raw_stream(file or sys.stdout)
     width = None if target.isatty() else PLAIN_WIDTH
     return Console(file=target, width=width, highlight=False, soft_wrap=False)
 

@@ -23,13 +23,12 @@ from typing import BinaryIO
 from steplab.core import Run, run_from_json
 from steplab.core.atomic import disk_errors
 from steplab.core.errors import UserError
-from steplab.core.input_file import check_json_size, open_input, shorten
+from steplab.core.input_file import BoundedZip, check_json_size, open_input, shorten
 from steplab.core.output_file import output_draft
 from steplab.core.units import bytes_
 from steplab.store.store import RUN_FILE, Store, is_plain_name
 
 LARGEST_UNPACKED = 4 << 30  # bytes; a pack of a few hundred Runs is some MB
-LARGEST_INDEX = 16 << 20  # bytes of the list of files: 140,000 of ours, and 250 MB when parsed
 CHUNK = 1 << 20  # bytes unpacked at a time
 DATA_SUFFIXES = (".json", ".json.gz", ".txt")
 PAGE_SUFFIX = ".html"
@@ -98,25 +97,6 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-class _Bounded:
-    """A file for zipfile, which reads an archive's whole list of files at once."""
-
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self.file, self.name = file, name
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
-
-    def read(self, size: int = -1) -> bytes:
-        """Read; more than any list of files has is refused."""
-        most = LARGEST_INDEX + 1
-        data = self.file.read(most if size < 0 else min(size, most))
-        if len(data) == most:
-            raise UserError(
-                f"The list of files in {self.name} is larger than {bytes_(LARGEST_INDEX)}; "
-                "no pack of Runs has so many."
-            )
-        return data
-
-
 @contextlib.contextmanager
 def _damage(name: str) -> Iterator[None]:
     """Turn whatever is wrong with an archive into one sentence."""
@@ -132,7 +112,7 @@ def _damage(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _open(file: BinaryIO, name: str) -> Iterator[zipfile.ZipFile]:
     with _damage(name):
-        archive = zipfile.ZipFile(_Bounded(file, name))
+        archive = zipfile.ZipFile(BoundedZip(file, name))
     with archive:
         yield archive
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from pathlib import Path
-from typing import Any
 
 from steplab.core import PLAIN, Recipe, registry
 from steplab.core.errors import UserError
+from steplab.core.input_file import parse_json, parse_toml, read_input, shorten
 from steplab.techniques.technique import Technique
 
 PRESETS = Path(__file__).parents[1] / "recipes"
 OFF = "off"
+LARGEST_RECIPE = 1 << 20  # bytes; the largest of ours has 500
 
 
 PARALLEL = "parallel"  # the technique by which several ranks share a step
@@ -82,15 +81,11 @@ def _words(text: str, whole: str) -> dict[str, dict[str, str]]:
 
 def read_recipe_file(path: Path) -> Recipe:
     """Read a recipe from TOML (`[precision]` / `dtype = "bf16"`) or the same as JSON."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        data: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except FileNotFoundError:
-        raise UserError(f"There is no recipe file {path}.") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"The recipe {path} cannot be read ({error}).") from None
+    name = f"The recipe {shorten(path)}"
+    text = read_input(path, LARGEST_RECIPE)
+    data = parse_json(text, name) if path.suffix == ".json" else parse_toml(text, name)
     if not isinstance(data, dict) or not all(isinstance(v, dict) for v in data.values()):
-        raise UserError(f"The recipe {path} must hold one table of settings per technique.")
+        raise UserError(f"{name} must hold one table of settings per technique.")
     return Recipe({name: technique(name).complete(given) for name, given in data.items()})
 
 

@@ -122,6 +122,7 @@ def restore_checkpoint(
         checkpoint_tensors.check_weights(model, weights, str(path / MODEL_FILE))
         where = str(path / OPTIMIZER_FILE)
         checkpoint_tensors.check_optimizer(optimizer, names, record, moments, where)
+        checkpoint_tensors.check_rng_states(manifest, tensors[RNG_FILE], path)
         _check_scaler(scaler, manifest, path)
         checkpoint_tensors.restore_weights(model, weights)
         checkpoint_tensors.restore_optimizer(optimizer, names, record, moments)
@@ -134,6 +135,10 @@ def restore_checkpoint(
 
 def _check_scaler(scaler: torch.amp.GradScaler, manifest: Manifest, path: Path) -> None:
     if bool(manifest.scaler) == scaler.is_enabled():
+        if manifest.scaler.keys() != scaler.state_dict().keys():
+            raise UserError(
+                f"{path / CHECKPOINT_FILE} is damaged: the scaler's state is not whole."
+            )
         return
     saved, own = ("with", "does not") if manifest.scaler else ("without", "does")
     raise UserError(

@@ -22,6 +22,15 @@ from typing import IO, Any
 from steplab.core.atomic import CANNOT, disk_errors, is_alive, try_draft
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
+from steplab.core.input_file import (
+    file_kind,
+    is_folder,
+    is_missing,
+    open_input,
+    parse_json,
+    read_input,
+    shorten,
+)
 from steplab.core.output_file import own_file
 from steplab.core.upgrade import VERSION, check_version, upgrade
 
@@ -58,13 +67,13 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def find_checkpoint(path: Path) -> Path:
     """Return the checkpoint that `path` names: itself, or the newest one in that folder."""
+    if is_missing(path):
+        last = newest_checkpoint(path.parent)
+        hint = f"The newest in {path.parent} is {last.name}." if last else ""
+        raise UserError(f"There is no checkpoint {shorten(path)}.", hint)
     with _read_errors(path):
-        if path.is_file():
+        if not is_folder(path):
             raise _not_a_folder(path)
-        if not path.is_dir():
-            last = newest_checkpoint(path.parent)
-            hint = f"The newest in {path.parent} is {last.name}." if last else ""
-            raise UserError(f"There is no checkpoint {path}.", hint)
         if NAME.fullmatch(path.name) or (path / CHECKPOINT_FILE).is_file():
             return path
     last = newest_checkpoint(path)
@@ -149,7 +158,7 @@ def _read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+        raise UserError(f"{shorten(path)} cannot be read ({error.strerror}).") from None
 
 
 def _order(path: Path) -> tuple[int, int]:
@@ -164,7 +173,7 @@ def _draft_name(folder: Path) -> Path:
 
 def _not_a_folder(path: Path) -> UserError:
     """Explain why a file is no checkpoint; it is read but never unpickled."""
-    with path.open("rb") as file:
+    with open_input(path) as file:
         start = file.read(4)
     if path.suffix in PICKLE_SUFFIXES or start.startswith(PICKLE_STARTS):
         return UserError(
@@ -256,10 +265,7 @@ def manifest_to_json(manifest: Manifest) -> bytes:
 
 def manifest_from_json(text: bytes, where: str) -> Manifest:
     """Read a manifest; one that is foreign, damaged or newer is a UserError."""
-    try:
-        data: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        raise UserError(f"{where} is damaged: it is not JSON.") from None
+    data = parse_json(text, where)
     version = data.get("steplab_checkpoint") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise UserError(f"{where} does not belong to a steplab checkpoint.")
@@ -267,6 +273,8 @@ def manifest_from_json(text: bytes, where: str) -> Manifest:
     if data.get("crc32") != _checksum(data.get("content")):
         raise UserError(f"{where} is damaged: its content does not match its checksum.")
     manifest: Manifest = decode(Manifest, upgrade("checkpoint", version, data["content"]), where)
+    if manifest.progress.step < 0:
+        raise UserError(f"{where} is damaged: no training has done {manifest.progress.step} steps.")
     return manifest
 
 
@@ -298,13 +306,22 @@ def _suggest_a_good_one(read: Callable[[Path], Manifest], path: Path) -> Manifes
 
 def _read(path: Path) -> Manifest:
     file = path / CHECKPOINT_FILE
-    try:
-        text = file.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path} is not a complete checkpoint: it has no {file.name}.") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}).") from None
-    return manifest_from_json(text, str(file))
+    if is_missing(file):
+        raise UserError(f"{path} is not a complete checkpoint: it has no {file.name}.")
+    return manifest_from_json(read_input(file), str(file))
+
+
+def bytes_of_weights(path: Path) -> int:
+    """Return the size of the weights of the checkpoint `path`."""
+    return _size(path / MODEL_FILE)
+
+
+def _size(path: Path) -> int:
+    if is_missing(path):
+        raise UserError(f"{path} is missing.")
+    if kind := file_kind(path):
+        raise UserError(f"{path} is {kind}, not a file of tensors.")
+    return path.stat().st_size
 
 
 def _read_and_verify(path: Path) -> Manifest:
@@ -317,22 +334,18 @@ def _read_and_verify(path: Path) -> Manifest:
 
 
 def _check_file(path: Path, expected: FileChecksum) -> None:
-    try:
-        size = path.stat().st_size
-        if size != expected.size:
-            raise UserError(f"{path} is damaged: it has {size} bytes instead of {expected.size}.")
+    size = _size(path)
+    if size != expected.size:
+        raise UserError(f"{path} is damaged: it has {size} bytes instead of {expected.size}.")
+    with _read_errors(path):
         crc32 = _crc32(path)
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing.") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     if crc32 != expected.crc32:
         raise UserError(f"{path} is damaged: its content does not match its checksum.")
 
 
 def _crc32(path: Path) -> int:
     crc32 = 0
-    with path.open("rb") as file:
+    with open_input(path) as file:
         while chunk := file.read(CHUNK):
             crc32 = zlib.crc32(chunk, crc32)
     return crc32

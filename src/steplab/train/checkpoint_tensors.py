@@ -11,6 +11,7 @@ import random
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,18 @@ from torch.optim import Optimizer
 
 from steplab.core.codec import encode
 from steplab.core.errors import Unsupported, UserError
-from steplab.modules.optimizer import clear_moments, moments
+from steplab.core.input_file import shorten
+from steplab.modules.optimizer import clear_moments, moments, state_keys
 from steplab.train.checkpoint_files import (
     FileChecksum,
+    Manifest,
     NumpyRngState,
     OptimizerRecord,
     ParamGroup,
     PythonRngState,
 )
 
+MERSENNE_WORDS = 624  # of 32 bits, in the state of a Mersenne Twister
 LISTED = 5  # names in one error message
 # How the update is computed, not what it computes: a resumed training keeps its own choice.
 IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
@@ -165,6 +169,49 @@ def check_optimizer(
     lost = sorted(name for name in tensors if name.partition("/")[2] not in known)
     if lost:
         raise UserError(f"{where} holds state of unknown parameters: {first_few(lost)}.")
+    _check_moments(optimizer, names, tensors, where)
+    for saved, group in zip(record.groups, optimizer.param_groups, strict=True):
+        for key, value in saved.settings.items():
+            if not _fits(group.get(key, value), value):
+                raise UserError(f"{where} was saved with {key} {shorten(value, 60)}.")
+
+
+def _check_moments(
+    optimizer: Optimizer, names: Mapping[int, str], tensors: Mapping[str, Tensor], where: str
+) -> None:
+    """Raise a UserError unless every state of an AdamW has the shape of its parameter, or none.
+
+    A parameter has all of its state or nothing: it is initialized at the first step, as a whole.
+    """
+    whole = state_keys(optimizer)
+    if not whole:
+        return
+    shapes = {_name(p, names): p.shape for group in optimizer.param_groups for p in group["params"]}
+    keys: dict[str, set[str]] = {}
+    for path, tensor in tensors.items():
+        key, _, name = path.partition("/")
+        keys.setdefault(name, set()).add(key)
+        if tensor.shape not in (shapes[name], ()) or not tensor.is_floating_point():
+            raise UserError(
+                f"{where} does not fit the model: {key} of {name} is {_shape(tensor)}, "
+                f"and the parameter has {list(shapes[name])}."
+            )
+    broken = sorted(name for name, found in keys.items() if not whole <= found)
+    if broken:
+        raise UserError(f"{where} is damaged: the state of {first_few(broken)} is not whole.")
+
+
+def _fits(current: Any, saved: Any) -> bool:
+    """Whether a saved setting can take the place of the current one."""
+    if isinstance(current, (tuple, list)):
+        return (
+            isinstance(saved, list)
+            and len(saved) == len(current)
+            and all(map(_fits, current, saved))
+        )
+    if isinstance(current, bool) or current is None or isinstance(current, str):
+        return type(saved) is type(current)
+    return isinstance(saved, (int, float)) and not isinstance(saved, bool) and isfinite(saved)
 
 
 def restore_optimizer(
@@ -252,6 +299,31 @@ def torch_rng_states() -> dict[str, Tensor]:
     return states
 
 
+def check_rng_states(manifest: Manifest, states: Mapping[str, Tensor], path: Path) -> None:
+    """Raise a UserError unless every random state can be set; nothing is set yet.
+
+    Each is tried on a generator of its own: numpy reads beyond its memory at a false position.
+    """
+    key = manifest.numpy_random.key
+    try:
+        torch.Generator().set_state(states["cpu"].clone())
+        _python_generator(manifest.python_random)
+        if len(key) != MERSENNE_WORDS or not 0 <= min(key) <= max(key) < 2**32:
+            raise ValueError(f"{len(key)} words")
+        if not 0 <= manifest.numpy_random.position <= MERSENNE_WORDS:
+            raise ValueError(f"position {manifest.numpy_random.position}")
+        if any(state.shape != (16,) for name, state in states.items() if name != "cpu"):
+            raise ValueError("a CUDA state of another length")
+    except (KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise UserError(f"{path} is damaged: a random state cannot be set ({error}).") from None
+
+
+def _python_generator(state: PythonRngState) -> random.Random:
+    found = random.Random()
+    found.setstate((state.version, state.words, state.gauss))
+    return found
+
+
 def set_torch_rng_states(states: Mapping[str, Tensor]) -> None:
     """Set torch's generators; states of GPUs that this machine does not have are ignored."""
     torch.set_rng_state(states["cpu"].clone())
@@ -268,7 +340,7 @@ def python_rng_state() -> PythonRngState:
 
 def set_python_rng_state(state: PythonRngState) -> None:
     """Set the state of the module `random`."""
-    random.setstate((state.version, state.words, state.gauss))
+    random.setstate(_python_generator(state).getstate())
 
 
 def numpy_rng_state() -> NumpyRngState:

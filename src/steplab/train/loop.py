@@ -26,7 +26,7 @@ from steplab.step.assemble import assemble
 from steplab.step.failures import is_out_of_memory, memory_sentence
 from steplab.step.step import Step
 from steplab.train.checkpoint import read_progress, restore_checkpoint, save_checkpoint
-from steplab.train.checkpoint_files import TrainProgress
+from steplab.train.checkpoint_files import MODEL_FILE, TrainProgress, bytes_of_weights
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TRACED_STEP, StepReport, TrainingLog, trace_one_step
 from steplab.train.pretrained import find_pretrained, load_pretrained
@@ -50,6 +50,9 @@ class TrainResult:
 def train(spec: TrainSpec, log: TrainingLog, stop: Stop, resume: Path | None = None) -> TrainResult:
     """Train to the last step of the spec, from new weights or from the checkpoint `resume`."""
     trainer = None  # until the model is built
+    if resume is not None:
+        entry = find_workload(spec.workload, spec.source)
+        entry.check_weights(spec.config, bytes_of_weights(resume), resume / MODEL_FILE)
     try:
         trainer = Trainer(spec, log)
         if resume is not None:

@@ -19,6 +19,7 @@ from steplab.core.errors import UserError
 from steplab.train.checkpoint import load_weights, read_progress
 from steplab.train.checkpoint_files import (
     MODEL_FILE,
+    bytes_of_weights,
     find_checkpoint,
     new_draft,
     newest_checkpoint,
@@ -80,11 +81,14 @@ def find_pretrained(path: Path | None, own: WorkloadEntry | None = None) -> Pret
         path = _default_checkpoint()
     if time_moe.is_time_moe(path):
         workload = workload_of_record("tsmoe", path, own)
-        return Pretrained(path, workload, encode(time_moe.read_config(path)))
+        config = encode(time_moe.read_config(path))
+        workload.check_weights(config, time_moe.bytes_of_weights(path), path)
+        return Pretrained(path, workload, config)
     path = find_checkpoint(path)
     spec: TrainSpec = decode(TrainSpec, dict(read_progress(path).spec), f"{path}: spec")
     workload = workload_of_record(spec.workload, path, own)
     config = workload.resolve("", spec.config)  # fields of later versions too
+    workload.check_weights(config, bytes_of_weights(path), path / MODEL_FILE)
     note = note_on_code(workload, spec.workload, spec.source, path)
     return Pretrained(path, workload, config, spec.size, note)
 

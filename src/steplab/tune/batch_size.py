@@ -12,8 +12,9 @@ from pathlib import Path
 
 from steplab.core import Environment, Run, RunSpec
 from steplab.core.atomic import disk_errors, write_file
-from steplab.core.codec import encode
+from steplab.core.codec import decode, encode
 from steplab.core.errors import MeasurementError
+from steplab.core.input_file import parse_json, read_input
 from steplab.step.batch_size import fastest_batch
 from steplab.store import Store, machine_key
 from steplab.tune.progress import View
@@ -34,8 +35,9 @@ def find_batch(
 ) -> int:
     """Return the batch to tune `spec` at: the one noted, or the fastest, measured now."""
     note = _note(spec, store, environment)
-    if note.is_file():
-        return int(json.loads(note.read_text(encoding="utf-8")))
+    if note.exists():
+        batch: int = decode(int, parse_json(read_input(note), note), str(note))
+        return batch
     with TrialRunner(timeout, worker=pool.take()) as trials:
 
         def measure(batch: int) -> Run:

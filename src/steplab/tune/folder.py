@@ -15,10 +15,12 @@ from steplab.core import Environment, RunSpec
 from steplab.core.atomic import disk_errors, write_file
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
+from steplab.core.input_file import parse_json, read_input, shorten
 from steplab.core.ladder import Ladder
 from steplab.core.run import now
 from steplab.core.upgrade import VERSION, check_version, upgrade
 from steplab.store import Store, dated_id, machine_key
+from steplab.store.store import is_plain_name
 from steplab.tune.options import TuneOptions
 from steplab.verify.shapes import GateShape
 
@@ -57,6 +59,8 @@ class LadderFolder:
         step = (spec.workload, spec.source)
         if any((shape.spec.workload, shape.spec.source) != step for shape in shapes):
             raise self.other_step(GATE_FILE)
+        if not all(is_plain_name(shape.name) for shape in shapes):  # it names files
+            raise self.other_step(GATE_FILE)
         return list(shapes)
 
     def other_step(self, name: str) -> UserError:
@@ -71,12 +75,12 @@ class LadderFolder:
             write_file(self.path / name, json.dumps(data, indent=1, allow_nan=False).encode())
 
     def _read(self, name: str) -> Any:
+        path = self.path / name
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{self.path / name} cannot be read ({error}).", "Remove its folder to begin anew."
-            ) from None
+            return parse_json(read_input(path), shorten(path))
+        except UserError as error:
+            hint = error.suggestion or "Remove its folder to begin anew."
+            raise UserError(error.message, hint) from None
 
 
 def open_ladder(

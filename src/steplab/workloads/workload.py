@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from steplab.core import Mode, registry
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError, did_you_mean
+from steplab.core.spec import LONGEST_CONTEXT
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from steplab.core import Work
+
+
+LARGEST_MODEL = 10**13  # parameters; beyond, torch cannot count the bytes of every tensor
 
 
 class StepOutput(NamedTuple):
@@ -77,6 +81,7 @@ class WorkloadEntry:
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data: Literal["series", "text"] | None = None  # what `train` feeds it; None: cannot be trained
     source: str = ""  # hash of the file it came from, for a user's own workload
+    parameters: Callable[[Any], int] | None = None  # of a config, by formula; None: not known
 
     def default_size(self, device: str) -> str:
         """Return the preset for "cpu" or "cuda" when no size is named; "" without presets."""
@@ -91,16 +96,40 @@ class WorkloadEntry:
         for key in overrides:
             if key not in known:
                 raise UserError(f"{self.name} has no setting {key!r}.", did_you_mean(key, known))
-        return dict(encode(dataclasses.replace(base, **overrides)))
+        return dict(encode(self._config({**encode(base), **overrides})))
 
     def open(self, config: Mapping[str, Any]) -> Workload:
         """Import torch and return the workload for a complete config."""
-        built = decode(self.config, dict(config), f"{self.name} config")
+        built = self._config(config)
         if callable(self.factory):
             return self.factory(built)
         module, _, name = self.factory.partition(":")
         workload: Workload = getattr(importlib.import_module(module), name)(built)
         return workload
+
+    def check_weights(self, config: Mapping[str, Any], size: int, where: object) -> None:
+        """Refuse a config whose model has more parameters than `size` bytes of weights can hold.
+
+        Config and weights may come from strangers, and the model is built before they meet.
+        """
+        if self.parameters is None:
+            return
+        count = self.parameters(self._config(config))
+        if count > size:
+            raise UserError(
+                f"{where} has {size:,} bytes, too few for the {count:,} parameters of its config."
+            )
+
+    def _config(self, values: Mapping[str, Any]) -> Any:
+        """Return the config, which may come from a record; refuse what nobody can build."""
+        config = decode(self.config, dict(values), f"{self.name} config")
+        count = self.parameters(config) if self.parameters else 0
+        if count > LARGEST_MODEL:
+            raise UserError(
+                f"This {self.name} would have {count:.1e} parameters, and the largest that can be "
+                f"described has {LARGEST_MODEL:.0e}."
+            )
+        return config
 
 
 def find_workload(name: str, source: str = "") -> WorkloadEntry:
@@ -146,7 +175,9 @@ def weight_decay_groups(
 
 
 def check_context(context: int, max_context: int) -> None:
-    """Refuse sequences that are longer than the rotary table of a model."""
+    """Refuse sequences that are longer than the rotary table of a model, and endless tables."""
+    if max_context > LONGEST_CONTEXT:
+        raise UserError(f"max_context must be at most {LONGEST_CONTEXT:,}, not {max_context:,}.")
     if context > max_context:
         raise UserError(
             f"context {context} is longer than the model's max_context {max_context}.",

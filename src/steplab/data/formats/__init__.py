@@ -14,6 +14,7 @@ from pathlib import Path
 
 from steplab.core import registry
 from steplab.core.errors import UserError, did_you_mean
+from steplab.core.input_file import is_folder, is_missing, shorten
 from steplab.data.formats.time300b import META, PART
 from steplab.data.series import JoinedSeries, SeriesSet
 
@@ -42,10 +43,11 @@ def open_series(path: Path | str) -> SeriesSet:
     every machine.
     """
     path = resolve_path(path)
+    check_exists(path)
     try:
-        return _open_folder(path) if path.is_dir() else _open_file(path)
+        return _open_folder(path) if is_folder(path) else _open_file(path)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise UserError(f"{shorten(path)} cannot be read: {error.strerror or error}.") from error
 
 
 def shipped_names() -> list[str]:
@@ -73,11 +75,16 @@ def _known() -> str:
     return f"Known: a Time-300B folder ({META} and .bin files), {suffixes}."
 
 
+def check_exists(path: Path) -> None:
+    """Refuse a path that leads to no regular file or folder; a similar name is suggested."""
+    if is_missing(path):
+        raise UserError(f"{shorten(path)} does not exist.", _similar(path))
+    is_folder(path)
+
+
 def _open_file(path: Path) -> SeriesSet:
-    if not path.is_file():
-        if path.exists():
-            raise UserError(f"{path} is neither a file nor a folder.", _known())
-        raise UserError(f"{path} does not exist.", _similar(path))
+    if is_folder(path):
+        raise UserError(f"{shorten(path)} is a folder with the name of a file.", "Rename it.")
     if path.suffix.lower() in PICKLES:
         raise UserError(
             f"{path} is a pickle, which can run any code when it is opened, so it is refused.",

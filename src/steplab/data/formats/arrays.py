@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -10,6 +12,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from steplab.core.errors import SteplabError, UserError
+from steplab.core.input_file import BoundedZip, check_memory, open_input
 from steplab.data.mapped_file import MappedFile
 from steplab.data.series import InMemorySeries, check_range, to_float32
 
@@ -47,7 +50,7 @@ def read_npz(path: Path) -> InMemorySeries:
     """Read all arrays of a .npz file, in the order in which they were saved."""
     series: list[NDArray[np.float32]] = []
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        with open_npz(path) as archive:
             for key in archive.files:
                 array = np.asarray(archive[key])
                 _check_array(f"{path}, array {key!r}", array.shape, array.dtype)
@@ -61,12 +64,22 @@ def read_npz(path: Path) -> InMemorySeries:
     return InMemorySeries(str(path), series)
 
 
+@contextlib.contextmanager
+def open_npz(path: Path) -> Iterator[Any]:
+    """Open a .npz file if its arrays, and the same as float32, fit into the memory limit."""
+    with open_input(path) as file:
+        source: Any = BoundedZip(file, str(path))
+        with np.load(source, allow_pickle=False) as archive:
+            check_memory(2 * sum(info.file_size for info in archive.zip.infolist()), path)
+            yield archive
+
+
 def _read_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return (shape, Fortran order, dtype, bytes before the first element)."""
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             return (*_parse_header(file), file.tell())
-    except OSError:
+    except (OSError, SteplabError):
         raise
     except Exception as error:  # the header is Python text; a damaged one fails in many ways
         raise _unreadable(path, error) from error
@@ -86,6 +99,8 @@ def _check_array(where: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> No
         raise UserError(f"{where} {PICKLED}", SAVE_INSTEAD)
     if dtype.kind not in NUMBER_KINDS:
         raise UserError(f"{where} holds {dtype}, not real numbers.")
+    if min(shape, default=0) < 0:
+        raise UserError(f"{where} has the shape {shape}.", "Save it again with numpy.")
     if len(shape) not in (1, 2):
         raise UserError(f"{where} has {len(shape)} dimensions.", "Give 1 (one series) or 2 (rows).")
     if 0 in shape:

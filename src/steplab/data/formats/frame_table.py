@@ -11,9 +11,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
+from steplab.core.input_file import check_memory
 from steplab.data.formats.frames import MAX_NAMED, Columns, SeriesFrame, choose_columns
 from steplab.data.time_step import TimeStep, count_gaps, format_time, infer_time_step
 
+SERIES_BYTES = 500  # that one series takes beside its points
 UNEVEN = "uneven"  # in place of a step, for series that have none
 WRITE_TIMES = "Write times as 2024-01-31 or 2024-01-31 13:00:00, or count steps in whole numbers."
 
@@ -26,6 +28,7 @@ def from_table(
     if not len(table):
         raise UserError(f"{name} has no rows.")
     codes, ids = _ids(table[columns.id], name)
+    check_memory(len(ids) * SERIES_BYTES, name)
     notes = _ignored_columns(found, columns, name)
     times = _times(table[columns.time], name, notes)
     values = _values(table[columns.value], name)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core.errors import SteplabError, Unsupported, UserError
+from steplab.core.input_file import check_memory, is_folder, shorten
 from steplab.core.output_file import output_draft
 from steplab.data.series import InMemorySeries, to_float32
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'steplab[frames]'"
 MAX_NAMED = 12  # columns that a message lists
+CSV_GROWTH = 8  # bytes in memory for one of the file: 6 for hourly times, 7.9 for short rows
+ROW_BYTES = 100  # in memory for one row: id, time, value, and their order
 MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]  # in the value column of a .csv
 
 
@@ -69,6 +72,8 @@ def read_frame(path: Path | str, columns: Columns | None = None) -> SeriesFrame:
     require_pandas(f"To read {path}")
     from steplab.data.formats.frame_table import from_table  # imports pandas
 
+    if is_folder(path):
+        raise UserError(f"{shorten(path)} is a folder, not a {path.suffix} file.")
     try:
         table, found = reader(path, columns)
         return from_table(table, str(path), columns, found)
@@ -161,6 +166,7 @@ def _read_csv(path: Path, asked: Columns | None) -> tuple[pd.DataFrame, list[str
     """Return (the three columns, the names of all); only the value column can be missing."""
     import pandas as pd
 
+    check_memory(path.stat().st_size * CSV_GROWTH, path)
     head = pd.read_csv(path, nrows=1, encoding="utf-8-sig")
     if not isinstance(head.index, pd.RangeIndex):  # pandas would shift all columns by one
         raise ValueError("its rows have more fields than its heading")
@@ -179,13 +185,32 @@ def _read_csv(path: Path, asked: Columns | None) -> tuple[pd.DataFrame, list[str
 
 
 def _read_parquet(path: Path, asked: Columns | None) -> tuple[pd.DataFrame, list[str]]:
+    import pyarrow as pa
     from pyarrow import parquet
 
     found = list(parquet.read_schema(path).names)
     chosen = choose_columns(found, str(path), asked)
-    table = parquet.read_table(path, columns=list(chosen))
+    check_memory(parquet.read_metadata(path).num_rows * ROW_BYTES, path)
+    # A text that repeats is stored once, and a few bytes can stand for terabytes of it: its length
+    # is known before it is repeated.
+    table = parquet.read_table(path, columns=list(chosen), read_dictionary=list(chosen))
+    for index, column in enumerate(table.columns):
+        if pa.types.is_dictionary(column.type):
+            check_memory(sum(map(_text_bytes, column.chunks)), path)
+            plain = pa.chunked_array(
+                [chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type
+            )
+            table = table.set_column(index, table.field(index).name, plain)
     # An index that pandas stored is an ordinary column here.
     return table.to_pandas(ignore_metadata=True), found
+
+
+def _text_bytes(chunk: Any) -> int:
+    """Return the bytes of a column of texts once every row has its own."""
+    from pyarrow import compute
+
+    lengths = compute.take(compute.binary_length(chunk.dictionary), chunk.indices)
+    return compute.sum(compute.cast(lengths, "int64")).as_py() or 0
 
 
 READERS: Mapping[str, Callable[[Path, Columns | None], tuple[Any, list[str]]]] = {

@@ -7,6 +7,7 @@ has no fixed width, so it is parsed once and kept in memory as float32.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
+from steplab.core.input_file import check_json_size, check_memory, open_input, read_input
 from steplab.data.series import InMemorySeries, to_float32
 
 NUMBERS = {int, float, type(None)}  # without bool: true is not a measurement
@@ -24,11 +26,14 @@ def read_jsonl(path: Path) -> InMemorySeries:
     """Read a file with one series per line; blank lines are skipped."""
     series = []
     try:
-        with path.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, 1):
+        with open_input(path) as file:
+            # As float32, the points take twice the bytes of their text at most: "1,".
+            check_memory(2 * os.fstat(file.fileno()).st_size, path)
+            for number, line in enumerate(file, 1):
                 if line.strip():
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                     where = f"{path}, line {number}"
-                    series.append(_points(_parse(line, where), where))
+                    series.append(_points(_parse(text, where), where))
     except UnicodeDecodeError as error:
         raise _not_text(path, error) from None
     return InMemorySeries(str(path), series)
@@ -37,7 +42,7 @@ def read_jsonl(path: Path) -> InMemorySeries:
 def read_json(path: Path) -> InMemorySeries:
     """Read a list of series, or a single one."""
     try:
-        data = _parse(path.read_text(encoding="utf-8-sig"), str(path))
+        data = _parse(read_input(path).decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
         raise _not_text(path, error) from None
     if not isinstance(data, (list, dict)):
@@ -49,6 +54,7 @@ def read_json(path: Path) -> InMemorySeries:
 
 
 def _parse(text: str, where: str) -> Any:
+    check_json_size(len(text), where)
     try:
         return json.loads(text)
     except RecursionError:

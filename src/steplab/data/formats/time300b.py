@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from steplab.core.errors import MeasurementError, UserError, did_you_mean
+from steplab.core.input_file import parse_json, read_input
 from steplab.data.mapped_file import MappedFile
 from steplab.data.series import SeriesSet, check_range, chunks, to_float32
 
@@ -268,11 +269,7 @@ def read_meta(path: Path) -> Meta:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} is not JSON: {reason}.") from None
+    data = parse_json(read_input(path), path)
     if not isinstance(data, dict):
         raise UserError(f"{path} must be a JSON object with 'dtype', 'files' and 'scales'.")
     return data

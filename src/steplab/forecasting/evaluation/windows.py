@@ -14,6 +14,7 @@ import numpy as np
 from steplab.core.errors import UserError
 from steplab.forecasting.evaluation.data import EvaluationData
 from steplab.forecasting.evaluation.metrics import Points, seasonal_error
+from steplab.forecasting.prediction import check_horizon
 
 MIN_KNOWN = 2  # points of the past: a seasonal error needs a pair
 
@@ -30,6 +31,7 @@ class EvaluationPlan:
         for name in ("horizon", "windows", "context"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}.")
+        check_horizon(self.horizon)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A plain decoder transformer: RMSNorm, RoPE, SwiGLU, untied head."""
 
 from steplab.workloads.gpt.config import PRESETS, GPTConfig
+from steplab.workloads.gpt.flops import parameters
 from steplab.workloads.workload import WorkloadEntry
 
 WORKLOAD = WorkloadEntry(
@@ -9,6 +10,7 @@ WORKLOAD = WorkloadEntry(
     config=GPTConfig,
     presets=PRESETS,
     factory="steplab.workloads.gpt.workload:GPTWorkload",
+    parameters=parameters,
     cpu_preset="tiny",
     gpu_preset="small",
 )

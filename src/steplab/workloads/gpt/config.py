@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from steplab.core.errors import UserError
-from steplab.core.spec import option, require_positive
+from steplab.core.spec import MOST_LAYERS, option, require_at_most, require_positive
 from steplab.workloads.workload import check_context
 
 
@@ -26,6 +26,7 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "width", "ff_width", "layers", "heads", "context", "vocab_size")
+        require_at_most(self, MOST_LAYERS, "layers")
         if not 0 < self.rope_theta < math.inf:
             raise UserError(f"rope_theta must be more than 0, not {self.rope_theta}.")
         if self.width % self.heads or (self.width // self.heads) % 2:

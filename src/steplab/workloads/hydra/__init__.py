@@ -1,6 +1,7 @@
 """A recurrent hybrid: compressed convolutional attention, then a feed-forward that is repeated."""
 
 from steplab.workloads.hydra.config import PRESETS, TRAINING, HydraConfig
+from steplab.workloads.hydra.flops import parameters
 from steplab.workloads.workload import WorkloadEntry
 
 WORKLOAD = WorkloadEntry(
@@ -9,6 +10,7 @@ WORKLOAD = WorkloadEntry(
     config=HydraConfig,
     presets=PRESETS,
     factory="steplab.workloads.hydra.workload:HydraWorkload",
+    parameters=parameters,
     cpu_preset="tiny",
     gpu_preset="100m",
     training=TRAINING,

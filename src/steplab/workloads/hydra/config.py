@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steplab.core.errors import UserError
-from steplab.core.spec import option, require_positive
+from steplab.core.spec import MOST_LAYERS, option, require_at_most, require_positive
 from steplab.workloads.workload import check_context
 
 COMPRESSION = 4  # attention works in a quarter of the width
@@ -56,6 +56,7 @@ class HydraConfig:
     def __post_init__(self) -> None:
         counts = ("width", "ff_width", "blocks", "recursions", "heads", "kv_heads", "context")
         require_positive(self, *counts, "vocab_size", "router_warmup")
+        require_at_most(self, MOST_LAYERS, "blocks", "recursions")
         for name in ("aux_factor", "ponder_factor", "advantage_factor"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} must not be negative, but is {getattr(self, name)}.")

@@ -1,6 +1,7 @@
 """Megalodon: chunked attention fed by complex moving averages that never forget all at once."""
 
 from steplab.workloads.megalodon.config import PRESETS, TRAINING, MegalodonConfig
+from steplab.workloads.megalodon.flops import parameters
 from steplab.workloads.workload import WorkloadEntry
 
 WORKLOAD = WorkloadEntry(
@@ -9,6 +10,7 @@ WORKLOAD = WorkloadEntry(
     config=MegalodonConfig,
     presets=PRESETS,
     factory="steplab.workloads.megalodon.workload:MegalodonWorkload",
+    parameters=parameters,
     cpu_preset="tiny",
     gpu_preset="mega200m",
     training=TRAINING,

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from steplab.core.errors import UserError
-from steplab.core.spec import option, require_positive
+from steplab.core.spec import (
+    LONGEST_CONTEXT,
+    MOST_LAYERS,
+    option,
+    require_at_most,
+    require_positive,
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class MegalodonConfig:
     def __post_init__(self) -> None:
         counts = ("width", "layers", "heads", "shared_width", "value_width", "ff_width", "modes")
         require_positive(self, *counts, "norm_groups", "chunk", "context", "vocab_size")
+        require_at_most(self, MOST_LAYERS, "layers")
+        require_at_most(self, LONGEST_CONTEXT, "chunk", "context")
         if not 0 < self.rope_theta < math.inf or not 0 < self.eps < math.inf:
             raise UserError("rope_theta and eps must be more than 0.")
         if self.value_width % self.heads or self.shared_width % (2 * self.heads):

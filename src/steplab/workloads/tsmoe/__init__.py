@@ -1,6 +1,7 @@
 """A time-series mixture-of-experts decoder: one value (or patch) is one token."""
 
 from steplab.workloads.tsmoe.config import PRESETS, TRAINING, TsmoeConfig
+from steplab.workloads.tsmoe.flops import parameters
 from steplab.workloads.workload import WorkloadEntry
 
 WORKLOAD = WorkloadEntry(
@@ -9,6 +10,7 @@ WORKLOAD = WorkloadEntry(
     config=TsmoeConfig,
     presets=PRESETS,
     factory="steplab.workloads.tsmoe.workload:TsmoeWorkload",
+    parameters=lambda config: parameters(config)[0],
     cpu_preset="tiny",
     gpu_preset="small",
     starter="starter",

@@ -8,7 +8,13 @@ from itertools import pairwise
 from typing import Literal
 
 from steplab.core.errors import UserError
-from steplab.core.spec import option, require_positive
+from steplab.core.spec import (
+    LONGEST_CONTEXT,
+    MOST_LAYERS,
+    option,
+    require_at_most,
+    require_positive,
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class TsmoeConfig:
         require_positive(
             self, *counts, "d_expert", "num_expert_layers", "seq_max_len", "patch_length"
         )
+        require_at_most(self, MOST_LAYERS, "n_decoder_layers", "num_expert_layers")
+        require_at_most(self, LONGEST_CONTEXT, "seq_max_len")
         if self.hidden_size % self.n_head or (self.hidden_size // self.n_head) % 2:
             raise UserError(
                 f"hidden_size {self.hidden_size} does not split into {self.n_head} heads of even "

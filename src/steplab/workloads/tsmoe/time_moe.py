@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
+from steplab.core.input_file import file_kind, parse_json, read_input, shorten
 from steplab.workloads.tsmoe.config import TsmoeConfig
 
 CONFIG_FILE = "config.json"
@@ -25,6 +26,7 @@ INDEX_FILE = "model.safetensors.index.json"
 PICKLE_PATTERN = "*.bin"
 DTYPES = ("F32", "BF16", "F16")  # those whose every value fp32 can hold
 HEAD = re.compile(r"lm_heads\.\d+\.out_layer\.weight")
+LARGEST_CONFIG = 1 << 20  # bytes; the published ones have 1,000
 MAX_LISTED = 5  # names in one error message
 MODEL_TYPE = "time_moe"
 # Bookkeeping of the library that wrote the file: nothing of the model depends on them.
@@ -145,12 +147,7 @@ def is_time_moe(folder: Path) -> bool:
 def read_config(folder: Path) -> TsmoeConfig:
     """Return the config of the model in `folder`; refuse what the model here cannot do."""
     path = folder / CONFIG_FILE
-    try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is not JSON.") from None
+    data = parse_json(read_input(path, LARGEST_CONFIG), shorten(path))
     if not isinstance(data, dict):
         raise UserError(f"{path} is not an object.")
     file = _decode(data, str(path))
@@ -383,13 +380,22 @@ def _find(folder: Path) -> tuple[Path, list[Path], set[str] | None]:
     raise UserError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}.")
 
 
+def bytes_of_weights(folder: Path) -> int:
+    """Return the size of the tensor files of `folder`."""
+    _, paths, _ = _find(folder)
+    for path in paths:
+        if kind := file_kind(path):
+            raise UserError(f"{shorten(path)} is {kind}.", "Copy or download the model again.")
+    return sum(path.stat().st_size for path in paths)
+
+
 def _read_index(path: Path) -> dict[str, str]:
+    data = parse_json(read_input(path), shorten(path))
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
         listed = data["weight_map"]
         names = set(listed.values())
         sound = all(isinstance(name, str) and Path(name).name == name for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
         raise UserError(f"{path} is not an index of safetensors files in its own folder.")
