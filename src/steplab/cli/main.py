@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 
 from steplab.cli.command import Group, Parser, add_memory_flag
 from steplab.core.errors import SteplabError, UserError, did_you_mean
-from steplab.core.input_file import set_memory_limit
+from steplab.core.input_file import cannot_open, set_memory_limit
 from steplab.core.printable import printable_output
 from steplab.parallel.environment import is_first
 
@@ -59,6 +61,9 @@ def _run(words: list[str]) -> int:
         _discard_output()
         if code:
             return code
+        if error.errno == errno.ENAMETOOLONG:  # asked for by any flag
+            _complain(str(cannot_open(Path(error.filename), error)))
+            return UserError.exit_code
         where = f"{error.filename}: " if error.filename else ""
         _complain(f"the system refused: {where}{error.strerror or error}.")
         return SteplabError.exit_code
