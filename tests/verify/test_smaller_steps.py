@@ -114,7 +114,7 @@ def test_an_honest_step_passes_and_a_wrong_one_does_not(deep, tmp_path, monkeypa
 @pytest.mark.slow
 def test_every_shape_is_asked(deep, tmp_path, monkeypatch):
     """In fp32 two sequences tell where 64 do not."""
-    monkeypatch.setattr("steplab.tune.search.LIKELY_DTYPES", ("fp32",))
+    monkeypatch.setattr("steplab.verify.choice.LIKELY_DTYPES", ("fp32",))
     spec = replace(deep(rate=0.05), batch=2)
     (alone,), _ = found(spec, tmp_path / "alone")
     both, _ = found(spec, tmp_path / "both", also_batch=64)

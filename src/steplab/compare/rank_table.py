@@ -9,8 +9,9 @@ from steplab.core import Cell, Column, Run, Settings, Table
 PARALLEL = "parallel"
 NOTE = (
     "efficiency: tokens/s per rank over that of the fewest ranks with the same recipe; exposed "
-    "communication: in one profiled step of the slowest rank, while nothing else ran; memory: the "
-    "most of any rank"
+    "communication: in one profiled step of the slowest rank, while nothing else ran; sent: "
+    "messages of one rank's collectives in a step; memory: the most of any rank; verdict: against "
+    "one process with the micro-batches of all ranks"
 )
 
 
@@ -26,7 +27,8 @@ def rank_table(runs: Sequence[Run]) -> Table | None:
         Column("efficiency", "%"),
         Column("exposed communication", "ms"),
     ]
-    columns += [Column("memory per rank", "GiB"), Column("status")]
+    columns += [Column("sent", "MiB"), Column("memory per rank", "GiB")]
+    columns += [Column("verdict"), Column("status")]
     rows = []
     for run in runs:
         label: list[Cell] = [run.spec.recipe.label] if several else []
@@ -36,7 +38,7 @@ def rank_table(runs: Sequence[Run]) -> Table | None:
 
 def _measured(run: Run, runs: Sequence[Run]) -> list[Cell]:
     if run.status != "ok" or run.clock is None:
-        return [*[None] * 6, f"{run.status}: {run.reason}"]
+        return [*[None] * 7, run.verdict, f"{run.status}: {run.reason}"]
     rate = run.tokens_per_second or 0.0
     base = _fewest_ranks(run, runs)
     alone = (base.tokens_per_second or 0.0) / base.spec.ranks
@@ -49,7 +51,9 @@ def _measured(run: Run, runs: Sequence[Run]) -> list[Cell]:
         round(share),
         share / alone * 100 if alone else None,
         max((rank.exposed_ms for rank in run.ranks), default=None),
+        run.communication.bytes / 2**20 if run.communication else None,
         None if peak is None else peak / 2**30,
+        run.verdict,
         "ok",
     ]
 

@@ -366,6 +366,7 @@ class Run:
     # layer got, `dropped` the share of them that no expert took.
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what a reader of the numbers must know
+    verdict: str = ""  # of the gate, in one word; "": nobody asked it
     findings: tuple[Finding, ...] = ()
     tables: Mapping[str, Table] = field(default_factory=dict)
     artifacts: tuple[str, ...] = ()  # file names beside run.json

@@ -16,19 +16,11 @@ from steplab.tune.folder import LadderFolder, open_ladder
 from steplab.tune.options import GateOptions, TuneOptions
 from steplab.tune.progress import SearchClock, Stopwatch, View, add_timings
 from steplab.tune.proposals import impls_of, is_slow
+from steplab.verify.choice import LIKELY_DTYPES, choose_shapes
 from steplab.verify.remote import ReferenceWorker
-from steplab.verify.shapes import (
-    TRUTH,
-    GateShape,
-    shapes_to_try,
-    with_batch,
-    with_smaller_steps,
-    without_dropout,
-)
+from steplab.verify.shapes import TRUTH, GateShape
 from steplab.workers.alternate import seconds_per_rung
 from steplab.workers.pool import WorkerPool, pool_size
-
-LIKELY_DTYPES = ("fp32", "bf16")  # what candidates declare sooner or later; the quicker one first
 
 
 def tune(
@@ -126,12 +118,7 @@ def find_shapes(
     """Return the shapes at which numerics are compared, with the truth of each in the folder."""
     shapes = folder.load_shapes(spec)
     if not shapes:
-        shape = _first_that_fits(references, spec, timeout, view)
-        shapes = [shape, with_batch(shape, also_batch)] if also_batch else [shape]
-        if references.has_dropout(shape.spec, timeout):
-            shapes = [without_dropout(one) for one in shapes]
-        if spec.mode == "full":
-            shapes = _with_steps_that_decide(references, shapes, timeout, view)
+        shapes = choose_shapes(references, spec, also_batch, timeout, view.stage, view.say)
     for shape in shapes:
         problem = references.reference(shape, TRUTH, timeout)
         if problem:
@@ -140,50 +127,3 @@ def find_shapes(
             references.reference(shape, dtype, timeout)
     folder.save_shapes(shapes)
     return tuple(shapes)
-
-
-def _first_that_fits(
-    references: ReferenceWorker, spec: RunSpec, timeout: float, view: View
-) -> GateShape:
-    problems = []
-    for shape in shapes_to_try(spec):
-        where = shape.words or "at the step's own shape"
-        view.stage(f"computing the truth in fp64, {where}")
-        problem = references.reference(shape, TRUTH, timeout)
-        if not problem:
-            return shape
-        problems.append(f"{where}: {problem}")
-    raise MeasurementError(
-        f"No speed-up could be verified, for want of a truth in fp64 ({'; '.join(problems)}).",
-        "Let the model run in fp64, or choose a smaller --batch.",
-    )
-
-
-def _with_steps_that_decide(
-    references: ReferenceWorker, shapes: list[GateShape], timeout: float, view: View
-) -> list[GateShape]:
-    """Return the shapes, with smaller steps where only after these right and wrong differ."""
-    view.stage("computing the references")
-    smaller = [with_smaller_steps(shape) for shape in shapes]
-    for dtype in LIKELY_DTYPES:
-        undecided = _why_undecided(references, shapes, dtype, timeout)
-        if not undecided:
-            continue
-        if not _why_undecided(references, smaller, dtype, timeout):
-            view.say(f"update in {dtype}: {undecided}: the gate takes smaller steps")
-            return smaller
-        view.say(f"update in {dtype}: {undecided}, also after smaller steps")
-    return shapes
-
-
-def _why_undecided(
-    references: ReferenceWorker, shapes: Sequence[GateShape], dtype: str, timeout: float
-) -> str:
-    """Return why even an honest update in `dtype` would not pass at one of the shapes, or ""."""
-    for shape in shapes:
-        if any(references.reference(shape, name, timeout) for name in (TRUTH, dtype)):
-            continue
-        reason = references.why_undecided(shape, dtype, timeout)
-        if reason:
-            return reason
-    return ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from steplab.core import Run, RunSpec, Samples
-from steplab.core.ladder import Check
+from steplab.core.ladder import Check, verdict
 from steplab.core.run import new_run
 from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Subject
@@ -116,6 +117,21 @@ class Candidate:
         release_cache()
         self.subject = subject
         return CandidateResult(run, tuple(self.checks), waits, _modules_by_op(subject))
+
+
+def verified_trial(
+    spec: RunSpec, shapes: tuple[GateShape, ...], references: Path, progress: Progress
+) -> Run:
+    """Measure `spec` after the gate, whose verdict is in the Run; a red one fails it."""
+    try:
+        result = Candidate(spec, shapes, references).open(progress)
+    finally:
+        clean_up()
+    run = replace(result.run, verdict=verdict(result.checks))
+    wrong = next((check for check in result.checks if not check.passed), None)
+    if wrong is None:
+        return run
+    return replace(run, status="failed", reason=f"{wrong.name}: {wrong.detail}")
 
 
 def _settle(subject: Subject, progress: Progress) -> None:

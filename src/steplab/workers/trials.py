@@ -53,15 +53,18 @@ class TrialRunner:
         environment: Environment,
         key: str = "",
         progress: Progress = no_progress,
+        function: str = "",
         **arguments: Any,
     ) -> Run:
         """Measure one spec; a worker that is lost becomes the Run's status.
 
-        `arguments` are what the function takes beside the spec. UserErrors propagate.
+        `function` is called instead of the usual one; `arguments` are what it takes beside the
+        spec. UserErrors propagate.
         """
         options = {"timeout": self.timeout, "progress": progress, **arguments}
         try:
-            run = self._worker_for(key, spec).call(self.function, Run, spec=spec, **options)
+            worker = self._worker_for(key, spec)
+            run = worker.call(function or self.function, Run, spec=spec, **options)
         except WorkerLost as lost:
             run = replace(new_run(spec, environment), status=lost.status, reason=lost.reason)
         except MeasurementError as error:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from steplab.bench.gated_trials import GatedTrials
 from steplab.bench.sweep import key_of_size, search_batches, sweep
 from steplab.cli.command import Command
 from steplab.cli.flags import AUTO, add_out_flag, add_store_flag, resolve_device
@@ -74,7 +75,8 @@ def _run(args: argparse.Namespace) -> int:
         if args.alternate:
             return _compare(args, specs, store, environment)
         measure = _search if AUTO in args.batch else _measure
-        runs = measure(args, specs, store, trials, environment)
+        with GatedTrials(trials) as gated:
+            runs = measure(args, specs, store, gated, environment)
     tables = _tables(runs, f"one training step of {args.workload}")
     _write(args.out, tables)  # before printing: a closed pipe must not cost the files
     for table in tables:
@@ -102,7 +104,7 @@ def _measure(
     args: argparse.Namespace,
     specs: list[RunSpec],
     store: Store,
-    trials: TrialRunner,
+    trials: GatedTrials,
     environment: Environment,
 ) -> list[Run]:
     with CellProgress(len(specs)) as progress:
@@ -124,7 +126,7 @@ def _search(
     args: argparse.Namespace,
     specs: list[RunSpec],
     store: Store,
-    trials: TrialRunner,
+    trials: GatedTrials,
     environment: Environment,
 ) -> list[Run]:
     """Find the fastest batch of every cell; everything measured is in the table."""

@@ -1,0 +1,92 @@
+"""At which shape, and with how large steps, can right be told from wrong? No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from steplab.core import RunSpec
+from steplab.core.errors import MeasurementError
+from steplab.verify.remote import ReferenceWorker
+from steplab.verify.shapes import (
+    TRUTH,
+    GateShape,
+    shapes_to_try,
+    with_batch,
+    with_smaller_steps,
+    without_dropout,
+)
+from steplab.workers.client import Progress
+
+LIKELY_DTYPES = ("fp32", "bf16")  # what candidates declare sooner or later; the quicker one first
+
+
+def choose_shapes(
+    references: ReferenceWorker,
+    spec: RunSpec,
+    also_batch: int | None,
+    timeout: float,
+    stage: Progress,
+    say: Progress,
+) -> list[GateShape]:
+    """Return the shapes at which candidates of `spec` are compared; the truth is in the folder.
+
+    `stage` is told what is being done, `say` what a reader should know.
+    """
+    shape = _first_that_fits(references, spec, timeout, stage)
+    shapes = [shape, with_batch(shape, also_batch)] if also_batch else [shape]
+    if references.has_dropout(shape.spec, timeout):
+        shapes = [without_dropout(one) for one in shapes]
+    if spec.mode == "full":
+        shapes = _with_steps_that_decide(references, shapes, timeout, stage, say)
+    return shapes
+
+
+def _first_that_fits(
+    references: ReferenceWorker, spec: RunSpec, timeout: float, stage: Progress
+) -> GateShape:
+    problems = []
+    for shape in shapes_to_try(spec):
+        where = shape.words or "at the step's own shape"
+        stage(f"computing the truth in fp64, {where}")
+        problem = references.reference(shape, TRUTH, timeout)
+        if not problem:
+            return shape
+        problems.append(f"{where}: {problem}")
+    raise MeasurementError(
+        f"No speed-up could be verified, for want of a truth in fp64 ({'; '.join(problems)}).",
+        "Let the model run in fp64, or choose a smaller --batch.",
+    )
+
+
+def _with_steps_that_decide(
+    references: ReferenceWorker,
+    shapes: list[GateShape],
+    timeout: float,
+    stage: Progress,
+    say: Progress,
+) -> list[GateShape]:
+    """Return the shapes, with smaller steps where only after these right and wrong differ."""
+    stage("computing the references")
+    smaller = [with_smaller_steps(shape) for shape in shapes]
+    for dtype in LIKELY_DTYPES:
+        undecided = _why_undecided(references, shapes, dtype, timeout)
+        if not undecided:
+            continue
+        if not _why_undecided(references, smaller, dtype, timeout):
+            say(f"update in {dtype}: {undecided}: the gate takes smaller steps")
+            return smaller
+        say(f"update in {dtype}: {undecided}, also after smaller steps")
+    return shapes
+
+
+def _why_undecided(
+    references: ReferenceWorker, shapes: Sequence[GateShape], dtype: str, timeout: float
+) -> str:
+    """Return why even an honest update in `dtype` would not pass at one of the shapes, or ""."""
+    for shape in shapes:
+        if any(references.reference(shape, name, timeout) for name in (TRUTH, dtype)):
+            continue
+        reason = references.why_undecided(shape, dtype, timeout)
+        if reason:
+            return reason
+    return ""
