@@ -28,11 +28,13 @@ SMALL = {
         "seq_max_len": 16,
     },
 }
+SMALL["tsmoe4"] = SMALL["tsmoe"] | {"num_experts": 4}  # that two ranks can share
 
 
 def small_spec(workload, recipe, accumulate, clip=0.1, **changes):
     """Return a spec for the ranks that there are, whose clip binds."""
-    resolved = find_workload(workload).resolve("tiny", SMALL[workload])
+    config, workload = SMALL[workload], workload.rstrip("4")
+    resolved = find_workload(workload).resolve("tiny", config)
     return RunSpec(
         workload,
         resolved,
@@ -52,3 +54,13 @@ def train_steps(workload, recipe, accumulate, steps=3):
     feed = micro_batches(step, spec)
     losses = [step(next(feed)).loss.item() for _ in range(steps)]
     return losses, {n: whole(p.detach()).clone() for n, p in step.model.named_parameters()}
+
+
+def figures(workload: str, recipe: str, accumulate: int, device: str) -> tuple[float, ...]:
+    """Return the losses of a few steps and the norm of every parameter after them."""
+    spec = small_spec(workload, recipe, accumulate, device=device)
+    step = assemble(spec)
+    feed = micro_batches(step, spec)
+    losses = [step(next(feed)).loss.item() for _ in range(3)]
+    weights = [whole(p.detach()).double().norm().item() for p in step.model.parameters()]
+    return (*losses, *weights)
