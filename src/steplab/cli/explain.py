@@ -11,6 +11,7 @@ from pathlib import Path
 from steplab.cli.command import Command
 from steplab.cli.flags import add_store_flag, file_to_write
 from steplab.core import Finding, units
+from steplab.core.input_file import shorten
 from steplab.findings import Case, case_of_run, case_of_trace, explain, gain_share, is_note
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
@@ -34,7 +35,7 @@ def _run(args: argparse.Namespace) -> int:
     trace = args.run if names_trace(args.run) else ""
     if trace:
         case = case_of_trace(Path(trace))
-        print(f"{trace}: a trace on its own")
+        print(f"{shorten(trace)}: a trace on its own")
     else:
         store = Store(args.store)
         case = case_of_run(store.load(args.run), store)

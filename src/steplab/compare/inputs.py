@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,15 +63,29 @@ def check_side(side: Side) -> None:
 def comparable_samples(sides: Sequence[Side]) -> tuple[Samples, Samples, str]:
     """Return the steps of A and of B that were taken in the same way, and which those are."""
     first, second = sides
-    if first.timed and second.timed:
-        return first.timed, second.timed, "Steps without a profiler"
-    if first.profiled and second.profiled:
-        return first.profiled, second.profiled, "Profiled steps"
+    for one, other, what in (
+        (first.timed, second.timed, "Steps without a profiler"),
+        (first.profiled, second.profiled, "Profiled steps"),
+    ):
+        if one and other:
+            _check_lengths(first.name, one)
+            _check_lengths(second.name, other)
+            return one, other, what
     only = next(side for side in sides if side.timed)
     raise UserError(
         f"{only.name} has timed steps, the other side only profiled ones.",
         "Compare with a Run of `steplab profile`, which has both.",
     )
+
+
+def _check_lengths(name: str, steps: Samples) -> None:
+    """Refuse steps without a length: no ratio can be taken of them."""
+    odd = [value for value in steps.values if not 0 < value < math.inf]
+    if odd:
+        raise UserError(
+            f"{name} cannot be compared: {len(odd):,} of {len(steps):,} steps take {odd[0]:g} ms.",
+            "Measure it again.",
+        )
 
 
 def open_side(word: str, store: Store) -> Side:

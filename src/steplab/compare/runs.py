@@ -111,12 +111,18 @@ def _where(side: Side) -> str:
 
 
 def _conditions(a: Side, b: Side) -> tuple[str, ...]:
-    """Conditions of both, once where they are the same."""
-    known = {letter: _where(side) for letter, side in (("A", a), ("B", b))}
-    named = {letter: text for letter, text in known.items() if text}
+    """Conditions of both, once where they are the same, and what their traces leave out."""
+    sides = {"A": a, "B": b}
+    named = {letter: text for letter, side in sides.items() if (text := _where(side))}
     if len(named) == 2 and len(set(named.values())) == 1:
-        return (named["A"],)
-    return tuple(f"{letter}: {text}" for letter, text in named.items())
+        where = [named["A"]]
+    else:
+        where = [f"{letter}: {text}" for letter, text in named.items()]
+    return (*where, *(f"{letter}: {text}" for letter in sides for text in _left_out(sides[letter])))
+
+
+def _left_out(side: Side) -> list[str]:
+    return [text for cycle in side.cycles for text in cycle.trace.omissions]
 
 
 def sides_table(a: Side, samples_a: Samples, b: Side, samples_b: Samples) -> Table:

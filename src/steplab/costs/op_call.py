@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 # Bytes per element, by Kineto's names of element types.
 ITEM_BYTES = {
@@ -28,10 +29,14 @@ ITEM_BYTES = {
     "c10::complex<double>": 16,
 }
 TENSOR_LIST = "TensorList"
+MOST_DIMS = 64  # of a tensor in torch
+MOST_ELEMENTS = 2**63  # torch counts them in 64 bits
 HALF_DTYPE_CODES = (5, 15)  # torch.float16 and torch.bfloat16 as recorded scalars
 # The dtype of tensors in a list is not recorded, but the kernel's template arguments begin with it:
 # multi_tensor_apply_kernel<.., UnaryOpFunctor<float, ..>>, CatArrayBatchedCopy<OpaqueType<2u>>.
-_TEMPLATE = re.compile(r"OpaqueType<(\d+)u?>|\b(c10::BFloat16|c10::Half|double|float|long|int)\b")
+_TEMPLATE = re.compile(
+    r"OpaqueType<(\d{1,3})u?>|\b(c10::BFloat16|c10::Half|double|float|long|int)\b"
+)
 
 Dims = tuple[int, ...]
 
@@ -81,16 +86,16 @@ class OpCall:
         return {"True": True, "False": False}.get(self._value(index))
 
     def integer(self, index: int) -> int | None:
-        """Return a recorded whole number; None if there is none."""
+        """Return a recorded whole number of at most 18 digits; None if there is none."""
         value = self._value(index)
-        return int(value) if re.fullmatch(r"-?\d+", value) else None
+        return int(value) if re.fullmatch(r"-?\d{1,18}", value) else None
 
     def integers(self, index: int) -> Dims | None:
         """Return a recorded list of whole numbers; None if there is none."""
         value = self._value(index)
-        if not re.fullmatch(r"\[(-?\d+(, ?-?\d+)*)?\]", value):
+        if not re.fullmatch(r"\[(-?\d{1,18}(, ?-?\d{1,18})*)?\]", value):
             return None
-        return tuple(json.loads(value))
+        return tuple(int(number) for number in re.findall(r"-?\d+", value))
 
     def truths(self, index: int) -> tuple[bool, ...]:
         """Return a recorded list of bools; empty if there is none."""
@@ -113,6 +118,61 @@ class Cost:
 CostModel = Callable[[OpCall], Cost | None]  # None: unknown from what was recorded
 
 
+# What a file may hold in place of arguments is anything. Each distinct text is judged once, where
+# the file is read; a call then has texts that pass, or none.
+
+
+def are_sizes(text: str) -> bool:
+    """Whether a JSON text lists the sizes of every argument: [8, 64], [] or a list of such."""
+    tensors = _numbers(text)
+    return tensors is not None and all(math.prod(dims) < MOST_ELEMENTS for dims in tensors)
+
+
+def are_strides(text: str) -> bool:
+    """Whether a JSON text lists the strides of every argument, in the form of sizes."""
+    return _numbers(text) is not None
+
+
+def are_types(text: str) -> bool:
+    """Whether a JSON text lists the names of types."""
+    read = _listed(text)
+    return read is not None and all(isinstance(one, str) for one in read)
+
+
+def are_values(text: str) -> bool:
+    """Whether a JSON text lists plain values: texts, numbers, truths, nulls."""
+    read = _listed(text)
+    return read is not None and not any(isinstance(one, (list, dict)) for one in read)
+
+
+def _numbers(text: str) -> list[list[int]] | None:
+    """Return the numbers of every tensor in a list; None where there is anything else."""
+    read = _listed(text)
+    if read is None or not all(isinstance(one, list) for one in read):
+        return None
+    tensors = [t for one in read for t in (one if _is_nested(one) else [one])]
+    return tensors if all(_are_numbers(t) for t in tensors) else None
+
+
+def _is_nested(dims: list[Any]) -> bool:
+    """Whether an argument is a list of tensors."""
+    return bool(dims) and isinstance(dims[0], list)
+
+
+def _are_numbers(listed: object) -> bool:
+    if not isinstance(listed, list) or len(listed) > MOST_DIMS:
+        return False
+    return all(type(n) is int and 0 <= n < MOST_ELEMENTS for n in listed)
+
+
+def _listed(text: str) -> list[Any] | None:
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError):  # a number of 4,300 digits, or a nest of 1,000 lists
+        return None
+    return read if isinstance(read, list) else None
+
+
 def read_call(name: str, dtypes: str, shapes: str, strides: str, values: str) -> OpCall | None:
     """Read a call from the JSON texts of its columns; None where shapes were not recorded."""
     if not shapes or not dtypes:
@@ -128,14 +188,15 @@ def read_call(name: str, dtypes: str, shapes: str, strides: str, values: str) ->
     )
 
 
-def _tensor(dims: list[int], strides: list[int] | None, dtype: str) -> TensorArg | None:
-    if dtype not in ITEM_BYTES:
+def _tensor(dims: list[Any], strides: list[Any] | None, dtype: str) -> TensorArg | None:
+    if dtype not in ITEM_BYTES or _is_nested(dims):
         return None
-    return TensorArg(tuple(dims), dtype, None if strides is None else tuple(strides))
+    known = None if strides is None or _is_nested(strides) else tuple(strides)
+    return TensorArg(tuple(dims), dtype, known)
 
 
-def _sizes(dims: Sequence[Sequence[int]]) -> tuple[Dims, ...]:
-    return tuple(tuple(sizes) for sizes in dims)
+def _sizes(dims: list[Any]) -> tuple[Dims, ...]:
+    return tuple(tuple(sizes) for sizes in dims) if _is_nested(dims) else ()
 
 
 def total_bytes(*tensors: TensorArg | None) -> int:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +16,7 @@ from steplab.hardware.catalog import Card, find_card
 from steplab.store import Store
 from steplab.trace.analysis import Analysis
 from steplab.trace.analyze import analyze, analyze_run
+from steplab.trace.events import Gpu
 from steplab.trace.load import load_trace
 
 CAPTURE_BEGIN, CAPTURE_END = "StreamBeginCapture", "GraphInstantiate"
@@ -33,11 +32,14 @@ class Case:
 
     @cached_property
     def step_ms(self) -> float:
-        """Median of the timed steps, else of the profiled ones; NaN when neither is known."""
+        """Median of the timed steps, else of the profiled ones; NaN if unknown or without length.
+
+        Every comparison with NaN is False: a rule that asks for a share of the step finds nothing.
+        """
         if self.run is not None and self.run.clock is not None and self.run.clock.step.values:
-            return self.run.clock.step.median
+            return self.run.clock.step.median or math.nan
         if self.analysis is not None and self.analysis.budget.steps:
-            return self.analysis.budget.typical.wall_ms
+            return self.analysis.budget.typical.wall_ms or math.nan
         return math.nan
 
     @property
@@ -87,8 +89,8 @@ class Case:
         starts = calls.start[trace.named(calls, lambda name: CAPTURE_BEGIN in name)]
         spent = []
         for row in np.flatnonzero(trace.named(calls, lambda name: CAPTURE_END in name)):
-            before = starts[starts <= calls.start[row]]
-            began = before[-1] if len(before) else calls.start[row]
+            before = np.searchsorted(starts, calls.start[row], side="right")
+            began = starts[before - 1] if before else calls.start[row]
             spent.append(float(calls.end[row] - began) / 1e6)
         return tuple(spent)
 
@@ -97,14 +99,13 @@ class Case:
         """The GPU that did the work, if the catalog knows it."""
         if self.run is not None and self.run.spec.device == "cuda":
             return find_card(self.run.environment.device_name)
-        return find_card(str(self._device_properties.get("name", "")))
+        return find_card(self._gpu.name) if self._gpu else None
 
     @property
     def capacity_bytes(self) -> int | None:
         """Memory of the device that the step ran on."""
         if self.run is None:
-            total = self._device_properties.get("totalGlobalMem")
-            return int(total) if isinstance(total, (int, float)) else None
+            return self._gpu.memory_bytes if self._gpu else None
         if self.run.spec.device == "cuda":
             return self.run.memory.total if self.run.memory else None
         return self.run.environment.memory_bytes
@@ -131,9 +132,9 @@ class Case:
         return reported if isinstance(reported, float) else None
 
     @property
-    def _device_properties(self) -> Mapping[str, Any]:
-        listed = self.analysis.trace.properties.get("deviceProperties") if self.analysis else None
-        return listed[0] if isinstance(listed, list) and listed else {}
+    def _gpu(self) -> Gpu | None:
+        """The first GPU that the trace lists."""
+        return self.analysis.trace.gpus[0] if self.analysis and self.analysis.trace.gpus else None
 
 
 def case_of_run(run: Run, store: Store | None = None) -> Case:

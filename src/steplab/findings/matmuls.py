@@ -24,6 +24,7 @@ MIN_PRODUCTS = 8  # of one kind in one loop
 # Different sizes: routing makes nearly as many as there are experts, a recurrent layer two.
 MIN_SIZES = 4
 MAX_EXPERTS = 1024
+MAX_LOOPS = 300  # a model of 96 layers has 288; each is a mask over all work
 
 
 class Matmul(NamedTuple):
@@ -137,10 +138,10 @@ def expert_loops(rows: Rows) -> list[ExpertLoop]:
         tokens = max(tokens, one.m)
         if one.batch == 1 and name != UNATTRIBUTED:
             kinds.setdefault((name, one.k, one.n), []).append(one.m)
-    found = []
+    found: list[ExpertLoop] = []
     for (name, k, n), sizes in kinds.items():
         scarce = np.mean(sizes) <= tokens / 2 and len(set(sizes)) >= MIN_SIZES
-        if scarce and len(sizes) >= MIN_PRODUCTS * rows.steps:
+        if scarce and len(sizes) >= MIN_PRODUCTS * rows.steps and len(found) < MAX_LOOPS:
             mask = np.zeros(len(rows.work), dtype=bool)
             mask[is_product[where == name]] = True
             whole = mask | _around(rows, mask, name)
@@ -179,7 +180,7 @@ def _parent(path: str) -> str:
 
 def _starred(label: str) -> str:
     """Return the label with its last number replaced by a star."""
-    return re.sub(r"\d+(?!.*\d)", "*", label)
+    return re.sub(r"^(\D*)\d+", r"\1*", label[::-1])[::-1]  # from the end: one pass
 
 
 def _loop_names(rows: Rows, chosen: Ints) -> NDArray[np.object_]:

@@ -17,6 +17,7 @@ from steplab.core import units
 from steplab.costs.op_call import OpCall
 from steplab.trace.analysis import UNATTRIBUTED, Analysis, Floats
 from steplab.trace.events import Codes, Ints, Trace
+from steplab.trace.spans import nest
 
 Mask = NDArray[np.bool_]
 CallTest = Callable[[OpCall], bool]
@@ -70,20 +71,12 @@ class Rows:
 
     def within(self, test: CallTest) -> Mask:
         """Rows that were launched inside an operator whose call passes `test`."""
-        spans = np.array([test(call) for call in self._op_calls[1]], dtype=bool)
-        chosen = np.flatnonzero(spans[self._op_calls[0]])
+        passes = np.array([test(call) for call in self._op_calls[1]], dtype=bool)
         mask: Mask = np.zeros(len(self.work), dtype=bool)
         has_op = (self.work.op_row >= 0) & self.inside
-        rows = self.work.op_row[has_op]
-        found = np.zeros(len(rows), dtype=bool)
-        ops = self.source.ops
-        for thread in np.unique(ops.thread[chosen]):
-            outer = chosen[ops.thread[chosen] == thread]
-            last = np.searchsorted(ops.start[outer], ops.start[rows], side="right") - 1
-            # Of nested operators that pass, the last to start may have ended: carry the end on.
-            ends = np.maximum.accumulate(ops.end[outer])
-            found |= (last >= 0) & (ops.start[rows] < ends[last]) & (ops.thread[rows] == thread)
-        mask[has_op] = found
+        rows, ops = self.work.op_row[has_op], self.source.ops
+        around = nest(ops, passes[self._op_calls[0]])
+        mask[has_op] = around.innermost(ops.thread[rows], ops.start[rows]) >= 0
         return mask
 
     def ms(self, mask: Mask) -> float:
@@ -148,8 +141,20 @@ class Rows:
         """Milliseconds per step of each code, 0 to `size`, over the rows in `mask`."""
         chosen = mask & self.inside
         cells = codes[chosen].astype(np.int64) * self.steps + self._step[chosen]
-        spent = np.bincount(cells, self.work.duration[chosen], size * self.steps)
-        median: Floats = np.median(spent.reshape(size, self.steps), axis=1) / 1e6 * self.scale
+        # Only steps in which a code occurs are held: codes times steps may be very many.
+        cells, cell = np.unique(cells, return_inverse=True)
+        spent = np.bincount(cell.ravel(), self.work.duration[chosen], len(cells))
+        code = cells // self.steps
+        ordered = np.append(spent[np.lexsort((spent, code))], 0.0)
+        end = np.searchsorted(code, np.arange(size), side="right")
+        absent = self.steps - np.diff(end, prepend=0)  # steps in which it takes no time
+
+        def value(place: int) -> Floats:
+            """Return what each code takes in the step at a place, the fastest first."""
+            return ordered[np.where(place >= absent, end - self.steps + place, -1)]
+
+        middle = value((self.steps - 1) // 2) + value(self.steps // 2)
+        median: Floats = middle / 2 / 1e6 * self.scale
         return median
 
 

@@ -58,7 +58,7 @@ _ATTENTIONS = (
     # cuDNN's generated kernels, and those around its backward: row sums, dq, grouped heads.
     (
         "cudnn",
-        r"cudnn_generated_\w*_sdpa_"
+        r"cudnn_generated_\w{0,100}_sdpa_"
         r"|cudnn::fusion::(?:compute_dot_do_o|convert_dq_to_16bits|fmha_reduce_head)",
     ),
     # PyTorchMemEffAttention: fmha_cutlassF_* forward, fmha_cutlassB_* backward.

@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core import Run, units
+from steplab.core.errors import UserError
+from steplab.core.input_file import shorten
 from steplab.hardware.catalog import Card
 from steplab.trace.analysis import Analysis, Labels, Syncs, Window, WorkTable
 from steplab.trace.attribution import Attribution
 from steplab.trace.budget import time_budget
 from steplab.trace.categories import PRODUCT_OPS, kernel_category, op_category
 from steplab.trace.events import COPY, FILL, Ints, Trace, at_rows
-from steplab.trace.host_calls import Launches, find_launches, find_syncs
+from steplab.trace.host_calls import Launches, find_launches, find_syncs, unclear_launches
 from steplab.trace.load import load_trace
 from steplab.trace.roofline import MATMUL_DTYPES, add_update_costs, estimate_costs, trace_card
 from steplab.trace.spans import nest
@@ -36,13 +38,14 @@ def analyze(
     card = trace_card(trace, device_name)
     windows = step_windows(trace)
     work, syncs = _work_and_syncs(trace, windows, labels, card)
-    notes: tuple[str, ...] = ()
+    notes = [*trace.omissions, *unclear_launches(trace)]
     if detail is not None:
         there = step_windows(detail)
         lent, lent_syncs = _work_and_syncs(detail, there, labels, card)
         work, share = _borrow_work(work, lent, there[-1].number)
         syncs = _borrow_syncs(syncs, lent_syncs, there[-1].number)
-        notes = (f"{units.percent(share)} of the time matched work of the detailed step",)
+        notes += [f"the detailed step: {omission}" for omission in detail.omissions]
+        notes.append(f"{units.percent(share)} of the time matched work of the detailed step")
     work = add_update_costs(replace(work, labels=labels.texts()), weights, card)
     budget = time_budget(trace, windows, work, syncs, device_name)
     budget = replace(budget, notes=(*budget.notes, *notes))
@@ -71,12 +74,22 @@ def analyze_cycles(run: Run, folder: Path) -> Iterator[Analysis]:
     Nothing is yielded where the first is missing, as in a Run that was copied without its traces.
     """
     profile = run.profile
-    if profile is None or not profile.traces or not (folder / profile.traces[0]).is_file():
+    if profile is None or not profile.traces:
         return
-    path = folder / profile.detail if profile.detail else None
+    paths = [_trace_file(run, folder, name) for name in profile.traces]
+    if not paths[0].is_file():
+        return
+    path = _trace_file(run, folder, profile.detail) if profile.detail else None
     detail = load_trace(path) if path and path.is_file() else None
-    for name in profile.traces:
-        yield analyze_trace(run, folder / name, detail)
+    for path in paths:
+        yield analyze_trace(run, path, detail)
+
+
+def _trace_file(run: Run, folder: Path, name: str) -> Path:
+    """Return a file beside the Run; a record that came from elsewhere may name any other."""
+    if Path(name).name != name:
+        raise UserError(f"Run {run.id} names a trace outside of its folder: {shorten(name)}.")
+    return folder / name
 
 
 def analyze_trace(run: Run, path: Path, detail: Trace | None) -> Analysis:

@@ -19,6 +19,7 @@ from steplab.trace.phases import AUTOGRAD_NODE, may_be_phase, phase_of_call, pha
 from steplab.trace.spans import Nesting, nest
 
 MODULE_RANGE = "module:"
+MOST_THREADS = 64  # that may run forwards; a process has one, DataParallel one per GPU
 
 
 @dataclass(frozen=True)
@@ -151,14 +152,22 @@ def forward_ops(ops: Ops) -> Ints:
     numbered = ops.sequence >= 0
     forward = np.flatnonzero(numbered & (ops.forward_thread <= 0))
     backward = np.flatnonzero(numbered & (ops.forward_thread > 0))
-    threads = np.unique(ops.thread[forward])
-    makers = [_makers(ops.sequence, forward[ops.thread[forward] == t]) for t in threads]
-    for number in np.unique(ops.forward_thread[backward]):
-        rows = backward[ops.forward_thread[backward] == number]
-        found = [_earlier(ops, rows, *of_thread) for of_thread in makers]
-        if found:
-            made_by[rows] = max(found, key=lambda maker: int((maker >= 0).sum()))
+    _, number = np.unique(ops.forward_thread[backward], return_inverse=True)
+    most = np.zeros(number.max(initial=-1) + 1, np.int64)  # operators explained, by number
+    for thread in _busiest(ops.thread[forward]):
+        makers = _makers(ops.sequence, forward[ops.thread[forward] == thread])
+        found = _earlier(ops, backward, *makers)
+        explained = np.bincount(number[found >= 0], minlength=len(most))
+        better = (explained > most)[number]
+        made_by[backward[better]] = found[better]
+        most = np.maximum(most, explained)
     return made_by
+
+
+def _busiest(threads: Codes) -> Codes:
+    """Return the threads that occur most, up to MOST_THREADS, in order."""
+    distinct, counts = np.unique(threads, return_counts=True)
+    return np.sort(distinct[np.argsort(-counts, kind="stable")[:MOST_THREADS]])
 
 
 def _makers(sequence: Ints, rows: Ints) -> tuple[Ints, Ints]:

@@ -8,7 +8,7 @@ its data ranges and sync calls say why; after that, the device was.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from steplab.core import Budget, Category, StepBudget
 from steplab.core.budget import TERMS
 from steplab.trace.analysis import Floats, Syncs, Window, WorkTable
+from steplab.trace.category_sums import host_categories, kernel_categories
 from steplab.trace.events import KERNEL, Ints, Spans, Trace
 from steplab.trace.phases import phase_of_range
 from steplab.trace.roofline import peak_sources, trace_card, trace_device_name
 from steplab.trace.spans import EMPTY, Intervals, union
-from steplab.trace.windows import STEP_RANGE, drop_cut_step
+from steplab.trace.windows import STEP_RANGE, borders, drop_cut_step
 
 COMMUNICATION = "communication"  # the category, and the term of the same name
 IDLE_TERMS = ("data wait", "synchronization", "launch", "dispatch")
@@ -92,8 +93,8 @@ def _device_steps(
         "copies": copies,
         **idle_terms(trace, windows, work, syncs),
     }
-    running = _Running.of(work, np.flatnonzero(is_kernel & ~communicates))
-    return _steps(windows, sets, [running.categories(work, window) for window in windows])
+    rows = np.flatnonzero(is_kernel & ~communicates)
+    return _steps(windows, sets, kernel_categories(windows, work, rows))
 
 
 def _host_steps(trace: Trace, windows: Sequence[Window], work: WorkTable) -> tuple[StepBudget, ...]:
@@ -101,8 +102,7 @@ def _host_steps(trace: Trace, windows: Sequence[Window], work: WorkTable) -> tup
     ops = operators(trace)
     data = data_ranges(trace) - ops
     sets = {"kernels": ops, "data wait": data, "launch": host_events(trace) - ops - data}
-    categories = [_host_categories(work, window, ops) for window in windows]
-    return _steps(windows, sets, categories)
+    return _steps(windows, sets, host_categories(windows, work, ops))
 
 
 def _steps(
@@ -110,7 +110,7 @@ def _steps(
     sets: Mapping[str, Intervals],
     categories: Sequence[tuple[Category, ...]],
 ) -> tuple[StepBudget, ...]:
-    start, end = ([getattr(w, border) for w in windows] for border in ("start", "end"))
+    start, end = borders(windows)
     ns = {name: sets.get(name, EMPTY).within(start, end).tolist() for name in TERMS}
     return tuple(
         StepBudget(
@@ -121,80 +121,6 @@ def _steps(
         )
         for i, window in enumerate(windows)
     )
-
-
-@dataclass(frozen=True)
-class _Running:
-    """Kernels in order of start; where several run at once, the first to start counts."""
-
-    rows: Ints  # of the WorkTable
-    start: Ints  # ns
-    end: Ints
-    own: Ints  # from here to its end, no earlier kernel runs
-    reached: Ints  # latest end so far
-    ideal: Floats  # ns
-
-    @staticmethod
-    def of(work: WorkTable, rows: Ints) -> _Running:
-        start, duration = work.start[rows], work.duration[rows]
-        reached = np.maximum.accumulate(start + duration)
-        own = np.maximum(start, np.concatenate((start[:1], reached[:-1])))
-        ideal = np.minimum(work.ideal[rows], duration)
-        return _Running(rows, start, start + duration, own, reached, ideal)
-
-    def categories(self, work: WorkTable, window: Window) -> tuple[Category, ...]:
-        """Sum one window by category.
-
-        The ideal of a kernel counts in full even where an earlier one hides it: the device has to
-        do the work of both.
-        """
-        first = np.searchsorted(self.reached, window.start, "right")
-        some = slice(first, max(first, np.searchsorted(self.start, window.end, "left")))
-        start, end = self.start[some], self.end[some]
-        counted = _overlap(self.own[some], end, window).astype(np.float64)
-        part = _overlap(start, end, window) / np.maximum(end - start, 1)
-        begun = start >= window.start
-        return _by_category(work, self.rows[some], counted, begun, self.ideal[some] * part)
-
-
-def _host_categories(work: WorkTable, window: Window, ops: Intervals) -> tuple[Category, ...]:
-    """Sum the self times of operators, scaled to the time in which any of them ran."""
-    rows = np.arange(*np.searchsorted(work.start, (window.start, window.end)))
-    self_time = work.duration[rows].astype(np.float64)
-    spent = float(ops.within(window.start, window.end))
-    counted = self_time * (spent / max(self_time.sum(), 1.0))
-    return _by_category(work, rows, counted, np.ones(len(rows), bool), work.ideal[rows])
-
-
-def _by_category(
-    work: WorkTable, rows: Ints, counted: Floats, begun: NDArray[np.bool_], ideal: Floats
-) -> tuple[Category, ...]:
-    """Sum ns by category; rows without a cost model have nan in `ideal`."""
-    code = work.category[rows]
-    modeled = np.isfinite(ideal) & ((counted > 0) | (ideal > 0))
-
-    def total(values: Floats | NDArray[np.bool_]) -> Floats:
-        return np.bincount(code, values, len(work.labels)).astype(np.float64)
-
-    ms, launches = total(counted) * MS, total(begun)
-    ideal_ms = total(np.where(modeled, ideal, 0.0)) * MS
-    modeled_ms, models = total(np.where(modeled, counted, 0.0)) * MS, total(modeled)
-    found = [
-        Category(
-            name=work.labels[i],
-            ms=float(ms[i]),
-            launches=int(launches[i]),
-            ideal_ms=float(ideal_ms[i]) if models[i] else None,
-            modeled_ms=float(modeled_ms[i]),
-        )
-        for i in np.flatnonzero((ms > 0) | (launches > 0)).tolist()
-    ]
-    return tuple(sorted(found, key=lambda category: -category.ms))
-
-
-def _overlap(start: Ints, end: Ints, window: Window) -> Ints:
-    """Return the ns of each [start, end) within the window."""
-    return np.maximum(np.minimum(end, window.end) - np.maximum(start, window.start), 0)
 
 
 # Idle time of the device.

@@ -274,7 +274,7 @@ def _listed_category(op: str) -> str | None:
 # small tensors at once, as optimizers have them. On a CPU the names are cpp_fused_....
 
 _INDUCTOR_NAME = re.compile(
-    r"(?:triton_(?P<kind>poi|red|per|tem|mm|for|spl)|cpp)_fused_(?P<ops>\w*?)_?\d*"
+    r"(?:triton_(?P<kind>poi|red|per|tem|mm|for|spl)|cpp)_fused_(?P<ops>\w*)"
 )
 _MOVES = frozenset(
     "clone copy to view transpose permute t cat stack expand slice split unsqueeze squeeze select "
@@ -294,7 +294,7 @@ def _inductor_category(kernel: str) -> str | None:
     parts = _INDUCTOR_NAME.fullmatch(kernel)
     if parts is None:
         return None
-    kind, ops = parts["kind"], parts["ops"]
+    kind, ops = parts["kind"], parts["ops"].rstrip("0123456789").removesuffix("_")
     if kind in ("tem", "mm"):
         return "attention triton" if re.search("attention", ops) else "matmul "
     if kind == "for":

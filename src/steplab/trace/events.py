@@ -6,8 +6,8 @@ hold their number: a million events of a training step have a few hundred distin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,15 @@ class MemoryEvents:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """One of a trace's deviceProperties."""
+
+    id: int | None
+    name: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
 class Trace:
     """All tables of one file."""
 
@@ -97,9 +106,9 @@ class Trace:
     memory: MemoryEvents
     start: int  # ns, first event
     end: int  # ns, last end
-    # schemaVersion, deviceProperties
-    properties: Mapping[str, object] = field(default_factory=dict)
-    skipped: int = 0  # events of kinds that nothing here reads (flow arrows, metadata)
+    gpus: tuple[Gpu, ...] = ()
+    skipped: int = 0  # events of kinds that nothing here reads (arrows, metadata), or left out
+    omissions: tuple[str, ...] = ()  # what of the file cannot be used and why, a sentence each
 
     def text(self, code: int) -> str:
         """Return the text behind a code; "" for -1."""

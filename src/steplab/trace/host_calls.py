@@ -37,24 +37,38 @@ def find_launches(trace: Trace) -> Launches:
     """Join device work with host calls by correlation id.
 
     All kernels of a replayed CUDA graph have the correlation of the one call that launched it.
+    Where several calls have one correlation, none of them is known to be the launch.
     """
     calls = trace.calls
-    row = _rows_by_key(calls.correlation, trace.device.correlation)
+    row, _ = _rows_by_key(calls.correlation, trace.device.correlation)
     thread, called, returned = (
         at_rows(column, row) for column in (calls.thread, calls.start, calls.end)
     )
     return Launches(row, thread, called, returned)
 
 
-def _rows_by_key(keys: Ints, wanted: Ints) -> Ints:
-    """Return the row of the first key that equals each of `wanted`, -1: none; 0 never matches."""
+def unclear_launches(trace: Trace) -> tuple[str, ...]:
+    """Return a remark about work whose correlation is that of several calls, if there is any."""
+    _, several = _rows_by_key(trace.calls.correlation, trace.device.correlation)
+    if not several.any():
+        return ()
+    count = int(several.sum())
+    return (f"launch unknown: {count:,} pieces of work with the correlation id of several calls",)
+
+
+def _rows_by_key(keys: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return the row of the only key that equals each of `wanted`, -1: none, and where several do.
+
+    0 never matches.
+    """
     rows = np.flatnonzero(keys > 0)
     rows = rows[np.argsort(keys[rows], kind="stable")]
-    if not len(rows):
-        return np.full(len(wanted), -1, np.int64)
-    index = np.searchsorted(keys[rows], wanted)
-    found = rows[np.minimum(index, len(rows) - 1)]
-    return np.where((wanted > 0) & (keys[found] == wanted), found, -1)
+    ordered = keys[rows]
+    first, last = (np.searchsorted(ordered, wanted, side) for side in ("left", "right"))
+    count = np.where(wanted > 0, last - first, 0)
+    found = np.full(len(wanted), -1, np.int64)
+    found[count == 1] = rows[first[count == 1]]
+    return found, count > 1
 
 
 def find_syncs(

@@ -101,7 +101,7 @@ def _chosen(
         below = {m for m in modules if m == module or m.startswith(f"{module}.")}
         if not below:
             _check("module", module, modules)
-        mask = mask & np.isin(work.module, [work.labels.index(m) for m in below])
+        mask = mask & np.isin(work.module, [i for i, m in enumerate(work.labels) if m in below])
         where += f" of module {module}"
     return mask, where
 

@@ -38,6 +38,7 @@ _CALLS = (
     (re.compile(r"torch/optim/"), "optimizer"),
     (re.compile(r"torch/utils/data/dataloader\.py\("), "data"),
 )
+_NOT_LETTERS = re.compile(r"[^a-z]+")
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 
 
@@ -61,4 +62,4 @@ def may_be_phase(name: str) -> bool:
 
 
 def _letters(name: str) -> str:
-    return re.sub(r"[^a-z]", "", name.lower())
+    return _NOT_LETTERS.sub("", name.lower())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -73,13 +73,13 @@ def trace_card(trace: Trace, device_name: str = "") -> Card | None:
 
 def trace_device_name(trace: Trace) -> str:
     """Return the name of a trace's device; "" where it has none or does not name it."""
-    devices = trace.properties.get("deviceProperties")
-    if not len(trace.device) or not isinstance(devices, list):
+    if not len(trace.device):
         return ""
-    names = {d.get("id"): str(d.get("name", "")) for d in devices if isinstance(d, Mapping)}
+    names = {gpu.id: gpu.name for gpu in trace.gpus}
     if len(set(names.values())) == 1:  # under CUDA_VISIBLE_DEVICES ids may differ
         return next(iter(names.values()))
-    return names.get(int(np.bincount(np.maximum(trace.device.device, 0)).argmax()), "")
+    devices, counts = np.unique(np.maximum(trace.device.device, 0), return_counts=True)
+    return names.get(int(devices[counts.argmax()]), "")
 
 
 def peak_sources(card: Card, dtypes: Iterable[str]) -> dict[str, str]:
@@ -132,7 +132,10 @@ def _calls(trace: Trace, op_row: Ints, kernel: Codes) -> tuple[Ints, Ints]:
 
 def cost_of_call(call: OpCall, kernel: str) -> Cost | None:
     """Return the cost of a call whose longest kernel is `kernel`; None: unknown."""
-    return own_cost(call, kernel) if own_op_name(call.name) else aten_cost(call, kernel)
+    try:
+        return own_cost(call, kernel) if own_op_name(call.name) else aten_cost(call, kernel)
+    except (LookupError, ValueError, ArithmeticError):  # shapes that the operator does not take
+        return None
 
 
 def _longest(group: Ints, duration: Floats, name: Codes, groups: int) -> Ints:

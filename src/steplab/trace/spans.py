@@ -9,6 +9,7 @@ innermost at an instant is the nearest enclosing span of that kind.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -115,8 +116,9 @@ class Nesting:
 
     def innermost(self, thread: ArrayLike, time: ArrayLike) -> Ints:
         """Return the row of the innermost span at each (thread, ns); -1: none was open."""
-        place = self._open_at(self._axis(thread, time))
-        return np.where(place >= 0, self.rows[place], -1) if len(self.rows) else place
+        borders, row = self._changes
+        place = np.searchsorted(borders, self._axis(thread, time), side="right")
+        return row[place]
 
     def parents(self) -> Ints:
         """Return for every row of the table the row of its parent; -1 also for rows left out."""
@@ -138,14 +140,20 @@ class Nesting:
         within = np.clip(np.asarray(time, np.int64) - self.origin, 0, self.width - 1)
         return np.asarray(thread, np.int64) * self.width + within
 
-    def _open_at(self, instant: Ints) -> Ints:
-        place = np.searchsorted(self.begin, instant, side="right") - 1
-        asked = np.flatnonzero(place >= 0)
-        while len(asked):
-            asked = asked[self.finish[place[asked]] <= instant[asked]]
-            place[asked] = self.parent[place[asked]]
-            asked = asked[place[asked] >= 0]
-        return place
+    @cached_property
+    def _changes(self) -> tuple[Ints, Ints]:
+        """Return when the innermost span changes, and the row that is open from then on.
+
+        The rows have one entry more: the first is before any change. At one instant spans end
+        before others begin, inner ones first, and begin after them, outer ones first; the last of
+        these changes counts.
+        """
+        place = np.flatnonzero(self.begin < self.finish)  # a span without length is never open
+        time = np.concatenate((self.finish[place], self.begin[place]))
+        after = np.concatenate((self.parent[place], place))
+        order = np.lexsort((np.concatenate((-1 - place, place)), time))
+        rows = np.append(self.rows, -1)  # place -1: none
+        return time[order], np.concatenate(([-1], rows[after[order]]))
 
 
 def nest(

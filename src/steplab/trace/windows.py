@@ -15,7 +15,7 @@ STEP_RANGE = "ProfilerStep#"
 # Share of the device's time in a step by work whose launch was not recorded. A host that is one
 # step ahead of the device makes it all of the first step and none of the others.
 CUT_SHARE = 0.05
-_STEP = re.compile(rf"{STEP_RANGE}(\d+)")
+_STEP = re.compile(rf"{STEP_RANGE}(\d{{1,18}})")  # what 64 bits hold
 
 
 def step_windows(trace: Trace) -> tuple[Window, ...]:
@@ -40,13 +40,25 @@ def step_windows(trace: Trace) -> tuple[Window, ...]:
 
 def step_at(windows: Sequence[Window], time: ArrayLike) -> Ints:
     """Return the number of the step around each instant (ns), -1 where there is none."""
-    start = np.array([window.start for window in windows], np.int64)
-    end = np.array([window.end for window in windows], np.int64)
+    start, end = borders(windows)
     number = np.array([window.number for window in windows], np.int64)
     instant = np.asarray(time, np.int64)
     index = np.searchsorted(start, instant, side="right") - 1
     # The end belongs to the window too: the last event of a trace may have no length.
     return np.where((index >= 0) & (instant <= end[index]), number[index], -1)
+
+
+def step_index(windows: Sequence[Window], time: Ints) -> Ints:
+    """Return the index of the step [start, end) around each instant (ns), -1: none."""
+    start, end = borders(windows)
+    index = np.searchsorted(start, time, side="right") - 1
+    return np.where((index >= 0) & (time < end[index]), index, -1)
+
+
+def borders(windows: Sequence[Window]) -> tuple[Ints, Ints]:
+    """Return starts and ends of the steps, ns."""
+    start = np.array([window.start for window in windows], np.int64)
+    return start, np.array([window.end for window in windows], np.int64)
 
 
 def _marked(spans: Spans, numbers: dict[int, int]) -> list[Window]:

@@ -25,7 +25,7 @@ def check(case: Case) -> Finding | None:
     if run is None or eager is None or eager.clock is None or run.clock is None:
         return None
     compiled_ms, eager_ms = case.step_ms, eager.clock.step.median
-    if compiled_ms < (1 - MIN_GAIN) * eager_ms:
+    if not compiled_ms >= (1 - MIN_GAIN) * eager_ms:
         return None
     evidence = [f"{eager.id}: {units.milliseconds(eager_ms)} without compile"]
     if run.compilation is not None and run.compilation.first_seconds:

@@ -43,6 +43,8 @@ class Names:
 def timeline_chart(analysis: Analysis, names: Names) -> Html:
     """Return the lanes of the typical step over one axis; hovering a box tells its name."""
     window = typical_window(analysis)
+    if window.end <= window.start:
+        return NOTHING
     lanes = step_lanes(analysis)
     boxes = thin(lanes, max(window.end - window.start, 1))
     rows = [_row(lane, own, window, names) for lane, own in zip(lanes, boxes, strict=True)]
@@ -213,11 +215,19 @@ def thin(lanes: Sequence[Lane], span: int, most: int = MAX_BOXES) -> list[list[B
     slots grow until the boxes are few enough. `span` (ns) is the length of the picture.
     """
     slots = most
-    while True:
-        boxes = [_boxes(lane, span // slots) for lane in lanes]
-        if sum(map(len, boxes)) <= most or slots == 1:
-            return boxes
-        slots = max(1, slots // 2)
+    while slots > 1 and _count(lanes, span // slots) > most:
+        slots //= 2
+    slot = span // slots
+    if _count(lanes, slot) > most:
+        slot = span + 1  # events as long as the picture, on top of each other
+    return [_boxes(lane, slot) for lane in lanes]
+
+
+def _count(lanes: Sequence[Lane], slot: int) -> int:
+    """Return how many boxes there would be."""
+    short = [lane.start[lane.end - lane.start < slot] for lane in lanes]
+    long = sum(len(lane.start) for lane in lanes) - sum(map(len, short))
+    return long + sum(len(np.unique(start // slot)) for start in short if len(start))
 
 
 def _boxes(lane: Lane, slot: int) -> list[Box]:

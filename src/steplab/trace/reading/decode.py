@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import cache, reduce
 from operator import or_
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Raw, Struct, defstruct, field
 
 from steplab.trace.events import Ints
+from steplab.trace.reading.omissions import NO_ARGUMENTS, Omissions
 
 # Half the range of 64 bits, so that a base time can be added: 2**62 ns after 1970 is the year 2116.
 LATEST = 2**62
@@ -96,7 +97,7 @@ def decode_events(text: bytes) -> Sequence[Event | None]:
     except msgspec.ValidationError:
         return [_event_or_none(one) for one in _TEXTS.decode(text)]
     except UnicodeDecodeError as error:
-        raise msgspec.DecodeError("a name is not UTF-8") from error
+        raise _not_utf8() from error
 
 
 def repair_json(text: bytes) -> bytes:
@@ -113,16 +114,26 @@ def _event_or_none(text: Raw) -> Event | None:
         return _ONE_EVENT.decode(text)
     except msgspec.ValidationError:
         return None
+    except UnicodeDecodeError as error:
+        raise _not_utf8() from error
 
 
+def _not_utf8() -> msgspec.DecodeError:
+    return msgspec.DecodeError("a name is not UTF-8")
+
+
+# As the columns hold them: of 64 bits, and of 32.
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Small = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 NO_VALUE = Raw(b"")
 
 
 class OpArgs(Struct, gc=False):
     """Arguments of an operator."""
 
-    sequence: int = field(default=-1, name="Sequence number")
-    forward_thread: int = field(default=0, name="Fwd thread id")
+    sequence: Whole = field(default=-1, name="Sequence number")
+    forward_thread: Whole = field(default=0, name="Fwd thread id")
     values: Raw = field(default=NO_VALUE, name="Concrete Inputs")
     dtypes: Raw = field(default=NO_VALUE, name="Input type")
     strides: Raw = field(default=NO_VALUE, name="Input Strides")
@@ -133,18 +144,18 @@ class OpArgs(Struct, gc=False):
 class CallArgs(Struct, gc=False):
     """Arguments of a call of the CUDA runtime."""
 
-    correlation: int = -1
+    correlation: Whole = -1
 
 
 class DeviceArgs(Struct, gc=False):
     """Arguments of a kernel, copy or fill."""
 
-    device: int | None = None
-    stream: int | None = None
-    correlation: int = -1
-    bytes: int = 0
-    graph: int = field(default=0, name="graph id")
-    grid: tuple[int, ...] = (0,)
+    device: Small | str | None = None
+    stream: TrackId = None
+    correlation: Whole = -1
+    bytes: Whole = 0
+    graph: Whole = field(default=0, name="graph id")
+    grid: tuple[Count, Count, Count] = (0, 0, 0)
 
 
 class MemoryArgs(Struct, gc=False):
@@ -156,28 +167,56 @@ class MemoryArgs(Struct, gc=False):
     device_type: int = field(default=0, name="Device Type")  # torch's number; 0 is the CPU
 
 
+class Properties(Struct):
+    """What is read of a file besides its events, still as text."""
+
+    devices: Raw = field(default=Raw(b"[]"), name="deviceProperties")
+    base: Raw = field(default=Raw(b"0"), name="baseTimeNanoseconds")
+
+
+class DeviceProperties(Struct):
+    """One GPU of the machine."""
+
+    id: Whole | None = None
+    name: str = ""
+    memory: Whole | None = field(default=None, name="totalGlobalMem")
+
+
 Args = TypeVar("Args", bound=Struct)
 Decoded = TypeVar("Decoded")
+Other = TypeVar("Other")
 
 
-def decode_args(events: Sequence[Span | Instant], kind: type[Args]) -> list[Args]:
+def decode_args(
+    events: Sequence[Span | Instant], kind: type[Args], omissions: Omissions
+) -> list[Args]:
     """Decode the arguments of many events at once; unreadable ones count as not recorded."""
     try:
         joined = b",".join([event.args for event in events])
-        return _args_decoder(list[kind]).decode(b"[" + joined + b"]")  # type: ignore[valid-type]
-    except msgspec.ValidationError:
-        return [_args_or_default(event.args, kind) for event in events]
+        return _decoder(list[kind]).decode(b"[" + joined + b"]")  # type: ignore[valid-type]
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        return [_args_or_default(event, kind, omissions) for event in events]
 
 
-def _args_or_default(text: Raw, kind: type[Args]) -> Args:
+def _args_or_default(event: Span | Instant, kind: type[Args], omissions: Omissions) -> Args:
     try:
-        return _args_decoder(kind).decode(text)
-    except msgspec.ValidationError:
+        return _decoder(kind).decode(event.args)
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        if bytes(event.args) != b"null":
+            omissions.add(NO_ARGUMENTS, 1, event.name)
         return kind()
 
 
+def decode_or(kind: type[Decoded], text: Raw, otherwise: Other) -> Decoded | Other:
+    """Decode one value; `otherwise` where it is of another type."""
+    try:
+        return msgspec.json.decode(text, type=kind, strict=False)
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        return otherwise
+
+
 @cache
-def _args_decoder(kind: type[Decoded]) -> msgspec.json.Decoder[Decoded]:
+def _decoder(kind: type[Decoded]) -> msgspec.json.Decoder[Decoded]:
     return msgspec.json.Decoder(kind, strict=False)
 
 
@@ -190,7 +229,7 @@ def nanoseconds(texts: Sequence[Raw]) -> Ints:
         return np.empty(0, np.int64)
     joined = b"\n".join(texts)
     read = _decimals(joined, len(texts)) if b"." in joined else _integers(joined, 1000)
-    return np.array([_exact(bytes(text)) for text in texts], np.int64) if read is None else read
+    return np.array([exact_ns(bytes(text)) for text in texts], np.int64) if read is None else read
 
 
 def _decimals(joined: bytes, count: int) -> Ints | None:
@@ -214,10 +253,10 @@ def _integers(joined: bytes, scale: Ints | int) -> Ints | None:
     return read * scale if largest < LATEST // np.max(scale) else None
 
 
-def _exact(text: bytes) -> int:
-    """Read one number in any notation; NO_TIME if it is not a time."""
+def exact_ns(text: bytes) -> int:
+    """Read one number of microseconds in any notation as ns; NO_TIME if it is not a time."""
     try:
         exact = Decimal(text.decode().strip('"')) * 1000
         return int(exact.to_integral_value()) if abs(exact) < LATEST else NO_TIME
-    except (InvalidOperation, ValueError, OverflowError):
+    except (ArithmeticError, ValueError):
         return NO_TIME

@@ -6,17 +6,20 @@ Names and threads are stored once each, in order of first appearance.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
-from decimal import Decimal, InvalidOperation
-from typing import TypeVar
+from decimal import Decimal
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
+from steplab.core.input_file import shorten
+from steplab.costs.op_call import are_sizes, are_strides, are_types, are_values
 from steplab.trace.events import (
     COPY,
     FILL,
@@ -24,29 +27,40 @@ from steplab.trace.events import (
     Calls,
     Codes,
     Device,
+    Gpu,
     Ints,
     MemoryEvents,
     Ops,
     Spans,
     Trace,
 )
+from steplab.trace.reading import omissions as reasons
 from steplab.trace.reading.decode import (
+    LATEST,
     NO_TIME,
     Begin,
     CallArgs,
     DeviceArgs,
+    DeviceProperties,
     End,
     Event,
     Instant,
     MemoryArgs,
     OpArgs,
+    Properties,
     Span,
     TrackId,
     decode_args,
+    decode_or,
+    exact_ns,
     nanoseconds,
 )
+from steplab.trace.reading.limits import ReadingLimits
+from steplab.trace.reading.omissions import Omissions
+from steplab.trace.reading.refusals import no_events_error, too_long_error, unusable_error
 
-NOT_RECORDED = -1
+NOT_RECORDED, UNREADABLE = -1, -2  # instead of the number of a text
+ENTRY = 200  # bytes of the entries of hash tables that lead to one text
 DEVICE_KINDS = {
     "kernel": KERNEL,
     "Kernel": KERNEL,
@@ -56,7 +70,9 @@ DEVICE_KINDS = {
     "Memset": FILL,
 }
 
-Columns = tuple[NDArray[np.generic], ...]
+Columns = tuple[NDArray[Any], ...]
+DAY = 86_400 * 10**9  # ns
+YEAR = 365 * DAY
 
 UNREAD, EARLY_OPERATOR = "unread", "early operator"
 TABLE_OF = {
@@ -81,23 +97,39 @@ COLUMN_TYPES = {
     "on_device": np.bool_,
 }
 
+KINDS: dict[str, type[Spans] | type[MemoryEvents]] = {
+    "ops": Ops,
+    "python": Spans,
+    "ranges": Spans,
+    "device_ranges": Spans,
+    "calls": Calls,
+    "device": Device,
+    "memory": MemoryEvents,
+}
+LONGEST_NAME = 8_192  # letters; demangled templates have up to 5,000, and rules search in names
+
 Table = TypeVar("Table", bound=Spans | MemoryEvents)
 
 
 class TraceBuilder:
     """Collects chunks of events; `trace` joins them."""
 
-    def __init__(self) -> None:
-        self._maker = maker = ColumnBuilder()
+    def __init__(self, limits: ReadingLimits) -> None:
+        self._limits = limits
+        self.omissions = Omissions()
+        self._maker = maker = ColumnBuilder(self.omissions)
         self._columns_of = {"ops": maker.ops, "calls": maker.calls, "device": maker.device}
         self._parts: dict[str, list[Columns]] = defaultdict(list)
         self._open = OpenSpans()
+        self._texts = 0  # bytes that the limits know of
         self._seen = 0
+        self._given: Counter[str] = Counter()  # rows of each table, those left out too
         self.kept = 0  # rows in all tables
 
     def add(self, events: Sequence[Event | None]) -> None:
         """Add a chunk of events."""
         self._seen += len(events)
+        self._limits.check_unreadable(self.omissions.add(reasons.NOT_AN_EVENT, events.count(None)))
         paired = [event for event in events if isinstance(event, (Begin, End))]
         spans = [event for event in events if type(event) is Span]
         closed = list(self._open.closed_by(paired))
@@ -106,7 +138,9 @@ class TraceBuilder:
         instants = [event for event in events if type(event) is Instant]
         memory = [event for event in instants if event.name == MEMORY_EVENT]
         if memory:
-            self._keep("memory", self._maker.memory(memory))
+            self._keep("memory", self._maker.memory(memory), memory)
+        self._limits.hold(len(paired), self._maker.text_bytes - self._texts)
+        self._texts = self._maker.text_bytes
 
     def _add_spans(self, spans: Sequence[Span]) -> None:
         sorted_by_table: dict[str, list[Span]] = defaultdict(list)
@@ -118,67 +152,141 @@ class TraceBuilder:
         sorted_by_table.pop(UNREAD, None)
         for table, rows in sorted_by_table.items():
             columns_of = self._columns_of.get(table, self._maker.spans)
-            self._keep(table, columns_of(rows))
+            self._keep(table, columns_of(rows), rows)
 
-    def _keep(self, table: str, columns: Columns) -> None:
-        timed = columns[0] != NO_TIME
-        if table != "memory":
-            timed &= columns[1] != NO_TIME
-        if not timed.all():
-            columns = tuple(column[timed] for column in columns)
+    def _keep(self, table: str, columns: Columns, events: Sequence[Span | Instant]) -> None:
+        self._given[table] += len(events)
+        usable = self._usable(columns[0], None if table == "memory" else columns[1], events)
+        if not usable.all():
+            columns = tuple(column[usable] for column in columns)
         self._parts[table].append(columns)
         self.kept += len(columns[0])
+        self._limits.hold(len(columns[0]))
 
-    def trace(self, properties: Mapping[str, object], base: int) -> Trace:
-        """Return everything that was added as a Trace, with `base` (ns) added to all times."""
-        ops = self._sorted(Ops, "ops", base)
-        python = self._sorted(Spans, "python", base)
-        ranges = self._sorted(Spans, "ranges", base)
-        device_ranges = self._sorted(Spans, "device_ranges", base)
-        calls = self._sorted(Calls, "calls", base)
-        device = self._sorted(Device, "device", base)
-        memory = self._sorted(MemoryEvents, "memory", base)
-        tables = (ops, python, ranges, device_ranges, calls, device)
-        starts = [table.start for table in tables] + [memory.time]
-        ends = [table.end for table in tables] + [memory.time]
+    def _usable(
+        self, start: Ints, duration: Ints | None, events: Sequence[Span | Instant]
+    ) -> NDArray[np.bool_]:
+        """Whether each event has a time and a possible duration; what has not is counted."""
+        timed = start != NO_TIME
+        faults = [(reasons.NO_TIME, ~timed)]
+        if duration is not None:
+            known = timed & (duration != NO_TIME)
+            faults += [
+                (reasons.NO_DURATION, timed & ~known),
+                (reasons.NEGATIVE, known & (duration < 0)),
+                (reasons.TOO_LONG, known & (duration > YEAR)),
+            ]
+        for reason, rows in faults:
+            self.omissions.add_rows(reason, rows, lambda row: events[row].name)
+        return ~np.logical_or.reduce([rows for _, rows in faults])
+
+    def trace(self, name: str, properties: Properties) -> Trace:
+        """Return everything that was added as a Trace, with the base time added to all times.
+
+        A time below 0 would stand for an unknown one: with any, all count from the first event.
+        """
+        self.omissions.add(reasons.NEVER_ENDS, *self._open.never_ended())
+        columns = {table: self._joined(table) for table in KINDS}
+        self._leave_out_strays(columns)
+        self._check_some(name, columns)
+        low, high = _extent(columns)
+        self._check_extent(name, columns, high - low)
+        base = decode_or(int, properties.base, 0)
+        base = base if -low <= base < LATEST - high else max(0, -low)
+        gpus = decode_or(list[DeviceProperties], properties.devices, None)
+        if gpus is None:
+            self.omissions.add(reasons.NO_DEVICE_NAMES, 1)
         return Trace(
             texts=tuple(self._maker.texts),
             threads=tuple(self._maker.threads.names),
-            ops=ops,
-            python=python,
-            ranges=ranges,
-            device_ranges=device_ranges,
-            calls=calls,
-            device=device,
-            memory=memory,
-            start=min(int(column[0]) for column in starts if len(column)),
-            end=max(int(column.max()) for column in ends if len(column)),
-            properties=properties,
+            ops=_sorted(Ops, columns.pop("ops"), base),
+            python=_sorted(Spans, columns.pop("python"), base),
+            ranges=_sorted(Spans, columns.pop("ranges"), base),
+            device_ranges=_sorted(Spans, columns.pop("device_ranges"), base),
+            calls=_sorted(Calls, columns.pop("calls"), base),
+            device=_sorted(Device, columns.pop("device"), base),
+            memory=_sorted(MemoryEvents, columns.pop("memory"), base),
+            start=low + base,
+            end=high + base,
+            gpus=tuple(Gpu(one.id, shorten(one.name), one.memory) for one in gpus or ()),
             skipped=self._seen - self.kept,
+            omissions=self.omissions.sentences(),
         )
 
-    def _sorted(self, kind: type[Table], name: str, base: int) -> Table:
-        """Join the parts of a table, sorted by start; of equal starts the longest comes first."""
-        parts = self._parts.pop(name, [])
-        types = [COLUMN_TYPES.get(field.name, np.int64) for field in fields(kind)]
+    def _joined(self, table: str) -> Columns:
+        parts = self._parts.pop(table, [])
+        types = [COLUMN_TYPES.get(field.name, np.int64) for field in fields(KINDS[table])]
         empty: Columns = tuple(np.empty(0, column_type) for column_type in types)
-        columns = [np.concatenate(column) for column in zip(empty, *parts, strict=True)]
-        columns[0] += base
-        if kind is MemoryEvents:
-            order = np.argsort(columns[0], kind="stable")
-        else:
-            np.maximum(columns[1], 0, out=columns[1])
-            order = np.lexsort((-columns[1], columns[0]))
-        return kind(*(column[order] for column in columns))
+        return tuple(np.concatenate(column) for column in zip(empty, *parts, strict=True))
+
+    def _leave_out_strays(self, columns: dict[str, Columns]) -> None:
+        """Leave out what lies more than a year from the middle event, as a clock of 1970 does."""
+        low, high = _extent(columns)
+        if high - low <= YEAR:
+            return
+        middle = int(np.median(np.concatenate([part[0] for part in columns.values()])))
+        names = list(self._maker.texts)
+        for table, part in columns.items():
+            near = (part[0] >= middle - YEAR) & (part[0] <= middle + YEAR)
+            if not near.all():
+                first = "" if table == "memory" else names[part[2][int(near.argmin())]]
+                self.omissions.add(reasons.TOO_FAR, int((~near).sum()), first)
+                columns[table] = tuple(column[near] for column in part)
+                self.kept -= int((~near).sum())
+
+    def _check_some(self, name: str, columns: dict[str, Columns]) -> None:
+        """Refuse a trace of which nothing is left, or nothing of the device."""
+        if self._given["device"] and not len(columns["device"][0]):
+            raise unusable_error(name, "kernels, copies and fills", self.omissions.sentences())
+        if not self.kept and self._given:
+            raise unusable_error(name, "events", self.omissions.sentences())
+        if not self.kept:
+            raise no_events_error(name, self._seen)
+
+    def _check_extent(self, name: str, columns: dict[str, Columns], length: int) -> None:
+        """Refuse times that are too long to be added up, or laid out thread by thread."""
+        spans = [part for table, part in columns.items() if table != "memory"]
+        sums = [float(part[1].sum(dtype=np.float64)) for part in spans]
+        side_by_side = float(length + 9) * len(self._maker.threads.names)
+        if max(*sums, side_by_side) > LATEST:
+            raise too_long_error(name, length / DAY)
+
+
+def _extent(columns: dict[str, Columns]) -> tuple[int, int]:
+    """Return the first start and the last end, ns; 0 and 0 of nothing."""
+    filled = {table: part for table, part in columns.items() if len(part[0])}
+    lows = [int(part[0].min()) for part in filled.values()]
+    ends = [part[0] if table == "memory" else part[0] + part[1] for table, part in filled.items()]
+    return min(lows, default=0), max((int(end.max()) for end in ends), default=0)
+
+
+def _sorted(kind: type[Table], columns: Columns, base: int) -> Table:
+    """Return a table sorted by start; of equal starts the longest comes first."""
+    start = columns[0] + base
+    if kind is MemoryEvents:
+        order = np.argsort(start, kind="stable")
+    else:
+        order = np.lexsort((-columns[1], start))
+    return kind(start[order], *(column[order] for column in columns[1:]))
 
 
 class ColumnBuilder:
     """Turns events of one kind into columns, in the order of the fields of their table."""
 
-    def __init__(self) -> None:
+    def __init__(self, omissions: Omissions) -> None:
         self.texts = StringTable()
         self.threads = ThreadTable()
-        self._values = JsonStrings(self.texts)
+        self._omissions = omissions
+        self._names = NameTable(self.texts)
+        self._sizes = JsonStrings(self.texts, are_sizes)
+        self._strides = JsonStrings(self.texts, are_strides)
+        self._types = JsonStrings(self.texts, are_types)
+        self._values = JsonStrings(self.texts, are_values)
+
+    @property
+    def text_bytes(self) -> int:
+        """Memory of all distinct texts."""
+        return self.texts.bytes + self.threads.names.bytes
 
     def spans(self, spans: Sequence[Span]) -> Columns:
         """Return the columns of Spans."""
@@ -186,25 +294,32 @@ class ColumnBuilder:
 
     def ops(self, spans: Sequence[Span]) -> Columns:
         """Return the columns of Ops."""
-        args = decode_args(spans, OpArgs)
+        args, timed = decode_args(spans, OpArgs, self._omissions), self.spans(spans)
+        described = np.stack(
+            [
+                self._sizes.codes([one.shapes or one.early_shapes for one in args]),
+                self._strides.codes([one.strides for one in args]),
+                self._types.codes([one.dtypes for one in args]),
+                self._values.codes([one.values for one in args]),
+            ]
+        )
+        unreadable = (described == UNREADABLE).any(axis=0)
+        self._omissions.add_rows(reasons.NO_ARGUMENTS, unreadable, lambda row: spans[row].name)
         return (
-            *self.spans(spans),
+            *timed,
             integers([one.sequence for one in args]),
             integers([one.forward_thread for one in args]),
-            self._values.codes([one.shapes or one.early_shapes for one in args]),
-            self._values.codes([one.strides for one in args]),
-            self._values.codes([one.dtypes for one in args]),
-            self._values.codes([one.values for one in args]),
+            *np.maximum(described, NOT_RECORDED),
         )
 
     def calls(self, spans: Sequence[Span]) -> Columns:
         """Return the columns of Calls."""
-        args = decode_args(spans, CallArgs)
+        args = decode_args(spans, CallArgs, self._omissions)
         return *self.spans(spans), integers([one.correlation for one in args])
 
     def device(self, spans: Sequence[Span]) -> Columns:
         """Return the columns of Device."""
-        args = decode_args(spans, DeviceArgs)
+        args = decode_args(spans, DeviceArgs, self._omissions)
         tracks = [
             (
                 span.pid if one.device is None else one.device,
@@ -219,12 +334,12 @@ class ColumnBuilder:
             integers([one.correlation for one in args]),
             integers([one.bytes for one in args]),
             integers([one.graph for one in args]),
-            integers([math.prod(one.grid) for one in args]),
+            integers([min(math.prod(one.grid), LATEST) for one in args]),
         )
 
     def memory(self, instants: Sequence[Instant]) -> Columns:
         """Return the columns of MemoryEvents."""
-        args = decode_args(instants, MemoryArgs)
+        args = decode_args(instants, MemoryArgs, self._omissions)
         return (
             nanoseconds([instant.ts for instant in instants]),
             integers([one.bytes for one in args]),
@@ -237,7 +352,7 @@ class ColumnBuilder:
         return (
             nanoseconds([span.ts for span in spans]),
             nanoseconds([span.dur for span in spans]),
-            self.texts.codes([span.name for span in spans]),
+            self._names.codes([span.name for span in spans]),
             self.threads.codes(tracks),
         )
 
@@ -251,7 +366,8 @@ def integers(values: Sequence[int]) -> Ints:
 
 
 def _number(device: TrackId) -> int:
-    return device if isinstance(device, int) else 0
+    """Return the number of a device; 0 where a process stands in its place."""
+    return device if isinstance(device, int) and abs(device) < 2**31 else 0
 
 
 class OpenSpans:
@@ -271,46 +387,70 @@ class OpenSpans:
                 # Copies: views would keep the whole chunk alive while the span is open.
                 event.ts, event.args = event.ts.copy(), event.args.copy()
                 waiting.append(event)
-            elif waiting and (span := _joined(waiting.pop(), event)):
-                yield span
+            elif waiting:
+                yield _joined(waiting.pop(), event)
+
+    def never_ended(self) -> tuple[int, str]:
+        """Return how many spans of kinds that are read are still open, and the name of one."""
+        waiting = [one for listed in self._open.values() for one in listed if one.cat in TABLE_OF]
+        return len(waiting), waiting[0].name if waiting else ""
 
 
-def _joined(begin: Begin, end: End) -> Span | None:
-    try:
-        duration = Decimal(bytes(end.ts).decode()) - Decimal(bytes(begin.ts).decode())
-    except InvalidOperation:
-        return None
-    dur = Raw(f"{duration:f}".encode())
+def _joined(begin: Begin, end: End) -> Span:
+    first, last = exact_ns(bytes(begin.ts)), exact_ns(bytes(end.ts))
+    known = first != NO_TIME and last != NO_TIME
+    dur = Raw(f"{Decimal(last - first) / 1000:f}".encode() if known else b"null")
     return Span(begin.ts, begin.name, begin.cat, begin.pid, begin.tid, dur, begin.args)
 
 
 class StringTable(dict[str, int]):
     """Numbers strings in order of first appearance."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0  # of memory, with the entries of tables that lead to a text
+
     def __missing__(self, text: str) -> int:
         self[text] = number = len(self)
+        self.bytes += 2 * sys.getsizeof(text) + ENTRY
         return number
 
-    def codes(self, texts: Iterable[str]) -> Codes:
-        """Return the number of each text."""
-        return np.array([self[text] for text in texts], np.int32)
+
+class NameTable(dict[str, int]):
+    """Numbers names in a StringTable; very long ones lose their middle."""
+
+    def __init__(self, texts: StringTable) -> None:
+        super().__init__()
+        self._texts = texts
+
+    def __missing__(self, name: str) -> int:
+        half = LONGEST_NAME // 2
+        short = name if len(name) <= LONGEST_NAME else f"{name[:half]}...{name[-half:]}"
+        self[name] = number = self._texts[short]
+        return number
+
+    def codes(self, names: Iterable[str]) -> Codes:
+        """Return the number of each name."""
+        return np.array([self[name] for name in names], np.int32)
 
 
 class JsonStrings(dict[bytes, int]):
     """Numbers JSON values, kept as text on one line, in a StringTable."""
 
-    def __init__(self, texts: StringTable) -> None:
+    def __init__(self, texts: StringTable, is_readable: Callable[[str], bool]) -> None:
         super().__init__({b"": NOT_RECORDED, b"null": NOT_RECORDED})
         self._texts = texts
+        self._is_readable = is_readable
 
     def __missing__(self, value: bytes) -> int:
         # Tools that indent their files spread every list of shapes over several lines.
         line = msgspec.json.format(value, indent=0) if b"\n" in value else value
-        self[value] = number = self._texts[line.decode(errors="replace")]
+        text = line.decode(errors="replace")
+        self[value] = number = self._texts[text] if self._is_readable(text) else UNREADABLE
         return number
 
     def codes(self, values: Iterable[Raw]) -> Codes:
-        """Return the number of each value; NOT_RECORDED for none."""
+        """Return the number of each value; NOT_RECORDED for none, UNREADABLE for another form."""
         return np.array([self[bytes(value)] for value in values], np.int32)
 
 
