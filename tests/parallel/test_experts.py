@@ -1,5 +1,7 @@
 """Experts spread over ranks against all of them on one: outputs and all gradients."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -8,14 +10,16 @@ from steplab.core import RunSpec
 from steplab.core.errors import Unsupported, UserError
 from steplab.kernels.experts import RoutedTokens
 from steplab.modules.experts import RoutedExperts
-from steplab.modules.shards import is_sharded, local
+from steplab.modules.shards import is_sharded, local, whole
 from steplab.parallel.experts import check_expert_parts, shard_experts
 from steplab.parallel.mesh import rank_mesh
 from steplab.parallel.world import current_world
+from steplab.step import step as step_module
 from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.recipes import check_recipe, parse_recipe
 from steplab.workloads.workload import find_workload
 from tests.parallel.ranks import run_ranks
+from tests.parallel.training import SMALL, small_spec
 
 T, K, E, D, F = 24, 2, 4, 16, 8
 NAMES = ("out", "dx", "dweights", "dw_in", "dw_out")
@@ -150,7 +154,7 @@ def step_gradients(recipe, accumulate):
     return loss.item(), grads, list(step.model.state_dict())
 
 
-@pytest.mark.parametrize("data", ["naive", "flat", "overlap", "bucket"])
+@pytest.mark.parametrize("data", ["naive", "flat", "overlap", "bucket", "fsdp"])
 @pytest.mark.parametrize("expert", [2, 4])
 def test_a_step_of_four_ranks_has_the_gradients_of_one_process(alone, expert, data):
     loss, truth, names = alone
@@ -160,6 +164,62 @@ def test_a_step_of_four_ranks_has_the_gradients_of_one_process(alone, expert, da
         assert found[2] == names
         for name, expected in truth.items():
             torch.testing.assert_close(found[1][name], expected, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def train(recipe, accumulate, steps):
+    """Return losses, norms, weights after some steps with a binding clip."""
+    config = find_workload("tsmoe").resolve("tiny", {**SMALL["tsmoe"], "num_experts": 4})
+    spec = replace(small_spec("tsmoe", recipe, accumulate), config=config)
+    step = assemble(spec)
+    norms, clip = [], step_module.clip_gradients
+    step_module.clip_gradients = lambda *words: norms.append(clip(*words)) or norms[-1]
+    try:
+        feed = micro_batches(step, spec)
+        losses = [step(next(feed)).loss.item() for _ in range(steps)]
+    finally:
+        step_module.clip_gradients = clip
+    weights = {name: whole(p.detach()).clone() for name, p in step.model.named_parameters()}
+    assert min(norms) > spec.clip
+    return losses, [float(norm) for norm in norms], weights
+
+
+@pytest.fixture(scope="module")
+def trained():
+    (one,) = run_ranks(train, 1, "parallel=naive,parallel.exact=true", 4, 20)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expert", "data"), [(2, 2, "fsdp"), (4, 2, "fsdp"), (4, 4, "fsdp"), (4, 2, "bucket")]
+)
+def test_exact_has_the_same_bits_with_and_without_it(trained, ranks, expert, data):
+    recipe = f"parallel={data},parallel.exact=true,parallel.expert={expert}"
+    for losses, norms, weights in run_ranks(train, ranks, recipe, 4 // ranks, 20):
+        assert (losses, norms) == trained[:2]
+        for name, weight in trained[2].items():
+            assert torch.equal(weights[name], weight), name
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        "optimizer=one-pass",
+        "precision=bf16-weights,optimizer=one-pass",
+        "checkpointing=blocks",
+        "compile=blocks,compile.backend=aot_eager,compile.fullgraph=false",
+    ],
+)
+@pytest.mark.parametrize("data", ["bucket", "fsdp"])
+def test_other_techniques_go_with_it(trained, data, more):
+    recipe = ",".join(filter(None, [f"parallel={data},parallel.expert=2", more]))
+    first, *others = run_ranks(train, 4, recipe, 1, 3)
+    close = {"rtol": 3e-2, "atol": 3e-3} if "bf16" in more else {"rtol": 1e-4, "atol": 1e-5}
+    assert first[0] == pytest.approx(trained[0][:3], rel=close["rtol"])
+    assert first[1] == pytest.approx(trained[1][:3], rel=close["rtol"])
+    for other in others:
+        assert other[:2] == first[:2]
+        assert all(torch.equal(other[2][name], weight) for name, weight in first[2].items())
 
 
 @pytest.mark.parametrize(
@@ -182,6 +242,8 @@ def test_a_model_without_experts_is_refused():
         ("parallel.expert=0", "at least 1"),
         ("compile=blocks,parallel.expert=2", "fullgraph=false"),
         ("impl.experts=capacity,parallel.expert=2", "drops no token"),
+        ("parallel=zero1,parallel.expert=2", "goes with .*fsdp, not with zero1"),
+        ("parallel=fsdp,parallel.replicate=2,parallel.expert=2", "replicas of its own"),
     ],
 )
 def test_what_cannot_be_combined_with_it_is_refused(words, reason):

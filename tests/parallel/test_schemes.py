@@ -316,6 +316,7 @@ def test_a_stack_of_matrices_is_cut_where_it_divides():
     assert sharded_axis((6, 10, 768), 4) == 2
     assert sharded_axis((5, 7, 11), 4) == 0
     assert sharded_axis((50257, 768), 8) == 0
+    assert sharded_axis((8, 3072, 768), 4, shared_out=True) == 1
 
 
 def placements(recipe):

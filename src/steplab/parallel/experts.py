@@ -30,7 +30,7 @@ from steplab.parallel.mesh import EXPERT
 
 def check_expert_parts(model: nn.Module, parts: int, ranks: int) -> None:
     """Refuse to share out a model's experts over `parts` ranks where that leaves a remainder."""
-    experts = [m.w_in_EFD.shape[0] for m in _routed_experts(model)]
+    experts = [m.w_in_EFD.shape[0] for m in routed_experts(model)]
     if not experts:
         raise Unsupported(
             f"parallel.expert={parts} shares out routed experts, and this model has none.",
@@ -54,7 +54,7 @@ def shard_experts(
     """
     exchange = Exchange(mesh.get_group(EXPERT), exact)
     replaced = {}
-    for module in _routed_experts(model):
+    for module in routed_experts(model):
         for name, weight in list(module.named_parameters(recurse=False)):
             part = expert_part(weight.detach(), mesh)
             replaced[weight] = nn.Parameter(part, weight.requires_grad)
@@ -69,7 +69,8 @@ def expert_part(stack: Tensor, mesh: DeviceMesh) -> Tensor:
     return DTensor.from_local(part, mesh[EXPERT], [Shard(0)], run_check=False)
 
 
-def _routed_experts(model: nn.Module) -> list[RoutedExperts]:
+def routed_experts(model: nn.Module) -> list[RoutedExperts]:
+    """Return the modules whose experts can be shared out."""
     return [module for module in model.modules() if isinstance(module, RoutedExperts)]
 
 

@@ -133,13 +133,16 @@ class Scheme:
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Change a new optimizer, where its state is shared out.
 
-        Whole and sharded parameters come into different groups: no foreach op takes both.
+        Parameters that are whole, or sharded over different meshes, come into different groups:
+        no foreach op takes them together.
         """
         for group in list(optimizer.param_groups):
-            sharded = [p for p in group["params"] if is_sharded(p)]
-            if 0 < len(sharded) < len(group["params"]):
-                group["params"] = [p for p in group["params"] if not is_sharded(p)]
-                optimizer.add_param_group({**group, "params": sharded})
+            by_mesh: dict[Any, list[Tensor]] = {}
+            for p in group["params"]:
+                by_mesh.setdefault(getattr(p, "device_mesh", None), []).append(p)
+            group["params"], *others = by_mesh.values()
+            for params in others:
+                optimizer.add_param_group({**group, "params": params})
 
     def gradient_norm(self) -> Tensor | None:
         """Return the norm of the gradients over all ranks; None: that of this rank's is it.

@@ -19,6 +19,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from steplab.core.errors import Unsupported
+from steplab.modules.shards import is_sharded, local
+from steplab.parallel.experts import routed_experts
+from steplab.parallel.mesh import REPLICA
 from steplab.parallel.scheme import Reduction, Scheme
 from steplab.parallel.tree import tree_reduce_scatter
 
@@ -31,6 +34,9 @@ class Sharded(Scheme):
     `reshard` frees a block's weights after its forward, so that they are gathered again for the
     backward; without it they are gathered once a step. With `replicate` R, the ranks are R groups
     with a whole set of shards each, between which gradients are all-reduced.
+
+    `expert_mesh` is given where experts are shared out: a rank's own experts are sharded over the
+    ranks that hold the same ones, everything else over all.
     """
 
     def __init__(
@@ -40,8 +46,9 @@ class Sharded(Scheme):
         reduction: Reduction | None = None,
         reshard: bool = True,
         replicate: int = 1,
+        expert_mesh: DeviceMesh | None = None,
     ) -> None:
-        super().__init__(model, reduction)
+        super().__init__(model, reduction, expert_mesh)
         refuse_unshardable(model)
         self.reshard = reshard
         self.shard_mesh = make_mesh(model, self.ranks, replicate)
@@ -51,10 +58,13 @@ class Sharded(Scheme):
                 "Use parallel.replicate=2 or leave it out.",
             )
         names = {p: name for name, p in model.named_parameters()}
+        if expert_mesh is not None:
+            for experts in routed_experts(model):
+                self._shard(experts, reshard, expert_mesh[REPLICA])
         for block in without_shared_weights(blocks):
-            self._shard(block, reshard)
+            self._shard(block, reshard, self.shard_mesh)
         # What is in no block is needed first in the backward too: it stays for the whole step.
-        self._shard(model, reshard=False)
+        self._shard(model, False, self.shard_mesh)
         sharded = dict(model.named_parameters())
         self.shards = {p: sharded[name] for p, name in names.items()}  # whole -> shard
         self.units = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -82,17 +92,17 @@ class Sharded(Scheme):
         """Shard them like their parameters."""
         return {self.shards[p]: shard_like(whole, self.shards[p]) for p, whole in masters.items()}
 
-    def _shard(self, module: nn.Module, reshard: bool) -> None:
-        ranks = self.shard_mesh[SHARD].size()
+    def _shard(self, module: nn.Module, reshard: bool, mesh: DeviceMesh) -> None:
+        ranks = mesh.size(-1)
         dtypes = {p.dtype for p in module.parameters() if p.requires_grad}
         policy = MixedPrecisionPolicy(
             reduce_dtype=next((self.reduction.dtype_for(dtype) for dtype in dtypes), None)
         )
         fully_shard(
             module,
-            mesh=self.shard_mesh,
+            mesh=mesh,
             reshard_after_forward=reshard,
-            shard_placement_fn=lambda p: Shard(sharded_axis(p.shape, ranks)),
+            shard_placement_fn=lambda p: Shard(sharded_axis(p.shape, ranks, is_sharded(p))),
             mp_policy=policy,
         )
 
@@ -125,16 +135,17 @@ class TreeReduceScatter:
         tree_reduce_scatter(output_tensor, input_tensor, group)
 
 
-def sharded_axis(shape: Sequence[int], ranks: int) -> int:
+def sharded_axis(shape: Sequence[int], ranks: int, shared_out: bool = False) -> int:
     """Return the axis along which a parameter is cut.
 
     The first, where a few rows of padding do not matter. But a stack of matrices (experts) has few
     entries along it: 8 experts on 64 ranks would be padded to 64. So a stack is cut along the first
-    axis that divides.
+    axis that divides; one whose matrices are `shared_out` already, along one of the others.
     """
     if len(shape) < 3:
         return 0
-    return next((axis for axis, size in enumerate(shape) if size % ranks == 0), 0)
+    axes = range(int(shared_out), len(shape))
+    return next((axis for axis in axes if shape[axis] % ranks == 0), 0)
 
 
 def without_shared_weights(blocks: Sequence[nn.Module]) -> list[nn.Module]:
@@ -143,11 +154,22 @@ def without_shared_weights(blocks: Sequence[nn.Module]) -> list[nn.Module]:
     return [block for block in blocks if all(uses[p] == 1 for p in block.parameters())]
 
 
-def shard_like(whole_tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor that all ranks have, cut as `parameter` is."""
+def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor, cut as `parameter` is.
+
+    Of the tensor all ranks have the whole, or the part that `expert_part` left them.
+    """
     assert isinstance(parameter, DTensor)
     mesh, placements = parameter.device_mesh, parameter.placements
-    return distribute_tensor(whole_tensor, mesh, placements, src_data_rank=None)
+    if not is_sharded(tensor):
+        return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+    over_replicas = distribute_tensor(
+        local(tensor), mesh[REPLICA], placements[:1], src_data_rank=None
+    )
+    shape, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(
+        local(over_replicas), mesh, placements, run_check=False, shape=shape, stride=stride
+    )
 
 
 def make_mesh(model: nn.Module, ranks: int, replicate: int) -> DeviceMesh:

@@ -41,7 +41,7 @@ class ParallelSettings:
 # Settings that mean something to some schemes only.
 BELONGS_TO = {"bucket_mb": ("bucket", "ddp"), "reshard": ("fsdp",), "replicate": ("fsdp",)}
 SHARES_OPTIMIZER = ("zero1", "fsdp")
-WITH_EXPERTS = ("naive", "flat", "overlap", "bucket")  # those that `expert` goes with
+WITH_EXPERTS = ("naive", "flat", "overlap", "bucket", "fsdp")  # those that `expert` goes with
 
 
 class Parallel(Technique):
@@ -73,7 +73,7 @@ class Parallel(Technique):
         """What would be wrong, or compile into pieces, is refused."""
         data, compile_ = settings["data"], recipe.get("compile", {})
         if int(settings.get("expert", 1)) > 1:
-            reason = self._conflict_of_experts(str(data), recipe)
+            reason = self._conflict_of_experts(settings, recipe)
             if reason:
                 return reason
         if compile_.get("mode") in GRAPH_MODES:
@@ -89,7 +89,9 @@ class Parallel(Technique):
             return f"{data} shows fp16's scaler the gradients of one rank, so ranks would disagree"
         return ""
 
-    def _conflict_of_experts(self, data: str, recipe: Mapping[str, Settings]) -> str:
+    def _conflict_of_experts(
+        self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]
+    ) -> str:
         """Rows that travel are counted on the host, and none is left behind."""
         if recipe.get("compile", {"fullgraph": False}).get("fullgraph", True):
             return (
@@ -98,8 +100,11 @@ class Parallel(Technique):
             )
         if recipe.get("impl", {}).get("experts") == "capacity":
             return "parallel.expert drops no token, impl.experts=capacity does"
-        if data not in WITH_EXPERTS:
-            return f"parallel.expert goes with {', '.join(WITH_EXPERTS)}, not with {data}"
+        if settings["data"] not in WITH_EXPERTS:
+            known = ", ".join(WITH_EXPERTS)
+            return f"parallel.expert goes with {known}, not with {settings['data']}"
+        if int(settings.get("replicate", 1)) > 1:
+            return "parallel.expert makes replicas of its own, so parallel.replicate cannot"
         return ""
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
@@ -139,7 +144,8 @@ class Parallel(Technique):
             from steplab.parallel.sharding import Sharded
 
             blocks = find_blocks(parts.model)
-            return Sharded(parts.model, blocks, reduction, chosen.reshard, chosen.replicate)
+            how = (chosen.reshard, chosen.replicate, mesh)
+            return Sharded(parts.model, blocks, reduction, *how)
         if chosen.data == "zero1":
             from steplab.parallel.zero import Zero1
 
