@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
-from steplab.core.errors import UserError
+from steplab.core.errors import SteplabError, UserError
 from steplab.trace.lines import user_line
 from steplab.trace.user_frames import error_line
 from steplab.workloads.workload import StepOutput
@@ -30,6 +30,12 @@ OPTIMIZER = "Write optimizer=lambda model, **how: torch.optim.AdamW(model.parame
 USER_MODEL = "End it with: return steplab.UserModel(model=..., batches=..., loss=...)."
 ONE_OPTIMIZER = "Put all parameters into one, as groups: AdamW([{'params': ..., 'lr': ...}, ...])."
 
+SIGNATURES = {
+    "loss": "loss(model, batch)",
+    "predict": "predict(model, batch)",
+    "optimizer": "optimizer(model, **how)",
+}
+NO_GPU = "not compiled with CUDA|No CUDA GPUs|NVIDIA driver"  # how torch says that there is none
 SHOWN_NAMES = 3  # of the parameters that a sentence is about
 
 
@@ -45,7 +51,7 @@ def explain_factory_error(where: str, error: Exception) -> UserError | None:
     """Return what was misunderstood where an error inside the factory shows it; else None."""
     if isinstance(error, TypeError) and "UserModel.__init__() " in str(error):
         return _wrong_arguments(where, str(error).partition("UserModel.__init__() ")[2])
-    if not torch.cuda.is_available() and re.search("CUDA|NVIDIA", str(error)):
+    if re.search(NO_GPU, str(error)):
         return UserError(
             f"{where} puts its model on a GPU ({error_line(error)}), and torch sees none here.",
             "Leave out .cuda() and device='cuda': the model goes where --device says.",
@@ -295,7 +301,7 @@ def explained(
     """
     try:
         yield
-    except UserError:
+    except SteplabError:
         raise
     except Exception as error:
         advice = _misplaced(error, model, batch)
@@ -306,13 +312,6 @@ def explained(
         first = " ".join(str(error).split()).split(". ")[0][:200]
         message = f"{where}: the {name} fails with {type(error).__name__}: {first}"
         raise UserError(f"{message} ({error_line(error)}).", advice) from error
-
-
-SIGNATURES = {
-    "loss": "loss(model, batch)",
-    "predict": "predict(model, batch)",
-    "optimizer": "optimizer(model, **how)",
-}
 
 
 def _misplaced(error: Exception, model: nn.Module, batch: Any) -> str:
