@@ -34,7 +34,7 @@ class FakeWorker:
 
 @pytest.fixture
 def workers(monkeypatch):
-    monkeypatch.setattr(trials, "Worker", FakeWorker)
+    monkeypatch.setattr(trials, "start_worker", lambda spec: FakeWorker())
     monkeypatch.setattr(FakeWorker, "started", 0)
     return FakeWorker
 

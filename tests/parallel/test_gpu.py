@@ -51,7 +51,7 @@ def test_exact_has_the_same_bits_on_one_and_two_ranks(group):
     assert two_ranks(group, "gpt", recipe) == figures("gpt", recipe, 4, DEVICE)
 
 
-@pytest.mark.parametrize("data", ["flat", "bucket"])
+@pytest.mark.parametrize("data", ["bucket", "fsdp"])
 def test_experts_are_spread_over_the_ranks(group, data):
     config = "parallel.expert=2"
     found = two_ranks(group, "tsmoe4", f"parallel={data},{config}")

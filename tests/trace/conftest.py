@@ -17,6 +17,7 @@ def cpu_trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x_BD = torch.randn(8, 16)
     options = {"record_shapes": True, "with_stack": True, "profile_memory": True}
+    options["acc_events"] = True  # torch 2.11 warns without it
     activities = [torch.profiler.ProfilerActivity.CPU]
     path = tmp_path_factory.mktemp("trace") / "cpu.json"
     with torch.profiler.profile(

@@ -22,8 +22,36 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor, gathered from the ranks that share it."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    """Return all of a tensor, gathered from the ranks that share it; all of them must ask for it.
+
+    Not by `full_tensor`, whose collective crashes torch 2.11 where gloo ranks share a GPU.
+    """
+    if not is_sharded(tensor):
+        return tensor
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    axes = [placement.dim for placement in placements if placement.is_shard()]
+    if len(set(axes)) < len(axes):  # one axis cut twice: its pieces do not lie side by side
+        full: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+        return full
+    found = local(tensor)
+    for number, placement in enumerate(placements):
+        if placement.is_shard():
+            size = tensor.shape[placement.dim]
+            found = _gathered(found, placement.dim, size, mesh.get_group(number))
+    return found
+
+
+def _gathered(part: Tensor, axis: int, size: int, group: dist.ProcessGroup) -> Tensor:
+    """Return all parts along `axis`, `size` numbers in all, of which the last may hold fewer."""
+    ranks = dist.get_world_size(group)
+    longest = -(-size // ranks)
+    shape = [*part.shape]
+    shape[axis] = longest
+    padded = part.new_zeros(shape)
+    padded.narrow(axis, 0, part.shape[axis]).copy_(part)
+    parts = [torch.empty_like(padded) for _ in range(ranks)]
+    dist.all_gather(parts, padded, group=group)
+    return torch.cat(parts, axis).narrow(axis, 0, size).contiguous()
 
 
 def shared_norm(tensors: Sequence[Tensor]) -> Tensor:

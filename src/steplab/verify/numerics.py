@@ -25,9 +25,10 @@ from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError, UserError
 from steplab.core.output_file import write_output
 from steplab.modules.optimizer import master_weight
+from steplab.modules.shards import whole
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
-from steplab.verify.ranks import checksum, gather, held_bits, rank_count, state_of, whole
+from steplab.verify.ranks import checksum, gather, held_bits, rank_count, state_of
 from steplab.verify.shapes import TRUTH, references_of
 
 # Steps that are compared. A whole-step graph runs three of them eagerly, captures in the next and

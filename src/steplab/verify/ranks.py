@@ -37,12 +37,6 @@ def gather(value: T, ranks: int) -> list[T]:
     return values
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor of which this rank may hold a part; all ranks must ask for it."""
-    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full
-
-
 def checksum(tensor: Tensor) -> int:
     """Return a number that changes with any bit of a tensor, and with the order of its values.
 
