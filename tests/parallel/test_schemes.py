@@ -98,6 +98,8 @@ def compiled_steps(recipe):
 @pytest.mark.parametrize("scheme", KINDS)
 def test_blocks_are_compiled_once(alone, scheme):
     recipe = f"compile=blocks,compile.backend=aot_eager,parallel={scheme}"
+    if scheme == "fsdp":
+        recipe += ",parallel.together=2"
     ranks = run_ranks(compiled_steps, 2, recipe)
     assert all(stats["unique_graphs"] == 1 for _, stats in ranks)
     assert_same([found for found, _ in ranks], alone("gpt", "plain"))
@@ -105,7 +107,11 @@ def test_blocks_are_compiled_once(alone, scheme):
 
 @pytest.mark.parametrize(
     "words",
-    ["parallel=fsdp,parallel.reshard=false", "parallel=fsdp,parallel.replicate=2"],
+    [
+        "parallel=fsdp,parallel.reshard=false",
+        "parallel=fsdp,parallel.replicate=2",
+        "parallel=fsdp,parallel.together=2,checkpointing=blocks",
+    ],
 )
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_ways_of_sharding(alone, words, accumulate):

@@ -60,14 +60,16 @@ def shared_norm(tensors: Sequence[Tensor]) -> Tensor:
     They may be whole (the same on every rank) and sharded over several meshes. Summed in fp32 or
     better; one collective per group of ranks.
     """
-    together: dict[tuple[Any, ...], list[Tensor]] = {}
+    together: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
-        together.setdefault(_sharing_groups(tensor), []).append(local(tensor))
+        layout = (tensor.device_mesh, tensor.placements) if is_sharded(tensor) else None  # type: ignore[attr-defined]
+        together.setdefault(layout, []).append(tensor)
     squares = []
-    for groups, parts in together.items():
-        wide = torch.promote_types(parts[0].dtype, torch.float32)
-        squares.append(torch.stack(torch._foreach_norm(parts, 2.0, wide)).square().sum())
-        for group in groups:
+    for alike in together.values():
+        wide = torch.promote_types(alike[0].dtype, torch.float32)
+        norms = torch._foreach_norm([local(tensor) for tensor in alike], 2.0, wide)
+        squares.append(torch.stack(norms).square().sum())
+        for group in _sharing_groups(alike[0]):
             dist.all_reduce(squares[-1], group=group)
     return torch.stack(squares).sum().sqrt()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from steplab.core.errors import Unsupported
 from steplab.modules.shards import is_sharded, local, shared_norm, whole
 from steplab.parallel.mesh import REPLICA
 from steplab.parallel.tree import PairwiseSum
-from steplab.parallel.world import World, current_world
+from steplab.parallel.world import World, current_world, in_order
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Scheme:
         if is_last or self.reduces_each:
             self.reduce()
         if self.reduces_each:
-            grads = [local(grad) for grad in gradients_of(self.held())]
+            grads = [local(grad) for grad in gradients_of(self.held)]
             self.sums.add(grads)
             if is_last:
                 torch._foreach_copy_(grads, self.sums.total())
@@ -105,8 +106,9 @@ class Scheme:
         """Whether every micro-batch is reduced by itself, and the sums are added."""
         return self.reduction.exact
 
+    @functools.cached_property
     def held(self) -> list[nn.Parameter]:
-        """Return the parameters whose reduced gradients, or shards of them, this rank has."""
+        """The parameters whose reduced gradients, or shards of them, this rank has."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def backward_context(self, reduces: bool) -> contextlib.AbstractContextManager[Any]:
@@ -149,7 +151,7 @@ class Scheme:
 
         `exact`: of the whole gradients, gathered one by one, which no number of ranks changes.
         """
-        grads = gradients_of(self.held())
+        grads = gradients_of(self.held)
         if self.reduction.exact:
             return norm_of_norms([parameter_norm(whole(grad)) for grad in grads])
         return shared_norm(grads) if any(map(is_sharded, grads)) else None
@@ -164,10 +166,7 @@ class Scheme:
         flat = torch.cat(
             [part.reshape(len(part), -1) for part in local.values()], 1
         )  # (micro-batch, values)
-        every = [torch.empty_like(flat) for _ in range(self.ranks)]
-        dist.all_gather(every, flat)
-        # (micro-batch of a rank, rank, values): in the order of the global micro-batch number.
-        means = torch.stack(every, 1).flatten(0, 1).mean(0)
+        means = in_order(flat).mean(0)
         sizes = [part[0].numel() for part in local.values()]
         found = zip(local.items(), means.split(sizes), strict=True)
         return {name: mean.view(part.shape[1:]) for (name, part), mean in found}
@@ -208,9 +207,9 @@ def norm_of_norms(norms: Sequence[Tensor]) -> Tensor:
 
 def _shared_seed() -> int:
     """Return the seed of rank 0's random numbers, on every rank."""
-    seed = [torch.initial_seed()]
-    dist.broadcast_object_list(seed, 0)
-    return seed[0]
+    seed = torch.tensor(torch.initial_seed() % 2**63)
+    dist.broadcast(seed, 0)
+    return int(seed)
 
 
 def _mixed(*numbers: int) -> int:

@@ -29,7 +29,7 @@ REPLICATE, SHARD = "replicate", "shard"  # axes of the mesh
 
 
 class Sharded(Scheme):
-    """Each of `blocks` is gathered by itself, and what is in none of them together.
+    """`together` neighbors of `blocks` are gathered at a time, and what is in no block in one go.
 
     `reshard` frees a block's weights after its forward, so that they are gathered again for the
     backward; without it they are gathered once a step. With `replicate` R, the ranks are R groups
@@ -46,6 +46,7 @@ class Sharded(Scheme):
         reduction: Reduction | None = None,
         reshard: bool = True,
         replicate: int = 1,
+        together: int = 1,
         expert_mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__(model, reduction, expert_mesh)
@@ -60,11 +61,12 @@ class Sharded(Scheme):
         names = {p: name for name, p in model.named_parameters()}
         if expert_mesh is not None:
             for experts in routed_experts(model):
-                self._shard(experts, reshard, expert_mesh[REPLICA])
-        for block in without_shared_weights(blocks):
-            self._shard(block, reshard, self.shard_mesh)
+                self._shard([experts], reshard, expert_mesh[REPLICA])
+        apart = without_shared_weights(blocks)
+        for first in range(0, len(apart), together):
+            self._shard(apart[first : first + together], reshard, self.shard_mesh)
         # What is in no block is needed first in the backward too: it stays for the whole step.
-        self._shard(model, False, self.shard_mesh)
+        self._shard([model], False, self.shard_mesh)
         sharded = dict(model.named_parameters())
         self.shards = {p: sharded[name] for p, name in names.items()}  # whole -> shard
         self.units = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -92,14 +94,14 @@ class Sharded(Scheme):
         """Shard them like their parameters."""
         return {self.shards[p]: shard_like(whole, self.shards[p]) for p, whole in masters.items()}
 
-    def _shard(self, module: nn.Module, reshard: bool, mesh: DeviceMesh) -> None:
+    def _shard(self, modules: list[nn.Module], reshard: bool, mesh: DeviceMesh) -> None:
         ranks = mesh.size(-1)
-        dtypes = {p.dtype for p in module.parameters() if p.requires_grad}
+        dtypes = {p.dtype for p in self.model.parameters() if p.requires_grad}
         policy = MixedPrecisionPolicy(
             reduce_dtype=next((self.reduction.dtype_for(dtype) for dtype in dtypes), None)
         )
         fully_shard(
-            module,
+            modules if len(modules) > 1 else modules[0],
             mesh=mesh,
             reshard_after_forward=reshard,
             shard_placement_fn=lambda p: Shard(sharded_axis(p.shape, ranks, is_sharded(p))),

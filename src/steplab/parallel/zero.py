@@ -7,6 +7,7 @@ treats them one by one can be used.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,8 +54,9 @@ class Zero1(Scheme):
             for p in bucket:
                 p.grad = None
 
+    @functools.cached_property
     def held(self) -> list[nn.Parameter]:
-        """Return this rank's own."""
+        """This rank's own."""
         return [p for p in self.trained if p in self.own]
 
     def own_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:

@@ -131,8 +131,10 @@ class Step:
         if self.clip:
             with self.watch("clip"):
                 scaler.unscale_(self.optimizer)
-                norm = self.parts.scheme.gradient_norm() if self.parts.scheme else None
-                clip_gradients(self.optimizer, self.model.parameters(), self.clip, norm)
+                scheme = self.parts.scheme
+                clipped = self.model.parameters() if scheme is None else scheme.held
+                norm = None if scheme is None else scheme.gradient_norm()
+                clip_gradients(self.optimizer, clipped, self.clip, norm)
         with self.watch("optimizer"):
             scaler.step(self.optimizer)
             scaler.update()

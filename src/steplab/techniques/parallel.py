@@ -33,13 +33,20 @@ class ParallelSettings:
     bucket_mb: int = 25  # for bucket and ddp
     reshard: bool = True  # for fsdp: free a block's weights between its forward and its backward
     replicate: int = 1  # for fsdp: so many groups of ranks with all shards each
+    # For fsdp: so many blocks are gathered together. Every gathering costs the host 1 to 2 ms.
+    together: int = 1
     reduce: Literal["fp32", "bf16"] = "fp32"  # dtype in which gradients are sent and added
     exact: bool = False  # the same bits on 1, 2, 4 ... ranks
     expert: int = 1  # ranks that share one set of routed experts, each with its part of them
 
 
 # Settings that mean something to some schemes only.
-BELONGS_TO = {"bucket_mb": ("bucket", "ddp"), "reshard": ("fsdp",), "replicate": ("fsdp",)}
+BELONGS_TO = {
+    "bucket_mb": ("bucket", "ddp"),
+    "reshard": ("fsdp",),
+    "replicate": ("fsdp",),
+    "together": ("fsdp",),
+}
 SHARES_OPTIMIZER = ("zero1", "fsdp")
 WITH_EXPERTS = ("naive", "flat", "overlap", "bucket", "fsdp")  # those that `expert` goes with
 
@@ -60,7 +67,7 @@ class Parallel(Technique):
                     f"{name}.{key} means nothing to {name}={settings['data']}.",
                     f"It belongs to {' and '.join(schemes)}.",
                 )
-        for key in ("bucket_mb", "replicate", "expert"):
+        for key in ("bucket_mb", "replicate", "together", "expert"):
             if int(settings.get(key, 1)) < 1:
                 raise UserError(f"{name}.{key} must be at least 1, not {settings[key]}.")
         if settings.get("exact") and "reduce" in settings:
@@ -144,7 +151,7 @@ class Parallel(Technique):
             from steplab.parallel.sharding import Sharded
 
             blocks = find_blocks(parts.model)
-            how = (chosen.reshard, chosen.replicate, mesh)
+            how = (chosen.reshard, chosen.replicate, chosen.together, mesh)
             return Sharded(parts.model, blocks, reduction, *how)
         if chosen.data == "zero1":
             from steplab.parallel.zero import Zero1
