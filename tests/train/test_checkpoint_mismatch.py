@@ -82,9 +82,9 @@ def test_another_optimizer(saved):
 def test_other_parameters_in_the_optimizer(saved):
     training = Training()
     training.optimizer.param_groups[1]["params"].pop()
-    refused(saved, training, r"other parameters in group 1: body.2.bias")
+    refused(saved, training, r"other parameters: body.2.bias")
     training.optimizer = torch.optim.AdamW(training.model.parameters())
-    refused(saved, training, "has 2 parameter groups, but this training has 1")
+    refused(saved, training, "in groups of different settings, but this training has them in one")
 
 
 def test_another_precision(saved, tmp_path):

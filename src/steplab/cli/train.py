@@ -28,8 +28,7 @@ from steplab.core.errors import UserError
 from steplab.core.input_file import shorten
 from steplab.core.spec import BACKENDS
 from steplab.parallel.environment import is_first, is_launched, launched_size
-from steplab.techniques.parallel import ParallelSettings
-from steplab.techniques.recipes import check_recipe
+from steplab.techniques.recipes import alone, check_recipe, shared_by
 from steplab.workloads.recorded import note_on_code, workload_of_record
 from steplab.workloads.workload import WorkloadEntry, find_workload, is_user_model
 
@@ -142,7 +141,7 @@ def _is_same_run(one: TrainSpec, other: TrainSpec) -> bool:
     def fixed(spec: TrainSpec) -> tuple[Any, ...]:
         settings = {k: v for k, v in encode(spec.settings).items() if k not in RESUMABLE}
         settings["accumulate"] = spec.micro_batches
-        return spec.workload, encode(spec.config), spec.size, _alone(spec.recipe), settings
+        return spec.workload, encode(spec.config), spec.size, alone(spec.recipe), settings
 
     return fixed(one) == fixed(other)
 
@@ -160,18 +159,11 @@ def _ranks(args: argparse.Namespace) -> int:
     return size
 
 
-def _with_default_scheme(recipe: Recipe, ranks: int) -> Recipe:
-    """Add how ranks share a step, where there are several and the recipe does not say."""
-    if ranks == 1 or "parallel" in recipe.techniques:
-        return recipe
-    recipe = Recipe({**recipe.techniques, "parallel": {"data": ParallelSettings().data}})
+def _shared(recipe: Recipe, ranks: int) -> Recipe:
+    """Return the recipe with a way to share the step where there are several ranks, checked."""
+    recipe = shared_by(recipe, ranks)
     check_recipe(recipe)
     return recipe
-
-
-def _alone(recipe: Recipe) -> Recipe:
-    """Return a recipe without how ranks share the step."""
-    return Recipe({k: dict(v) for k, v in recipe.techniques.items() if k != "parallel"})
 
 
 def _own_model(args: argparse.Namespace) -> WorkloadEntry | None:
@@ -202,7 +194,7 @@ def _new_spec(args: argparse.Namespace) -> TrainSpec:
     settings = dataclasses.replace(settings, **suited)
     recipe = _with_default_precision(args, recipe, device)
     config, ranks = entry.resolve(size, model_flags), _ranks(args)
-    recipe, backend = _with_default_scheme(recipe, ranks), args.backend or ""
+    recipe, backend = _shared(recipe, ranks), args.backend or ""
     return TrainSpec(
         entry.name, config, size, recipe, device, settings, entry.source, ranks, backend
     )
@@ -240,7 +232,7 @@ def _fine_tuning_spec(
     recipe = _with_default_precision(args, recipe, device)
     settings = dataclasses.replace(settings, from_checkpoint=str(origin.path))
     name, source, ranks = origin.workload.name, origin.workload.source, _ranks(args)
-    recipe, backend = _with_default_scheme(recipe, ranks), args.backend or ""
+    recipe, backend = _shared(recipe, ranks), args.backend or ""
     return TrainSpec(name, config, origin.size, recipe, device, settings, source, ranks, backend)
 
 
@@ -322,14 +314,14 @@ def _resumed_spec(args: argparse.Namespace, path: Path) -> TrainSpec:
         free["checkpoint_dir"] = str(path.parent)
     device = saved.device if args.device == "auto" else local_device(args.device)
     scheme = args.recipe.techniques.get("parallel", saved.recipe.techniques.get("parallel"))
-    techniques = dict(_alone(saved.recipe).techniques) | ({"parallel": scheme} if scheme else {})
+    techniques = dict(alone(saved.recipe).techniques) | ({"parallel": scheme} if scheme else {})
     return dataclasses.replace(
         saved,
         workload=workload.name,
         source=workload.source,
         settings=dataclasses.replace(saved.settings, **free),
         device=device,
-        recipe=_with_default_scheme(Recipe(techniques), ranks),
+        recipe=_shared(Recipe(techniques), ranks),
         ranks=ranks,
         backend=args.backend or "",
     )
@@ -359,7 +351,7 @@ def _asked_of_the_run(args: argparse.Namespace, saved: TrainSpec) -> list[tuple[
     found = [("size", args.size, saved.size)] if args.size else []
     if args.recipe != PLAIN or args.amp is not None or args.compile:
         recipe = _with_default_precision(args, _recipe(args), saved.device)
-        found.append(("recipe", _alone(recipe).label, _alone(saved.recipe).label))
+        found.append(("recipe", alone(recipe).label, alone(saved.recipe).label))
     return found
 
 

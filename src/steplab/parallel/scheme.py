@@ -119,6 +119,9 @@ class Scheme:
         """Add the gradients over ranks, as far as the backward has not done so."""
         raise NotImplementedError
 
+    def release(self) -> None:
+        """Free what a forward without a backward has gathered."""
+
     def own_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
         """Return what this rank's optimizer keeps of the fp32 weights of 16-bit parameters."""
         return dict(masters)

@@ -90,6 +90,11 @@ class Sharded(Scheme):
     def reduce(self) -> None:
         """Done: the backward waits for its last reduction."""
 
+    def release(self) -> None:
+        """Return to shards: what is in no block stays gathered until a backward frees it."""
+        for unit in self.units:
+            unit.reshard()
+
     def own_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
         """Shard them like their parameters."""
         return {self.shards[p]: shard_like(whole, self.shards[p]) for p, whole in masters.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from steplab.core.errors import UserError
+from steplab.core.errors import SteplabError, UserError
 from steplab.core.spec import Backend
 from steplab.parallel import environment
 
@@ -116,6 +118,8 @@ def in_order(values: Tensor) -> Tensor:
 def gather_texts(text: str) -> list[str]:
     """Return every rank's text, in the order of the ranks. Called by all ranks together."""
     size, data = current_world().size, text.encode()
+    if size == 1:
+        return [text]
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
     dist.all_gather(lengths, torch.tensor([len(data)]))
     longest = max(1, *(int(length) for length in lengths))
@@ -129,6 +133,26 @@ def gather_texts(text: str) -> list[str]:
 def share_text(text: str) -> str:
     """Return rank 0's text on every rank. Called by all ranks together."""
     return gather_texts(text if current_world().is_first else "")[0]
+
+
+def together(work: Callable[[], str]) -> list[str]:
+    """Do `work` on every rank and return every rank's text; if one fails, all fail with its words.
+
+    Called by all ranks together. What is no SteplabError is raised where it happened.
+    """
+    text, failure, suggestion = "", "", ""
+    try:
+        text = work()
+    except SteplabError as error:
+        if current_world().size == 1:
+            raise
+        failure, suggestion = error.message, error.suggestion
+    answer = json.dumps([text, failure, suggestion])
+    answers = [json.loads(each) for each in gather_texts(answer)]
+    for _, failure, suggestion in answers:
+        if failure:
+            raise UserError(failure, suggestion)
+    return [text for text, _, _ in answers]
 
 
 def leave() -> None:

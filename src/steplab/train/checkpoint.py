@@ -6,34 +6,36 @@ Importing this module leaves torch out; saving and restoring import it.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steplab import __version__
-from steplab.core.atomic import disk_errors, sync_folder, write_file
+from steplab.core.atomic import disk_errors
 from steplab.core.errors import UserError
 from steplab.core.run import now
 from steplab.train.checkpoint_files import (
     CHECKPOINT_FILE,
+    MODEL,
     MODEL_FILE,
+    OPTIMIZER,
     OPTIMIZER_FILE,
     RNG_FILE,
     Manifest,
     TrainProgress,
     find_checkpoint,
-    manifest_to_json,
-    new_draft,
-    next_checkpoint_path,
-    prune_checkpoints,
+    open_draft,
+    publish_draft,
     read_manifest,
     read_verified_manifest,
-    remove_stale_drafts,
 )
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
+
+    from steplab.train.tensor_files import SavedTensors
 
 
 def save_checkpoint(
@@ -52,7 +54,11 @@ def save_checkpoint(
     import torch
 
     from steplab.modules.optimizer import full_weights
+    from steplab.modules.shards import local
+    from steplab.parallel.world import current_world
     from steplab.train import checkpoint_tensors
+    from steplab.train.shared_save import SharedSave
+    from steplab.train.tensor_files import write_tensors
 
     if keep < 0:
         raise UserError(f"{keep} checkpoints cannot be kept.", "Use 0 to keep all of them.")
@@ -66,34 +72,23 @@ def save_checkpoint(
         checkpoint_tensors.numpy_rng_state(),
         files={},
     )
-    with full_weights(optimizer), disk_errors(folder, "--checkpoint-dir"):
-        tensors = {
-            MODEL_FILE: checkpoint_tensors.model_tensors(model),
-            OPTIMIZER_FILE: moments,
-            RNG_FILE: checkpoint_tensors.torch_rng_states(),
-        }
-        if not folder.is_dir():
-            folder.mkdir(parents=True)
-            sync_folder(folder.parent)
-        remove_stale_drafts(folder)
-        written = _write(folder, manifest, tensors)
-        prune_checkpoints(folder, written, keep)
-    return written
-
-
-def _write(folder: Path, manifest: Manifest, tensors: dict[str, dict[str, Tensor]]) -> Path:
-    """Write a draft, flushed file by file, then rename it: that makes it a checkpoint."""
-    from steplab.train.checkpoint_tensors import write_tensors
-
-    draft = new_draft(folder)
-    try:
-        files = {name: write_tensors(draft / name, content) for name, content in tensors.items()}
-        write_file(draft / CHECKPOINT_FILE, manifest_to_json(replace(manifest, files=files)))
-        final = draft.rename(next_checkpoint_path(folder, manifest.progress.step))
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    sync_folder(folder)
-    return final
+    with full_weights(optimizer):
+        weights = checkpoint_tensors.model_tensors(model)
+        rng = checkpoint_tensors.torch_rng_states()
+        if current_world().size > 1:
+            return SharedSave(folder, manifest, weights, moments, rng, keep).run()
+        tensors = {MODEL_FILE: weights, OPTIMIZER_FILE: moments, RNG_FILE: rng}
+        with disk_errors(folder, "--checkpoint-dir"):
+            draft = open_draft(folder)
+            try:
+                files = {
+                    # `local`: the shards of a group of one are the whole tensors.
+                    name: write_tensors(draft / name, {k: local(v) for k, v in each.items()})
+                    for name, each in tensors.items()
+                }
+                return publish_draft(draft, replace(manifest, files=files), keep)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
 
 
 def restore_checkpoint(
@@ -108,26 +103,28 @@ def restore_checkpoint(
     the next step gives the same bits as if there had been no break.
     """
     from steplab.modules.optimizer import full_weights
+    from steplab.parallel.world import current_world
     from steplab.train import checkpoint_tensors
 
-    path = find_checkpoint(path)
-    manifest = read_verified_manifest(path)
+    world, path = current_world(), find_checkpoint(path)
+    manifest = read_verified_manifest(path, world.rank, world.size)
     names, record = checkpoint_tensors.parameter_names(model), manifest.optimizer
-    tensors = {
-        name: checkpoint_tensors.read_tensors(path / name)
-        for name in (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE)
-    }
-    weights, moments = tensors[MODEL_FILE], tensors[OPTIMIZER_FILE]
-    with full_weights(optimizer):
+    with (
+        full_weights(optimizer),
+        _open(path, manifest.files_of(MODEL)) as weights,
+        _open(path, manifest.files_of(OPTIMIZER)) as moments,
+        _open(path, [RNG_FILE]) as rng,
+    ):
         checkpoint_tensors.check_weights(model, weights, str(path / MODEL_FILE))
         where = str(path / OPTIMIZER_FILE)
         checkpoint_tensors.check_optimizer(optimizer, names, record, moments, where)
-        checkpoint_tensors.check_rng_states(manifest, tensors[RNG_FILE], path)
+        states = {name: rng.read(name) for name in rng.shapes}
+        checkpoint_tensors.check_rng_states(manifest, states, path)
         _check_scaler(scaler, manifest, path)
         checkpoint_tensors.restore_weights(model, weights)
         checkpoint_tensors.restore_optimizer(optimizer, names, record, moments)
+        checkpoint_tensors.set_torch_rng_states(states)
     scaler.load_state_dict(dict(manifest.scaler))
-    checkpoint_tensors.set_torch_rng_states(tensors[RNG_FILE])
     checkpoint_tensors.set_python_rng_state(manifest.python_random)
     checkpoint_tensors.set_numpy_rng_state(manifest.numpy_random)
     return manifest.progress
@@ -152,10 +149,20 @@ def load_weights(path: Path, model: nn.Module) -> None:
     from steplab.train import checkpoint_tensors
 
     path = find_checkpoint(path)
-    read_verified_manifest(path)
-    saved = checkpoint_tensors.read_tensors(path / MODEL_FILE)
-    checkpoint_tensors.check_weights(model, saved, str(path / MODEL_FILE))
-    checkpoint_tensors.restore_weights(model, saved)
+    with open_weights(path) as saved:
+        checkpoint_tensors.check_weights(model, saved, str(path / MODEL_FILE))
+        checkpoint_tensors.restore_weights(model, saved)
+
+
+def open_weights(path: Path) -> SavedTensors:
+    """Return the model's tensors in the checkpoint `path`, verified."""
+    return _open(path, read_verified_manifest(path).files_of(MODEL))
+
+
+def _open(path: Path, names: Sequence[str]) -> SavedTensors:
+    from steplab.train.tensor_files import SavedTensors
+
+    return SavedTensors([path / name for name in names])
 
 
 def read_progress(path: Path) -> TrainProgress:

@@ -1,7 +1,9 @@
 """A checkpoint on disk: its folder, its checkpoint.json, whether its files are intact. No torch.
 
-Layout: `<folder>/step-00000080/{checkpoint.json, *.safetensors}`. A second save of one step goes
-beside the first as `step-00000080.1` and counts as newer, so that nothing is ever overwritten.
+Layout: `<folder>/step-00000080/{checkpoint.json, *.safetensors}`; of several ranks
+`{checkpoint.json, rng.safetensors, model/rank-00000.safetensors, optimizer/..., ...}`. A second
+save of one step goes beside the first as `step-00000080.1` and counts as newer, so that nothing is
+ever overwritten.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from steplab.core.atomic import CANNOT, disk_errors, is_alive, try_draft
+from steplab.core.atomic import CANNOT, disk_errors, is_alive, sync_folder, try_draft, write_file
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
 from steplab.core.input_file import (
@@ -38,6 +40,9 @@ CHECKPOINT_FILE = "checkpoint.json"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 RNG_FILE = "rng.safetensors"
+# Several ranks write slices of model and optimizer into folders of these names.
+MODEL, OPTIMIZER = "model", "optimizer"
+SLICE_FILE = re.compile(r"(model|optimizer)/rank-\d{5,}\.safetensors")
 LOCK_FILE = ".lock"
 NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 DRAFT = re.compile(r"\.draft-(\d+)-\w+")
@@ -87,6 +92,28 @@ def new_draft(folder: Path) -> Path:
     draft = _draft_name(folder)
     draft.mkdir()
     return draft
+
+
+def open_draft(folder: Path) -> Path:
+    """Return a new draft in `folder`, which is made and cleared of what dead processes left."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        sync_folder(folder.parent)
+    remove_stale_drafts(folder)
+    return new_draft(folder)
+
+
+def publish_draft(draft: Path, manifest: Manifest, keep: int) -> Path:
+    """Complete a draft whose tensor files are flushed, and rename it: now it is a checkpoint.
+
+    Then all but the `keep` newest are removed (0 keeps all).
+    """
+    folder = draft.parent
+    write_file(draft / CHECKPOINT_FILE, manifest_to_json(manifest))
+    final = draft.rename(next_checkpoint_path(folder, manifest.progress.step))
+    sync_folder(folder)
+    prune_checkpoints(folder, final, keep)
+    return final
 
 
 def next_checkpoint_path(folder: Path, step: int) -> Path:
@@ -253,7 +280,13 @@ class Manifest:
     scaler: Mapping[str, int | float]  # empty when gradients are not scaled
     python_random: PythonRngState
     numpy_random: NumpyRngState
-    files: Mapping[str, FileChecksum]  # by name of the tensor file
+    files: Mapping[str, FileChecksum]  # by name of the tensor file, as in "model.safetensors"
+
+    def files_of(self, kind: str) -> list[str]:
+        """Return the files of "model" or "optimizer": one of whole tensors, or slices of ranks."""
+        whole = f"{kind}.safetensors"
+        slices = sorted(name for name in self.files if name.startswith(f"{kind}/"))
+        return [whole] if whole in self.files else slices
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:
@@ -288,9 +321,12 @@ def read_manifest(path: Path) -> Manifest:
     return _suggest_a_good_one(_read, path)
 
 
-def read_verified_manifest(path: Path) -> Manifest:
-    """Return the manifest once size and checksum of every tensor file have been verified."""
-    return _suggest_a_good_one(_read_and_verify, path)
+def read_verified_manifest(path: Path, rank: int = 0, ranks: int = 1) -> Manifest:
+    """Return the manifest once size and checksum of every tensor file have been verified.
+
+    Ranks that read a checkpoint together share the files out: each verifies every `ranks`-th.
+    """
+    return _suggest_a_good_one(lambda path: _read_and_verify(path, rank, ranks), path)
 
 
 def _suggest_a_good_one(read: Callable[[Path], Manifest], path: Path) -> Manifest:
@@ -308,12 +344,17 @@ def _read(path: Path) -> Manifest:
     file = path / CHECKPOINT_FILE
     if is_missing(file):
         raise UserError(f"{path} is not a complete checkpoint: it has no {file.name}.")
-    return manifest_from_json(read_input(file), str(file))
+    manifest = manifest_from_json(read_input(file), str(file))
+    for name in manifest.files:
+        # Nothing outside of the checkpoint is opened, whatever its document says.
+        if name not in (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE) and not SLICE_FILE.fullmatch(name):
+            raise UserError(f"{file} is damaged: it mentions {shorten(name)}.")
+    return manifest
 
 
 def bytes_of_weights(path: Path) -> int:
     """Return the size of the weights of the checkpoint `path`."""
-    return _size(path / MODEL_FILE)
+    return sum(_size(path / name) for name in _read(path).files_of(MODEL))
 
 
 def _size(path: Path) -> int:
@@ -324,11 +365,17 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def _read_and_verify(path: Path) -> Manifest:
+def _read_and_verify(path: Path, rank: int = 0, ranks: int = 1) -> Manifest:
     manifest = _read(path)
-    for name in (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE):
-        if name not in manifest.files:
+    needed = {
+        MODEL_FILE: manifest.files_of(MODEL),
+        OPTIMIZER_FILE: manifest.files_of(OPTIMIZER),
+        RNG_FILE: [name for name in manifest.files if name == RNG_FILE],
+    }
+    for name, files in needed.items():
+        if not files:
             raise UserError(f"{path / CHECKPOINT_FILE} is damaged: it does not mention {name}.")
+    for name in sorted(manifest.files)[rank::ranks]:
         _check_file(path / name, manifest.files[name])
     return manifest
 

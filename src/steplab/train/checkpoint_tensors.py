@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: weights, optimizer state and random generators, and their files.
+"""The tensors of a checkpoint: weights, optimizer state and random generators.
 
 Optimizer state is stored by parameter name, so that a changed order cannot mix it up.
 """
@@ -6,11 +6,8 @@ Optimizer state is stored by parameter name, so that a changed order cannot mix 
 from __future__ import annotations
 
 import json
-import os
 import random
-import struct
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -24,35 +21,21 @@ from steplab.core.codec import encode
 from steplab.core.errors import Unsupported, UserError
 from steplab.core.input_file import shorten
 from steplab.modules.optimizer import clear_moments, moments, state_keys
+from steplab.parallel.world import gather_texts
 from steplab.train.checkpoint_files import (
-    FileChecksum,
     Manifest,
     NumpyRngState,
     OptimizerRecord,
     ParamGroup,
     PythonRngState,
 )
+from steplab.train.tensor_files import SavedTensors
 
 MERSENNE_WORDS = 624  # of 32 bits, in the state of a Mersenne Twister
 LISTED = 5  # names in one error message
 # How the update is computed, not what it computes: a resumed training keeps its own choice.
 IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
 NOT_SETTINGS = {"params", "param_names", *IMPLEMENTATION}
-# Names of dtypes in a safetensors file.
-CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -67,17 +50,20 @@ def parameter_names(model: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in named}
 
 
-def check_weights(model: nn.Module, saved: Mapping[str, Tensor], where: str) -> None:
+def check_weights(model: nn.Module, saved: SavedTensors, where: str) -> None:
     """Raise a UserError that lists what is missing, extra or of another shape or dtype."""
-    wanted = model_tensors(model)
+    wanted = {name: _shape(each.shape, each.dtype) for name, each in model_tensors(model).items()}
+    there = {name: _shape(shape, saved.dtypes[name]) for name, shape in saved.shapes.items()}
+    # 16-bit weights are fp32 on the rank that updates them: what fits on one rank is right.
+    of_ranks = [json.loads(text) for text in gather_texts(json.dumps(wanted))]
     misshapen = [
-        f"{name} (saved {_shape(saved[name])}, model {_shape(wanted[name])})"
-        for name in sorted(wanted.keys() & saved.keys())
-        if _shape(saved[name]) != _shape(wanted[name])
+        f"{name} (saved {there[name]}, model {wanted[name]})"
+        for name in sorted(wanted.keys() & there.keys())
+        if there[name] not in (each.get(name) for each in of_ranks)
     ]
     faults = {
-        "missing": sorted(wanted.keys() - saved.keys()),
-        "extra": sorted(saved.keys() - wanted.keys()),
+        "missing": sorted(wanted.keys() - there.keys()),
+        "extra": sorted(there.keys() - wanted.keys()),
         "misshapen": misshapen,
     }
     listed = "; ".join(f"{fault}: {first_few(names)}" for fault, names in faults.items() if names)
@@ -88,10 +74,12 @@ def check_weights(model: nn.Module, saved: Mapping[str, Tensor], where: str) -> 
         )
 
 
-def restore_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Copy checked tensors into the model, in place."""
-    names = _saved_names(_state(model))
-    model.load_state_dict({name: saved[first] for name, first in names.items()}, strict=True)
+def restore_weights(model: nn.Module, saved: SavedTensors) -> None:
+    """Copy checked tensors into the model, in place; a rank copies its slices."""
+    state = _state(model)
+    names = _saved_names(state).items()
+    read = {name: saved.read_like(first, state[name].detach()) for name, first in names}
+    model.load_state_dict(read, strict=True)
 
 
 def first_few(names: Iterable[str]) -> str:
@@ -115,8 +103,8 @@ def _saved_names(state: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: first.setdefault(id(state[name]), name) for name in sorted(state)}
 
 
-def _shape(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+def _shape(shape: Sequence[int], dtype: torch.dtype) -> str:
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
 
 
 def capture_optimizer(
@@ -139,11 +127,30 @@ def capture_optimizer(
     return OptimizerRecord(type(optimizer).__name__, groups, values), tensors
 
 
+def merge_records(records: Sequence[OptimizerRecord]) -> OptimizerRecord:
+    """Return the record of an optimizer from what each rank has of it.
+
+    Ranks may have cut its groups by who updates what; those of equal settings are one again.
+    """
+    names: dict[str, list[str]] = {}  # by settings, as text
+    settings: dict[str, Mapping[str, Any]] = {}
+    values: dict[str, Mapping[str, Any]] = {}
+    for record in records:
+        values.update(record.values)
+        for group in record.groups:
+            key = json.dumps(group.settings, sort_keys=True)
+            settings[key] = group.settings
+            known = names.setdefault(key, [])
+            known += [name for name in group.parameters if name not in known]
+    groups = tuple(ParamGroup(tuple(found), settings[key]) for key, found in names.items())
+    return OptimizerRecord(records[0].kind, groups, values)
+
+
 def check_optimizer(
     optimizer: Optimizer,
     names: Mapping[int, str],
     record: OptimizerRecord,
-    tensors: Mapping[str, Tensor],
+    saved: SavedTensors,
     where: str,
 ) -> None:
     """Raise a UserError unless the saved state belongs to this kind and these parameters."""
@@ -153,48 +160,53 @@ def check_optimizer(
             f"{where} holds the state of {record.kind}, but this training uses {kind}.",
             f"Train with {record.kind}, or start a new run from the weights alone.",
         )
-    if len(record.groups) != len(optimizer.param_groups):
-        raise UserError(
-            f"{where} has {len(record.groups)} parameter groups, but this training has "
-            f"{len(optimizer.param_groups)}."
-        )
-    for index, (saved, group) in enumerate(zip(record.groups, optimizer.param_groups, strict=True)):
-        own = {_name(p, names) for p in group["params"]}
-        strangers = sorted(own.symmetric_difference(saved.parameters))
-        if strangers:
-            raise UserError(
-                f"{where} was saved with other parameters in group {index}: {first_few(strangers)}."
-            )
-    known = {name for group in record.groups for name in group.parameters}
-    lost = sorted(name for name in tensors if name.partition("/")[2] not in known)
+    own = [[_name(p, names) for p in group["params"]] for group in optimizer.param_groups]
+    texts = gather_texts(json.dumps(own))
+    everywhere = {name for text in texts for group in json.loads(text) for name in group}
+    settings = _saved_settings(record)
+    strangers = sorted(everywhere.symmetric_difference(settings))
+    if strangers:
+        raise UserError(f"{where} was saved with other parameters: {first_few(strangers)}.")
+    for group in own:
+        for name in group[1:]:
+            if settings[name] != settings[group[0]]:
+                raise UserError(
+                    f"{where} has {group[0]} and {name} in groups of different settings, but this "
+                    "training has them in one."
+                )
+    lost = sorted(path for path in saved.shapes if path.partition("/")[2] not in settings)
     if lost:
         raise UserError(f"{where} holds state of unknown parameters: {first_few(lost)}.")
-    _check_moments(optimizer, names, tensors, where)
-    for saved, group in zip(record.groups, optimizer.param_groups, strict=True):
-        for key, value in saved.settings.items():
-            if not _fits(group.get(key, value), value):
+    _check_moments(optimizer, names, saved, where)
+    for members, current in zip(own, optimizer.param_groups, strict=True):
+        for key, value in settings[members[0]].items() if members else ():
+            if not _fits(current.get(key, value), value):
                 raise UserError(f"{where} was saved with {key} {shorten(value, 60)}.")
 
 
 def _check_moments(
-    optimizer: Optimizer, names: Mapping[int, str], tensors: Mapping[str, Tensor], where: str
+    optimizer: Optimizer, names: Mapping[int, str], saved: SavedTensors, where: str
 ) -> None:
     """Raise a UserError unless every state of an AdamW has the shape of its parameter, or none.
 
     A parameter has all of its state or nothing: it is initialized at the first step, as a whole.
+    Each rank looks at the parameters that it updates.
     """
     whole = state_keys(optimizer)
     if not whole:
         return
-    shapes = {_name(p, names): p.shape for group in optimizer.param_groups for p in group["params"]}
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    shapes = {_name(p, names): tuple(p.shape) for p in params}
     keys: dict[str, set[str]] = {}
-    for path, tensor in tensors.items():
+    for path, shape in saved.shapes.items():
         key, _, name = path.partition("/")
+        if name not in shapes:
+            continue
         keys.setdefault(name, set()).add(key)
-        if tensor.shape not in (shapes[name], ()) or not tensor.is_floating_point():
+        if shape not in (shapes[name], ()) or not saved.dtypes[path].is_floating_point:
             raise UserError(
-                f"{where} does not fit the model: {key} of {name} is {_shape(tensor)}, "
-                f"and the parameter has {list(shapes[name])}."
+                f"{where} does not fit the model: {key} of {name} is "
+                f"{_shape(shape, saved.dtypes[path])}, and the parameter has {list(shapes[name])}."
             )
     broken = sorted(name for name, found in keys.items() if not whole <= found)
     if broken:
@@ -218,40 +230,47 @@ def restore_optimizer(
     optimizer: Optimizer,
     names: Mapping[int, str],
     record: OptimizerRecord,
-    tensors: Mapping[str, Tensor],
+    saved: SavedTensors,
 ) -> None:
     """Replace the optimizer's state and settings with the saved ones, which have been checked."""
-    state: dict[str, dict[str, Any]] = {}
-    for name, values in record.values.items():
-        state.setdefault(name, {}).update(values)
-    for path, tensor in tensors.items():
+    tensors: dict[str, list[str]] = {}  # keys of the state, by parameter
+    for path in saved.shapes:
         key, _, name = path.partition("/")
-        state.setdefault(name, {})[key] = tensor
+        tensors.setdefault(name, []).append(key)
+    settings = _saved_settings(record)
     clear_moments(optimizer)
-    for saved, group in zip(record.groups, optimizer.param_groups, strict=True):
-        for key, value in saved.settings.items():
-            group[key] = _restored(group.get(key), value)
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
-            own = state.get(_name(parameter, names), {})
-            if own:
-                optimizer.state[parameter] |= {
-                    key: _placed(value, key, parameter, group)
-                    if isinstance(value, Tensor)
-                    else value
-                    for key, value in own.items()
-                }
+            name = _name(parameter, names)
+            state: dict[str, Any] = dict(record.values.get(name, {}))
+            for key in tensors.get(name, ()):
+                state[key] = _placed(saved, key, name, parameter, group)
+            if state:
+                optimizer.state[parameter] |= state
+        if group["params"]:
+            for key, value in settings[_name(group["params"][0], names)].items():
+                group[key] = _restored(group.get(key), value)
 
 
-def _placed(saved: Tensor, key: str, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Copy a tensor, bit for bit, to the device on which torch's optimizers expect it."""
+def _saved_settings(record: OptimizerRecord) -> dict[str, Mapping[str, Any]]:
+    return {name: group.settings for group in record.groups for name in group.parameters}
+
+
+def _placed(
+    saved: SavedTensors, key: str, name: str, parameter: Tensor, group: Mapping[str, Any]
+) -> Tensor:
+    """Read a tensor, bit for bit, to the device on which torch's optimizers expect it."""
+    path = f"{key}/{name}"
     if key == "step":
         # Counters stay on the host unless the update reads them on the device.
+        count = saved.read(path)
         if group.get("fused"):
-            return saved.to(parameter.device, torch.float32, copy=True)
-        return saved.to(parameter.device if group.get("capturable") else "cpu", copy=True)
-    if saved.shape == parameter.shape:
-        return torch.empty_like(parameter, dtype=saved.dtype, requires_grad=False).copy_(saved)
-    return saved.to(parameter.device, copy=True)
+            return count.to(parameter.device, torch.float32, copy=True)
+        return count.to(parameter.device if group.get("capturable") else "cpu", copy=True)
+    if saved.shapes[path] == tuple(parameter.shape):
+        like = torch.empty_like(parameter, dtype=saved.dtypes[path], requires_grad=False)
+        return like.copy_(saved.read_like(path, parameter.detach()))
+    return saved.read(path).to(parameter.device, copy=True)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,54 +373,3 @@ def set_numpy_rng_state(state: NumpyRngState) -> None:
     """Set the state of numpy's global generator."""
     key = np.array(state.key, dtype=np.uint32)
     np.random.set_state(("MT19937", key, state.position, state.has_gauss, state.gauss))
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileChecksum:
-    """Write a safetensors file and flush it to disk; return its size and checksum.
-
-    Not by the library, for three reasons: device tensors reach the host one at a time instead of
-    all at once (6.5 GB for 538 M parameters with AdamW), the checksum is taken of the bytes in
-    memory, and a full disk is an OSError.
-    """
-    size, crc32 = 0, 0
-    with path.open("xb") as file:
-        for chunk in _chunks(tensors):
-            file.write(chunk)
-            size, crc32 = size + len(chunk), zlib.crc32(chunk, crc32)
-        file.flush()
-        os.fsync(file.fileno())
-    return FileChecksum(size, crc32)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, on the host; they may share memory with it."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}).") from None
-
-
-def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the file's length field, header and data."""
-    # Wide elements first, so that every tensor starts at a multiple of its element's size.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in ordered:
-        if tensor.dtype not in CODES or tensor.layout != torch.strided:
-            raise Unsupported(
-                f"A checkpoint cannot hold {name}: {tensor.dtype}, {tensor.layout}.",
-                f"It holds strided tensors of {', '.join(CODES.values())}.",
-            )
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        entry = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape)}
-        header[name] = {**entry, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text)) + text
-    for _, tensor in ordered:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        yield flat.view(torch.uint8).numpy().data

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from steplab.data.series import fingerprint, notes
 from steplab.data.windows import WindowSet
 from steplab.meter import Meter
 from steplab.modules.optimizer import full_weights
-from steplab.parallel.world import current_world, in_order, share_text
+from steplab.parallel.world import current_world, in_order
 from steplab.probes.counters import NvmlReader
 from steplab.step.assemble import assemble
 from steplab.step.failures import is_out_of_memory, memory_sentence
@@ -30,6 +28,7 @@ from steplab.train.checkpoint_files import MODEL_FILE, TrainProgress, bytes_of_w
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TRACED_STEP, StepReport, TrainingLog, trace_one_step
 from steplab.train.pretrained import find_pretrained, load_pretrained
+from steplab.train.slices import own_slice
 from steplab.train.stop import Stop, StopVote
 from steplab.workloads.workload import find_workload, is_user_model
 
@@ -259,8 +258,9 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint, unless a weight is not finite: the newest one must be good."""
-        weights = [parameter.detach() for parameter in self.step.model.parameters()]
-        norms = torch.stack(torch._foreach_norm(weights))
+        weights = [own_slice(parameter.detach())[1] for parameter in self.step.model.parameters()]
+        norm = torch.stack(torch._foreach_norm(weights)).sum()
+        norms = in_order(norm.reshape(1).cpu())  # of all ranks, so that all save or none
         self._refuse_non_finite(float(norms.sum()), "norm of the weights")
         optimizer = self.step.optimizer
         assert optimizer is not None
@@ -270,32 +270,15 @@ class Trainer:
             spec=encode(self.spec),
             metrics=self.metrics,
         )
-        self.saved = self._on_first_rank(
-            lambda: save_checkpoint(
-                Path(self.settings.checkpoint_dir),
-                self.step.model,
-                optimizer,
-                self.step.parts.scaler,
-                progress,
-                self.settings.keep_last,
-            )
+        self.saved = save_checkpoint(
+            Path(self.settings.checkpoint_dir),
+            self.step.model,
+            optimizer,
+            self.step.parts.scaler,
+            progress,
+            self.settings.keep_last,
         )
         return self.saved
-
-    def _on_first_rank(self, save: Callable[[], Path]) -> Path:
-        """Let rank 0 save; all ranks learn where, or that it failed."""
-        if self.world.size == 1:
-            return save()
-        found, failed = "", ""
-        if self.world.is_first:
-            try:
-                found = str(save())
-            except UserError as error:
-                failed = str(error)
-        found, failed = json.loads(share_text(json.dumps([found, failed])))
-        if failed:
-            raise UserError(failed)
-        return Path(found)
 
     def _refuse_non_finite(self, value: float, what: str) -> None:
         if math.isfinite(value):
@@ -371,4 +354,6 @@ def validate(step: Step, windows: WindowSet, settings: TrainSettings) -> float:
                 losses.append(metrics.get("pred", loss).float())
     finally:
         model.train()
+        if step.parts.scheme is not None:
+            step.parts.scheme.release()
     return float(in_order(torch.stack(losses))[:count].mean())

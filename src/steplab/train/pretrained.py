@@ -16,7 +16,7 @@ from steplab.core import Recipe, TrainSettings, TrainSpec
 from steplab.core.atomic import disk_errors, sync_folder, write_file
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
-from steplab.train.checkpoint import load_weights, read_progress
+from steplab.train.checkpoint import load_weights, open_weights, read_progress
 from steplab.train.checkpoint_files import (
     MODEL_FILE,
     bytes_of_weights,
@@ -97,9 +97,25 @@ def load_pretrained(found: Pretrained, model: nn.Module, config: Mapping[str, An
     """Load the weights alone, all or none, into a model of that config."""
     found.config_with(config)
     if time_moe.is_time_moe(found.path):
-        time_moe.load_weights(found.path, model)  # type: ignore[arg-type]
+        _load_time_moe(found, model)
     else:
         load_weights(found.path, model)
+
+
+def _load_time_moe(found: Pretrained, model: nn.Module) -> None:
+    """Load a Time-MoE folder; where ranks share the model, each copies its slices of it."""
+    from steplab.modules.shards import is_sharded
+    from steplab.train.slices import own_slice, placed_like
+
+    if not any(map(is_sharded, model.parameters())):
+        time_moe.load_weights(found.path, model)  # type: ignore[arg-type]
+        return
+    whole = found.workload.open(found.config).model()
+    time_moe.load_weights(found.path, whole)  # type: ignore[arg-type]
+    state = whole.state_dict()
+    for name, own in model.state_dict().items():
+        state[name] = placed_like(state[name][own_slice(own)[0].index], own)
+    model.load_state_dict(state)
 
 
 def load_for_inference(
@@ -186,12 +202,12 @@ def export_time_moe(path: Path, folder: Path) -> Exported:
 
 
 def _write_time_moe(path: Path, config: TsmoeConfig, text: bytes, folder: Path) -> Exported:
-    from steplab.train.checkpoint_tensors import read_tensors, write_tensors
+    from steplab.train.tensor_files import write_tensors
 
-    saved = read_tensors(path / MODEL_FILE)
-    tensors = {
-        name: saved[part.parameter][part.at] for name, part in parameter_slices(config).items()
-    }
+    slices = parameter_slices(config)
+    with open_weights(path) as saved:
+        whole = {name: saved.read(name) for name in sorted({p.parameter for p in slices.values()})}
+    tensors = {name: whole[part.parameter][part.at] for name, part in slices.items()}
     draft = new_draft(folder.parent)
     try:
         checksum = write_tensors(draft / SINGLE_FILE, tensors)

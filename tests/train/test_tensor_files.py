@@ -7,7 +7,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steplab.train.checkpoint_tensors import CODES, write_tensors
+from steplab.train.tensor_files import CODES, write_tensors
 
 
 @settings(max_examples=40, deadline=None)
