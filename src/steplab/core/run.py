@@ -130,6 +130,9 @@ class Communication:
 
     collectives: tuple[Collective, ...]
     held_bytes: Mapping[str, int] = field(default_factory=dict)  # "weights", "optimizer state"
+    # What the scheme was to call, by the sizes of the parameters; `calls` 0: any number. Empty
+    # where nobody can tell.
+    planned: tuple[Collective, ...] = ()
 
     @property
     def calls(self) -> int:

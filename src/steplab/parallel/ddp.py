@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from steplab.core.run import Collective
 from steplab.parallel.scheme import Reduction, Scheme
 from steplab.parallel.tree import tree_all_reduce
 
@@ -63,6 +64,12 @@ class Ddp(Scheme):
     def backward_context(self, reduces: bool) -> contextlib.AbstractContextManager[Any]:
         """Leave all micro-batches but the last to accumulate."""
         return contextlib.nullcontext() if reduces else self.wrapper.no_sync()
+
+    def planned(self, accumulate: int) -> tuple[Collective, ...]:
+        """All gradients, once a step, in buckets that torch fills."""
+        if self.reduction.exact:
+            return ()
+        return (Collective("all-reduce", self.ranks, 0, self.gradient_bytes(self.held)),)
 
     def reduce(self) -> None:
         """Done: the backward waits for its last bucket."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from steplab.core.run import Collective
 from steplab.modules.shards import local
 from steplab.parallel.scheme import Reduction, Scheme, gradients_of
 from steplab.parallel.tree import tree_all_reduce
@@ -85,6 +86,13 @@ class Replicated(Scheme):
                 pending.finish()
         self.pending.clear()
         self.missing = self._all_missing()
+
+    def planned(self, accumulate: int) -> tuple[Collective, ...]:
+        """One all-reduce per bucket, once a step."""
+        if self.reduction.exact or self.mesh is not None:
+            return ()
+        sent = self.gradient_bytes(self.held)
+        return (Collective("all-reduce", self.ranks, len(self.buckets), sent),)
 
     def _all_missing(self) -> list[int]:
         return [len(bucket) for bucket in self.buckets]

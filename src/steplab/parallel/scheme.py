@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from steplab.core.errors import Unsupported
+from steplab.core.run import Collective
 from steplab.modules.shards import is_sharded, local, shared_norm, whole
 from steplab.parallel.mesh import REPLICA
 from steplab.parallel.tree import PairwiseSum
@@ -158,6 +159,14 @@ class Scheme:
         if self.reduction.exact:
             return norm_of_norms([parameter_norm(whole(grad)) for grad in grads])
         return shared_norm(grads) if any(map(is_sharded, grads)) else None
+
+    def planned(self, accumulate: int) -> tuple[Collective, ...]:
+        """Return the large collectives of a step with so many micro-batches; () where unknown."""
+        return ()
+
+    def gradient_bytes(self, parameters: Sequence[nn.Parameter]) -> int:
+        """Return the bytes that the gradients of whole parameters have when they are sent."""
+        return sum(p.numel() * self.reduction.dtype_for(p.dtype).itemsize for p in parameters)
 
     def average(self, values: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
         """Return the mean over the micro-batches of all ranks; `values` has one each of this one's.

@@ -7,6 +7,7 @@ backward, and freed after them. Nothing here replaces torch's engine.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from steplab.core.errors import Unsupported
+from steplab.core.run import Collective
 from steplab.modules.shards import is_sharded, local
 from steplab.parallel.experts import routed_experts
 from steplab.parallel.mesh import REPLICA
@@ -63,6 +65,12 @@ class Sharded(Scheme):
             for experts in routed_experts(model):
                 self._shard([experts], reshard, expert_mesh[REPLICA])
         apart = without_shared_weights(blocks)
+        in_blocks = {p for block in apart for p in block.parameters()}
+        ranks = self.shard_mesh[SHARD].size()
+        sizes = {p: padded_numel(p.shape, ranks) for p in names}
+        self.block_units = -(-len(apart) // together)
+        self.block_numel = sum(size for p, size in sizes.items() if p in in_blocks)
+        self.other_numel = sum(sizes.values()) - self.block_numel
         for first in range(0, len(apart), together):
             self._shard(apart[first : first + together], reshard, self.shard_mesh)
         # What is in no block is needed first in the backward too: it stays for the whole step.
@@ -94,6 +102,34 @@ class Sharded(Scheme):
         """Return to shards: what is in no block stays gathered until a backward frees it."""
         for unit in self.units:
             unit.reshard()
+
+    def planned(self, accumulate: int) -> tuple[Collective, ...]:
+        """A block is gathered for its forward and its backward, and scattered after it.
+
+        What is in no block is gathered once a micro-batch. Without `reshard`, all is gathered once
+        a step.
+        """
+        ranks = self.shard_mesh[SHARD].size()
+        if self.reduction.exact or self.mesh is not None or ranks == 1:
+            return ()
+        rest = 1 if self.other_numel else 0
+        units, numel = self.block_units + rest, self.block_numel + self.other_numel
+        often = accumulate if self.reshard else 1
+        more = accumulate if self.reshard else 0  # the second time, of the blocks
+        dtype = self.held[0].dtype
+        calls = often * units + more * self.block_units
+        gathered = (often * numel + more * self.block_numel) * dtype.itemsize
+        # The loss and the metrics of all ranks are gathered too.
+        calls += 1 if ranks == self.ranks else 0
+        scattered = numel * self.reduction.dtype_for(dtype).itemsize
+        plan = [
+            Collective("all-gather", ranks, calls, gathered),
+            Collective("reduce-scatter", ranks, accumulate * units, accumulate * scattered),
+        ]
+        if ranks < self.ranks:
+            # Any number of calls: that of the norm may go to as many ranks.
+            plan.append(Collective("all-reduce", self.ranks // ranks, 0, scattered // ranks))
+        return tuple(plan)
 
     def own_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
         """Shard them like their parameters."""
@@ -153,6 +189,12 @@ def sharded_axis(shape: Sequence[int], ranks: int, shared_out: bool = False) -> 
         return 0
     axes = range(int(shared_out), len(shape))
     return next((axis for axis in axes if shape[axis] % ranks == 0), 0)
+
+
+def padded_numel(shape: Sequence[int], ranks: int) -> int:
+    """Return how many numbers a parameter has when its shards are padded to one size."""
+    cut = shape[sharded_axis(shape, ranks)]
+    return math.prod(shape) // max(cut, 1) * -(-cut // ranks) * ranks
 
 
 def without_shared_weights(blocks: Sequence[nn.Module]) -> list[nn.Module]:

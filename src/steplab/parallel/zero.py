@@ -8,6 +8,7 @@ treats them one by one can be used.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from steplab.core.run import Collective
 from steplab.parallel.gradients import fill_buckets, flatten, unflatten
 from steplab.parallel.scheme import (
     Reduction,
@@ -38,7 +40,7 @@ class Zero1(Scheme):
     def reduce(self) -> None:
         """Send every gradient to its owner; the others drop it."""
         for owner, share in enumerate(self.shares):
-            for bucket in fill_buckets(share, float("inf")):
+            for bucket in fill_buckets(share, math.inf):
                 self._reduce_to(owner, bucket)
 
     def _reduce_to(self, owner: int, bucket: Sequence[nn.Parameter]) -> None:
@@ -58,6 +60,17 @@ class Zero1(Scheme):
     def held(self) -> list[nn.Parameter]:
         """This rank's own."""
         return [p for p in self.trained if p in self.own]
+
+    def planned(self, accumulate: int) -> tuple[Collective, ...]:
+        """One reduction and one broadcast for every owner and dtype."""
+        if self.reduction.exact:
+            return ()
+        calls = sum(len(fill_buckets(share, math.inf)) for share in self.shares)
+        weights = sum(p.nbytes for p in self.trained)
+        return (
+            Collective("reduce", self.ranks, calls, self.gradient_bytes(self.trained)),
+            Collective("broadcast", self.ranks, calls, weights),
+        )
 
     def own_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
         """Return those of this rank's parameters."""
@@ -81,7 +94,7 @@ class Zero1(Scheme):
     @torch.no_grad()
     def _share(self, *_: Any) -> None:
         for owner, share in enumerate(self.shares):
-            for bucket in fill_buckets(share, float("inf")):
+            for bucket in fill_buckets(share, math.inf):
                 flat = flatten([p.detach() for p in bucket], bucket[0].dtype).flatten()
                 dist.broadcast(flat, owner)
                 if owner != self.world.rank:

@@ -23,6 +23,7 @@ KINDS = {
     "reducescatter": "reduce-scatter",
     "alltoall": "all-to-all",
     "broadcast": "broadcast",
+    "reduce": "reduce",
 }
 
 
@@ -99,7 +100,9 @@ class CommunicationProbe(Probe):
             "weights": tensor_bytes(step.model.parameters()),
             "optimizer state": tensor_bytes(tree_leaves(list(state))),
         }
-        self.found = Communication(counter.collectives(), held)
+        trains = subject.spec.mode in ("forward+backward", "full")
+        planned = step.parts.scheme.planned(subject.spec.accumulate) if trains else ()
+        self.found = Communication(counter.collectives(), held, planned)
 
     def result(self) -> Communication | None:
         """Return what was found."""

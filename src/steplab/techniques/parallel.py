@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from steplab.core import Setting, Settings
+from steplab.core import Run, Setting, Settings
 from steplab.core.codec import decode
 from steplab.core.errors import UserError
 from steplab.techniques.compile import GRAPH_MODES, find_blocks
@@ -47,6 +47,7 @@ BELONGS_TO = {
     "replicate": ("fsdp",),
     "together": ("fsdp",),
 }
+SMALL_BYTES = 64 * 2**10  # of metrics and norms, in one step
 SHARES_OPTIMIZER = ("zero1", "fsdp")
 WITH_EXPERTS = ("naive", "flat", "overlap", "bucket", "fsdp")  # those that `expert` goes with
 
@@ -166,6 +167,30 @@ class Parallel(Technique):
         bucket_bytes = {"flat": math.inf, "bucket": chosen.bucket_mb * 2**20}.get(chosen.data, 0)
         overlaps = chosen.data in ("overlap", "bucket")
         return Replicated(parts.model, reduction, bucket_bytes, overlaps, mesh)
+
+    def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
+        """The collectives of a step must be those that the scheme had planned."""
+        if run.communication is None:
+            return ""
+        seen = {(one.op, one.ranks): one for one in run.communication.collectives}
+        for asked in run.communication.planned:
+            found = seen.get((asked.op, asked.ranks))
+            calls, sent = (found.calls, found.bytes) if found else (0, 0)
+            # Beside the gradients and weights go metrics and norms.
+            wrong_bytes = not asked.bytes <= sent <= asked.bytes + SMALL_BYTES
+            if wrong_bytes or (asked.calls and calls != asked.calls):
+                wanted = f"{asked.calls or 'some'} calls with {asked.bytes:,} bytes"
+                return (
+                    f"{settings['data']} needs {wanted} of {asked.op} over {asked.ranks} ranks, "
+                    f"but there were {calls} with {sent:,}"
+                )
+        return ""
+
+    def unverified(self, settings: Mapping[str, Setting], run: Run) -> str:
+        """Not every combination has a plan."""
+        planned = run.communication is None or run.communication.planned
+        trains = run.spec.mode in ("forward+backward", "full")
+        return "" if planned or not trains else "unverified: no plan to compare collectives with"
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
         """Nothing on one rank: there is nobody to share with."""
