@@ -1,8 +1,11 @@
 """Rules about the numbers themselves and about memory."""
 
+import statistics
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from steplab.core import Allocation, Memory, MemoryTimeline, Profile, Ran, Samples
 from steplab.findings import Case
@@ -136,3 +139,26 @@ def test_activations_as_large_as_16_bit_logits_are_no_logits():
     unknown = (*blocks, *[Allocation(one // 2, "other")] * 4)
     run = remembered(device="cpu", at_peak=unknown).run
     assert full_logits.RULE(Case(run, cpu_case([loss]).analysis)).stake_bytes == 3 * one
+
+
+def slow_beginning_one_by_one(samples):
+    for count in range(len(samples) // 2, 0, -1):
+        rest = samples[count:]
+        limit = warmup_counted.SLOW * statistics.median(rest)
+        accidents = sum(value >= limit for value in rest)
+        allowed = len(rest) // 10 if count > 1 else 0
+        if min(samples[:count]) > limit and accidents <= allowed:
+            return count
+    return 0
+
+
+SLOW_FIRST = st.tuples(
+    st.lists(st.sampled_from([0.0, 10.0, 21.0, 30.0, 45.0]), max_size=8),
+    st.lists(st.sampled_from([0.0, 5.0, 9.0, 10.0, 11.0, 20.0, 30.0]), min_size=4, max_size=40),
+)
+
+
+@given(SLOW_FIRST)
+def test_a_slow_beginning_is_found_as_by_trying_every_length(parts):
+    samples = [*parts[0], *parts[1]]
+    assert warmup_counted.slow_beginning(samples) == slow_beginning_one_by_one(samples)
