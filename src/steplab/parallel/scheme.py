@@ -160,6 +160,10 @@ class Scheme:
             return norm_of_norms([parameter_norm(whole(grad)) for grad in grads])
         return shared_norm(grads) if any(map(is_sharded, grads)) else None
 
+    def summed_gradient(self, parameter: nn.Parameter) -> Tensor:
+        """Return a parameter's gradient after `sync`, on every rank. Called by all together."""
+        return gradients_of([parameter])[0]
+
     def planned(self, accumulate: int) -> tuple[Collective, ...]:
         """Return the large collectives of a step with so many micro-batches; () where unknown."""
         return ()

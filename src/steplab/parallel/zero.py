@@ -61,6 +61,13 @@ class Zero1(Scheme):
         """This rank's own."""
         return [p for p in self.trained if p in self.own]
 
+    def summed_gradient(self, parameter: nn.Parameter) -> Tensor:
+        """Return its owner's."""
+        owner = next(rank for rank, share in enumerate(self.shares) if _has(share, parameter))
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        dist.broadcast(gradient, owner)
+        return gradient
+
     def planned(self, accumulate: int) -> tuple[Collective, ...]:
         """One reduction and one broadcast for every owner and dtype."""
         if self.reduction.exact:
@@ -99,6 +106,10 @@ class Zero1(Scheme):
                 dist.broadcast(flat, owner)
                 if owner != self.world.rank:
                     unflatten(flat, [p.detach() for p in bucket])
+
+
+def _has(share: Sequence[nn.Parameter], parameter: nn.Parameter) -> bool:
+    return any(p is parameter for p in share)
 
 
 def share_out(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:

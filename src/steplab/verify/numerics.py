@@ -177,8 +177,12 @@ class Gradients:
 
     def _record(self, number: int) -> None:
         scale = self.step.parts.scaler.get_scale()
+        scheme = self.step.parts.scheme
         for name, p in self.step.model.named_parameters():
-            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            if scheme is not None and p.requires_grad:
+                gradient = scheme.summed_gradient(p)
+            else:
+                gradient = torch.zeros_like(p) if p.grad is None else p.grad
             key = f"{name} in step {number}"
             if rank_count(self.step):
                 self.held |= held_bits([(f"the gradient of {key}", gradient)])
