@@ -66,6 +66,32 @@ def commands(group: Group) -> Iterator[Command]:
         yield from commands(found) if isinstance(found, Group) else [found]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "compare in.json other.json --out in.json",
+        "forecast in.json --horizon 3 --out ./in.json",
+        "evaluate --data link.json --out in.json",
+    ],
+)
+def test_what_is_read_is_never_replaced(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in.json").write_text("[[1, 2, 3]]")
+    os.symlink("in.json", "link.json")
+    assert main(words.split()) == 2
+    assert "in.json is read, and would be replaced. Choose another" in capsys.readouterr().err
+    assert Path("in.json").read_text() == "[[1, 2, 3]]"
+
+
+@pytest.mark.parametrize("words", ["explain in.json --page in.json", "report --out in.json"])
+def test_a_page_has_the_suffix_of_one(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in.json").write_text("{}")
+    assert main(words.split()) == 2
+    assert "must end in .html, but is in.json" in capsys.readouterr().err
+    assert Path("in.json").read_text() == "{}"
+
+
 def test_no_flag_for_an_output_takes_any_path():
     for command in commands(Group("steplab.cli")):
         parser = Parser("steplab", "")

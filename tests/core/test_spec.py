@@ -3,6 +3,7 @@ import pytest
 from steplab.core import PLAIN, Recipe, RunSpec, fingerprint
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
+from steplab.core.spec import TrainSettings, TrainSpec
 
 
 def test_fingerprint_is_equal_for_equal_specs_only():
@@ -27,12 +28,19 @@ def test_spec_goes_through_json():
         {"clip": float("nan")},
         {"peak_tflops": 0.0},
         {"ranks": 0},
+        {"ranks": 10**6},
         {"backend": "mpi"},
     ],
 )
 def test_impossible_numbers_are_refused(changes):
     with pytest.raises(UserError):
         RunSpec("gpt", **changes)
+
+
+@pytest.mark.parametrize(("ranks", "accumulate"), [(0, 1), (10**6, 1), (2**14, 2**10)])
+def test_a_training_has_ranks_and_micro_batches_that_can_be_started(ranks, accumulate):
+    with pytest.raises(UserError, match=r"ranks must be|micro_batches must be at most 1,048,576"):
+        TrainSpec("tsmoe", {}, settings=TrainSettings(accumulate=accumulate), ranks=ranks)
 
 
 def test_a_title_names_several_ranks():

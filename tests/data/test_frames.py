@@ -147,6 +147,7 @@ def test_times_with_a_zone_are_read_as_utc_with_a_note(tmp_path):
         ("unique_id,ds,y\na,1,1\na,2,many\n", "row 2: y is 'many', not a number"),
         ("unique_id,ds,y\na,1,True\n", "holds true and false"),
         ("unique_id,ds,y\na,1,1,4,5\n", "is not a valid .csv file"),
+        ("unique_id,ds,y\na,1,1\na,2,3,5\n", "Expected 3 fields in line 3, saw 4"),
         ("unique_id,ds,y\na,1\n\udcff", "is not a valid .csv file"),
     ],
 )

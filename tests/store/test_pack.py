@@ -53,6 +53,10 @@ def test_truncated_foreign_and_missing_packs(packed, tmp_path):
     cut.write_bytes(target.read_bytes()[:-40])
     text = tmp_path / "text.zip"
     text.write_text("hello")
+    empty = tmp_path / "empty.zip"
+    zipfile.ZipFile(empty, "w").close()
+    with pytest.raises(UserError, match="holds no Runs"):
+        unpack_runs(Store(tmp_path / "s"), empty)
     for path, words in ((cut, "damaged"), (text, "not a pack"), (tmp_path / "no.zip", "no file")):
         with pytest.raises(UserError, match=words):
             unpack_runs(Store(tmp_path / "s"), path)

@@ -42,6 +42,8 @@ def test_plain():
         ("precision", "not technique=value"),
         ("precision=bf16,precision=fp16", "twice"),
         ("impl.attention=flash,impl.attention=math", "twice"),
+        (",".join(["precision=bf16"] * 1000), r"^.{,400}$"),
+        ("precision" * 1000, r"^.{,600}$"),
         ("compile=blocks,compile.backend=eager,compile.mode=max-autotune", "has no meaning"),
         ("precision=", "not technique=value"),
         ("compile.mod=default", "Did you mean 'mode'"),

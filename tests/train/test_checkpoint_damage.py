@@ -1,6 +1,7 @@
 import json
 import random
 import shutil
+import zlib
 
 import pytest
 
@@ -117,6 +118,15 @@ def test_foreign_and_newer_documents(folder, text, message):
     assert message in refuses(folder, Training())
     with pytest.raises(UserError, match=r"checkpoint\.json"):
         load_weights(folder, Training().model)
+
+
+def test_a_document_that_mentions_other_files(folder):
+    file = newest_checkpoint(folder) / "checkpoint.json"
+    document = json.loads(file.read_text())
+    document["content"]["files"]["../../elsewhere.safetensors"] = {"size": 1, "crc32": 1}
+    document["crc32"] = zlib.crc32(json.dumps(document["content"], sort_keys=True).encode())
+    file.write_text(json.dumps(document))
+    assert "is damaged: it mentions ../../elsewhere.safetensors" in refuses(folder, Training())
 
 
 def test_a_reformatted_document_is_still_the_same(folder):

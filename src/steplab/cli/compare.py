@@ -18,6 +18,7 @@ from steplab.compare.versus import rounds_table
 from steplab.core import Cell, RunSpec, Table, units
 from steplab.core.comparison import Comparison
 from steplab.core.errors import UserError, no_gpu
+from steplab.core.output_file import keep_inputs
 from steplab.core.input_file import shorten
 from steplab.core.printable import printable
 from steplab.core.run import new_run
@@ -73,6 +74,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UserError("--rerun and --timeout must be more than 0.")
     if args.model and not args.rerun:
         raise UserError("--model is for --rerun.", "Stored Runs are compared without their code.")
+    keep_inputs((args.a, args.b), args.out)
     store = Store(args.store)
     a, b = open_side(args.a, store), open_side(args.b, store)
     if a.name == b.name and not args.rerun:

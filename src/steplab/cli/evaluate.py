@@ -15,6 +15,7 @@ from steplab.cli.flags import add_device_flag, file_to_write
 from steplab.cli.step_flags import add_model_flag, add_recipe_flag
 from steplab.core.codec import encode
 from steplab.core.errors import UserError
+from steplab.core.output_file import keep_inputs, write_output
 
 if TYPE_CHECKING:
     from steplab.forecasting.evaluation.data import EvaluationData
@@ -86,6 +87,7 @@ def _check(args: argparse.Namespace) -> None:
     for path in args.out:
         if path.suffix not in OUT_SUFFIXES:
             raise UserError(f"Cannot write {path}.", f"Use a suffix of {', '.join(OUT_SUFFIXES)}.")
+    keep_inputs(filter(None, [args.data]), args.out)
     if args.picture:
         check_plot(args.picture, PICTURE_SUFFIXES)
 
@@ -128,7 +130,6 @@ def _evaluate(
 
 
 def _write(found: Evaluation, path: Path) -> None:
-    from steplab.core.output_file import write_output
     from steplab.forecasting.evaluation.tables import metrics_table, ratios_table
     from steplab.report.export import write_table
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_store_flag, file_to_write
+from steplab.cli.flags import add_store_flag, page_to_write
 from steplab.core import Finding, units
 from steplab.core.input_file import shorten
 from steplab.findings import Case, case_of_run, case_of_trace, explain, gain_share, is_note
@@ -27,7 +27,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("run", nargs="?", default="last", metavar="RUN",
         help="a Run's id, part of it, `last`, or a trace file (.json, .json.gz)")  # fmt: skip
     add_store_flag(parser)
-    add("--page", type=file_to_write("--page"), default=None, metavar="FILE",
+    add("--page", type=page_to_write("--page"), default=None, metavar="FILE",
         help="also write a page (.html)")  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from steplab.core import Environment
 from steplab.core.codec import read_word, type_hints
 from steplab.core.errors import Unsupported, UserError, no_gpu
+from steplab.core.input_file import shorten
 from steplab.core.output_file import output_file, output_folder
 from steplab.report.export import WRITERS, check_suffixes
 from steplab.store import DEFAULT_ROOT
@@ -33,6 +34,17 @@ def file_to_write(flag: str) -> Callable[[str], Path]:
     def read(word: str) -> Path:
         output_file(Path(word), flag)
         return Path(word)
+
+    return read
+
+
+def page_to_write(flag: str) -> Callable[[str], Path]:
+    """Return the type of a flag that names a page to write, likewise."""
+
+    def read(word: str) -> Path:
+        if Path(word).suffix != ".html":
+            raise UserError(f"{flag} must end in .html, but is {shorten(word)}.")
+        return file_to_write(flag)(word)
 
     return read
 

@@ -12,6 +12,7 @@ from steplab.cli.command import Command
 from steplab.cli.flags import add_device_flag, file_to_write
 from steplab.cli.step_flags import add_model_flag, add_recipe_flag
 from steplab.core.errors import UserError
+from steplab.core.output_file import keep_inputs
 from steplab.data.formats import check_exists, resolve_path
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     _check(args)
+    keep_inputs([args.input], filter(None, [args.out]))
     from steplab.forecasting.forecast_report import forecast_picture, write_picture
     from steplab.forecasting.forecaster import Forecaster
     from steplab.forecasting.histories import read_histories

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from steplab.cli.command import Command
-from steplab.cli.flags import file_to_write
+from steplab.cli.flags import page_to_write
 from steplab.cli.runs import add_selection_flags, select_runs
 from steplab.core import Run, units
 from steplab.core.errors import UserError
@@ -17,12 +17,10 @@ from steplab.store import Store
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_selection_flags(parser)
     about = "the file to write (.html)"
-    parser.add_argument("--out", type=file_to_write("--out"), default="report.html", help=about)
+    parser.add_argument("--out", type=page_to_write("--out"), default="report.html", help=about)
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.out.suffix != ".html":
-        raise UserError(f"--out must end in .html, but is {args.out}.")
     store = Store(args.store)
     chosen = select_runs(store, args)
     runs = [run for _, run in chosen if isinstance(run, Run)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from steplab.core.atomic import disk_errors, draft_file
@@ -32,6 +32,14 @@ def output_file(path: Path, flag: str = "--out") -> Path:
     if mode is None:
         _check_parent(target, flag)
     return target
+
+
+def keep_inputs(inputs: Iterable[Path | str], outputs: Iterable[Path], flag: str = "--out") -> None:
+    """Raise a UserError if a file to write is one of those to read: it would be replaced."""
+    read = {os.path.realpath(path) for path in inputs}
+    for path in outputs:
+        if os.path.realpath(path) in read:
+            raise UserError(f"{shorten(path)} is read, and would be replaced.", _another(flag))
 
 
 def own_file(path: Path, flag: str) -> Path:

@@ -78,6 +78,7 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         require_positive(self, "batch", "accumulate", "steps", "ranks")
+        require_at_most(self, MOST_RANKS, "ranks")
         if self.warmup < 0 or self.clip < 0:
             raise UserError("warmup and clip must not be negative.")
         if not math.isfinite(self.clip):
@@ -133,6 +134,7 @@ def option(default: Any, help: str, resumable: bool = False) -> Any:
 MOST_LAYERS = 10_000  # they are built one by one, about a millisecond each
 LONGEST_CONTEXT = 2**24  # tokens; their rotary table alone takes 4 GiB for heads of 64
 MOST_THREADS = 1024  # that read ahead
+MOST_RANKS = 2**14  # more than any training has had; they are started or stood in for one by one
 MOST_MICRO_BATCHES = 2**20  # per step; all of them are fetched before it begins
 LARGEST_RATE = 100.0  # AdamW moves every weight by about the rate: beyond this it is a slip
 
@@ -230,6 +232,8 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         require_positive(self, "ranks")
+        require_at_most(self, MOST_RANKS, "ranks")
+        require_at_most(self, MOST_MICRO_BATCHES, "micro_batches")
         check_backend(self.backend)
 
     @property

@@ -74,6 +74,8 @@ def unpack_runs(store: Store, source: Path) -> tuple[int, int]:
     name = shorten(source)
     with open_input(source) as file, _open(file, name) as archive:
         entries = _entries(archive, name)
+        if not entries:
+            raise UserError(f"{name} holds no Runs.", "Pack some: steplab runs --pack FILE.")
         present = set(store.ids())
         runs = {
             run_id: _read_run(archive, run_id, files[RUN_FILE], name)

@@ -69,12 +69,14 @@ def _words(text: str, whole: str) -> dict[str, dict[str, str]]:
         name, _, key = left.strip().partition(".")
         if not equals or not name or not value:
             raise UserError(
-                f"{part!r} in the recipe {whole!r} is not technique=value.",
+                f"{shorten(part)!r} in the recipe {shorten(whole)!r} is not technique=value.",
                 f"Example: precision=bf16,compile=blocks. Presets: {', '.join(presets())}.",
             )
         own = words.setdefault(name, {})
         if key in own:
-            raise UserError(f"The recipe {whole!r} sets {left.strip()} twice.", "Keep one.")
+            raise UserError(
+                f"The recipe {shorten(whole)!r} sets {shorten(left.strip())} twice.", "Keep one."
+            )
         own[key] = value.strip()
     return words
 

@@ -172,16 +172,17 @@ def _read_csv(path: Path, asked: Columns | None) -> tuple[pd.DataFrame, list[str
         raise ValueError("its rows have more fields than its heading")
     found = [str(name) for name in head.columns]
     chosen = choose_columns(found, str(path), asked)
+    # All columns, though three are used: pandas counts the fields of a row only then, and in a file
+    # with decimal commas the second half of every number would be dropped without a word.
     table = pd.read_csv(
         path,
-        usecols=list(chosen),
         encoding="utf-8-sig",
         dtype={chosen.id: str},  # 007 stays 007, and a series may be called NA
         keep_default_na=False,
         na_values={chosen.value: MISSING},
         low_memory=False,  # otherwise a column's type is guessed again every megabyte
     )
-    return table, found
+    return table[list(chosen)], found
 
 
 def _read_parquet(path: Path, asked: Columns | None) -> tuple[pd.DataFrame, list[str]]:
