@@ -18,8 +18,8 @@ from steplab.compare.versus import rounds_table
 from steplab.core import Cell, RunSpec, Table, units
 from steplab.core.comparison import Comparison
 from steplab.core.errors import UserError, no_gpu
-from steplab.core.output_file import keep_inputs
 from steplab.core.input_file import shorten
+from steplab.core.output_file import keep_inputs
 from steplab.core.printable import printable
 from steplab.core.run import new_run
 from steplab.report.export import check_suffixes, write_table
