@@ -141,8 +141,8 @@ def test_what_a_user_model_is_made_of(changed, words):
         (lambda m, b: m(b[0]).argmax(), r"dtype int64.* Return a float loss"),
         (lambda m, b: loss(m, b).detach(), r"was detached on its way\. Leave out \.detach"),
         (lambda m, b: torch.tensor(1.0), r"was detached on its way"),
-        (lambda m, b: SimpleNamespace(loss=None), r"whose loss is None.* labels=labels"),
-        (lambda m, b: {"logits": m(b[0])}, r"returned a dict of 1, not a tensor"),
+        (lambda m, b: SimpleNamespace(loss=None, logits=0), r"there is no loss.* labels=labels"),
+        (lambda m, b: {"logits": m(b[0])}, r"a dict of 1, in which there is no loss.* labels="),
         (
             lambda m, b: steplab.StepOutput(loss(m, b), {"acc": 0.5}),
             r"metric 'acc' is .*float",

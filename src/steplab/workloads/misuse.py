@@ -188,13 +188,13 @@ def take_loss(where: str, output: Any) -> StepOutput:
 
 def _loss_of(where: str, output: Any) -> Tensor:
     """Find the tensor in what is neither a tensor nor a StepOutput."""
-    has_loss = "loss" in output if isinstance(output, Mapping) else hasattr(output, "loss")
-    if has_loss and not inspect.isclass(output):
-        loss = output["loss"] if isinstance(output, Mapping) else output.loss
-        if isinstance(loss, Tensor):
-            return loss
+    is_mapping = isinstance(output, Mapping)
+    loss = output.get("loss") if is_mapping else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    if is_mapping or hasattr(output, "logits"):
         raise UserError(
-            f"{where}: the loss returned {describe(output)} whose loss is {describe(loss)}.",
+            f"{where}: the loss returned {describe(output)}, in which there is no loss.",
             "A Hugging Face model computes it from labels: model(**batch, labels=labels).",
         )
     line = "Return the scalar tensor that is to be minimized."
