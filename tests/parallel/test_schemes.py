@@ -9,7 +9,7 @@ from torch.distributed.tensor import Shard
 
 import steplab
 from steplab.core.errors import Unsupported, UserError
-from steplab.modules.optimizer import MASTER
+from steplab.modules.optimizer import MASTER, full_weights
 from steplab.modules.shards import local, whole
 from steplab.parallel.gradients import Replicated, fill_buckets
 from steplab.parallel.sharding import sharded_axis, without_shared_weights
@@ -359,3 +359,23 @@ def test_gradients_are_sent_in_one_order_whatever_the_backward_does():
 def test_a_step_for_more_ranks_than_there_are_is_refused(recipe, words):
     with pytest.raises(UserError, match=words):
         assemble(small_spec("gpt", recipe, 1, ranks=2))
+
+
+def full_and_rounded():
+    spec = small_spec("gpt", "precision=bf16-weights,optimizer=one-pass,parallel=fsdp", 1)
+    step = assemble(spec)
+    feed = steplab.step.assemble.micro_batches(step, spec)
+    step(next(feed))
+    masters = {p: local(state[MASTER]) for p, state in step.optimizer.state.items()}
+    with full_weights(step.optimizer):
+        saved = step.model.state_dict().values()
+        full = all(local(tensor).dtype == torch.float32 for tensor in saved)
+        full &= all(torch.equal(local(p), master) for p, master in masters.items())
+        for p in masters:
+            local(p.detach()).add_(1.0)  # as a checkpoint that is read
+    rounded = all(torch.equal(local(p), m.bfloat16()) for p, m in masters.items())
+    return full, rounded, step(next(feed)).loss.isfinite().item()
+
+
+def test_fp32_weights_of_shards_can_be_saved_and_replaced():
+    assert run_ranks(full_and_rounded, 2) == [(True, True, True)] * 2

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from steplab.core.errors import Unsupported, UserError
 from steplab.kernels import adamw as adamw_op
 from steplab.kernels.dispatch import AUTO
-from steplab.modules.shards import local
+from steplab.modules.shards import local, replace_data
 
 MASTER = "master"  # the key of a parameter's fp32 weights in the optimizer's state
 
@@ -222,14 +222,15 @@ class OnePassAdamW(torch.optim.Optimizer):
     @contextmanager
     def full_weights(self) -> Iterator[None]:
         """Let the parameters be their fp32 weights, to be saved or replaced; then round them."""
-        narrow = {p: p.data for p, state in self.state.items() if MASTER in state}
+        narrow = {p: (p.data, local(p.data)) for p, state in self.state.items() if MASTER in state}
         for p in narrow:
-            p.data = self.state[p][MASTER]
+            replace_data(p, self.state[p][MASTER], local(self.state[p][MASTER]))
         try:
             yield
         finally:
-            for p, data in narrow.items():
-                p.data = data.copy_(self.state[p][MASTER])
+            for p, (data, part) in narrow.items():
+                part.copy_(local(self.state[p][MASTER]))
+                replace_data(p, data, part)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave, bit for bit, where torch would round it to 16 bits."""

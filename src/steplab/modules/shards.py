@@ -54,6 +54,13 @@ def _gathered(part: Tensor, axis: int, size: int, group: dist.ProcessGroup) -> T
     return torch.cat(parts, axis).narrow(axis, 0, size).contiguous()
 
 
+def replace_data(parameter: Tensor, data: Tensor, part: Tensor) -> None:
+    """Let a parameter be `data`, of another dtype perhaps, of which this rank holds `part`."""
+    parameter.data = data
+    if is_sharded(parameter):  # torch changes the outside of a DTensor only
+        parameter._local_tensor = part  # type: ignore[attr-defined]
+
+
 def shared_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Return the norm of all tensors together, each number of them counted once.
 
