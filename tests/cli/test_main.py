@@ -11,6 +11,13 @@ from steplab.cli.command import Group
 from steplab.cli.main import main
 
 
+def test_a_parameter_that_is_called_as_a_flag(tmp_path, capsys):
+    own = tmp_path / "own.py"
+    own.write_text("def make(steps: int = 3): pass\n")
+    assert main(["bench", "step", f"{own}:make"]) == 2
+    assert "steplab bench step's own flag --steps. Rename the parameter." in capsys.readouterr().err
+
+
 def test_help_lists_the_commands(capsys):
     assert main([]) == 0
     out = capsys.readouterr().out

@@ -158,6 +158,15 @@ def test_a_resumed_step_keeps_its_micro_batches_on_any_number_of_ranks(tmp_path,
         assert said in error and len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "words", [("--max-restarts", "-1"), ("--hang-timeout", "nan"), ("--hang-timeout", "0")]
+)
+def test_ranks_are_neither_restarted_nor_awaited_without_end(words, capsys):
+    assert main(["train", "--ranks", "2", *words]) == 2
+    said = capsys.readouterr().err
+    assert " ".join(words[:1]) in said and len(said.splitlines()) == 1
+
+
 def test_ranks_that_differ_from_the_launchers_are_refused(capsys, monkeypatch):
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "3")):
         monkeypatch.setenv(name, value)

@@ -41,6 +41,12 @@ def test_without_a_local_rank_the_rank_decides_the_gpu(launched):
     assert environment.local_rank() == 3
 
 
+@pytest.mark.parametrize("rank", ["first", "-1", "", "4"])
+def test_a_rank_whose_number_cannot_be_speaks(launched, rank):
+    launched(RANK=rank)
+    assert environment.is_first()
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import io
@@ -119,7 +120,14 @@ def dispatch(program: str, group: Group, words: list[str]) -> int:
     if isinstance(command, Group):
         return dispatch(f"{program} {name}", command, words[1:])
     parser = Parser(f"{program} {name}", group.summary(name))
-    command.flags(parser, words[1:])
+    try:
+        command.flags(parser, words[1:])
+    except argparse.ArgumentError as clash:  # a flag made from a parameter of the user's own model
+        raise UserError(
+            f"The model has a parameter that is called as {program} {name}'s own flag "
+            f"{clash.argument_name}.",
+            "Rename the parameter.",
+        ) from None
     add_memory_flag(parser)
     args = parser.parse(words[1:])
     set_memory_limit(args.max_memory)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 DEFAULT_WORKLOAD = "tsmoe"
 HANG_TIMEOUT_S = 600.0  # the first step may compile for minutes
+LONGEST_WAIT_S = 10**7  # four months
 # Settings that may change when a run is resumed; the others define the run.
 RESUMABLE = frozenset(f.name for f in dataclasses.fields(TrainSettings) if f.metadata["resumable"])
 
@@ -78,6 +79,11 @@ def add_rank_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> Non
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.max_restarts < 0 or not 0 < args.hang_timeout < LONGEST_WAIT_S:
+        raise UserError(
+            f"--max-restarts {args.max_restarts} must not be negative, and --hang-timeout "
+            f"{args.hang_timeout} lie between 0 and {LONGEST_WAIT_S:,} seconds."
+        )
     if is_launched():
         return _run_rank(args)
     spec, resume = _plan(args)

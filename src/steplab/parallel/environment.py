@@ -16,8 +16,14 @@ def is_launched() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this process prints and writes: it is rank 0, or was started by itself."""
-    return not is_launched() or os.environ["RANK"] == "0"
+    """Whether this process prints and writes: it is rank 0, or was started by itself.
+
+    A rank whose number cannot be is asked to do nothing but say so, and says it.
+    """
+    if not is_launched():
+        return True
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    return not (rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size))
 
 
 def launched_rank() -> int:
