@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import chain, islice
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from steplab.core import PLAIN, RunSpec
 from steplab.core.ladder import Check, verdict
+from steplab.parallel.sharding import TreeReduceScatter
 from steplab.parallel.world import current_world
 from steplab.techniques.recipes import parse_recipe
 from steplab.verify.candidate import Candidate
@@ -48,9 +50,11 @@ def snapshot(spec, plant=None):
     return take_snapshot(step, spec)
 
 
-def one_process(workload, config):
+@cache
+def one_process(workload, small=False):
     """Return (what is trained, what one process computes in fp32, and in fp64)."""
     torch.set_num_threads(1)
+    config = SMALL if small else {}
     spec = spec_of(workload, accumulate=RANKS, **config)
     computed = [compute_reference(spec, dtype) for dtype in ("fp32", "fp64")]
     return (workload, config), *computed
@@ -58,12 +62,12 @@ def one_process(workload, config):
 
 @pytest.fixture(scope="module", params=["gpt", "tsmoe"])
 def references(request):
-    return one_process(request.param, {})
+    return one_process(request.param)
 
 
 @pytest.fixture(scope="module")
 def one_layer():
-    return one_process("gpt", SMALL)
+    return one_process("gpt", small=True)
 
 
 def checks_of(references, recipe, plant=None):
@@ -72,10 +76,23 @@ def checks_of(references, recipe, plant=None):
     return {check.name: check for check in judge(found, [peer], truth, "")}
 
 
-@pytest.mark.parametrize("data", ["naive", "bucket", "ddp", "zero1"])
+@pytest.mark.parametrize("data", ["naive", "flat", "overlap", "bucket", "ddp", "zero1"])
 def test_two_ranks_have_the_bits_of_one_process(references, data):
     checks = checks_of(references, f"parallel={data}")
     assert verdict(list(checks.values())) == "bit-equal", checks
+
+
+def test_sharded_gradients_have_these_bits_too_but_their_norm_is_summed_over_ranks(references):
+    checks = checks_of(references, "parallel=fsdp")
+    assert verdict(list(checks.values())) == "within rounding", checks
+    checks = checks_of(references, "parallel=fsdp,parallel.exact=true")
+    assert verdict(list(checks.values())) == "bit-equal", checks
+
+
+@pytest.mark.parametrize("data", ["bucket", "fsdp"])
+def test_experts_that_are_shared_out_pass(data):
+    checks = checks_of(one_process("tsmoe"), f"parallel={data},parallel.expert=2")
+    assert verdict(list(checks.values())) == "within rounding", checks
 
 
 def after_sync(step, change):
@@ -103,6 +120,20 @@ def divided_twice(step):
 def parts_in_another_order(step):
     """Reduced in parts, which come back in the order of another group."""
     after_sync(step, lambda p: p.grad.copy_(torch.cat(p.grad.flatten().chunk(2)[::-1]).view_as(p)))
+
+
+class SwappedParts(TreeReduceScatter):
+    """Gives every rank the part of its neighbor."""
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        swapped = torch.cat(input_tensor.chunk(RANKS)[::-1])
+        super().__call__(output_tensor, swapped, group, op, async_op)
+
+
+def scattered_in_another_order(step):
+    """The group that scatters has its ranks in another order than the one that gathers."""
+    for unit in step.parts.scheme.units:
+        unit.set_custom_reduce_scatter(SwappedParts())
 
 
 def groups_of_one(step):
@@ -166,6 +197,7 @@ FAULTS = [
     (forgotten_division, "gradients", "too far from fp64"),
     (divided_twice, "gradients", "too far from fp64"),
     (parts_in_another_order, "gradients", "too far from fp64"),
+    (scattered_in_another_order, "gradients", "too far from fp64"),
     (groups_of_one, "ranks agree", "the gradient of .* differs between ranks 0 and 1"),
     (never_reduced, "ranks agree", "the gradient of .* differs between ranks 0 and 1"),
     (other_seed, "data", "rank 1 does not have micro-batch 1 of step 0 of one process$"),
@@ -178,7 +210,8 @@ FAULTS = [
 
 @pytest.mark.parametrize(("plant", "name", "detail"), FAULTS, ids=[f[0].__name__ for f in FAULTS])
 def test_planted_faults_are_red(one_layer, plant, name, detail):
-    checks = checks_of(one_layer, "parallel=naive", plant)
+    scheme = "fsdp" if plant is scattered_in_another_order else "naive"
+    checks = checks_of(one_layer, f"parallel={scheme}", plant)
     assert not checks[name].passed
     assert re.search(detail, checks[name].detail), checks[name].detail
     red = "unverified" if name == "data" else "failed"
