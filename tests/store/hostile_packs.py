@@ -80,18 +80,6 @@ def deep_run() -> bytes:
     return pack({"x/run.json": "[" * 100_000})
 
 
-def spaces() -> bytes:
-    """A pack whose run.json is a gigabyte of spaces in a megabyte."""
-    out = io.BytesIO()
-    with (
-        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-        archive.open("x/run.json", "w", force_zip64=True) as file,
-    ):
-        for _ in range(1024):
-            file.write(b" " * 2**20)
-    return out.getvalue()
-
-
 def escapes() -> bytes:
     """A pack with a name that steers a terminal."""
     return pack({"a\x1b[2Jb/run.json": "{}"})

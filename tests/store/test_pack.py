@@ -7,6 +7,7 @@ import pytest
 from steplab.core.errors import UserError
 from steplab.core.input_file import set_memory_limit
 from steplab.store import Store, pack_runs, unpack_runs
+from steplab.store.pack import _unpack_file
 from tests.store.hostile_packs import HOSTILE, good_pack
 from tests.store.test_store import make_run
 
@@ -118,12 +119,17 @@ def test_a_folder_and_a_pipe_are_no_packs(store, tmp_path):
 def test_what_a_pack_unpacks_to_is_counted_and_not_believed(store, tmp_path, monkeypatch):
     monkeypatch.setattr("steplab.store.pack.LARGEST_UNPACKED", 10_000)
     fits, bomb = tmp_path / "fits.zip", tmp_path / "bomb.zip"
-    fits.write_bytes(good_pack(a=b"x" * 5000, b=b"x" * 5000))
+    fits.write_bytes(good_pack(a=b"x" * 4000, b=b"x" * 4000))
     bomb.write_bytes(good_pack(a=b"x" * 5000, b=b"x" * 5001))
     assert unpack_runs(store, fits) == (1, 0)
     before = sorted(store.runs.iterdir())
     with pytest.raises(UserError, match="unpacks to more than"):
         unpack_runs(store, bomb)
+    with zipfile.ZipFile(bomb) as archive:  # as if the headers had said nothing
+        info = archive.infolist()[-1]
+        target = tmp_path / "trace.json"
+        with pytest.raises(UserError, match="unpacks to more than"):
+            _unpack_file(archive, info, target, 5000, store, "bomb")
     assert sorted(store.runs.iterdir()) == before, "no draft is left either"
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from steplab.core.errors import UserError
 
-LONGEST_HORIZON = 1_000_000  # points; every few of them are another step of the model
+LONGEST_HORIZON = 100_000  # points; every few of them are another step of the model
 
 
 def check_horizon(horizon: int) -> None:

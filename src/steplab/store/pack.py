@@ -4,8 +4,8 @@ A pack holds data alone: Runs, traces and texts. A Run's page stays behind, beca
 run what is in it; `steplab explain RUN --page FILE` draws it anew.
 
 Packs come from strangers too. Nothing of one is in the store before all of it has been read and
-checked, it is unpacked to disk and not to memory, and what it unpacks to is counted as it comes:
-its own headers are not believed.
+checked, it is unpacked to disk and not to memory, and what it unpacks to is counted as it comes,
+whatever its headers say.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ def unpack_runs(store: Store, source: Path) -> tuple[int, int]:
         entries = _entries(archive, name)
         if not entries:
             raise UserError(f"{name} holds no Runs.", "Pack some: steplab runs --pack FILE.")
+        if sum(info.file_size for info in archive.infolist()) > LARGEST_UNPACKED:
+            raise _too_large(name)
         present = set(store.ids())
         runs = {
             run_id: _read_run(archive, run_id, files[RUN_FILE], name)
@@ -97,6 +99,13 @@ def _files(folder: Path) -> list[Path]:
                 "Remove it, or replace it by a file.",
             )
     return found
+
+
+def _too_large(name: str) -> UserError:
+    return UserError(
+        f"{name} unpacks to more than {bytes_(LARGEST_UNPACKED)}.",
+        "Ask for the Runs in several packs.",
+    )
 
 
 @contextlib.contextmanager
@@ -204,8 +213,5 @@ def _unpack_file(
                 return size
             size += len(chunk)
             if size > left:
-                raise UserError(
-                    f"{name} unpacks to more than {bytes_(LARGEST_UNPACKED)}.",
-                    "Ask for the Runs in several packs.",
-                )
+                raise _too_large(name)
             file.write(chunk)
