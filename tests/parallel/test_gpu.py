@@ -1,5 +1,8 @@
 """Two gloo ranks that share one GPU compute what one process computes there."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,6 +16,14 @@ pytestmark = [
 DEVICE = "cuda"
 SCHEMES = ("naive", "flat", "overlap", "bucket", "ddp", "zero1", "fsdp")
 BF16 = "precision=bf16-weights,optimizer=one-pass"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tests_are_importable():
+    """Let workers find the functions of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="module")
