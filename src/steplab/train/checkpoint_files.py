@@ -283,7 +283,7 @@ class Manifest:
     files: Mapping[str, FileChecksum]  # by name of the tensor file, as in "model.safetensors"
 
     def files_of(self, kind: str) -> list[str]:
-        """Return the files of "model" or "optimizer": one of whole tensors, or slices of ranks."""
+        """Return the files of MODEL or of OPTIMIZER: one of whole tensors, or slices of ranks."""
         whole = f"{kind}.safetensors"
         slices = sorted(name for name in self.files if name.startswith(f"{kind}/"))
         return [whole] if whole in self.files else slices

@@ -7,9 +7,10 @@ the others would wait for it until their time is up.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from time import monotonic
@@ -65,8 +66,9 @@ class RankGroup:
     def keep(self, function: str, *, timeout: float, **arguments: Any) -> None:
         """Call a function or class in every rank and keep what it returns alive there."""
         self._join()
-        for worker in self.workers:
-            worker.send_keep(function, **arguments)
+        for rank, worker in enumerate(self.workers):
+            with _naming(rank):
+                worker.send_keep(function, **arguments)
         self._answers(type(None), timeout, no_progress)
 
     def send(self, function: str, **arguments: Any) -> None:
@@ -74,7 +76,8 @@ class RankGroup:
         self._join()
         for rank, worker in enumerate(self.workers):
             own = {k: v[rank] if isinstance(v, PerRank) else v for k, v in arguments.items()}
-            worker.send(function, **own)
+            with _naming(rank):
+                worker.send(function, **own)
 
     def receive(self, returns: type[T], *, timeout: float, progress: Progress = no_progress) -> T:
         """Wait for the result of the last call, `timeout` seconds at most."""
@@ -145,6 +148,15 @@ class RankGroup:
 
 class PerRank(list[Any]):
     """An argument that differs from rank to rank."""
+
+
+@contextlib.contextmanager
+def _naming(rank: int) -> Iterator[None]:
+    """Add its rank to the loss of a worker."""
+    try:
+        yield
+    except WorkerLost as lost:
+        raise _with_rank(rank, lost) from None
 
 
 def _with_rank(rank: int, error: Exception) -> Exception:
