@@ -11,6 +11,7 @@ from steplab.core import Cell, Column, Recipe, Setting, Table, units
 from steplab.core.comparison import Change
 from steplab.core.ladder import Ladder, Peer, Rung
 from steplab.core.output_file import write_output
+from steplab.core.printable import printable
 from steplab.findings import Case, explain
 from steplab.report.export import write_table
 from steplab.report.pages import write_ladder_page
@@ -207,7 +208,8 @@ def write_recipe(
     recipe: Recipe, path: Path, comments: Sequence[str] = (), flag: str = "--out"
 ) -> None:
     """Write one table of settings per technique; `comments` come first; `flag` named the path."""
-    lines = [f"# {' '.join(comment.split())}" for comment in comments]
+    # Printable: TOML allows no control characters in comments either.
+    lines = [f"# {printable(' '.join(comment.split()))}" for comment in comments]
     for name, settings in sorted(recipe.techniques.items()):
         lines += ["", f"[{name}]", *(f"{key} = {_toml_value(v)}" for key, v in settings.items())]
     write_output(path, ("\n".join(lines) + "\n").encode(), flag)
