@@ -138,3 +138,11 @@ def test_a_terminal_of_another_encoding_is_no_error():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
     assert done.returncode == 0 and rb"\u65e5" in done.stdout
+
+
+def test_a_complaint_does_not_repeat_a_whole_file(tmp_path, capsys):
+    path = tmp_path / "recipe.json"
+    path.write_text('{"' + "x" * 100_000 + '": 1}')
+    assert main(["bench", "step", "--recipe", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("steplab: ") and len(error) < 2_000

@@ -198,3 +198,12 @@ def test_all_nan_series_only(tmp_path, normalize):
     windows = Windows(open_series(tmp_path / "x.jsonl"), 2, 1, normalize)
     with pytest.raises(UserError, match=r"x\.jsonl has no window with 2 finite points"):
         windows.read(0)
+
+
+def test_a_table_of_countless_columns_is_refused_at_once(tmp_path):
+    """pandas compares 70,000 equal names for minutes."""
+    pytest.importorskip("pandas")
+    path = tmp_path / "wide.csv"
+    path.write_text(",".join("a" * 70_000) + "\na,2026-01-01,1\n")
+    with pytest.raises(UserError, match="70,000 columns"):
+        open_series(path)

@@ -40,6 +40,20 @@ def test_a_signal_leaves_the_blocks_of_any_command(monkeypatch, capsys, number):
     assert before == {n: signal.getsignal(n) for n in before}
 
 
+def test_an_interrupt_while_a_class_is_made_is_no_traceback(monkeypatch, capsys):
+    """Python 3.11 turns it into a RuntimeError; it came up in `import torch`."""
+
+    class Interrupting:
+        def __set_name__(self, owner, name):
+            raise KeyboardInterrupt
+
+    def command(*args):
+        type("Made", (), {"field": Interrupting()})
+
+    monkeypatch.setattr(program, "dispatch", command)
+    assert main(["runs"]) == 130 and capsys.readouterr().err == "steplab: interrupted.\n"
+
+
 def test_a_hangup_that_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

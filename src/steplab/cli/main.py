@@ -20,6 +20,8 @@ from steplab.core.input_file import cannot_open, set_memory_limit
 from steplab.core.printable import printable_output
 from steplab.parallel.environment import is_first
 
+LONGEST = 1_500  # letters of a complaint; the longest list of flags has 800
+
 
 class Ended(KeyboardInterrupt):
     """SIGTERM or SIGHUP: as with Ctrl-C, `with` blocks are left, so workers end and drafts go."""
@@ -51,10 +53,12 @@ def _run(words: list[str]) -> int:
             _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt as interrupt:
-        number = interrupt.number if isinstance(interrupt, Ended) else signal.SIGINT
-        name = signal.Signals(number).name
-        _complain("interrupted." if number == signal.SIGINT else f"ended by {name}.")
-        return 128 + number  # as shells report it
+        return _say_interrupted(interrupt)
+    except RuntimeError as error:
+        # Python 3.11 wraps what interrupts the making of a class, as in `import torch`.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        return _say_interrupted(error.__cause__)
     except BrokenPipeError:
         _discard_output()  # the reader (head, less) has gone
         return code
@@ -90,7 +94,17 @@ def end_on_signal() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+def _say_interrupted(interrupt: KeyboardInterrupt) -> int:
+    """Say which signal ended the command; return the exit code that shells report for it."""
+    number = interrupt.number if isinstance(interrupt, Ended) else signal.SIGINT
+    name = signal.Signals(number).name
+    _complain("interrupted." if number == signal.SIGINT else f"ended by {name}.")
+    return 128 + number
+
+
 def _complain(sentence: str) -> None:
+    if len(sentence) > LONGEST:  # it repeats a key or a value of somebody's file
+        sentence = f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
     with contextlib.suppress(OSError):  # the terminal may be gone
         print(f"steplab: {sentence}", file=sys.stderr, flush=True)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'steplab[frames]'"
 MAX_NAMED = 12  # columns that a message lists
+MOST_COLUMNS = 10_000  # of a .csv; pandas compares the names of 70,000 for minutes
 CSV_GROWTH = 8  # bytes in memory for one of the file: 6 for hourly times, 7.9 for short rows
 ROW_BYTES = 100  # in memory for one row: id, time, value, and their order
 MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]  # in the value column of a .csv
@@ -167,6 +168,9 @@ def _read_csv(path: Path, asked: Columns | None) -> tuple[pd.DataFrame, list[str
     import pandas as pd
 
     check_memory(path.stat().st_size * CSV_GROWTH, path)
+    wide = len(pd.read_csv(path, nrows=1, header=None, encoding="utf-8-sig").columns)
+    if wide > MOST_COLUMNS:
+        raise UserError(f"{path} has {wide:,} columns; a frame has {MOST_COLUMNS:,} at most.")
     head = pd.read_csv(path, nrows=1, encoding="utf-8-sig")
     if not isinstance(head.index, pd.RangeIndex):  # pandas would shift all columns by one
         raise ValueError("its rows have more fields than its heading")
