@@ -2,8 +2,11 @@
 
 import os
 import re
+import signal
 import tempfile
 
+# Under nohup the tests' processes would ignore it, and tests that send it wait for nothing.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp(prefix="steplab-inductor-"))
 
