@@ -82,7 +82,7 @@ def test_shared_out_experts_are_not_padded_either(rank_zero_of, ranks, expert):
 
 def test_along_the_experts_it_would_be_padded(rank_zero_of, monkeypatch):
     """Else the tests above would prove nothing: torch's default holds seven times as much."""
-    monkeypatch.setattr(sharding, "sharded_axis", lambda shape, ranks, shared_out: 0)
+    monkeypatch.setattr(sharding, "sharded_axis", lambda shape, ranks, shared_out=False: 0)
     rank_zero_of(64)
     model = meta_model("flagship")
     (experts, _), _ = count(model)
