@@ -111,7 +111,13 @@ def folder(tmp_path_factory) -> Path:
         (folder / name).mkdir()
         np.save(folder / name / "walk.npy", np.random.default_rng(0).normal(size=300).cumsum())
     with contextlib.chdir(folder):
-        for command in ("steplab train", "steplab profile", "steplab profile --seed 1"):
+        shown = (
+            "steplab train",
+            "steplab profile",
+            "steplab profile --seed 1",
+            "steplab bench step",
+        )
+        for command in shown:  # the last one is a sweep, for --group
             assert main(made_tiny(command)) == 0
         trace = next(Path("steplab-runs/runs").glob("*/trace_1.json.gz"))
         shutil.copy(trace, "somebody_elses.json.gz")
