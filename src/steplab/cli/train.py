@@ -79,10 +79,12 @@ def add_rank_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> Non
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.max_restarts < 0 or not 0 < args.hang_timeout < LONGEST_WAIT_S:
+    if args.max_restarts < 0:
+        raise UserError(f"--max-restarts must not be negative, but is {args.max_restarts}.")
+    if not 0 < args.hang_timeout < LONGEST_WAIT_S:
         raise UserError(
-            f"--max-restarts {args.max_restarts} must not be negative, and --hang-timeout "
-            f"{args.hang_timeout} lie between 0 and {LONGEST_WAIT_S:,} seconds."
+            f"--hang-timeout must lie between 0 and {LONGEST_WAIT_S:,} seconds, "
+            f"but is {args.hang_timeout}."
         )
     if is_launched():
         return _run_rank(args)

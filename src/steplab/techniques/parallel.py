@@ -57,8 +57,6 @@ class Parallel(Technique):
 
     stage = Stage.PARALLEL
     settings: ClassVar[type] = ParallelSettings
-    excludes = ("cuda_graph",)
-
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
         """Settings must belong to the scheme, and counts be at least 1."""
         super().check(settings, name)
@@ -80,6 +78,8 @@ class Parallel(Technique):
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
         """What would be wrong, or compile into pieces, is refused."""
         data, compile_ = settings["data"], recipe.get("compile", {})
+        if "cuda_graph" in recipe:
+            return "the host calls collectives in every step, which a replayed cuda_graph leaves out"
         if int(settings.get("expert", 1)) > 1:
             reason = self._conflict_of_experts(settings, recipe)
             if reason:
