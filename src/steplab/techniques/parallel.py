@@ -57,6 +57,7 @@ class Parallel(Technique):
 
     stage = Stage.PARALLEL
     settings: ClassVar[type] = ParallelSettings
+
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
         """Settings must belong to the scheme, and counts be at least 1."""
         super().check(settings, name)
@@ -79,7 +80,7 @@ class Parallel(Technique):
         """What would be wrong, or compile into pieces, is refused."""
         data, compile_ = settings["data"], recipe.get("compile", {})
         if "cuda_graph" in recipe:
-            return "the host calls collectives in every step, which a replayed cuda_graph leaves out"
+            return "the host calls collectives in every step, and a replayed graph has no host"
         if int(settings.get("expert", 1)) > 1:
             reason = self._conflict_of_experts(settings, recipe)
             if reason:
