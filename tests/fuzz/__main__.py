@@ -1,22 +1,22 @@
 """Fuzz the readers for some minutes and print a table.
 
-    PYTHONPATH=src python -m tests.fuzz --minutes 30 [--seed 1] [--save] [READER ...]
+    PYTHONPATH=src python -m tests.fuzz [--minutes 30] [--processes 12] [--seed 1] [--save] [READER]
 
-`--save` keeps every input that did something wrong in tests/fuzz/corpus, where CI opens it again.
+Every process has its own seed, sandbox and folders; the table adds them up. `--save` keeps every
+input that did something wrong in tests/fuzz/corpus, where CI opens it again.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
-from itertools import count
-from time import monotonic
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from steplab.core import Column, Table
 from steplab.report.export import to_markdown
-from tests.fuzz.campaign import Inputs, Sandbox, Tally, check_honest, fuzz, readers, save
-
-ROUND = 150  # inputs of one reader before the next reader has its turn
+from tests.fuzz.campaign import Tally, add_up, fuzz_in_turn
 
 
 def main() -> int:
@@ -24,34 +24,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Fuzz the readers.")
     parser.add_argument("readers", nargs="*", metavar="READER")
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of the first process")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    chosen, inputs, begun = readers(args.readers), Inputs(), monotonic()
-    tallies = {reader.name: Tally(reader.name) for reader in chosen}
-
-    def in_time() -> bool:
-        return monotonic() - begun < 60 * args.minutes
-
-    with Sandbox() as sandbox:
-        for reader in chosen:
-            check_honest(reader, sandbox, inputs)
-        begun = monotonic()  # the minutes are those of damaged inputs
-        for number in count(args.seed):
-            for reader in chosen:
-                if in_time():
-                    tally = tallies[reader.name]
-                    found = fuzz(reader, sandbox, inputs, tally, ROUND, number, in_time)
-                    if found is not None:
-                        print(f"{reader.name}: {found.args[0]}\n  {found.args[1]}", flush=True)
-                        if args.save:
-                            print(f"  {save(reader, found.args[1], inputs)}", flush=True)
-            if not in_time():
-                break
-            total = sum(tally.tried for tally in tallies.values())
-            print(f"{(monotonic() - begun) / 60:.1f} min: {total:,} inputs", flush=True)
-    print(to_markdown(table(list(tallies.values()))))
-    return int(any(tally.findings for tally in tallies.values()))
+    one = partial(fuzz_in_turn, args.readers, args.minutes, args.save)
+    seeds = range(args.seed, args.seed + args.processes)
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.processes, mp_context=fresh) as pool:
+        tallies = add_up(pool.map(one, seeds))
+    print(to_markdown(table(tallies)))
+    return int(any(tally.findings for tally in tallies))
 
 
 def table(tallies: list[Tally]) -> Table:

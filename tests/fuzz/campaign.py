@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import selectors
@@ -12,18 +13,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from time import monotonic
+from typing import Self
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Flaky
 
 from tests.fuzz.damage import Damage, damages
 from tests.fuzz.readers import READERS, Files, Reader
 
 ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).with_name("corpus")
+ROUND = 150  # inputs of one reader before the next reader has its turn
+ROUNDS = 10_000  # more than anybody runs: every round of every seed has a number of its own
 PATIENCE = 90.0  # seconds of the clock; the sandbox itself counts CPU time
 
 
@@ -71,6 +76,7 @@ class Sandbox:
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(self.root),
             "COLUMNS": "200",
+            "CUDA_VISIBLE_DEVICES": "",  # readers need no GPU
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.sandbox", str(self.root)],
@@ -136,6 +142,20 @@ class Tally:
         """Return how many different findings are of these kinds."""
         return sum(finding.split(":")[0] in kinds for finding in self.findings)
 
+    def knows(self, finding: str) -> bool:
+        """Return whether there is a finding of this kind and place already."""
+        return place_of(finding) in map(place_of, self.findings)
+
+
+def add_up(campaigns: Iterable[list[Tally]]) -> list[Tally]:
+    """Return one tally for each reader: all inputs, and what several found once."""
+    sums: dict[str, Tally] = {}
+    for tally in itertools.chain.from_iterable(campaigns):
+        total = sums.setdefault(tally.reader, Tally(tally.reader))
+        total.tried += tally.tried
+        total.findings |= {f: d for f, d in tally.findings.items() if not total.knows(f)}
+    return list(sums.values())
+
 
 def check_honest(reader: Reader, sandbox: Sandbox, inputs: Inputs) -> None:
     """Open an honest input by every command: the sandbox must have nothing against it."""
@@ -157,15 +177,17 @@ def fuzz(
 
     Without a `number` the inputs are always the same.
     """
+    found: list[Found] = []  # the last is the smallest
 
     def opens(damage: Damage) -> None:
         if not go_on():
             return
         tally.tried += 1
-        found = sandbox.open(reader.commands[damage.command], inputs.damaged(reader, damage))
-        for finding in found:
-            if place_of(finding) not in map(place_of, tally.findings):
-                raise Found(finding, damage)
+        command = reader.commands[damage.command]
+        for finding in sandbox.open(command, inputs.damaged(reader, damage)):
+            if not tally.knows(finding):
+                found.append(Found(finding, damage))
+                raise found[-1]
 
     drawn = given(damages(dict(reader.layers), len(reader.commands)))(opens)
     if number is not None:
@@ -180,16 +202,44 @@ def fuzz(
         report_multiple_bugs=False,
         print_blob=False,
     )(drawn)
-    try:
+    with contextlib.suppress(Found, Flaky):  # flaky: the time was over while it shrank
         run()
-    except Found as found:
-        tally.findings[found.args[0]] = found.args[1]
-        return found
-    except BaseExceptionGroup as several:
-        first: Any = several.exceptions[0]
-        tally.findings[first.args[0]] = first.args[1]
-        return first
-    return None
+    if not found:
+        return None
+    finding, damage = found[-1].args
+    tally.findings[finding] = damage
+    return found[-1]
+
+
+def fuzz_in_turn(names: list[str], minutes: float, keep: bool, first: int) -> list[Tally]:
+    """Fuzz the readers in turn until the time is over; print what is found, return the tallies."""
+    chosen, inputs, begun = readers(names), Inputs(), monotonic()
+    tallies = {reader.name: Tally(reader.name) for reader in chosen}
+
+    def in_time() -> bool:
+        return monotonic() - begun < 60 * minutes
+
+    with Sandbox() as sandbox:
+        for reader in chosen:
+            check_honest(reader, sandbox, inputs)
+        print(f"seed {first}: honest inputs are read, {monotonic() - begun:.0f} s", flush=True)
+        begun = monotonic()  # the minutes are those of damaged inputs
+        for number in itertools.count(first * ROUNDS):
+            for reader in chosen:
+                if in_time():
+                    tally = tallies[reader.name]
+                    found = fuzz(reader, sandbox, inputs, tally, ROUND, number, in_time)
+                    if found is not None:
+                        finding, damage = found.args
+                        print(f"seed {first}, {reader.name}: {finding}\n  {damage}", flush=True)
+                        if keep:
+                            print(f"  {save(reader, damage, inputs)}", flush=True)
+            total = sum(tally.tried for tally in tallies.values())
+            spent = (monotonic() - begun) / 60
+            print(f"seed {first}, {spent:.1f} min: {total:,} inputs", flush=True)
+            if not in_time():
+                break
+    return list(tallies.values())
 
 
 def place_of(finding: str) -> str:

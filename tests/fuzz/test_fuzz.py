@@ -9,7 +9,7 @@ pytest.importorskip("pyarrow")
 if not Path("/proc/self/statm").exists():
     pytest.skip("the sandbox reads its size from /proc", allow_module_level=True)
 
-from tests.fuzz.campaign import Inputs, Sandbox, Tally, check_honest, fuzz, save, saved
+from tests.fuzz.campaign import Inputs, Sandbox, Tally, add_up, check_honest, fuzz, save, saved
 from tests.fuzz.damage import Damage, TreeDamage
 from tests.fuzz.readers import READERS
 
@@ -71,3 +71,35 @@ def test_a_finding_is_kept_and_opened_again(tmp_path, inputs):
     ((_, command, files),) = saved(reader, inputs, tmp_path)
     assert path.read_bytes() == files["recipe.json"] and command == reader.commands[0]
     assert files["recipe.toml"] == inputs.honest(reader)["recipe.toml"]
+
+
+ASKS_THE_DRIVER = b"""
+import torch
+def answer(): raise RuntimeError("the driver was asked")
+torch.cuda._is_compiled, torch._C._cuda_getDeviceCount = (lambda: True), answer
+torch.cuda.is_available(), torch.cuda.device_count()
+"""
+
+
+def test_a_gpu_changes_nothing_in_the_sandbox(sandbox):
+    assert sandbox.open("planted", {"planted.py": ASKS_THE_DRIVER}) == []
+    sandbox.close_process()  # its torch was changed
+
+
+def test_campaigns_add_up_and_a_fault_counts_once():
+    one = Tally("csv", 3, {"traceback: KeyError: 'a' (frame.py:5)": Damage("a")})
+    two = Tally("csv", 4, {"traceback: KeyError: 'b' (frame.py:5)": Damage("b")})
+    three = Tally("pack", 5, {"hang: 12 s": Damage("c"), "code: import x": Damage("d")})
+    csv, pack = add_up([[one], [two, three]])
+    assert (csv.reader, csv.tried, csv.count("traceback")) == ("csv", 7, 1)
+    assert (pack.tried, pack.count("hang", "code"), pack.count("traceback")) == (5, 2, 0)
+
+
+def test_what_was_found_before_the_time_was_over_counts(sandbox, inputs, monkeypatch):
+    reader = next(reader for reader in READERS if reader.name == "recipe")
+    answers = iter([["traceback: planted (a.py:1)"]])
+    monkeypatch.setattr(sandbox, "open", lambda command, files: next(answers, []))
+    time = iter([True])
+    tally = Tally(reader.name)
+    found = fuzz(reader, sandbox, inputs, tally, 20, go_on=lambda: next(time, False))
+    assert found is not None and tally.count("traceback") == 1
