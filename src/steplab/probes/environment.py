@@ -27,7 +27,7 @@ def capture_environment() -> Environment:
         steplab=steplab.__version__,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),
         memory_bytes=_memory_bytes(),
         torch=torch.__version__,
@@ -55,7 +55,8 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return the name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import profile, schedule
@@ -32,6 +33,7 @@ class StepReport:
     lr: float
     meter: Mapping[str, float]  # under the names of `Meter.metrics`
     counters: Mapping[str, float]  # sm_util_pct, hbm_util_pct, mem_ctrl_util_pct, ...
+    about: Mapping[str, Any] = field(default_factory=dict)  # of the row in metrics.jsonl
 
     def line(self, perf: bool) -> str:
         """`step=10 loss=... pred=... aux=... lr=... toks/s=...`, and with `perf` the rates."""
@@ -90,21 +92,24 @@ class TrainingLog:
         self.perf = perf
         self.advance = advance
         self.sinks: list[Sink] = []
+        self.file: Path | None = None  # metrics.jsonl
         if folder is not None:
-            metrics = own_file(folder / "metrics.jsonl", "--checkpoint-dir")
-            self.sinks = open_sinks(metrics, _tensorboard_folder(folder))
+            self.file = own_file(folder / "metrics.jsonl", "--checkpoint-dir")
+            self.sinks = open_sinks(self.file, _tensorboard_folder(folder))
 
     def report(self, report: StepReport) -> None:
         """Print and write one report."""
         self.say(report.line(self.perf))
         if not self.perf:
             self.say(report.timing())
-        self.write(report.step, report.metrics())
+        self.write(report.step, report.metrics(), report.about)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(
+        self, step: int, metrics: Mapping[str, float], about: Mapping[str, Any] | None = None
+    ) -> None:
         """Write metrics; a sink that fails is a warning, and training goes on."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        for warning in write_to_sinks(self.sinks, step, finite, {}):
+        for warning in write_to_sinks(self.sinks, step, finite, about or {}):
             self.say(warning)
 
 

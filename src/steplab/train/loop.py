@@ -28,6 +28,7 @@ from steplab.train.checkpoint_files import MODEL_FILE, TrainProgress, bytes_of_w
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TRACED_STEP, StepReport, TrainingLog, trace_one_step
 from steplab.train.pretrained import find_pretrained, load_pretrained
+from steplab.train.replay import Replay, run_identity
 from steplab.train.slices import own_slice
 from steplab.train.stop import Stop, StopVote
 from steplab.workloads.workload import find_workload, is_user_model
@@ -91,6 +92,9 @@ class Trainer:
         self.since_report: list[dict[str, Tensor]] = []  # scalars of every step, on the device
         self.world = current_world()
         self.vote = StopVote() if self.world.size > 1 else None
+        self.data = fingerprint(self.windows.series)
+        self.run_id = run_identity(spec, self.data, self.device)
+        self.replay = Replay(None)  # until it is known where the run begins
         workload, batch = self.step.workload, self.settings.batch_size
         self.tokens = workload.tokens(batch) * spec.micro_batches
         work = workload.work(batch, "full", {})
@@ -121,8 +125,7 @@ class Trainer:
             path, self.step.model, self.step.optimizer, self.step.parts.scaler
         )
         saved = dict(progress.position)
-        data = fingerprint(self.windows.series)
-        if saved.pop("data", data) != data:
+        if saved.pop("data", self.data) != self.data:
             raise UserError(
                 f"{self.windows.series.name} holds other series than those {path} was trained on.",
                 "Resume with the same data, or start a new run in another --checkpoint-dir.",
@@ -142,6 +145,7 @@ class Trainer:
         self._announce()
         trace_path = Path(self.settings.checkpoint_dir) / "profiler" / "chrome_trace.json"
         on_cuda = self.device.type == "cuda"
+        self.replay = Replay(self.log.file, self.run_id, self.step_number, on_cuda)
         traced = self.settings.profile and self.world.is_first
         with (
             Loader(
@@ -202,8 +206,10 @@ class Trainer:
             return last or (every > 0 and self.step_number % every == 0)
 
         self.log.advance(self.step_number)
-        report, check = due(self.settings.log_every), due(self.settings.validate_every)
+        check = due(self.settings.validate_every)
         save = self.settings.checkpoint_every > 0 and due(self.settings.checkpoint_every)
+        # Also before a save, so that a run that begins there reports over the same steps again.
+        report = save or due(self.settings.log_every)
         if report:
             self._report()
         if check:
@@ -221,15 +227,18 @@ class Trainer:
             name: float(torch.stack([scalars[name] for scalars in self.since_report]).mean())
             for name in self.since_report[0]
         }
+        steps = len(self.since_report)
         self.since_report = []
         self._refuse_non_finite(means["loss"], "loss")
+        self.replay.check(self.step_number, steps, means["loss"])
         self.metrics |= means
         counters = self.counters.read() if self.counters else {}
         rate = learning_rate(self.settings, self.step_number)
         meter, loss = self.meter.metrics(), means.pop("loss")
         for note in self.meter.notes():
             self.log.say(f"warning: {note}")
-        self.log.report(StepReport(self.step_number, loss, means, rate, meter, counters))
+        about = {"run": self.run_id, "steps": steps, **encode(self.position)}
+        self.log.report(StepReport(self.step_number, loss, means, rate, meter, counters, about))
 
     def _validate(self) -> None:
         if not self.settings.validation_batches:
@@ -266,7 +275,7 @@ class Trainer:
         assert optimizer is not None
         progress = TrainProgress(
             step=self.step_number,
-            position={**encode(self.position), "data": fingerprint(self.windows.series)},
+            position={**encode(self.position), "data": self.data},
             spec=encode(self.spec),
             metrics=self.metrics,
         )
