@@ -2,12 +2,13 @@
 
 Rank 0 of 8, whose group does nothing (`silent_group.py`), against the plain step: the host's calls,
 copies and memory of FSDP without any communication. Both stay alive, each in a process of its own,
-and take turns; the ratio is that of their step times. About two minutes per row of gpt xl on an
-H200. `--size tiny --device cpu --batch 2` tries it anywhere.
+and take turns; the ratio is that of their step times. About a minute per row of gpt xl on an H200.
+`--size tiny --context 64 --device cpu --batch 2` tries it anywhere.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,9 +32,15 @@ WAYS = (
     "parallel=fsdp,parallel.together=4",
     "parallel=fsdp,parallel.together=4,parallel.reshard=false",
 )
+# As most people have it, and with as little work for the host as sharding allows.
+RECIPES = (
+    "precision=bf16,optimizer=fused",
+    "precision=bf16-weights,optimizer=one-pass,compile=blocks",
+)
 ROUNDS, STEPS = 6, 5
 TIMEOUT_S = 540.0
 COLUMNS = (
+    Column("recipe"),
     Column("batch"),
     Column("sharded by"),
     Column("plain", "ms"),
@@ -81,28 +88,31 @@ class CostedStep:
         return probe.peak or 0
 
 
-def rows(spec: RunSpec, ways: Sequence[str]) -> Iterator[tuple[Cell, ...]]:
-    """Yield a row for every way of sharding the step of `spec`."""
-    for way in ways:
-        recipe = parse_recipe(f"{spec.recipe.label},{way}" if spec.recipe.techniques else way)
-        try:
-            yield (spec.batch, way, *compare(spec, replace(spec, recipe=recipe, ranks=RANKS)), "ok")
-        except (SteplabError, WorkerLost) as error:
-            yield (spec.batch, way, *[None] * 8, str(error))
+def rows(plain: RunSpec, ways: Sequence[str]) -> Iterator[tuple[Cell, ...]]:
+    """Yield a row for every way of sharding the step of `plain`, which stays alive meanwhile."""
+    names = (plain.recipe.label, plain.batch)
+    with Worker() as one:
+        one.keep("sharding_cost:CostedStep", timeout=TIMEOUT_S, spec=plain)
+        for way in ways:
+            recipe = parse_recipe(f"{plain.recipe.label},{way}")
+            try:
+                with Worker() as two:
+                    sharded = replace(plain, recipe=recipe, ranks=RANKS)
+                    two.keep("sharding_cost:CostedStep", timeout=TIMEOUT_S, spec=sharded)
+                    yield (*names, way, *compare(one, two), "ok")
+            except (SteplabError, WorkerLost) as error:
+                yield (*names, way, *[None] * 8, str(error))
 
 
-def compare(plain: RunSpec, sharded: RunSpec) -> list[Cell]:
+def compare(plain: Worker, sharded: Worker) -> list[Cell]:
     """Return what the columns between the names and the status say."""
     clocks: tuple[list[Clock], list[Clock]] = ([], [])
-    with Worker() as one, Worker() as two:
-        workers = (one, two)
-        for worker, spec in zip(workers, (plain, sharded), strict=True):
-            worker.keep("sharding_cost:CostedStep", timeout=TIMEOUT_S, spec=spec)
-        for number in range(ROUNDS):
-            for side in (0, 1) if number % 2 == 0 else (1, 0):
-                clock = workers[side].call(".measure", Clock, timeout=TIMEOUT_S, steps=STEPS)
-                clocks[side].append(clock)
-        peaks = [worker.call(".peak", int, timeout=TIMEOUT_S) / 2**30 for worker in workers]
+    workers = (plain, sharded)
+    for number in range(ROUNDS):
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            clock = workers[side].call(".measure", Clock, timeout=TIMEOUT_S, steps=STEPS)
+            clocks[side].append(clock)
+    peaks = [worker.call(".peak", int, timeout=TIMEOUT_S) / 2**30 for worker in workers]
     steps = [[clock.step.values for clock in found] for found in clocks]
     ratio = ratio_of_rounds(steps[1], steps[0])
     medians = [sorted(value for values in found for value in values) for found in steps]
@@ -116,34 +126,34 @@ def main() -> None:
     """Measure and print; the file is written anew after every row."""
     parser = Parser(prog="sharding_cost.py", description=__doc__)
     parser.add_argument("--size", default="xl", help="size of the gpt")
+    parser.add_argument("--context", type=int, default=1024, help="tokens of a sequence")
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 4], help="batch sizes")
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
-    parser.add_argument("--recipe", default="precision=bf16,optimizer=fused", help="of both")
+    parser.add_argument("--recipe", nargs="+", default=list(RECIPES), help="of both")
     parser.add_argument("--way", nargs="+", default=list(WAYS), help="ways of sharding")
     parser.add_argument("--out", type=Path, nargs="+", default=[], help=".md, .csv or .json")
     args = parser.parse_args()
     # Workers find this file and the group that does nothing.
     paths = [str(Path(__file__).parent.resolve()), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    entry = find_workload("gpt")
-    spec = RunSpec(
-        "gpt",
-        entry.resolve(args.size, {}),
-        args.size,
-        recipe=parse_recipe(args.recipe),
-        device=args.device,
-        warmup=3,
-    )
-    note = f"rank 0 of {RANKS}, no communication; {args.recipe}; {ROUNDS} rounds of {STEPS} steps"
+    note = f"rank 0 of {RANKS}, no communication; {ROUNDS} rounds of {STEPS} steps"
     found: list[tuple[Cell, ...]] = []
     try:
         check_suffixes(args.out)
+        entry = find_workload("gpt")
+        spec = RunSpec(
+            "gpt",
+            entry.resolve(args.size, {"context": args.context}),
+            args.size,
+            device=args.device,
+            warmup=3,
+        )
         with Worker() as worker:
             conditions = worker.environment(TIMEOUT_S).conditions_on(args.device)
-        for batch in args.batch:
-            for row in rows(replace(spec, batch=batch), args.way):
+        title = f"what sharding costs by itself: gpt {args.size}, context {args.context}"
+        for recipe, batch in itertools.product(args.recipe, args.batch):
+            for row in rows(replace(spec, recipe=parse_recipe(recipe), batch=batch), args.way):
                 found.append(row)
-                title = f"what sharding costs by itself: gpt {args.size}"
                 table = Table(title, COLUMNS, tuple(found), f"{note}\n{conditions}")
                 for path in args.out:
                     write_table(table, path)
