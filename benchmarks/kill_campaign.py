@@ -2,6 +2,8 @@
 
     PYTHONPATH=src python benchmarks/kill_campaign.py --kills-train 100 --kills-tune 50 --seed 1
 
+`--processes 10` divides the kills among ten campaigns, each with its own folders and seed.
+
 A training is killed again and again until it ends, then another one begins. Whatever happened to
 it, every step that it logged must have the loss of an undisturbed run, bit for bit; no step may be
 missing; after a signal that can be caught none may be computed twice; and its last checkpoint must
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import secrets
@@ -25,7 +28,9 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -60,6 +65,7 @@ TUNE = (
     "tune gpt --size tiny --width 32 --ff-width 64 --layers 1 --heads 2 --context 16 "
     "--vocab-size 64 --batch 2 --budget 1"
 )
+SEARCH = 60.0  # seconds of that budget
 # Half of the kills count from the start of the process, which is mostly `import torch`; the others
 # from its first step or rung, so that short moments like saving are hit as often.
 FROM_START = 0.5
@@ -102,6 +108,13 @@ class Tally:
         """All kills."""
         return sum(self.kills.values())
 
+    def add(self, other: Tally) -> None:
+        """Add what another campaign saw."""
+        self.kills += other.kills
+        self.ended += other.ended
+        self.repeated += other.repeated
+        self.faults += other.faults
+
     def note(self, kill: Kill, stage: str, faults: Iterable[str]) -> None:
         """Count a kill, unless it came too late; print it, and what it broke."""
         self.kills[stage, kill.number.name] += stage != ENDED
@@ -118,6 +131,7 @@ def run(words: str, folder: Path, kill: Kill | None) -> Ending:
         **os.environ,
         "PYTHONPATH": str(SOURCE),
         "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",  # the same bits are asked for, whatever machine it is
         "KILL_CAMPAIGN": token,  # by which its workers are found
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -340,15 +354,10 @@ def same_files(newest: Path, whole: Undisturbed) -> list[str]:
 
 def kill_search(kills: int, chance: random.Random, folder: Path) -> Tally:
     """Kill searches `kills` times, each until it ends; check what is there after every kill."""
-    begun = monotonic()
-    whole = run(f"{TUNE} --store store", folder / "undisturbed", None)
-    life = monotonic() - begun
-    if whole.code:
-        raise UserError(f"The undisturbed search ended with {whole.code}: {whole.error}")
     tally, number, rungs = Tally("tune"), 1, ()
     place = folder / "killed"
     while tally.count < kills:
-        kill = choose(chance, life, "[1]", life / 2)
+        kill = choose(chance, SEARCH, "[1]", SEARCH / 2)
         # Another seed is another ladder, in the same store.
         ending = run(f"{TUNE} --seed {number} --store store", place, kill)
         ladder, faults = check_search(place, number, rungs)
@@ -448,20 +457,41 @@ def summary(tally: Tally) -> str:
     return f"{tally.command}: {tally.count} kills, {tally.ended} {what} ended{again}: {faults}"
 
 
+def campaign(shares: dict[str, int], seed: int) -> list[Tally]:
+    """Kill each command so many times, in a folder of its own."""
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="kill-campaign-") as folder:
+        return [
+            KILLERS[command](kills, chance, Path(folder) / command)
+            for command, kills in shares.items()
+            if kills
+        ]
+
+
+KILLERS = {"train": kill_training, "tune": kill_search}
+
+
 def main() -> int:
     """Kill, print the table, write the page; return 1 where something was lost."""
     parser = argparse.ArgumentParser(description="Kill train and tune at random moments.")
     parser.add_argument("--kills-train", type=int, default=100)
     parser.add_argument("--kills-tune", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of the first process")
     parser.add_argument("--out", type=Path, default=None, help=f"for example {PAGE.name}")
     args = parser.parse_args()
-    chance, begun, tallies = random.Random(args.seed), monotonic(), []
-    with tempfile.TemporaryDirectory(prefix="kill-campaign-") as folder:
-        if args.kills_train:
-            tallies.append(kill_training(args.kills_train, chance, Path(folder) / "train"))
-        if args.kills_tune:
-            tallies.append(kill_search(args.kills_tune, chance, Path(folder) / "tune"))
+    begun, sums = monotonic(), {}
+    kills = {"train": args.kills_train, "tune": args.kills_tune}
+    shares = [
+        {command: (count + i) // args.processes for command, count in kills.items()}
+        for i in range(args.processes)
+    ]
+    seeds = range(args.seed, args.seed + args.processes)
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.processes, mp_context=fresh) as pool:
+        for tally in chain.from_iterable(pool.map(campaign, shares, seeds)):
+            sums.setdefault(tally.command, Tally(tally.command)).add(tally)
+    tallies = list(sums.values())
     shown = table(tallies)
     print_table(shown)
     lines = [summary(tally) for tally in tallies]
@@ -470,7 +500,7 @@ def main() -> int:
     if args.out:
         machine = capture_environment()
         command = f"python benchmarks/kill_campaign.py --kills-train {args.kills_train} "
-        command += f"--kills-tune {args.kills_tune} --seed {args.seed}"
+        command += f"--kills-tune {args.kills_tune} --processes {args.processes} --seed {args.seed}"
         about = f"`{command}`, {(monotonic() - begun) / 60:.0f} minutes; {machine.cpu}, "
         about += f"torch {machine.torch}, Python {machine.python}, steplab {machine.steplab}"
         text = "\n\n".join([f"# {PAGE.stem}", about, to_markdown(shown), *lines, *faults])
