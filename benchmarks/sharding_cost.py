@@ -101,7 +101,7 @@ def rows(plain: RunSpec, ways: Sequence[str]) -> Iterator[tuple[Cell, ...]]:
                     two.keep("sharding_cost:CostedStep", timeout=TIMEOUT_S, spec=sharded)
                     yield (*names, way, *compare(one, two), "ok")
             except (SteplabError, WorkerLost) as error:
-                yield (*names, way, *[None] * 8, str(error))
+                yield (*names, way, *[None] * 8, str(error).split(". ")[0])
 
 
 def compare(plain: Worker, sharded: Worker) -> list[Cell]:
