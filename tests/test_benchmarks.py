@@ -11,7 +11,7 @@ import torch
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 NEED_A_GPU = [
-    *("attention_tiles", "cuda_graphs", "ema_kernels", "epilogue_kernels"),
+    *("attention_tiles", "cuda_graphs", "ema_kernels"),
     *(
         "experts_kernels",
         "flagship",
@@ -42,11 +42,23 @@ def test_without_a_gpu_a_script_ends_with_one_sentence(name, monkeypatch, capsys
 
 @pytest.mark.slow
 def test_the_cost_of_sharding_is_measured_without_other_ranks():
-    words = ["--size", "tiny", "--device", "cpu", "--batch", "1", "--way", "parallel=fsdp"]
-    script = [sys.executable, str(FOLDER / "sharding_cost.py"), *words]
-    source = str(FOLDER.parent / "src")
-    done = subprocess.run(
-        script, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True
+    done = _run(
+        "sharding_cost.py --size tiny --context 16 --device cpu --batch 1 "
+        "--recipe optimizer=fused --way parallel=fsdp"
     )
     assert done.returncode == 0, done.stderr
     assert "rank 0 of 8, no communication" in done.stdout and "ok" in done.stdout
+
+
+@pytest.mark.slow
+def test_implementations_are_compared_with_fp64_at_their_shapes():
+    done = _run("kernel_accuracy.py --tiny --device cpu router rotary rms_norm timestep_norm")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" right ") == 6 and "WRONG" not in done.stdout
+
+
+def _run(words):
+    script, *flags = words.split()
+    command = [sys.executable, str(FOLDER / script), *flags]
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent / "src")}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -33,7 +33,7 @@ class ParallelSettings:
     bucket_mb: int = 25  # for bucket and ddp
     reshard: bool = True  # for fsdp: free a block's weights between its forward and its backward
     replicate: int = 1  # for fsdp: so many groups of ranks with all shards each
-    # For fsdp: so many blocks are gathered together. Every gathering costs the host 1 to 2 ms.
+    # For fsdp: so many blocks are gathered together. Every gathering costs the host about 4 ms.
     together: int = 1
     reduce: Literal["fp32", "bf16"] = "fp32"  # dtype in which gradients are sent and added
     exact: bool = False  # the same bits on 1, 2, 4 ... ranks

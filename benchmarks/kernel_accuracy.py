@@ -1,0 +1,442 @@
+"""Every implementation of every op at the shapes it was made for, against fp64:
+
+    PYTHONPATH=src python benchmarks/kernel_accuracy.py [OP ...] [--out FILE]
+
+A kernel may be right at the small shapes of the tests and wrong at 65,536 tokens: an offset beyond
+31 bits, a tile that small inputs never fill, a race that few blocks never lose. Here outputs and
+gradients are compared at the shapes of the mixture's flagship, gpt xl, HYDRA 100m and Megalodon
+200m, tile by tile, with the budgets of `steplab bench OP`. About three minutes on an H200.
+`--tiny --device cpu` tries the script anywhere.
+"""
+
+# B batch, T tokens, R rows, D width, F inner width, E experts, K chosen, H heads, S rows, N modes
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from steplab.bench.op_accuracy import Accuracy, check_accuracy
+from steplab.bench.op_cell import measure_cell
+from steplab.bench.op_results import ERRORS
+from steplab.cli.command import Parser
+from steplab.core import Column, RunSpec, Table, registry
+from steplab.core.errors import SteplabError, Unsupported, UserError, did_you_mean
+from steplab.core.table import Cell
+from steplab.kernels import (
+    activation,
+    adamw,
+    feed_forward,
+    grouped_mm,
+    rms_norm,
+    rotary,
+    router,
+    stream_norm,
+    timestep_norm,
+)
+from steplab.kernels.dispatch import impls, needs_gpu, ops
+from steplab.probes.environment import capture_environment
+from steplab.report.export import check_suffixes, write_table
+from steplab.report.terminal import print_table
+from steplab.step.assemble import find_device
+from steplab.step.failures import first_sentence
+
+Results = Mapping[str, Tensor]
+COLUMNS = (
+    Column("op"),
+    Column("shape"),
+    Column("impl"),
+    Column("worst result"),
+    Column("error"),
+    Column("budget"),
+    Column("of budget"),
+    Column("verdict"),
+)
+WRONG = "WRONG"
+TINY = 64  # the divisor of tokens with --tiny
+
+# Ops with a benchmark of their own: what differs from the defaults of `steplab bench NAME`.
+BENCHES: tuple[tuple[str, str, dict[str, list[Any]]], ...] = (
+    ("attention", "flagship", {"batch": [16], "heads": [12], "context": [4096]}),
+    ("attention", "gpt xl", {"batch": [16], "heads": [25], "context": [1024]}),
+    (
+        "attention",
+        "hydra 100m",
+        {"batch": [16], "heads": [12], "context": [1024], "head_width": [16]},
+    ),
+    ("loss", "gpt xl", {"tokens": [16384], "width": [1600], "vocabulary": [10_000]}),
+    ("loss", "hydra 100m", {"tokens": [16384], "width": [768], "vocabulary": [50_257]}),
+    ("experts", "flagship", {"tokens": [65536]}),
+    ("ema", "megalodon 200m", {"batch": [4], "context": [4096], "width": [1024], "modes": [16]}),
+)
+TINY_BENCH = {"context": [64], "tokens": [256], "batch": [1], "vocabulary": [1000]}
+
+
+class Case(NamedTuple):
+    """An op without a benchmark: the tensors it is given, and how an implementation takes them."""
+
+    op: str
+    shape: str
+    inputs: dict[str, Tensor]
+    run: Callable[[str, dict[str, Tensor]], Results]  # implementation, inputs -> results
+    definition: str = "reference"
+
+
+class Rows:
+    """Random tensors of one device, with token counts divided where the script is only tried."""
+
+    def __init__(self, device: torch.device, divisor: int) -> None:
+        self.device, self.divisor = device, divisor
+        self.generator = torch.Generator(device).manual_seed(42)
+
+    def count(self, rows: int) -> int:
+        """Return so many rows, or fewer."""
+        return rows // self.divisor
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1) -> Tensor:
+        """Return normal numbers of size `scale`."""
+        x = torch.randn(*shape, generator=self.generator, device=self.device)
+        return (x * scale).to(dtype)
+
+    def order(self, rows: int) -> Tensor:
+        """Return a permutation of the rows."""
+        return torch.randperm(rows, generator=self.generator, device=self.device)
+
+
+def differentiated(outputs: Results, inputs: Results, douts: Results) -> Results:
+    """Return the outputs with the gradients of those inputs that want one, as `d<name>`."""
+    wanted = {name: x for name, x in inputs.items() if x.requires_grad}
+    kept = {name: out for name, out in outputs.items() if name in douts and out.requires_grad}
+    given = [douts[name].to(out.dtype) for name, out in kept.items()]
+    gradients = torch.autograd.grad(list(kept.values()), list(wanted.values()), given)
+    names = [f"d{name}" for name in wanted]
+    plain = {name: out.detach() for name, out in outputs.items()}
+    return {**plain, **dict(zip(names, gradients, strict=True))}
+
+
+def activation_case(rows: Rows, shape: str, count: int, inner: int, kind: str) -> Case:
+    """Rows of routed experts or of a feed-forward: weighted forward and backward."""
+    R, F = rows.count(count), inner
+    inputs = {
+        "z": rows.normal(R, F * (2 if kind == "swiglu" else 1)),
+        "dh": rows.normal(R, F),
+        "weights": rows.normal(R, dtype=torch.float32).abs(),
+    }
+    source_R = rows.order(R).int()
+
+    def run(impl: str, given: dict[str, Tensor]) -> Results:
+        weights = activation.RowWeights(given["weights"], source_R)
+        h_RF = activation.forward(impl, given["z"], kind, weights)
+        dz, again_RF, dweights_R = activation.backward(
+            impl, given["z"], given["dh"].clone(), kind, weights
+        )
+        assert dweights_R is not None
+        return {"out": h_RF, "dz": dz, "h again": again_RF, "dweights": dweights_R}
+
+    return Case("activation", f"{shape}: {R} x {F} {kind}", inputs, run)
+
+
+def adamw_case(rows: Rows, shape: str, numbers: tuple[int, ...], rounded: bool) -> Case:
+    """One update with a clip; `rounded` weights have an fp32 master."""
+    exact = rows.normal(*numbers, dtype=torch.float32, scale=0.02)
+    inputs = {
+        "master": exact,
+        "grad": rows.normal(*numbers, dtype=torch.bfloat16 if rounded else torch.float32),
+        "exp_avg": rows.normal(*numbers, dtype=torch.float32),
+        "exp_avg_sq": rows.normal(*numbers, dtype=torch.float32).square(),
+    }
+
+    def run(impl: str, given: dict[str, Tensor]) -> Results:
+        mine = {name: x.clone() for name, x in given.items()}
+        wide = mine["master"].dtype
+        step = torch.tensor(7.0, device=rows.device)
+        lr = torch.tensor(1e-3, dtype=torch.float64, device=rows.device)
+        clip = torch.tensor(0.37, dtype=wide, device=rows.device)
+        low = torch.float64 if wide == torch.float64 else torch.bfloat16
+        param = mine["master"].to(low) if rounded else mine["master"]
+        state = adamw.ParameterState(
+            param,
+            mine["master"] if rounded else None,
+            mine["grad"],
+            mine["exp_avg"],
+            mine["exp_avg_sq"],
+            step,
+        )
+        adamw.update(impl, state, adamw.Hyperparameters(0.9, 0.95, 1e-8, 0.1), lr, clip)
+        moments = {"exp_avg": mine["exp_avg"], "exp_avg_sq": mine["exp_avg_sq"]}
+        return {"param": param, "master": mine["master"], **moments}
+
+    words = "bf16 with masters" if rounded else "fp32"
+    return Case("adamw", f"{shape}: {' x '.join(map(str, numbers))} {words}", inputs, run)
+
+
+def feed_forward_case(rows: Rows, shape: str, count: int, width: int, inner: int) -> Case:
+    """The shared expert, whose rows are weighted."""
+    T, D, F = rows.count(count), width, inner
+    inputs = {
+        "x": rows.normal(T, D).requires_grad_(),
+        "w_in": rows.normal(F, D, scale=D**-0.5).requires_grad_(),
+        "w_out": rows.normal(D, F, scale=F**-0.5).requires_grad_(),
+        "weights": rows.normal(T, 1).abs().requires_grad_(),
+    }
+    douts = {"out": rows.normal(T, D)}
+
+    def run(impl: str, given: dict[str, Tensor]) -> Results:
+        x, w_in, w_out, weights = given.values()
+        out = feed_forward.feed_forward(impl, x, w_in, w_out, "gelu", weights)
+        return differentiated({"out": out}, given, douts)
+
+    return Case("feed_forward", f"{shape}: {T} x {D} x {F} gelu", inputs, run)
+
+
+def grouped_case(rows: Rows, shape: str, count: int, width: int, inner: int) -> Case:
+    """Products of uneven groups, one of them empty."""
+    R, D, F = rows.count(count), width, inner
+    shares = torch.tensor([0.3, 0.0, 0.2, 0.15, 0.05, 0.1, 0.12, 0.08])
+    ends_E = (shares.cumsum(0) * R).round().int()
+    ends_E[-1] = R
+    offsets_E = ends_E.to(rows.device)
+    inputs = {
+        "x": rows.normal(R, D).requires_grad_(),
+        "w": rows.normal(len(shares), D, F, scale=D**-0.5).requires_grad_(),
+    }
+    douts = {"out": rows.normal(R, F)}
+
+    def run(impl: str, given: dict[str, Tensor]) -> Results:
+        out = grouped_mm.grouped_mm(impl, given["x"], given["w"], offsets_E)
+        return differentiated({"out": out}, given, douts)
+
+    words = f"{shape}: {R} x {D} x {F} in {len(shares)} groups"
+    return Case("grouped_mm", words, inputs, run, definition="loop")
+
+
+def rms_norm_case(rows: Rows, shape: str, count: int, width: int) -> Case:
+    """An fp32 stream, an update in bf16, the norm in bf16."""
+    T, D = rows.count(count), width
+    inputs = {
+        "x": rows.normal(T, D, dtype=torch.float32).requires_grad_(),
+        "weight": rows.normal(D, dtype=torch.float32).requires_grad_(),
+        "added": rows.normal(T, D).requires_grad_(),
+    }
+    douts = {"normed": rows.normal(T, D), "stream": rows.normal(T, D, dtype=torch.float32)}
+
+    def run(impl: str, given: dict[str, Tensor]) -> Results:
+        x, weight, added = given.values()
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.bfloat16
+        normed, stream = rms_norm.rms_norm(impl, x, weight, 1e-6, added, dtype)
+        return differentiated({"normed": normed, "stream": stream}, given, douts)
+
+    return Case("rms_norm", f"{shape}: {T} x {D}", inputs, run)
+
+
+def rotary_case(rows: Rows, shape: str, batch: int, context: int, heads: int, width: int) -> Case:
+    """Queries, keys and values of a joint projection."""
+    B, T, H, D = batch, rows.count(context), heads, width
+    angles_TD = torch.outer(
+        torch.arange(T, dtype=torch.float64), 1e4 ** -(torch.arange(0, D, 2).double() / D)
+    )
+    inputs = {
+        "qkv": rows.normal(B, T, 3, H, D).requires_grad_(),
+        "cos": angles_TD.cos().float().to(rows.device),
+        "sin": angles_TD.sin().float().to(rows.device),
+    }
+    douts = {name: rows.normal(B, H, T, D) for name in "qkv"}
+
+    def run(impl: str, given: dict[str, Tensor]) -> Results:
+        q, k, v = rotary.rotary(impl, *given.values())
+        return differentiated({"q": q, "k": k, "v": v}, given, douts)
+
+    return Case("rotary", f"{shape}: {B} x {T} x {H} x {D}", inputs, run)
+
+
+def router_case(rows: Rows, shape: str, count: int, width: int, experts: int) -> Case:
+    """Probabilities, the two largest, and the shared expert's gate."""
+    T, D, E = rows.count(count), width, experts
+    inputs = {
+        "x": rows.normal(T, D).requires_grad_(),
+        "weight": rows.normal(E, D, dtype=torch.float32, scale=D**-0.5).requires_grad_(),
+        "gate": rows.normal(1, D, dtype=torch.float32, scale=D**-0.5).requires_grad_(),
+    }
+    names = {"probabilities": (T, E), "weights": (T, 2), "gate": (T, 1)}
+    douts = {name: rows.normal(*shape, dtype=torch.float32) for name, shape in names.items()}
+
+    def run(impl: str, given: dict[str, Tensor]) -> Results:
+        probabilities, weights, _, gate = router.router(impl, *given.values(), 2)
+        outputs = {"probabilities": probabilities, "weights": weights, "gate": gate}
+        return differentiated(outputs, given, douts)
+
+    return Case("router", f"{shape}: {T} x {D}, 2 of {E}", inputs, run)
+
+
+def stream_case(rows: Rows, shape: str, batch: int, context: int, width: int) -> Case:
+    """Half of the rows are scattered back, the stream is normed and scored, half are taken."""
+    B, S, D = batch, rows.count(context), width
+    K = S // 2
+    inputs = {
+        "x": rows.normal(B, S, D).requires_grad_(),
+        "added": rows.normal(B, K, D).requires_grad_(),
+        "weight": rows.normal(D, dtype=torch.float32).requires_grad_(),
+        "offset": rows.normal(D, dtype=torch.float32).requires_grad_(),
+        "router": rows.normal(D, dtype=torch.float32, scale=D**-0.5).requires_grad_(),
+    }
+    names = {"normed": (B, K, D), "stream": (B, S, D), "score": (B, S)}
+    douts = {name: rows.normal(*shape) for name, shape in names.items()}
+    before, after = (_selection(rows, B, S, K) for _ in range(2))
+
+    def run(impl: str, given: dict[str, Tensor]) -> Results:
+        x, added, weight, offset, router_D = given.values()
+        norm = stream_norm.Norm(weight, 1e-6, offset)
+        update = stream_norm.Update(added, before)
+        scored = stream_norm.add_and_score(impl, x, update, norm, router_D)
+        found = stream_norm.take_normed(impl, scored, after, norm, router_D)
+        return differentiated(dict(zip(names, found, strict=True)), given, douts)
+
+    return Case("stream_norm", f"{shape}: {B} x {S} x {D}, {K} rows taken", inputs, run)
+
+
+def _selection(rows: Rows, B: int, S: int, K: int) -> stream_norm.RowSelection:
+    chosen_BK = torch.stack([rows.order(S)[:K].sort().values for _ in range(B)])
+    slots_BS = torch.full((B, S), K, device=rows.device)
+    slots_BS.scatter_(1, chosen_BK, torch.arange(K, device=rows.device).expand(B, K))
+    return stream_norm.RowSelection(chosen_BK, slots_BS)
+
+
+def timestep_case(rows: Rows, shape: str, batch: int, context: int, width: int) -> Case:
+    """A sequence far from zero, of which the last tokens are padding."""
+    B, L, D, G = batch, rows.count(context), width, 64
+    inputs = {
+        "x": (rows.normal(B, L, D) + 2).requires_grad_(),
+        "weight": rows.normal(D, dtype=torch.float32, scale=0.1).requires_grad_(),
+        "bias": rows.normal(D, dtype=torch.float32).requires_grad_(),
+    }
+    douts = {"out": rows.normal(B, L, D)}
+    valid_BL = (torch.arange(L, device=rows.device) < L - L // 8).expand(B, L)
+
+    def run(impl: str, given: dict[str, Tensor]) -> Results:
+        x, weight, bias = given.values()
+        affine = timestep_norm.Affine(weight, bias, G, 1e-5)
+        out, _ = timestep_norm.timestep_norm(impl, x, affine, None, valid_BL)
+        return differentiated({"out": out}, given, douts)
+
+    return Case("timestep_norm", f"{shape}: {B} x {L} x {D}, {G} groups", inputs, run)
+
+
+def cases(rows: Rows) -> Iterator[Callable[[], Case]]:
+    """Yield the cases, each made when it is asked for: together they would not fit."""
+    yield lambda: activation_case(rows, "flagship", 131_072, 3072, "gelu")
+    yield lambda: activation_case(rows, "hydra 100m", 16_384, 2304, "swiglu")
+    yield lambda: adamw_case(rows, "flagship", (8, 3072, 768), rounded=False)
+    yield lambda: adamw_case(rows, "flagship", (8, 3072, 768), rounded=True)
+    yield lambda: adamw_case(rows, "gpt xl", (6400, 1600), rounded=True)
+    yield lambda: feed_forward_case(rows, "flagship", 65_536, 768, 3072)
+    yield lambda: grouped_case(rows, "flagship", 131_072, 768, 3072)
+    yield lambda: rms_norm_case(rows, "flagship", 65_536, 768)
+    yield lambda: rms_norm_case(rows, "gpt xl", 16_384, 1600)
+    yield lambda: rotary_case(rows, "flagship", 16, 4096, 12, 64)
+    yield lambda: router_case(rows, "flagship", 65_536, 768, 8)
+    yield lambda: stream_case(rows, "hydra 100m", 16, 1024, 768)
+    yield lambda: timestep_case(rows, "megalodon 200m", 4, 4096, 1024)
+
+
+def case_rows(case: Case, device: torch.device) -> Iterator[tuple[Cell, ...]]:
+    """Yield a row for every implementation that runs on the device."""
+    peer = case.run(case.definition, case.inputs)
+    wide = {name: _double(x) for name, x in case.inputs.items()}
+    truth = case.run(case.definition, wide)
+    for impl in impls(case.op):
+        if device.type == "cpu" and (needs_gpu(case.op, impl) or impl.startswith("triton")):
+            yield case.op, case.shape, impl, "", None, None, None, "needs a GPU"
+            continue
+        try:
+            found = check_accuracy(case.run(impl, case.inputs), peer, truth)
+        except Unsupported as error:
+            yield case.op, case.shape, impl, "", None, None, None, first_sentence(error)
+            continue
+        yield case.op, case.shape, impl, *verdict(found)
+
+
+def _double(x: Tensor) -> Tensor:
+    return x.detach().double().requires_grad_(x.requires_grad)
+
+
+def bench_rows(
+    name: str, shape: str, asked: dict[str, list[Any]], device: str, tiny: bool
+) -> Iterator[tuple[Cell, ...]]:
+    """Yield a row for every implementation of an op that has a benchmark."""
+    bench = registry.load("steplab.bench.ops", name, "BENCH")
+    known = {axis.name for axis in bench.axes}
+    small = {axis: values for axis, values in TINY_BENCH.items() if tiny and axis in known}
+    every = {"impl": [impl for impl in impls(bench.kernel) if impl != "auto"]}
+    template = RunSpec(name, mode="forward+backward", device=device, warmup=1, steps=1)
+    for spec in bench.cells({**asked, **small, **every}, template, 0.0):
+        run = measure_cell(spec)
+        words = f"{shape}: {bench.shape_text(spec.config)}"
+        table = run.tables.get(ERRORS)
+        if table is None:
+            yield bench.kernel, words, spec.config["impl"], "", None, None, None, run.reason
+            continue
+        found = [Accuracy(*row) for row in table.rows]  # type: ignore[arg-type]
+        dropped = next((note for note in run.notes if "dropped" in note), "")
+        yield bench.kernel, words, spec.config["impl"], *verdict(found, dropped)
+
+
+def verdict(found: list[Accuracy], dropped: str = "") -> tuple[Cell, ...]:
+    """Return the worst result: its name, error, budget, their ratio, and what it means.
+
+    An implementation that drops rows computes something else by design, and says so.
+    """
+    worst = max(found, key=lambda result: result.of_budget)
+    right = "right" if worst.of_budget <= 1 else dropped or WRONG
+    return worst.name, worst.error, worst.budget, worst.of_budget, right
+
+
+def all_rows(asked: list[str], device: str, tiny: bool) -> Iterator[tuple[Cell, ...]]:
+    """Yield the rows of the ops asked for, or of all."""
+    for name, shape, config in BENCHES:
+        op = registry.load("steplab.bench.ops", name, "BENCH").kernel
+        if not asked or op in asked:
+            yield from bench_rows(name, shape, config, device, tiny)
+    rows = Rows(find_device(device), TINY if tiny else 1)
+    for make in cases(rows):
+        case = make()
+        if not asked or case.op in asked:
+            yield from case_rows(case, rows.device)
+        del case
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """Compare and print; the file is written anew after every row. Exit code 1: one is wrong."""
+    parser = Parser(prog="kernel_accuracy.py", description=__doc__)
+    parser.add_argument("ops", nargs="*", metavar="OP", help="only these ops")
+    parser.add_argument("--device", default="cuda", help="cuda or cpu")
+    parser.add_argument("--tiny", action="store_true", help="a 64th of the tokens")
+    parser.add_argument("--out", type=Path, nargs="+", default=[], help=".md, .csv or .json")
+    args = parser.parse_args()
+    found: list[tuple[Cell, ...]] = []
+    known = set(ops())
+    try:
+        check_suffixes(args.out)
+        for op in args.ops:
+            if op not in known:
+                raise UserError(f"There is no op called {op!r}.", did_you_mean(op, known))
+        conditions = capture_environment().conditions_on(args.device)
+        for row in all_rows(args.ops, args.device, args.tiny):
+            found.append(row)
+            print(*row, sep="  ", file=sys.stderr)
+            table = Table("every implementation against fp64", COLUMNS, tuple(found), conditions)
+            for path in args.out:
+                write_table(table, path)
+        print_table(table)
+    except SteplabError as error:
+        sys.exit(f"kernel_accuracy.py: {error}")
+    sys.exit(int(any(row[-1] == WRONG for row in found)))
+
+
+if __name__ == "__main__":
+    main()
