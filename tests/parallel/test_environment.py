@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 
 from steplab.core.errors import UserError
@@ -62,3 +66,22 @@ def test_what_a_launcher_forgot_is_said(launched, changes, said):
         environment.launched_size()
         environment.master_address()
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "code"),
+    [
+        ({"TORCHELASTIC_RESTART_COUNT": "0", environment.LAUNCHER: "0"}, 1),  # died before
+        ({"TORCHELASTIC_RESTART_COUNT": "0", environment.LAUNCHER: str(os.getpid())}, 7),
+        ({"TORCHELASTIC_RESTART_COUNT": "0"}, 7),
+        ({environment.LAUNCHER: "0"}, 7),  # a script may start ranks and go
+    ],
+)
+def test_a_rank_ends_with_its_launcher(variables, code):
+    program = (
+        "import os, time; from steplab.parallel import environment; environment.LOOK_S = 0.01; "
+        "environment.end_with_launcher(); time.sleep(0.3); os._exit(7)"
+    )
+    inherited = {name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name}
+    found = subprocess.run([sys.executable, "-c", program], env=inherited | variables, timeout=60)
+    assert found.returncode == code

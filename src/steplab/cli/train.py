@@ -27,7 +27,12 @@ from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
 from steplab.core.input_file import shorten
 from steplab.core.spec import BACKENDS
-from steplab.parallel.environment import is_first, is_launched, launched_size
+from steplab.parallel.environment import (
+    end_with_launcher,
+    is_first,
+    is_launched,
+    launched_size,
+)
 from steplab.techniques.recipes import alone, check_recipe, shared_by
 from steplab.workloads.recorded import note_on_code, workload_of_record
 from steplab.workloads.workload import WorkloadEntry, find_workload, is_user_model
@@ -98,7 +103,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _run_rank(args: argparse.Namespace) -> int:
     """Be one of the ranks that a launcher has started; rank 0 decides where to begin."""
-    launcher = os.getppid()
+    end_with_launcher()
     # torch prints C++ stacks when a connection breaks; the watch says in a sentence who is gone.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from steplab.parallel.world import share_text
@@ -111,7 +116,7 @@ def _run_rank(args: argparse.Namespace) -> int:
         return run_training(spec, Path(begin) if begin else None, watch)
 
     device = local_device(args.device)
-    return run_as_rank(work, device, args.backend, args.hang_timeout, launcher)
+    return run_as_rank(work, device, args.backend, args.hang_timeout)
 
 
 def _plan(args: argparse.Namespace) -> tuple[TrainSpec, Path | None]:

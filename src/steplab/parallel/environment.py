@@ -6,8 +6,13 @@ torchrun sets all of these; scripts for SLURM and other schedulers set the first
 from __future__ import annotations
 
 import os
+import threading
+from time import sleep
 
 from steplab.core.errors import UserError
+
+LAUNCHER = "STEPLAB_LAUNCHER"  # process id of the launcher, where that is steplab's own
+LOOK_S = 0.5  # between two looks at the launcher
 
 
 def is_launched() -> bool:
@@ -69,6 +74,25 @@ def is_one_machine() -> bool:
 def restarts() -> int:
     """Return how often the launcher has started the group again."""
     return _whole("TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in os.environ else 0
+
+
+def end_with_launcher() -> None:
+    """End this process soon after its launcher has died, whatever it is doing or waiting for.
+
+    Its user will start another, and two would write to one folder. torchrun and steplab's launcher
+    stay until their ranks have ended; a script may start ranks and go, so its end means nothing.
+    """
+    if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+        return
+    # The parent may have died already, and somebody else may be the parent now.
+    launcher = _whole(LAUNCHER) if LAUNCHER in os.environ else os.getppid()
+
+    def look() -> None:
+        while os.getppid() == launcher:
+            sleep(LOOK_S)
+        os._exit(1)
+
+    threading.Thread(target=look, name="steplab-launcher", daemon=True).start()
 
 
 def _whole(name: str) -> int:

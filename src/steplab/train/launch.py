@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from steplab.core.errors import MeasurementError, UserError
+from steplab.parallel.environment import LAUNCHER
 from steplab.train.stop import stop_signals
 
 POLL_S = 0.2  # between two looks at the ranks
@@ -87,6 +88,7 @@ def _variables(rank: int, ranks: int, port: int, attempt: int) -> dict[str, str]
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        LAUNCHER: str(os.getpid()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
 

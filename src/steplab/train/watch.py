@@ -37,7 +37,7 @@ from steplab.trace.lines import innermost_line
 from steplab.trace.user_frames import error_line
 from steplab.train.stop import Stop, stop_on_signal
 
-POLL_S = 1.0  # between two looks at the clock, the launcher and the store
+POLL_S = 1.0  # between two looks at the clock and the store
 ANSWER_S = 5.0  # in which ranks say where they stand
 LOST_S = 10.0  # in which a rank that has lost another one waits for somebody who knows why
 RECORDED = 2000  # collectives that torch's flight recorder keeps
@@ -51,12 +51,10 @@ def run_as_rank(
     device: str,
     backend: Backend | None,
     hang_timeout: float,
-    launcher: int,
 ) -> int:
     """Join the group that a launcher has started, do the work and return the exit code.
 
     Whatever fails becomes one sentence, told by the rank where it failed, with its host and line.
-    `launcher` is the process id of the parent: when that dies, the rank ends.
     """
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDED))
     try:
@@ -68,7 +66,7 @@ def run_as_rank(
     if not world.is_first:
         warnings.simplefilter("ignore")  # rank 0 gives the same ones
     with stop_on_signal() as stop:
-        watch = Watch(world, stop, hang_timeout, launcher)
+        watch = Watch(world, stop, hang_timeout)
         try:
             with watch:
                 code = work(watch)
@@ -114,9 +112,8 @@ class Watch:
     all ranks say where they stand, one of them tells the user, and all end.
     """
 
-    def __init__(self, world: World, stop: Stop, hang_timeout: float, launcher: int) -> None:
-        self.world, self.stop = world, stop
-        self.hang_timeout, self.launcher = hang_timeout, launcher
+    def __init__(self, world: World, stop: Stop, hang_timeout: float) -> None:
+        self.world, self.stop, self.hang_timeout = world, stop, hang_timeout
         self.step, self.last_beat = 0, monotonic()
         self.main = threading.get_ident()
         # A connection of its own: the group's may be busy for as long as a collective is stuck.
@@ -171,8 +168,6 @@ class Watch:
         """Look after this rank until its work is over."""
         told = None  # when another rank's failure was seen
         while not self.over.wait(POLL_S):
-            if os.getppid() != self.launcher:
-                os._exit(FAILED)  # the launcher is dead: its user will start another
             if monotonic() - self.last_beat > self.hang_timeout:
                 self._tell_of_hang()
             if self._has("asked"):
