@@ -17,6 +17,7 @@ class FakeWorker:
 
     answers: list = []  # noqa: RUF012
     started = 0
+    ranks = 1
 
     def __init__(self):
         FakeWorker.started += 1

@@ -44,7 +44,7 @@ def test_the_slowest_rank_times_every_step():
 def test_two_ranks_are_one_run():
     first = rank_run((10.0, 10.0), (1.0, 1.0), 5, notes=("noisy: 20%",))
     second = rank_run((20.0, 20.0), (3.0, 3.0), 9, notes=("noisy: 30%", "clocks differ: 2"))
-    run = merge_ranks([first, second])
+    run = merge_ranks({0: first, 1: second})
     assert run.clock.step.values == (20.0, 20.0)
     assert run.work == Work(200, 2e9, 4e9, None)
     assert run.tokens_per_second == 200 / 20e-3
@@ -58,7 +58,7 @@ def test_two_ranks_are_one_run():
 def test_a_rank_that_failed_fails_the_run():
     good = rank_run((10.0,), (1.0,), 5)
     bad = replace(good, status="oom", reason="no memory", clock=None)
-    run = merge_ranks([good, bad])
+    run = merge_ranks({0: good, 1: bad})
     assert (run.status, run.reason) == ("oom", "rank 1: no memory")
 
 
@@ -66,7 +66,7 @@ def test_what_the_first_rank_sends_and_the_most_that_any_holds_are_kept():
     sent = (Collective("all-reduce", 2, 3, 100),)
     held = [{"weights": 10, "optimizer state": 8}, {"weights": 10, "optimizer state": 12}]
     runs = [rank_run((1.0,), (0.1,), 5, communication=Communication(sent, h)) for h in held]
-    merged = merge_ranks(runs)
+    merged = merge_ranks(dict(enumerate(runs)))
     assert merged.communication == Communication(sent, held[1])
     assert (merged.communication.calls, merged.communication.bytes) == (3, 100)
     assert run_from_json(run_to_json(merged)) == merged

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steplab.cli.flags import AUTO, add_config_flags, add_device_flag, given_fields
-from steplab.core import MODES, PLAIN, RunSpec
+from steplab.core import MODES, PLAIN, Environment, RunSpec
 from steplab.core.errors import UserError
 from steplab.core.spec import BACKENDS
+from steplab.parallel.environment import launched_size
 from steplab.techniques.recipes import parse_recipe, shared_by
 from steplab.workloads.user_model import load_user_model
 from steplab.workloads.workload import WorkloadEntry, requested_workload
@@ -145,6 +146,7 @@ def step_spec(args: argparse.Namespace, device: str, **changes: Any) -> RunSpec:
     if given.get("batch") == AUTO:
         given["batch"] = 1
     if "ranks" in given:
+        _refuse_launcher()
         given["recipe"] = shared_by(given["recipe"], given["ranks"])
     return RunSpec(
         workload=entry.name,
@@ -173,6 +175,27 @@ def step_grid(args: argparse.Namespace, device: str) -> list[RunSpec]:
 def assumed_device(asked: str) -> str:
     """Return the device for which flags are checked before a worker, which takes 2 s, is asked."""
     return "cpu" if asked == AUTO else asked
+
+
+def check_gpus(spec: RunSpec, environment: Environment) -> None:
+    """Refuse more ranks than there are GPUs, unless they may share one."""
+    count = len(environment.accelerators)
+    if spec.device == "cuda" and spec.backend != "gloo" and spec.ranks > count:
+        raise UserError(
+            f"{spec.ranks} ranks need as many GPUs to talk by nccl, but there are {count}.",
+            "Start fewer ranks, or let them share a GPU with --backend gloo.",
+        )
+
+
+def _refuse_launcher() -> None:
+    """Measurements start their own ranks: started N times, they would all be taken N times."""
+    size = launched_size()
+    if size > 1:
+        raise UserError(
+            f"A launcher has started {size} of these, but steplab starts the ranks that it "
+            "measures by itself.",
+            f"Leave out the launcher and add --ranks {size}.",
+        )
 
 
 def _mode(word: str) -> str:

@@ -7,6 +7,7 @@ that won, with a report.
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 import sys
 from collections.abc import Sequence
@@ -25,9 +26,11 @@ from rich.text import Text
 from steplab.cli.command import Command
 from steplab.cli.flags import AUTO, add_store_flag, folder_to_write, resolve_device
 from steplab.cli.step_flags import (
+    add_rank_flags,
     add_step_flags,
     add_workload_flags,
     assumed_device,
+    check_gpus,
     step_spec,
 )
 from steplab.core import RunSpec
@@ -38,7 +41,7 @@ from steplab.core.printable import printable
 from steplab.report.terminal import console, print_table
 from steplab.store import Store
 from steplab.techniques.context import format_waits
-from steplab.techniques.recipes import parse_recipe
+from steplab.techniques.recipes import parse_recipe, shared_by
 from steplab.tune.batch_size import find_batch, forget_batch
 from steplab.tune.options import TuneOptions
 from steplab.tune.progress import View, format_timings
@@ -59,6 +62,7 @@ from steplab.tune.report import (
 from steplab.tune.search import tune
 from steplab.verify.remote import ReferenceWorker
 from steplab.workers.pool import WorkerPool
+from steplab.workers.ranks import start_worker
 from steplab.workloads.workload import find_workload
 
 DEFAULT_WORKLOAD = "tsmoe"
@@ -73,6 +77,7 @@ TRIAL_SECONDS = 300.0  # for one batch size, when the fastest is looked for
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_workload_flags(parser, words, DEFAULT_WORKLOAD)
     add_step_flags(parser, ("accumulate", "clip", "seed"), batch=BATCH, auto_batch=True)
+    add_rank_flags(parser)
     add = parser.add_argument
     add("--objective", default="time", choices=("time", "memory"), help="what to reduce")
     about = "minutes it may take; default: {cpu:g} on a CPU, {cuda:g} on a GPU"
@@ -100,7 +105,8 @@ def _run(args: argparse.Namespace) -> int:
             output_file(args.out / name)
     started = monotonic()
     with ReferenceWorker() as reference, WorkerPool() as workers:
-        workers.refill()
+        if args.ranks == 1:
+            workers.refill()
         try:
             with LadderView(args.objective == "time") as view:
                 ladder, files = search(args, started, reference, workers, view)
@@ -123,12 +129,16 @@ def search(
     environment = reference.environment(START_SECONDS)
     device = resolve_device(args.device, environment)
     spec = _spec(args, device)
+    check_gpus(spec, environment)
+    workers.start = functools.partial(start_worker, spec)
+    workers.refill()
     if args.batch == AUTO:
         batch = find_batch(spec, store, environment, workers, TRIAL_SECONDS, view)
         spec = replace(spec, batch=batch)
     limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
     minutes = args.budget or MINUTES[device]
-    options = TuneOptions(args.objective, minutes, started, limit, args.also_batch, args.against)
+    against = None if args.against is None else shared_by(args.against, spec.ranks)
+    options = TuneOptions(args.objective, minutes, started, limit, args.also_batch, against)
     ladder, folder = tune(spec, options, store, reference, environment, view, workers)
     if args.batch == AUTO and ladder.finished:
         forget_batch(spec, store, environment)
@@ -171,6 +181,8 @@ def bench_command(spec: RunSpec, recipe: Path) -> str:
     words += ["--size", spec.size] if spec.size else []
     words += ["--batch", str(spec.batch)]
     words += ["--accumulate", str(spec.accumulate)] if spec.accumulate > 1 else []
+    words += ["--ranks", str(spec.ranks)] if spec.ranks > 1 else []
+    words += ["--backend", spec.backend] if spec.backend else []
     for name, value in spec.config.items():
         if value != preset[name]:
             shown = str(value).lower() if isinstance(value, bool) else str(value)

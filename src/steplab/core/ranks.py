@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from steplab.core.run import Clock, Communication, Figures, RankResult, Run, Work
@@ -17,21 +17,21 @@ def slowest(samples: Sequence[Samples]) -> Samples:
     return Samples(values, samples[0].unit)
 
 
-def merge_ranks(runs: Sequence[Run]) -> Run:
-    """Return the Run of a step that all of these ranks, in order, took part in.
+def merge_ranks(answers: Mapping[int, Run]) -> Run:
+    """Return the Run of a step that ranks took part in, by what each of them saw.
 
     Times are those of the slowest rank, work is that of all, memory is the most of any; what only
     one rank can say (losses, which are means over all; what was compiled; kernels) is rank 0's.
     A rank that failed fails the Run.
     """
-    first = runs[0]
-    for rank, run in enumerate(runs):
+    for rank, run in answers.items():
         if run.status != "ok":
-            return replace(first, status=run.status, reason=f"rank {rank}: {run.reason}")
-    clocks = [run.clock for run in runs if run.clock is not None]
+            return replace(run, reason=f"rank {rank}: {run.reason}")
+    runs = [run for _, run in sorted(answers.items())]
+    first, clocks = runs[0], [run.clock for run in runs if run.clock is not None]
     if len(clocks) < len(runs):
         return first
-    clock = replace(first.clock or clocks[0], step=slowest([each.step for each in clocks]))
+    clock = _slowest_clock(clocks)
     memories = [run.memory for run in runs if run.memory is not None]
     return replace(
         first,
@@ -43,6 +43,17 @@ def merge_ranks(runs: Sequence[Run]) -> Run:
         notes=_notes(runs),
         ranks=tuple(_result(run) for run in runs),
     )
+
+
+def _slowest_clock(clocks: Sequence[Clock]) -> Clock:
+    """Return rank 0's with the slowest rank's steps.
+
+    Its window is such that they agree with it as well as on the rank where they agree least.
+    """
+    step = slowest([clock.step for clock in clocks])
+    worst = max((clock.agreement for clock in clocks), key=lambda share: abs(share - 1))
+    window_ms = sum(step.values) / worst if worst else 0.0
+    return replace(clocks[0], step=step, window_ms=window_ms)
 
 
 def _result(run: Run) -> RankResult:

@@ -19,6 +19,7 @@ Objective = Literal["time", "memory"]
 #   "phase:optimizer"      a phase of the step, as the clock saw it
 #   "op:attention"         the modules that declare an op, forward and backward, and the idle time
 #                          of a GPU that their kernels end
+#   "ranks:exposed communication"  in which ranks communicated and did nothing else
 #   "memory:activations"   bytes at the peak (steplab.core.run.MEMORY_KINDS)
 Savings = Mapping[str, float]
 
@@ -35,6 +36,7 @@ class Suggestion:
     effort: float = 1.0  # times as long to try as usual: begun only where there is time for it
     requires: Mapping[str, Settings] = field(default_factory=dict)  # other techniques that it needs
     refusal: str = ""  # why it cannot be tried on the step as it is
+    reason: str = ""  # what speaks for it, in words and numbers, beside the parts that it shrinks
 
 
 @dataclass(frozen=True)

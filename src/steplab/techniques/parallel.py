@@ -12,6 +12,7 @@ from steplab.core.codec import decode
 from steplab.core.errors import UserError
 from steplab.techniques.compile import GRAPH_MODES, find_blocks
 from steplab.techniques.context import StepContext, Suggestion
+from steplab.techniques.scheme_choice import suggest_schemes
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class Parallel(Technique):
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
         """Nothing on one rank: there is nobody to share with."""
-        return []
+        return suggest_schemes(context, current)
 
 
 TECHNIQUE = Parallel()

@@ -76,6 +76,9 @@ def _size(part: str, run: Run, known: Mapping[str, float]) -> float | None:
         return phase.median if phase else known.get(part)
     if scheme == "op":
         return known.get(part)
+    if scheme == "ranks":
+        # The rank that waits least works longest: all would still wait for it.
+        return min((rank.exposed_ms for rank in run.ranks), default=None)
     if scheme == "memory":
         timeline = run.profile.memory if run.profile else None
         return float(timeline.peak_by_kind.get(name, 0)) if timeline else None

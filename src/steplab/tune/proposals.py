@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steplab.core import Recipe, Run, Settings, registry, units
 from steplab.core.errors import UserError
@@ -77,6 +77,8 @@ def _proposal(
     own = before.get(name, {})
     change = {k: v for k, v in suggestion.settings.items() if own.get(k) != v}
     limit = ceiling(suggestion.savings, context.run, known, context.objective)
+    if limit is not None:
+        limit = replace(limit, parts=": ".join(filter(None, (limit.parts, suggestion.reason))))
     requires = tuple(other for other in suggestion.requires if before.get(other) != changed[other])
     conflict = suggestion.refusal or recipe_conflict(recipe)
     return Proposal(

@@ -36,7 +36,7 @@ def write_outcome(ladder: Ladder, store: Store, folder: Path, flag: str) -> Outc
     recipe = folder / RECIPE_FILE
     spec = ladder.spec
     comments = [
-        f"found by steplab tune: {spec.workload} {spec.size}, batch {spec.batch}, {spec.mode}",
+        f"found by steplab tune: {spec.title}",
         total_line(ladder),
         ladder.environment.conditions_on(spec.device),
     ]

@@ -47,7 +47,7 @@ def tune(
         clock.note(is_slow(rung.recipe), rung.seconds)
     references.folder = folder.references
     if spec.device == "cuda":  # the truth in fp64 comes next: nothing is timed
-        pool.size = pool_size(environment)
+        pool.size = pool_size(environment, spec.ranks)
         pool.fill()
     timeout, watch = clock.timeout(slow=False), Stopwatch(view, options.begun)
     shapes = find_shapes(references, spec, options.also_batch, folder, timeout, watch)

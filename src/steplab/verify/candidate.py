@@ -24,7 +24,7 @@ from steplab.verify.judge import judge
 from steplab.verify.numerics import NumericsSnapshot, load_references, take_snapshot
 from steplab.verify.ranks import gather
 from steplab.verify.references import step_without_dropout
-from steplab.verify.remote import CandidateResult
+from steplab.verify.remote import CandidateResult, Recording
 from steplab.verify.shapes import GateShape, at_shape, one_process
 
 
@@ -68,13 +68,14 @@ class Candidate:
         release_cache()
         return samples
 
-    def record(self, run: Run, plan: ProfilePlan, folder: Path, progress: Progress) -> Run:
-        """Add a profile to this candidate's Run, with traces in `folder`."""
+    def record(self, run: Run, plan: ProfilePlan, folder: Path, progress: Progress) -> Recording:
+        """Profile the step of this candidate's Run, with traces in `folder`."""
         assert self.subject is not None
         recorded = record_profile(self.subject, run, plan, folder, progress)
         _settle(self.subject, progress)
         release_cache()
-        return recorded
+        assert recorded.profile is not None
+        return Recording(recorded.profile, recorded.notes)
 
     def _verify_apart(self, progress: Progress) -> None:
         """Compare numerics at other shapes than the measured one, or without dropout."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from steplab.core import Environment, Run, RunSpec, Status
+from steplab.core import Environment, Profile, Run, RunSpec, Status
 from steplab.core.errors import SteplabError, Unsupported
 from steplab.core.ladder import Check
+from steplab.core.ranks import merge_ranks
 from steplab.core.run import new_run
+from steplab.profiling.output import rank_folders
 from steplab.profiling.plan import ProfilePlan
 from steplab.verify.shapes import GateShape
 from steplab.workers.alternate import RemoteStep
@@ -34,6 +36,34 @@ class CandidateResult:
     checks: tuple[Check, ...] = ()  # of the numerics
     waits: tuple[str, ...] = ()  # lines in which the host waited for the device
     ops: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # op -> paths of its modules
+
+    @property
+    def status(self) -> Status:
+        """That of its Run."""
+        return self.run.status
+
+    @classmethod
+    def of_ranks(cls, results: Mapping[int, CandidateResult]) -> CandidateResult:
+        """Return what all ranks have shown together: a check that is red on one of them is red."""
+        checks: dict[str, Check] = {}
+        for result in results.values():
+            for check in result.checks:
+                if check.name not in checks or not check.passed:
+                    checks[check.name] = check
+        return cls(
+            merge_ranks({rank: result.run for rank, result in results.items()}),
+            tuple(checks.values()),
+            max((result.waits for result in results.values()), key=len),
+            next(iter(results.values())).ops,
+        )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The profile of a candidate, and the notes of its Run with those that this adds."""
+
+    profile: Profile
+    notes: tuple[str, ...]
 
 
 class RemoteCandidate(RemoteStep):
@@ -63,8 +93,10 @@ class RemoteCandidate(RemoteStep):
         self, run: Run, plan: ProfilePlan, folder: Path, timeout: float, progress: Progress
     ) -> Run:
         """Profile it; the traces are written into `folder`."""
-        arguments = {"run": run, "plan": plan, "folder": folder}
-        return self.call(".record", Run, timeout, progress, **arguments)
+        with rank_folders(folder, self.spec.ranks) as folders:
+            arguments = {"run": run, "plan": plan, "folder": folders}
+            found = self.call(".record", Recording, timeout, progress, **arguments)
+        return replace(run, profile=found.profile, notes=found.notes)
 
     def _failed(self, status: Status, reason: str) -> CandidateResult:
         run = new_run(self.spec, self.environment)

@@ -9,6 +9,7 @@ What kills a worker (out of memory, a crash, a hang) reaches the parent as Worke
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import os
@@ -20,7 +21,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import steplab
 from steplab.core import Environment, Status
@@ -46,8 +47,8 @@ class WorkerLost(Exception):
         self.reason = reason
 
 
-class Worker:
-    """A child process; ends with its `with` block, or when its parent ends.
+class AnyWorker(abc.ABC):
+    """A Worker, or several that are called like one; ends with its `with` block.
 
     A function is named as "module:function". Its arguments and its result are records, plain JSON
     values or paths, and are decoded by its annotations. A parameter called `progress` is filled in
@@ -55,6 +56,68 @@ class Worker:
 
     `keep` makes an object that stays alive in the worker; ".method" then names one of its methods.
     """
+
+    ranks = 1  # processes that share a step
+
+    def call(
+        self,
+        function: str,
+        returns: type[T],
+        *,
+        timeout: float,
+        progress: Progress = no_progress,
+        **arguments: Any,
+    ) -> T:
+        """Call a function and return its result; raise WorkerLost or the function's own error.
+
+        An error that steplab does not know arrives as a MeasurementError. `timeout` in seconds.
+        """
+        self.send(function, **arguments)
+        return self.receive(returns, timeout=timeout, progress=progress)
+
+    def keep(self, function: str, *, timeout: float, **arguments: Any) -> None:
+        """Call a function or class and keep what it returns alive."""
+        self.send_keep(function, **arguments)
+        self.receive(type(None), timeout=timeout)
+
+    def environment(self, timeout: float) -> Environment:
+        """Return what this machine is; a worker that does not start is a MeasurementError."""
+        function = "steplab.probes.environment:capture_environment"
+        try:
+            return self.call(function, Environment, timeout=timeout)
+        except WorkerLost as lost:
+            raise MeasurementError(f"The worker process does not start: {lost.reason}.") from None
+
+    @abc.abstractmethod
+    def send(self, function: str, **arguments: Any) -> None:
+        """Ask for a call without waiting for its result."""
+
+    @abc.abstractmethod
+    def send_keep(self, function: str, **arguments: Any) -> None:
+        """Ask for an object to be kept without waiting until it is made."""
+
+    @abc.abstractmethod
+    def receive(self, returns: type[T], *, timeout: float, progress: Progress = no_progress) -> T:
+        """Wait for the result of the last call, `timeout` seconds at most."""
+
+    @property
+    @abc.abstractmethod
+    def is_alive(self) -> bool:
+        """Whether nothing of it has ended."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Worker(AnyWorker):
+    """A child process, which also ends when its parent ends."""
 
     def __init__(self) -> None:
         try:
@@ -78,27 +141,6 @@ class Worker:
         self.selector.register(self.process.stdout, selectors.EVENT_READ)
         self.pending = b""
 
-    def call(
-        self,
-        function: str,
-        returns: type[T],
-        *,
-        timeout: float,
-        progress: Progress = no_progress,
-        **arguments: Any,
-    ) -> T:
-        """Call a function and return its result; raise WorkerLost or the function's own error.
-
-        An error that steplab does not know arrives as a MeasurementError. `timeout` in seconds.
-        """
-        self.send(function, **arguments)
-        return self.receive(returns, timeout=timeout, progress=progress)
-
-    def keep(self, function: str, *, timeout: float, **arguments: Any) -> None:
-        """Call a function or class and keep what it returns alive in the worker."""
-        self.send_keep(function, **arguments)
-        self.receive(type(None), timeout=timeout)
-
     def send_keep(self, function: str, **arguments: Any) -> None:
         """Ask for an object to be kept without waiting until it is made."""
         self._write(_request(function, arguments, keep=True))
@@ -120,14 +162,6 @@ class Worker:
                 result: T = decode(returns, message["result"], "the result")
                 return result
 
-    def environment(self, timeout: float) -> Environment:
-        """Return what this machine is; a worker that does not start is a MeasurementError."""
-        function = "steplab.probes.environment:capture_environment"
-        try:
-            return self.call(function, Environment, timeout=timeout)
-        except WorkerLost as lost:
-            raise MeasurementError(f"The worker process does not start: {lost.reason}.") from None
-
     @property
     def is_alive(self) -> bool:
         """Whether its process has not ended."""
@@ -147,12 +181,6 @@ class Worker:
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _write(self, request: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -185,47 +213,6 @@ class Worker:
         self.log.seek(0)
         lines = [line.strip() for line in self.log if line.strip()]
         return f"the worker ended with code {code}: {lines[-1] if lines else 'no message'}"
-
-
-class AnyWorker(Protocol):
-    """A Worker, or several that are called like one."""
-
-    def call(
-        self,
-        function: str,
-        returns: type[T],
-        *,
-        timeout: float,
-        progress: Progress = no_progress,
-        **arguments: Any,
-    ) -> T:
-        """Call a function and return its result."""
-        ...
-
-    def keep(self, function: str, *, timeout: float, **arguments: Any) -> None:
-        """Call a function or class and keep what it returns alive."""
-        ...
-
-    def send(self, function: str, **arguments: Any) -> None:
-        """Ask for a call without waiting for its result."""
-        ...
-
-    def receive(self, returns: type[T], *, timeout: float, progress: Progress = no_progress) -> T:
-        """Wait for the result of the last call."""
-        ...
-
-    def environment(self, timeout: float) -> Environment:
-        """Return what this machine is."""
-        ...
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether nothing of it has ended."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
 
 
 class WorkerOwner:

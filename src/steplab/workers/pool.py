@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 from typing import Self
 
 from steplab.core import Environment
 from steplab.core.errors import SteplabError
-from steplab.workers.client import Progress, Worker, WorkerLost, no_progress
+from steplab.workers.client import AnyWorker, Progress, Worker, WorkerLost, no_progress
 
 PRELOAD = "steplab.verify.candidate:preload"  # what a worker does while nobody needs it
 START_SECONDS = 120.0  # on a slow machine with cold disks, for all that start together
@@ -18,15 +19,18 @@ MAX_WORKERS = 4
 CORES_PER_WORKER = 4  # they start while references are computed or a candidate is verified
 
 
-def pool_size(environment: Environment) -> int:
-    """Return how many workers may be kept ahead where candidates run on the first GPU; 1 to 4."""
+def pool_size(environment: Environment, ranks: int = 1) -> int:
+    """Return how many workers, of so many ranks, may be kept ahead; 1 to 4.
+
+    Candidates run on the first GPU, and their ranks may share it.
+    """
     memory = environment.accelerators[0].memory_bytes if environment.accelerators else 0
     fits = min(int(memory / MEMORY_PER_WORKER), environment.cores // CORES_PER_WORKER)
-    return max(1, min(fits, MAX_WORKERS))
+    return max(1, min(fits // ranks, MAX_WORKERS))
 
 
 class WorkerPool:
-    """Workers that are started ahead: one, unless `size` is set to more.
+    """Workers, or groups of ranks, that are started ahead: one, unless `size` is set to more.
 
     The pool is filled all at once, when it is empty: nothing is timed while workers start, so
     starting them together costs one wait. One that does not come up, or dies, is replaced when it
@@ -35,8 +39,9 @@ class WorkerPool:
 
     def __init__(self) -> None:
         self.size = 1
-        self.workers: list[Worker] = []  # oldest first
-        self.starting: list[Worker] = []  # those of them that have not answered yet
+        self.start: Callable[[], AnyWorker] = Worker
+        self.workers: list[AnyWorker] = []  # oldest first
+        self.starting: list[AnyWorker] = []  # those of them that have not answered yet
 
     def refill(self) -> None:
         """Fill the pool if it is empty, and do not wait for it."""
@@ -46,7 +51,7 @@ class WorkerPool:
     def fill(self) -> None:
         """Start as many workers as are missing, and do not wait for them."""
         for _ in range(self.size - len(self.workers)):
-            worker = Worker()
+            worker = self.start()
             self.workers.append(worker)
             self.starting.append(worker)
             try:
@@ -67,7 +72,7 @@ class WorkerPool:
             except (WorkerLost, SteplabError):
                 self._drop(worker)
 
-    def take(self) -> Worker:
+    def take(self) -> AnyWorker:
         """Return a worker that is ready, once none is starting any more; without one, a new one."""
         self.wait()
         while self.workers:
@@ -75,7 +80,7 @@ class WorkerPool:
             if worker.is_alive:
                 return worker
             worker.close()
-        return Worker()
+        return self.start()
 
     def close(self) -> None:
         """End the workers that nobody took."""
@@ -88,7 +93,7 @@ class WorkerPool:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _drop(self, worker: Worker) -> None:
+    def _drop(self, worker: AnyWorker) -> None:
         worker.close()
         self.workers.remove(worker)
         if worker in self.starting:

@@ -1,8 +1,8 @@
 """RankGroup: several workers that share one step, called like one worker.
 
 Every rank makes the same call. The answer is that of all ranks together: the merged Run, the
-slowest samples, else what rank 0 says. A rank that dies or fails ends the group soon after, since
-the others would wait for it until their time is up.
+slowest samples, what a record makes of them by `of_ranks`, else what rank 0 says. A rank that dies
+or fails ends the group soon after, since the others would wait for it until their time is up.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from time import monotonic
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-from steplab.core import Environment, Run, RunSpec, Samples
+from steplab.core import Run, RunSpec, Samples
 from steplab.core.errors import SteplabError
 from steplab.core.ranks import merge_ranks, slowest
 from steplab.workers.client import AnyWorker, Progress, Worker, WorkerLost, no_progress
@@ -26,10 +26,14 @@ JOIN_SECONDS = 120.0  # on a slow machine with cold disks, for all that start to
 # What the others may still take after one rank has failed. They see the failure at their next
 # collective, unless they wait for a rank that is alive and will never call it.
 GRACE_SECONDS = 10.0
+LATE_SECONDS = 1.0  # by which a worker may say later than that that its time is up
 T = TypeVar("T")
 
-# How the answers of all ranks become one; by default rank 0 speaks for all.
-MERGES: Mapping[type, Callable[[Sequence[Any]], Any]] = {Run: merge_ranks, Samples: slowest}
+# How the answers of all ranks become one.
+MERGES: Mapping[type, Callable[[Mapping[int, Any]], Any]] = {
+    Run: merge_ranks,
+    Samples: lambda found: slowest(list(found.values())),
+}
 
 
 def start_worker(spec: RunSpec) -> AnyWorker:
@@ -37,87 +41,74 @@ def start_worker(spec: RunSpec) -> AnyWorker:
     return Worker() if spec.ranks == 1 else RankGroup(spec.ranks, spec.device, spec.backend)
 
 
-class RankGroup:
-    """`size` workers on this machine that have joined one group; has a Worker's interface."""
+class RankGroup(AnyWorker):
+    """`size` workers on this machine that join one group."""
 
     def __init__(self, size: int, device: str, backend: str = "") -> None:
+        self.ranks = size
         self.folder = tempfile.TemporaryDirectory(prefix="steplab-ranks-")
-        self.workers = [Worker() for _ in range(size)]
+        self.workers: list[Worker] = []
+        with self._ending_on_errors():
+            for _ in range(size):
+                self.workers.append(Worker())
         meeting = (Path(self.folder.name).resolve() / "store").as_uri()
         shared = {"size": size, "rendezvous": meeting, "device": device, "backend": backend}
         shared["threads"] = max(1, (os.cpu_count() or 1) // size)
         self.joining = True  # whether the answers to this call are still to be read
         for rank, worker in enumerate(self.workers):
-            worker.send(JOIN, rank=rank, **shared)
-
-    def call(
-        self,
-        function: str,
-        returns: type[T],
-        *,
-        timeout: float,
-        progress: Progress = no_progress,
-        **arguments: Any,
-    ) -> T:
-        """Call a function in every rank and return the merged result."""
-        self.send(function, **arguments)
-        return self.receive(returns, timeout=timeout, progress=progress)
-
-    def keep(self, function: str, *, timeout: float, **arguments: Any) -> None:
-        """Call a function or class in every rank and keep what it returns alive there."""
-        self._join()
-        for rank, worker in enumerate(self.workers):
-            with _naming(rank):
-                worker.send_keep(function, **arguments)
-        self._answers(type(None), timeout, no_progress)
+            with contextlib.suppress(WorkerLost):  # who calls it learns that
+                worker.send(JOIN, rank=rank, **shared)
 
     def send(self, function: str, **arguments: Any) -> None:
         """Ask every rank for a call without waiting; a list `PerRank` gives each its own value."""
-        self._join()
         for rank, worker in enumerate(self.workers):
             own = {k: v[rank] if isinstance(v, PerRank) else v for k, v in arguments.items()}
             with _naming(rank):
                 worker.send(function, **own)
 
+    def send_keep(self, function: str, **arguments: Any) -> None:
+        """Ask every rank for an object to be kept without waiting until it is made."""
+        for rank, worker in enumerate(self.workers):
+            with _naming(rank):
+                worker.send_keep(function, **arguments)
+
     def receive(self, returns: type[T], *, timeout: float, progress: Progress = no_progress) -> T:
         """Wait for the result of the last call, `timeout` seconds at most."""
+        if self.joining:
+            self.joining = False
+            self._answers(type(None), JOIN_SECONDS, no_progress)
         answers = self._answers(returns, timeout, progress)
-        merged: T = MERGES.get(returns, lambda found: found[0])(answers)
+        merge = MERGES.get(returns, getattr(returns, "of_ranks", _first))
+        merged: T = merge(answers)
         return merged
-
-    def environment(self, timeout: float) -> Environment:
-        """Return what this machine is."""
-        self._join()
-        return self.workers[0].environment(timeout)
 
     @property
     def is_alive(self) -> bool:
         """Whether no rank has ended."""
         return all(worker.is_alive for worker in self.workers)
 
+    def end(self) -> None:
+        """End the processes of all ranks; who waits for their answers learns that."""
+        for worker in self.workers:
+            worker.end()
+
     def close(self) -> None:
         """End all ranks."""
+        self.end()
         for worker in self.workers:
             worker.close()
         self.folder.cleanup()
 
-    def __enter__(self) -> Self:
-        return self
+    def _answers(self, returns: type[T], timeout: float, progress: Progress) -> dict[int, T]:
+        """Return the ranks' answers, or raise why there are none, with the rank that failed.
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _join(self) -> None:
-        if self.joining:
-            self.joining = False
-            self._answers(type(None), JOIN_SECONDS, no_progress)
-
-    def _answers(self, returns: type[T], timeout: float, progress: Progress) -> list[T]:
-        """Return every rank's answer, or raise the first failure with its rank."""
+        Where a rank says in its answer what went wrong, the others may have none.
+        """
         answers: dict[int, T] = {}
-        failure: tuple[int, Exception] | None = None
-        deadline = monotonic() + timeout
-        with ThreadPoolExecutor(len(self.workers)) as threads:
+        failures: list[tuple[int, Exception]] = []  # the likeliest cause first
+        died = told = ended = False
+        deadline = monotonic() + timeout + LATE_SECONDS
+        with ThreadPoolExecutor(len(self.workers)) as threads, self._ending_on_errors():
             waiting: dict[Future[T], int] = {}
             for rank, worker in enumerate(self.workers):
                 tell = progress if rank == 0 else no_progress
@@ -126,24 +117,37 @@ class RankGroup:
             while waiting:
                 done, _ = wait(waiting, deadline - monotonic(), FIRST_COMPLETED)
                 if not done:  # the others will not come: ended, they answer at once
-                    for worker in self.workers:
-                        worker.end()
-                    deadline = monotonic() + timeout
+                    self.end()
+                    ended, deadline = True, monotonic() + timeout
                 for job in done:
                     rank = waiting.pop(job)
                     try:
                         answers[rank] = job.result()
-                        failed = getattr(answers[rank], "status", "ok") != "ok"
-                    except (SteplabError, WorkerLost) as error:
-                        failed, failure = True, failure or (rank, error)
-                    if failed:
+                        told |= getattr(answers[rank], "status", "ok") != "ok"
+                    except SteplabError as error:
+                        failures.append((rank, error))
+                    except WorkerLost as lost:  # unless by us, the others failed because of it
+                        died |= not ended
+                        failures.insert(len(failures) if ended else 0, (rank, lost))
+                    if told or failures:
                         deadline = min(deadline, monotonic() + GRACE_SECONDS)
-        told = [answers[rank] for rank in sorted(answers)]
-        if any(getattr(answer, "status", "ok") != "ok" for answer in told):
-            return told  # a rank says what went wrong in a Run: the others only lost it
-        if failure is not None:
-            raise _with_rank(*failure)
-        return told
+        if died or (failures and not told):
+            raise _with_rank(*failures[0])
+        return answers
+
+    @contextlib.contextmanager
+    def _ending_on_errors(self) -> Iterator[None]:
+        """End the ranks on Ctrl-C: threads that wait for their answers would not notice it."""
+        try:
+            yield
+        except BaseException:
+            self.end()
+            raise
+
+
+def _first(answers: Mapping[int, T]) -> T:
+    """Rank 0 speaks for all."""
+    return answers[0]
 
 
 class PerRank(list[Any]):

@@ -35,7 +35,6 @@ class TrialRunner:
         self.keep_after = keep_after
         self.worker = worker  # one that has started already
         self.key = ""
-        self.ranks = 1  # of the worker
 
     def environment(self) -> Environment:
         """Return what this machine is."""
@@ -80,7 +79,7 @@ class TrialRunner:
         """End the worker; the next trial starts another."""
         if self.worker is not None:
             self.worker.close()
-        self.worker, self.key, self.ranks = None, "", 1
+        self.worker, self.key = None, ""
 
     def __enter__(self) -> Self:
         return self
@@ -90,9 +89,9 @@ class TrialRunner:
 
     def _worker_for(self, key: str, spec: RunSpec) -> AnyWorker:
         # A worker without a key has run nothing yet, or may run anything: any key may have it.
-        fits = self.ranks == spec.ranks and self.key in ("", key)
-        if self.worker is None or not fits:
+        fits = self.key in ("", key)
+        if self.worker is None or self.worker.ranks != spec.ranks or not fits:
             self.close()
             self.worker = start_worker(spec)
-        self.key, self.ranks = key, spec.ranks
+        self.key = key
         return self.worker
