@@ -1,5 +1,6 @@
 """`steplab tune` from the outside."""
 
+import contextlib
 import json
 import shlex
 from pathlib import Path
@@ -12,8 +13,10 @@ from steplab.cli.bench.step import COMMAND
 from steplab.cli.command import Parser
 from steplab.cli.flags import given_fields
 from steplab.cli.main import main
+from steplab.cli.step_flags import check_gpus
 from steplab.cli.tune import bench_command
-from steplab.core import RunSpec
+from steplab.core import Accelerator, Environment, RunSpec
+from steplab.core.errors import UserError
 from steplab.techniques.recipes import parse_recipe, read_recipe_file
 from steplab.workloads.workload import find_workload
 
@@ -32,6 +35,9 @@ SMALL = "--width 32 --ff-width 64 --layers 2 --heads 2 --context 16 --vocab-size
         (["--batch", "0"], "batch must be at least 1"),
         (["--batch", "many"], "a number or auto, not 'many'"),
         (["--against", "optimiser=fused"], "Did you mean 'optimizer'?"),
+        (["--ranks", "0"], "ranks must be at least 1"),
+        (["--ranks", "2", "--backend", "mpi"], "Known: nccl, gloo."),
+        (["--ranks", "2", "--recipe", "cuda_graph=step"], "a replayed graph has no host"),
     ],
 )
 def test_a_typo_is_reported_before_anything_starts(words, said, capsys, monkeypatch):
@@ -41,6 +47,33 @@ def test_a_typo_is_reported_before_anything_starts(words, said, capsys, monkeypa
     monkeypatch.setattr("steplab.workers.client.Worker.__init__", no_worker)
     assert main(["tune", "gpt", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["tune"], ["profile"], ["bench", "step"], ["bench", "ddp"]])
+def test_a_launcher_is_not_needed(words, capsys, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(words) == 2
+    assert "Leave out the launcher and add --ranks 4." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "gpus", "said"),
+    [
+        ("cuda", "", 1, "nccl needs a GPU for each of 2 ranks, but there are 1."),
+        ("cuda", "nccl", 1, "nccl needs a GPU for each of 2 ranks, but there are 1."),
+        ("cpu", "nccl", 2, "but the device is cpu."),
+        ("cuda", "", 2, ""),
+        ("cuda", "gloo", 1, ""),
+        ("cpu", "", 0, ""),
+    ],
+)
+def test_ranks_that_share_a_gpu_talk_by_gloo(device, backend, gpus, said):
+    cards = (Accelerator("NVIDIA H200", 10**9),) * gpus
+    machine = Environment("0", "3.11", "Linux", "cpu", 2, None, accelerators=cards)
+    spec = RunSpec("gpt", device=device, backend=backend, ranks=2)
+    with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
+        check_gpus(spec, machine)
 
 
 @pytest.mark.slow
@@ -72,7 +105,7 @@ def test_the_printed_command_has_size_batch_and_mode():
 @pytest.mark.parametrize("size", ["", "tiny"])
 def test_the_printed_command_measures_the_step_that_was_tuned(size, tmp_path):
     config = find_workload("gpt").resolve(size, {"context": 96, "fused_projections": True})
-    spec = RunSpec("gpt", config, size, batch=3, accumulate=2, mode="forward+backward")
+    spec = RunSpec("gpt", config, size, batch=3, accumulate=2, mode="forward+backward", ranks=2)
     path = tmp_path / "with a space.toml"
     path.write_text('[precision]\ndtype = "bf16"\n')
     words = shlex.split(bench_command(spec, path))[3:]
@@ -80,5 +113,6 @@ def test_the_printed_command_measures_the_step_that_was_tuned(size, tmp_path):
     COMMAND.flags(parser, words)
     args = parser.parse(words)
     assert (args.batch, args.accumulate, args.mode) == ([3], 2, ["forward+backward"])
+    assert args.ranks == [2]
     assert args.recipe == [parse_recipe("precision=bf16")]
     assert given_fields(args) == {"context": [96], "fused_projections": [True]}

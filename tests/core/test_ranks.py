@@ -55,11 +55,20 @@ def test_two_ranks_are_one_run():
     assert run_from_json(run_to_json(run)) == run
 
 
-def test_a_rank_that_failed_fails_the_run():
-    good = rank_run((10.0,), (1.0,), 5)
-    bad = replace(good, status="oom", reason="no memory", clock=None)
-    run = merge_ranks({0: good, 1: bad})
+@pytest.mark.parametrize("others", [{0: rank_run((10.0,), (1.0,), 5)}, {}])
+def test_a_rank_that_failed_fails_the_run(others):
+    bad = replace(rank_run((10.0,), (1.0,), 5), status="oom", reason="no memory", clock=None)
+    run = merge_ranks({**others, 1: bad})
     assert (run.status, run.reason) == ("oom", "rank 1: no memory")
+
+
+def test_clocks_agree_as_they_do_on_the_worst_rank():
+    """Steps in which one rank or the other is slow add up to more than any rank's window."""
+    first = rank_run((10.0, 20.0), (1.0, 1.0), 5)
+    second = rank_run((20.0, 10.0), (1.0, 1.0), 5)
+    assert merge_ranks({0: first, 1: second}).clock.agreement == pytest.approx(1.0)
+    put_off = replace(second, clock=replace(second.clock, window_ms=40.0))
+    assert merge_ranks({0: first, 1: put_off}).clock.agreement == pytest.approx(0.75)
 
 
 def test_what_the_first_rank_sends_and_the_most_that_any_holds_are_kept():

@@ -1,15 +1,20 @@
 """A candidate passes the gate, is measured and stays alive; a wrong one is stopped before."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from steplab.core import RunSpec
+from steplab.core import Memory, RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, Unsupported
+from steplab.core.ladder import Check
 from steplab.profiling.plan import ProfilePlan
 from steplab.verify import references
 from steplab.verify.candidate import Candidate
 from steplab.verify.references import dry_run, has_dropout, make_references
+from steplab.verify.remote import CandidateResult
 from steplab.verify.shapes import shapes_to_try, with_batch, without_dropout
+from tests.compare.sides import run_of
 from tests.own_models import named
 from tests.verify.planted import plant, planted_spec, wrong_scaling
 
@@ -166,3 +171,22 @@ def test_a_dtype_in_which_nothing_runs_stops_nobody_else(tiny_spec, tmp_path, mo
     monkeypatch.setattr(references, "compute_reference", overflow)
     told = make_references(shapes_to_try(tiny_spec())[0], "fp16", tmp_path)
     assert "does not run in fp16" in told and "overflow at any scale" in told
+
+
+def test_what_is_red_on_one_rank_is_red_for_all():
+    right, wrong = Check("loss", True, "0.1 of the budget"), Check("loss", False, "too far")
+    agree = Check("ranks agree", True, "")
+    runs = [replace(run_of((ms,) * 3), memory=Memory(0, peak, None, None, "")) for ms, peak in
+            ((10.0, 9), (20.0, 5))]  # fmt: skip
+    first = CandidateResult(runs[0], (right, agree), ("a.py:1",), {"attention": ("blocks.0",)})
+    second = CandidateResult(runs[1], (wrong, agree), ("a.py:1", "b.py:2"))
+    merged = CandidateResult.of_ranks({0: first, 1: second})
+    assert merged.checks == (wrong, agree)
+    assert (merged.run.clock.step.median, merged.run.memory.peak) == (20.0, 9)
+    assert len(merged.waits) == 2 and merged.ops == first.ops
+
+
+def test_a_rank_without_memory_fails_the_candidate_though_the_first_says_nothing():
+    failed = CandidateResult(replace(run_of(), status="oom", reason="no memory"))
+    merged = CandidateResult.of_ranks({1: failed})
+    assert merged.status == "oom" and merged.run.reason == "rank 1: no memory"

@@ -1,9 +1,11 @@
 """Functions that the program calls in its tests."""
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from steplab.core import Samples
+from steplab.core import Environment, Run, RunSpec, Samples
 from steplab.core.errors import Unsupported
 
 
@@ -49,6 +51,28 @@ def one_rank_fails() -> float:
     if dist.get_rank() == dist.get_world_size() - 1:
         fail()
     return sum_of_ranks()
+
+
+def one_rank_tells(fate: str) -> Run:
+    """The last rank ends by its fate, the others in a Run that says how they noticed."""
+    import os
+
+    import torch.distributed as dist
+
+    empty = Run("run", RunSpec("gpt"), Environment("0", "3.11", "Linux", "cpu", 2, None))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        if fate == "die":
+            os.kill(os.getpid(), 9)
+        return replace(empty, status="oom", reason="no memory")
+    try:
+        sum_of_ranks()
+    except RuntimeError as error:
+        return replace(empty, status="failed", reason=str(error))
+    return empty
+
+
+def wait_for_ever() -> None:
+    time.sleep(3600)
 
 
 class RankCounter:

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import threading
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
-from steplab.core import Environment, Samples
+from steplab.core import Environment, Run, Samples
 from steplab.core.errors import MeasurementError, Unsupported
 from steplab.techniques.recipes import parse_recipe
 from steplab.workers import ranks
@@ -66,11 +67,31 @@ def test_a_rank_that_fails_ends_the_wait_of_the_others(monkeypatch):
 
 def test_a_rank_that_is_killed_is_named(monkeypatch):
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.5)
+    killed = pytest.raises(WorkerLost, match="rank 1: the worker was ended by SIGKILL")
+    with RankGroup(2, "cpu") as two, killed:
+        two.call(f"{SERVED}:one_rank_tells", Run, timeout=300, fate="die")
+
+
+def test_a_rank_that_says_what_went_wrong_is_heard_also_where_the_others_are_lost(monkeypatch):
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.5)
     with RankGroup(2, "cpu") as two:
-        two.call(f"{SERVED}:sum_of_ranks", float, timeout=60)
-        os.kill(two.workers[1].process.pid, signal.SIGKILL)
-        with pytest.raises(WorkerLost, match="rank 1"):
-            two.call(f"{SERVED}:sum_of_ranks", float, timeout=300)
+        run = two.call(f"{SERVED}:one_rank_tells", Run, timeout=300, fate="tell")
+    assert (run.status, run.reason) == ("oom", "rank 1: no memory")
+
+
+def test_a_group_that_takes_too_long_says_so_and_ctrl_c_ends_it_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    forever, main_thread = f"{SERVED}:wait_for_ever", threading.get_ident()
+    with RankGroup(2, "cpu") as two:
+        with pytest.raises(WorkerLost, match=r"no answer within 0\.2 s") as lost:
+            two.call(forever, type(None), timeout=0.2)
+        assert lost.value.status == "timeout" and two.is_alive
+        begun = monotonic()
+        threading.Timer(0.2, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            two.call(forever, type(None), timeout=600)
+        assert monotonic() - begun < 100
+    assert not two.is_alive and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

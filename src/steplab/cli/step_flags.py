@@ -178,12 +178,15 @@ def assumed_device(asked: str) -> str:
 
 
 def check_gpus(spec: RunSpec, environment: Environment) -> None:
-    """Refuse more ranks than there are GPUs, unless they may share one."""
-    count = len(environment.accelerators)
-    if spec.device == "cuda" and spec.backend != "gloo" and spec.ranks > count:
+    """Refuse ranks that are to talk by nccl without a GPU each."""
+    on_gpus = spec.device == "cuda"
+    by_nccl = spec.backend == "nccl" or (on_gpus and spec.backend == "")
+    count = len(environment.accelerators) if on_gpus else 0
+    if spec.ranks > 1 and by_nccl and spec.ranks > count:
+        found = f"there are {count}" if on_gpus else f"the device is {spec.device}"
         raise UserError(
-            f"{spec.ranks} ranks need as many GPUs to talk by nccl, but there are {count}.",
-            "Start fewer ranks, or let them share a GPU with --backend gloo.",
+            f"nccl needs a GPU for each of {spec.ranks} ranks, but {found}.",
+            "Start fewer ranks, or use --backend gloo, with which they may share a GPU.",
         )
 
 

@@ -15,7 +15,7 @@ from steplab.modules.optimizer import set_master_weights
 from steplab.step.graph import graph_step, learning_rates_to_device
 from steplab.step.prefetch import Prefetched
 from steplab.step.step import Step
-from steplab.techniques.recipes import PARALLEL, check_recipe, technique
+from steplab.techniques.recipes import PARALLEL, check_recipe, lacks_scheme, technique
 from steplab.techniques.technique import StepParts
 from steplab.workloads.workload import Workload, find_workload
 
@@ -94,7 +94,7 @@ def micro_batches(step: Step, spec: RunSpec) -> Iterator[list[Any]]:
 
 def check_ranks(spec: RunSpec) -> None:
     """Refuse a spec for more or fewer ranks than there are, or for ranks that share nothing."""
-    if spec.ranks > 1 and PARALLEL not in spec.recipe.techniques:
+    if lacks_scheme(spec.recipe, spec.ranks):
         raise UserError(
             f"{spec.ranks} ranks with the recipe {spec.recipe} would train a model each.",
             "Add parallel=ddp or another scheme to the recipe.",

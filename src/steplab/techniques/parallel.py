@@ -12,7 +12,7 @@ from steplab.core.codec import decode
 from steplab.core.errors import UserError
 from steplab.techniques.compile import GRAPH_MODES, find_blocks
 from steplab.techniques.context import StepContext, Suggestion
-from steplab.techniques.scheme_choice import suggest_schemes
+from steplab.techniques.scheme_choice import DEFAULT_BUCKET_MB, suggest_schemes
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class ParallelSettings:
     """
 
     data: Literal["naive", "flat", "overlap", "bucket", "ddp", "zero1", "fsdp"] = "bucket"
-    bucket_mb: int = 25  # for bucket and ddp
+    bucket_mb: int = DEFAULT_BUCKET_MB  # for bucket and ddp
     reshard: bool = True  # for fsdp: free a block's weights between its forward and its backward
     replicate: int = 1  # for fsdp: so many groups of ranks with all shards each
     # For fsdp: so many blocks are gathered together. Every gathering costs the host about 4 ms.

@@ -107,14 +107,21 @@ def check_recipe(recipe: Recipe) -> None:
             raise UserError(f"{name}: {reason}.", f"Change it, or leave {name} out.")
 
 
+def lacks_scheme(recipe: Recipe, ranks: int) -> bool:
+    """Whether each of `ranks` ranks would train a model of its own with the recipe."""
+    return ranks > 1 and PARALLEL not in recipe.techniques
+
+
 def shared_by(recipe: Recipe, ranks: int) -> Recipe:
     """Return the recipe with a scheme by which `ranks` ranks share a step: its own or the default.
 
-    Without one, each of them would train a model of its own.
+    A UserError where the recipe cannot be shared.
     """
-    if ranks == 1 or PARALLEL in recipe.techniques:
+    if not lacks_scheme(recipe, ranks):
         return recipe
-    return Recipe({**recipe.techniques, PARALLEL: technique(PARALLEL).complete({})})
+    shared = Recipe({**recipe.techniques, PARALLEL: technique(PARALLEL).complete({})})
+    check_recipe(shared)
+    return shared
 
 
 def alone(recipe: Recipe) -> Recipe:

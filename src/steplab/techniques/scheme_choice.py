@@ -17,9 +17,11 @@ EXPOSED = "ranks:exposed communication"
 WEIGHTS, GRADIENTS, STATE = "memory:weights", "memory:gradients", "memory:optimizer state"
 HIDES = ("bucket", "ddp", "overlap")  # sends gradients while the backward runs; the likeliest first
 PRIORS = {"overlap": 0.5}  # as many collectives as parameters
+WHEN = {"fsdp": "block by block", **dict.fromkeys(HIDES, "while the backward runs")}
 SHARDS = ("zero1", "fsdp")
 # Buckets that a backward is cut into. What is exposed is the last one; more of them gain little.
 BUCKETS = 8
+DEFAULT_BUCKET_MB = 25
 # Bytes of a collective. Below it is mostly latency (gloo on one machine: 0.1 ms, and 1 GB/s), which
 # half of the bytes does not shorten.
 LARGE_MESSAGE = 256 * 2**10
@@ -34,25 +36,25 @@ def suggest_schemes(context: StepContext, current: Settings) -> list[Suggestion]
     run, sent = context.run, context.run.communication
     if run.spec.ranks == 1 or not current or sent is None:
         return []
-    found = [*_hiding(run, sent, current), *_smaller_buckets(sent, current)]
-    found += [*_fewer_gathers(run, sent, current), *_fewer_bytes(context, sent, current)]
-    return [*found, *_sharding(run, sent, current)]
+    found = list(_sharding(run, sent, current))
+    if run.spec.mode in ("forward+backward", "full"):  # others have no gradients to send
+        found += [*_hiding(run, sent, current), *_smaller_buckets(sent, current)]
+        found += [*_fewer_gathers(run, sent, current), *_fewer_bytes(context, sent, current)]
+    return found
 
 
 def _hiding(run: Run, sent: Communication, current: Settings) -> Iterator[Suggestion]:
     """Send gradients while the backward goes on, in another way than now."""
     if current["data"] in SHARDS and not _fits_whole(run, sent):
         return
+    reason = (
+        f"{units.counted(sent.calls, 'collective')} of {units.bytes_(sent.bytes)} in all "
+        f"{WHEN.get(str(current['data']), 'after the backward')}"
+    )
     for data in HIDES:
-        if data == current["data"]:
-            continue
-        how = "while the backward runs" if current["data"] in HIDES else "after the backward"
-        if current["data"] == "fsdp":
-            how = "with every block that is gathered"
-        reason = f"{_sent(sent)} {how}"
-        yield Suggestion(
-            _scheme(data, current), {EXPOSED: 1.0}, PRIORS.get(data, 1.0), reason=reason
-        )
+        if data != current["data"]:
+            prior = PRIORS.get(data, 1.0)
+            yield Suggestion(_scheme(data, current), {EXPOSED: 1.0}, prior, reason=reason)
 
 
 def _smaller_buckets(sent: Communication, current: Settings) -> Iterator[Suggestion]:
@@ -60,7 +62,8 @@ def _smaller_buckets(sent: Communication, current: Settings) -> Iterator[Suggest
     if current["data"] not in ("bucket", "ddp"):
         return
     size = max(1, math.ceil(sent.bytes / BUCKETS / 2**20))
-    now, then = (math.ceil(sent.bytes / 2**20 / mb) for mb in (_bucket_mb(current), size))
+    present = int(current.get("bucket_mb", DEFAULT_BUCKET_MB))
+    now, then = (math.ceil(sent.bytes / 2**20 / mb) for mb in (present, size))
     if then > now:
         reason = f"{units.bytes_(sent.bytes)} in {units.counted(now, 'bucket')}, {then} by this"
         yield Suggestion({**current, "bucket_mb": size}, {EXPOSED: 1 - now / then}, reason=reason)
@@ -118,17 +121,9 @@ def _scheme(data: str, current: Settings) -> dict[str, Setting]:
     return {"data": data, **{key: current[key] for key in KEPT if key in current}}
 
 
-def _bucket_mb(current: Settings) -> int:
-    return int(current.get("bucket_mb", 25))
-
-
 def _fits_whole(run: Run, sent: Communication) -> bool:
     """Whether a rank has room for what it holds a part of now."""
     memory = run.memory
     if memory is None or memory.total is None:
         return True
     return memory.peak + sum(sent.held_bytes.values()) * (run.spec.ranks - 1) <= memory.total
-
-
-def _sent(sent: Communication) -> str:
-    return f"{units.counted(sent.calls, 'collective')} of {units.bytes_(sent.bytes)} in all"

@@ -8,7 +8,7 @@ from steplab.core import Recipe, Run, new_run_id, units
 from steplab.core.errors import SteplabError
 from steplab.core.ladder import Ladder, Peer, Rung, Untried
 from steplab.store import Store
-from steplab.techniques.recipes import shared_by
+from steplab.techniques.recipes import lacks_scheme
 from steplab.tune.ceilings import MIN_SHARE, step_ms
 from steplab.tune.champion import Champion, Detail, open_champion, promote
 from steplab.tune.folder import LadderFolder
@@ -174,9 +174,7 @@ class Climb:
             is_done = any(r.technique == name and not r.change for r in self.ladder.rungs)
             if is_last or is_done or name not in recipe.techniques or recipe_conflict(rest):
                 continue
-            if shared_by(rest, self.ladder.spec.ranks) != rest:  # without it they share nothing
-                continue
-            if not self._in_time(rest):
+            if lacks_scheme(rest, self.ladder.spec.ranks) or not self._in_time(rest):
                 continue
             planned = Rung(name, {}, rest, recipe, "failed")
             self._lap(planned.label)

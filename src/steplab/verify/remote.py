@@ -54,7 +54,7 @@ class CandidateResult:
             merge_ranks({rank: result.run for rank, result in results.items()}),
             tuple(checks.values()),
             max((result.waits for result in results.values()), key=len),
-            next(iter(results.values())).ops,
+            results[min(results)].ops,
         )
 
 
