@@ -1,5 +1,6 @@
 """`steplab explain` as a user runs it."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,15 @@ def test_findings_of_the_last_run(store, capsys):
     assert "1. data_stall [4.000 ms, 40.0 % of the step]" in out
     assert "remedy: prefetch" in out and "gain:   4.000 ms (40.0 %)" in out
     assert "steplab profile gpt" in out
+
+
+def test_findings_as_json(store, capsys):
+    store.save(stalled(4.0))
+    assert main(["explain", "--json", "--store", str(store.root)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["step_ms"] == 10.0 and said["run"] == store.resolve("last")
+    assert [(f["rule"], f["gain_ms"]) for f in said["findings"]] == [("data_stall", 4.0)]
+    assert said["notes"] == []
 
 
 def test_a_named_run_without_faults(store, capsys):

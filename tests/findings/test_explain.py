@@ -11,6 +11,7 @@ import pytest
 import steplab.findings
 from steplab.core import Finding, Profile, Ran, Recipe, Samples, registry
 from steplab.findings import Case, case_of_run, case_of_trace, explain, gain_share, is_note
+from steplab.findings.claims import Claim, settled
 from steplab.techniques.recipes import parse_recipe
 from steplab.trace.analyze import analyze
 from tests.compare.test_step_tables import make_run
@@ -100,6 +101,18 @@ def test_one_held_up_operator_does_not_count():
     copied = rows.called(lambda call: call.name == "aten::copy_")
     assert rows.ms(copied) == pytest.approx(0.11) and rows.count(copied) == 1
     assert rows.totals("op", rows.inside)[0].label == "aten::mm"
+
+
+def test_work_that_two_rules_claim_counts_once():
+    """Half of the copies are another's already: only the other half is left for the second."""
+    rows = cpu_case([RecordedOp("aten::copy_", 400), RecordedOp("aten::mm", 600)])
+    first = rows.rows.called(lambda call: call.name == "aten::copy_")
+    both = rows.rows.inside
+    large = Claim("large", "", (), "", stake_ms=0.4, gain_ms=0.4, work=first)
+    small = Claim("small", "", (), "", stake_ms=1.0, gain_ms=0.3, work=both)
+    hidden = Claim("hidden", "", (), "", stake_ms=0.1, gain_ms=0.1, work=first)
+    found = settled([hidden, small, large], rows)
+    assert [(f.rule, round(f.gain_ms, 3)) for f in found] == [("large", 0.4), ("small", 0.18)]
 
 
 def test_an_empty_case_knows_nothing():

@@ -5,19 +5,21 @@ from dataclasses import replace
 import pytest
 
 from steplab.core import Ran, Recipe, Samples
-from steplab.findings import Case
+from steplab.findings import Case, explain
 from steplab.findings.rules import (
     data_stall,
     exposed_communication,
+    host_stall,
     launch_bound,
     many_graph_sizes,
+    small_operators,
     synchronization,
     unfused_optimizer,
 )
 from steplab.trace.analyze import analyze
 from tests.compare.test_step_tables import make_run
-from tests.findings.steps import H200, RecordedOp, cpu_case, gpu_case, mm, rules
-from tests.trace.traces import call, kernel, op, range_, trace_of
+from tests.findings.steps import FP32, H200, RecordedOp, cpu_case, gpu_case, mm, rules
+from tests.trace.traces import call, kernel, op, python, range_, trace_of
 
 
 def test_a_device_that_waits_for_launches():
@@ -55,6 +57,117 @@ def test_the_profilers_own_cost_is_not_launching():
     run = make_run(ms=0.42)
     assert launch_bound.RULE(profiled) is not None
     assert launch_bound.RULE(Case(run, profiled.analysis)) is None
+
+
+def own_loop(*host, wait_us: int = 0, launches: int = 40) -> Case:
+    """Two steps of a loop without ranges: 40 launches of 20 us each, then what `host` does.
+
+    `host` are events that begin at 0; they are put behind the launches and last 50 ms in all. With
+    `wait_us`, the device works that much longer and the host waits for it first.
+    """
+    events, start = [], 0
+    for step in range(2):
+        begin = start
+        for number in range(launches):
+            events += [call("cudaLaunchKernel", start, 2_000, 100 * step + number + 1)]
+            events += [kernel("gemm", start + 3_000, 20_000, 100 * step + number + 1)]
+            start += 21_000
+        if wait_us:
+            events += [call("cudaStreamSynchronize", start, wait_us * 1000)]
+            events += [kernel("long", start - 100, wait_us * 1000, 100 * step + launches)]
+            start += wait_us * 1000
+        for event in host:
+            events.append({**event, "ts": f"{(start + float(event['ts']) * 1000) / 1000:.3f}"})
+        start += 50_000_000
+        events += [range_(f"ProfilerStep#{step}", begin, start - begin)]
+    return Case(None, analyze(trace_of(events, properties=H200)))
+
+
+def test_a_loader_that_sleeps_is_no_launching():
+    """A generator in a loop of one's own: no range marks it, but the stack names it."""
+    asleep = [python("train.py(9): next_batch", 0, 50_000_000)]
+    asleep += [python("<built-in function sleep>", 1_000, 49_000_000)]
+    case = own_loop(*asleep)
+    assert launch_bound.RULE(case) is None and rules(case) == ["data_stall"]
+    found = data_stall.RULE(case)
+    assert found.gain_ms == pytest.approx(50, rel=0.03) and found.gain_ms <= case.step_ms
+    assert "train.py:9 (next_batch)" in found.claim and "train.py:9" in found.evidence[1]
+
+
+def test_python_and_operators_of_the_host_are_named():
+    logging = own_loop(python("train.py(30): log", 0, 50_000_000))
+    assert rules(logging) == ["host_stall"]
+    found = host_stall.RULE(logging)
+    assert "train.py:30 (log)" in found.claim and found.gain_ms == pytest.approx(50, rel=0.03)
+    on_cpu = own_loop(op("aten::sort", 0, 50_000_000), python("model.py(4): order", 0, 50_000_000))
+    found = host_stall.RULE(on_cpu)
+    assert "aten::sort at model.py:4 (order)" in found.claim and "aten::sort" in found.remedy
+    unknown = host_stall.RULE(own_loop())
+    assert unknown.gain_ms == pytest.approx(50, rel=0.03) and "with_stack" in unknown.evidence[0]
+    named = host_stall.RULE(own_loop(range_("decode video", 0, 50_000_000)))
+    assert 'range "decode video"' in named.claim
+
+
+def test_torchs_own_python_is_launching():
+    """Preparing an update of many tensors takes torch a while; a graph would not need it."""
+    preparing = own_loop(python("torch/optim/adamw.py(12): _init_group", 0, 50_000_000))
+    assert rules(preparing) == ["launch_bound"]
+    saving = own_loop(
+        python("train.py(3): main", 0, 50_000_000),
+        python("torch/serialization.py(12): save", 0, 50_000_000),
+    )
+    assert rules(saving) == ["host_stall"] and "train.py:3" in host_stall.RULE(saving).claim
+
+
+def test_a_wait_and_what_follows_it_have_one_cause():
+    """Behind a long wait a short computation is the wait's; a long one is its own."""
+    short = own_loop(python("train.py(5): metrics", 0, 50_000_000), wait_us=60_000)
+    assert rules(short) == ["synchronization"]
+    longer = own_loop(python("train.py(5): metrics", 0, 50_000_000), wait_us=2_000)
+    assert rules(longer)[0] == "host_stall"
+    claimed = [f.gain_ms for f in explain(longer)]
+    assert sum(claimed) <= longer.step_ms
+
+
+def test_the_stack_of_the_detailed_step_names_the_line():
+    """The lean trace has no stacks: the line comes from between the same launches."""
+
+    def step(stacks: bool) -> list:
+        events = [range_("ProfilerStep#1", 0, 12_000_000)]
+        for number, start in enumerate((0, 10_000_000), 1):
+            events += [call("cudaLaunchKernel", start, 2_000, number)]
+            events += [kernel("gemm", start + 3_000, 900_000, number)]
+        if stacks:
+            events += [python("train.py(8): render", 100_000, 9_800_000)]
+        return events
+
+    found = analyze(trace_of(step(False)), trace_of(step(True)))
+    assert "train.py:8 (render)" in host_stall.RULE(Case(None, found)).claim
+    alone = host_stall.RULE(Case(None, analyze(trace_of(step(False)))))
+    assert "train.py" not in alone.claim
+
+
+def test_compiling_is_one_finding():
+    case = own_loop(op("entire_frame_compile", 0, 49_900_000), op("aten::mm", 10_000, 40_000_000))
+    assert rules(case) == ["recompiles"]
+
+
+def test_a_cpu_that_stands_still_and_one_that_only_calls():
+    asleep = [mm(64, 64, 64, 900, FP32), mm(64, 64, 64, 100, FP32, late_us=1_000)]
+    case = cpu_case(asleep, extra=[python("train.py(7): report", 900_000, 1_000_000)])
+    assert rules(case) == ["host_stall"] and "train.py:7" in host_stall.RULE(case).claim
+    turn = RecordedOp("aten::add", 4, late_us=6, line="rnn.py(3): forward", module="rnn")
+    found = small_operators.RULE(cpu_case([turn] * 100 + [mm(64, 64, 64, 500, FP32)]))
+    assert "rnn.py:3 (forward)" in found.claim and "aten::add 100 times" in found.evidence[1]
+    assert found.gain_ms == pytest.approx(0.6 + 0.3, rel=0.05)
+    assert small_operators.RULE(gpu_case([turn] * 100)) is None
+    assert small_operators.RULE(cpu_case([mm(64, 64, 64, 100, FP32, late_us=5)] * 40)) is None
+    # Layers of a model are no loop: each is a module of its own.
+    layers = [
+        RecordedOp("aten::add", 40, line="net.py(3): forward", module=f"blocks.{i}")
+        for i in range(48)
+    ]
+    assert small_operators.RULE(cpu_case(layers)) is None
 
 
 def test_launch_bound_without_a_trace():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steplab.core import Allocation, Memory, MemoryTimeline, Profile, Ran, Samples
-from steplab.findings import Case
+from steplab.core import Allocation, Compilation, Memory, MemoryTimeline, Profile, Ran, Samples
+from steplab.findings import Case, explain
 from steplab.findings.rules import (
     activation_memory,
     fragmentation,
@@ -52,6 +52,22 @@ def test_a_slow_beginning_is_seen_on_a_machine_with_other_work():
 )
 def test_steady_noisy_or_few_samples_are_no_warm_up(samples):
     assert warmup_counted.RULE(Case(timed(*samples))) is None
+
+
+def test_a_busy_machine_and_compilations_are_no_warm_up():
+    slow = timed(40.0, 30.0, *[10.0] * 6)
+    busy = replace(slow, clock=replace(slow.clock, contended=0.5))
+    assert warmup_counted.RULE(Case(busy)) is None
+    compiled = replace(slow, compilation=Compilation(4, graphs_in_window=3))
+    assert rules(Case(compiled))[0] == "recompiles" and "warmup_counted" not in rules(
+        Case(compiled)
+    )
+
+
+def test_no_gain_exceeds_the_step():
+    slow = timed(*[500.0] * 3, *[10.0] * 9)
+    (found, *_) = explain(Case(slow))
+    assert found.rule == "warmup_counted" and found.gain_ms == 10.0
 
 
 def test_a_wide_spread_is_a_note():

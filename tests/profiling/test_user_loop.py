@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import time
 
 import pytest
 import torch
@@ -58,9 +59,10 @@ def test_the_phases_are_found(store):
 def test_nothing_is_kept_without_a_store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = steplab.profile(Loop().step, name="mine", detail=False, store=None)
-    assert run.spec.workload == "mine" and run.profile.budget.steps and run.artifacts == ()
+    assert run.spec.workload == "mine" and run.profile.budget.steps
     assert run.profile.detail is None
     assert not list(tmp_path.iterdir())
+    assert steplab.explain(run).case.analysis is not None
 
 
 def test_the_default_store(tmp_path, monkeypatch):
@@ -93,3 +95,21 @@ def test_explain_takes_the_run(tmp_path, monkeypatch):
     found = steplab.explain(run)
     importlib.import_module("steplab.findings")
     assert steplab.explain(run) == found and isinstance(found, tuple)
+
+
+def next_batch():
+    time.sleep(0.03)
+    return torch.ones(4, 8)
+
+
+def test_the_findings_of_a_loop_name_the_line_of_its_loader(store):
+    """Nothing marks the fetching but its name."""
+    loop = Loop()
+
+    def step():
+        loop.model(next_batch()).square().mean().backward()
+
+    found = steplab.explain(steplab.profile(step, steps=2, store=store))
+    assert found[0].rule == "data_stall" and "(next_batch)" in found[0].claim
+    assert found[0].gain_ms == pytest.approx(30, rel=0.2)
+    assert "data_stall" in str(found) and "remedy:" in str(found)

@@ -44,4 +44,5 @@ def syncs_on(trace: Trace) -> Syncs:
     rows = [i for i, n in enumerate(trace.calls.name) if "Synchronize" in trace.text(n)]
     none = np.zeros(len(rows), np.int32)
     times = trace.calls.start[rows], trace.calls.duration[rows]
-    return Syncs(*times, none, none, none, none.astype(np.int64), none.astype(np.int64))
+    whole = none.astype(np.int64)
+    return Syncs(*times, none, none, none, whole, whole, whole)

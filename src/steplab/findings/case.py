@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +14,12 @@ import numpy as np
 from steplab.core import MemoryTimeline, Recipe, Run, RunSpec
 from steplab.findings.rows import Rows
 from steplab.hardware.catalog import Card, find_card
-from steplab.store import Store
-from steplab.trace.analysis import Analysis
+from steplab.store import Store, store_of
+from steplab.trace.analysis import CAUSES, Analysis
 from steplab.trace.analyze import analyze, analyze_run
 from steplab.trace.events import Gpu
 from steplab.trace.load import load_trace
-
-CAPTURE_BEGIN, CAPTURE_END = "StreamBeginCapture", "GraphInstantiate"
+from steplab.trace.silences import captures
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,36 @@ class Case:
         steps = self.analysis.budget.steps if self.analysis is not None else ()
         return statistics.median([step.terms.get(term, 0.0) for step in steps] or [0.0])
 
+    def silent_ms(self, *causes: str) -> float:
+        """Milliseconds per step that the device waits in silences of the host for these causes.
+
+        The median of the profiled steps. Without a device the step itself waits.
+        """
+        if self.analysis is None or self.rows is None:
+            return 0.0
+        silences, labels = self.analysis.silences, self.analysis.work.labels
+        chosen = np.isin(silences.cause, [labels.index(c) for c in causes if c in labels])
+        steps = [step.number for step in self.analysis.budget.steps]
+        each = [float(silences.idle[chosen & (silences.step == step)].sum()) for step in steps]
+        return statistics.median(each) / 1e6 * self.rows.scale
+
+    def silent_lines(self, *causes: str) -> list[tuple[str, float]]:
+        """Lines that ran in those silences, with the ms per step of each, most first."""
+        if self.analysis is None or self.rows is None:
+            return []
+        silences, labels = self.analysis.silences, self.analysis.work.labels
+        spent: Counter[str] = Counter()
+        for row in np.flatnonzero(silences.idle):
+            if labels[silences.cause[row]] in causes:
+                spent[labels[silences.line[row]]] += silences.idle[row] / 1e6
+        per_step = self.rows.scale / max(len(self.analysis.windows), 1)
+        return [(line, ms * per_step) for line, ms in spent.most_common()]
+
     @cached_property
     def launch_wait_ms(self) -> float:
-        """Milliseconds per step in which the device waits for launches.
+        """Milliseconds per step in which the device waits for launches that keep coming.
 
-        The budget's term, less the cost of profiling and what synchronization caused.
+        The budget's term, less the cost of profiling, what synchronization caused and the silences.
         """
         if self.analysis is None:
             return 0.0
@@ -77,22 +102,19 @@ class Case:
         slowed = self.analysis.budget.typical.wall_ms - self.step_ms
         after_syncs = float(syncs.idle[syncs.step >= 0].sum()) / 1e6 / max(len(steps), 1)
         caused = max(0.0, after_syncs - self.term_ms("synchronization"))
-        return self.term_ms("launch") - max(0.0, slowed) - caused
+        silent = self.silent_ms(*CAUSES)
+        idle = self.term_ms("launch")
+        if not self.on_device:  # Python that a foreign trace has no event for
+            idle += statistics.median(step.residual_ms for step in self.analysis.budget.steps)
+        return idle - max(0.0, slowed) - caused - silent
 
     @cached_property
     def capture_ms(self) -> tuple[float, ...]:
         """Host time of every CUDA graph capture in the profiled steps, up to its instantiation."""
         if self.analysis is None or not self.on_device:
             return ()
-        trace = self.analysis.trace
-        calls = trace.calls
-        starts = calls.start[trace.named(calls, lambda name: CAPTURE_BEGIN in name)]
-        spent = []
-        for row in np.flatnonzero(trace.named(calls, lambda name: CAPTURE_END in name)):
-            before = np.searchsorted(starts, calls.start[row], side="right")
-            began = starts[before - 1] if before else calls.start[row]
-            spent.append(float(calls.end[row] - began) / 1e6)
-        return tuple(spent)
+        spans = captures(self.analysis.trace)
+        return tuple(float(ns) / 1e6 for ns in spans.end - spans.start)
 
     @cached_property
     def card(self) -> Card | None:
@@ -138,8 +160,11 @@ class Case:
 
 
 def case_of_run(run: Run, store: Store | None = None) -> Case:
-    """Return the case of a Run, with its traces if they are in the store."""
-    store = store or Store()
+    """Return the case of a Run, with its traces if they are in the store.
+
+    Without a store, the one that this process saved it in or loaded it from, else the default.
+    """
+    store = store or store_of(run)
     return Case(run, analyze_run(run, store.runs / run.id), _others(run, store))
 
 

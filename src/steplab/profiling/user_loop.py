@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import inspect
 import itertools
 import tempfile
@@ -57,7 +59,8 @@ def profile(
     phases.
 
     The Run and its traces are saved in the folder `store` under `name` (by default the function's
-    name); with None nothing is kept but the returned Run, which `steplab.explain` takes.
+    name); with None they are kept until the process ends. Either way
+    `print(steplab.explain(run))` says what slows the step down.
     """
     _check_step_function(step_fn)
     if not (isinstance(steps, int) and isinstance(warmup, int)) or steps < 1 or warmup < 0:
@@ -65,10 +68,9 @@ def profile(
             f"At least 1 step and 0 warm-up steps are needed, not {steps!r} and {warmup!r}."
         )
     quiet_profiler()
-    kept = store if isinstance(store, Store) or store is None else Store(store)
-    if kept is not None:
-        kept.check_writable()
-        summary_file(kept.root, "--store").check()
+    kept = store if isinstance(store, Store) else Store(_scratch() if store is None else store)
+    kept.check_writable()
+    summary_file(kept.root, "--store").check()
     for _ in range(warmup):
         step_fn()
     # A step that uses the GPU has initialized it by now.
@@ -79,10 +81,15 @@ def profile(
         UserStep(step_fn, device), itertools.repeat(None), spec, capture_environment()
     )
     run = _measure(subject)
-    if kept is not None:
-        return _record_into_store(subject, run, detail, kept)
-    with tempfile.TemporaryDirectory() as folder:
-        return _record(subject, run, detail, Path(folder))
+    return _record_into_store(subject, run, detail, kept)
+
+
+@functools.cache
+def _scratch() -> Path:
+    """Return a folder that is removed when the process ends."""
+    folder = tempfile.TemporaryDirectory(prefix="steplab-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def _check_step_function(step_fn: Any) -> None:

@@ -48,6 +48,15 @@ def is_plain_name(name: str) -> bool:
     )
 
 
+# Where the Runs that this process has written or read are: a Run does not know its own folder.
+_ROOTS: dict[str, Path] = {}
+
+
+def store_of(run: Run) -> Store:
+    """Return the store that a Run was saved in or loaded from by this process, else the default."""
+    return Store(_ROOTS.get(run.id, DEFAULT_ROOT))
+
+
 class Store:
     """Runs in `<root>/runs/<run id>/`: run.json with the Run's artifacts beside it.
 
@@ -98,6 +107,7 @@ class Store:
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         self._sweep_stale(final)
+        _ROOTS[run.id] = self.root.absolute()
         return final
 
     def ids(self) -> list[str]:
@@ -159,6 +169,7 @@ class Store:
         run = run_from_json(text, where)
         if run.id != run_id:
             raise UserError(f"{where} is the record of another Run, {shorten(run.id)}.")
+        _ROOTS[run.id] = self.root.absolute()
         return run
 
     def _note_last(self, run_id: str) -> None:

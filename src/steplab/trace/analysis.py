@@ -65,17 +65,34 @@ class Syncs:
     line: Codes
     step: Ints
     idle: Ints  # ns for which the device then had nothing to do
+    dry: Ints  # ns: when that began
+
+
+@dataclass(frozen=True)
+class Silences:
+    """Idle time in which the host launched nothing for long; codes index `WorkTable.labels`."""
+
+    start: Ints  # ns: when the silence began; several rows may share one
+    end: Ints  # ns
+    step: Ints
+    idle: Ints  # ns of it for which this was the cause
+    cause: Codes  # one of CAUSES
+    line: Codes  # "loader.py:12 (read)", "aten::sort at model.py:3 (forward)", 'range "decode"'
+
+
+CAUSES = ("data", "python", "operator", "compiling", "capturing")
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A trace, its steps, its work, its waits and its budget."""
+    """A trace, its steps, its work, its waits, its silences and its budget."""
 
     trace: Trace  # its times count
     detail: Trace | None  # lent stacks and shapes, if there was one
     windows: tuple[Window, ...]
     work: WorkTable
     syncs: Syncs
+    silences: Silences
     budget: Budget
 
 

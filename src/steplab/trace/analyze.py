@@ -15,12 +15,13 @@ from steplab.core.input_file import shorten
 from steplab.hardware.catalog import Card
 from steplab.trace.analysis import Analysis, Labels, Syncs, Window, WorkTable
 from steplab.trace.attribution import Attribution
-from steplab.trace.budget import time_budget
+from steplab.trace.budget import data_ranges, time_budget, waits_for_host
 from steplab.trace.categories import PRODUCT_OPS, kernel_category, op_category
 from steplab.trace.events import COPY, FILL, Ints, Trace, at_rows
 from steplab.trace.host_calls import Launches, find_launches, find_syncs, unclear_launches
 from steplab.trace.load import load_trace
 from steplab.trace.roofline import MATMUL_DTYPES, add_update_costs, estimate_costs, trace_card
+from steplab.trace.silences import HostView, Stacks, find_silences, one_cause_each
 from steplab.trace.spans import nest
 from steplab.trace.windows import step_at, step_windows
 
@@ -37,27 +38,35 @@ def analyze(
     labels = Labels()
     card = trace_card(trace, device_name)
     windows = step_windows(trace)
-    work, syncs = _work_and_syncs(trace, windows, labels, card)
+    host = Attribution(trace, labels)
+    work, syncs = _work_and_syncs(host, windows, labels, card)
     notes = [*trace.omissions, *unclear_launches(trace)]
+    view = HostView(host)
+    stacks = Stacks(view, windows)
     if detail is not None:
-        there = step_windows(detail)
-        lent, lent_syncs = _work_and_syncs(detail, there, labels, card)
-        work, share = _borrow_work(work, lent, there[-1].number)
+        there, lending = step_windows(detail), Attribution(detail, labels)
+        lent, lent_syncs = _work_and_syncs(lending, there, labels, card)
+        rows = _same_work(work, lent, np.flatnonzero(lent.step == there[-1].number))
+        work, share = _borrow_work(work, lent, rows)
         syncs = _borrow_syncs(syncs, lent_syncs, there[-1].number)
+        stacks = Stacks(HostView(lending), there, rows)
         notes += [f"the detailed step: {omission}" for omission in detail.omissions]
         notes.append(f"{units.percent(share)} of the time matched work of the detailed step")
+    waits = waits_for_host(trace, windows, work, syncs)
+    silences, syncs = one_cause_each(
+        find_silences(view, windows, waits, labels, stacks), syncs, data_ranges(trace), labels
+    )
     work = add_update_costs(replace(work, labels=labels.texts()), weights, card)
     budget = time_budget(trace, windows, work, syncs, device_name)
     budget = replace(budget, notes=(*budget.notes, *notes))
-    return Analysis(trace, detail, windows, work, syncs, budget)
+    return Analysis(trace, detail, windows, work, syncs, silences, budget)
 
 
 def _work_and_syncs(
-    trace: Trace, windows: Sequence[Window], labels: Labels, card: Card | None
+    host: Attribution, windows: Sequence[Window], labels: Labels, card: Card | None
 ) -> tuple[WorkTable, Syncs]:
-    attribution = Attribution(trace, labels)
-    work = work_table(trace, windows, attribution, labels, card)
-    return work, find_syncs(trace, windows, attribution, labels)
+    work = work_table(host.trace, windows, host, labels, card)
+    return work, find_syncs(host.trace, windows, host, labels)
 
 
 def analyze_run(run: Run, folder: Path) -> Analysis | None:
@@ -196,13 +205,12 @@ def _calls_product(trace: Trace) -> NDArray[np.bool_]:
 # detailed step. Where the two steps do not have equally many of them, nothing is borrowed.
 
 
-def _borrow_work(lean: WorkTable, detail: WorkTable, step: int) -> tuple[WorkTable, float]:
-    """Return `lean` with the attribution of step number `step` of `detail`, and the share found.
+def _borrow_work(lean: WorkTable, detail: WorkTable, row: Ints) -> tuple[WorkTable, float]:
+    """Return `lean` with the attribution of its partners in `detail`, and the share that has one.
 
     Both use the same labels. The share is of the time of the work inside steps. A phase that the
     lean trace knows stays; `op_row` and the costs are those of the detail.
     """
-    row = _same_work(lean, detail, np.flatnonzero(detail.step == step))
     found = row >= 0
     kept = {"start", "duration", "name", "step", "launched", "labels", "phase"}
     columns = {}

@@ -147,6 +147,21 @@ def idle_terms(
     return dict(zip(IDLE_TERMS, (data, sync, launch, dispatch), strict=True))
 
 
+def waits_for_host(
+    trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs
+) -> Intervals:
+    """Return when nothing ran because the host launched nothing, neither fetching nor waiting.
+
+    Recorded or not: the terms `launch` and residual. Without a device: when no operator ran.
+    """
+    steps = union(*borders(windows))
+    if not len(trace.device):
+        return steps - operators(trace) - data_ranges(trace)
+    idle = idle_terms(trace, windows, work, syncs)
+    busy = union(work.start, work.start + work.duration)
+    return steps - busy - idle["data wait"] - idle["synchronization"] - idle["dispatch"]
+
+
 def idle_before(
     trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs, window: Window
 ) -> Mapping[str, Floats]:

@@ -85,6 +85,7 @@ def find_syncs(
     rows = np.flatnonzero((waits | _is_blocking_copy(trace)) & ~_is_pacing(trace))
     start, end = calls.start[rows], calls.end[rows]
     origins = attribution.at(calls.thread[rows].astype(np.int64), start)
+    idle, dry = _idle_after(trace, start, end)
     return Syncs(
         start=start,
         duration=calls.duration[rows],
@@ -92,7 +93,8 @@ def find_syncs(
         op=origins.op,
         line=origins.line,
         step=step_at(windows, start),
-        idle=_idle_after(trace, start, end),
+        idle=idle,
+        dry=dry,
     )
 
 
@@ -113,8 +115,8 @@ def _is_blocking_copy(trace: Trace) -> NDArray[np.bool_]:
     return blocking
 
 
-def _idle_after(trace: Trace, start: Ints, end: Ints) -> Ints:
-    """Return the ns for which the device had nothing to do because the host had waited.
+def _idle_after(trace: Trace, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return the ns for which the device had nothing to do because the host waited, and since when.
 
     Without the waits before it, a launch would have come earlier by their duration at most, and the
     device would have started earlier by its idle time at most. The smaller of the two counts, split
@@ -123,7 +125,7 @@ def _idle_after(trace: Trace, start: Ints, end: Ints) -> Ints:
     """
     device = trace.device
     if not len(device) or not len(start):
-        return np.zeros(len(start), np.int64)
+        return np.zeros(len(start), np.int64), start
     following = np.searchsorted(device.start, end, side="left")
     busy_until = np.concatenate(([0], np.maximum.accumulate(device.end)))[following]
     next_called = np.append(find_launches(trace).called, -1)[following]
@@ -136,4 +138,4 @@ def _idle_after(trace: Trace, start: Ints, end: Ints) -> Ints:
     part = np.minimum(until - since, waited) / np.maximum(waited, 1)
     idle = np.zeros(len(start), np.int64)
     idle[dry] = ((end - start)[dry] * np.maximum(part, 0)[gap]).astype(np.int64)
-    return idle
+    return idle, np.maximum(busy_until, start)

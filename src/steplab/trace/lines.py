@@ -19,7 +19,9 @@ _LIBRARIES = frozenset(
     "concurrent asyncio queue copy collections importlib abc enum dataclasses inspect weakref "
     "warnings traceback random selectors unittest _pytest pluggy pytest hypothesis".split()
 )
-_INSTALLED = re.compile(r"(site|dist)-packages/|/lib/python3|torchinductor_")
+# Inductor names its files by a hash of 51 letters.
+_GENERATED = re.compile(r"torchinductor_|(^|/)c[a-z2-7]{51}\.py$")
+_INSTALLED = re.compile(rf"(site|dist)-packages/|/lib/python3|{_GENERATED.pattern}")
 # Of steplab itself the model's code counts; what runs it is the same for every model. Packages are
 # named one by one, because a folder of the user's, or a clone, may be called steplab too. The last
 # line has packages and files of releases whose traces may still be stored.
@@ -30,6 +32,41 @@ _RUNNER = re.compile(
     r"|workloads/(user_model|user_batches|misuse)\.py)"
 )
 _MODELS = re.compile(r"(^|/)steplab/(workloads|modules|kernels|data)/")
+
+
+# What torch does on its own account. Saving, printing and reading are asked for by the user.
+_FRAMEWORK = re.compile(
+    r"((^|/)torch/(?!serialization|_tensor_str|utils/(data|tensorboard)/|hub|distributed/checkpoint)"
+    rf"|(^|/)triton/|{_GENERATED.pattern})"
+)
+_LOADER_FILE = re.compile(r"(^|/|_)(data_?)?(loaders?|sets?|data)\.py$", re.IGNORECASE)
+_LOADER_FUNCTION = re.compile(
+    r"__next__|__getitems?__|_?(batches|collate\w*|prefetch\w*|\w*data_?loader\w*)"
+    r"|_?(get|next|fetch|load|make|read|sample|draw|produce|iter|iterate)_?(over_)?(the_)?"
+    r"(mini_?)?(batch|batches|data|dataset|samples?|examples?|items?|images?|tokens|windows?|chunk)",
+    re.IGNORECASE,
+)
+
+
+def is_code(call: str) -> bool:
+    """Whether a call is of a Python function in a file, not of a module or a built-in one."""
+    return not call.startswith("<") and _CALL.fullmatch(call) is not None
+
+
+def is_framework(call: str) -> bool:
+    """Whether a call is of torch's own code, of code it generated, or of steplab's own."""
+    parts = _CALL.fullmatch(call)
+    path = parts["path"] if parts else ""
+    return _FRAMEWORK.search(path) is not None or _RUNNER.search(path) is not None
+
+
+def is_loader(call: str) -> bool:
+    """Whether a call fetches a batch, by the name of its function or file."""
+    parts = _CALL.fullmatch(call)
+    if parts is None or (_is_library(parts["path"]) and "torch/utils/data/" not in parts["path"]):
+        return False
+    named = _LOADER_FUNCTION.fullmatch(parts["function"]) is not None
+    return named or _LOADER_FILE.search(parts["path"]) is not None
 
 
 def user_line(call: str) -> str | None:

@@ -18,6 +18,7 @@ import re
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
+from steplab.findings.claims import Claim
 from steplab.findings.matmuls import matmuls
 from steplab.findings.rows import Rows
 
@@ -47,7 +48,7 @@ def _stored_scores(case: Case) -> Finding | None:
     touching = rows.called(lambda call: any(t and t.numel in sizes for t in call.tensors))
     multiplied = rows.of_calls(matmuls(rows))
     spent, moved = rows.ms(touching), rows.ms(touching & ~multiplied)
-    return Finding(
+    return Claim(
         rule="attention_unfused",
         claim=f"attention stores its scores: {units.milliseconds(spent)} around them",
         evidence=(_reason(case, rows, "math", MATH), *rows.hot_lines(touching)),
@@ -55,6 +56,7 @@ def _stored_scores(case: Case) -> Finding | None:
         stake_ms=spent,
         why=f"{units.milliseconds(moved)} go into moving scores that a fused kernel never stores",
         gain_ms=moved,
+        work=touching,
     )
 
 
@@ -68,7 +70,7 @@ def _slow_kernel(case: Case) -> Finding | None:
     if not slow.any():
         return None
     spent = rows.ms(slow)
-    return Finding(
+    return Claim(
         rule="attention_unfused",
         claim=f"attention runs the memory-efficient kernel for {units.milliseconds(spent)}",
         evidence=(_reason(case, rows, "memory-efficient", EFFICIENT), *rows.hot_lines(slow)),
@@ -76,6 +78,7 @@ def _slow_kernel(case: Case) -> Finding | None:
         stake_ms=spent,
         why=f"with a mask it takes {EFFICIENT_OVER_CUDNN} times cuDNN's time, which takes none",
         gain_ms=spent * (1 - 1 / EFFICIENT_OVER_CUDNN),
+        work=slow,
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
+from steplab.findings.claims import Claim
 from steplab.findings.rows import FLOATS, Mask, Rows, is_cast
 from steplab.trace.analysis import UNATTRIBUTED
 
@@ -36,7 +37,7 @@ def check(case: Case) -> Finding | None:
     evidence = [f"{rows.count(casts):.0f} casts a step, {units.milliseconds(rows.ms(casts))}"]
     if norms.any():
         evidence.append(f"norms of mixed dtypes: {units.milliseconds(rows.ms(norms & ~casts))}")
-    return Finding(
+    return Claim(
         rule="autocast_casts",
         claim=f"changes of dtype take {units.milliseconds(spent)} a step",
         evidence=(*evidence, *rows.hot_lines(both)),
@@ -44,6 +45,7 @@ def check(case: Case) -> Finding | None:
         stake_ms=spent,
         why="a cast reads and writes a whole tensor and computes nothing",
         gain_ms=rows.ms(casts) + UNFUSED * rows.ms(norms & ~casts),
+        work=both,
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
+from steplab.findings.claims import Claim
 from steplab.findings.matmuls import FACTORS
 from steplab.findings.rows import Mask, Rows, is_cast
 
@@ -38,7 +39,7 @@ def check(case: Case) -> Finding | None:
     groups = rows.totals("name", engine, 2) if alone > within else []
     evidence = [f"{g.label}: {g.count:.3g} a step, {units.milliseconds(g.ms)}" for g in groups]
     evidence += [*rows.hot_lines(engine if alone > within else moved), *_layouts(rows, moved)]
-    return Finding(
+    return Claim(
         rule="copies",
         claim=f"copies take {units.milliseconds(within + alone)} a step",
         evidence=tuple(evidence),
@@ -46,6 +47,7 @@ def check(case: Case) -> Finding | None:
         stake_ms=within + alone,
         why="a copy reads and writes a whole tensor and computes nothing",
         gain_ms=within + alone,
+        work=moved,
     )
 
 

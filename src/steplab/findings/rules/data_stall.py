@@ -1,6 +1,7 @@
 """The step waits for its batch.
 
-What it sees: more than 5 % of the step goes into waiting for a batch.
+What it sees: more than 5 % of the step goes into waiting for a batch: in ranges of the loader, or
+in Python of a loader in a loop of one's own, which the stack shows.
 Why it costs: once the queue of launched work is empty, the device idles until the batch arrives.
 Remedy: `prefetch`, which reads ahead in a thread and copies while the last step computes; a loop of
 your own needs the same, from pinned memory.
@@ -11,8 +12,12 @@ from __future__ import annotations
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
+from steplab.trace.analysis import UNATTRIBUTED
+from steplab.trace.budget import data_ranges
+from steplab.trace.silences import fetching_lines
 
 SHARE = 0.05
+SHOWN = 2
 
 
 def check(case: Case) -> Finding | None:
@@ -20,10 +25,15 @@ def check(case: Case) -> Finding | None:
     wait, step = _wait_ms(case), case.step_ms
     if not wait > SHARE * step:
         return None
+    lines = _lines(case)
+    at = f" ({lines[0]})" if lines else ""
     return Finding(
         rule="data_stall",
-        claim=f"the step waits {units.milliseconds(wait)} for its batch",
-        evidence=(f"data wait is {units.percent(wait / step)} of {units.milliseconds(step)}",),
+        claim=f"the step waits {units.milliseconds(wait)} for its batch{at}",
+        evidence=(
+            f"data wait is {units.percent(wait / step)} of {units.milliseconds(step)}",
+            *(f"fetched at {line}" for line in lines[:SHOWN]),
+        ),
         remedy="prefetch=2, or in your own loop batches read ahead in the background, pinned",
         stake_ms=wait,
         why="nothing computes until the batch is there",
@@ -32,11 +42,25 @@ def check(case: Case) -> Finding | None:
 
 
 def _wait_ms(case: Case) -> float:
-    """Return the device's idle time while the host fetched; without a device, the host's wait."""
+    """Return the wait by the trace, as the budget shows it; without a trace, the host's wait."""
+    if case.rows is not None:
+        in_ranges = case.term_ms("data wait")
+        if not case.on_device:  # operators that make the batch are a part of the wait, too
+            in_ranges = in_ranges * case.rows.scale + case.rows.ms(
+                case.rows.labeled("phase", lambda label: label == "data")
+            )
+        return in_ranges + case.silent_ms("data")
     clock = case.run.clock if case.run else None
-    if case.on_device or clock is None or not clock.data_wait.values:
-        return case.term_ms("data wait")
-    return clock.data_wait.median
+    return clock.data_wait.median if clock is not None and clock.data_wait.values else 0.0
+
+
+def _lines(case: Case) -> list[str]:
+    """Return the lines of the loader: those of silences, else those inside its ranges."""
+    silent = [line for line, _ in case.silent_lines("data") if line != UNATTRIBUTED]
+    if silent or case.analysis is None:
+        return silent
+    source = case.analysis.detail or case.analysis.trace
+    return fetching_lines(source, data_ranges(source)) if len(source.python) else []
 
 
 RULE = check

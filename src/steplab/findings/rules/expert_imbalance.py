@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
+from steplab.findings.claims import Claim
 from steplab.findings.matmuls import Routing, expert_capacities, expert_loops, matmuls, routing
 from steplab.findings.rows import Rows
 
@@ -43,7 +44,7 @@ def _padded(rows: Rows, routed: Routing) -> Finding | None:
     }
     mask = rows.of_calls(over)
     spent, wasted = rows.ms(mask), 1 - routed.assignments / padded
-    return Finding(
+    return Claim(
         rule="expert_imbalance",
         claim=f"{units.percent(wasted)} of the experts' rows are padding",
         evidence=(
@@ -54,6 +55,7 @@ def _padded(rows: Rows, routed: Routing) -> Finding | None:
         stake_ms=spent,
         why="all experts are padded to the busiest one, and padding is multiplied too",
         gain_ms=spent * wasted,
+        work=mask,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
+from steplab.findings.claims import Claim
 from steplab.trace.kernel_table import short_kernel_name
 
 
@@ -27,7 +28,7 @@ def check(case: Case) -> Finding | None:
         f"{short_kernel_name(g.label)}: {g.count:.0f}, {units.milliseconds(g.ms)}"
         for g in rows.totals("name", mask)
     ]
-    return Finding(
+    return Claim(
         rule="fp32_matmul",
         claim=f"{rows.count(mask):.0f} fp32 products a step take {units.milliseconds(spent)}",
         evidence=(*kernels, *rows.hot_lines(mask, 2)),
@@ -35,6 +36,7 @@ def check(case: Case) -> Finding | None:
         stake_ms=spent,
         why=f"the {card.name} multiplies at {fast:g} TFLOP/s with tensor cores, {slow:g} without",
         gain_ms=spent * (1 - slow / fast),
+        work=mask,
     )
 
 

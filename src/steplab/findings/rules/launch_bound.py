@@ -1,10 +1,11 @@
 """The device waits for the host to launch its next work.
 
-What it sees: the device idles more than 10 % of the step because nothing is launched.
+What it sees: the device idles more than 10 % of the step between launches that keep coming.
 Why it costs: a launch takes the host a few microseconds; shorter kernels finish before the next.
 Remedy: a CUDA graph of the whole step, fewer and larger kernels (`compile`), larger batches.
-When it is wrong: the host is busy with something else (logging, another process). While graphs are
-still being captured, many_graph_sizes reports the launches.
+When it is wrong: another process takes the host's time. What the host does in long stretches
+without a launch is a host_stall, a data_stall or a recompile; while graphs are still being
+captured, many_graph_sizes reports the launches.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import numpy as np
 from steplab.core import Finding, units
 from steplab.core.units import fold_layer_numbers
 from steplab.findings.case import Case
+from steplab.findings.loops import python_loops
 from steplab.findings.rows import Rows
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.10
 SHORT_NS = 10_000
+SLOWEST_LAUNCH_MS = 0.05  # an operator with its Python, as eager models have them
 MIN_SHORT = 8  # short kernels that make a module worth naming
 
 
@@ -42,11 +45,15 @@ def check(case: Case) -> Finding | None:
 
 
 def _idle_ms(case: Case) -> float:
-    """Return, without a trace, the step less the time of kernels and of waiting for data."""
+    """Return, without a trace, the step less the time of kernels and of waiting for data.
+
+    At most what its launches can take.
+    """
     run = case.run
     if run is None or run.clock is None or run.ran is None or run.ran.device_busy_ms is None:
         return 0.0
-    return case.step_ms - run.ran.device_busy_ms - run.clock.data_wait.median
+    idle = case.step_ms - run.ran.device_busy_ms - run.clock.data_wait.median
+    return min(idle, SLOWEST_LAUNCH_MS * (run.ran.kernel_launches or 0))
 
 
 def _evidence(case: Case) -> tuple[str, ...]:
@@ -58,6 +65,8 @@ def _evidence(case: Case) -> tuple[str, ...]:
         middle = units.milliseconds(float(np.median(rows.work.duration[rows.inside])) / 1e6)
         lines.append(f"{launches:,} kernels in the median step, half of all under {middle}")
         lines += _modules(rows)
+        loops = python_loops(rows)
+        lines += [f"{loop.line}: {loop.op} {loop.turns} times in a loop" for loop in loops]
     if case.run is not None and case.run.ran is not None and case.run.ran.kernel_launches:
         lines.append(f"{case.run.ran.kernel_launches} launches by the host")
     return tuple(lines)

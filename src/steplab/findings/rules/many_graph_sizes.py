@@ -22,14 +22,15 @@ def check(case: Case) -> Finding | None:
         return None
     steps = case.rows.steps
     capturing = sum(spent) / steps
-    stake = max(capturing, case.launch_wait_ms)
+    waited = case.launch_wait_ms + case.silent_ms("capturing")
+    stake = max(capturing, waited)
     graphs = np.unique(case.analysis.trace.device.graph)
     return Finding(
         rule="many_graph_sizes",
         claim=f"{len(spent)} CUDA graphs were captured in {steps} steps",
         evidence=(
             f"capturing takes {units.milliseconds(capturing)} of a step",
-            f"the device waits {units.milliseconds(case.launch_wait_ms)} of a step for launches",
+            f"the device waits {units.milliseconds(waited)} of a step for launches",
             f"{int((graphs > 0).sum()) or 'no'} different graphs ran in these steps",
         ),
         remedy="pad inputs to few sizes, or leave compile.mode=reduce-overhead out",

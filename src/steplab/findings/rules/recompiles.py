@@ -13,8 +13,7 @@ from collections import Counter
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
-
-COMPILING = ("entire_frame_compile", "entire_backward_compile")
+from steplab.trace.silences import COMPILING
 
 
 def check(case: Case) -> Finding | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
+from steplab.findings.claims import Claim
 from steplab.findings.matmuls import attainable_rate, expert_loops, matmuls
 
 SLOW = 0.5  # of the rate that large products reach
@@ -38,7 +39,7 @@ def check(case: Case) -> Finding | None:
     largest = max(found, key=lambda place: rows.ms(place.products))
     mean = sum(largest.sizes) / len(largest.sizes)
     count = sum(len(place.sizes) for place in found) / rows.steps
-    return Finding(
+    return Claim(
         rule="small_expert_matmuls",
         claim=f"{count:.0f} products of single experts, one by one, take "
         f"{units.milliseconds(spent)} with what is around them",
@@ -50,6 +51,7 @@ def check(case: Case) -> Finding | None:
         stake_ms=spent,
         why="a product of few rows fills neither the units nor the time of its own launch",
         gain_ms=max(0.0, spent - (1 + AROUND) * ideal),
+        work=whole,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from steplab.core import Finding
 from steplab.costs.op_call import TensorArg
 from steplab.findings.case import Case
+from steplab.findings.claims import Claim
 from steplab.findings.matmuls import Matmul, attainable_rate, flop_rate, matmuls
 
 ROW_BYTES = 16
@@ -33,7 +34,7 @@ def check(case: Case) -> Finding | None:
     best = attainable_rate(case, rows.of_calls(set(half) - set(unaligned)), dtype)
     lost = spent * max(0.0, 1 - reached / best) if best and reached else None
     sizes = sorted({size for one in unaligned.values() for size in _unaligned_rows(one)})
-    return Finding(
+    return Claim(
         rule="unaligned_matmul",
         claim=f"products with rows of {', '.join(map(str, sizes[:3]))} elements are off the grid",
         evidence=(*_shapes(unaligned), *rows.hot_lines(mask)),
@@ -41,6 +42,7 @@ def check(case: Case) -> Finding | None:
         stake_ms=spent,
         why=f"rows that are no multiple of {ROW_BYTES} bytes are loaded in narrow pieces",
         gain_ms=lost,
+        work=mask,
     )
 
 

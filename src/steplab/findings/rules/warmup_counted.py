@@ -3,7 +3,8 @@
 What it sees: one or more samples at the beginning that take twice as long as the steady ones.
 Why it costs: the mean, and with many of them the median, include start-up that training lacks.
 Remedy: more warm-up steps.
-When it is wrong: the machine was busy just then; measure again.
+When it is wrong: the machine was busy just then; where others are known to have used it, or where
+the steps compiled (recompiles), nothing is said.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from steplab.findings.case import Case
 
 SLOW = 2.0  # times the median of the steady samples
 MIN_SAMPLES = 4
+CONTENDED = 0.15  # share of the time in which threads waited for a core
 
 
 def check(case: Case) -> Finding | None:
     """Look for a slow beginning among the timed steps, else among the profiled ones."""
+    if _otherwise_explained(case):
+        return None
     samples = _samples(case)
     count = slow_beginning(samples)
     if not count:
@@ -38,6 +42,15 @@ def check(case: Case) -> Finding | None:
         why=f"they add {units.milliseconds(excess)} to the mean step that training will not see",
         gain_ms=excess,
     )
+
+
+def _otherwise_explained(case: Case) -> bool:
+    """Whether other processes, or compilations that never end, made some steps slow."""
+    run = case.run
+    if run is None:
+        return False
+    contended = run.clock is not None and (run.clock.contended or 0.0) > CONTENDED
+    return contended or bool(run.compilation and run.compilation.graphs_in_window)
 
 
 def slow_beginning(samples: Sequence[float]) -> int:

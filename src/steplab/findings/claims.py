@@ -1,0 +1,54 @@
+"""Claims: findings that say which work they are about, so that no work is claimed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+
+from steplab.core import Finding
+from steplab.findings.case import Case
+from steplab.findings.rows import Mask
+
+
+@dataclass(frozen=True)
+class Claim(Finding):
+    """A finding about the rows of `Case.rows` in `work`: its stake and gain are parts of theirs."""
+
+    work: Mask = field(default_factory=lambda: np.zeros(0, np.bool_), compare=False)
+
+
+def settled(found: Iterable[Finding], case: Case) -> list[Finding]:
+    """Return the findings with gains that are possible together.
+
+    Of work that several claim, the largest gain takes all, and the others keep what is left; a
+    finding that keeps nothing is dropped. None takes more than the step.
+    """
+    taken: Mask | None = None
+    kept = []
+    for finding in sorted(found, key=lambda one: -(_ms(one) or 0.0)):
+        share = 1.0
+        if isinstance(finding, Claim) and case.rows is not None and len(finding.work):
+            taken = np.zeros_like(finding.work) if taken is None else taken
+            whole = case.rows.ms(finding.work)
+            share = case.rows.ms(finding.work & ~taken) / whole if whole else 1.0
+            taken = taken | finding.work
+        if share > 0:
+            kept.append(_part_of(finding, share, case.step_ms))
+    return kept
+
+
+def _part_of(finding: Finding, share: float, step_ms: float) -> Finding:
+    """Return a plain finding with a share of the stakes, none above the step."""
+    plain = Finding(**{f.name: getattr(finding, f.name) for f in fields(Finding)})
+
+    def cut(ms: float | None) -> float | None:
+        # min with NaN, a step of unknown length, keeps the first.
+        return None if ms is None else min(ms * share, step_ms)
+
+    return replace(plain, stake_ms=cut(finding.stake_ms), gain_ms=cut(finding.gain_ms))
+
+
+def _ms(finding: Finding) -> float | None:
+    return finding.stake_ms if finding.gain_ms is None else finding.gain_ms

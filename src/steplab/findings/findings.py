@@ -1,0 +1,116 @@
+"""Findings: what the rules say of one case, ranked; printed as text, or given as a record."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from steplab.core import Finding, units
+from steplab.core.printable import printable
+from steplab.findings.case import Case
+
+NOTE_SHARE = 0.03  # of the step, or of the device's memory
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class FindingsRecord:
+    """Findings as JSON: milliseconds are per step."""
+
+    run: str | None  # its id; None for a trace on its own
+    step_ms: float | None
+    findings: tuple[Finding, ...]  # worth 3 % of the step or of the memory, the largest gain first
+    notes: tuple[Finding, ...]  # smaller ones
+
+
+class Findings(tuple[Finding, ...]):
+    """The findings of a case, the largest gain first, notes last. Printing them explains them."""
+
+    case: Case
+
+    @classmethod
+    def of(cls, found: Iterable[Finding], case: Case) -> Findings:
+        """Return ranked findings of a case."""
+        findings = cls(sorted(found, key=lambda finding: _rank(finding, case)))
+        findings.case = case
+        return findings
+
+    def record(self) -> FindingsRecord:
+        """Return what `explain --json` writes."""
+        case, known = self.case, self.case.step_ms > 0
+        return FindingsRecord(
+            case.run.id if case.run else None,
+            case.step_ms if known else None,
+            tuple(finding for finding in self if not is_note(finding, case)),
+            tuple(finding for finding in self if is_note(finding, case)),
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join(printable(line) for line in self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        record = self.record()
+        for number, finding in enumerate(record.findings, 1):
+            if number > 1:
+                yield ""
+            yield f"{number}. {finding.rule}{_stake(finding, self.case)}"
+            yield from _part("", finding.claim)
+            for line in finding.evidence:
+                yield from _part("seen", line)
+            yield from _part("why", finding.why)
+            yield from _part("remedy", finding.remedy)
+            yield from _part("gain", _gain(finding, self.case))
+        if not record.findings:
+            yield "no rule finds anything that is worth 3 % of the step"
+        if record.notes:
+            yield ""
+            yield "notes, each under 3 % or without effect on the step:"
+        for finding in record.notes:
+            yield f"  {finding.rule}: {finding.claim}; {finding.remedy}"
+
+
+def _rank(finding: Finding, case: Case) -> tuple[bool, float, bool]:
+    """Notes after findings, small after large, noise of the machine after faults of the code."""
+    noise = finding.rule == "noisy_measurement"
+    return is_note(finding, case), -(gain_share(finding, case) or 0.0), noise
+
+
+def gain_share(finding: Finding, case: Case) -> float | None:
+    """Return the expected gain of the remedy, over the step's time or the device's memory.
+
+    Where the gain has no number, what is at stake; None where that is unknown too.
+    """
+    ms = finding.stake_ms if finding.gain_ms is None else finding.gain_ms
+    if ms is not None and case.step_ms > 0:
+        return ms / case.step_ms
+    if finding.stake_bytes is not None and case.capacity_bytes:
+        return finding.stake_bytes / case.capacity_bytes
+    return None
+
+
+def is_note(finding: Finding, case: Case) -> bool:
+    """Whether a Finding is too small to act on; one of unknown size is not."""
+    part = gain_share(finding, case)
+    return part is not None and part < NOTE_SHARE
+
+
+def _part(name: str, text: str) -> list[str]:
+    first = f"   {name + ':':<8}" if name else "   "
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=" " * 11)
+
+
+def _stake(finding: Finding, case: Case) -> str:
+    if finding.stake_ms is not None:
+        part = units.percent(finding.stake_ms / case.step_ms) if case.step_ms > 0 else "?"
+        return f" [{units.milliseconds(finding.stake_ms)}, {part} of the step]"
+    if finding.stake_bytes is not None:
+        part = units.percent(gain_share(finding, case)) if case.capacity_bytes else "?"
+        return f" [{units.bytes_(finding.stake_bytes)}, {part} of the memory]"
+    return " [cost unknown]"
+
+
+def _gain(finding: Finding, case: Case) -> str:
+    if finding.gain_ms is None:
+        return ""
+    return f"{units.milliseconds(finding.gain_ms)} ({units.percent(gain_share(finding, case))})"

@@ -1,0 +1,46 @@
+"""Loops in Python: one line of one module that calls the same operator over and over in a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steplab.findings.rows import Mask, Rows
+from steplab.trace.analysis import UNATTRIBUTED
+
+# Layers of a model are modules of their own; gradient accumulation rarely exceeds this.
+MIN_TURNS = 24
+
+
+@dataclass(frozen=True)
+class PythonLoop:
+    """What a loop runs in the forward pass."""
+
+    line: str
+    op: str  # the operator that it calls most
+    turns: int  # calls of it in one step
+    whole: Mask  # all rows of the line, backward included
+
+
+def python_loops(rows: Rows) -> list[PythonLoop]:
+    """Return the lines with a loop, most calls first."""
+    work = rows.work
+    forward = rows.labeled("phase", lambda label: label not in ("backward", "optimizer", "clip"))
+    chosen = np.flatnonzero(forward & (work.line > 0))
+    if not len(chosen):
+        return []
+    key = np.stack([work.line, work.module, rows.call], axis=0)[:, chosen].astype(np.int64)
+    distinct, counts = np.unique(key, axis=1, return_counts=True)
+    found: dict[int, PythonLoop] = {}
+    for column in np.argsort(-counts, kind="stable").tolist():
+        turns = int(counts[column]) // rows.steps
+        line, _, call = distinct[:, column].tolist()
+        name = rows.calls[call].name
+        if turns < MIN_TURNS or len(found) >= 3:
+            break
+        if line not in found and name and work.labels[line] != UNATTRIBUTED:
+            found[line] = PythonLoop(
+                work.labels[line], name, turns, rows.inside & (work.line == line)
+            )
+    return list(found.values())

@@ -1,0 +1,49 @@
+"""The host does something else, and the step stands still meanwhile.
+
+What it sees: stretches in which the host launches nothing for more than 0.3 ms while the device
+has run dry; without a device, in which it is in no operator. The Python stack names the line.
+Why it costs: once the launched work is done, the device idles until the host comes back.
+Remedy: do it every N steps, in a thread or another process, or with tensors on the device.
+When it is wrong: the stretch is torch's own and the trace has no stacks to tell. Batches that are
+fetched there are a data_stall, and compilations a recompile.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.trace.analysis import UNATTRIBUTED
+
+SHARE = 0.01  # a busy machine holds the host up now and then
+SHOWN = 3
+
+
+def check(case: Case) -> Finding | None:
+    """Take the silences of the host that are neither data nor compilation."""
+    lost = case.silent_ms("python", "operator")
+    if not lost > SHARE * case.step_ms:
+        return None
+    places = case.silent_lines("python", "operator")
+    known = [(line, ms) for line, ms in places if line != UNATTRIBUTED]
+    evidence = [f"{line}: {units.milliseconds(ms)} a step" for line, ms in known[:SHOWN]]
+    where = known[0][0] if known else "in a place that has no stack and no range"
+    who = "the device idles" if case.on_device else "no operator runs"
+    return Finding(
+        rule="host_stall",
+        claim=f"{who} {units.milliseconds(lost)} of a step while the host is at {where}",
+        evidence=tuple(evidence) or ("record with stacks (with_stack=True) to see the line",),
+        remedy=_remedy(where),
+        stake_ms=lost,
+        why="the host launches nothing there, and what it had launched before is done",
+        gain_ms=lost,
+    )
+
+
+def _remedy(where: str) -> str:
+    if where.startswith("aten::"):
+        op = where.partition(" at ")[0]
+        return f"let {op} run on the device, compute it once, or move it out of the step"
+    return "do it every N steps, in a thread or process of its own, or with tensors on the device"
+
+
+RULE = check

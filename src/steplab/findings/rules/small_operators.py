@@ -1,0 +1,53 @@
+"""A CPU spends the step on calling operators, not in them.
+
+What it sees: more than a fifth of the step is Python and framework between operators, in short
+pieces; or a loop in Python whose operators last less than what calling them costs.
+Why it costs: a call from Python takes 5 to 10 us, whatever the operator does.
+Remedy: one operator over all steps of a loop, larger batches, or `compile=blocks`.
+When it is wrong: the model is as small as it should be. On a GPU this is launch_bound.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.findings.loops import PythonLoop, python_loops
+from steplab.findings.rows import Rows
+
+SHARE = 0.20
+# Of a call's time in the operator itself that is no work: an add of ten elements takes this.
+OVERHEAD_MS = 0.003
+
+
+def check(case: Case) -> Finding | None:
+    """Compare the time between operators, and that of the calls of loops, with the step."""
+    rows = case.rows
+    if rows is None or case.on_device:
+        return None
+    loops = python_loops(rows)
+    between, called = max(0.0, case.launch_wait_ms), _called_ms(rows, loops)
+    lost = between + called
+    if not lost > SHARE * case.step_ms:
+        return None
+    count = rows.count(rows.inside)
+    evidence = [f"{count:,.0f} operators a step, {units.milliseconds(between)} between them"]
+    evidence += [f"{loop.line}: {loop.op} {loop.turns} times in a row" for loop in loops]
+    loop = f" (the loop at {loops[0].line})" if loops else ""
+    return Finding(
+        rule="small_operators",
+        claim=f"calling operators takes {units.milliseconds(lost)} of the step{loop}",
+        evidence=tuple(evidence),
+        remedy="one operator over the whole sequence instead of a loop in Python, larger batches, "
+        "or compile=blocks",
+        stake_ms=lost,
+        why="a call from Python costs microseconds, however little the operator does",
+        gain_ms=lost,
+    )
+
+
+def _called_ms(rows: Rows, loops: list[PythonLoop]) -> float:
+    """Return what the operators of loops take beyond their work, at most all of their time."""
+    return sum(min(rows.ms(loop.whole), OVERHEAD_MS * rows.count(loop.whole)) for loop in loops)
+
+
+RULE = check
