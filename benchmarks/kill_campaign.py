@@ -1,13 +1,15 @@
 """Kill `train` and `tune` at random moments, start them again, and check that nothing is lost.
 
-    PYTHONPATH=src python benchmarks/kill_campaign.py --kills-train 100 --kills-tune 50 --seed 1
+    PYTHONPATH=src python benchmarks/kill_campaign.py --kills-train 100 --kills-ranks 30 \\
+        --kills-tune 50 --seed 1
 
 `--processes 10` divides the kills among ten campaigns, each with its own folders and seed.
 
 A training is killed again and again until it ends, then another one begins. Whatever happened to
 it, every step that it logged must have the loss of an undisturbed run, bit for bit; no step may be
 missing; after a signal that can be caught none may be computed twice; and its last checkpoint must
-hold the same bytes. A search must go on with the ladder that it left, every Run in its store must
+hold the same bytes. So must one on two ranks, whether a rank or their launcher is killed
+(`kill_ranks.py`). A search must go on with the ladder that it left, every Run in its store must
 be readable, and none of its worker processes may stay behind. Linux only: processes are counted in
 /proc.
 """
@@ -15,24 +17,22 @@ be readable, and none of its worker processes may stay behind. Linux only: proce
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import multiprocessing
-import os
 import random
-import secrets
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
+
+from kill_ranks import Group, choose_kill
+from kills import ENDED, Ending, Kill, Tally, check_ending, run
 
 from steplab.core import Column, Run, Table
 from steplab.core.errors import SteplabError, UserError
@@ -43,16 +43,12 @@ from steplab.report.terminal import print_table
 from steplab.store import Store
 from steplab.train.checkpoint import read_progress
 from steplab.train.checkpoint_files import (
-    MODEL_FILE,
-    OPTIMIZER_FILE,
-    RNG_FILE,
     list_checkpoints,
     newest_checkpoint,
     read_verified_manifest,
 )
 from steplab.tune.folder import LadderFolder
 
-SOURCE = Path(__file__).parents[1] / "src"
 PAGE = Path(__file__).with_name("kill_campaign_cpu.md")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STEPS, SAVE_EVERY = 150, 3
@@ -61,6 +57,7 @@ TRAIN = (
     f"--seq-max-len 40 --horizons 1,8 --batch-size 4 --steps-per-epoch {STEPS} --log-every 1 "
     f"--checkpoint-every {SAVE_EVERY} --validate-every 0 --validation-batches 1 --keep-last 2"
 )
+RANKS = f"{TRAIN} --ranks 2 --max-restarts 1000 --recipe parallel=fsdp"
 TUNE = (
     "tune gpt --size tiny --width 32 --ff-width 64 --layers 1 --heads 2 --context 16 "
     "--vocab-size 64 --batch 2 --budget 1"
@@ -69,131 +66,6 @@ SEARCH = 60.0  # seconds of that budget
 # Half of the kills count from the start of the process, which is mostly `import torch`; the others
 # from its first step or rung, so that short moments like saving are hit as often.
 FROM_START = 0.5
-PATIENCE = 120.0  # seconds in which a process must end by itself or after a signal
-ENDED = "nothing: it had ended"
-GONE = 20.0  # seconds in which its workers must be gone
-
-
-@dataclass(frozen=True)
-class Kill:
-    """When a process is killed: so many seconds after its start, or after its output has `mark`."""
-
-    number: signal.Signals
-    seconds: float
-    mark: str = ""
-
-
-@dataclass(frozen=True)
-class Ending:
-    """What a process that was to be killed has left."""
-
-    code: int  # negative: the signal that ended it
-    early: bool  # it had ended before the signal
-    text: str
-    error: str
-
-
-@dataclass
-class Tally:
-    """What the kills of one command led to."""
-
-    command: str
-    kills: Counter[tuple[str, str]] = field(default_factory=Counter)  # by stage and signal
-    ended: int = 0  # trainings or searches that reached their end
-    repeated: int = 0  # steps computed again after SIGKILL
-    faults: list[str] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        """All kills."""
-        return sum(self.kills.values())
-
-    def add(self, other: Tally) -> None:
-        """Add what another campaign saw."""
-        self.kills += other.kills
-        self.ended += other.ended
-        self.repeated += other.repeated
-        self.faults += other.faults
-
-    def note(self, kill: Kill, stage: str, faults: Iterable[str]) -> None:
-        """Count a kill, unless it came too late; print it, and what it broke."""
-        self.kills[stage, kill.number.name] += stage != ENDED
-        print(f"{self.command} {self.count}: {kill.number.name} while {stage}", flush=True)
-        for fault in faults:
-            self.faults.append(f"{self.command} {self.count}, {kill.number.name}, {stage}: {fault}")
-            print(f"  FAULT {fault}", flush=True)
-
-
-def run(words: str, folder: Path, kill: Kill | None) -> Ending:
-    """Run a command of steplab in `folder` and kill it; None lets it end by itself."""
-    token = secrets.token_hex(8)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(SOURCE),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",  # the same bits are asked for, whatever machine it is
-        "KILL_CAMPAIGN": token,  # by which its workers are found
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    out, err = folder / "out.txt", folder / "err.txt"
-    with out.open("wb") as stdout, err.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "steplab", *words.split()],
-            cwd=folder,
-            env=environment,
-            stdout=stdout,
-            stderr=stderr,
-            preexec_fn=_default_signals,
-        )
-    try:
-        early = kill is not None and not _kill(process, kill, (out, err))
-        code = process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        code, early = process.wait(), False
-        with err.open("a") as file:
-            file.write(f"\nstill there after {PATIENCE:.0f} s\n")
-    left = _still_there(token)
-    if left:
-        with err.open("a") as file:
-            file.write(f"\n{left} worker processes stayed behind\n")
-    return Ending(code, early, out.read_text(), err.read_text())
-
-
-def _default_signals() -> None:
-    """A shell starts background jobs with SIGINT ignored, and nohup with SIGHUP ignored."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def _kill(process: subprocess.Popen[bytes], kill: Kill, files: tuple[Path, Path]) -> bool:
-    """Send the signal at its moment; return whether there was still somebody to receive it."""
-    deadline = monotonic() + PATIENCE
-    while kill.mark and not any(kill.mark in file.read_text() for file in files):
-        if process.poll() is not None or monotonic() > deadline:
-            return False
-        sleep(0.01)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(kill.seconds)
-        return False
-    process.send_signal(kill.number)
-    return True
-
-
-def _still_there(token: str) -> int:
-    """Return how many processes of a command are left once they had time to notice its end."""
-    deadline = monotonic() + GONE
-    while (count := _count_processes(token)) and monotonic() < deadline:
-        sleep(0.1)
-    return count
-
-
-def _count_processes(token: str) -> int:
-    count = 0
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            count += f"KILL_CAMPAIGN={token}".encode() in environment.read_bytes()
-    return count
 
 
 def choose(chance: random.Random, life: float, mark: str, rest: float) -> Kill:
@@ -202,19 +74,6 @@ def choose(chance: random.Random, life: float, mark: str, rest: float) -> Kill:
     if chance.random() < FROM_START:
         return Kill(number, chance.uniform(0.0, life))
     return Kill(number, chance.uniform(0.0, rest), mark)
-
-
-def check_ending(ending: Ending, kill: Kill) -> list[str]:
-    """Return what is wrong with how a process ended: its exit code, its words, its workers."""
-    faults = []
-    allowed = {-kill.number, 128 + kill.number} if not ending.early else {0}
-    if ending.code not in allowed and not (ending.code == 0 and kill.number != signal.SIGKILL):
-        faults.append(f"exit code {ending.code}")
-    for words in ("Traceback", "Exception ignored", "stayed behind", "still there", "Warning"):
-        if words in ending.error:
-            faults.append(" | ".join(ending.error.strip().splitlines()[-3:]))
-            break
-    return faults
 
 
 # --- train
@@ -230,10 +89,10 @@ class Undisturbed:
     seconds_of_steps: float
 
 
-def undisturbed_training(folder: Path) -> Undisturbed:
+def undisturbed_training(folder: Path, words: str) -> Undisturbed:
     """Train once without a kill."""
     begun = monotonic()
-    ending = run(f"{TRAIN} --checkpoint-dir checkpoints", folder, None)
+    ending = run(f"{words} --checkpoint-dir checkpoints", folder, None)
     seconds = monotonic() - begun
     if ending.code:
         raise UserError(f"The undisturbed training ended with {ending.code}: {ending.error}")
@@ -260,8 +119,8 @@ def read_rows(folder: Path) -> tuple[list[dict[str, float]], list[str]]:
 
 def kill_training(kills: int, chance: random.Random, folder: Path) -> Tally:
     """Kill trainings `kills` times, each until it ends; check what is there after every kill."""
-    whole = undisturbed_training(folder / "undisturbed")
-    tally, number, seen = Tally("train"), 0, 0
+    whole = undisturbed_training(folder / "undisturbed", TRAIN)
+    tally, seen = Tally("train"), 0
     place = folder / "killed"
     while tally.count < kills:
         resume = " --resume" if newest_checkpoint(place / "checkpoints") else ""
@@ -273,20 +132,35 @@ def kill_training(kills: int, chance: random.Random, folder: Path) -> Tally:
         seen = len(read_rows(place)[0])
         tally.repeated += repeated
         tally.note(kill, training_stage(place, ending), [*faults, *more])
-        newest = newest_checkpoint(place / "checkpoints")
-        if newest is not None and read_progress(newest).step == STEPS:
-            tally.faults += [f"training {number}: {fault}" for fault in same_files(newest, whole)]
-            tally.ended += 1
-            number, seen = number + 1, 0
-            shutil.rmtree(place)
+        if is_trained(place):
+            finish_training(place, whole, tally, seen)
+            seen = 0
     if place.exists():  # the last one is led to its end as well
         resume = " --resume" if newest_checkpoint(place / "checkpoints") else ""
         ending = run(f"{TRAIN} --checkpoint-dir checkpoints{resume}", place, None)
-        newest = newest_checkpoint(place / "checkpoints")
-        assert ending.code == 0 and newest is not None, ending.error
-        tally.faults += [f"training {number}: {fault}" for fault in same_files(newest, whole)]
-        tally.ended += 1
+        assert ending.code == 0, ending.error
+        finish_training(place, whole, tally, seen)
     return tally
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether the training in `folder` has done its last step."""
+    newest = newest_checkpoint(folder / "checkpoints")
+    return newest is not None and read_progress(newest).step == STEPS
+
+
+def finish_training(folder: Path, whole: Undisturbed, tally: Tally, seen: int) -> None:
+    """Check the log and the weights of a training that has ended, and remove it."""
+    faults, repeated = check_training(folder, whole, Kill(signal.SIGKILL, 0.0), seen)
+    newest = newest_checkpoint(folder / "checkpoints")
+    if newest is None or not is_trained(folder):
+        faults.append("has not come to its end")
+    else:
+        faults += same_files(newest, whole)
+    tally.faults += [f"{tally.command}, training {tally.ended}: {fault}" for fault in faults]
+    tally.ended += 1
+    tally.repeated += repeated
+    shutil.rmtree(folder)
 
 
 def training_stage(folder: Path, ending: Ending) -> str:
@@ -322,7 +196,7 @@ def check_training(
             if again < 0 or again > SAVE_EVERY:
                 faults.append(f"resumed at step {row['step']} after step {at + again}")
         elif "train/loss" in row:
-            if row["step"] == 1 and at < SAVE_EVERY:  # killed before anything was saved
+            if row["step"] == 1 and at <= SAVE_EVERY:  # killed before anything was saved
                 repeated += at if index >= seen else 0
                 at = 0
             at += 1
@@ -341,12 +215,42 @@ def check_training(
 
 def same_files(newest: Path, whole: Undisturbed) -> list[str]:
     """Return which files of the last checkpoint differ from those of the undisturbed training."""
-    names = (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE)
-    return [
-        f"{name} differs"
-        for name in names
-        if (newest / name).read_bytes() != (whole.last / name).read_bytes()
-    ]
+    found, expected = _tensor_files(newest), _tensor_files(whole.last)
+    names = sorted(found.keys() | expected.keys())
+    return [f"{name} differs" for name in names if found.get(name) != expected.get(name)]
+
+
+def _tensor_files(checkpoint: Path) -> dict[str, bytes]:
+    """Return the content of all files of tensors, by name; ranks have written slices."""
+    files = checkpoint.rglob("*.safetensors")
+    return {file.relative_to(checkpoint).as_posix(): file.read_bytes() for file in files}
+
+
+# --- train --ranks
+
+
+def kill_ranks(kills: int, chance: random.Random, folder: Path) -> Tally:
+    """Kill trainings on two ranks `kills` times, each until it ends; check after every kill."""
+    whole = undisturbed_training(folder / "undisturbed", RANKS)
+    words = f"{RANKS} --checkpoint-dir checkpoints"
+    tally, place, group, seen = Tally("train --ranks 2"), folder / "killed", None, 0
+    while tally.count < kills:
+        group, kill = group or Group(words, place), choose_kill(chance)
+        stage = group.suffer(kill)
+        faults = group.outcome(kill, stage)
+        more, repeated = check_training(place, whole, kill.kill, seen)
+        seen = len(read_rows(place)[0])
+        tally.repeated += repeated
+        tally.note(kill.kill, stage, [*faults, *more])
+        if group.is_over:
+            group = None
+            if is_trained(place):
+                finish_training(place, whole, tally, seen)
+                seen = 0
+    if place.exists():  # the last one is led to its end as well
+        (group or Group(words, place)).end()
+        finish_training(place, whole, tally, seen)
+    return tally
 
 
 # --- tune
@@ -450,9 +354,9 @@ def table(tallies: Iterable[Tally]) -> Table:
 
 def summary(tally: Tally) -> str:
     """Return one line about the kills of a command."""
-    what = "trainings" if tally.command == "train" else "searches"
+    what = "searches" if tally.command == "tune" else "trainings"
     again = f", {tally.repeated} steps computed again after SIGKILL"
-    again = again if tally.command == "train" else ""
+    again = "" if tally.command == "tune" else again
     faults = "no fault" if not tally.faults else f"{len(tally.faults)} FAULTS"
     return f"{tally.command}: {tally.count} kills, {tally.ended} {what} ended{again}: {faults}"
 
@@ -468,20 +372,21 @@ def campaign(shares: dict[str, int], seed: int) -> list[Tally]:
         ]
 
 
-KILLERS = {"train": kill_training, "tune": kill_search}
+KILLERS = {"train": kill_training, "ranks": kill_ranks, "tune": kill_search}
 
 
 def main() -> int:
     """Kill, print the table, write the page; return 1 where something was lost."""
     parser = argparse.ArgumentParser(description="Kill train and tune at random moments.")
     parser.add_argument("--kills-train", type=int, default=100)
+    parser.add_argument("--kills-ranks", type=int, default=30)
     parser.add_argument("--kills-tune", type=int, default=50)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1, help="of the first process")
     parser.add_argument("--out", type=Path, default=None, help=f"for example {PAGE.name}")
     args = parser.parse_args()
     begun, sums = monotonic(), {}
-    kills = {"train": args.kills_train, "tune": args.kills_tune}
+    kills = {"train": args.kills_train, "ranks": args.kills_ranks, "tune": args.kills_tune}
     shares = [
         {command: (count + i) // args.processes for command, count in kills.items()}
         for i in range(args.processes)
@@ -499,8 +404,9 @@ def main() -> int:
     print("\n".join([*lines, *faults]))
     if args.out:
         machine = capture_environment()
-        command = f"python benchmarks/kill_campaign.py --kills-train {args.kills_train} "
-        command += f"--kills-tune {args.kills_tune} --processes {args.processes} --seed {args.seed}"
+        flags = " ".join(f"--kills-{command} {count}" for command, count in kills.items())
+        command = f"python benchmarks/kill_campaign.py {flags} "
+        command += f"--processes {args.processes} --seed {args.seed}"
         about = f"`{command}`, {(monotonic() - begun) / 60:.0f} minutes; {machine.cpu}, "
         about += f"torch {machine.torch}, Python {machine.python}, steplab {machine.steplab}"
         text = "\n\n".join([f"# {PAGE.stem}", about, to_markdown(shown), *lines, *faults])
