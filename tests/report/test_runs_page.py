@@ -1,13 +1,14 @@
 """The page of many Runs."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("rich")
 
 from steplab.cli.main import main
-from steplab.core import Figures
+from steplab.core import Figures, new_run_id
 from steplab.report.pages import write_runs_page
 from steplab.report.pages.runs import run_names
 from tests.compare.sides import noisy, run_of
@@ -68,4 +69,15 @@ def test_the_command(store, tmp_path, capsys):
     assert main(["report", "--store", str(store.root), "--out", "page.txt"]) == 2
     assert "must end in .html" in capsys.readouterr().err
     assert main(["report", "--store", str(store.root), "--workload", "none"]) == 2
-    assert "no Run to report" in capsys.readouterr().err
+    assert "no Run to report." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["report", "--out", "page.html"], ["runs", "--pack", "p.zip"]])
+def test_runs_that_cannot_be_read_are_not_said_to_be_missing(store, words, capsys, monkeypatch):
+    for _ in range(2):
+        monkeypatch.chdir(store.save(run_of(name=new_run_id(run_of().spec))))
+        Path("run.json").write_text("[]")
+        assert main([*words, "last", "--store", str(store.root)]) == 2
+        assert "1 Run cannot be read" in capsys.readouterr().err
+    assert main([*words, "--store", str(store.root)]) == 2
+    assert "2 Runs cannot be read (the first one:" in capsys.readouterr().err

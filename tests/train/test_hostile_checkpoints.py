@@ -128,6 +128,8 @@ def test_optimizer_state_of_another_shape_is_refused(checkpoint, capsys):
         ({**moments, name: torch.zeros(7)}, "does not fit the model"),
         ({**moments, name: moments[name].to(torch.int32)}, "does not fit the model"),
         ({key: value for key, value in moments.items() if key != name}, "is not whole"),
+        ({key: value for key, value in moments.items() if key[-6:] != name[-6:]}, "is missing"),
+        ({}, "is missing"),
     ):
         change_tensors(checkpoint, "optimizer.safetensors", changed)
         code, said = resume(checkpoint, capsys)

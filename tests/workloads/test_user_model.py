@@ -98,6 +98,16 @@ def test_workloads_that_cannot_be_stepped(file, old, new, words):
         trial(RunSpec(name, requested_workload(name).resolve("", {}), batch=4))
 
 
+def test_what_is_no_regular_file_is_said_to_be_what_it_is(tmp_path):
+    (tmp_path / "folder.py").mkdir()
+    os.mkfifo(tmp_path / "pipe.py")
+    for kind in ("folder", "pipe"):
+        with pytest.raises(UserError, match=f"is a {kind}"):
+            load_user_model(f"{tmp_path}/{kind}.py:make")
+    with pytest.raises(UserError, match="no file"):
+        load_user_model(f"{tmp_path}/missing.py:make")
+
+
 def test_batches_that_end_are_started_again(file):
     name = f"{file(GOOD.replace('while True:', 'for _ in range(2):'))}:make"
     run = trial(RunSpec(name, requested_workload(name).resolve("", {}), batch=4, steps=5))

@@ -43,7 +43,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     about = "a Run's id, part of it, `last`, or a trace file (.json, .json.gz)"
     add("a", metavar="A", help=f"the baseline: {about}")
     add("b", metavar="B", help=f"what is compared with it: {about}")
-    add("--rerun", nargs="?", type=int, const=DEFAULT_ROUNDS, default=0, metavar="ROUNDS",
+    add("--rerun", nargs="?", type=int, const=DEFAULT_ROUNDS, default=None, metavar="ROUNDS",
         help=f"measure both again, alternating for ROUNDS rounds [{DEFAULT_ROUNDS}]")  # fmt: skip
     add("--model", nargs="+", default=[], metavar="FILE:FACTORY",
         help="the files of your own models, for --rerun; each Run takes the one with the hash "
@@ -70,7 +70,7 @@ def read_share(word: str) -> float:
 
 def _run(args: argparse.Namespace) -> int:
     check_suffixes([path for path in args.out if path.suffix != ".html"])
-    if args.rerun < 0 or not args.timeout > 0:
+    if (args.rerun is not None and args.rerun < 1) or not args.timeout > 0:
         raise UserError("--rerun and --timeout must be more than 0.")
     if args.model and not args.rerun:
         raise UserError("--model is for --rerun.", "Stored Runs are compared without their code.")

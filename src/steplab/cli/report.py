@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from steplab.cli.command import Command
 from steplab.cli.flags import page_to_write
-from steplab.cli.runs import add_selection_flags, select_runs
-from steplab.core import Run, units
-from steplab.core.errors import UserError
+from steplab.cli.runs import add_selection_flags, readable_runs, select_runs
+from steplab.core import units
 from steplab.report.pages import write_runs_page
 from steplab.store import Store
 
@@ -23,9 +22,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 def _run(args: argparse.Namespace) -> int:
     store = Store(args.store)
     chosen = select_runs(store, args)
-    runs = [run for _, run in chosen if isinstance(run, Run)]
-    if not runs:
-        raise UserError("There is no Run to report.", "List them with: steplab runs")
+    runs = readable_runs(chosen, "report")
     write_runs_page(runs, args.out)
     left = len(chosen) - len(runs)
     unread = f"; {units.counted(left, 'Run')} cannot be read" if left else ""

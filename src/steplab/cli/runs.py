@@ -39,10 +39,8 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     chosen = select_runs(store, args)
     if args.pack:
-        readable = [run_id for run_id, run in chosen if isinstance(run, Run)]
-        if not readable:
-            raise UserError("There is no Run to pack.", "List them with: steplab runs")
-        print(f"{pack_runs(store, readable, args.pack)} Runs packed into {args.pack}")
+        ids = [run.id for run in readable_runs(chosen, "pack")]
+        print(f"{pack_runs(store, ids, args.pack)} Runs packed into {args.pack}")
     elif args.delete:
         _delete(store, args, [run_id for run_id, _ in chosen])
     elif args.json:
@@ -119,6 +117,22 @@ def select_runs(store: Store, args: argparse.Namespace) -> list[tuple[str, Run |
         if (not wanted or run_id in wanted) and _fits(run, args):
             chosen.append((run_id, run))
     return chosen[-args.newest :] if args.newest else chosen
+
+
+def readable_runs(chosen: Sequence[tuple[str, Run | UserError]], purpose: str) -> list[Run]:
+    """Return the Runs among the chosen that can be read; without any, say what is the matter."""
+    runs = [run for _, run in chosen if isinstance(run, Run)]
+    faults = [run for _, run in chosen if isinstance(run, UserError)]
+    if not runs and faults:
+        first = "" if len(faults) == 1 else "the first one: "
+        raise UserError(
+            f"There is no Run to {purpose}: {units.counted(len(faults), 'Run')} cannot be read "
+            f"({first}{faults[0].message.rstrip('.')}).",
+            faults[0].suggestion,
+        )
+    if not runs:
+        raise UserError(f"There is no Run to {purpose}.", "List them with: steplab runs")
+    return runs
 
 
 def _fits(run: Run | UserError, args: argparse.Namespace) -> bool:

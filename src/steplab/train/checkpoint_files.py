@@ -250,6 +250,7 @@ class OptimizerRecord:
     kind: str  # name of its class
     groups: tuple[ParamGroup, ...]
     values: Mapping[str, Mapping[str, Any]]  # parameter -> key -> state that is not a tensor
+    stateless: tuple[str, ...] = ()  # parameters that no step has updated so far
 
 
 @dataclass(frozen=True)

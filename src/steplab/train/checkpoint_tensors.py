@@ -113,8 +113,10 @@ def capture_optimizer(
     """Return the plain part of an optimizer and its tensors, called `exp_avg/<parameter>`."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, dict[str, Any]] = {}
+    held = set()
     for parameter, state in moments(optimizer):
         name = _name(parameter, names)
+        held |= {name} if state else set()
         for key, value in state.items():
             if isinstance(value, Tensor):
                 tensors[f"{key}/{name}"] = value
@@ -124,7 +126,8 @@ def capture_optimizer(
         ParamGroup(tuple(_name(p, names) for p in group["params"]), _settings(group))
         for group in optimizer.param_groups
     )
-    return OptimizerRecord(type(optimizer).__name__, groups, values), tensors
+    stateless = tuple(name for g in groups for name in g.parameters if name not in held)
+    return OptimizerRecord(type(optimizer).__name__, groups, values, stateless), tensors
 
 
 def merge_records(records: Sequence[OptimizerRecord]) -> OptimizerRecord:
@@ -135,15 +138,17 @@ def merge_records(records: Sequence[OptimizerRecord]) -> OptimizerRecord:
     names: dict[str, list[str]] = {}  # by settings, as text
     settings: dict[str, Mapping[str, Any]] = {}
     values: dict[str, Mapping[str, Any]] = {}
+    stateless: dict[str, None] = {}
     for record in records:
         values.update(record.values)
+        stateless.update(dict.fromkeys(record.stateless))
         for group in record.groups:
             key = json.dumps(group.settings, sort_keys=True)
             settings[key] = group.settings
             known = names.setdefault(key, [])
             known += [name for name in group.parameters if name not in known]
     groups = tuple(ParamGroup(tuple(found), settings[key]) for key, found in names.items())
-    return OptimizerRecord(records[0].kind, groups, values)
+    return OptimizerRecord(records[0].kind, groups, values, tuple(stateless))
 
 
 def check_optimizer(
@@ -177,6 +182,13 @@ def check_optimizer(
     lost = sorted(path for path in saved.shapes if path.partition("/")[2] not in settings)
     if lost:
         raise UserError(f"{where} holds state of unknown parameters: {first_few(lost)}.")
+    held = {path.partition("/")[2] for path in saved.shapes} | record.values.keys()
+    gone = sorted(settings.keys() - held - set(record.stateless))
+    if gone:
+        raise UserError(
+            f"{where} is damaged: the state of {first_few(gone)} is missing.",
+            "Resume from an older checkpoint, or begin anew with its weights: --from-checkpoint",
+        )
     _check_moments(optimizer, names, saved, where)
     for members, current in zip(own, optimizer.param_groups, strict=True):
         for key, value in settings[members[0]].items() if members else ():

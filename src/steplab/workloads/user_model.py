@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from steplab.core import Mode
 from steplab.core.codec import encode
 from steplab.core.errors import UserError, did_you_mean
-from steplab.core.input_file import read_input, shorten
+from steplab.core.input_file import is_missing, read_input, shorten
 from steplab.workloads.workload import StepOutput, WorkloadEntry
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def take_named_files(named: Mapping[str, str]) -> None:
 
 def _import(name: str, file: Path) -> WorkloadEntry:
     """Import the file and return the entry of its factory, or a UserError that says why not."""
-    if not file.is_file():
+    if is_missing(file):
         raise UserError(f"There is no file {shorten(name.rpartition(':')[0])}.")
     text = read_input(file)
     factory = _find_factory(name, file, text)

@@ -49,7 +49,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_step_flags(parser, fields, batch=4, many=True, auto_batch=True)
     add_rank_flags(parser, many=True)
     add = parser.add_argument
-    add("--alternate", type=int, default=0, metavar="ROUNDS",
+    add("--alternate", type=int, default=None, metavar="ROUNDS",
         help="compare two cells by alternating between them for ROUNDS rounds")  # fmt: skip
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help="seconds a cell may take")
     add_store_flag(parser)
@@ -59,8 +59,10 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 def _run(args: argparse.Namespace) -> int:
     if not args.timeout > 0:
         raise UserError(f"--timeout must be more than 0 seconds, not {args.timeout}.")
+    if args.alternate is not None and args.alternate < 1:
+        raise UserError(f"--alternate must be 1 round or more, not {args.alternate}.")
     specs = _plan(args, assumed_device(args.device))
-    if args.alternate < 0 or (args.alternate and len(specs) != 2):
+    if args.alternate and len(specs) != 2:
         raise UserError(
             f"--alternate compares two cells, but the flags span {len(specs)}.",
             "Give one --mode, one --size and two recipes, for example.",
