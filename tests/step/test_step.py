@@ -1,8 +1,12 @@
+import sys
+import types
+
 import pytest
 import torch
 
 from steplab.core.errors import UserError
 from steplab.step.assemble import assemble, find_device, micro_batches
+from steplab.step.step import CUDA_GRAPHS
 
 
 def weights(step):
@@ -110,6 +114,20 @@ def test_the_same_spec_gives_the_same_losses(tiny_spec):
         feed = micro_batches(step, tiny_spec())
         runs.append([step(next(feed)).loss.item() for _ in range(3)])
     assert runs[0] == runs[1]
+
+
+def test_an_eager_step_imports_no_inductor(tiny_spec, monkeypatch):
+    """Its import took longer than the first step of a small model, and was counted in it."""
+    marked = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(1))
+    step = assemble(tiny_spec())
+    feed = micro_batches(step, tiny_spec())
+    monkeypatch.delitem(sys.modules, CUDA_GRAPHS, raising=False)
+    step(next(feed))
+    assert marked == []
+    monkeypatch.setitem(sys.modules, CUDA_GRAPHS, types.ModuleType(CUDA_GRAPHS))
+    step(next(feed))
+    assert marked == [1]
 
 
 def test_devices():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from steplab.workloads.misuse import check_gradients, no_gradient
 from steplab.workloads.workload import StepOutput, Workload
 
 Watch = Callable[[str], contextlib.AbstractContextManager[Any]]
+CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
 
 
 def unwatched(phase: str) -> contextlib.AbstractContextManager[Any]:
@@ -68,8 +70,10 @@ class Step:
 
     def run(self, micro_batches: Sequence[Any]) -> StepOutput:
         """Run one step op by op."""
-        # Tells Inductor's CUDA graphs that the last step's outputs may be overwritten.
-        torch.compiler.cudagraph_mark_step_begin()
+        # Tells Inductor's CUDA graphs that the last step's outputs may be overwritten. Without
+        # its module there are none, and importing that takes a second, in the first step.
+        if CUDA_GRAPHS in sys.modules:
+            torch.compiler.cudagraph_mark_step_begin()
         if self.mode == "infer":
             return self._infer(micro_batches)
         count = len(micro_batches)
