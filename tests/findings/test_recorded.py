@@ -1,7 +1,7 @@
 """Recorded exhibits: the rules must go on saying of them what they said, without torch or a GPU.
 
 The files are made by `benchmarks/fault_museum.py --pack`, on two CPU cores and on an H200.
-(full_logits:clean and small_expert_matmuls:faulty need `--pack-limit 450`.)
+(full_logits:clean and small_expert_matmuls:faulty need `--pack-limit 450`, small_operators 900.)
 """
 
 import ast
