@@ -80,6 +80,12 @@ def test_experts_that_multiply_on_their_own(module):
     assert rules(case)[0] == "small_expert_matmuls"
 
 
+def test_nobody_is_told_to_group_what_is_grouped():
+    done = RecordedOp("aten::_grouped_mm", 50, "void cutlass::device_kernel<GroupProblemShape>")
+    assert small_expert_matmuls.RULE(gpu_case([routed(), DENSE, *looped(EVEN)])) is not None
+    assert small_expert_matmuls.RULE(gpu_case([routed(), DENSE, *looped(EVEN), done])) is None
+
+
 def test_the_loop_around_the_products_counts():
     """Experts in a list that is never called itself: their owner gathers and scatters."""
     gather = RecordedOp("aten::index", 60, module="blocks.0.moe", args=tensors([TOKENS, WIDTH]))

@@ -180,15 +180,17 @@ def test_launch_bound_without_a_trace():
     assert launch_bound.RULE(Case(replace(idle, ran=Ran()))) is None
 
 
-def synchronized(late: int) -> Case:
+def synchronized(
+    late: int, call_name: str = "cudaStreamSynchronize", op_name: str = "aten::item"
+) -> Case:
     """A kernel, a wait of the host for it, `late` us of host work, another kernel."""
     events = [
         range_("ProfilerStep#1", 0, (300 + late) * 1000),
         range_("forward", 0, (200 + late) * 1000),
-        op("aten::item", 20_000, 85_000),
+        op(op_name, 20_000, 85_000),
         call("cudaLaunchKernel", 1_000, 1_000, 1),
         kernel("a", 2_000, 100_000, 1),
-        call("cudaStreamSynchronize", 22_000, 82_000),
+        call(call_name, 22_000, 82_000),
         call("cudaLaunchKernel", (106 + late) * 1000, 1_000, 2),
         kernel("b", (108 + late) * 1000, 100_000, 2),
     ]
@@ -205,6 +207,14 @@ def test_waits_cost_what_the_device_idles_after_them():
     assert "synchronization" in rules(synchronized(late=40))
     # The idle time that follows a wait belongs to it and not to slow launching.
     assert launch_bound.RULE(synchronized(late=40)) is None
+
+
+def test_freeing_memory_is_no_value_of_an_operator():
+    """An allocator that ran out frees inside whichever operator comes next."""
+    case = synchronized(40, call_name="cudaFree", op_name="aten::addmm")
+    found = synchronization.RULE(case)
+    assert "aten::addmm" not in found.remedy and "empty_cache" in found.remedy
+    assert found.evidence[0].startswith("cudaFree")
 
 
 def test_the_recorders_own_wait_is_no_fault():
@@ -290,6 +300,9 @@ def test_an_unfused_update_in_a_foreign_trace():
     loop = unfused_optimizer.RULE(cpu_case([rest, *adam("aten::addcdiv_", 5)]))
     assert "forloop" in loop.claim and "aten::addcdiv_ x 5" in loop.evidence[1]
     assert unfused_optimizer.RULE(gpu_case([rest, *adam("aten::_fused_adamw_", 5)])) is None
+    other = [range_("Optimizer.step#NAdam.step", 0, 900_000)]
+    nadam = gpu_case([rest, *adam("aten::_foreach_addcdiv_", 5)], extra=other)
+    assert "fused=True" not in unfused_optimizer.RULE(nadam).remedy
     assert unfused_optimizer.RULE(gpu_case([rest])) is None
 
 

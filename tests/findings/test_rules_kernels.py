@@ -2,6 +2,7 @@
 
 import pytest
 
+from steplab.findings import is_note
 from steplab.findings.rules import (
     attention_unfused,
     autocast_casts,
@@ -57,6 +58,27 @@ def test_a_cpu_has_no_fused_dropout():
     assert "no reason" in attention_unfused.RULE(gpu_case(by_hand(**inside))).evidence[0]
 
 
+def test_remedies_of_attention_keep_the_model():
+    """No causal mask where there is none, no lost dropout, no kernel that does not exist."""
+    plain = attention_unfused.RULE(gpu_case(by_hand())).remedy
+    assert plain == "F.scaled_dot_product_attention(q, k, v)"
+    mask = RecordedOp("aten::masked_fill", 50, args=tensors(SCORES, [64, 64]))
+    drop = RecordedOp("aten::native_dropout", 50, args=tensors(SCORES))
+    found = attention_unfused.RULE(gpu_case([*by_hand(), mask, drop]))
+    assert (
+        "(q, k, v, attn_mask, dropout_p=p), or is_causal=True instead of the mask if"
+        in found.remedy
+    )
+    bert = cpu_case([*by_hand(), drop])
+    found = attention_unfused.RULE(bert)
+    assert "no dropout" in found.remedy and found.gain_ms == 0 and is_note(found, bert)
+    assert "is_causal" not in found.remedy
+    outer = tensors(*[[2, 4, 64, 320]] * 3, dtype=BF16)
+    inside = {"inside": "aten::_scaled_dot_product_attention_math", "outer": outer}
+    wide = attention_unfused.RULE(gpu_case(by_hand(**inside)))
+    assert wide.remedy.startswith("none") and wide.gain_ms == 0
+
+
 def masked(dtype: str = "bf16", mask: bool = True, width: int = 32) -> list[RecordedOp]:
     """The memory-efficient kernel for 600 of 1000 us, as torch calls it."""
     kernel = f"fmha_cutlassF_{dtype}_aligned_64x64_rf_sm80(Params)"
@@ -97,6 +119,10 @@ def test_fp32_products_on_a_card_with_tensor_cores():
     assert found.stake_ms == pytest.approx(0.8) and rules(slow)[0] == "fp32_matmul"
     assert found.gain_ms == pytest.approx(0.8 * (1 - 66.9 / 494.7))
     assert fp32_matmul.RULE(gpu_case([mm(512, 512, 512, 800)])) is None
+    assert found.remedy == "precision=bf16 or precision=tf32"
+    v100 = {"deviceProperties": [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]}
+    old = gpu_case([mm(8, 8, 8, 800, FP32, kernel=SGEMM)], card=v100)
+    assert fp32_matmul.RULE(old).remedy == "precision=fp16"
     unknown = {"deviceProperties": [{"id": 0, "name": "Some GPU"}]}
     assert fp32_matmul.RULE(gpu_case([mm(8, 8, 8, 800, FP32, kernel=SGEMM)], card=unknown)) is None
 

@@ -6,14 +6,16 @@ that has flash and cuDNN.
 Why it costs: scores are queries x keys per head; writing, scaling, masking and normalizing them
 moves them through memory many times. Fused kernels never store them. The memory-efficient one with
 a mask takes 3.3 times as long as cuDNN, because it computes the masked half too.
-Remedy: `F.scaled_dot_product_attention` with 16-bit inputs and is_causal instead of a mask.
-When it is wrong: sequences are very short, the model needs the scores themselves, or the mask is
-not the causal one.
+Remedy: `F.scaled_dot_product_attention` with the mask and the dropout that the model has;
+is_causal=True only in place of a mask of queries x keys, if that is the causal one.
+When it is wrong: sequences are very short, or the model needs the scores themselves. What no fused
+kernel takes (fp64, heads above 256, dropout on a CPU) is a note without a gain.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
@@ -31,7 +33,8 @@ HALF_KERNEL = re.compile(r"\bfmha_cutlass[FB]_b?f16_")
 # B16 H12 T4096 D64 causal on an H200, forward and backward: 3.55 + 8.32 ms with a dense mask,
 # 0.93 + 2.65 by cuDNN, which impl.attention=auto takes.
 EFFICIENT_OVER_CUDNN = 3.3
-REMEDY = "F.scaled_dot_product_attention(q, k, v, is_causal=True), or impl.attention=auto"
+CALL = "F.scaled_dot_product_attention"
+DROPOUTS = ("aten::native_dropout", "aten::dropout", "aten::bernoulli_")
 
 
 def check(case: Case) -> Finding | None:
@@ -45,17 +48,22 @@ def _stored_scores(case: Case) -> Finding | None:
     sizes = _score_sizes(rows) if rows is not None else set()
     if rows is None or not sizes:
         return None
-    touching = rows.called(lambda call: any(t and t.numel in sizes for t in call.tensors))
+    touching = rows.called(lambda call: _is_of(call, sizes))
     multiplied = rows.of_calls(matmuls(rows))
     spent, moved = rows.ms(touching), rows.ms(touching & ~multiplied)
+    dropped = any(c.name in DROPOUTS and _is_of(c, sizes) for c in rows.calls)
+    refusals = _refusals(case, rows, MATH)
+    impossible = [refusal.why for refusal in refusals if refusal.final]
+    if dropped and not case.on_device:
+        impossible.append("the fused kernel of a CPU has no dropout")
     return Claim(
         rule="attention_unfused",
         claim=f"attention stores its scores: {units.milliseconds(spent)} around them",
         evidence=(_reason(case, rows, "math", MATH), *rows.hot_lines(touching)),
-        remedy=REMEDY,
+        remedy=_remedy(case, impossible, _is_masked(rows, sizes), dropped),
         stake_ms=spent,
         why=f"{units.milliseconds(moved)} go into moving scores that a fused kernel never stores",
-        gain_ms=moved,
+        gain_ms=0.0 if impossible else moved,
         work=touching,
     )
 
@@ -74,7 +82,7 @@ def _slow_kernel(case: Case) -> Finding | None:
         rule="attention_unfused",
         claim=f"attention runs the memory-efficient kernel for {units.milliseconds(spent)}",
         evidence=(_reason(case, rows, "memory-efficient", EFFICIENT), *rows.hot_lines(slow)),
-        remedy=REMEDY,
+        remedy=_remedy(case, [], _has_square_mask(rows), False),
         stake_ms=spent,
         why=f"with a mask it takes {EFFICIENT_OVER_CUDNN} times cuDNN's time, which takes none",
         gain_ms=spent * (1 - 1 / EFFICIENT_OVER_CUDNN),
@@ -105,6 +113,46 @@ def _score_sizes(rows: Rows) -> set[int]:
     return softmax & results
 
 
+def _is_of(call: OpCall, sizes: set[int]) -> bool:
+    """Whether a call has a tensor of one of these sizes."""
+    return any(tensor and tensor.numel in sizes for tensor in call.tensors)
+
+
+def _is_masked(rows: Rows, sizes: set[int]) -> bool:
+    """Whether scores meet a tensor of queries x keys: a causal mask, or a bias by position."""
+    squares = {
+        one.m * one.n for one in matmuls(rows).values() if one.batch * one.m * one.n in sizes
+    }
+    return _has_square_mask(rows) or any(
+        tensor is not None and tensor.numel in squares
+        for call in rows.calls
+        if _is_of(call, sizes)
+        for tensor in call.tensors
+    )
+
+
+def _has_square_mask(rows: Rows) -> bool:
+    """Whether torch's attention was given a mask with a row for every query."""
+    masks = [call.tensor(3) for call in rows.calls if call.name in (ENTRY, EFFICIENT, MATH)]
+    return any(mask is not None and len(mask.dims) > 1 and mask.dims[-2] > 1 for mask in masks)
+
+
+def _remedy(case: Case, impossible: list[str], masked: bool, dropped: bool) -> str:
+    """Return a call that computes the same, where a fused kernel takes it."""
+    if impossible:
+        return f"none that keeps the model: {', '.join(impossible)}"
+    arguments = ["q, k, v"]
+    if masked:
+        arguments.append("attn_mask")
+    if dropped:
+        arguments.append("dropout_p=p")
+    text = f"{CALL}({', '.join(arguments)})"
+    if masked:
+        text += ", or is_causal=True instead of the mask if that is the causal one"
+    ours = case.run is not None and case.run.ran is not None and "attention" in case.run.ran.impls
+    return f"{text}; impl.attention=auto" if ours else text
+
+
 def _reason(case: Case, rows: Rows, path: str, op: str) -> str:
     """Return why no fast kernel ran; `op` is the operator of torch's slow path."""
     recipe = case.run.spec.recipe.techniques if case.run else {}
@@ -113,29 +161,44 @@ def _reason(case: Case, rows: Rows, path: str, op: str) -> str:
         return f"the recipe asks for impl.attention={asked}"
     if not rows.within(lambda call: call.name == op).any():
         return "by hand or by another library: F.scaled_dot_product_attention is not called"
-    named = {name: [call for call in rows.calls if call.name == name] for name in (ENTRY, op)}
-    refusals = (_refusal(call, case.on_device) for call in named[ENTRY] or named[op])
-    reasons = dict.fromkeys(reason for reason in refusals if reason)
+    reasons = dict.fromkeys(refusal.why for refusal in _refusals(case, rows, op))
     return f"torch took its {path} path: {', '.join(reasons) or 'no reason in the trace'}"
 
 
-def _refusal(call: OpCall, on_device: bool) -> str:
-    """Return why fused kernels refuse these inputs; "" if shapes and dtypes do not show it."""
+class _Refusal(NamedTuple):
+    """Why fused kernels refuse some inputs; final: nothing short of another model helps."""
+
+    why: str
+    final: bool
+
+
+def _refusals(case: Case, rows: Rows, op: str) -> list[_Refusal]:
+    """Return why torch's attention took the path of `op`, a reason for each distinct call."""
+    named = {name: [call for call in rows.calls if call.name == name] for name in (ENTRY, op)}
+    found = (_refusal(call, case.on_device) for call in named[ENTRY] or named[op])
+    return [refusal for refusal in found if refusal is not None]
+
+
+def _refusal(call: OpCall, on_device: bool) -> _Refusal | None:
+    """Return why fused kernels refuse these inputs; None if shapes and dtypes do not show it."""
     query, mask = call.tensor(0), call.tensor(3)
     if query is None:
-        return ""
+        return None
+    width = query.dims[-1]
     if query.dtype == "double":
-        return "no fused kernel takes fp64"
-    if query.dims[-1] > MAX_HEAD_WIDTH:
-        return f"heads are {query.dims[-1]} wide, fused kernels take up to {MAX_HEAD_WIDTH}"
-    if query.dims[-1] % 8:
-        return f"heads are {query.dims[-1]} wide, which is no multiple of 8"
+        return _Refusal("no fused kernel takes fp64", final=True)
+    if width > MAX_HEAD_WIDTH:
+        why = f"heads are {width} wide, fused kernels take up to {MAX_HEAD_WIDTH}"
+        return _Refusal(why, final=True)
+    if width % 8:
+        return _Refusal(f"heads are {width} wide, which is no multiple of 8: pad them", final=False)
     dropout = call.values[4] if len(call.values) > 4 else ""
     if not on_device and dropout and float(dropout) > 0:
-        return f"the CPU's fused kernel has no dropout, and p is {float(dropout):g}"
+        why = f"the CPU's fused kernel has no dropout, and p is {float(dropout):g}"
+        return _Refusal(why, final=True)
     if mask is not None:
-        return f"a mask of {'x'.join(map(str, mask.dims))} is given"
-    return ""
+        return _Refusal(f"a mask of {'x'.join(map(str, mask.dims))} is given", final=False)
+    return None
 
 
 RULE = check

@@ -2,7 +2,8 @@
 
 What it sees: kernels of fp32 products (SIMT) on a card with a tf32 or fp16 peak.
 Why it costs: the fp32 units of an H200 reach 67 TFLOP/s, its tensor cores 495 in tf32.
-Remedy: `precision=bf16`, or `precision=tf32` where the inputs must stay fp32.
+Remedy: `precision=bf16`, or `precision=tf32` where the inputs must stay fp32; `precision=fp16` on a
+card that has neither (V100, T4).
 When it is wrong: a product needs all 24 bits (an fp32 router is small and stays a note).
 """
 
@@ -11,7 +12,10 @@ from __future__ import annotations
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
+from steplab.hardware.catalog import Card
 from steplab.trace.kernel_table import short_kernel_name
+
+BY_PREFERENCE = ("bf16", "tf32", "fp16")
 
 
 def check(case: Case) -> Finding | None:
@@ -32,12 +36,17 @@ def check(case: Case) -> Finding | None:
         rule="fp32_matmul",
         claim=f"{rows.count(mask):.0f} fp32 products a step take {units.milliseconds(spent)}",
         evidence=(*kernels, *rows.hot_lines(mask, 2)),
-        remedy="precision=bf16, or precision=tf32",
+        remedy=" or ".join(f"precision={dtype}" for dtype in _dtypes(card)),
         stake_ms=spent,
         why=f"the {card.name} multiplies at {fast:g} TFLOP/s with tensor cores, {slow:g} without",
         gain_ms=spent * (1 - slow / fast),
         work=mask,
     )
+
+
+def _dtypes(card: Card) -> list[str]:
+    """Return two dtypes that the card multiplies fast, the better one first."""
+    return [dtype for dtype in BY_PREFERENCE if card.peak(dtype)][:2]
 
 
 RULE = check

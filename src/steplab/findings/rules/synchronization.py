@@ -9,6 +9,7 @@ When it is wrong: the wait is intended, as at the end of a benchmark.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 from steplab.core import Finding, units
@@ -16,6 +17,7 @@ from steplab.findings.case import Case
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHOWN = 5
+FREES = re.compile(r"(cuda|hip)Free(Async|Host)?")
 
 
 def check(case: Case) -> Finding | None:
@@ -27,9 +29,11 @@ def check(case: Case) -> Finding | None:
     idle: dict[tuple[str, str], float] = defaultdict(float)
     counts: dict[tuple[str, str], float] = defaultdict(float)
     for row in ((syncs.step >= 0) & (syncs.idle > 0)).nonzero()[0]:
-        op, line = labels[syncs.op[row]], labels[syncs.line[row]]
-        # In compiled code the operator is the name of a graph, which says nothing.
-        place = (op if "::" in op else labels[syncs.call[row]], line)
+        op, call = labels[syncs.op[row]], labels[syncs.call[row]]
+        # In compiled code the operator is the name of a graph, which says nothing. Memory is freed
+        # by whichever operator comes when there is none left: that one is not to blame.
+        reads = "::" in op and FREES.fullmatch(call) is None
+        place = (op if reads else call, labels[syncs.line[row]])
         idle[place] += float(syncs.idle[row]) / 1e6 / steps
         counts[place] += 1 / steps
     if not idle:
@@ -61,6 +65,11 @@ def _where(op: str, line: str) -> str:
 
 
 def _remedy(op: str) -> str:
+    if FREES.fullmatch(op):
+        return (
+            f"keep the allocator from giving memory back ({op}): no torch.cuda.empty_cache() in "
+            "the step, and less memory, or sizes that do not vary, where it runs out"
+        )
     if "::" in op:
         return f"keep the value of {op} on the device, or read it every N steps"
     return f"leave {op} out, or do it every N steps"
