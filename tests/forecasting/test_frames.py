@@ -11,6 +11,7 @@ from steplab.data.formats.frames import Columns, read_frame
 from steplab.forecasting.forecaster import Forecaster
 from steplab.forecasting.histories import read_histories
 from steplab.forecasting.long_table import level_name, write_forecasts
+from steplab.forecasting.prediction import Prediction
 from tests.forecasting.models import model
 
 NIXTLA, CHRONOS = ("unique_id", "ds", "y"), ("item_id", "timestamp", "target")
@@ -135,6 +136,20 @@ def test_arrays_are_counted_on(tmp_path, forecaster, suffix):
     assert document["series"][1]["quantiles"]["0.9"] == pytest.approx(
         prediction.quantiles_BHQ[1, :, 2].tolist()
     )
+
+
+def test_no_id_is_a_formula_in_a_csv(tmp_path):
+    """A spreadsheet computes what begins with =; .json and .parquet keep every letter."""
+    ids, zeros = ("=1+1", "@x\x1b[31m", "-2", "plain"), np.zeros((4, 1), np.float32)
+    np.savez(tmp_path / "x.npz", **dict.fromkeys(ids, np.arange(3.0)))
+    histories = read_histories(tmp_path / "x.npz", (None, None, None), None, 81)
+    prediction = Prediction(zeros)
+    write_forecasts(tmp_path / "out.csv", histories, prediction, "model")
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert lines[1:] == ["'=1+1,3,0.0", "'@x?[31m,3,0.0", "-2,3,0.0", "plain,3,0.0"]
+    write_forecasts(tmp_path / "out.json", histories, prediction, "model")
+    series = json.loads((tmp_path / "out.json").read_text())["series"]
+    assert [one["id"] for one in series] == list(ids)
 
 
 def test_only_the_end_of_long_arrays_is_read(tmp_path, monkeypatch):

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from steplab.core.output_file import write_output
 from steplab.data.formats.frames import SCHEMES, Columns, require_pandas, write_frame
 from steplab.forecasting.histories import Histories
 from steplab.forecasting.prediction import Prediction
+from steplab.report.export import csv_line
 
 MODEL = "steplab"
 SUFFIXES = (".csv", ".parquet", ".json")
@@ -83,11 +82,8 @@ def write_forecasts(
 
 def _csv(histories: Histories, prediction: Prediction) -> str:
     table = long_table(histories, prediction)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(table)
-    writer.writerows(zip(*(_plain(column) for column in table.values()), strict=True))
-    return out.getvalue()
+    rows = zip(*(_plain(column) for column in table.values()), strict=True)
+    return "".join(map(csv_line, (table, *rows)))
 
 
 def _json(histories: Histories, prediction: Prediction, checkpoint: str) -> str:
