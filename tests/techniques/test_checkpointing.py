@@ -4,10 +4,13 @@ import pytest
 import torch
 import torch._functorch.config
 
+from torch import nn
+
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.modules.experts import Router
 from steplab.step.assemble import assemble, micro_batches
+from steplab.techniques.checkpointing import recompute
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload
 
@@ -55,6 +58,26 @@ def test_weights_are_those_of_the_step_that_keeps_everything(precision, every):
     assert weights[0].keys() == weights[1].keys(), "names stay as they are"
     for name, kept in weights[0].items():
         assert torch.equal(kept, weights[1][name]), name
+
+
+def test_running_statistics_move_once_a_step():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return torch.tanh(self.norm(x))
+
+    x, found = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), []
+    for wanted in (False, True):
+        block = Block()
+        recompute(block, wanted, rng=True)
+        for _ in range(3):
+            block(x).square().sum().backward()
+        found.append(dict(block.named_buffers()) | {"gradient": block.norm.weight.grad})
+    for name, kept in found[0].items():
+        assert torch.equal(kept, found[1][name]), name
 
 
 def test_experts_are_chosen_again_as_before():

@@ -11,6 +11,7 @@ from steplab.core.ladder import Check
 from steplab.profiling.plan import ProfilePlan
 from steplab.verify import references
 from steplab.verify.candidate import Candidate
+from steplab.verify.judge import GROUPS
 from steplab.verify.references import dry_run, has_dropout, make_references
 from steplab.verify.remote import CandidateResult
 from steplab.verify.shapes import shapes_to_try, with_batch, without_dropout
@@ -36,7 +37,9 @@ def test_an_honest_candidate_is_measured_and_lives(tiny_spec, tmp_path):
     opened = candidate.open(silent)
     assert opened.run.status == "ok", opened.run.reason
     assert opened.run.clock is not None and len(opened.run.clock.step) == spec.steps
-    assert len(opened.checks) == 5 and all(check.passed for check in opened.checks)
+    assert all(check.passed for check in opened.checks)
+    state = {f"optimizer {key}" for key in ("exp_avg", "exp_avg_sq", "step")}
+    assert {check.name for check in opened.checks} == {*GROUPS, *state}
     assert [path[:8] for path in opened.ops["attention"]] == ["blocks.0", "blocks.1"]
     assert len(candidate.measure(4)) == 4
     folder = tmp_path / "traces"
@@ -104,7 +107,7 @@ def test_references_leave_cores_to_others(tiny_spec, tmp_path, monkeypatch):
     try:
         torch.set_num_threads(4)
         referenced(shapes_to_try(tiny_spec())[0], tmp_path, "fp32")
-        assert seen == [2, 2] and torch.get_num_threads() == 4
+        assert set(seen) == {2} and torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from steplab.verify.judge import errors_of, judge
+from steplab.verify.budgets import errors_of
+from steplab.verify.judge import judge
 from steplab.verify.numerics import sketch, take_snapshot
 from steplab.verify.references import compute_reference, step_without_dropout
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -88,6 +89,20 @@ def recompute(block: nn.Module, wanted: bool, rng: bool) -> None:
     block.keeps_rng = rng  # type: ignore[assignment]
 
 
+@contextmanager
+def _buffers_kept(block: nn.Module) -> Iterator[None]:
+    """Leave buffers as they are: a second forward pass must not count twice in running statistics.
+
+    All of them: batch norm writes to its statistics without telling (`_version` stays the same).
+    """
+    kept = [(buffer, buffer.clone()) for buffer in block.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, before in kept:
+            buffer.data.copy_(before)  # not seen by autograd, which may have saved the buffer
+
+
 _SUBCLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
@@ -102,7 +117,9 @@ def _recomputing(kind: type[nn.Module]) -> type[nn.Module]:
         def forward(self, *args: Any, **options: Any) -> Any:
             if not self.recomputes or not torch.is_grad_enabled():
                 return super().forward(*args, **options)
-            kept = {"use_reentrant": False, "preserve_rng_state": self.keeps_rng}
+            kept: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": self.keeps_rng}
+            if not torch.compiler.is_compiling():  # which takes no context of ours
+                kept["context_fn"] = lambda: (nullcontext(), _buffers_kept(self))
             return checkpoint(super().forward, *args, **kept, **options)
 
     Recomputing.__name__ = Recomputing.__qualname__ = kind.__name__

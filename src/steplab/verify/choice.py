@@ -73,16 +73,16 @@ def _with_steps_that_decide(
         if not undecided:
             continue
         if not _why_undecided(references, smaller, dtype, timeout):
-            say(f"update in {dtype}: {undecided}: the gate takes smaller steps")
+            say(f"{undecided}: the gate takes smaller steps")
             return smaller
-        say(f"update in {dtype}: {undecided}, also after smaller steps")
+        say(f"{undecided}, also after smaller steps")
     return shapes
 
 
 def _why_undecided(
     references: ReferenceWorker, shapes: Sequence[GateShape], dtype: str, timeout: float
 ) -> str:
-    """Return why even an honest update in `dtype` would not pass at one of the shapes, or ""."""
+    """Return why even an honest step in `dtype` would not pass at one of the shapes, or ""."""
     for shape in shapes:
         if any(references.reference(shape, name, timeout) for name in (TRUTH, dtype)):
             continue

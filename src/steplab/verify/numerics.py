@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError, UserError
 from steplab.core.output_file import write_output
-from steplab.modules.optimizer import master_weight
+from steplab.modules.optimizer import MASTER, master_weight
 from steplab.modules.shards import whole
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
@@ -42,6 +42,8 @@ SKETCH_SIZE = 4096
 _SEED = 20_011
 # Of a snapshot in a file, beside its groups.
 PLAIN_FIELDS = ("roundoff", "matmul_dtype", "terms", "first_seconds", "bits")
+BUFFERS = "buffers"
+STATE = "optimizer"  # begins the name of a group of the optimizer's state
 BITS = {"tf32": 11, "bf16": 8, "fp16": 11}  # of the significand, the hidden one included
 
 
@@ -108,6 +110,7 @@ def _snapshot(
     if step.mode == "full":
         moved = _parameters(step)
         groups["update"] = {name: moved[name] - weights[name] for name in weights}
+    groups |= _lasting(step)
     exact = {name: _full_weight(step, p) for name, p in step.model.named_parameters()}
     bits = gradients.bits | {name: checksum(whole(weight)) for name, weight in exact.items()}
     held = gradients.held | held_bits(state_of(step)) if rank_count(step) else {}
@@ -226,6 +229,26 @@ def _sketch_batches(step: Step, steps: list[Any]) -> dict[str, Tensor]:
 def _sketch_batch(batch: Any) -> Tensor:
     parts = [sketch(x) for x in tree_leaves(batch) if isinstance(x, Tensor)]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def _lasting(step: Step) -> dict[str, dict[str, Tensor]]:
+    """Sketch what else lives on between steps: buffers, and the optimizer's state by its key.
+
+    A mask may hold infinities, which have no distance: they become ones.
+    """
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, buffer in step.model.named_buffers():
+        finite = torch.nan_to_num(whole(buffer), float("nan"), posinf=1.0, neginf=-1.0)
+        groups.setdefault(BUFFERS, {})[name] = sketch(finite)
+    names: dict[Tensor, str] = {p: name for name, p in step.model.named_parameters()}
+    for p, state in step.optimizer.state.items() if step.optimizer is not None else ():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and key != MASTER:
+                groups.setdefault(f"{STATE} {key}", {})[names[p]] = sketch(whole(value))
+    for other in gather(groups, rank_count(step)):  # a rank may keep the state of some parameters
+        for group, members in other.items():
+            groups[group] = {**members, **groups.get(group, {})}
+    return groups
 
 
 def _parameters(step: Step) -> dict[str, Tensor]:

@@ -36,9 +36,21 @@ from steplab.verify.numerics import (
     reference_path,
     save_snapshot,
     take_snapshot,
+    unit_roundoff,
 )
-from steplab.verify.shapes import AUTOCAST, ROUNDED, TRUTH, GateShape, references_of
+from steplab.verify.shapes import (
+    AUTOCAST,
+    DOWN,
+    PLAIN_DTYPE,
+    ROUNDED,
+    TRUTH,
+    UP,
+    GateShape,
+    references_of,
+)
 
+SHAKE = 16
+_SHAKE_SEED = 20_012
 TORCH_PREFIXES = ("aten::", "prim")
 CUSTOM_OP_NDIM = 2  # a custom op hides what it does: its matrices may be factors
 # Ops with products inside, by a word in their names, and the fewest dimensions of their factors:
@@ -119,10 +131,13 @@ def compute_reference(spec: RunSpec, name: str, rate: float = 1.0) -> NumericsSn
     "fp64" is the truth and "fp32" the plain step as it is. "bf16-rounded" is the truth with the
     factors and results of every matrix product rounded to bf16, which the precision cannot avoid.
     "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
+    "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
     The learning rate is multiplied by `rate`.
     """
     step = step_without_dropout(replace(spec, recipe=PLAIN))
     dtype, _, how = name.partition("-")
+    if how in (UP, DOWN):
+        shake_weights(step, 1 if how == UP else -1)
     if how == AUTOCAST:
         _lower_precision(step, dtype)
     if name == TRUTH or how == ROUNDED:
@@ -131,6 +146,19 @@ def compute_reference(spec: RunSpec, name: str, rate: float = 1.0) -> NumericsSn
         with rounding:
             return take_snapshot(step, spec, rate, doubled=True)
     return take_snapshot(step, spec, rate)
+
+
+def shake_weights(step: Step, sign: int) -> None:
+    """Move every weight by SHAKE roundings of fp32, up or down at random; `sign` turns all around.
+
+    A unit that is that near to a kink changes sides in one of the two directions, so both together
+    show what honest fp32 steps of this model differ by.
+    """
+    source = torch.Generator().manual_seed(_SHAKE_SEED)
+    with torch.no_grad():
+        for p in step.model.parameters():
+            way = torch.randint(0, 2, p.shape, generator=source).to(p.device) * 2 - 1
+            p.mul_(1 + sign * SHAKE * unit_roundoff(PLAIN_DTYPE) * way)
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:
@@ -214,13 +242,13 @@ def find_dropout(model: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 def why_undecided(shape: GateShape, dtype: str, folder: Path) -> str:
-    """Return why the update of an honest step in `dtype` would not pass, or "".
+    """Return what of an honest step in `dtype` would not pass, and why; or "".
 
     The references of the shape lie in the folder.
     """
     truth, *peers = load_references(folder, shape.name, dtype)
     checks = judge(replace(peers[-1], matmul_dtype=dtype), peers, truth, "")
-    return next((c.detail for c in checks if c.name == "update" and not c.passed), "")
+    return next((f"{c.name} in {dtype}: {c.detail}" for c in checks if not c.passed), "")
 
 
 def has_dropout(spec: RunSpec) -> bool:

@@ -125,7 +125,7 @@ class ReferenceWorker(WorkerOwner):
             return _sentence(lost)
 
     def why_undecided(self, shape: GateShape, dtype: str, timeout: float) -> str:
-        """Return why even an honest update would not pass by the references made; or ""."""
+        """Return why even an honest step would not pass by the references made; or ""."""
         try:
             return self._call(WHY_UNDECIDED, str, timeout, **self._asked(shape, dtype))
         except WorkerLost as lost:

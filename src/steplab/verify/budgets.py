@@ -1,0 +1,189 @@
+"""How far from the truth is a tensor, and how far may it be?
+
+What a precision allows is shown by its peers: plain steps in that precision, which have distances
+from the truth of their own. A candidate may be a small factor farther off than the worst of them;
+the factors are below, with their reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from steplab.verify.numerics import (
+    BUFFERS,
+    SKETCH_SIZE,
+    STEPS,
+    NumericsSnapshot,
+    distance,
+    unit_roundoff,
+)
+from steplab.verify.shapes import PLAIN_DTYPE
+
+# Another implementation of equal care may be twice as far off as the peers.
+GROUP_FACTOR = 2.0
+# A single tensor may be twice as unlucky as all together: in 25 seeds of two tiny models one of a
+# hundred was up to 2.5 times as far off as its peer (a token that changes its expert).
+TENSOR_FACTOR = 4.0
+# torch's own step in a dtype may be this many times as far off as rounded products alone. Of 18
+# honest models with two seeds each the worst tensor was 3.3 times as far off (a router's gradient);
+# with a fault in their own bf16 code, 13 models had a tensor that was 24 to 9,000 times.
+MAX_DISAGREEMENT = 10.0
+WHOLE = "all together"
+TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """The relative error of one tensor, and the most it may have."""
+
+    name: str
+    value: float
+    budget: float
+    share: float  # of the group's norm
+
+    @property
+    def excess(self) -> float:
+        """Error over budget; above 1 is too much."""
+        if self.budget:
+            return self.value / self.budget
+        return math.inf if self.value else 0.0
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the tensor would pass even if it were zero."""
+        return self.budget >= 1
+
+    def __str__(self) -> str:
+        return f"{self.name}: error {self.value:.1e}, budget {self.budget:.1e}"
+
+
+class Truth:
+    """One group of the truth, to which everything else is compared."""
+
+    def __init__(self, group: str, truth: NumericsSnapshot, dtype: str) -> None:
+        self.group = group
+        self.snapshot = truth
+        self.dtype = dtype  # of the candidate
+        members = truth.groups[group]
+        # Buffers have nothing in common: a mask of ones must not hide the statistics beside it.
+        self.unit = {n: float(t.norm()) or 1.0 for n, t in members.items()}
+        self.unit = self.unit if group == BUFFERS else dict.fromkeys(members, 1.0)
+        self.norms = {n: float(t.norm()) / self.unit[n] for n, t in members.items()}
+        self.whole = max(math.hypot(*self.norms.values()), TINY)
+
+    @property
+    def rounding(self) -> float:
+        """The relative error of one rounding, which may be the last thing that was done.
+
+        Losses and buffers are summed in fp32 whatever is multiplied.
+        """
+        if self.group == "weights":
+            return 0.0
+        return unit_roundoff(PLAIN_DTYPE if self.group in ("loss", BUFFERS) else self.dtype)
+
+    def scale(self, name: str) -> float:
+        """Return what a tensor's distance is relative to.
+
+        What lies below the rounding of its group is noise, and noise has no relative error.
+        """
+        return max(self.norms[name], self.rounding * self.whole, TINY)
+
+    def errors(self, snapshot: NumericsSnapshot) -> dict[str, float]:
+        """Return the relative error of every tensor of a snapshot, and of all together."""
+        found, true = snapshot.groups[self.group], self.snapshot.groups[self.group]
+        off = {n: distance(found[n], true[n]) / self.unit[n] for n in true}
+        errors = {n: off[n] / self.scale(n) for n in true}
+        return {**errors, WHOLE: math.hypot(*off.values()) / self.whole}
+
+
+def errors_of(
+    group: str,
+    candidate: NumericsSnapshot,
+    peers: Sequence[NumericsSnapshot],
+    truth: NumericsSnapshot,
+) -> list[TensorError]:
+    """Return the error of every tensor of a group, with its budget.
+
+    A tensor's budget is TENSOR_FACTOR times the error of the worst peer: the tensor's own, or that
+    of the whole group where it is larger, since a small tensor may be near the truth by luck. One
+    rounding is added. The group as a whole has GROUP_FACTOR times the worst peer's error. In fp32,
+    where sums decide, they may be taken in another order.
+    """
+    true = Truth(group, truth, candidate.matmul_dtype)
+    order = _order_factor(truth.terms) if true.dtype == PLAIN_DTYPE else 1.0
+    found, reach = true.errors(candidate), _reach(true, peers, order)
+    least = order * true.rounding
+    stored = {n: _storage(group, n, candidate, truth) for n in true.norms}
+    errors = []
+    for name, norm in true.norms.items():
+        extra = stored[name] + _one_flip(true, truth.groups[group][name])
+        budget = TENSOR_FACTOR * max(reach[name], reach[WHOLE]) + least
+        budget += extra / true.scale(name)
+        errors.append(TensorError(name, found[name], budget, norm / true.whole))
+    budget = GROUP_FACTOR * reach[WHOLE] + least
+    budget += math.hypot(*stored.values()) / true.whole
+    return [*errors, TensorError(WHOLE, found[WHOLE], budget, 1.0)]
+
+
+def disagreement(
+    group: str, peers: Sequence[NumericsSnapshot], truth: NumericsSnapshot, dtype: str
+) -> str:
+    """Name the tensor for which torch's own step is much farther off than rounded products; or "".
+
+    The candidate runs the model's own code in that dtype, as torch's step does. If that code is
+    wrong, the budget would cover its fault.
+    """
+    if group == "weights" or dtype == PLAIN_DTYPE:
+        return ""
+    true = Truth(group, truth, dtype)
+    rounded, own = true.errors(peers[0]), true.errors(peers[-1])
+    odd = {n: own[n] / max(rounded[n], rounded[WHOLE], true.rounding) for n in own}
+    name = max(odd, key=lambda n: (odd[n] > MAX_DISAGREEMENT and n != WHOLE, odd[n]))
+    if odd[name] <= MAX_DISAGREEMENT:
+        return ""
+    return (
+        f"{name} of the plain step under autocast is {own[name]:.1e} from fp64, but "
+        f"{rounded[name]:.1e} with {dtype} products alone: is the model's own {dtype} code right?"
+    )
+
+
+def _reach(true: Truth, peers: Sequence[NumericsSnapshot], order: float) -> dict[str, float]:
+    """Return the error of the worst peer, for every tensor and for all together.
+
+    The last peer is the plain step, whose error counts `order` times. Peers that start from other
+    weights say nothing about weights.
+    """
+    reach = {n: order * error for n, error in true.errors(peers[-1]).items()}
+    for peer in peers[:-1] if true.group != "weights" else ():
+        reach = {n: max(reach[n], error) for n, error in true.errors(peer).items()}
+    return reach
+
+
+def _order_factor(terms: int) -> float:
+    """Return how much farther off a sum is when its terms are added in sequence, not in pairs.
+
+    Roundings add up like steps of a random walk: sqrt(n) of them against sqrt(log2 n). torch adds
+    in pairs, a compiled loop need not: 5.5 times the error for a bias over 128 tokens.
+    """
+    return math.sqrt(max(terms, 2) / math.log2(max(terms, 2)))
+
+
+def _one_flip(true: Truth, update: Tensor) -> float:
+    """Return the norm of the error when one number moves the other way in one step.
+
+    With rounded products a small tensor has such a number now and then (`lost_signs`).
+    """
+    if true.group != "update" or true.dtype == PLAIN_DTYPE or not update.numel():
+        return 0.0
+    return 2 * float(update.abs().max()) / STEPS if update.numel() < SKETCH_SIZE else 0.0
+
+
+def _storage(group: str, name: str, candidate: NumericsSnapshot, truth: NumericsSnapshot) -> float:
+    """Return the norm of what rounding a parameter to the candidate's dtype may cost."""
+    if group not in ("weights", "update"):
+        return 0.0
+    return candidate.roundoff[name] * float(truth.groups["weights"][name].norm())

@@ -1,0 +1,129 @@
+"""The folder of lies as a table: what is wrong, in which model, and which tensor shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from steplab.core import PLAIN, Recipe, RunSpec
+from steplab.techniques.recipes import parse_recipe
+from steplab.verify.judge import judge
+from steplab.verify.numerics import NumericsSnapshot, take_snapshot
+from steplab.verify.references import compute_reference, step_without_dropout
+from steplab.verify.shapes import references_of
+from tests.own_models import named
+from tests.verify.planted import PLANTED
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of this folder at one seed."""
+
+    model: str
+    file: str = "honest_models"
+    accumulate: int = 1
+    seed: int = 0
+
+    def spec(self, recipe: Recipe = PLAIN) -> RunSpec:
+        name = named(f"{HERE / self.file}.py:{self.model}")
+        fields = {"batch": 8, "accumulate": self.accumulate, "seed": self.seed}
+        return RunSpec(name, {}, recipe=recipe, **fields)
+
+    def red(self, recipe: Recipe) -> dict[str, str]:
+        """Hold a recipe against the truth; return group -> detail of every red check."""
+        spec = self.spec(recipe)
+        found = take_snapshot(step_without_dropout(spec), spec)
+        names = references_of(found.matmul_dtype)
+        checks = judge(found, [reference(self, n) for n in names], reference(self, "fp64"), "")
+        return {check.name: check.detail for check in checks if not check.passed}
+
+
+@cache
+def reference(case: Case, name: str) -> NumericsSnapshot:
+    """Return what the plain step computes; several recipes are compared with it."""
+    return compute_reference(case.spec(), name)
+
+
+@dataclass(frozen=True)
+class Lie:
+    """A wrong step; `group` and `tensor` are what a red check must name."""
+
+    name: str  # of a technique; "": the model is wrong when it runs in bf16
+    case: Case
+    group: str
+    tensor: str
+
+    @property
+    def recipe(self) -> Recipe:
+        return PLANTED if self.name else parse_recipe("precision=bf16")
+
+    def __str__(self) -> str:
+        return f"{self.name or 'bf16'}-{self.case.model}"
+
+
+def technique(name: str, model: str, group: str, tensor: str, **case) -> Lie:
+    return Lie(name, Case(model, **case), group, tensor)
+
+
+def model(name: str, group: str, tensor: str) -> Lie:
+    return Lie("", Case(name, "wrong_models"), group, tensor)
+
+
+LIES = [
+    technique("statistics_twice", "batchnorm_blocks", "buffers", "num_batches_tracked"),
+    technique("statistics_frozen", "batchnorm_convnet", "buffers", "norms.0.running_mean"),
+    technique("average_not_kept", "buffers", "buffers", "seen"),
+    technique("forgets_momentum", "plain_mlp", "optimizer momentum_buffer", "weight"),
+    technique("rounded_moments", "tied_weights", "optimizer exp_avg_sq", "blocks"),
+    technique("decay_left_out", "tied_weights", "update", "norm.weight"),
+    technique("count_off_by_one", "two_losses", "optimizer step", "trunk.0.weight"),
+    technique("not_clipped", "summed_loss", "optimizer exp_avg", "worst"),
+    technique("stale_copy", "two_losses", "loss", "step"),
+    technique("untied", "tied_weights", "weights", "head.weight"),
+    technique("other_gelu", "plain_mlp", "outputs", "prediction 0"),
+    technique("other_epsilon", "contrastive", "gradients", "norm.bias"),
+    technique("truncated_experts", "moe_with_ties", "gradients", "experts"),
+    technique("scaled_logits", "padded", "outputs", "prediction 0"),
+    technique("bf16_loss", "tied_weights", "loss", "step"),
+    technique("weights_lost_in_bf16", "tied_weights", "update", "norm.weight"),
+    technique("wrong_when_compiled", "batchnorm_blocks", "gradients", "blocks.0.linear"),
+    technique("last_micro_batch_only", "plain_mlp", "gradients", "in step", accumulate=2),
+    technique("other_threshold", "relu_convnet", "outputs", "prediction 0"),
+    technique("lost_bias", "relu_convnet", "gradients", "convs.1.bias"),
+    model("loss_scaled", "loss", "step"),
+    model("loss_summed_in_bf16", "loss", "step"),
+    model("attention_scale", "gradients", "blocks."),
+    model("attention_without_mask", "gradients", "blocks"),
+    model("backward_of_a_product", "gradients", "weight"),
+    model("variance_of_a_norm", "gradients", "linear"),
+    model("lost_tail", "outputs", "prediction 0"),
+    model("lost_residual", "outputs", "prediction 0"),
+    model("stuck_buffer", "buffers", "mean"),
+    model("forgotten_expert", "optimizer exp_avg", "experts.3"),
+    model("coarse_logits", "outputs", "prediction 0"),
+]
+
+HONEST = [
+    "relu_convnet",
+    "batchnorm_convnet",
+    "batchnorm_blocks",
+    "dropout",
+    "functional_dropout",
+    "tied_weights",
+    "buffers",
+    "two_losses",
+    "moe_with_ties",
+    "recurrent",
+    "contrastive",
+    "summed_loss",
+    "padded",
+    "plain_mlp",
+]
+BLOCKS = ["batchnorm_blocks", "dropout", "functional_dropout", "tied_weights", "moe_with_ties"]
+RECIPES = [
+    *((name, word) for word in ("precision=bf16", "optimizer=foreach") for name in HONEST),
+    *((name, "checkpointing=blocks") for name in BLOCKS),
+]

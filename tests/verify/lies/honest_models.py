@@ -1,0 +1,330 @@
+"""Small models that are awkward to judge, and right: each must pass the gate."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import steplab
+
+
+def vectors(width: int):
+    """Batches of (x, class) of a given width."""
+
+    def batches(size):
+        while True:
+            yield torch.randn(size, width), torch.randint(0, 4, (size,))
+
+    return batches
+
+
+def images(size):
+    while True:
+        yield torch.randn(size, 3, 12, 12), torch.randint(0, 4, (size,))
+
+
+def tokens(size):
+    while True:
+        yield torch.randint(0, 32, (size, 17))
+
+
+def classify(model, batch):
+    x, target = batch
+    return F.cross_entropy(model(x), target)
+
+
+def next_token(model, batch):
+    logits = model(batch[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+
+def sgd(rate: float, momentum: float = 0.9):
+    return lambda model, **how: torch.optim.SGD(model.parameters(), rate, momentum, **how)
+
+
+# --- the models ---------------------------------------------------------------------------------
+
+
+class ConvNet(nn.Module):
+    """ReLU units flip at the slightest change."""
+
+    def __init__(self, norm: bool = False):
+        super().__init__()
+        widths = [3, 16, 16, 32]
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(b) if norm else nn.Identity() for b in widths[1:])
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x):
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = torch.relu(norm(conv(x)))
+        return self.head(F.max_pool2d(x, 2).mean((2, 3)))
+
+
+def relu_convnet():
+    return steplab.UserModel(ConvNet(), images, classify)
+
+
+def batchnorm_convnet():
+    return steplab.UserModel(ConvNet(norm=True), images, classify, optimizer=sgd(0.05))
+
+
+class NormBlock(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(self.norm(x)))
+
+
+class Stack(nn.Module):
+    """Repeated blocks between two linear maps."""
+
+    def __init__(self, block, width=16, depth=3, classes=4):
+        super().__init__()
+        self.blocks = nn.ModuleList(block(width) for _ in range(depth))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def batchnorm_blocks():
+    """Blocks that may be recomputed, with running statistics."""
+    return steplab.UserModel(Stack(NormBlock), vectors(16), classify)
+
+
+class DropBlock(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x):
+        return x + self.drop(torch.tanh(self.linear(x)))
+
+
+def dropout():
+    return steplab.UserModel(Stack(DropBlock), vectors(16), classify)
+
+
+class FixedDropBlock(nn.Module):
+    """Dropout as a function, which nobody can find and switch off."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + F.dropout(torch.tanh(self.linear(x)), 0.2, self.training)
+
+
+def functional_dropout():
+    return steplab.UserModel(Stack(FixedDropBlock), vectors(16), classify)
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads=2):
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.norm2 = nn.LayerNorm(width)
+
+    def forward(self, x):
+        B, T, D = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(B, T, D))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Language(nn.Module):
+    """A language model whose head is its embedding."""
+
+    def __init__(self, width=32, tied=True):
+        super().__init__()
+        self.embedding = nn.Embedding(32, width)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self.blocks = nn.ModuleList(Attention(width) for _ in range(2))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 32, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def tied_weights():
+    return steplab.UserModel(Language(), tokens, next_token)
+
+
+class Codebook(nn.Module):
+    """A moving average over what was seen, kept in buffers."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.encode = nn.Linear(width, width)
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.decode = nn.Linear(width, 4)
+
+    def forward(self, x):
+        x = torch.tanh(self.encode(x))
+        if self.training:
+            with torch.no_grad():
+                self.mean.lerp_(x.float().mean(0).to(self.mean.dtype), 0.1)
+                self.seen += 1
+        return self.decode(x - self.mean.detach())
+
+
+def buffers():
+    return steplab.UserModel(Codebook(), vectors(16), classify)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.classes, self.copy = nn.Linear(16, 4), nn.Linear(16, 16)
+
+    def forward(self, x):
+        x = self.trunk(x)
+        return self.classes(x), self.copy(x)
+
+
+def two_losses():
+    """A class and a reconstruction, of very different size."""
+
+    def loss(model, batch):
+        x, target = batch
+        classes, copy = model(x)
+        first, second = F.cross_entropy(classes, target), (copy - x).square().mean()
+        return {"loss": first + 1e-3 * second, "first": first, "second": second}
+
+    return steplab.UserModel(TwoHeads(), vectors(16), loss)
+
+
+class Experts(nn.Module):
+    """Two of four experts; rows of zeros are ties for every router."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.router = nn.Linear(width, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        weight, chosen = self.router(x).float().softmax(-1).topk(2, -1)
+        gates = torch.zeros(*x.shape[:-1], 4, device=x.device, dtype=weight.dtype)
+        gates = gates.scatter(-1, chosen, weight)
+        mixed = sum(gates[:, e, None] * expert(x) for e, expert in enumerate(self.experts))
+        return x + torch.tanh(mixed)
+
+
+def moe_with_ties():
+    def batches(size):
+        while True:
+            x = torch.randn(size, 16)
+            x[: size // 2] = 0
+            yield x, torch.randint(0, 4, (size,))
+
+    return steplab.UserModel(Stack(Experts, depth=2), batches, classify)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        self.gru = nn.GRU(16, 24, batch_first=True)
+        self.head = nn.Linear(24, 32)
+
+    def forward(self, x):
+        return self.head(self.gru(self.embedding(x))[0])
+
+
+def recurrent():
+    return steplab.UserModel(Recurrent(), tokens, next_token, optimizer=sgd(0.5))
+
+
+class Contrast(nn.Module):
+    """A learned temperature, a frozen half, and a bias whose true gradient is zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.right.requires_grad_(False)
+        self.norm = nn.LayerNorm(16)
+        self.shift = nn.Parameter(torch.zeros(1))
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        a = F.normalize(self.norm(self.left(x) + self.shift), dim=-1)
+        b = F.normalize(self.right(x), dim=-1)
+        return a @ b.T * self.scale.exp()
+
+
+def contrastive():
+    def loss(model, batch):
+        logits = model(batch[0])
+        return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
+
+    return steplab.UserModel(Contrast(), vectors(16), loss)
+
+
+def summed_loss():
+    """A sum over the batch: large losses and clipped gradients."""
+
+    def loss(model, batch):
+        x, target = batch
+        return F.cross_entropy(model(x), target, reduction="sum")
+
+    net = nn.Sequential(
+        nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
+    )
+    return steplab.UserModel(net, vectors(16), loss)
+
+
+class Padded(nn.Module):
+    """Sequences with padding: masked scores, masked loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(32, 32)
+        self.block = Attention(32)
+        self.head = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.head(self.block(self.embedding(x)))
+
+
+def padded():
+    def batches(size):
+        while True:
+            x = torch.randint(1, 32, (size, 17))
+            x[0, 9:] = 0
+            yield x
+
+    def loss(model, batch):
+        logits = model(batch[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), ignore_index=0)
+
+    return steplab.UserModel(Padded(), batches, loss)
+
+
+def plain_mlp():
+    net = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    return steplab.UserModel(net, vectors(16), classify, optimizer=sgd(0.1))
