@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch._functorch.config
-
 from torch import nn
 
 from steplab.core import RunSpec
