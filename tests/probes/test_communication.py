@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -47,8 +48,9 @@ def communication(spec):
     return probe.result(), [p.numel() for p in step.model.parameters()]
 
 
-def test_a_rank_sends_its_gradients_and_holds_weights_and_moments(tiny_spec):
-    spec = replace(tiny_spec("parallel=naive"), ranks=2)
+@pytest.mark.parametrize("also", ["", ",compile=blocks,compile.backend=eager"])
+def test_a_rank_sends_its_gradients_and_holds_weights_and_moments(tiny_spec, also):
+    spec = replace(tiny_spec(f"parallel=naive{also}"), ranks=2)
     for found, sizes in run_ranks(communication, 2, spec):
         reduced = next(one for one in found.collectives if one.op == "all-reduce")
         assert (reduced.calls, reduced.bytes) == (len(sizes), 4 * sum(sizes))

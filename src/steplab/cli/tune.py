@@ -50,6 +50,7 @@ from steplab.tune.report import (
     RECIPE_FILE,
     REPORT_FILE,
     OutcomeFiles,
+    expectation,
     impact_table,
     interval,
     peer_line,
@@ -252,16 +253,12 @@ class LadderView:
 
     def _cells(self, rung: Rung) -> tuple[str, ...]:
         """Return the cells of a row; a red gate shows no speed-up."""
-        ceiling = ""
-        if rung.ceiling_share is not None:
-            parts = rung.ceiling_parts or "nothing"
-            ceiling = f"at most {rung.ceiling_share * 100:.0f} % ({parts})"
         shown = rung.gain if rung.green else None
         gain = f"{speed_up(shown)}x ({interval(shown)})" if shown else ""
         why = f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason
         if self.in_ms and shown:
             why = rung.remedy
-        return rung.label, ceiling, rung.outcome, gain, why
+        return rung.label, expectation(rung), rung.outcome, gain, why
 
 
 COMMAND = Command(_flags, _run)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import ScriptObject, Tensor
 from torch._ops import HigherOrderOperator
@@ -93,7 +94,8 @@ class CommunicationProbe(Probe):
         step = subject.step
         if step.parts.scheme is None:
             return
-        with CollectiveCounter() as counter:
+        # Eagerly: compiled code is skipped under a counter, which fullgraph refuses.
+        with torch.compiler.set_stance("force_eager"), CollectiveCounter() as counter:
             subject.run_step()
         state = step.optimizer.state.values() if step.optimizer is not None else ()
         held = {

@@ -80,7 +80,8 @@ def impact_table(ladder: Ladder) -> Table:
     rows = [_row(rung, ladder.objective) for rung in ladder.rungs]
     kept = [i for i in range(len(columns)) if i < 2 or any(row[i] != "-" for row in rows)]
     shown = tuple(tuple(row[i] for i in kept) for row in rows)
-    return Table("performance impact", tuple(columns[i] for i in kept), shown, _note(ladder))
+    title = f"performance impact on {ladder.spec.title}"
+    return Table(title, tuple(columns[i] for i in kept), shown, _note(ladder))
 
 
 def total_line(ladder: Ladder) -> str:
@@ -173,15 +174,30 @@ def _note(ladder: Ladder) -> str:
         f"numerics against fp64 {'; '.join(ladder.gate_shapes)}",
         ladder.environment.conditions_on(ladder.spec.device),
     ]
+    if ladder.spec.ranks > 1:
+        lines.insert(1, "step: of the slowest rank; peak memory: the most of any rank")
     return "\n".join(lines)
 
 
+def expectation(rung: Rung) -> str:
+    """The most that a rung could gain, and of what; "" where that is not known."""
+    if rung.ceiling_share is None:
+        return ""
+    return f"at most {rung.ceiling_share * 100:.0f} % ({rung.ceiling_parts or 'nothing'})"
+
+
 def reasons_table(ladder: Ladder, all_rungs: bool = True) -> Table:
-    """Why each rung ended as it did, with its remedy; or only of those that went wrong."""
+    """Why each rung was tried and ended as it did, with its remedy; or why some went wrong."""
     wrong = ("failed", "red gate")
     shown = [r for r in ladder.rungs if all_rungs or r.outcome in wrong or r.remedy]
-    rows = tuple((rung.label, rung.reason, rung.remedy or "-") for rung in shown)
-    return Table("why", (Column("rung"), Column("reason"), Column("remedy")), rows)
+    rows = [(rung.label, expectation(rung), rung.reason, rung.remedy or "-") for rung in shown]
+    names = ("rung", "could gain", "reason", "remedy")
+    kept = [0, 1, 2, 3] if all_rungs else [0, 2, 3]
+    return Table(
+        "why",
+        tuple(Column(names[i]) for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
+    )
 
 
 def untried_table(ladder: Ladder) -> Table:
