@@ -1,4 +1,4 @@
-"""A short kill campaign: two kills of a training, one of a search; and what the campaign sees."""
+"""A short kill campaign: some kills of trainings, one of a search; and what the campaign sees."""
 
 import json
 import random
@@ -15,18 +15,41 @@ if not Path("/proc").exists():
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import kill_campaign
-from kill_campaign import Kill
+from kill_ranks import RankKill
+from kills import Kill
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Trainings of 30 steps."""
+    for name in ("TRAIN", "RANKS"):
+        words = getattr(kill_campaign, name).replace(f"epoch {kill_campaign.STEPS}", "epoch 30")
+        monkeypatch.setattr(kill_campaign, name, words)
+    monkeypatch.setattr(kill_campaign, "STEPS", 30)
 
 
 @pytest.mark.slow
-def test_kills_of_a_training_lose_nothing(tmp_path, monkeypatch):
+def test_kills_of_a_training_lose_nothing(tmp_path, short, monkeypatch):
     kills = cycle([Kill(signal.SIGTERM, 0.0, "step=8"), Kill(signal.SIGKILL, 0.0, "step=14")])
-    words = kill_campaign.TRAIN.replace(f"epoch {kill_campaign.STEPS}", "epoch 30")
-    monkeypatch.setattr(kill_campaign, "TRAIN", words)
-    monkeypatch.setattr(kill_campaign, "STEPS", 30)
     monkeypatch.setattr(kill_campaign, "choose", lambda *about: next(kills))
     tally = kill_campaign.kill_training(2, random.Random(1), tmp_path)
     assert tally.faults == [] and tally.count == 2 and tally.ended
+
+
+@pytest.mark.slow
+def test_kills_of_ranks_lose_nothing(tmp_path, short, monkeypatch):
+    """A killed rank is started again; one that SIGTERM reaches saves first, as all ranks then do;
+    after a killed launcher the same command goes on."""
+    kills = cycle(
+        [
+            RankKill("rank 1", "training", Kill(signal.SIGKILL, 0.0)),
+            RankKill("rank 0", "training", Kill(signal.SIGTERM, 0.0)),
+            RankKill("launcher", "saving", Kill(signal.SIGKILL, 0.0)),
+        ]
+    )
+    monkeypatch.setattr(kill_campaign, "choose_kill", lambda chance: next(kills))
+    tally = kill_campaign.kill_ranks(3, random.Random(1), tmp_path)
+    assert tally.faults == [] and tally.count == 3 and tally.ended
 
 
 @pytest.mark.slow

@@ -146,6 +146,7 @@ class Trainer:
         trace_path = Path(self.settings.checkpoint_dir) / "profiler" / "chrome_trace.json"
         on_cuda = self.device.type == "cuda"
         self.replay = Replay(self.log.file, self.run_id, self.step_number, on_cuda)
+        self.log.advance(self.step_number)  # a resumed run does not begin at 0
         traced = self.settings.profile and self.world.is_first
         with (
             Loader(
