@@ -1,5 +1,7 @@
 """SIGINT, SIGTERM and SIGHUP: blocks are left, work is saved, the exit code is the shell's."""
 
+import contextlib
+import importlib
 import os
 import pty
 import signal
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from steplab.cli import main as program
-from steplab.cli.main import Ended, end_on_signal, main
+from steplab.cli.main import end_on_signal, main
 from steplab.train.checkpoint import read_progress
 from steplab.train.checkpoint_files import newest_checkpoint
 from steplab.train.stop import stop_on_signal
@@ -45,7 +47,7 @@ def test_an_interrupt_while_a_class_is_made_is_no_traceback(monkeypatch, capsys)
 
     class Interrupting:
         def __set_name__(self, owner, name):
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
 
     def command(*args):
         type("Made", (), {"field": Interrupting()})
@@ -79,13 +81,46 @@ def test_in_another_thread_nothing_is_installed():
 
 
 def test_the_end_of_a_program_is_an_interrupt_to_whoever_cleans_up():
-    with pytest.raises(KeyboardInterrupt), end_on_signal():
+    with pytest.raises(KeyboardInterrupt), end_on_signal() as came:
         os.kill(os.getpid(), signal.SIGTERM)
-    assert issubclass(Ended, KeyboardInterrupt)
+    assert came == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_an_import_is_interrupted_by_a_second_signal_only(tmp_path, monkeypatch, capsys, signals):
+    """The first one is in force once it is done: torch goes on with half of numpy otherwise."""
+    kill, done = "os.kill(os.getpid(), signal.SIGTERM)\n", []
+    (tmp_path / "signaled.py").write_text(f"import os, signal\n{kill * signals}")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def command(*args):
+        try:
+            done.append(importlib.import_module("signaled"))
+            signal.pause()
+        finally:
+            sys.modules.pop("signaled", None)
+
+    monkeypatch.setattr(program, "dispatch", command)
+    assert main(["runs"]) == 128 + signal.SIGTERM and len(done) == 2 - signals
+    assert capsys.readouterr().err == "steplab: ended by SIGTERM.\n"
+
+
+def test_what_fails_after_a_signal_is_no_traceback(monkeypatch, capsys):
+    """Somebody may have caught the interrupt, and left something half done."""
+
+    def command(*args):
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGHUP)
+            signal.pause()
+        raise RecursionError
+
+    monkeypatch.setattr(program, "dispatch", command)
+    assert main(["runs"]) == 128 + signal.SIGHUP
+    assert capsys.readouterr().err == "steplab: ended by SIGHUP.\n"
 
 
 @pytest.mark.parametrize("module", ["steplab.cli.main", "argparse", "steplab.cli.step_flags"])
-def test_ctrl_c_while_modules_are_imported_is_no_traceback(module):
+def test_ctrl_c_while_modules_are_imported_is_no_traceback(module, tmp_path):
     code = (
         "import os, signal, sys\n"
         "from steplab.__main__ import run\n"
@@ -94,11 +129,11 @@ def test_ctrl_c_while_modules_are_imported_is_no_traceback(module):
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.addaudithook(interrupt)\n"
-        "sys.argv[1:] = ['bench', 'step', '--help']\n"
+        "sys.argv[1:] = ['bench', 'step', '--size', 'tiny']\n"
         "run()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path
     )
     assert done.returncode == 130 and "Traceback" not in done.stderr
 

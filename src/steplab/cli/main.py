@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import sleep
 from types import FrameType
 
 from steplab.cli.command import Group, Parser, add_memory_flag
@@ -21,14 +22,9 @@ from steplab.core.printable import printable_output
 from steplab.parallel.environment import is_first
 
 LONGEST = 1_500  # letters of a complaint; the longest list of flags has 800
-
-
-class Ended(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: as with Ctrl-C, `with` blocks are left, so workers end and drafts go."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+IMPORTING = "<frozen importlib._bootstrap>"  # the file of the frames below any import
+IMPORT_POLL_S = 0.02
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -42,61 +38,92 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    code = 0
+    code, came = 0, list[int]()
     try:
-        with end_on_signal():
+        with end_on_signal() as came:
             code = dispatch("steplab", Group("steplab.cli"), words)
             sys.stdout.flush()  # here a full disk is one sentence; at exit it is a traceback
             return code
-    except SteplabError as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if came:  # whatever went wrong since then, it is why
+            return _say_interrupted(came[0])
+        return _say_failure(error, code)
+
+
+def _say_failure(error: BaseException, code: int) -> int:
+    """Say in a sentence why a command failed, and return its exit code; raise what is a bug."""
+    if isinstance(error, SteplabError):
         if is_first():  # the other ranks were started with the same words
             _complain(str(error))
         return error.exit_code
-    except KeyboardInterrupt as interrupt:
-        return _say_interrupted(interrupt)
-    except RuntimeError as error:
-        # Python 3.11 wraps what interrupts the making of a class, as in `import torch`.
-        if not isinstance(error.__cause__, KeyboardInterrupt):
-            raise
-        return _say_interrupted(error.__cause__)
-    except BrokenPipeError:
-        _discard_output()  # the reader (head, less) has gone
+    if isinstance(error, KeyboardInterrupt):
+        return _say_interrupted(signal.SIGINT)
+    if not isinstance(error, OSError):
+        raise error
+    _discard_output()
+    if code or isinstance(error, BrokenPipeError):  # the reader (head, less) has gone
         return code
-    except OSError as error:  # of the machine: a full disk below stdout, no more processes
-        _discard_output()
-        if code:
-            return code
-        if error.errno == errno.ENAMETOOLONG:  # asked for by any flag
-            _complain(str(cannot_open(Path(error.filename), error)))
-            return UserError.exit_code
-        where = f"{error.filename}: " if error.filename else ""
-        _complain(f"the system refused: {where}{error.strerror or error}.")
-        return SteplabError.exit_code
+    if error.errno == errno.ENAMETOOLONG:  # asked for by any flag
+        _complain(str(cannot_open(Path(error.filename), error)))
+        return UserError.exit_code
+    # Of the machine: a full disk below stdout, no more processes.
+    where = f"{error.filename}: " if error.filename else ""
+    _complain(f"the system refused: {where}{error.strerror or error}.")
+    return SteplabError.exit_code
 
 
 @contextlib.contextmanager
-def end_on_signal() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into `Ended`, unless they are ignored or handled already."""
+def end_on_signal() -> Iterator[list[int]]:
+    """Let SIGTERM and SIGHUP interrupt as Ctrl-C does; yield the signals that have come.
+
+    `with` blocks are left, so workers end and drafts go. What is ignored or handled already stays
+    so. An import is interrupted by a second signal only: torch goes on with a numpy of which half
+    is missing, which then fails anywhere.
+    """
+    came: list[int] = []
+    again, over = threading.Event(), threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise Ended(number)
+        is_second = bool(came) and not again.is_set()
+        came.append(number)
+        again.clear()
+        if is_second or not _is_importing(frame):
+            raise KeyboardInterrupt
+        threading.Thread(target=send_again, args=(number,), daemon=True).start()
 
-    names = ("SIGTERM", "SIGHUP")  # Windows has only the first
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    def send_again(number: int) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        while _is_importing(sys._current_frames()[main]):
+            sleep(IMPORT_POLL_S)
+        if not over.is_set():
+            again.set()
+            signal.pthread_kill(main, number)
+
     here = threading.current_thread() is threading.main_thread()
-    taken = [n for n in numbers if here and signal.getsignal(n) == signal.SIG_DFL]
+    numbers = [getattr(signal, name) for name in SIGNALS if here and hasattr(signal, name)]
+    unhandled = (signal.SIG_DFL, signal.default_int_handler)
+    taken = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) in unhandled}
     try:
         for number in taken:
             signal.signal(number, end)
-        yield
+        yield came
     finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+        over.set()
+        for number, before in taken.items():
+            signal.signal(number, before)
 
 
-def _say_interrupted(interrupt: KeyboardInterrupt) -> int:
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _say_interrupted(number: int) -> int:
     """Say which signal ended the command; return the exit code that shells report for it."""
-    number = interrupt.number if isinstance(interrupt, Ended) else signal.SIGINT
     name = signal.Signals(number).name
     _complain("interrupted." if number == signal.SIGINT else f"ended by {name}.")
     return 128 + number
