@@ -18,6 +18,7 @@ from steplab.train.log import TrainingLog
 from steplab.train.loop import Trainer, train
 from steplab.train.stop import Stop
 from steplab.workloads.workload import find_workload
+from tests.own_models import named
 from tests.step.syncs import run_without_syncs
 
 BF16 = torch.bfloat16
@@ -72,6 +73,39 @@ def test_losses_and_metrics_are_fp32():
     output = step(next(micro_batches(step, spec_of())))
     assert output.loss.dtype == torch.float32
     assert {m.dtype for m in output.metrics.values()} == {torch.float32}
+
+
+OWN = """
+import torch, steplab
+from torch import nn
+from torch.nn import functional as F
+
+class Language(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 50)
+
+    def forward(self, x):
+        logits = self.head(self.norm(self.embedding(x[:, :-1])))
+        return F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
+
+def make():
+    def batches(size):
+        while True:
+            yield torch.randint(0, 50, (size, 9))
+    return steplab.UserModel(Language(), batches, lambda model, x: model(x))
+"""
+
+
+def test_the_loss_of_a_users_model_is_computed_in_fp32(tmp_path):
+    """As by autocast: in bf16 it would move in steps of a hundredth."""
+    (tmp_path / "own.py").write_text(OWN)
+    name = named(f"{tmp_path / 'own.py'}:make")
+    _, found = losses(RunSpec(name, {}, batch=2, recipe=parse_recipe(RECIPE)))
+    assert any(loss != float(torch.tensor(loss).bfloat16()) for loss in found)
+    _, plain = losses(RunSpec(name, {}, batch=2))
+    assert found == pytest.approx(plain, rel=1e-3)
 
 
 def test_points_enter_with_all_their_digits():

@@ -1,4 +1,4 @@
-"""Precision of the matrix products: fp32, tf32, autocast to bf16 or fp16, or weights in bf16."""
+"""Precision of the matrix products: fp32, tf32, autocast to bf16 or fp16, also with bf16 weights."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ MEMORY_BOUND = ("elementwise", "normalization", "softmax", "reduction", "copy", 
 class PrecisionSettings:
     """`fp32`: no TF32. `tf32`: fp32 storage, 10-bit products. `bf16`, `fp16`: autocast.
 
-    `bf16-weights`: bf16 throughout, without autocast; the optimizer keeps the weights in fp32 too.
-    The model must bring its inputs to the dtype of its weights; gradients add up in bf16.
+    `bf16-weights`: weights in bf16 too, so nothing is cast; the optimizer keeps them in fp32 as
+    well, and gradients add up in bf16. Autocast stays on for what it computes in fp32: losses,
+    softmax, the statistics of norms.
     """
 
     dtype: Literal["fp32", "tf32", "bf16", "fp16", "bf16-weights"] = "fp32"
@@ -56,9 +57,9 @@ class Precision(Technique):
                 )
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.allow_tf32 = True  # convolutions and recurrent layers
-        if dtype in TORCH_NAMES:
+        if parts.matmul_dtype in TORCH_NAMES:
             kind = parts.device.type
-            half = getattr(torch, TORCH_NAMES[dtype])
+            half = getattr(torch, TORCH_NAMES[parts.matmul_dtype])
             parts.forward_context = lambda: torch.autocast(kind, dtype=half)
         if dtype == "fp16":
             parts.scaler = torch.amp.GradScaler(parts.device.type)

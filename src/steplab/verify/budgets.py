@@ -85,12 +85,14 @@ class Truth:
             return 0.0
         return unit_roundoff(PLAIN_DTYPE if self.group in ("loss", BUFFERS) else self.dtype)
 
-    def scale(self, name: str) -> float:
-        """Return what a tensor's distance is relative to.
+    @property
+    def noise(self) -> float:
+        """What lies below the rounding of its group is noise, and noise has no relative error."""
+        return max(self.rounding * self.whole, TINY)
 
-        What lies below the rounding of its group is noise, and noise has no relative error.
-        """
-        return max(self.norms[name], self.rounding * self.whole, TINY)
+    def scale(self, name: str) -> float:
+        """Return what a tensor's distance is relative to."""
+        return max(self.norms[name], self.noise)
 
     def errors(self, snapshot: NumericsSnapshot) -> dict[str, float]:
         """Return the relative error of every tensor of a snapshot, and of all together."""
@@ -122,7 +124,7 @@ def errors_of(
     for name, norm in true.norms.items():
         extra = stored[name] + _one_flip(true, truth.groups[group][name])
         budget = TENSOR_FACTOR * max(reach[name], reach[WHOLE]) + least
-        budget += extra / true.scale(name)
+        budget += extra / true.scale(name) + (norm < true.noise)
         errors.append(TensorError(name, found[name], budget, norm / true.whole))
     budget = GROUP_FACTOR * reach[WHOLE] + least
     budget += math.hypot(*stored.values()) / true.whole
