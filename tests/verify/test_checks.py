@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 from steplab.core import Compilation, Memory, Recompile
+from steplab.core.ladder import Check, worst_check
+from steplab.tune.rung import _UNVERIFIED, remedy_for_checks
 from steplab.verify.checks import run_checks
 from tests.compare.sides import run_of
 
@@ -52,3 +54,12 @@ def test_work_that_the_steps_do_not_show_is_red():
     run = run_of()
     late = replace(run, clock=replace(run.clock, window_ms=1.5 * run.clock.window_ms))
     assert names_of_red(late) == ["clocks agree"]
+
+
+def test_the_worst_red_check_is_shown():
+    loss, gradients = Check("loss", False, "", 3.0), Check("gradients", False, "", 5e4)
+    green = Check("update", True, "", 0.9)
+    assert worst_check([green, loss, gradients]) is gradients
+    assert worst_check([loss, Check("weights", False, "", float("inf"))]).name == "weights"
+    assert worst_check([green]) is None
+    assert remedy_for_checks([loss, Check("data", False, "unverified: other", 9.0)]) == _UNVERIFIED

@@ -49,6 +49,13 @@ class Check:
     name: str
     passed: bool
     detail: str
+    excess: float = 0.0  # of numerics: the largest error over its budget; above 1 is too much
+
+
+def worst_check(checks: Sequence[Check]) -> Check | None:
+    """Return the red check that is the farthest beyond its budget; None where all have passed."""
+    wrong = [check for check in checks if not check.passed]
+    return max(wrong, key=lambda check: check.excess) if wrong else None
 
 
 Verdict = Literal["bit-equal", "within rounding", "failed", "unverified"]

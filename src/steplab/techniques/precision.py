@@ -1,4 +1,4 @@
-"""Precision of the matrix products: fp32, tf32, autocast to bf16 or fp16, also with bf16 weights."""
+"""Precision of the matrix products: fp32, tf32, autocast to bf16 or fp16, or bf16 weights too."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from steplab.core import Run, RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, Unsupported
-from steplab.core.ladder import Check, Ladder
+from steplab.core.ladder import Check, Ladder, worst_check
 from steplab.profiling.output import read_traces, save_files, scratch_folder
 from steplab.profiling.plan import ProfilePlan
 from steplab.store import Store
@@ -71,7 +71,7 @@ def _raise_failure(result: CandidateResult) -> None:
         kind = Unsupported if run.status == "unsupported" else MeasurementError
         label = run.spec.recipe.label
         raise kind(f"The recipe {label} cannot be measured: {run.status}, {run.reason}")
-    wrong = next((check for check in result.checks if not check.passed), None)
+    wrong = worst_check(result.checks)
     if wrong is not None:
         raise MeasurementError(
             f"No speed-up could be verified: the gate is red for {run.spec.recipe.label} itself "

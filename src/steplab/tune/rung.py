@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from steplab.core import Run, units
 from steplab.core.errors import SteplabError
-from steplab.core.ladder import Check, Rung
+from steplab.core.ladder import Check, Rung, worst_check
 from steplab.techniques.context import Objective
 from steplab.techniques.recipes import technique
 from steplab.tune.ceilings import step_ms
@@ -91,7 +91,7 @@ def _pass_gate(
         own = run_checks(run, result.waits, allowed, gate.memory_limit)
         rung = replace(rung, checks=(*result.checks, *own))
     if not rung.green:
-        wrong = next((check for check in rung.checks if not check.passed), None)
+        wrong = worst_check(rung.checks)
         reason = f"{wrong.name}: {wrong.detail}" if wrong else "nothing was verified"
         remedy = remedy_for_checks(rung.checks)
         return replace(rung, outcome="red gate", reason=reason, remedy=remedy)
@@ -232,10 +232,10 @@ def remedy_for_run(run: Run, name: str) -> str:
 
 
 def remedy_for_checks(checks: Sequence[Check]) -> str:
-    """Return a remedy for the first check that has not passed."""
-    first = next((check for check in checks if not check.passed), None)
-    if first is None:
+    """Return a remedy for the worst check that has not passed."""
+    worst = worst_check(checks)
+    if worst is None:
         return ""
-    if first.detail.startswith("unverified"):
+    if worst.detail.startswith("unverified"):
         return _UNVERIFIED
-    return _CHECKS.get(first.name, _NUMERICS)
+    return _CHECKS.get(worst.name, _NUMERICS)

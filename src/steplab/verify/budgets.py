@@ -133,24 +133,27 @@ def errors_of(
 
 def disagreement(
     group: str, peers: Sequence[NumericsSnapshot], truth: NumericsSnapshot, dtype: str
-) -> str:
-    """Name the tensor for which torch's own step is much farther off than rounded products; or "".
+) -> TensorError | None:
+    """Return the tensor for which torch's own step is much farther off than rounded products.
 
     The candidate runs the model's own code in that dtype, as torch's step does. If that code is
     wrong, the budget would cover its fault.
     """
     if group == "weights" or dtype == PLAIN_DTYPE:
-        return ""
+        return None
     true = Truth(group, truth, dtype)
     rounded, own = true.errors(peers[0]), true.errors(peers[-1])
-    odd = {n: own[n] / max(rounded[n], rounded[WHOLE], true.rounding) for n in own}
-    name = max(odd, key=lambda n: (odd[n] > MAX_DISAGREEMENT and n != WHOLE, odd[n]))
-    if odd[name] <= MAX_DISAGREEMENT:
-        return ""
-    return (
-        f"{name} of the plain step under autocast is {own[name]:.1e} from fp64, but "
-        f"{rounded[name]:.1e} with {dtype} products alone: is the model's own {dtype} code right?"
-    )
+    odd = []
+    for name, error in own.items():
+        budget = MAX_DISAGREEMENT * max(rounded[name], rounded[WHOLE], true.rounding)
+        odd.append(TensorError(name, error, budget, 0.0))
+    found = worst(odd)
+    return found if found.excess > 1 else None
+
+
+def worst(errors: Sequence[TensorError]) -> TensorError:
+    """Return the largest error over its budget; a tensor by its name rather than all together."""
+    return max(errors, key=lambda error: (error.excess > 1 and error.name != WHOLE, error.excess))
 
 
 def _reach(true: Truth, peers: Sequence[NumericsSnapshot], order: float) -> dict[str, float]:

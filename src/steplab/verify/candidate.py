@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from steplab.core import Run, RunSpec, Samples
-from steplab.core.ladder import Check, verdict
+from steplab.core.ladder import Check, verdict, worst_check
 from steplab.core.run import new_run
 from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Subject
@@ -129,7 +129,7 @@ def verified_trial(
     finally:
         clean_up()
     run = replace(result.run, verdict=verdict(result.checks))
-    wrong = next((check for check in result.checks if not check.passed), None)
+    wrong = worst_check(result.checks)
     if wrong is None:
         return run
     return replace(run, status="failed", reason=f"{wrong.name}: {wrong.detail}")

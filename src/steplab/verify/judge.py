@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from steplab.core.ladder import BIT_EQUAL, WITHIN_ROUNDING, Check
-from steplab.verify.budgets import WHOLE, disagreement, errors_of
+from steplab.verify.budgets import disagreement, errors_of, worst
 from steplab.verify.lost_signs import lost_signs, without_lost
 from steplab.verify.numerics import BUFFERS, STATE, NumericsSnapshot
 from steplab.verify.ranks import check_agreement
@@ -85,25 +85,33 @@ def _check(
     found, true = candidate.groups.get(group, {}), truth.groups[group]
     if found.keys() != true.keys():
         odd = sorted(found.keys() ^ true.keys())
-        return Check(name, False, f"not the baseline's tensors: {', '.join(odd[:3])} differ")
+        detail = f"not the baseline's tensors: {', '.join(odd[:3])} differ"
+        return Check(name, False, detail, math.inf)
     infinite = _not_finite(group, peers, truth)
     if infinite:
         return Check(name, False, f"unverified: {infinite}")
-    doubt = disagreement(group, peers, truth, candidate.matmul_dtype)
+    dtype = candidate.matmul_dtype
+    doubt = disagreement(group, peers, truth, dtype)
     if doubt:
-        return Check(name, False, f"unverified: {doubt}")
+        detail = (
+            f"unverified: {doubt.name} of the plain step under autocast is {doubt.value:.1e} from "
+            f"fp64, but {dtype} products explain {doubt.budget:.1e} at most: is the model's own "
+            f"{dtype} code right?"
+        )
+        return Check(name, False, detail, doubt.excess)
     errors = errors_of(group, candidate, peers, truth)
-    # A tensor by its name rather than all of them, which have the smaller budget.
-    worst = max(errors, key=lambda error: (error.excess > 1 and error.name != WHOLE, error.excess))
+    nearest = worst(errors)
     wrong = sum(error.excess > 1 for error in errors)
     if wrong:
-        return Check(name, False, f"{wrong} of {len(errors)} too far from fp64; worst {worst}")
+        detail = f"{wrong} of {len(errors)} too far from fp64; worst {nearest}"
+        return Check(name, False, detail, nearest.excess)
     undecided = [error for error in errors if error.undecided]
     if math.hypot(*(error.share for error in undecided)) > MAX_UNDECIDED:
-        detail = f"unverified: {undecided[0].name} would pass whatever it held ({worst})"
-        return Check(name, False, detail)
+        detail = f"unverified: {undecided[0].name} would pass whatever it held ({nearest})"
+        return Check(name, False, detail, nearest.excess)
     noisy = f", {len(undecided)} of them too noisy to tell" if undecided else ""
-    return Check(name, True, f"{len(errors)} compared{noisy}; nearest to its budget {worst}")
+    detail = f"{len(errors)} compared{noisy}; nearest to its budget {nearest}"
+    return Check(name, True, detail, nearest.excess)
 
 
 def _not_finite(group: str, peers: Sequence[NumericsSnapshot], truth: NumericsSnapshot) -> str:
