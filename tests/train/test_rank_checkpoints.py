@@ -10,9 +10,12 @@ import pytest
 
 pytest.importorskip("safetensors")
 import torch
+from torch.utils._pytree import tree_map
 
 from steplab.core.errors import UserError
+from steplab.data.loader import Loader
 from steplab.parallel.world import current_world
+from steplab.testing.tolerance import assert_as_good_as
 from steplab.train import shared_save
 from steplab.train.checkpoint import load_weights, open_weights
 from steplab.train.checkpoint_files import newest_checkpoint, read_verified_manifest
@@ -27,6 +30,9 @@ MICRO_BATCHES = 4
 # Sizes that 2 and 4 do not divide, so that slices differ in length and some are empty.
 UNEVEN = {"hidden_size": 12, "d_ff": 18, "d_expert": 10, "num_experts": 3, "n_head": 2}
 TIME_MOE = {"layout": "time-moe", "d_ff": 20}
+STEPS = 12
+# (ranks, until which step): ten more steps after the first save.
+THERE_AND_BACK = ((4, 2), (2, 5), (1, 8), (4, STEPS))
 
 
 def spec_here(folder, recipe, **settings):
@@ -38,10 +44,14 @@ def spec_here(folder, recipe, **settings):
     return replace(spec, ranks=world.size)
 
 
+def schedule(steps):
+    """Learning rates that do not depend on the last step."""
+    return {"steps_per_epoch": steps, "epochs": 1, "warmup_steps": 2, "min_lr": 1e-3}
+
+
 def train_here(folder, recipe, steps, start=None):
     """Train to `steps` from the newest checkpoint of `start` or from new weights."""
-    settings = {"steps_per_epoch": steps, "epochs": 1, "warmup_steps": 2, "min_lr": 1e-3}
-    spec = spec_here(folder, recipe, **settings)
+    spec = spec_here(folder, recipe, **schedule(steps))
     log = silent(folder if current_world().is_first else None)
     return train(spec, log, Stop(), newest_checkpoint(start or folder)).saved
 
@@ -100,19 +110,42 @@ def losses(folder):
 @pytest.mark.parametrize("scheme", ["fsdp", "zero1"])
 def test_a_run_goes_on_bit_for_bit_on_other_numbers_of_ranks(tmp_path, scheme):
     recipe = f"parallel={scheme},parallel.exact=true"
-    on_ranks(1, train_here, tmp_path / "one", recipe, 8)
-    for size, steps in ((4, 2), (2, 4), (1, 6), (4, 8)):
+    on_ranks(1, train_here, tmp_path / "one", recipe, STEPS)
+    for size, steps in THERE_AND_BACK:
         on_ranks(size, train_here, tmp_path / "many", recipe, steps)
+    assert len(losses(tmp_path / "many")) == STEPS
     assert losses(tmp_path / "many") == losses(tmp_path / "one")
     assert_same(newest_checkpoint(tmp_path / "one"), newest_checkpoint(tmp_path / "many"))
 
 
-def test_without_exact_a_run_goes_on_within_rounding(tmp_path):
-    recipe = "parallel=bucket"
-    on_ranks(1, train_here, tmp_path / "one", recipe, 6)
-    for size, steps in ((2, 2), (1, 4), (2, 6)):
+def train_in_fp64(folder, monkeypatch):
+    """Train in one process whose rounding does not count."""
+    fetch = Loader.__next__
+
+    def fetch_doubled(loader):
+        return tree_map(lambda x: x.double() if x.is_floating_point() else x, fetch(loader))
+
+    trainer = Trainer(spec_here(folder, "plain", **schedule(STEPS)), silent(folder))
+    trainer.step.model.double()
+    with monkeypatch.context() as patch:
+        patch.setattr(Loader, "__next__", fetch_doubled)
+        torch.set_default_dtype(torch.float64)
+        try:
+            trainer.run(Stop())
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def test_without_exact_a_run_goes_on_within_rounding(tmp_path, monkeypatch):
+    recipe = "parallel=fsdp"
+    train_in_fp64(tmp_path / "truth", monkeypatch)
+    on_ranks(1, train_here, tmp_path / "one", recipe, STEPS)
+    for size, steps in THERE_AND_BACK:
         on_ranks(size, train_here, tmp_path / "many", recipe, steps)
-    assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    many, one = (torch.tensor(losses(tmp_path / name)) for name in ("many", "one"))
+    truth = torch.tensor(losses(tmp_path / "truth"), dtype=torch.float64)
+    assert len(many) == STEPS
+    assert_as_good_as(many, one, truth)
 
 
 def read_by_torch(path):
