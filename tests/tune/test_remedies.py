@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 
 from steplab.core import Compilation, Recompile
+from steplab.core.errors import MeasurementError
 from steplab.core.ladder import Check
 from steplab.techniques import recipes
+from steplab.tune.champion import _raise_failure
 from steplab.tune.rung import remedy_for_checks, remedy_for_run
+from steplab.verify.remote import CandidateResult
 from tests.compare.sides import run_of
 from tests.tune.ladders import FakeTechnique, use_techniques
 
@@ -24,6 +27,17 @@ from tests.tune.ladders import FakeTechnique, use_techniques
 )
 def test_a_rung_that_could_not_run_has_a_remedy(status, technique, said):
     assert said in remedy_for_run(replace(run_of(), status=status), technique)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "ranks", "said"), [("bucket", 2, "parallel=fsdp"), ("fsdp", 2, ""), ("ddp", 1, "")]
+)
+def test_what_does_not_fit_whole_may_fit_in_parts(scheme, ranks, said):
+    run = run_of(recipe={"parallel": {"data": scheme}}, ranks=ranks)
+    result = CandidateResult(replace(run, status="oom", reason="no memory."))
+    with pytest.raises(MeasurementError, match="oom, no memory") as refused:
+        _raise_failure(result)
+    assert said in refused.value.suggestion and bool(said) == bool(refused.value.suggestion)
 
 
 def test_a_refusal_has_told_its_remedy_already():

@@ -170,6 +170,13 @@ class Parallel(Technique):
         overlaps = chosen.data in ("overlap", "bucket")
         return Replicated(parts.model, reduction, bucket_bytes, overlaps, mesh)
 
+    def remedy(self, run: Run) -> str:
+        """What every rank has no room for may fit in parts."""
+        whole = run.spec.recipe.techniques["parallel"]["data"] != "fsdp"
+        if run.status != "oom" or run.spec.ranks == 1 or not whole:
+            return ""
+        return "a smaller --batch, or parallel=fsdp, with which a rank keeps a part of the model"
+
     def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
         """The collectives of a step must be those that the scheme had planned."""
         if run.communication is None:

@@ -14,6 +14,7 @@ from steplab.core.ladder import Check, Ladder, worst_check
 from steplab.profiling.output import read_traces, save_files, scratch_folder
 from steplab.profiling.plan import ProfilePlan
 from steplab.store import Store
+from steplab.techniques.recipes import technique
 from steplab.tune.ceilings import op_times, phase_times
 from steplab.tune.options import GateOptions
 from steplab.verify.checks import run_checks
@@ -69,8 +70,13 @@ def _raise_failure(result: CandidateResult) -> None:
     run = result.run
     if run.status != "ok":
         kind = Unsupported if run.status == "unsupported" else MeasurementError
-        label = run.spec.recipe.label
-        raise kind(f"The recipe {label} cannot be measured: {run.status}, {run.reason}")
+        recipe = run.spec.recipe
+        remedies = [technique(name).remedy(run) for name in recipe.techniques]
+        remedy = next(filter(None, remedies), "") if run.status == "oom" else ""
+        raise kind(
+            f"The recipe {recipe.label} cannot be measured: {run.status}, {run.reason}",
+            remedy and f"Try {remedy}.",
+        )
     wrong = worst_check(result.checks)
     if wrong is not None:
         raise MeasurementError(
