@@ -106,7 +106,7 @@ def _run(args: argparse.Namespace) -> int:
             output_file(args.out / name)
     started = monotonic()
     with ReferenceWorker() as reference, WorkerPool() as workers:
-        if args.ranks == 1:
+        if args.ranks == 1:  # several join a group on their device, which is not known yet
             workers.refill()
         try:
             with LadderView(args.objective == "time") as view:
@@ -131,8 +131,9 @@ def search(
     device = resolve_device(args.device, environment)
     spec = _spec(args, device)
     check_gpus(spec, environment)
-    workers.start = functools.partial(start_worker, spec)
-    workers.refill()
+    if spec.ranks > 1:
+        workers.start = functools.partial(start_worker, spec)
+        workers.refill()
     if args.batch == AUTO:
         batch = find_batch(spec, store, environment, workers, TRIAL_SECONDS, view)
         spec = replace(spec, batch=batch)
