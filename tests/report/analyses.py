@@ -107,7 +107,7 @@ def _work(kernels, steps) -> WorkTable:
 def _syncs() -> Syncs:
     one = np.array([8_000_000], dtype=np.int64)
     zero = np.zeros(1, dtype=np.int32)
-    return Syncs(one, one // 20, zero, zero, zero, np.zeros(1, dtype=np.int64), one // 20)
+    return Syncs(one, one // 20, zero, zero, zero, np.zeros(1, dtype=np.int64), one // 20, one)
 
 
 def _budget(kernels, steps, device) -> Budget:
