@@ -50,6 +50,17 @@ def test_launches_are_those_of_the_step_that_the_budget_shows():
     assert sum(c.launches for c in case.analysis.budget.typical.categories) == 12
 
 
+def test_without_any_kernel_in_its_steps_a_device_waits_for_nothing():
+    """Else the median of no durations is a warning of numpy and an evidence of nan ms."""
+    events = [kernel("before", 0, 1_000, 1)]
+    for number, start in enumerate((10_000, 100_000)):
+        events += [range_(f"ProfilerStep#{number}", start, 90_000)]
+        events += [call("cudaLaunchKernel", start + 10_000, 50_000, number + 2)]
+    case = Case(None, analyze(trace_of(events, properties=H200)))
+    assert case.on_device and not case.rows.inside.any()
+    assert launch_bound.RULE(case) is None
+
+
 def test_the_profilers_own_cost_is_not_launching():
     """Unprofiled, the same step takes little more than its kernels."""
     done = [RecordedOp("aten::add", 10, late_us=10) for _ in range(40)]

@@ -128,12 +128,14 @@ class TreeDamage:
             "as list": lambda: parent.__setitem__(key, [parent[key]] * 2),
             "scale": lambda: parent.__setitem__(key, _scale(parent[key], value)),
             "many": lambda: parent.__setitem__(key, [parent[key]] * 100),
+            "everywhere": lambda: _everywhere(nodes, key, value),
         }[self.kind]
         change()
         return tree
 
 
-TREE_KINDS = ("replace", "remove", "nest", "add", "rename", "as text", "as list", "scale", "many")
+TREE_KINDS = ("replace", "remove", "nest", "add", "rename", "as text", "as list", "scale", "many",
+              "everywhere")  # fmt: skip
 tree_damage = st.builds(TreeDamage, st.sampled_from(TREE_KINDS), places, values)
 
 
@@ -147,6 +149,13 @@ def _nodes(tree: Any) -> Any:
             yield node, key
             if isinstance(value, (dict, list)):
                 waiting.append(value)
+
+
+def _everywhere(nodes: list[Any], key: Any, value: Any) -> None:
+    """Set every value of that key: what one honest event would hide must not be needed."""
+    for parent, other in nodes:
+        if other == key and isinstance(parent, dict):
+            parent[key] = deepcopy(value)
 
 
 def _nest(value: Any) -> Any:

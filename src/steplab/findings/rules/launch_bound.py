@@ -32,6 +32,8 @@ def check(case: Case) -> Finding | None:
     idle = case.launch_wait_ms if case.on_device else _idle_ms(case)
     if not idle > SHARE * case.step_ms or case.capture_ms:
         return None
+    if case.on_device and case.rows is not None and not case.rows.inside.any():
+        return None  # nothing was launched that could be waited for
     share = units.percent(idle / case.step_ms)
     return Finding(
         rule="launch_bound",
