@@ -113,3 +113,22 @@ def test_the_findings_of_a_loop_name_the_line_of_its_loader(store):
     assert found[0].rule == "data_stall" and "(next_batch)" in found[0].claim
     assert found[0].gain_ms == pytest.approx(30, rel=0.2)
     assert "data_stall" in str(found) and "remedy:" in str(found)
+
+
+def test_what_a_loop_keeps_of_its_steps_is_found(store):
+    loop, kept = Loop(), []
+
+    def step(keep: bool):
+        hidden = loop.model[0](torch.ones(20_000, 8))
+        loop.model[1:](hidden).square().mean().backward()
+        loop.optimizer.step()
+        if keep:
+            kept.append(hidden)
+
+    run = steplab.profile(lambda: step(True), steps=1, store=store)
+    memory = run.profile.memory
+    assert memory.kept_bytes >= 20_000 * 16 * 4 and memory.growth_bytes >= 20_000 * 16 * 4
+    assert "kept_memory" in [finding.rule for finding in steplab.explain(run)]
+    assert "test_user_loop.py" in memory.kept[0].line
+    memory = steplab.profile(lambda: step(False), steps=1, store=store).profile.memory
+    assert memory.kept_bytes == 0 and memory.growth_bytes == 0

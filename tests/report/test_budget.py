@@ -48,6 +48,15 @@ def row(text: str, name: str) -> list[str]:
     return re.findall(r"-?[\d,]+\.?\d*|(?<= )-(?= )", line.split(name, 1)[1])
 
 
+def test_a_residual_in_any_step_is_told():
+    steps = step(1, launch=2.25), step(2, launch=1.25), step(3, launch=2.25)
+    text = " ".join(printed(budget(*steps)).split())
+    assert "does not close in 1 of 3 steps: no event explains 10.0 % of step 2" in text
+    assert "does not close" not in printed(budget(steps[0], steps[2]))
+    unmarked = printed(budget(marked=False))
+    assert "a recording in which nothing marks steps" in unmarked
+
+
 def test_terms_categories_and_residual_add_up_on_screen():
     text = printed(budget())
     assert "Time budget: 10.00 ms (one profiled step)" in text

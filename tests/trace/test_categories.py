@@ -39,6 +39,10 @@ BY_NAME = {
     VECTOR + "BinaryFunctor<float, float, float, MulFunctor<float>>>": "elementwise",
     VECTOR + "masked_fill_kernel(TensorIterator&)::{lambda()#1}>": "elementwise",
     "void at::native::(anonymous namespace)::elementwise_kernel_with_index<int>": "elementwise",
+    "void fbgemm_gpu::split_embedding_codegen_forward_unweighted_kernel<float>": "embedding",
+    "_kernel_quantize_fp8_row fbgemm_gpu": "elementwise",
+    "void cutlass::Kernel2<fbgemm_gpu::bf16_gemm_tn>": "matmul bf16",
+    "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int)": "matmul other",
     "void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)": "elementwise",
     "triton_poi_fused_add_gelu_3": "elementwise",
     "triton_poi_fused_0": "elementwise",
@@ -106,6 +110,9 @@ def test_a_kernels_name_tells_its_category(name):
         ("bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256", "vllm::moe_forward", BF16, "matmul fp8"),
         ("attn_fwd", "aten::_flash_attention_forward", BF16, "attention flash"),
         ("unknown_kernel", "aten::_softmax", BF16, "softmax"),
+        # What FSDP does before an all-gather of its parameters.
+        ("void multi_tensor_apply_kernel<at::native::Copy<float, float>>", "aten::_foreach_copy_",
+         "", "copy"),
         ("unknown_kernel", "aten::bmm", BF16, "matmul bf16"),
     ],
 )  # fmt: skip

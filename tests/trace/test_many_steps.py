@@ -168,7 +168,7 @@ def test_medians_over_steps_agree_with_a_table_of_all_of_them(rows, steps) -> No
     windows = tuple(Window(number, number * 10, number * 10 + 9) for number in range(4)[:steps])
     inside = work.step < steps
     work = WorkTable(**{**vars(work), "step": np.where(inside, work.step, -1)})
-    found = Rows(Analysis(None, None, windows, work, None, None, None))  # type: ignore[arg-type]
+    found = Rows(Analysis(None, None, windows, work, None, None))  # type: ignore[arg-type]
     table = np.zeros((len(LABELS), steps))
     for row in range(len(work)):
         if work.step[row] >= 0:

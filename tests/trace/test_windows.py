@@ -84,3 +84,30 @@ def test_a_trace_without_launches_and_a_single_step_are_kept():
     assert len(analyze(trace_of([*step_ranges(1), kernel("gemm", 1100, 500)])).budget.steps) == 1
     empty = [*step_ranges(2), kernel("gemm", 1100, 500)]
     assert len(analyze(trace_of(empty)).budget.steps) == 2
+
+
+def test_several_steps_that_show_the_work_of_unseen_ones_are_left_out():
+    events = [*step_ranges(4), kernel("gemm", 1100, 800), kernel("gemm", 2100, 800)]
+    for number in (1, 2):
+        events += issued(number, 1000 * (number + 2) + 10, 980)
+    budget = analyze(trace_of(events)).budget
+    assert [step.number for step in budget.steps] == [3, 4]
+    assert any("the first 2 steps are left out" in note for note in budget.notes)
+
+
+def test_an_empty_step_is_never_the_median():
+    """Steps that the host only passed through, as a profiler's callback leaves them."""
+    marks = [range_(f"ProfilerStep#{n}", 1000 * n, 5) for n in (1, 2)]
+    events = [*marks, range_("ProfilerStep#3", 3000, 900), *issued(3, 3100, 700)]
+    budget = analyze(trace_of(events)).budget
+    assert len(budget.steps) == 3 and budget.typical.number == 3
+
+
+def test_without_marks_a_step_lies_between_two_updates():
+    update = "Optimizer.step#AdamW.step"
+    events = [op("aten::mm", start, 900) for start in range(0, 4000, 1000)]
+    events += [range_(update, start + 900, 50) for start in range(0, 4000, 1000)]
+    budget = analyze(trace_of(events)).budget
+    assert [step.wall_ms for step in budget.steps] == [0.001] * 3 and budget.marked
+    alone = analyze(trace_of(events[:4])).budget
+    assert len(alone.steps) == 1 and not alone.marked

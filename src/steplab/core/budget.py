@@ -18,6 +18,7 @@ TERMS = (
     "dispatch",  # nothing ran; the next work was launched already, the device had not begun it
 )
 ON_HOST = {"kernels": "operators", "launch": "host"}  # what terms are called without a GPU
+CLOSED = 0.02  # a residual above this share of a step is pointed out
 COMPUTED_AGAIN = "computed again from the first trace: the budget stored with the Run differs"
 
 
@@ -85,12 +86,25 @@ class Budget:
     unprofiled_ms: float | None = None  # median of the same step without the profiler
     peaks: Mapping[str, str] = field(default_factory=dict)  # where each ideal comes from
     notes: tuple[str, ...] = ()
+    marked: bool = True  # False: nothing marks the steps, so all of the recording counts as one
 
     @property
     def typical(self) -> StepBudget:
-        """The step whose wall time is the (lower) median."""
-        walls = [step.wall_ms for step in self.steps]
-        return self.steps[walls.index(statistics.median_low(walls))]
+        """The step whose wall time is the (lower) median of those in which something ran."""
+        steps = self.worked
+        walls = [step.wall_ms for step in steps]
+        return steps[walls.index(statistics.median_low(walls))]
+
+    @property
+    def worked(self) -> tuple[StepBudget, ...]:
+        """The steps in which something ran; all, if nothing ever did."""
+        busy = ("kernels", "communication", "copies")
+        return tuple(s for s in self.steps if any(s.terms.get(t) for t in busy)) or self.steps
+
+    @property
+    def open_steps(self) -> tuple[StepBudget, ...]:
+        """The steps whose residual is above CLOSED: no event explains that part of them."""
+        return tuple(s for s in self.steps if abs(s.residual_ms) > CLOSED * s.wall_ms)
 
     @property
     def profiled_ratio(self) -> float | None:

@@ -290,6 +290,10 @@ class MemoryTimeline:
     largest_free_block: int | None = None  # of the reserved; small while much is free: fragmented
     source: str = ""  # "cuda allocator" or "profiler memory events"
     notes: tuple[str, ...] = ()
+    growth_bytes: int = 0  # held at the end of the step and not at its beginning
+    # Allocated in the step, still held at its end, and no weight, gradient, state or batch.
+    kept_bytes: int = 0
+    kept: tuple[Allocation, ...] = ()  # largest first, at most 20
 
 
 @dataclass(frozen=True)
@@ -324,6 +328,7 @@ class Finding:
     stake_bytes: int | None = None
     why: str = ""  # why it costs, in one sentence
     gain_ms: float | None = None  # milliseconds that the remedy is expected to give back
+    of_bytes: int | None = None  # what `stake_bytes` is a part of; None: the device's memory
 
 
 @dataclass(frozen=True)

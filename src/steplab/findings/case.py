@@ -62,7 +62,7 @@ class Case:
 
     def term_ms(self, term: str) -> float:
         """Milliseconds of a term of the budget, median of the profiled steps; 0 without a trace."""
-        steps = self.analysis.budget.steps if self.analysis is not None else ()
+        steps = self.analysis.budget.worked if self.analysis is not None else ()
         return statistics.median([step.terms.get(term, 0.0) for step in steps] or [0.0])
 
     def silent_ms(self, *causes: str) -> float:
@@ -74,7 +74,7 @@ class Case:
             return 0.0
         silences, labels = self.analysis.silences, self.analysis.work.labels
         chosen = np.isin(silences.cause, [labels.index(c) for c in causes if c in labels])
-        steps = [step.number for step in self.analysis.budget.steps]
+        steps = [step.number for step in self.analysis.budget.worked]
         each = [float(silences.idle[chosen & (silences.step == step)].sum()) for step in steps]
         return statistics.median(each) / 1e6 * self.rows.scale
 
@@ -105,7 +105,7 @@ class Case:
         silent = self.silent_ms(*CAUSES)
         idle = self.term_ms("launch")
         if not self.on_device:  # Python that a foreign trace has no event for
-            idle += statistics.median(step.residual_ms for step in self.analysis.budget.steps)
+            idle += statistics.median(step.residual_ms for step in self.analysis.budget.worked)
         return idle - max(0.0, slowed) - caused - silent
 
     @cached_property

@@ -77,15 +77,16 @@ def _rank(finding: Finding, case: Case) -> tuple[bool, float, bool]:
 
 
 def gain_share(finding: Finding, case: Case) -> float | None:
-    """Return the expected gain of the remedy, over the step's time or the device's memory.
+    """Return the expected gain of the remedy, over the step's time or the memory.
 
     Where the gain has no number, what is at stake; None where that is unknown too.
     """
     ms = finding.stake_ms if finding.gain_ms is None else finding.gain_ms
     if ms is not None and case.step_ms > 0:
         return ms / case.step_ms
-    if finding.stake_bytes is not None and case.capacity_bytes:
-        return finding.stake_bytes / case.capacity_bytes
+    whole = finding.of_bytes or case.capacity_bytes
+    if finding.stake_bytes is not None and whole:
+        return finding.stake_bytes / whole
     return None
 
 
@@ -105,8 +106,9 @@ def _stake(finding: Finding, case: Case) -> str:
         part = units.percent(finding.stake_ms / case.step_ms) if case.step_ms > 0 else "?"
         return f" [{units.milliseconds(finding.stake_ms)}, {part} of the step]"
     if finding.stake_bytes is not None:
-        part = units.percent(gain_share(finding, case)) if case.capacity_bytes else "?"
-        return f" [{units.bytes_(finding.stake_bytes)}, {part} of the memory]"
+        part = units.percent(share) if (share := gain_share(finding, case)) is not None else "?"
+        whole = "the step's peak" if finding.of_bytes else "the memory"
+        return f" [{units.bytes_(finding.stake_bytes)}, {part} of {whole}]"
     return " [cost unknown]"
 
 

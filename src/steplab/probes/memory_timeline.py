@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,9 +29,11 @@ from steplab.probes.allocator import (
     reserved_ranges,
 )
 from steplab.probes.compilation import graph_count
+from steplab.probes.known_tensors import known_addresses
 from steplab.probes.probe import Subject
 from steplab.probes.tensor_tracker import SAVED, Phase, TensorRecord, TensorTracker
 
+LASTING = ("weights", "gradients", "optimizer state")
 LISTED = 20  # allocations in each list
 SLOWED = "recording slows the step: its times show order, not speed"
 COMPILED = (
@@ -64,15 +66,19 @@ def record_memory(subject: Subject) -> MemoryTimeline:
             "The step was compiled while its memory was recorded.", "Run some steps before."
         )
     counted = torch.cuda.max_memory_allocated() if subject.on_cuda else None
-    return timeline_of(recording, tracker, counted)
+    return timeline_of(recording, tracker, counted, known_addresses(batches))
 
 
 def timeline_of(
-    recording: Recording, tracker: TensorTracker, counted: int | None
+    recording: Recording,
+    tracker: TensorTracker,
+    counted: int | None,
+    known: Set[int] = frozenset(),
 ) -> MemoryTimeline:
     """Combine what the allocator did with what the tracker saw.
 
-    `counted` is the peak by the allocator's own counter, None where it has none.
+    `counted` is the peak by the allocator's own counter, None where it has none; `known` has the
+    addresses of what may be held when a step has ended.
     """
     blocks, finder = _attributed_blocks(recording, tracker)
     table = bytes_by_position(blocks, len(recording.changes))
@@ -81,6 +87,7 @@ def timeline_of(
     times_ms = [0.0, *(_ms(change.time_ns, tracker) for change in recording.changes)]
     at_peak = [block for block in blocks if block.is_live(peak)]
     reserved, largest_free = _reserved(recording, at_peak, peak)
+    kept_on = _kept(blocks, known)
     return MemoryTimeline(
         times_ms=tuple(times_ms[position] for position in kept),
         bytes_by_kind={k: tuple(table[kept, i].tolist()) for i, k in enumerate(MEMORY_KINDS)},
@@ -95,6 +102,9 @@ def timeline_of(
         largest_free_block=largest_free,
         source=recording.source,
         notes=_notes(recording, tracker, int(totals[peak]), counted),
+        growth_bytes=int(totals[-1] - totals[0]),
+        kept_bytes=sum(block.bytes for block in kept_on),
+        kept=_largest(kept_on),
     )
 
 
@@ -111,6 +121,18 @@ def _attributed_blocks(
         if block.allocated >= 0 and not block.module:
             block.module = tracker.module_at(changes[block.allocated].time_ns)
     return blocks, finder
+
+
+def _kept(blocks: Sequence[Block], known: Set[int]) -> list[Block]:
+    """Return what the step allocated and left behind, without what is known to be kept."""
+    left = [block for block in blocks if block.allocated >= 0 and block.freed is None]
+    ordered = sorted(known)
+
+    def is_known(block: Block) -> bool:
+        first = bisect_left(ordered, block.address)
+        return ordered[first : first + 1] < [block.address + block.bytes] and first < len(ordered)
+
+    return [block for block in left if block.kind not in LASTING and not is_known(block)]
 
 
 def _ms(moment_ns: int, tracker: TensorTracker) -> float:

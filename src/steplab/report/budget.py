@@ -15,7 +15,6 @@ from steplab.core import Budget, Category, Column, StepBudget, Table, units
 from steplab.core.printable import printable
 from steplab.report.terminal import console
 
-CLOSED = 0.02  # a residual above this share of the step is pointed out
 SMALL = 0.01  # categories below this share of the step are shown as one
 BAR_WIDTH = 24
 TABLE_WIDTH = 88  # without the bar
@@ -142,9 +141,15 @@ def _bar(line: _Line, step: StepBudget) -> Bar:
 
 def _remarks(budget: Budget, step: StepBudget) -> Iterator[str]:
     """Yield what the numbers were measured under, a line each."""
-    if abs(step.residual_ms) > CLOSED * step.wall_ms:
+    if step in budget.open_steps:
         share = units.percent(step.residual_ms / step.wall_ms)
         yield f"The budget does not close: no event explains {share} of the step."
+    elif budget.open_steps:
+        worst = max(budget.open_steps, key=lambda s: abs(s.residual_ms) / s.wall_ms)
+        share = units.percent(worst.residual_ms / worst.wall_ms)
+        where = f"{len(budget.open_steps)} of {len(budget.steps)} steps"
+        what = f"no event explains {share} of step {worst.number}"
+        yield f"The budget does not close in {where}: {what}."
     ratio = budget.profiled_ratio
     if ratio is not None:
         yield (
@@ -164,9 +169,9 @@ def _remarks(budget: Budget, step: StepBudget) -> Iterator[str]:
 
 def _title(budget: Budget, step: StepBudget) -> str:
     many = len(budget.steps)
-    which = (
-        f"step {step.number}, the median of {many} profiled" if many > 1 else "one profiled step"
-    )
+    which = "one profiled step" if budget.marked else "a recording in which nothing marks steps"
+    if many > 1:
+        which = f"step {step.number}, the median of {many} profiled"
     return f"Time budget: {units.milliseconds(step.wall_ms)} ({which})"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -79,6 +79,12 @@ class Silences:
     cause: Codes  # one of CAUSES
     line: Codes  # "loader.py:12 (read)", "aten::sort at model.py:3 (forward)", 'range "decode"'
 
+    @classmethod
+    def none(cls) -> Silences:
+        """Return an empty table."""
+        times, codes = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        return cls(times, times, times, times, codes, codes)
+
 
 CAUSES = ("data", "python", "operator", "compiling", "capturing")
 
@@ -92,8 +98,8 @@ class Analysis:
     windows: tuple[Window, ...]
     work: WorkTable
     syncs: Syncs
-    silences: Silences
     budget: Budget
+    silences: Silences = field(default_factory=lambda: Silences.none())
 
 
 class Labels:

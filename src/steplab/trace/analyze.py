@@ -59,7 +59,7 @@ def analyze(
     work = add_update_costs(replace(work, labels=labels.texts()), weights, card)
     budget = time_budget(trace, windows, work, syncs, device_name)
     budget = replace(budget, notes=(*budget.notes, *notes))
-    return Analysis(trace, detail, windows, work, syncs, silences, budget)
+    return Analysis(trace, detail, windows, work, syncs, budget, silences)
 
 
 def _work_and_syncs(

@@ -21,7 +21,7 @@ from steplab.trace.events import KERNEL, Ints, Spans, Trace
 from steplab.trace.phases import phase_of_range
 from steplab.trace.roofline import peak_sources, trace_card, trace_device_name
 from steplab.trace.spans import EMPTY, Intervals, union
-from steplab.trace.windows import STEP_RANGE, borders, drop_cut_step
+from steplab.trace.windows import STEP_RANGE, are_marked, borders, drop_cut_steps
 
 COMMUNICATION = "communication"  # the category, and the term of the same name
 IDLE_TERMS = ("data wait", "synchronization", "launch", "dispatch")
@@ -35,7 +35,7 @@ def time_budget(
     syncs: Syncs,
     device_name: str = "",
 ) -> Budget:
-    """Return one StepBudget per window, except for a first step that is cut.
+    """Return one StepBudget per window, except for first steps that are cut.
 
     `work` has the rows of trace.device, or of trace.ops where there is no device; `device_name` is
     the card where the trace does not name it.
@@ -43,13 +43,13 @@ def time_budget(
     if not len(trace.device):
         steps = _host_steps(trace, windows, work)
         note = "no device in the trace: operators count as kernels, and the ideal is unknown"
-        return Budget(steps, on_device=False, notes=(note,))
-    whole, remarks = drop_cut_step(windows, work)
+        return Budget(steps, False, notes=(note,), marked=are_marked(windows, trace))
+    whole, remarks = drop_cut_steps(windows, work)
     steps = _device_steps(trace, whole, work, syncs)
     card = trace_card(trace, device_name)
     dtypes = [work.labels[code] for code in np.unique(work.matmul_dtype) if code > 0]
     peaks = peak_sources(card, dtypes) if card else {}
-    budget = Budget(steps, on_device=True, peaks=peaks)
+    budget = Budget(steps, on_device=True, peaks=peaks, marked=are_marked(windows, trace))
     notes = [_launch_note(trace, whole, budget.typical.number), *remarks]
     if card is None:
         name = device_name or trace_device_name(trace)

@@ -45,7 +45,12 @@ _COMMUNICATION = (
 )
 _PRODUCT = re.compile(
     r"nvjet|[Gg]emm|[Gg]emv|matmul|splitKreduce|dot_kernel|_xmma_|\bCijk_|implicit_convolve|conv(olve)?_"
-    r"|(\d|_)(fprop|dgrad|wgrad)|cudnn::(cnn|winograd)|miopen(Sp3Asm)?Conv|\bbmm_"
+    r"|(\d|_|\b)(fprop|dgrad|wgrad)|cudnn::(cnn|winograd)|miopen(Sp3Asm)?Conv|\bbmm_"
+)
+_FBGEMM = re.compile(r"\bfbgemm(_gpu)?(::|_)?")
+# Many small copies at once, as before and after an all-gather of parameters.
+_COPIES_TENSORS = re.compile(
+    r"multi_tensor_apply.*\b(Copy|CopyFunctor)\b|chunk_cat|split_with_sizes"
 )
 # The first match decides: the name of a softmax may mention elementwise work too.
 _KERNELS = tuple(
@@ -123,6 +128,10 @@ def kernel_category(kernel: str, op: str = "", dtypes: str = "") -> str:
         return ATTENTION + backend
     if re.search(r"fmha|FMHA|[Aa]tt(entio)?n|flash_(fwd|bwd)|FlashAttn", kernel):
         return _other_attention(kernel, op)
+    if _COPIES_TENSORS.search(kernel) or op.startswith("aten::_foreach_copy"):
+        return "copy"
+    # The library's name ends like that of a product; its embeddings and casts are none.
+    kernel = _FBGEMM.sub("", kernel)
     dtype = matmul_class(kernel)
     if dtype or _PRODUCT.search(kernel):
         return _product_category(dtype or _product_dtype(kernel, op, dtypes))
@@ -240,7 +249,7 @@ _ATTENTIONS = (
     ("attention cudnn", r"_cudnn_attention(_forward|_backward)?$"),
     ("attention efficient", r"_efficient_attention(_forward|_backward)?$"),
 )
-_COMMUNICATION_OPS = re.compile(r"c10d::|nccl:|gloo:|record_param_comms")
+_COMMUNICATION_OPS = re.compile(r"c10d::|_c10d_functional::|nccl:|gloo:|record_param_comms")
 
 
 def op_category(op: str, dtypes: str = "") -> str:
@@ -262,6 +271,8 @@ def _listed_category(op: str) -> str | None:
         return None
     if name in _CATEGORY_OF_OP:
         return _CATEGORY_OF_OP[name]
+    if name.startswith("_foreach_copy"):
+        return "copy"
     if name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")):
         return "optimizer"
     # In place, and the backward of elementwise functions: add_, threshold_backward.

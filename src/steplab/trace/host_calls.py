@@ -19,7 +19,7 @@ from steplab.trace.windows import step_at
 # Copies without "Async" return when the copy is done; freeing waits for what still runs.
 _WAITS = re.compile(
     r"(cuda|hip)(Stream|Device|Event)Synchronize(_v\w+)?|(cuda|hip)Memcpy(2D|3D|WithStream)?"
-    r"|cu(Stream|Event|Ctx)Synchronize|cuMemcpy(HtoD|DtoH|DtoD)_v2|(cuda|hip)Free"
+    r"|hipMemcpy(HtoD|DtoH|DtoD)|cu(Stream|Event|Ctx)Synchronize|cuMemcpy(HtoD|DtoH|DtoD)_v2|(cuda|hip)Free(Host)?|hipHostFree"
 )
 
 

@@ -1,9 +1,13 @@
-"""Step windows: the ranges that the profiler calls ProfilerStep#N, and whether the first is cut."""
+"""Step windows: the ranges that the profiler calls ProfilerStep#N, and which of them are cut.
+
+Where there are none, a step is what lies between two updates of the optimizer.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +16,8 @@ from steplab.trace.analysis import Window, WorkTable
 from steplab.trace.events import Ints, Spans, Trace
 
 STEP_RANGE = "ProfilerStep#"
+UPDATE_RANGE = "Optimizer.step#"
+MIN_UPDATES = 3
 # Share of the device's time in a step by work whose launch was not recorded. A host that is one
 # step ahead of the device makes it all of the first step and none of the others.
 CUT_SHARE = 0.05
@@ -20,6 +26,8 @@ _STEP = re.compile(rf"{STEP_RANGE}(\d{{1,18}})")  # what 64 bits hold
 
 def step_windows(trace: Trace) -> tuple[Window, ...]:
     """Return the steps of a trace in order, without overlap; without any, one window for all.
+
+    Without marks of the profiler a step goes from the end of an update to the end of the next.
 
     Old traces have steps among the operators. Where several threads or profilers marked the same
     time, the longest mark counts; where a number occurs twice, steps are renumbered.
@@ -31,11 +39,32 @@ def step_windows(trace: Trace) -> tuple[Window, ...]:
     }
     marks = _marked(trace.ranges, numbers) or _marked(trace.ops, numbers)
     if not marks:
-        return (Window(0, trace.start, trace.end),)
+        return _between_updates(trace) or (Window(0, trace.start, trace.end),)
     steps = _without_overlap(marks)
     if len({step.number for step in steps}) < len(steps):
         steps = [Window(count, step.start, step.end) for count, step in enumerate(steps)]
     return tuple(steps)
+
+
+def are_marked(windows: Sequence[Window], trace: Trace) -> bool:
+    """Whether something marked the steps; if not, all of the recording is one window."""
+    return windows != (Window(0, trace.start, trace.end),)
+
+
+def _between_updates(trace: Trace) -> tuple[Window, ...]:
+    """Return the windows between updates of the optimizer that is called most often.
+
+    None for less than three updates: before the first there may be anything.
+    """
+    ranges = trace.ranges
+    names = trace.named(ranges, lambda name: name.startswith(UPDATE_RANGE))
+    if not names.any():
+        return ()
+    codes, counts = np.unique(ranges.name[names], return_counts=True)
+    ends = np.unique(ranges.end[ranges.name == codes[counts.argmax()]]).tolist()
+    if len(ends) < MIN_UPDATES:
+        return ()
+    return tuple(Window(n, s, e) for n, (s, e) in enumerate(pairwise(ends)))
 
 
 def step_at(windows: Sequence[Window], time: ArrayLike) -> Ints:
@@ -79,28 +108,38 @@ def _without_overlap(marks: Iterable[Window]) -> list[Window]:
     return kept
 
 
-def drop_cut_step(
+def drop_cut_steps(
     windows: Sequence[Window], work: WorkTable
 ) -> tuple[Sequence[Window], tuple[str, ...]]:
-    """Return the whole steps, and a remark where the first is cut; a single step is kept."""
-    if not first_is_cut(windows[0], work):
+    """Return the whole steps, and a remark where the first ones are cut; one is always kept."""
+    count = count_cut(windows, work)
+    if not count:
         return windows, ()
-    seen = "it shows work launched before the recording"
-    if len(windows) == 1:
-        return windows, (f"the only step is cut: {seen}; record more steps in a cycle",)
-    return windows[1:], (f"the first step is left out: {seen}",)
+    seen = "work launched before the recording"
+    if count == len(windows):
+        which = "the only step is cut: it shows" if count == 1 else "all steps are cut: they show"
+        advice = "its length is not the step's; record more steps in a cycle"
+        return windows, (f"{which} {seen}; {advice}",)
+    which = "the first step is" if count == 1 else f"the first {count} steps are"
+    return windows[count:], (f"{which} left out, with {seen}",)
 
 
-def first_is_cut(first: Window, work: WorkTable) -> bool:
-    """Whether the first step shows the work of a step that was launched before the recording.
+def count_cut(windows: Sequence[Window], work: WorkTable) -> int:
+    """Return how many steps at the beginning show work that was launched before the recording.
 
     Only the part of that work which began after the recording is there, without operators and
-    shapes: the device would look idle where it was busy, and ideals would be missing. A trace that
-    has no launches later on either is not cut.
+    shapes: the device would look idle where it was busy, and ideals would be missing. A host that
+    is several steps ahead cuts several. A trace that has no launches later on either is not cut.
     """
-    here = (work.start >= first.start) & (work.start < first.end)
-    later = work.start >= first.end
-    return _unlaunched(work, here, 0.0) > CUT_SHARE >= _unlaunched(work, later, 1.0)
+    cut = [_unlaunched(work, _within(work, window), 0.0) > CUT_SHARE for window in windows]
+    count = (*cut, False).index(False)
+    later = work.start >= windows[count - 1].end
+    return count if not any(cut[count:]) and _unlaunched(work, later, 1.0) <= CUT_SHARE else 0
+
+
+def _within(work: WorkTable, window: Window) -> NDArray[np.bool_]:
+    inside: NDArray[np.bool_] = (work.start >= window.start) & (work.start < window.end)
+    return inside
 
 
 def _unlaunched(work: WorkTable, rows: NDArray[np.bool_], without: float) -> float:

@@ -38,8 +38,8 @@ DROPOUTS = ("aten::native_dropout", "aten::dropout", "aten::bernoulli_")
 
 
 def check(case: Case) -> Finding | None:
-    """Look for stored scores, else for the slow kernel."""
-    return _stored_scores(case) or _slow_kernel(case)
+    """Look for stored scores, else for the slow kernel, else for a mask that costs."""
+    return _stored_scores(case) or _slow_kernel(case) or _dense_mask(case)
 
 
 def _stored_scores(case: Case) -> Finding | None:
@@ -88,6 +88,35 @@ def _slow_kernel(case: Case) -> Finding | None:
         gain_ms=spent * (1 - 1 / EFFICIENT_OVER_CUDNN),
         work=slow,
     )
+
+
+def _dense_mask(case: Case) -> Finding | None:
+    """Add up the time of fused kernels that are given a mask of queries x keys and no batch."""
+    rows = case.rows
+    if rows is None or not case.on_device:
+        return None
+    masked = rows.within(lambda call: call.name == ENTRY and _is_square(call))
+    masked &= rows.labeled("category", lambda label: label.startswith("attention"))
+    if not masked.any():
+        return None
+    spent = rows.ms(masked)
+    return Claim(
+        rule="attention_unfused",
+        claim=f"attention reads a mask for {units.milliseconds(spent)}",
+        evidence=("the same mask for all heads and sequences", *rows.hot_lines(masked)),
+        remedy=_remedy(case, [], True, False),
+        stake_ms=spent,
+        why="with a mask both halves of the scores are computed, and the mask is read for each",
+        gain_ms=spent / 2,
+        work=masked,
+    )
+
+
+def _is_square(call: OpCall) -> bool:
+    query, key, mask = call.tensor(0), call.tensor(1), call.tensor(3)
+    if query is None or key is None or mask is None or len(query.dims) < 2 or len(key.dims) < 2:
+        return False
+    return mask.numel == query.dims[-2] * key.dims[-2] and query.dims[-2] == key.dims[-2]
 
 
 def _too_wide(call: OpCall) -> bool:

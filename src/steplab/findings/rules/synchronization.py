@@ -17,7 +17,7 @@ from steplab.findings.case import Case
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHOWN = 5
-FREES = re.compile(r"(cuda|hip)Free(Async|Host)?")
+FREES = re.compile(r"(cuda|hip)Free(Async|Host)?|hipHostFree")
 
 
 def check(case: Case) -> Finding | None:

@@ -68,6 +68,7 @@ DEVICE_KINDS = {
     "Memcpy": COPY,
     "gpu_memset": FILL,
     "Memset": FILL,
+    "mtia_ccp_events": KERNEL,
 }
 
 Columns = tuple[NDArray[Any], ...]
@@ -84,6 +85,7 @@ TABLE_OF = {
     **dict.fromkeys(DEVICE_KINDS, "device"),
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime"), "calls"),
     **dict.fromkeys(("xpu_runtime", "xpu_driver", "mtia_runtime"), "calls"),
+    **dict.fromkeys(("hip_runtime", "hip_driver"), "calls"),
     **dict.fromkeys(("privateuse1_runtime", "privateuse1_driver"), "calls"),
 }
 # Until torch 1.10 ranges had the category of operators; these are the ones torch opens itself.

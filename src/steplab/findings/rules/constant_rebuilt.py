@@ -1,0 +1,83 @@
+"""A mask that never changes is built again in every step.
+
+What it sees: triangles (`tril`, `triu`) and comparisons of positions in the forward pass, and what
+the same line then does with tensors of that size.
+Why it costs: a mask of queries x keys is written, inverted and cast again, often in every layer.
+Remedy: build it once, as a buffer of the module; or none at all (`is_causal=True`).
+When it is wrong: the mask depends on the batch, as with documents of different lengths.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.costs.op_call import OpCall
+from steplab.findings.case import Case
+from steplab.findings.claims import Claim
+from steplab.findings.rows import Rows
+from steplab.trace.analysis import UNATTRIBUTED
+
+SHARE = 0.01
+MIN_LENGTH = 64  # queries or keys
+TRIANGLES = ("aten::tril", "aten::triu", "aten::tril_", "aten::triu_")
+COMPARISONS = tuple(f"aten::{name}" for name in ("ge", "gt", "le", "lt", "eq", "ne", "sub"))
+WHOLE_NUMBERS = ("long int", "int", "long")
+
+
+def check(case: Case) -> Finding | None:
+    """Add up what is done at the lines of masks with tensors of their size."""
+    rows = case.rows
+    sizes = _sizes(rows) if rows is not None else set()
+    if rows is None or not sizes:
+        return None
+    forward = rows.labeled("phase", lambda label: label not in ("backward", "optimizer", "data"))
+    made = forward & rows.called(lambda call: _mask_size(call) in sizes)
+    lines = {total.label for total in rows.totals("line", made, most=50)} - {UNATTRIBUTED}
+    beside = rows.labeled("line", lambda label: label in lines)
+    beside &= rows.called(lambda call: max(_numels(call), default=0) in sizes)
+    mask = made | (forward & beside)
+    spent = rows.ms(mask)
+    if not spent > SHARE * case.step_ms:
+        return None
+    shown = ", ".join(f"{size:,}" for size in sorted(sizes)[:2])
+    return Claim(
+        rule="constant_rebuilt",
+        claim=f"masks of {shown} elements are built in every step: {units.milliseconds(spent)}",
+        evidence=rows.hot_lines(mask),
+        remedy="build the mask once and keep it as a buffer, or use is_causal=True where it is "
+        "the causal one",
+        stake_ms=spent,
+        why="positions do not change from step to step",
+        gain_ms=spent,
+        work=mask,
+    )
+
+
+def _sizes(rows: Rows) -> set[int]:
+    return {size for call in rows.calls if (size := _mask_size(call))}
+
+
+def _mask_size(call: OpCall) -> int:
+    """Return the elements of the mask that a call makes from positions; 0 if it makes none."""
+    first = call.tensor(0)
+    if first is None or len(first.dims) < 2:
+        return 0
+    if call.name in TRIANGLES:
+        return first.numel if min(first.dims[-2:]) >= MIN_LENGTH else 0
+    second = call.tensor(1)
+    if call.name not in COMPARISONS or second is None or not second.dims:
+        return 0
+    if first.dtype not in WHOLE_NUMBERS or second.dtype not in WHOLE_NUMBERS:
+        return 0
+    # A column against a row: (T, 1) and (T) or (1, T).
+    column, row = sorted((first, second), key=lambda one: one.dims[-1])
+    if column.dims[-1] != 1 or len(column.dims) < 2 or row.numel != row.dims[-1]:
+        return 0
+    large = min(column.dims[-2], row.dims[-1]) >= MIN_LENGTH
+    return column.numel * row.numel if large and column.numel == column.dims[-2] else 0
+
+
+def _numels(call: OpCall) -> list[int]:
+    return [tensor.numel for tensor in call.tensors if tensor is not None]
+
+
+RULE = check

@@ -1,0 +1,106 @@
+"""The model runs forward, and nothing is learned from it.
+
+What it sees: a model that is called several times in a step, where some calls have a backward and
+others have none.
+Why it costs: a forward is a third of a step.
+Remedy: take the metrics from the output that the loss was computed from, or every N steps.
+When it is wrong: a target that the same model computes without gradients, as in self-distillation.
+Recomputation under checkpointing, and a teacher that is a model of its own, are not meant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.findings.claims import Claim
+from steplab.findings.rows import Mask, Rows
+from steplab.trace.analysis import UNATTRIBUTED, Labels
+from steplab.trace.attribution import MODULE_RANGE, Attribution, forward_ops
+from steplab.trace.events import Ints, Spans, Trace
+from steplab.trace.lines import MODULE
+from steplab.trace.phases import AUTOGRAD_NODE
+from steplab.trace.spans import nest
+
+SHARE = 0.02
+
+
+def check(case: Case) -> Finding | None:
+    """Add up the work of calls without a backward, of models that have calls with one."""
+    rows = case.rows
+    if rows is None:
+        return None
+    spans, names, unused = _outermost_calls(rows.source)
+    # Only of a model that also learns: one that never does may be a teacher.
+    learns = set(names[~unused].tolist())
+    wasted = np.flatnonzero(unused & np.isin(names, list(learns)))
+    if not len(wasted):
+        return None
+    mask = _launched_in(rows, spans, wasted)
+    spent = rows.ms(mask)
+    if not spent > SHARE * case.step_ms:
+        return None
+    name = _name(rows.source.text(Counter(names[wasted].tolist()).most_common(1)[0][0]))
+    calls = int(np.isin(names, names[wasted]).sum())
+    return Claim(
+        rule="forward_unused",
+        claim=f"{len(wasted)} of {calls} calls of {name} have no backward: "
+        f"{units.milliseconds(spent)} a step",
+        evidence=tuple(f"called at {line}" for line in _callers(rows.source, spans, wasted)),
+        remedy="take metrics from the output that the loss was computed from, or every N steps",
+        stake_ms=spent,
+        why="a forward pass that no gradient comes from costs a third of a step",
+        gain_ms=spent,
+        work=mask,
+    )
+
+
+def _outermost_calls(trace: Trace) -> tuple[Spans, Ints, Mask]:
+    """Return the calls of whole models, the name of each, and whether it has no backward."""
+    ranges = trace.named(trace.ranges, lambda name: name.startswith(MODULE_RANGE))
+    by_path = bool(ranges.any())
+    table = trace.ranges if by_path else trace.python
+    chosen = ranges if by_path else trace.named(table, lambda name: name.startswith(MODULE))
+    is_node = trace.named(trace.ops, lambda name: name.startswith(AUTOGRAD_NODE))
+    nodes = nest(trace.ops, is_node)
+    outer = chosen & (nest(table, chosen).parents() < 0)
+    rows = np.flatnonzero(outer)
+    recomputed = nodes.innermost(table.thread[rows], table.start[rows]) >= 0
+    rows = rows[~recomputed]
+    spans = Spans(table.start[rows], table.duration[rows], table.name[rows], table.thread[rows])
+    makers = forward_ops(trace.ops)
+    makers = np.unique(makers[makers >= 0])
+    inside = nest(spans).innermost(trace.ops.thread[makers], trace.ops.start[makers])
+    unused = np.ones(len(rows), np.bool_)
+    unused[inside[inside >= 0]] = False
+    return spans, spans.name.astype(np.int64), unused
+
+
+def _launched_in(rows: Rows, spans: Spans, wasted: Ints) -> Mask:
+    """Return the work that was launched inside the chosen calls."""
+    chosen = np.zeros(len(spans), np.bool_)
+    chosen[wasted] = True
+    has_op = (rows.work.op_row >= 0) & rows.inside
+    ops, op_row = rows.source.ops, rows.work.op_row[has_op]
+    mask: Mask = np.zeros(len(rows.work), np.bool_)
+    mask[has_op] = nest(spans, chosen).innermost(ops.thread[op_row], ops.start[op_row]) >= 0
+    return mask
+
+
+def _callers(trace: Trace, spans: Spans, wasted: Ints) -> list[str]:
+    """Return the lines that make the calls."""
+    labels = Labels()
+    host = Attribution(trace, labels)
+    lines = host.at(spans.thread[wasted].astype(np.int64), spans.start[wasted] - 1).line
+    found = dict.fromkeys(labels.texts()[code] for code in lines)
+    return [line for line in found if line != UNATTRIBUTED][:3]
+
+
+def _name(text: str) -> str:
+    return text.removeprefix(MODULE_RANGE).removeprefix(MODULE)
+
+
+RULE = check

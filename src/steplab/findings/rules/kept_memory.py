@@ -1,0 +1,53 @@
+"""Tensors of a step outlive it.
+
+What it sees: memory that was allocated in a step and is still held at its end, and is no weight, no
+gradient, no optimizer state and no batch; and memory that grows from step to step.
+Why it costs: an output keeps the graph behind it, so that two steps' activations live at once; a
+list of outputs, or a graph that is retained, grows until the device is full.
+Remedy: keep numbers or detached tensors; no retain_graph=True; delete what the next step replaces.
+When it is wrong: a cache that the model fills on purpose, such as keys and values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+
+SHARE = 0.10  # of the step's peak
+GROWTH = 0.01  # of the peak, in every step
+LEAST = 2**20  # bytes; the allocator rounds up to half of this
+SHOWN = 3
+
+
+def check(case: Case) -> Finding | None:
+    """Compare what is left behind with the peak of the step."""
+    timeline = case.timeline
+    if timeline is None or not timeline.peak_bytes:
+        return None
+    kept, growth, peak = timeline.kept_bytes, timeline.growth_bytes, timeline.peak_bytes
+    grows = growth > max(LEAST, GROWTH * peak) and kept > LEAST
+    if not grows and kept < max(LEAST, SHARE * peak):
+        return None
+    places: Counter[str] = Counter()
+    for block in timeline.kept:
+        where = block.line or block.module or block.op or "a place without a stack"
+        places[f"{where}, {block.op}" if block.op and block.op != where else where] += block.bytes
+    held = f"{units.bytes_(kept)} of a step's tensors are still held when it ends"
+    return Finding(
+        rule="kept_memory",
+        claim=f"memory grows by {units.bytes_(growth)} a step: {held}" if grows else held,
+        evidence=tuple(
+            f"allocated at {place}: {units.bytes_(held)}"
+            for place, held in places.most_common(SHOWN)
+        ),
+        remedy="keep loss.item() or tensor.detach() instead of outputs with their graph, "
+        "no retain_graph=True, and empty lists that the loop appends to",
+        stake_bytes=max(kept, growth),
+        of_bytes=peak,
+        why="an output holds the graph behind it, and that the activations of its step",
+    )
+
+
+RULE = check

@@ -1,0 +1,117 @@
+"""Rules about work that is done twice or for nothing, and memory that is held for nothing."""
+
+import pytest
+
+from steplab.core import Allocation
+from steplab.findings import Case
+from steplab.findings.rules import (
+    attention_unfused,
+    constant_rebuilt,
+    forward_unused,
+    fp32_stream,
+    kept_memory,
+    zero_fills,
+)
+from steplab.trace.analyze import analyze
+from tests.findings.steps import BF16, FP32, RecordedOp, cpu_case, gpu_case, mm, rules, tensors
+from tests.findings.test_rules_measurement import GIB, remembered
+from tests.trace.traces import op, python, range_, trace_of
+
+STREAM = [64, 128]
+
+
+def two_forwards(second_learns: bool, name: str = "nn.Module: Net_0") -> Case:
+    """A model is called twice; the first call has a backward."""
+    events = [range_("ProfilerStep#1", 0, 1_000_000), python("train.py(5): step", 0, 1_000_000)]
+    for number, start in enumerate((10_000, 400_000)):
+        called = "nn.Module: Net_0" if number == 0 else name
+        events += [python(called, start, 200_000)]
+        events += [op("aten::mm", start + 1_000, 150_000, sequence=number + 1)]
+    for number in range(1 + second_learns):
+        backward = f"autograd::engine::evaluate_function: MmBackward{number}"
+        start = 700_000 + 100_000 * number
+        events += [op(backward, start, 90_000, sequence=number + 1, forward_thread=1)]
+    return Case(None, analyze(trace_of(events)))
+
+
+def test_a_forward_that_nothing_is_learned_from():
+    found = forward_unused.RULE(two_forwards(second_learns=False))
+    assert "1 of 2 calls of Net_0" in found.claim and "train.py:5 (step)" in found.evidence[0]
+    assert found.gain_ms == pytest.approx(0.15)
+    assert forward_unused.RULE(two_forwards(second_learns=True)) is None  # two micro-batches
+    teacher = two_forwards(second_learns=False, name="nn.Module: Net_1")
+    assert forward_unused.RULE(teacher) is None
+
+
+def test_a_mask_of_positions():
+    line = "model.py(7): mask"
+    triangle = RecordedOp("aten::triu", 50, args=tensors([256, 256]), line=line)
+    fill = RecordedOp("aten::fill_", 30, args=tensors([256, 256]), line=line)
+    beyond = RecordedOp("aten::add", 40, args=tensors([8, 256, 256]), line=line)
+    rest = mm(64, 64, 64, 800, FP32)
+    found = constant_rebuilt.RULE(cpu_case([triangle, fill, beyond, rest]))
+    assert found.gain_ms == pytest.approx(0.08) and "model.py:7 (mask)" in found.evidence[0]
+    positions = {"shapes": [[256, 1], [1, 256]], "dtypes": ["long int"] * 2}
+    compared = RecordedOp("aten::ge", 50, args=positions, line=line)
+    assert constant_rebuilt.RULE(cpu_case([compared, rest])).gain_ms == pytest.approx(0.05)
+    lengths = {"shapes": [[8, 1], [1, 256]], "dtypes": ["long int"] * 2}
+    of_batch = RecordedOp("aten::lt", 50, args=lengths, line=line)
+    assert constant_rebuilt.RULE(cpu_case([of_batch, rest])) is None
+
+
+def summed(first: str, second: str, **changes) -> RecordedOp:
+    args = {"shapes": [STREAM, STREAM], "dtypes": [first, second]}
+    return RecordedOp("aten::add", 100, args=args, line="model.py(3): forward", **changes)
+
+
+def test_an_fp32_stream_in_a_16_bit_model():
+    products = [mm(64, 128, 512, 300), mm(64, 512, 128, 300)]
+    wide = gpu_case([*products, summed(FP32, BF16), summed(FP32, FP32)])
+    found = fp32_stream.RULE(wide)
+    assert found.stake_ms == pytest.approx(0.2) and found.gain_ms == pytest.approx(0.1)
+    assert "model.py:3" in found.evidence[1] and rules(wide)[0] == "fp32_stream"
+    assert fp32_stream.RULE(gpu_case([*products, summed(BF16, BF16)])) is None
+    weight = {"shapes": [[128, 512], [128, 512]], "dtypes": [BF16, FP32]}
+    autocast = RecordedOp("aten::copy_", 5, args=weight)
+    assert fp32_stream.RULE(gpu_case([autocast, *products, summed(FP32, BF16)])) is None
+
+
+def test_fills_of_gradients_of_slices():
+    outer = {"inside": "aten::select_backward", "outer": tensors([4, 64])}
+    filled = RecordedOp("aten::zero_", 10, args=tensors([4, 512, 64]), phase="backward", **outer)
+    found = zero_fills.RULE(cpu_case([filled] * 50 + [mm(64, 64, 64, 500, FP32)]))
+    assert found.gain_ms == pytest.approx(0.5) and "unbind" in found.remedy
+    plain = RecordedOp("aten::zero_", 10, args=tensors([4, 512, 64]))
+    other = zero_fills.RULE(cpu_case([plain] * 50 + [mm(64, 64, 64, 500, FP32)]))
+    assert "unbind" not in other.remedy
+    assert zero_fills.RULE(cpu_case([plain, mm(64, 64, 64, 500, FP32)])) is None
+
+
+def test_a_mask_changes_the_fused_kernel():
+    kernel = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128"
+
+    def attended(*mask: list[int]) -> Case:
+        outer = tensors(*[[2, 4, 64, 32]] * 3, *mask, dtype=BF16)
+        fused = {"inside": "aten::scaled_dot_product_attention", "outer": outer}
+        done = RecordedOp("aten::_cudnn_attention_forward", 600, kernel, **fused)
+        return gpu_case([done, mm(64, 64, 64, 400)])
+
+    found = attention_unfused.RULE(attended([64, 64]))
+    assert found.gain_ms == pytest.approx(0.3) and "is_causal" in found.remedy
+    assert attention_unfused.RULE(attended()) is None
+    assert attention_unfused.RULE(attended([2, 4, 64, 64])) is None  # a bias of every head
+
+
+def test_tensors_that_outlive_their_step():
+    blocks = (Allocation(2 * GIB, "other", line="train.py:9 (step)", op="aten::mm"),)
+    kept = {"kept": blocks, "kept_bytes": 2 * GIB, "peak_bytes": 10 * GIB, "peak_by_kind": {}}
+    case = remembered(**kept)
+    found = kept_memory.RULE(case)
+    assert found.stake_bytes == 2 * GIB and "train.py:9 (step)" in found.evidence[0]
+    assert "grows" not in found.claim and rules(case) == ["kept_memory"]
+    growing = kept_memory.RULE(remembered(**kept, growth_bytes=2 * GIB))
+    assert growing.claim.startswith("memory grows by 2.00 GiB a step")
+    assert kept_memory.RULE(remembered(**{**kept, "kept_bytes": 0})) is None
+    # Gradients that live on where the last step had none are growth, but nothing is kept.
+    first = {**kept, "kept_bytes": 0, "kept": (), "growth_bytes": 2 * GIB}
+    assert kept_memory.RULE(remembered(**first)) is None
