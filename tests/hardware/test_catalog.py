@@ -111,6 +111,9 @@ def test_the_present_card_comes_before_the_others():
     """362 is dense on an L40S and sparse on an L40."""
     assert sparse_peak_owner(362, "bf16", find_card("NVIDIA L40")).name == "L40"
     assert sparse_peak_owner(362, "bf16", find_card("NVIDIA L40S")) is None
+    # 1671 is the sparse peak of an H100 NVL, whatever that means for the card that is present.
+    assert sparse_peak_owner(1671, "bf16", find_card("NVIDIA H100 PCIe")) is None
+    assert sparse_peak_owner(1671, "bf16", find_card("NVIDIA H100 NVL")).name == "H100 NVL"
 
 
 @pytest.mark.parametrize(

@@ -118,17 +118,15 @@ def find_card(device_name: str) -> Card | None:
 def sparse_peak_owner(tflops: float, dtype: str, present: Card | None = None) -> Card | None:
     """Return the card whose 2:4-sparse `dtype` peak `tflops` is, unless it is a dense peak.
 
-    The present card is asked before all others: 362 is the dense bf16 peak of an L40S, but on
-    an L40 it is the sparse one.
+    Where a card is present, only that one is asked: 362 is the dense bf16 peak of an L40S, but on
+    an L40 it is the sparse one, and what an H100 NVL reaches says nothing about an H100 PCIe.
     """
-    if dtype not in TENSOR_DTYPES:
+    cards = _only(present) or CARDS
+    if dtype not in TENSOR_DTYPES or any(_close(card.peak(dtype), tflops) for card in cards):
         return None
-    for cards in (_only(present), CARDS):
-        if any(_close(card.peak(dtype), tflops) for card in cards):
-            return None
-        for card in cards:
-            if card.sparse and _close(2 * (card.peak(dtype) or 0.0), tflops):
-                return card
+    for card in cards:
+        if card.sparse and _close(2 * (card.peak(dtype) or 0.0), tflops):
+            return card
     return None
 
 

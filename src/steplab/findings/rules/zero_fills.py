@@ -1,6 +1,7 @@
 """Tensors are filled with zeros again and again.
 
-What it sees: fills that take more than 5 % of the step, with the operator and the line behind them.
+What it sees: fills that take more than 5 % of the step, with the line behind them; in backward only
+those of slices, as other operators need theirs.
 Why it costs: a fill writes a whole tensor and computes nothing. The gradient of one slice `x[:, t]`
 is a tensor of zeros as large as x, so a loop over slices writes x once for every slice.
 Remedy: `x.unbind(1)` or `x.split(...)`, whose gradients are put together once; buffers that are
@@ -16,6 +17,7 @@ from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.rows import Mask, Rows
+from steplab.trace.phases import AUTOGRAD_NODE
 
 SHARE = 0.05
 SLICES = re.compile(r"aten::(select|slice|index|narrow|as_strided)_backward")
@@ -27,10 +29,12 @@ def check(case: Case) -> Finding | None:
     if rows is None:
         return None
     fills = rows.category("memset")
+    sliced = fills & rows.within(lambda call: SLICES.fullmatch(call.name) is not None)
+    # Other fills of backward are the operators' own: the gradient of a loss or an embedding.
+    fills &= sliced | ~rows.within(lambda call: call.name.startswith(AUTOGRAD_NODE))
     spent = rows.ms(fills)
     if not spent > SHARE * case.step_ms:
         return None
-    sliced = fills & rows.within(lambda call: SLICES.fullmatch(call.name) is not None)
     by_slices = rows.ms(sliced) > spent / 2
     return Claim(
         rule="zero_fills",
