@@ -21,12 +21,14 @@ from steplab.workers.client import no_progress
 ENVIRONMENT = Environment("0", "3.11", "Linux", "cpu", 2, None)
 SPEC = RunSpec("gpt", {}, "tiny", ranks=2)
 SCHEMES = ["naive", "flat", "overlap", "bucket", "bucket", "ddp", "zero1", "fsdp"]
+EXACT = ["bucket", "fsdp"]
 
 
 def test_the_rungs_keep_the_rest_of_the_recipe():
     specs = plan(replace(SPEC, recipe=parse_recipe("precision=bf16")), [1, 25])
     schemes = [spec.recipe.techniques["parallel"] for spec in specs]
-    assert [scheme["data"] for scheme in schemes] == SCHEMES
+    assert [scheme["data"] for scheme in schemes] == [*SCHEMES, *EXACT]
+    assert [scheme.get("exact", False) for scheme in schemes] == [False] * 8 + [True] * 2
     assert [scheme.get("bucket_mb") for scheme in schemes[3:5]] == [1, 25]
     assert all(spec.recipe.techniques["precision"] == {"dtype": "bf16"} for spec in specs)
 
@@ -70,6 +72,16 @@ def test_the_table_shows_what_a_scheme_costs_and_its_verdict():
     assert table.title == "one step of gpt tiny, batch 4, full, 2 ranks"
     assert table.rows[0] == ("naive", 10.0, 2.0, 3.0, 7, 3.0, 1.0, 2.0, "bit-equal", "ok")
     assert table.rows[1] == ("bucket, 5 MB", *[None] * 7, "failed", "failed: gradients: wrong")
+
+
+def test_the_price_of_exact_is_printed_where_both_were_measured():
+    *_, bucket, _, _, fsdp, exact_bucket, exact_fsdp = plan(SPEC, [5])
+    failed = replace(new_run(fsdp, ENVIRONMENT), status="failed", reason="lost")
+    slow = Clock(ms(13.4), ms(13.4), ms(0.0), {}, {}, 13.4, "perf_counter")
+    runs = [measured(bucket), failed, measured(exact_bucket, clock=slow), measured(exact_fsdp)]
+    table = ladder_table(runs)
+    assert [row[0] for row in table.rows][2:] == ["bucket, 5 MB, exact", "fsdp, exact"]
+    assert table.note.endswith("; bucket, 5 MB, exact took 1.34x as long as bucket, 5 MB")
 
 
 def test_the_scaling_table_has_the_verdict_and_the_bytes():

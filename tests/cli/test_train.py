@@ -167,6 +167,19 @@ def test_ranks_are_neither_restarted_nor_awaited_without_end(words, capsys):
     assert " ".join(words[:1]) in said and len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_says_that_torchrun_cannot_restart(capsys, monkeypatch, rank):
+    monkeypatch.setattr("steplab.train.watch.run_as_rank", lambda *about: 0)
+    torchrun = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}
+    torchrun |= {"TORCHELASTIC_MAX_RESTARTS": 3, "TORCHELASTIC_USE_AGENT_STORE": True}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # so that none is left behind
+    assert main(["train"]) == 0
+    said = capsys.readouterr().err
+    assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in said) == (rank == 0)
+
+
 def test_ranks_that_differ_from_the_launchers_are_refused(capsys, monkeypatch):
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "3")):
         monkeypatch.setenv(name, value)

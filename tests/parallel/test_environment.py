@@ -69,6 +69,22 @@ def test_what_a_launcher_forgot_is_said(launched, changes, said):
 
 
 @pytest.mark.parametrize(
+    ("changes", "fail"),
+    [
+        ({}, True),
+        ({"TORCHELASTIC_MAX_RESTARTS": "0"}, False),
+        ({"TORCHELASTIC_MAX_RESTARTS": None}, False),  # no torchrun
+        ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, False),  # as the cure makes it
+        ({"LOCAL_WORLD_SIZE": "4"}, False),  # one machine
+    ],
+)
+def test_whether_torchrun_can_restart(launched, changes, fail):
+    torchrun = {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    launched(**torchrun | changes)
+    assert environment.restarts_would_fail() == fail
+
+
+@pytest.mark.parametrize(
     ("variables", "code"),
     [
         ({"TORCHELASTIC_RESTART_COUNT": "0", environment.LAUNCHER: "0"}, 1),  # died before

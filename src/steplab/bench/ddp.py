@@ -13,6 +13,7 @@ MIB = 2**20
 BUCKETS_MB = (1, 5, 25)
 BEFORE_BUCKETS = ("naive", "flat", "overlap")
 AFTER_BUCKETS = ("ddp", "zero1", "fsdp")
+EXACT = "exact"
 NOTE = (
     "step: of the slowest rank; wait: after the backward, until the gradients of all ranks were "
     "there; exposed: in one profiled step, while ranks exchanged something and nothing else ran, "
@@ -23,7 +24,10 @@ NOTE = (
 
 
 def plan(base: RunSpec, buckets_mb: Sequence[int] = BUCKETS_MB) -> list[RunSpec]:
-    """Return the rungs in order: `base` with every scheme, and a bucket scheme for every size."""
+    """Return the rungs in order: `base` with every scheme, and a bucket scheme for every size.
+
+    At the end, a replicated and a sharded scheme once more with `exact`, whose price that shows.
+    """
     if base.ranks < 2:
         raise UserError("The ladder compares how several ranks share a step.", "Use --ranks 2.")
     if PARALLEL in base.recipe.techniques:
@@ -33,6 +37,8 @@ def plan(base: RunSpec, buckets_mb: Sequence[int] = BUCKETS_MB) -> list[RunSpec]
     rungs: list[Mapping[str, Setting]] = [{"data": name} for name in BEFORE_BUCKETS]
     rungs += [{"data": "bucket", "bucket_mb": size} for size in buckets_mb]
     rungs += [{"data": name} for name in AFTER_BUCKETS]
+    rungs += [{"data": "bucket", "bucket_mb": buckets_mb[-1], EXACT: True}]
+    rungs += [{"data": "fsdp", EXACT: True}]
     return [replace(base, recipe=_with_scheme(base.recipe, settings)) for settings in rungs]
 
 
@@ -56,13 +62,28 @@ def ladder_table(runs: Sequence[Run]) -> Table:
         Column("status"),
     )
     title = f"one step of {runs[0].spec.title}"
-    return Table(title, columns, tuple((_label(run), *_cells(run)) for run in runs), NOTE)
+    note = "; ".join([NOTE, *_prices_of_exact(runs)])
+    return Table(title, columns, tuple((_label(_scheme(run)), *_cells(run)) for run in runs), note)
 
 
-def _label(run: Run) -> str:
-    settings = run.spec.recipe.techniques[PARALLEL]
-    bucket = settings.get("bucket_mb")
-    return f"{settings['data']}, {bucket} MB" if bucket else str(settings["data"])
+def _scheme(run: Run) -> Mapping[str, Setting]:
+    return run.spec.recipe.techniques[PARALLEL]
+
+
+def _label(scheme: Mapping[str, Setting]) -> str:
+    bucket, exact = scheme.get("bucket_mb"), scheme.get(EXACT)
+    words = [str(scheme["data"]), f"{bucket} MB" if bucket else "", EXACT if exact else ""]
+    return ", ".join(filter(None, words))
+
+
+def _prices_of_exact(runs: Sequence[Run]) -> list[str]:
+    """Say how much longer each step with `exact` took than the same one without it."""
+    steps = {_label(_scheme(run)): run.clock.step.median for run in runs if run.clock}
+    return [
+        f"{label} took {steps[label] / steps[without]:.2f}x as long as {without}"
+        for label in steps
+        if (without := label.removesuffix(f", {EXACT}")) != label and without in steps
+    ]
 
 
 def _cells(run: Run) -> list[Cell]:

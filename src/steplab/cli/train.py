@@ -32,6 +32,7 @@ from steplab.parallel.environment import (
     is_first,
     is_launched,
     launched_size,
+    restarts_would_fail,
 )
 from steplab.techniques.recipes import alone, check_recipe, shared_by
 from steplab.workloads.recorded import note_on_code, workload_of_record
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 DEFAULT_WORKLOAD = "tsmoe"
 HANG_TIMEOUT_S = 600.0  # the first step may compile for minutes
 LONGEST_WAIT_S = 10**7  # four months
+RESTARTS_WOULD_FAIL = (
+    "torchrun's restarts over several machines fail, because new ranks ask for the address of dead "
+    "ones. Start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every machine."
+)
 # Settings that may change when a run is resumed; the others define the run.
 RESUMABLE = frozenset(f.name for f in dataclasses.fields(TrainSettings) if f.metadata["resumable"])
 
@@ -104,6 +109,8 @@ def _run(args: argparse.Namespace) -> int:
 def _run_rank(args: argparse.Namespace) -> int:
     """Be one of the ranks that a launcher has started; rank 0 decides where to begin."""
     end_with_launcher()
+    if is_first() and restarts_would_fail():
+        _warn(RESTARTS_WOULD_FAIL)
     # torch prints C++ stacks when a connection breaks; the watch says in a sentence who is gone.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from steplab.parallel.world import share_text

@@ -76,6 +76,15 @@ def restarts() -> int:
     return _whole("TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in os.environ else 0
 
 
+def restarts_would_fail() -> bool:
+    """Whether torchrun means to restart ranks on several machines, and cannot.
+
+    A new group would find the address of a dead rank in the store that all groups share.
+    """
+    wanted = _whole("TORCHELASTIC_MAX_RESTARTS") if "TORCHELASTIC_MAX_RESTARTS" in os.environ else 0
+    return wanted > 0 and is_launcher_the_host() and not is_one_machine()
+
+
 def end_with_launcher() -> None:
     """End this process soon after its launcher has died, whatever it is doing or waiting for.
 
