@@ -50,6 +50,7 @@ class World:
     factors: dict[str, float] = field(default_factory=dict)
     red: set[str] = field(default_factory=set)
     broken: dict[str, str] = field(default_factory=dict)  # technique -> status
+    diverging: set[str] = field(default_factory=set)  # after many steps
     refused: set[str] = field(default_factory=set)
     lost_in_turns: set[str] = field(default_factory=set)
     together: dict[frozenset[str], float] = field(default_factory=dict)  # extra factors
@@ -172,6 +173,9 @@ class FakeReferences(ReferenceWorker):
 
     def has_dropout(self, spec, timeout):
         return False
+
+    def check_curves(self, spec, timeout):
+        return (Check("losses", not set(spec.recipe.techniques) & self.world.diverging, "", 9.0),)
 
     def dry_run(self, spec, shape, timeout):
         refused = set(spec.recipe.techniques) & self.world.refused

@@ -84,6 +84,15 @@ def test_over_a_red_gate_there_is_no_speed_up(climb):
     assert ladder.winner.label == "plain" and ladder.total is None
 
 
+def test_a_winner_whose_curves_leave_those_of_the_plain_step_is_red(climb):
+    world = World({"a": 0.5, "b": 0.8}, diverging={"a"})
+    ladder = climb(world, {"a": FakeTechnique(MATMUL), "b": FakeTechnique(MATMUL)})
+    rungs = {rung.technique: rung for rung in ladder.rungs}
+    assert rungs["a"].outcome == "red gate" and rungs["a"].gain is None
+    assert rungs["b"].outcome == "kept" and set(ladder.winner.techniques) == {"b"}
+    assert world.alive == 0
+
+
 @pytest.mark.parametrize("status", ["oom", "crashed", "failed", "timeout"])
 def test_a_rung_that_breaks_is_a_row_and_the_ladder_goes_on(climb, status):
     world = World({"good": 0.5}, broken={"bad": status})

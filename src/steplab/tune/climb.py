@@ -15,7 +15,7 @@ from steplab.tune.folder import LadderFolder
 from steplab.tune.options import GateOptions
 from steplab.tune.progress import SearchClock, Stopwatch, View, add_timings
 from steplab.tune.proposals import Proposal, choose, is_slow, recipe_conflict, still_known
-from steplab.tune.rung import RungResult, try_recipe
+from steplab.tune.rung import RungResult, try_recipe, with_curves
 from steplab.verify.remote import CandidateResult, ReferenceWorker, RemoteCandidate
 from steplab.workers.alternate import alternate_until_clear
 
@@ -124,6 +124,8 @@ class Climb:
         gate = replace(self.gate, may_confirm=self.clock.can_confirm(slow))
         tried = try_recipe(planned, self.champion, gate, self.clock.timeout(slow), self.view)
         self.winning = tried.candidate
+        if tried.candidate is not None and tried.candidate.spec.mode == "full":
+            tried = self._compare_curves(tried, tried.candidate)
         unnamed = replace(tried.rung, run="")  # it names its Run once that is stored
         ladder = replace(self.ladder, rungs=(*below, unnamed))
         if tried.candidate is not None:
@@ -141,6 +143,17 @@ class Climb:
         self.view.rung(rung)
         if tried.lost:
             self._restart_champion()
+
+    def _compare_curves(self, tried: RungResult, candidate: RemoteCandidate) -> RungResult:
+        """Let a winner take many more steps, at a small shape, before it is one."""
+        self.view.stage("comparing curves")
+        timeout = self.clock.timeout(is_slow(tried.rung.recipe))
+        rung = with_curves(tried.rung, self.references.check_curves(candidate.spec, timeout))
+        if rung.green:
+            return replace(tried, rung=rung)
+        candidate.close()
+        self.winning = None
+        return replace(tried, rung=rung, candidate=None)
 
     def _promote(self, tried: RungResult) -> None:
         """Let the candidate take the champion's place."""

@@ -90,12 +90,20 @@ def _pass_gate(
     if run.clock is not None:
         own = run_checks(run, result.waits, allowed, gate.memory_limit)
         rung = replace(rung, checks=(*result.checks, *own))
-    if not rung.green:
-        wrong = worst_check(rung.checks)
-        reason = f"{wrong.name}: {wrong.detail}" if wrong else "nothing was verified"
-        remedy = remedy_for_checks(rung.checks)
-        return replace(rung, outcome="red gate", reason=reason, remedy=remedy)
-    return replace(rung, outcome="kept")
+    return replace(rung, outcome="kept") if rung.green else _red(rung)
+
+
+def with_curves(rung: Rung, checks: Sequence[Check]) -> Rung:
+    """Return a rung that has won with the checks of its curves, which may cost it the gain."""
+    rung = replace(rung, checks=(*rung.checks, *checks))
+    return rung if rung.green else replace(_red(rung), gain=None, before=None, after=None)
+
+
+def _red(rung: Rung) -> Rung:
+    wrong = worst_check(rung.checks)
+    reason = f"{wrong.name}: {wrong.detail}" if wrong else "nothing was verified"
+    remedy = remedy_for_checks(rung.checks)
+    return replace(rung, outcome="red gate", reason=reason, remedy=remedy)
 
 
 def _measure_in_turns(

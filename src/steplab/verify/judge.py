@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from steplab.core.ladder import BIT_EQUAL, WITHIN_ROUNDING, Check
 from steplab.verify.budgets import disagreement, errors_of, worst
@@ -36,16 +37,39 @@ def judge(
     other = _other_batch(candidate, truth)
     if other:
         return (Check(f"data {where}".strip(), False, f"unverified: {other}"),)
+    candidate, truth, *peers = _with_all_state((candidate, truth, *peers))
     lost = lost_signs(peers, truth)
     found, *others = (without_lost(one, lost, truth) for one in (candidate, *peers))
-    state = sorted(group for group in truth.groups if group.startswith(STATE))
-    present = [group for group in (*GROUPS, *state) if group in truth.groups]
-    checks = [_check(group, found, others, truth, where) for group in present]
+    checks = [_check(group, found, others, truth, where) for group in _in_order(truth)]
     if candidate.held:
         agree = check_agreement(candidate.held)
         checks += [replace(agree, name=f"{agree.name} {where}".strip())]
         checks += [_check_bits(candidate, peers[-1], where)]
     return tuple(checks)
+
+
+def _with_all_state(snapshots: Sequence[NumericsSnapshot]) -> list[NumericsSnapshot]:
+    """Return the snapshots with zeros for state that only some have.
+
+    An optimizer keeps nothing for a parameter without a gradient: an expert that no token chose.
+    """
+    shapes: dict[str, dict[str, Tensor]] = {}
+    for snapshot in snapshots:
+        for group, members in snapshot.groups.items():
+            if group.startswith(STATE):
+                shapes.setdefault(group, {}).update(members)
+    zeros = {g: {n: torch.zeros_like(t) for n, t in found.items()} for g, found in shapes.items()}
+    complete = []
+    for snapshot in snapshots:
+        state = {g: {**zeros[g], **snapshot.groups.get(g, {})} for g in zeros}
+        complete.append(replace(snapshot, groups={**snapshot.groups, **state}))
+    return complete
+
+
+def _in_order(truth: NumericsSnapshot) -> list[str]:
+    """Return the groups that are compared: first those that every step has, by GROUPS."""
+    rest = sorted(truth.groups.keys() - {*GROUPS, "batches"})
+    return [*(group for group in GROUPS if group in truth.groups), *rest]
 
 
 def _other_batch(candidate: NumericsSnapshot, truth: NumericsSnapshot) -> str:

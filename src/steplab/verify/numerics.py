@@ -29,7 +29,7 @@ from steplab.modules.shards import whole
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
 from steplab.verify.ranks import checksum, gather, held_bits, rank_count, state_of
-from steplab.verify.shapes import TRUTH, references_of
+from steplab.verify.shapes import CURVE_STEPS, TRUTH, references_of
 
 # Steps that are compared. A whole-step graph runs three of them eagerly, captures in the next and
 # is replayed after that, so the last ones show what the graph computes.
@@ -53,8 +53,9 @@ class NumericsSnapshot:
 
     Groups by name: "weights" (as assembled), "outputs" (predictions and metrics), "loss" (one per
     step), "gradients" (of each parameter, in each gradient step), "update" (how far each
-    parameter has moved after all steps), "batches" (each micro-batch that was fed). Where several
-    ranks share the step, this is what they have together.
+    parameter has moved after all steps), "batches" (each micro-batch that was fed), "buffers", and
+    one group for each key of the optimizer's state. Where several ranks share the step, this is
+    what they have together. Over many steps: "losses" and "moves" (of all parameters), by quarters.
     """
 
     groups: Mapping[str, Mapping[str, Tensor]]
@@ -68,23 +69,24 @@ class NumericsSnapshot:
 
 
 def take_snapshot(
-    step: Step, spec: RunSpec, rate: float = 1.0, doubled: bool = False
+    step: Step, spec: RunSpec, rate: float = 1.0, doubled: bool = False, curves: bool = False
 ) -> NumericsSnapshot:
     """Run STEPS steps of a freshly assembled step, whose learning rate is multiplied by `rate`.
 
     The random numbers are seeded first, so that every process gets the same batches. With `doubled`
-    the model has been cast to fp64.
+    the model has been cast to fp64. With `curves` many more steps are run, and less of them kept.
     """
     _scale_learning_rates(step, rate)
     torch.manual_seed(spec.seed)
     feed = micro_batches(step, spec)
-    batches = [next(feed) for _ in range(STEPS)]
+    batches = [next(feed) for _ in range(CURVE_STEPS if curves else STEPS)]
     groups = {"batches": _sketch_batches(step, batches)}
+    look = _curves if curves else _snapshot
     if not doubled:
-        return _snapshot(step, batches, groups)
+        return look(step, batches, groups)
     torch.set_default_dtype(torch.float64)  # for tensors that a model makes in its forward pass
     try:
-        return _snapshot(step, tree_map(_to_double, batches), groups)
+        return look(step, tree_map(_to_double, batches), groups)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -105,7 +107,7 @@ def _snapshot(
     groups["outputs"] = _predictions(step, batches[0][0])
     seconds = perf_counter() - start
     if step.mode != "infer":
-        seconds = _train(step, batches, groups, gradients)
+        seconds += _train(step, batches, groups, gradients)
         groups["gradients"] = gradients.sketches
     if step.mode == "full":
         moved = _parameters(step)
@@ -115,9 +117,34 @@ def _snapshot(
     bits = gradients.bits | {name: checksum(whole(weight)) for name, weight in exact.items()}
     held = gradients.held | held_bits(state_of(step)) if rank_count(step) else {}
     roundoff = {name: torch.finfo(weight.dtype).eps / 2 for name, weight in exact.items()}
-    terms = max((x.numel() for x in tree_leaves(batches[0]) if isinstance(x, Tensor)), default=1)
+    terms = _longest_sum(batches)
     dtype, every = step.parts.matmul_dtype, gather(held, rank_count(step)) if held else ()
     return NumericsSnapshot(groups, roundoff, dtype, terms, seconds, bits, every)
+
+
+def _curves(
+    step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]
+) -> NumericsSnapshot:
+    """Run all steps, and keep the losses and how far the parameters move, quarter by quarter.
+
+    All parameters together: one whose true gradient is zero moves by rounding alone.
+    """
+    quarter = len(batches) // 4
+    losses, moves = groups.setdefault("losses", {}), groups.setdefault("moves", {})
+    before = _parameters(step)
+    for start in range(0, len(batches), quarter):
+        name = f"steps {start} to {start + quarter - 1}"
+        run = [_run_until_updated(step, step, b) for b in batches[start : start + quarter]]
+        losses[name] = torch.stack([output.loss.detach().double().cpu() for output in run])
+        now = _parameters(step)
+        moved = [distance(now[n], before[n]) for n in now]
+        moves[name] = torch.tensor(moved, dtype=torch.float64).norm()
+        before = now
+    return NumericsSnapshot(groups, {}, step.parts.matmul_dtype, _longest_sum(batches))
+
+
+def _longest_sum(batches: list[Any]) -> int:
+    return max((x.numel() for x in tree_leaves(batches[0]) if isinstance(x, Tensor)), default=1)
 
 
 def _train(
@@ -194,13 +221,12 @@ class Gradients:
             self.bits[key] = checksum(gradient)
 
 
-@torch.no_grad()
 def _predictions(step: Step, batch: Any) -> dict[str, Tensor]:
-    """Sketch what the model predicts; in training run eagerly, which saves a second compilation."""
-    eager = contextlib.nullcontext()
-    if step.mode != "infer":
-        eager = torch.compiler.set_stance("force_eager")
-    with eager, step.parts.forward_context():
+    """Sketch what the model predicts, by the code that trains it.
+
+    In training that is compiled for gradients: without them it would be compiled once more.
+    """
+    with torch.set_grad_enabled(step.mode != "infer"), step.parts.forward_context():
         found = step.workload.predict(step.model, batch)
     return {f"prediction {n}": s for n, s in enumerate(_floats(found))}
 

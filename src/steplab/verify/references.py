@@ -85,7 +85,7 @@ def _make_reference(shape: GateShape, dtype: str, folder: Path) -> str:
     if path.exists():
         return ""
     try:
-        snapshot = compute_reference(shape.spec, dtype, shape.rate)
+        snapshot = compute_reference(shape.spec, dtype, shape.rate, shape.curves)
     except Exception as error:
         if is_out_of_memory(error):
             return f"{dtype} does not fit"
@@ -125,14 +125,16 @@ def _refuse_nonfinite_loss(truth: NumericsSnapshot) -> None:
             )
 
 
-def compute_reference(spec: RunSpec, name: str, rate: float = 1.0) -> NumericsSnapshot:
+def compute_reference(
+    spec: RunSpec, name: str, rate: float = 1.0, curves: bool = False
+) -> NumericsSnapshot:
     """Return what the plain step of `spec` computes, by one of the names of `references_of`.
 
     "fp64" is the truth and "fp32" the plain step as it is. "bf16-rounded" is the truth with the
     factors and results of every matrix product rounded to bf16, which the precision cannot avoid.
     "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
     "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
-    The learning rate is multiplied by `rate`.
+    The learning rate is multiplied by `rate`; with `curves` many steps are taken.
     """
     step = step_without_dropout(replace(spec, recipe=PLAIN))
     dtype, _, how = name.partition("-")
@@ -144,8 +146,8 @@ def compute_reference(spec: RunSpec, name: str, rate: float = 1.0) -> NumericsSn
         step.model.double()
         rounding = RoundedProducts(dtype) if how else contextlib.nullcontext()
         with rounding:
-            return take_snapshot(step, spec, rate, doubled=True)
-    return take_snapshot(step, spec, rate)
+            return take_snapshot(step, spec, rate, doubled=True, curves=curves)
+    return take_snapshot(step, spec, rate, curves=curves)
 
 
 def shake_weights(step: Step, sign: int) -> None:

@@ -23,6 +23,7 @@ CANDIDATE = "steplab.verify.candidate:Candidate"
 MAKE_REFERENCES = "steplab.verify.references:make_references"
 WHY_UNDECIDED = "steplab.verify.references:why_undecided"
 HAS_DROPOUT = "steplab.verify.references:has_dropout"
+CHECK_CURVES = "steplab.verify.curves:check_curves"
 DRY_RUN = "steplab.verify.references:dry_run"
 
 T = TypeVar("T")
@@ -137,6 +138,16 @@ class ReferenceWorker(WorkerOwner):
             return self._call(HAS_DROPOUT, bool, timeout, spec=spec)
         except WorkerLost:
             return False
+
+    def check_curves(self, spec: RunSpec, timeout: float) -> tuple[Check, ...]:
+        """Compare many steps of a recipe with the plain step's, at a small shape."""
+        arguments = {"spec": spec, "folder": self.folder}
+        try:
+            return self._call(CHECK_CURVES, tuple[Check, ...], timeout, **arguments)
+        except WorkerLost as lost:
+            return (Check("curves", False, f"unverified: {_sentence(lost)}"),)
+        except SteplabError as error:
+            return (Check("curves", False, f"unverified: {error}"),)
 
     def dry_run(self, spec: RunSpec, shape: GateShape, timeout: float) -> tuple[str, str]:
         """Return (the dtype that a recipe declares, why it cannot run here or "")."""

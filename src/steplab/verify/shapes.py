@@ -19,6 +19,7 @@ PLAIN_DTYPE = "fp32"  # of a step that rounds nothing that the plain one does no
 # Times the learning rate. At 1e-3 rounding alone carries gpt xl away: after eight steps its updates
 # in fp32 are 6 % away from those in fp64, and in bf16 41 %; at an eighth of it 0.01 % and 9 %.
 SMALLER_RATE = 1 / 8
+CURVE_STEPS = 64
 UP, DOWN = "up", "down"  # two fp32 peers whose weights begin a few roundings off, each way
 ROUNDED, AUTOCAST = "rounded", "autocast"  # the two peers of any other dtype
 
@@ -32,6 +33,7 @@ class GateShape:
     spec: RunSpec
     apart: bool = False  # compared on a step that is not the measured one
     rate: float = 1.0  # by which the learning rate is multiplied
+    curves: bool = False  # many steps, of which only curves are compared
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9-]+", self.name):  # a path would lead out of the folder
@@ -57,6 +59,15 @@ def shapes_to_try(spec: RunSpec) -> list[GateShape]:
         words = f"at size {entry.cpu_preset}, batch {small.batch}"
         shapes.append(GateShape("small", words, small))
     return shapes
+
+
+def shape_of_curves(spec: RunSpec) -> GateShape:
+    """Return the small shape at which a winner takes many steps: the last one of those to try."""
+    small = shapes_to_try(replace(spec, ranks=1))[-1].spec
+    batch = min(spec.batch, 4)
+    small = replace(small, batch=batch, accumulate=1, mode="full")
+    at = f"at size {small.size}, batch {batch}" if small.size else f"at batch {batch}"
+    return GateShape("curves", f"{at}, over {CURVE_STEPS} steps", small, apart=True, curves=True)
 
 
 def one_process(spec: RunSpec) -> RunSpec:

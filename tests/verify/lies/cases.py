@@ -16,6 +16,7 @@ from tests.own_models import named
 from tests.verify.planted import PLANTED
 
 HERE = Path(__file__).parent
+WRONG = "wrong_models"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def technique(name: str, model: str, group: str, tensor: str, **case) -> Lie:
 
 
 def model(name: str, group: str, tensor: str) -> Lie:
-    return Lie("", Case(name, "wrong_models"), group, tensor)
+    return Lie("", Case(name, WRONG), group, tensor)
 
 
 LIES = [
@@ -90,6 +91,7 @@ LIES = [
     technique("bf16_loss", "tied_weights", "loss", "step"),
     technique("weights_lost_in_bf16", "tied_weights", "update", "norm.weight"),
     technique("wrong_when_compiled", "batchnorm_blocks", "gradients", "blocks.0.linear"),
+    technique("blocks_compiled", "other_when_compiled", "outputs", "prediction 0", file=WRONG),
     technique("last_micro_batch_only", "plain_mlp", "gradients", "in step", accumulate=2),
     technique("other_threshold", "relu_convnet", "outputs", "prediction 0"),
     technique("lost_bias", "relu_convnet", "gradients", "convs.1.bias"),

@@ -3,6 +3,7 @@
 import pytest
 
 from steplab.techniques.recipes import parse_recipe
+from steplab.verify.curves import check_curves
 from tests.verify.lies import wrong_techniques
 from tests.verify.lies.cases import HONEST, LIES, RECIPES, Case, Lie
 from tests.verify.lies.honest_technique import other_order
@@ -26,3 +27,20 @@ def test_an_honest_model_is_green(name, recipe):
 def test_so_it_is_where_sums_are_taken_in_another_order(monkeypatch, name):
     plant(monkeypatch, other_order)
     assert Case(name).red(PLANTED) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"), [("summed_loss", "optimizer=foreach"), ("contrastive", "precision=bf16")]
+)
+def test_curves_of_honest_steps_stay_together(tmp_path, name, recipe):
+    checks = check_curves(Case(name).spec(parse_recipe(recipe)), tmp_path)
+    assert [check.detail for check in checks if not check.passed] == []
+
+
+def test_updates_that_stop_when_nobody_looks_are_red(monkeypatch, tmp_path):
+    plant(monkeypatch, wrong_techniques.stops_after_eight)
+    case = Case("two_losses")
+    assert case.red(PLANTED) == {}
+    found = {check.name: check for check in check_curves(case.spec(PLANTED), tmp_path)}
+    moves = found["moves at batch 4, over 64 steps"]
+    assert not moves.passed and "worst steps 16 to 31: error 1.0e+00" in moves.detail

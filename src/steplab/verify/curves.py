@@ -1,0 +1,38 @@
+"""Does a winner still train as the plain step does, long after the steps that were compared?
+
+Eight steps see nothing that begins later. After 64 the weights are chaos, but two curves are not:
+the loss, and how far the parameters move in each quarter of the steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from steplab.core import RunSpec
+from steplab.core.ladder import Check
+from steplab.step.trial import clean_up
+from steplab.techniques.recipes import alone
+from steplab.verify.judge import judge
+from steplab.verify.numerics import load_references, take_snapshot
+from steplab.verify.references import make_references, step_without_dropout
+from steplab.verify.shapes import TRUTH, shape_of_curves
+
+
+def check_curves(spec: RunSpec, folder: Path) -> tuple[Check, ...]:
+    """Compare the curves of a recipe with those of the plain step and of its peers.
+
+    In one process: how ranks share a step has been compared before.
+    """
+    shape = shape_of_curves(spec)
+    here = replace(shape.spec, recipe=alone(spec.recipe))
+    try:
+        found = take_snapshot(step_without_dropout(here), here, curves=True)
+    finally:
+        clean_up()
+    for dtype in (TRUTH, found.matmul_dtype):
+        problem = make_references(shape, dtype, folder)
+        if problem:
+            return (Check(f"curves {shape.words}", False, f"unverified: {problem}"),)
+    truth, *peers = load_references(folder, shape.name, found.matmul_dtype)
+    return judge(found, peers, truth, shape.words)
