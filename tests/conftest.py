@@ -52,6 +52,14 @@ def pytest_make_collect_report(
     return report
 
 
+@pytest.fixture(scope="module")
+def tests_are_importable() -> Generator[None, None, None]:
+    """Let worker processes find the functions of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+        yield
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")

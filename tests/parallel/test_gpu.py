@@ -1,8 +1,5 @@
 """Two gloo ranks that share one GPU compute what one process computes there."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,22 +9,15 @@ from tests.parallel.training import figures
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.usefixtures("tests_are_importable"),
 ]
 DEVICE = "cuda"
 SCHEMES = ("naive", "flat", "overlap", "bucket", "ddp", "zero1", "fsdp")
 BF16 = "precision=bf16-weights,optimizer=one-pass"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def tests_are_importable():
-    """Let workers find the functions of these tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
-        yield
-
-
 @pytest.fixture(scope="module")
-def group():
+def group(tests_are_importable):
     with RankGroup(2, DEVICE, "gloo") as two:
         yield two
 

@@ -1,9 +1,7 @@
 """Groups of ranks: one call, one answer; and what happens to the others when one is lost."""
 
-import os
 import signal
 import threading
-from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -16,20 +14,13 @@ from steplab.workers.client import WorkerLost
 from steplab.workers.ranks import PerRank, RankGroup
 from steplab.workers.trials import TrialRunner
 
+pytestmark = pytest.mark.usefixtures("tests_are_importable")
 ENVIRONMENT = Environment("0", "3.11", "Linux", "cpu", 2, None)
 SERVED = "tests.workers.served"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def tests_are_importable():
-    """Let workers find the functions of these tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
-        yield
-
-
 @pytest.fixture(scope="module")
-def group():
+def group(tests_are_importable):
     with RankGroup(2, "cpu") as two:
         yield two
 
