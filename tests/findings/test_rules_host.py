@@ -10,6 +10,7 @@ from steplab.findings.rules import (
     data_stall,
     exposed_communication,
     host_stall,
+    late_start,
     launch_bound,
     many_graph_sizes,
     small_operators,
@@ -245,6 +246,25 @@ def test_the_recorders_own_wait_is_no_fault():
     found = synchronization.RULE(Case(None, analyze(trace_of(theirs))))
     assert found.claim.startswith("once a step") and "cudaEventSynchronize: 1" in found.evidence[0]
     assert found.remedy.startswith("leave cudaEventSynchronize out")
+
+
+def replayed(gap_us: int) -> Case:
+    """One launch, and 50 kernels of 2 us with a gap before each."""
+    events = [call("cudaGraphLaunch", 0, 5_000, 7)]
+    events += [
+        kernel("k", 6_000 + number * (2 + gap_us) * 1000, 2_000, 7, graph=3) for number in range(50)
+    ]
+    events += [range_("ProfilerStep#1", 0, 6_000 + 50 * (2 + gap_us) * 1000)]
+    return Case(None, analyze(trace_of(events, properties=H200)))
+
+
+def test_work_that_is_launched_and_not_begun():
+    short = late_start.RULE(replayed(gap_us=3))
+    assert short.stake_ms == pytest.approx(0.15, rel=0.05) and "compile=blocks" in short.remedy
+    assert rules(replayed(gap_us=3)) == ["late_start"]
+    long = late_start.RULE(replayed(gap_us=100))
+    assert "other processes" in long.remedy
+    assert late_start.RULE(gpu_case([mm(64, 64, 64, 100)] * 3)) is None
 
 
 def test_no_wait_no_finding():

@@ -1,12 +1,14 @@
 """Planted hazards are found at their lines, and clean models have none."""
 
 import pytest
+import torch
 
 from steplab.cli.main import main
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError, UserError
 from steplab.lint.hazards import BRANCH, BREAK, VARIES, WAIT, Hazard, hazard_table
-from steplab.lint.lint import lint
+from steplab.lint.lint import ONE_GRAPH, _break_hazard, graph_breaks, lint
+from steplab.probes.compilation import GraphBreak
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload, requested_workload
 from tests.own_models import named
@@ -177,3 +179,35 @@ def test_what_hides_the_operators_is_refused(preset):
     spec = RunSpec("gpt", find_workload("gpt").resolve("tiny", {}), recipe=parse_recipe(preset))
     with pytest.raises(UserError, match="Add compile=off"):
         lint(spec, steps=2)
+
+
+class Announces(torch.nn.Module):
+    """Breaks the graph where nothing is left to compute."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        print(end="")
+        return y
+
+
+def test_a_break_behind_the_last_operator_leaves_one_graph():
+    (found,) = graph_breaks(Announces(), (torch.ones(2, 4),), {})
+    assert found.why == ONE_GRAPH and "test_lint.py" in found.line
+
+
+def test_what_compiles_as_one_graph_after_all_has_no_break(monkeypatch):
+    monkeypatch.setattr("steplab.lint.lint._compiles_whole", lambda *call: True)
+    assert graph_breaks(Announces(), (torch.ones(2, 4),), {}) == []
+
+
+def test_a_break_in_a_library_names_its_line_and_the_callers():
+    library = ("/env/lib/python3.11/site-packages/transformers/models/t5.py", 12, "bias")
+    torchs = ("/env/lib/python3.11/site-packages/torch/_tensor.py", 99, "item")
+    frames = [torchs, library, ("model.py", 5, "forward")]
+    found = _break_hazard(GraphBreak("some reason", frames), "why")
+    assert found.line == "models/t5.py:12 (bias), called at model.py:5 (forward)"
+    assert _break_hazard(GraphBreak("r", frames[2:]), "").line == "model.py:5 (forward)"

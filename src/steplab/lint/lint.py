@@ -18,12 +18,12 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.lint.hazards import BREAK, KEEP, READ, STEP_FILE, VARIES, WAIT, Hazard, ObservedStep
-from steplab.probes.compilation import GraphBreak, recorded_graph_breaks
+from steplab.probes.compilation import GraphBreak, graph_count, recorded_graph_breaks
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.failures import error_sentence
 from steplab.step.graphed_call import sync_debug_mode
 from steplab.step.step import Step
-from steplab.trace.lines import innermost_line
+from steplab.trace.lines import Frame, innermost_line, is_framework, user_line
 from steplab.trace.user_frames import calling_line, error_line
 
 SHOWN_LINES = 12  # that vary in size: what follows from one line is not a fault of its own
@@ -31,6 +31,8 @@ HIDING = ("compile", "cuda_graph")  # techniques under which torch dispatches no
 GROWS = "the caching allocator splits and grows, compiled code is compiled again, no graph fits"
 PAD = "pad to a fixed size, or mask instead of selecting"
 BREAK_COST = "torch.compile cuts the model in two here: nothing fuses across, and fullgraph fails"
+CAPTURED = "torch.compile cuts the model in two here, unless fullgraph=True makes it one graph"
+ONE_GRAPH = "nothing computes behind it, so one graph is compiled; but fullgraph fails"
 BREAK_REMEDY = "take it out of the forward pass, or write it with tensor operations"
 
 
@@ -138,7 +140,8 @@ def _first_call(model: torch.nn.Module) -> Iterator[list[Any]]:
 def graph_breaks(model: nn.Module, args: Any, kwargs: Any) -> list[Hazard]:
     """Trace one call of the model and return every place where dynamo ends a graph.
 
-    Breaks with nothing to compute between them count too: they show as soon as the others go.
+    Breaks with nothing to compute between them count too: they show as soon as the others go. Where
+    the compiler takes the call as one graph with and without fullgraph=True, there are none.
     """
     log = logging.getLogger("torch._dynamo")
     level = log.level
@@ -146,8 +149,14 @@ def graph_breaks(model: nn.Module, args: Any, kwargs: Any) -> list[Hazard]:
     torch._dynamo.reset()
     clear_compilation_metrics()
     try:
+        graphs = graph_count()
         torch.compile(model, backend="eager")(*args, **kwargs)
-        return list(dict.fromkeys(map(_break_hazard, recorded_graph_breaks())))
+        breaks, cut = list(recorded_graph_breaks()), graph_count() - graphs > 1
+        whole = bool(breaks) and _compiles_whole(model, args, kwargs)
+        if whole and not cut:
+            return []
+        why = CAPTURED if whole else BREAK_COST if cut else ONE_GRAPH
+        return list(dict.fromkeys(_break_hazard(one, why) for one in breaks))
     except Exception as error:
         reason = f"cannot be traced: {_first_line(str(error))}"
         return [Hazard(BREAK, error_line(error), reason, BREAK_COST, BREAK_REMEDY)]
@@ -156,11 +165,30 @@ def graph_breaks(model: nn.Module, args: Any, kwargs: Any) -> list[Hazard]:
         torch._dynamo.reset()
 
 
-def _break_hazard(found: GraphBreak) -> Hazard:
-    """Name the innermost line of the user's code, or else the innermost of all."""
-    file, number, _ = found.frames[0]
-    line = innermost_line(found.frames) or f"{file.rsplit('/', 1)[-1]}:{number}"
-    return Hazard(BREAK, line, _first_line(found.reason), BREAK_COST, BREAK_REMEDY)
+def _compiles_whole(model: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Whether the call compiles with fullgraph=True."""
+    torch._dynamo.reset()
+    try:
+        torch.compile(model, backend="eager", fullgraph=True)(*args, **kwargs)
+    except Exception:
+        return False
+    return True
+
+
+def _break_hazard(found: GraphBreak, why: str) -> Hazard:
+    """Name the line of the break, and the innermost of the user's own where that is a library's."""
+    file, number, function = next(
+        (frame for frame in found.frames if not is_framework(_call(frame))), found.frames[0]
+    )
+    here = f"{'/'.join(file.split('/')[-2:])}:{number} ({function})"
+    own, user = innermost_line(found.frames), user_line(_call((file, number, function)))
+    line = user or (f"{here}, called at {own}" if own else here)
+    return Hazard(BREAK, line, _first_line(found.reason), why, BREAK_REMEDY)
+
+
+def _call(frame: Frame) -> str:
+    """Return a frame as the profiler names a call."""
+    return f"{frame[0]}({frame[1]}): {frame[2]}"
 
 
 def _first_line(text: str) -> str:
