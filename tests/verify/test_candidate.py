@@ -17,7 +17,7 @@ from steplab.verify.remote import CandidateResult
 from steplab.verify.shapes import shapes_to_try, with_batch, without_dropout
 from tests.compare.sides import run_of
 from tests.own_models import named
-from tests.verify.planted import plant, planted_spec, wrong_scaling
+from tests.verify.planted import PLANTED, plant, planted_spec, wrong_scaling
 
 
 def silent(text: str) -> None:
@@ -80,6 +80,46 @@ def test_every_shape_is_compared_and_named(tiny_spec, tmp_path):
     assert all(check.passed for check in opened.checks)
 
 
+DROPPING = """
+import torch, steplab
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.down(F.dropout(torch.tanh(self.up(x)), 0.3, self.training))
+
+def make():
+    def batches(size):
+        while True:
+            yield torch.randn(size, 8)
+    return steplab.UserModel(Net(), batches, lambda m, x: (m(x) - x.sum(1)).square().mean())
+"""
+
+
+def test_dropout_that_nobody_can_switch_off_is_compared_by_its_statistics(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(DROPPING)
+    fields = {"batch": 16, "steps": 3, "warmup": 1}
+    spec = RunSpec(named(f"{tmp_path / 'own.py'}:make"), {}, **fields)
+    assert has_dropout(spec)
+    shape = referenced(without_dropout(shapes_to_try(spec)[0]), tmp_path, "fp32")
+    opened = Candidate(spec, [shape], tmp_path).open(silent)
+    assert opened.run.status == "ok" and opened.run.clock is not None, opened.run.reason
+    assert "dropout" in {check.name for check in opened.checks}
+    assert all(check.passed for check in opened.checks)
+
+    def twice(parts):
+        parts.model.up.register_forward_hook(lambda module, x, y: torch.dropout(y, 0.3, True))
+
+    plant(monkeypatch, twice)
+    wrong = Candidate(replace(spec, recipe=PLANTED), [shape], tmp_path).open(silent)
+    assert wrong.run.clock is None
+
+
 def test_a_failure_is_the_status_of_the_run(tiny_spec, tmp_path):
     spec = tiny_spec("compile=blocks,compile.mode=reduce-overhead")
     shape = referenced(shapes_to_try(spec)[0], tmp_path, "fp32")
@@ -106,8 +146,8 @@ def test_references_leave_cores_to_others(tiny_spec, tmp_path, monkeypatch):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(4)
-        referenced(shapes_to_try(tiny_spec())[0], tmp_path, "fp32")
-        assert set(seen) == {2} and torch.get_num_threads() == 4
+        referenced(shapes_to_try(tiny_spec())[0], tmp_path)
+        assert seen == [2] and torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
 

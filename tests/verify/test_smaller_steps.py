@@ -124,7 +124,7 @@ def test_every_shape_is_asked(deep, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_where_smaller_steps_do_not_help_the_full_ones_stay(deep, tmp_path, monkeypatch):
-    monkeypatch.setattr("steplab.verify.numerics._scale_learning_rates", lambda step, rate: None)
+    monkeypatch.setattr("steplab.verify.numerics.scale_learning_rates", lambda step, rate: None)
     told = Listening()
     (shape,), _ = found(deep(), tmp_path / "ladder", view=told)
     assert shape.rate == 1 and all(line.endswith("also after smaller steps") for line in told.lines)

@@ -15,17 +15,25 @@ from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Subject
 from steplab.profiling.plan import ProfilePlan
 from steplab.profiling.recorder import STEADY_STEPS, record_profile
+from steplab.step.assemble import assemble
 from steplab.step.failures import failed_run
 from steplab.step.graphed_call import SYNC_MESSAGE, sync_debug_mode
 from steplab.step.loop import Progress, settle, time_steps, warm_up
 from steplab.step.step import Step
 from steplab.step.trial import ProbedStep, clean_up
+from steplab.verify.draws import check_draws, take_draws
 from steplab.verify.judge import judge
-from steplab.verify.numerics import NumericsSnapshot, load_references, take_snapshot
+from steplab.verify.numerics import (
+    NumericsSnapshot,
+    load_references,
+    load_snapshot,
+    reference_path,
+    take_snapshot,
+)
 from steplab.verify.ranks import gather
-from steplab.verify.references import step_without_dropout
+from steplab.verify.references import snapshot_without_dropout
 from steplab.verify.remote import CandidateResult, Recording
-from steplab.verify.shapes import GateShape, at_shape, one_process
+from steplab.verify.shapes import DRAWS, GateShape, at_shape, one_process
 
 
 class NumericsFailed(Exception):
@@ -85,23 +93,45 @@ class Candidate:
             spec = at_shape(self.spec, shape)
             progress(f"comparing with fp64 {shape.words}")
             try:
-                self._judge(take_snapshot(step_without_dropout(spec), spec, shape.rate), shape)
+                self._judge(snapshot_without_dropout(spec, shape.rate), shape)
+                if shape.apart and not self._is_measured(shape):
+                    self._check_draws(assemble(spec), spec, shape)
             finally:
                 clean_up()
 
     def _verify_own(self, subject: Subject, progress: Progress) -> float | None:
         """Compare the numerics of the very step that is measured; seconds of its first step."""
-        own = next((shape for shape in self.shapes if self._is_own(shape)), None)
+        own = next((shape for shape in self.shapes if self._is_measured(shape)), None)
         if own is None:
             return None
         assert isinstance(subject.step, Step)
+        if own.apart:
+            progress("comparing what is dropped")
+            return self._check_draws(subject.step, self.spec, own)
         progress("comparing with fp64")
         snapshot = take_snapshot(subject.step, self.spec, own.rate)
         self._judge(snapshot, own)
         return snapshot.first_seconds
 
     def _is_own(self, shape: GateShape) -> bool:
-        return not shape.apart and shape.spec == one_process(self.spec)
+        return not shape.apart and self._is_measured(shape)
+
+    def _is_measured(self, shape: GateShape) -> bool:
+        return shape.spec == one_process(self.spec)
+
+    def _check_draws(self, step: Step, spec: RunSpec, shape: GateShape) -> float | None:
+        """Compare what the step drops with what the plain one drops; seconds of its first step.
+
+        Ranks draw apart, each for itself, and are left alone.
+        """
+        if spec.ranks > 1:
+            return None
+        found = take_draws(step, spec)
+        plain = load_snapshot(reference_path(self.references, shape.name, DRAWS))
+        self.checks.append(check_draws(found, plain))
+        if not self.checks[-1].passed:
+            raise NumericsFailed
+        return found.first_seconds
 
     def _judge(self, snapshot: NumericsSnapshot, shape: GateShape) -> None:
         """Add checks; stop at wrong numerics. All ranks go by what the first one found."""

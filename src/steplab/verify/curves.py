@@ -14,8 +14,8 @@ from steplab.core.ladder import Check
 from steplab.step.trial import clean_up
 from steplab.techniques.recipes import alone
 from steplab.verify.judge import judge
-from steplab.verify.numerics import load_references, take_snapshot
-from steplab.verify.references import make_references, step_without_dropout
+from steplab.verify.numerics import load_references
+from steplab.verify.references import make_references, snapshot_without_dropout
 from steplab.verify.shapes import TRUTH, shape_of_curves
 
 
@@ -27,7 +27,7 @@ def check_curves(spec: RunSpec, folder: Path) -> tuple[Check, ...]:
     shape = shape_of_curves(spec)
     here = replace(shape.spec, recipe=alone(spec.recipe))
     try:
-        found = take_snapshot(step_without_dropout(here), here, curves=True)
+        found = snapshot_without_dropout(here, curves=True)
     finally:
         clean_up()
     for dtype in (TRUTH, found.matmul_dtype):

@@ -76,7 +76,7 @@ def take_snapshot(
     The random numbers are seeded first, so that every process gets the same batches. With `doubled`
     the model has been cast to fp64. With `curves` many more steps are run, and less of them kept.
     """
-    _scale_learning_rates(step, rate)
+    scale_learning_rates(step, rate)
     torch.manual_seed(spec.seed)
     feed = micro_batches(step, spec)
     batches = [next(feed) for _ in range(CURVE_STEPS if curves else STEPS)]
@@ -91,7 +91,7 @@ def take_snapshot(
         torch.set_default_dtype(torch.float32)
 
 
-def _scale_learning_rates(step: Step, rate: float) -> None:
+def scale_learning_rates(step: Step, rate: float) -> None:
     """Multiply the learning rates; not undone: the time of a step does not depend on them."""
     for group in step.optimizer.param_groups if step.optimizer else ():
         if "lr" in group:
@@ -134,7 +134,7 @@ def _curves(
     before = _parameters(step)
     for start in range(0, len(batches), quarter):
         name = f"steps {start} to {start + quarter - 1}"
-        run = [_run_until_updated(step, step, b) for b in batches[start : start + quarter]]
+        run = [run_until_updated(step, step, b) for b in batches[start : start + quarter]]
         losses[name] = torch.stack([output.loss.detach().double().cpu() for output in run])
         now = _parameters(step)
         moved = [distance(now[n], before[n]) for n in now]
@@ -157,9 +157,9 @@ def _train(
         start = perf_counter()
         if number < GRADIENT_STEPS:
             with gradients.watched(number):
-                output = _run_until_updated(step, step.run, batch)
+                output = run_until_updated(step, step.run, batch)
         else:
-            output = _run_until_updated(step, step, batch)
+            output = run_until_updated(step, step, batch)
         losses.append(output.loss.detach().double().cpu())
         seconds = seconds or perf_counter() - start
         if number == 0:
@@ -168,7 +168,7 @@ def _train(
     return seconds
 
 
-def _run_until_updated(step: Step, run: Any, batch: Any) -> Any:
+def run_until_updated(step: Step, run: Any, batch: Any) -> Any:
     """Run a step; one whose update a gradient scaler skipped changed nothing and is repeated."""
     scaler = step.parts.scaler
     for _ in range(MAX_REPEATS):

@@ -28,6 +28,7 @@ from steplab.step.step import Step
 from steplab.step.trial import clean_up
 from steplab.techniques.recipes import alone
 from steplab.trace.categories import PRODUCT_OPS
+from steplab.verify.draws import dropout_off, take_draws
 from steplab.verify.judge import judge
 from steplab.verify.numerics import (
     BITS,
@@ -41,6 +42,7 @@ from steplab.verify.numerics import (
 from steplab.verify.shapes import (
     AUTOCAST,
     DOWN,
+    DRAWS,
     PLAIN_DTYPE,
     ROUNDED,
     TRUTH,
@@ -60,8 +62,11 @@ FACTOR_NDIM = {"attention": 4, "rnn": 2, "lstm": 2, "gru": 2}
 
 def make_references(shape: GateShape, dtype: str, folder: Path) -> str:
     """Write what candidates of `dtype` are judged by; return why it cannot be had, or ""."""
+    names = references_of(dtype)
+    if shape.apart and not shape.curves:  # it drops at random
+        names = (*names, DRAWS)
     with _half_of_the_threads():
-        problems = (_make_reference(shape, name, folder) for name in references_of(dtype))
+        problems = (_make_reference(shape, name, folder) for name in names)
         return next(filter(None, problems), "")
 
 
@@ -134,8 +139,16 @@ def compute_reference(
     factors and results of every matrix product rounded to bf16, which the precision cannot avoid.
     "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
     "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
-    The learning rate is multiplied by `rate`; with `curves` many steps are taken.
+    "draws" are its statistics with dropout on, which is off otherwise. The learning rate is
+    multiplied by `rate`; with `curves` many steps are taken.
     """
+    if name == DRAWS:
+        return take_draws(assemble(replace(spec, recipe=PLAIN)), spec)
+    with dropout_off():
+        return _plain_snapshot(spec, name, rate, curves)
+
+
+def _plain_snapshot(spec: RunSpec, name: str, rate: float, curves: bool) -> NumericsSnapshot:
     step = step_without_dropout(replace(spec, recipe=PLAIN))
     dtype, _, how = name.partition("-")
     if how in (UP, DOWN):
@@ -232,6 +245,14 @@ def step_without_dropout(spec: RunSpec) -> Step:
     return step
 
 
+def snapshot_without_dropout(
+    spec: RunSpec, rate: float = 1.0, curves: bool = False
+) -> NumericsSnapshot:
+    """Return what the recipe of `spec` computes when nothing is dropped."""
+    with dropout_off():
+        return take_snapshot(step_without_dropout(spec), spec, rate, curves=curves)
+
+
 def find_dropout(model: nn.Module) -> list[tuple[nn.Module, str]]:
     """Return the modules that drop something, and the name of the attribute that says how much."""
     found = []
@@ -254,11 +275,26 @@ def why_undecided(shape: GateShape, dtype: str, folder: Path) -> str:
 
 
 def has_dropout(spec: RunSpec) -> bool:
-    """Whether the model of `spec` drops something at random."""
+    """Whether the model of `spec` drops something at random: it draws, but not with dropout off."""
     try:
-        return bool(find_dropout(assemble(spec).model))
+        if find_dropout(assemble(spec).model):
+            return True
+        if not _draws(assemble(spec), spec):
+            return False
+        with dropout_off():
+            return not _draws(assemble(spec), spec)
     finally:
         clean_up()
+
+
+def _draws(step: Step, spec: RunSpec) -> bool:
+    """Whether a forward pass takes random numbers."""
+    on_cuda = step.parts.device.type == "cuda"
+    batch = next(micro_batches(step, spec))[0]
+    state = torch.cuda.get_rng_state if on_cuda else torch.get_rng_state
+    before = state()
+    forward_eagerly(step, spec.mode, batch)
+    return not torch.equal(before, state())
 
 
 def dry_run(spec: RunSpec, shape: GateShape) -> str:

@@ -20,6 +20,7 @@ PLAIN_DTYPE = "fp32"  # of a step that rounds nothing that the plain one does no
 # in fp32 are 6 % away from those in fp64, and in bf16 41 %; at an eighth of it 0.01 % and 9 %.
 SMALLER_RATE = 1 / 8
 CURVE_STEPS = 64
+DRAWS = "draws"  # the reference of a model that drops at random: the plain step's statistics
 UP, DOWN = "up", "down"  # two fp32 peers whose weights begin a few roundings off, each way
 ROUNDED, AUTOCAST = "rounded", "autocast"  # the two peers of any other dtype
 

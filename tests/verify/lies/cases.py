@@ -7,16 +7,19 @@ from functools import cache
 from pathlib import Path
 
 from steplab.core import PLAIN, Recipe, RunSpec
+from steplab.step.assemble import assemble
 from steplab.techniques.recipes import parse_recipe
+from steplab.verify.draws import check_draws, take_draws
 from steplab.verify.judge import judge
-from steplab.verify.numerics import NumericsSnapshot, take_snapshot
-from steplab.verify.references import compute_reference, step_without_dropout
+from steplab.verify.numerics import NumericsSnapshot
+from steplab.verify.references import compute_reference, snapshot_without_dropout
 from steplab.verify.shapes import references_of
 from tests.own_models import named
 from tests.verify.planted import PLANTED
 
 HERE = Path(__file__).parent
 WRONG = "wrong_models"
+DROPPING = ("dropout", "functional_dropout")
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,11 @@ class Case:
     def red(self, recipe: Recipe) -> dict[str, str]:
         """Hold a recipe against the truth; return group -> detail of every red check."""
         spec = self.spec(recipe)
-        found = take_snapshot(step_without_dropout(spec), spec)
+        found = snapshot_without_dropout(spec)
         names = references_of(found.matmul_dtype)
-        checks = judge(found, [reference(self, n) for n in names], reference(self, "fp64"), "")
+        checks = [*judge(found, [reference(self, n) for n in names], reference(self, "fp64"), "")]
+        if self.model in DROPPING:
+            checks.append(check_draws(take_draws(assemble(spec), spec), reference(self, "draws")))
         return {check.name: check.detail for check in checks if not check.passed}
 
 
@@ -83,6 +88,10 @@ LIES = [
     technique("count_off_by_one", "two_losses", "optimizer step", "trunk.0.weight"),
     technique("not_clipped", "summed_loss", "optimizer exp_avg", "worst"),
     technique("stale_copy", "two_losses", "loss", "step"),
+    technique("dropout_thrice", "dropout", "dropout", "weight"),
+    technique("dropout_left_out", "dropout", "dropout", "weight"),
+    technique("one_mask_forever", "dropout", "dropout", "weight"),
+    technique("dropout_unscaled", "dropout", "dropout", "weight"),
     technique("untied", "tied_weights", "weights", "head.weight"),
     technique("other_gelu", "plain_mlp", "outputs", "prediction 0"),
     technique("other_epsilon", "contrastive", "gradients", "norm.bias"),
