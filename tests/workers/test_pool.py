@@ -76,6 +76,11 @@ def test_memory_and_cores_decide_how_many(memory_gb, cores, count):
     assert pool_size(machine(memory_gb, cores)) == count
 
 
+@pytest.mark.parametrize(("ranks", "count"), [(1, 4), (2, 3), (4, 1), (16, 1)])
+def test_a_group_counts_as_its_ranks(ranks, count):
+    assert pool_size(machine(150, 64), ranks) == count
+
+
 def test_one_is_kept_unless_there_is_room(workers):
     spares = WorkerPool()
     spares.refill()
