@@ -184,5 +184,4 @@ def test_the_command_climbs_the_ladder(tmp_path, capsys):
     words = ["bench", "ddp", *TINY.split(), "--steps", "2", "--warmup", "1", "--bucket-mb", "1"]
     assert main([*words, "--store", str(tmp_path / "store"), "--out", str(out)]) == 0
     rows = json.loads(out.read_text())
-    print(rows)
     assert "bit-equal" in capsys.readouterr().out
