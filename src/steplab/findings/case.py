@@ -17,9 +17,13 @@ from steplab.hardware.catalog import Card, find_card
 from steplab.store import Store, store_of
 from steplab.trace.analysis import CAUSES, Analysis
 from steplab.trace.analyze import analyze, analyze_run
+from steplab.trace.budget import launch_calls
 from steplab.trace.events import Gpu
 from steplab.trace.load import load_trace
 from steplab.trace.silences import captures
+
+# An eager operator takes the host 10 to 60 us with its Python; on a slow one, twice that.
+SLOWEST_LAUNCH_MS = 0.1
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,27 @@ class Case:
         per_step = self.rows.scale / max(len(self.analysis.windows), 1)
         return [(line, ms * per_step) for line, ms in spent.most_common()]
 
-    @cached_property
+    @property
     def launch_wait_ms(self) -> float:
         """Milliseconds per step in which the device waits for launches that keep coming.
 
-        The budget's term, less the cost of profiling, what synchronization caused and the silences.
+        What its launches can take: the rest is the host's, whatever it does.
+        """
+        if not self.on_device or self.analysis is None:
+            return self._host_wait_ms
+        calls = launch_calls(self.analysis.trace, self.analysis.windows)
+        return min(self._host_wait_ms, SLOWEST_LAUNCH_MS * float(np.median(calls)))
+
+    @property
+    def unexplained_wait_ms(self) -> float:
+        """Milliseconds per step in which the device waits for the host, nothing shows what for."""
+        return max(0.0, self._host_wait_ms - self.launch_wait_ms)
+
+    @cached_property
+    def _host_wait_ms(self) -> float:
+        """Milliseconds per step in which the device waits for the host, silences left out.
+
+        The budget's term, less the cost of profiling and what synchronization caused.
         """
         if self.analysis is None:
             return 0.0

@@ -65,6 +65,11 @@ def _launch_note(trace: Trace, windows: Sequence[Window], number: int) -> str:
     return f"{calls:,} launch calls by the host; {begun:,} kernels, copies and fills on the device"
 
 
+def launch_calls(trace: Trace, windows: Sequence[Window]) -> list[int]:
+    """Return how many calls of the host launched device work in each step."""
+    return [_count_in(_launch_calls(trace), window) for window in windows]
+
+
 def _launch_calls(trace: Trace) -> Ints:
     """Return the start (ns) of each host call that launched device work; a graph replay is one."""
     return trace.calls.start[np.isin(trace.calls.correlation, trace.device.correlation)]

@@ -8,6 +8,7 @@ at the same place between two launches. Without a device, operators take the pla
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ LONG = 300_000  # ns
 # Torch is that slow too, as before an update of hundreds of tensors. Where no stack tells torch's
 # lines from the user's, only a longer silence is surely not torch's.
 SURELY = 2_000_000  # ns
+TORCHS = ('range "backward"', 'range "clip"', 'range "optimizer"')  # nor what lies in these
 LEAST = 50_000  # ns of idle time that make a silence worth a look
 BRIEF = 20_000  # ns: a view, or what an operator without work takes
 SAMPLES = 64  # instants at which a silence is looked at
@@ -36,6 +38,11 @@ MOST = 2_000  # silences of a trace, the longest
 MOST_THREADS = 8  # of autograd: one per device
 COMPILING = ("entire_frame_compile", "entire_backward_compile")
 CAPTURE_BEGIN, CAPTURE_END = "StreamBeginCapture", "GraphInstantiate"
+_NO_WORK = re.compile(
+    r"aten::(_?(empty|new_empty|view|slice|select|narrow|expand|permute|transpose|as_strided|split"
+    r"|squeeze|unsqueeze|detach|alias|unbind|chunk|reshape|resize|set|to|t|item|local_scalar_dense"
+    r"|copy_from)\w*|lift_fresh|_to_copy|result_type)"
+)
 FRAMEWORK = "framework"  # no cause of its own: torch is slow to launch
 
 Cause = tuple[str, str]  # one of CAUSES or FRAMEWORK, and the line
@@ -52,7 +59,7 @@ class HostView:
         self.has_stacks = len(python) > 0
         self._code = nest(python, trace.named(python, is_code))
         self._loading = nest(python, trace.named(python, _loads))
-        self._threads = [*_autograd_threads(trace), _step_thread(trace)]
+        self._threads = _threads(trace)
         self._compiling = _spans_of(trace, COMPILING)
         self._capturing = captures(trace)
         self._calls = union(trace.calls.start, trace.calls.end)
@@ -72,7 +79,7 @@ class HostView:
             computes = (rows >= 0) & (launched == 0) & (finish - begin > BRIEF)
             names = [self.trace.text(code) for code in at_rows(self.trace.ops.name, rows)]
             found = [
-                old or (new if yes and new.startswith("aten::") else "")
+                old or (new if yes and _computes(new) else "")
                 for old, new, yes in zip(found, names, computes, strict=True)
             ]
         for name, spans in (("compiling", self._compiling), ("capturing", self._capturing)):
@@ -223,8 +230,9 @@ def _causes(
         seen = stacks.view.lines(*place, in_operator, labels) if place and share else []
         if not seen and share:
             cause = "operator" if in_operator else "python"
-            unsure = not in_operator and end - start < SURELY
-            seen = [(FRAMEWORK if unsure else cause, view.range_at((start + end) // 2, labels))]
+            where = view.range_at((start + end) // 2, labels)
+            torchs = not in_operator and (end - start < SURELY or where in TORCHS)
+            seen = [(FRAMEWORK if torchs else cause, where)]
         for cause, line in seen:
             if cause == "operator":
                 op = names.most_common(1)[0][0]
@@ -237,13 +245,11 @@ def fetching_lines(trace: Trace, data: Intervals) -> list[str]:
     """Return the lines that ran while batches were fetched, most time first."""
     labels = Labels()
     view = HostView(Attribution(trace, labels))
-    spans = zip(data.start[:MOST].tolist(), data.end[:MOST].tolist(), strict=True)
-    seen = Counter(
-        line
-        for start, end in spans
-        for inside in (False, True)
-        for _, line in view.lines(start, end, inside, labels)
-    )
+    seen: Counter[str] = Counter()  # ns by line
+    for start, end in zip(data.start[:MOST].tolist(), data.end[:MOST].tolist(), strict=True):
+        for inside in (False, True):
+            lines = [line for _, line in view.lines(start, end, inside, labels)]
+            seen.update({line: lines.count(line) * (end - start) for line in set(lines)})
     return [line for line, _ in seen.most_common() if line != UNATTRIBUTED]
 
 
@@ -282,7 +288,7 @@ def captures(trace: Trace) -> Intervals:
 
 
 def _acts(trace: Trace) -> _Acts:
-    threads = [*_autograd_threads(trace), _step_thread(trace)]
+    threads = _threads(trace)
     if not len(trace.device):
         rows = np.flatnonzero(np.isin(trace.ops.thread, threads))
         rows = rows[~trace.named(trace.ops, lambda name: name.startswith(STEP_RANGE))[rows]]
@@ -293,9 +299,12 @@ def _acts(trace: Trace) -> _Acts:
     return _Acts(trace.calls.start[calls], trace.calls.end[calls], first)
 
 
-def _autograd_threads(trace: Trace) -> list[int]:
+def _threads(trace: Trace) -> list[int]:
+    """Return the threads that launch the work of steps: those of autograd, the step's own last."""
     nodes = trace.named(trace.ops, lambda name: name.startswith(AUTOGRAD_NODE))
-    return np.unique(trace.ops.thread[nodes])[:MOST_THREADS].tolist()
+    autograd = np.unique(trace.ops.thread[nodes])[:MOST_THREADS].tolist()
+    own = _step_thread(trace)
+    return [*(thread for thread in autograd if thread != own), own]
 
 
 def _step_thread(trace: Trace) -> int:
@@ -310,6 +319,11 @@ def _step_thread(trace: Trace) -> int:
 def _spans_of(trace: Trace, names: tuple[str, ...]) -> Intervals:
     chosen = trace.named(trace.ops, names.__contains__)
     return union(trace.ops.start[chosen], trace.ops.end[chosen])
+
+
+def _computes(op: str) -> bool:
+    """Whether an operator computes; one that only allocates or views is torch's own time."""
+    return op.startswith("aten::") and _NO_WORK.fullmatch(op) is None
 
 
 def _loads(call: str) -> bool:

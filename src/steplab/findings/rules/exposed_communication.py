@@ -18,7 +18,7 @@ def check(case: Case) -> Finding | None:
     if case.rows is None or not exposed:
         return None
     mask = case.rows.category("communication")
-    whole = case.rows.ms(mask)
+    whole = max(exposed, case.rows.ms(mask))  # which counts by the step that launched it
     groups = case.rows.totals("name", mask)
     return Finding(
         rule="exposed_communication",

@@ -20,18 +20,22 @@ SHOWN = 3
 
 def check(case: Case) -> Finding | None:
     """Take the silences of the host that are neither data nor compilation."""
-    lost = case.silent_ms("python", "operator")
+    hidden = case.unexplained_wait_ms
+    lost = case.silent_ms("python", "operator") + hidden
     if not lost > SHARE * case.step_ms:
         return None
     places = case.silent_lines("python", "operator")
     known = [(line, ms) for line, ms in places if line != UNATTRIBUTED]
     evidence = [f"{line}: {units.milliseconds(ms)} a step" for line, ms in known[:SHOWN]]
-    where = known[0][0] if known else "in a place that has no stack and no range"
+    if hidden > SHARE * case.step_ms:
+        evidence.append(f"{units.milliseconds(hidden)} more than the few launches of a step take")
+    where = known[0][0] if known and known[0][1] > hidden else ""
     who = "the device idles" if case.on_device else "no operator runs"
+    doing = f"the host is at {where}" if where else "the host launches nothing"
     return Finding(
         rule="host_stall",
-        claim=f"{who} {units.milliseconds(lost)} of a step while the host is at {where}",
-        evidence=tuple(evidence) or ("record with stacks (with_stack=True) to see the line",),
+        claim=f"{who} {units.milliseconds(lost)} of a step while {doing}",
+        evidence=tuple(evidence) or ("there is no stack and no range that tells the line",),
         remedy=_remedy(where),
         stake_ms=lost,
         why="the host launches nothing there, and what it had launched before is done",
@@ -40,6 +44,8 @@ def check(case: Case) -> Finding | None:
 
 
 def _remedy(where: str) -> str:
+    if not where:
+        return "record with stacks (steplab profile, or with_stack=True): they name the line"
     if where.startswith("aten::"):
         op = where.partition(" at ")[0]
         return f"let {op} run on the device, compute it once, or move it out of the step"

@@ -16,14 +16,13 @@ import numpy as np
 
 from steplab.core import Finding, units
 from steplab.core.units import fold_layer_numbers
-from steplab.findings.case import Case
+from steplab.findings.case import SLOWEST_LAUNCH_MS, Case
 from steplab.findings.loops import python_loops
 from steplab.findings.rows import Rows
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.10
 SHORT_NS = 10_000
-SLOWEST_LAUNCH_MS = 0.05  # an operator with its Python, as eager models have them
 MIN_SHORT = 8  # short kernels that make a module worth naming
 
 
@@ -39,11 +38,21 @@ def check(case: Case) -> Finding | None:
         rule="launch_bound",
         claim=f"the device idles {units.milliseconds(idle)}, {share} of the step, for launches",
         evidence=_evidence(case),
-        remedy="cuda_graph=step, compile=blocks for fewer kernels, or larger batches",
+        remedy=_remedy(case),
         stake_ms=idle,
         why="the host launches kernels more slowly than the device finishes them",
         gain_ms=idle,
     )
+
+
+def _remedy(case: Case) -> str:
+    """Return what helps; graphs only where the device is driven by CUDA or HIP."""
+    fewer = "compile=blocks for fewer kernels, or larger batches"
+    calls = case.analysis.trace.calls if case.analysis is not None else None
+    if calls is None or case.analysis is None:
+        return f"cuda_graph=step, {fewer}"
+    graphs = case.analysis.trace.named(calls, lambda name: name.startswith(("cu", "hip")))
+    return f"cuda_graph=step, {fewer}" if graphs.any() else fewer
 
 
 def _idle_ms(case: Case) -> float:

@@ -13,6 +13,7 @@ import re
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
+from steplab.findings.rows import Mask, Rows
 
 SHARE = 0.03
 # AdamW op by op moves 80 bytes per fp32 parameter (decay 8, lerp 12, square 20, root 8, divide 8,
@@ -78,16 +79,19 @@ def _phase_ms(case: Case) -> float:
     clock = case.run.clock if case.run else None
     if clock is not None and "optimizer" in clock.phases:
         return clock.phases["optimizer"].median
-    if case.rows is None:
-        return 0.0
-    return case.rows.ms(case.rows.labeled("phase", lambda label: label == "optimizer"))
+    return case.rows.ms(_updates(case.rows)) if case.rows is not None else 0.0
+
+
+def _updates(rows: Rows) -> Mask:
+    """Return the work of the phase that updates; gathering weights from other ranks does not."""
+    phase = rows.labeled("phase", lambda label: label == "optimizer")
+    return phase & ~rows.category("communication")
 
 
 def _ops(case: Case) -> tuple[str, ...]:
     if case.rows is None:
         return ()
-    phase = case.rows.labeled("phase", lambda label: label == "optimizer")
-    groups = case.rows.totals("op", phase)
+    groups = case.rows.totals("op", _updates(case.rows))
     return tuple(f"{g.label} x {g.count:.0f}: {units.milliseconds(g.ms)}" for g in groups)
 
 
