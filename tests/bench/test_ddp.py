@@ -183,5 +183,5 @@ def test_the_command_climbs_the_ladder(tmp_path, capsys):
     out = tmp_path / "ladder.json"
     words = ["bench", "ddp", *TINY.split(), "--steps", "2", "--warmup", "1", "--bucket-mb", "1"]
     assert main([*words, "--store", str(tmp_path / "store"), "--out", str(out)]) == 0
-    rows = json.loads(out.read_text())
+    assert json.loads(out.read_text())
     assert "bit-equal" in capsys.readouterr().out
