@@ -271,6 +271,23 @@ def test_work_that_is_launched_and_not_begun():
     assert late_start.RULE(gpu_case([mm(64, 64, 64, 100)] * 3)) is None
 
 
+def test_hip_and_mtia_are_read_by_the_same_rules():
+    """The calls of both have categories of their own; a graph is no remedy on MTIA."""
+
+    def step(call_name: str, calls: str, kernels: str) -> Case:
+        events = [range_("ProfilerStep#1", 0, 2_000_000)]
+        for number in range(1, 101):
+            start = number * 20_000
+            events += [call(call_name, start, 5_000, number, category=calls)]
+            events += [{**kernel("k", start + 6_000, 1_000, number), "cat": kernels}]
+        return Case(None, analyze(trace_of(events)))
+
+    amd = launch_bound.RULE(step("hipLaunchKernel", "hip_runtime", "kernel"))
+    assert amd.gain_ms == pytest.approx(1.9, rel=0.1) and "cuda_graph" in amd.remedy
+    mtia = launch_bound.RULE(step("runFunction", "mtia_runtime", "mtia_ccp_events"))
+    assert mtia.gain_ms == pytest.approx(amd.gain_ms) and "cuda_graph" not in mtia.remedy
+
+
 def test_no_wait_no_finding():
     assert synchronization.RULE(gpu_case([mm(64, 64, 64, 100)] * 3)) is None
     assert synchronization.RULE(cpu_case([mm(64, 64, 64, 100)])) is None
