@@ -65,7 +65,7 @@ def shapes_to_try(spec: RunSpec) -> list[GateShape]:
 def shape_of_curves(spec: RunSpec) -> GateShape:
     """Return the small shape at which a winner takes many steps: the last one of those to try."""
     small = shapes_to_try(replace(spec, ranks=1))[-1].spec
-    batch = min(spec.batch, 4)
+    batch = min(spec.batch, 2)
     small = replace(small, batch=batch, accumulate=1, mode="full")
     at = f"at size {small.size}, batch {batch}" if small.size else f"at batch {batch}"
     return GateShape("curves", f"{at}, over {CURVE_STEPS} steps", small, apart=True, curves=True)

@@ -42,5 +42,5 @@ def test_updates_that_stop_when_nobody_looks_are_red(monkeypatch, tmp_path):
     case = Case("two_losses")
     assert case.red(PLANTED) == {}
     found = {check.name: check for check in check_curves(case.spec(PLANTED), tmp_path)}
-    moves = found["moves at batch 4, over 64 steps"]
+    moves = found["moves at batch 2, over 64 steps"]
     assert not moves.passed and "worst steps 16 to 31: error 1.0e+00" in moves.detail
