@@ -253,6 +253,8 @@ class Trainer:
         if found:
             self.metrics |= found
             words = " ".join(f"{name}={value:.4f}" for name, value in found.items())
+            if getattr(self.step.model, "sees_later_tokens", False):
+                words += " (routed as in training, by comparison with later tokens too)"
             self.log.say(f"validation step={self.step_number} {words}")
             named = {f"{name}/pred": value for name, value in found.items()}
             self.log.write(self.step_number, named)

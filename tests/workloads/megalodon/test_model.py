@@ -12,7 +12,7 @@ from steplab.techniques.checkpointing import recompute
 from steplab.workloads.megalodon.attention import rotate_pairs
 from steplab.workloads.megalodon.config import PRESETS, MegalodonConfig
 from steplab.workloads.megalodon.flops import parameters, work
-from steplab.workloads.megalodon.model import Megalodon
+from steplab.workloads.megalodon.model import Megalodon, check_padding
 from steplab.workloads.workload import find_workload
 
 COUNTS = {
@@ -129,6 +129,14 @@ def test_right_padding_changes_nothing_before_it(model):
     assert torch.equal(first[0, :21], second[0, :21])
     with pytest.raises(UserError, match="Pad on the right"):
         model(one, valid_BL=~valid)
+
+
+def test_left_padding_is_refused_by_compiled_code_too():
+    check = torch.compile(check_padding, backend="aot_eager", fullgraph=True)
+    valid = torch.arange(6)[None] < 4
+    check(valid)
+    with pytest.raises(RuntimeError, match="Pad on the right"):
+        check(~valid)
 
 
 @pytest.mark.parametrize("impl", ["sequential", "fft"])

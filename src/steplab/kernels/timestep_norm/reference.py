@@ -23,11 +23,17 @@ def timestep_norm(
         # Before any arithmetic: a NaN would spoil all gradients, even through outputs of 0.
         x_BLD = torch.where(valid_BL[..., None], x_BLD, 0.0)
     x_BLGS = x_BLD.to(wide).unflatten(-1, (affine.groups, -1))
+    # Far from zero a mean has few digits left for what is between the tokens: at 1e4 rounding it to
+    # fp32 costs 5e-4. So all is computed from one of the numbers, which then has no part in it.
+    origin_BG = x_BLGS[:, 0, :, 0].detach()
+    x_BLGS = x_BLGS - origin_BG[:, None, :, None]
     variance_BLG, mean_BLG = torch.var_mean(x_BLGS, -1, correction=0)
+    mean_BLG = mean_BLG.double() + origin_BG.double()[:, None]
     count_BL, mean_BGL, variance_BGL = running(mean_BLG, variance_BLG, before, valid_BL)
-    mean_BLG1 = mean_BGL.to(wide).transpose(1, 2).unsqueeze(-1)
+    away_BGL = mean_BGL - origin_BG.double()[..., None]
+    away_BLG1 = away_BGL.to(wide).transpose(1, 2).unsqueeze(-1)
     rstd_BLG1 = (variance_BGL + affine.eps).rsqrt().to(wide).transpose(1, 2).unsqueeze(-1)
-    y_BLD = ((x_BLGS - mean_BLG1) * rstd_BLG1).flatten(-2)
+    y_BLD = ((x_BLGS - away_BLG1) * rstd_BLG1).flatten(-2)
     y_BLD = y_BLD * (1 + affine.weight_D.to(wide)) + affine.bias_D.to(wide)
     if valid_BL is not None:
         y_BLD = torch.where(valid_BL[..., None], y_BLD, 0.0)

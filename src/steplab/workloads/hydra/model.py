@@ -140,6 +140,12 @@ class Hydra(nn.Module):
                 self.compares_with_thresholds = True
 
     @property
+    def sees_later_tokens(self) -> bool:
+        """Whether a token is routed by comparison with others, also with those that follow it."""
+        forms = {getattr(module, "form", None) for module in self.modules()}
+        return bool(forms & {"top-k", "capacity"})
+
+    @property
     def cache_shape(self) -> tuple[int, int, int]:
         """Layers, heads and head width of a KVCache."""
         return self.config.blocks, self.config.kv_heads, self.config.head_width

@@ -150,14 +150,14 @@ class Megalodon(nn.Module):
 
 
 def check_padding(valid_BL: Tensor) -> None:
-    """Refuse padding that is not on the right."""
+    """Refuse padding that is not on the right; compiled code, which cannot wait, asserts it."""
+    wrong = "There is padding to the left of tokens."
+    remedy = "Pad on the right: the left shifts the chunks."
+    found = (valid_BL[:, 1:] & ~valid_BL[:, :-1]).any()
     if torch.compiler.is_compiling():
-        return
-    if bool((valid_BL[:, 1:] & ~valid_BL[:, :-1]).any()):
-        raise UserError(
-            "There is padding to the left of tokens.",
-            "Pad on the right: the left shifts the chunks.",
-        )
+        torch._assert_async(~found, f"{wrong} {remedy}")
+    elif bool(found):
+        raise UserError(wrong, remedy)
 
 
 @torch.no_grad()
