@@ -5,8 +5,10 @@ import re
 import signal
 import tempfile
 
-# Under nohup the tests' processes would ignore it, and tests that send it wait for nothing.
+# Under nohup, and in the background of a script, the tests' processes would ignore these, and tests
+# that send them would wait for nothing.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp(prefix="steplab-inductor-"))
 
