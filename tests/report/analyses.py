@@ -11,7 +11,6 @@ from steplab.core import Budget, Category, StepBudget
 from steplab.core.budget import TERMS
 from steplab.trace.analysis import UNATTRIBUTED, Analysis, Syncs, Window, WorkTable
 from tests.trace.traces import call, kernel, op, range_, trace_of
-from tests.trace.works import NO_SILENCES
 
 STEP_NS = 10_000_000
 
@@ -49,7 +48,7 @@ def analysis_of(
     trace = trace_of([e for step in range(steps) for e in _events(kernels, step, device)])
     windows = tuple(Window(n, n * STEP_NS, (n + 1) * STEP_NS) for n in range(steps))
     budget = _budget(kernels, steps, device)
-    return Analysis(trace, None, windows, _work(kernels, steps), _syncs(), NO_SILENCES, budget)
+    return Analysis(trace, None, windows, _work(kernels, steps), _syncs(), budget)
 
 
 def _events(kernels, step, device):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from steplab.trace.analysis import UNATTRIBUTED, Silences, Syncs, WorkTable
+from steplab.trace.analysis import UNATTRIBUTED, Syncs, WorkTable
 from steplab.trace.events import Trace
 
 LABELS = (UNATTRIBUTED, "matmul bf16", "elementwise", "communication", "copy", "memset", "bf16")
 BY_NAME = {"mm": 1, "add": 2, "nccl": 3}
-NO_SILENCES = Silences(*[np.zeros(0, np.int64)] * 4, *[np.zeros(0, np.int32)] * 2)
 
 
 def work_on(trace: Trace, ideal: float = float("nan")) -> WorkTable:

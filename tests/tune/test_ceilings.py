@@ -12,7 +12,7 @@ from steplab.tune.ceilings import ceiling, op_times, phase_times, serves
 from tests.compare.sides import run_of
 from tests.report.analyses import analysis_of
 from tests.trace.traces import call, launched, range_, trace_of
-from tests.trace.works import NO_SILENCES, syncs_on, work_on
+from tests.trace.works import syncs_on, work_on
 
 
 def profiled(ms=10.0, wall=10.0, on_device=True, memory=None, **terms):
@@ -106,7 +106,7 @@ def starving(profiled_ms=10.0):
         phase=np.full(3, len(labels) - 1, np.int32),
     )
     budget = time_budget(trace, windows, work, syncs)
-    analysis = Analysis(trace, None, windows, work, syncs, NO_SILENCES, budget)
+    analysis = Analysis(trace, None, windows, work, syncs, budget)
     run = run_of((10.0,) * 8)
     return replace(run, profile=Profile((0, 1, 1, 1), ("t",), budget=budget)), analysis
 
