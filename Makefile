@@ -16,14 +16,14 @@ $(BIN)/steplab: pyproject.toml constraints.txt
 FAST := architecture compare core costs data findings forecasting hardware lint meter modules \
     report step store trace tune
 fast: setup
-	$(BIN)/python -m pytest -q -n 2 -m 'not slow' $(addprefix tests/,$(FAST))
+	$(BIN)/python -m pytest -q -n 3 -m 'not slow' $(addprefix tests/,$(FAST))
 
 # The README's test command: all but the slow tests, six minutes on two cores.
 test: setup
-	$(BIN)/python -m pytest -q -n 2 -m 'not slow'
+	$(BIN)/python -m pytest -q -n 3 -m 'not slow'
 
 slow: setup
-	$(BIN)/python -m pytest -q -n 2 -m slow
+	$(BIN)/python -m pytest -q -n 3 -m slow
 
 check: setup
 	$(BIN)/ruff check .

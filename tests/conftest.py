@@ -10,6 +10,8 @@ import tempfile
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+# Several processes test side by side, and the tests' tensors are tiny: more threads only wait.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp(prefix="steplab-inductor-"))
 
 from collections.abc import Generator
