@@ -31,7 +31,7 @@ class Followed:
 
 
 WALKS = {
-    "bench step": Followed((f"bench step gpt {GPT} --mode full --steps 2 --warmup 1",), 49),
+    "bench step": Followed((f"bench step gpt {GPT} --mode full --steps 2 --warmup 1",), 50),
     "explain": Followed(
         (f"profile gpt {GPT} --steps 2 --warmup 1", "explain"), 53, ("findings/rules/",)
     ),
