@@ -133,6 +133,7 @@ def named(words: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("command", sorted({command for _, command in SHOWN}))
 def test_a_page_shows_a_command_that_runs(command, folder, tmp_path, monkeypatch, capsys):
     for start, reason in ELSEWHERE.items():

@@ -108,6 +108,7 @@ def test_compiled_steps_compute_the_same(tiny_spec, scope):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_blocks_share_one_graph_through_inductor(tiny_spec):
     """The real backend, once: two blocks, one forward graph, flash attention pinned inside."""
     run = trial(tiny_spec("compile=blocks,impl.attention=flash", mode="forward", steps=2))

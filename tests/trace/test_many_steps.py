@@ -88,6 +88,7 @@ def test_memory_grows_with_the_steps_and_not_with_steps_times_names(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_trace_of_twenty_thousand_steps_comes_to_an_end(tmp_path: Path) -> None:
     analysis, findings = explained(many_steps(20_000), tmp_path / "page.html")
     assert len(analysis.budget.steps) == 20_000
