@@ -385,6 +385,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first process")
     parser.add_argument("--out", type=Path, default=None, help=f"for example {PAGE.name}")
     args = parser.parse_args()
+    if args.processes < 1:
+        parser.error(f"--processes must be at least 1, not {args.processes}")
     begun, sums = monotonic(), {}
     kills = {"train": args.kills_train, "ranks": args.kills_ranks, "tune": args.kills_tune}
     shares = [

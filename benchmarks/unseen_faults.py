@@ -241,7 +241,11 @@ def main() -> None:
     unknown = set(arguments.names) - {p.stem for p in paths}
     if unknown:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
-    part, parts = map(int, arguments.part.split("/"))
+    if not (written := re.fullmatch(r"(\d+)/(\d+)", arguments.part)):
+        parser.error(f"--part must be K/N, not {arguments.part!r}")
+    part, parts = map(int, written.groups())
+    if not 1 <= part <= parts:
+        parser.error(f"--part must be K/N with K from 1 to N, not {arguments.part!r}")
     paths = [p for p in paths if not arguments.names or p.stem in arguments.names][
         part - 1 :: parts
     ]

@@ -17,6 +17,7 @@ from functools import partial
 from steplab.core import Column, Table
 from steplab.report.export import to_markdown
 from tests.fuzz.campaign import Tally, add_up, fuzz_in_turn
+from tests.fuzz.readers import READERS
 
 
 def main() -> int:
@@ -28,6 +29,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first process")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
+    if args.processes < 1:
+        parser.error(f"--processes must be at least 1, not {args.processes}")
+    known = [reader.name for reader in READERS]
+    for name in args.readers:
+        if name not in known:
+            parser.error(f"there is no reader {name!r}; known: {'; '.join(known)}")
     one = partial(fuzz_in_turn, args.readers, args.minutes, args.save)
     seeds = range(args.seed, args.seed + args.processes)
     fresh = multiprocessing.get_context("spawn")

@@ -8,6 +8,7 @@ the plain step. A mask that is left out, applied twice, not scaled, or replayed 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
@@ -89,6 +90,8 @@ def check_draws(candidate: NumericsSnapshot, plain: NumericsSnapshot) -> Check:
 
 def _deviation(a: Tensor, b: Tensor, rounding: float) -> float:
     """Return how many standard errors the means, or the spreads, of two sets of rows are apart."""
+    if not (a.isfinite().all() and b.isfinite().all()):
+        return math.inf
     mean_a, mean_b = a.mean(0), b.mean(0)
     spread_a, spread_b = ((x - x.mean(0)).square().sum(1) for x in (a, b))
     least = (4 * rounding * float(mean_a.norm())) ** 2  # what rounding alone may do
