@@ -21,6 +21,7 @@ UNRECORDED = {
     "compiled_not_faster": "three Runs of 400 KB; compares two moments of a quiet machine",
     "noisy_measurement": "its clean twin is clean on a quiet machine only",
     "exposed_communication": "needs two GPUs",
+    "power_bound": "needs a GPU at its power limit",
     "late_start": "not visited on a GPU yet",
 }
 

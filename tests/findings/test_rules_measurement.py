@@ -7,18 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steplab.core import Allocation, Compilation, Memory, MemoryTimeline, Profile, Ran, Samples
+from steplab.core import (
+    Allocation,
+    Compilation,
+    Counters,
+    Memory,
+    MemoryTimeline,
+    Profile,
+    Ran,
+    Samples,
+)
 from steplab.findings import Case, explain
 from steplab.findings.rules import (
     activation_memory,
     fragmentation,
     full_logits,
     noisy_measurement,
+    power_bound,
     sparse_peak,
     warmup_counted,
 )
 from tests.compare.test_step_tables import make_run
-from tests.findings.steps import RecordedOp, cpu_case, rules, tensors
+from tests.findings.steps import RecordedOp, cpu_case, gpu_case, mm, rules, tensors
 
 GIB = 2**30
 
@@ -68,6 +78,19 @@ def test_no_gain_exceeds_the_step():
     slow = timed(*[500.0] * 3, *[10.0] * 9)
     (found, *_) = explain(Case(slow))
     assert found.rule == "warmup_counted" and found.gain_ms == 10.0
+
+
+def test_a_clock_held_back_is_a_note():
+    counters = Counters(
+        sm_clock_mhz=Samples((1485.0,), "MHz"),
+        sm_clock_max_mhz=1980.0,
+        held_back={"its power limit": 1.0},
+    )
+    held = Case(timed(10.0, 10.1, 9.9, counters=counters))
+    assert rules(held) == ["power_bound"] and explain(held).record().findings == ()
+    found = power_bound.RULE(gpu_case([mm(1024, 1024, 1024, 8000)], held.run))
+    assert "1485 of 1980 MHz" in found.claim and found.stake_ms == pytest.approx(2.0, rel=0.01)
+    assert power_bound.RULE(Case()) is None
 
 
 def test_a_wide_spread_is_a_note():

@@ -2,11 +2,19 @@
 
 import itertools
 import types
+from dataclasses import replace
 
 import pytest
 
+from steplab.core import Counters, Samples
 from steplab.probes import counters as counters_module
-from steplab.probes.counters import GPM_METRICS, CountersProbe, NvmlReader, window_note
+from steplab.probes.counters import (
+    GPM_METRICS,
+    CountersProbe,
+    NvmlReader,
+    held_back,
+    window_note,
+)
 
 
 class NVMLError(Exception):
@@ -47,6 +55,8 @@ def fake_nvml(gpm: bool, refuse: str = ""):
         ),
         nvmlDeviceGetPowerUsage=guarded("power", 612_000),
         nvmlDeviceGetClockInfo=lambda handle, kind: {1: 1980, 2: 3201}[kind],
+        nvmlDeviceGetMaxClockInfo=guarded("max clock", 1980),
+        nvmlDeviceGetCurrentClocksEventReasons=guarded("reasons", 0x4 | 0x1),
         nvmlDeviceGetTemperature=guarded("temperature", 55),
         nvmlGpmQueryDeviceSupport=lambda h: types.SimpleNamespace(isSupportedDevice=gpm),
         nvmlGpmSampleAlloc=lambda: next(samples),
@@ -58,6 +68,12 @@ def fake_nvml(gpm: bool, refuse: str = ""):
     return nvml, freed
 
 
+NVML_NAMES = (
+    "nvmlGpmMetricsGet",
+    "c_nvmlGpmMetricsGet_t",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetMaxClockInfo",
+)
 averaged: list[tuple[int, int]] = []  # the samples between which a metric was asked for
 
 
@@ -85,6 +101,36 @@ def test_the_first_gpm_reading_begins_with_the_window(monkeypatch):
     assert averaged == [(1, 2)] and freed == [0, 1]
     assert probe.result().hbm_util_pct.values == (61.5,)
     assert "up to 1 s" in probe.result().note
+    assert probe.result().held_back == {"its power limit": 1.0}
+    assert probe.result().sm_clock_max_mhz == 1980
+
+
+def test_reasons_are_shares_of_the_readings():
+    assert held_back([0x4, 0x1, 0x44, 0x0]) == {"its power limit": 0.5, "heat": 0.25}
+    assert held_back([0x1, 0x2]) == {} == held_back([])
+
+
+def test_a_driver_that_gives_no_reasons_holds_nothing_back():
+    nvml = fake_nvml(gpm=False, refuse="reasons")[0]
+    assert NvmlReader(nvml, "handle").clock_reasons() is None
+    nvml = fake_nvml(gpm=False, refuse="max clock")[0]
+    assert NvmlReader(nvml, "handle").sm_clock_max_mhz() is None
+
+
+def test_a_clock_counts_as_held_back_with_a_reason_and_below_97_percent():
+    counters = Counters(
+        power_w=Samples((695.0,), "W"),
+        sm_clock_mhz=Samples((1400.0, 1500.0, 1440.0), "MHz"),
+        sm_clock_max_mhz=1980.0,
+        held_back={"its power limit": 0.9, "heat": 0.1},
+    )
+    text = "the card ran at 1440 of 1980 MHz at 695 W, held back by its power limit"
+    assert counters.held_clock == text
+    assert counters.clock_share == pytest.approx(1440 / 1980)
+    free = replace(counters, sm_clock_mhz=Samples((1950.0,), "MHz"))
+    idle = replace(counters, held_back={"its power limit": 0.2})
+    for other in (free, idle, Counters()):
+        assert other.held_clock == "" and other.clock_share == 1
 
 
 def test_a_window_of_a_second_needs_no_note():
@@ -106,7 +152,7 @@ def test_a_refused_counter_is_left_out(refuse, missing):
 
 def test_the_names_exist_in_the_real_library():
     pynvml = pytest.importorskip("pynvml")
-    for name in [*GPM_METRICS.values(), "nvmlGpmMetricsGet", "c_nvmlGpmMetricsGet_t"]:
+    for name in [*GPM_METRICS.values(), *NVML_NAMES]:
         assert hasattr(pynvml, name)
 
 
@@ -117,3 +163,4 @@ def test_real_counters(tiny_spec):
 
     counters = trial(tiny_spec(device="cuda", steps=20)).counters
     assert counters.power_w.median > 10 and counters.sm_clock_mhz.median > 100
+    assert counters.sm_clock_max_mhz >= counters.sm_clock_mhz.median

@@ -253,8 +253,36 @@ class Counters:
     sm_clock_mhz: Samples | None = None
     mem_clock_mhz: Samples | None = None
     temperature_c: Samples | None = None
+    sm_clock_max_mhz: float | None = None  # the most that the card would run at
+    # Why the clock was held below that ("its power limit", "heat", ...) -> share of the readings.
+    held_back: Mapping[str, float] = field(default_factory=dict)
     source: str = ""
     note: str = ""  # what a reader of the numbers must know
+
+    @property
+    def clock_share(self) -> float:
+        """The SM clock over the card's highest, where something held it back; else 1.
+
+        A reason counts from half of the readings on, a clock below 97 %: a card that boosts freely
+        is 1 or 2 % below its highest clock most of the time.
+        """
+        if self.sm_clock_mhz is None or not self.sm_clock_max_mhz or not self._reasons:
+            return 1.0
+        share = self.sm_clock_mhz.median / self.sm_clock_max_mhz
+        return share if share < 0.97 else 1.0
+
+    @property
+    def held_clock(self) -> str:
+        """One line on what the SM clock was and what held it back; "" where nothing did."""
+        if self.clock_share == 1 or self.sm_clock_mhz is None:
+            return ""
+        clocks = f"{self.sm_clock_mhz.median:.0f} of {self.sm_clock_max_mhz:.0f} MHz"
+        power = f" at {self.power_w.median:.0f} W" if self.power_w is not None else ""
+        return f"the card ran at {clocks}{power}, held back by {' and '.join(self._reasons)}"
+
+    @property
+    def _reasons(self) -> list[str]:
+        return [name for name, share in self.held_back.items() if share >= 0.5]
 
 
 MEMORY_KINDS = ("weights", "gradients", "optimizer state", "activations", "temporaries", "other")

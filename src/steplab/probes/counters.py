@@ -8,12 +8,14 @@ memory controller was busy at all, a different quantity.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from steplab.core import Counters, Samples
 from steplab.probes.probe import Probe, Subject
 
+T = TypeVar("T")
 READINGS_PER_SECOND = 10.0
 NVML_AVERAGES_S = 1.0  # utilization and power are averages over 1/6 s to 1 s, by device
 
@@ -21,6 +23,13 @@ NVML_AVERAGES_S = 1.0  # utilization and power are averages over 1/6 s to 1 s, b
 GPM_METRICS = {
     "hbm_util_pct": "NVML_GPM_METRIC_DRAM_BW_UTIL",
     "tensor_util_pct": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+}
+# Why a card lowers its clocks -> bits of NVML's clock event reasons. "Idle" and clocks that people
+# set are not among them: they hold nothing back that the card could give.
+HELD_BACK = {
+    "its power limit": 0x4 | 0x80,  # of the card in software, of its supply in hardware
+    "heat": 0x20 | 0x40,
+    "a slowdown of the hardware": 0x8,
 }
 UNITS = {"power_w": "W", "sm_clock_mhz": "MHz", "mem_clock_mhz": "MHz", "temperature_c": "C"}
 
@@ -41,6 +50,7 @@ class CountersProbe(Probe):
         self.reader.restart()
         self.start = perf_counter()
         self.readings: list[dict[str, float]] = []
+        self.reasons: list[int] = []
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
@@ -51,7 +61,7 @@ class CountersProbe(Probe):
             return
         self.stop.set()
         self.thread.join()
-        self.readings.append(self.reader.read())
+        self._take_reading()
         self.window_s = perf_counter() - self.start
 
     def result(self) -> Counters | None:
@@ -63,12 +73,33 @@ class CountersProbe(Probe):
             name: Samples(tuple(r[name] for r in self.readings if name in r), UNITS.get(name, "%"))
             for name in names
         }
-        return Counters(**series, source=self.reader.source, note=window_note(self.window_s))
+        return Counters(
+            **series,
+            sm_clock_max_mhz=self.reader.sm_clock_max_mhz(),
+            held_back=held_back(self.reasons),
+            source=self.reader.source,
+            note=window_note(self.window_s),
+        )
 
     def _read(self) -> None:
-        assert self.reader is not None
         while not self.stop.wait(1 / READINGS_PER_SECOND):
-            self.readings.append(self.reader.read())
+            self._take_reading()
+
+    def _take_reading(self) -> None:
+        assert self.reader is not None
+        self.readings.append(self.reader.read())
+        reasons = self.reader.clock_reasons()
+        if reasons is not None:
+            self.reasons.append(reasons)
+
+
+def held_back(reasons: Sequence[int]) -> dict[str, float]:
+    """Return the share of the readings in which each reason held the clock back; 0 is left out."""
+    shares = {
+        name: sum(bool(one & bits) for one in reasons) / len(reasons)
+        for name, bits in (HELD_BACK.items() if reasons else ())
+    }
+    return {name: share for name, share in shares.items() if share}
 
 
 def window_note(window_s: float) -> str:
@@ -117,13 +148,25 @@ class NvmlReader:
                 handle, nvml.NVML_TEMPERATURE_GPU
             ),
         }
-        reading: dict[str, float] = {}
-        for name, call in calls.items():
-            try:
-                reading[name] = float(call())
-            except nvml.NVMLError:
-                continue
-        return reading | self._gpm_reading()
+        values = {name: self._ask(call) for name, call in calls.items()}
+        known = {name: float(value) for name, value in values.items() if value is not None}
+        return known | self._gpm_reading()
+
+    def clock_reasons(self) -> int | None:
+        """Return why the clocks are what they are, as NVML's bits; None where it does not say."""
+        ask = self.nvml.nvmlDeviceGetCurrentClocksEventReasons
+        return self._ask(lambda: int(ask(self.handle)))
+
+    def sm_clock_max_mhz(self) -> float | None:
+        """Return the highest clock of the multiprocessors; None where NVML does not say."""
+        kind = self.nvml.NVML_CLOCK_SM
+        return self._ask(lambda: float(self.nvml.nvmlDeviceGetMaxClockInfo(self.handle, kind)))
+
+    def _ask(self, call: Callable[[], T]) -> T | None:
+        try:
+            return call()
+        except self.nvml.NVMLError:
+            return None
 
     def _has_gpm(self) -> bool:
         try:

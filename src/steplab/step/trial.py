@@ -122,6 +122,8 @@ def _with_figures(run: Run, dtype: str) -> Run:
     notes = [*run.notes, figures.warning] if figures.warning else [*run.notes]
     if run.counters and run.counters.note:
         notes.append(f"counters: {run.counters.note}")
+    if run.counters and run.counters.held_clock:
+        notes.append(run.counters.held_clock)
     if abs(run.clock.agreement - 1) > CLOCK_TOLERANCE:
         notes.append(f"clocks differ: steps sum to {run.clock.agreement:.3f} of the wall time")
     if run.clock.step.spread > NOISY_SPREAD:
