@@ -172,10 +172,12 @@ def profile_tables(spec: RunSpec) -> list[Table]:
 def phase_tables(run: Run) -> list[Table]:
     """Return where the time of a step goes, and what lies in memory at its peak."""
     assert run.clock is not None and run.profile is not None
-    total = run.clock.step.median
-    phases = [(name, s.median, 100 * s.median / total) for name, s in run.clock.phases.items()]
-    phases.append(("step", total, 100.0))
-    columns = (Column("phase"), Column("median", "ms"), Column("of the step", "%"))
+    one = run.clock.typical  # its phases add up, medians over all steps do not
+    total = run.clock.step.values[one]
+    times = {name: samples.values[one] for name, samples in run.clock.phases.items()}
+    times["other"] = total - sum(times.values())
+    phases = [(name, ms, 100 * ms / total) for name, ms in [*times.items(), ("step", total)]]
+    columns = (Column("phase"), Column("median step", "ms"), Column("of the step", "%"))
     found = [Table("as-profiled: time", columns, tuple(phases))]
     memory = run.profile.memory
     if memory is not None:

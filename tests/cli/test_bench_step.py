@@ -153,3 +153,14 @@ def test_a_killed_sweep_loses_no_finished_cell(tmp_path):
     time.sleep(0.2)
     assert all(not isinstance(run, Exception) for _, run in Store(store).all())
     assert len(Store(store).ids()) >= 1
+
+
+def test_a_cell_that_cannot_be_is_a_row(tmp_path, capsys):
+    """One illegal combination of a sweep's values ended the sweep."""
+    assert bench(tmp_path, "--heads", "2", "3", "--mode", "full", "--recipe", "plain") == 0
+    said = capsys.readouterr()
+    assert "unsupported: width 16 does not split into 3 heads" in " ".join(said.out.split())
+    assert "heads 2 batch" in said.err and "heads 3 batch" in said.err
+    statuses = [run.status for _, run in Store(tmp_path / "store").all()]
+    assert statuses == ["ok", "unsupported"]
+    assert bench(tmp_path, "--heads", "3", "5", "--mode", "full") == 2

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("rich")
 
+import steplab
 from steplab.cli.command import Group
 from steplab.cli.main import main
 
@@ -58,6 +59,8 @@ def test_env_is_worth_pasting(capsys):
     assert main(["env"]) == 0
     text = capsys.readouterr().out
     assert "torch" in text and "cores" in text
+    # Its own version; the commit of the folder that one stands in is of something else.
+    assert text.splitlines()[0].split() == ["steplab", steplab.__version__]
     assert main(["env", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cores"] >= 1
 

@@ -10,6 +10,7 @@ from steplab.compare.step_tables import (
     step_table,
     utilization_table,
 )
+from steplab.compare.versus import versus_table
 from steplab.core import (
     Clock,
     Compilation,
@@ -109,6 +110,48 @@ def test_phases_and_waits_are_told_and_unknown_columns_left_out():
     assert row["forward [ms]"] == 4.0 and row["limit"] == "cpu"
     assert "kernel launches" not in row
     assert phase_table([make_run(status="oom")]) is None
+
+
+def test_the_phases_of_a_step_add_up():
+    """Medians of every phase added up to 104 % of the median step."""
+    run = make_run()
+    phases = {"forward": (6.0, 3.0, 7.0), "backward": (3.0, 8.0, 5.0)}
+    clock = replace(
+        run.clock,
+        step=Samples((10.0, 11.5, 12.5), "ms"),
+        phases={name: Samples(values, "ms") for name, values in phases.items()},
+    )
+    row = cells(phase_table([replace(run, clock=clock)]))[0]
+    assert row["step [ms]"] == 11.5 and row["forward [ms]"] == 3.0 and row["other [ms]"] == 0.5
+
+
+def differing_in(field, *values):
+    """Return Runs that differ in a field of the config alone."""
+    runs = []
+    for value in values:
+        run = make_run()
+        spec = replace(run.spec, config={**run.spec.config, field: value}, overrides=("width",))
+        work = replace(run.work, formula=f"6 x {len(str(value))}")
+        runs.append(replace(run, spec=spec, work=work))
+    return runs
+
+
+def test_rows_and_formulas_are_named_by_what_differs():
+    runs = differing_in("mod", "dense", "top-k-2")
+    table = step_table(runs, "hydra")
+    assert [row["mod"] for row in cells(table)] == ["dense", "top-k-2"]
+    assert "FLOPs, full, mod dense: 6 x 5" in table.note
+    assert "FLOPs, full, mod top-k-2: 6 x 7" in table.note
+    # An override of the size that all share stands in the title.
+    assert table.title == "hydra: tiny, width 64, context 128, batch 4, full"
+
+
+def test_two_that_were_measured_in_turns_are_named_by_what_differs():
+    first, second = (run.spec for run in differing_in("mod", "dense", "top-k"))
+    rounds = [Samples((1.0, 2.0), "ms")] * 2
+    table = versus_table(first, rounds, second, rounds, "here")
+    assert [row["mod"] for row in cells(table)] == ["dense", "top-k"]
+    assert "recipe" not in cells(table)[0] and "width 64" in table.title
 
 
 def test_limits():

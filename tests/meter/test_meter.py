@@ -82,6 +82,21 @@ def test_phases_add_up_within_a_step(clock: FakeClock) -> None:
     assert meter.metrics()["train/phase_ms/optimizer"] == pytest.approx(4)
 
 
+def test_the_times_of_a_reading_add_up(clock: FakeClock) -> None:
+    """Medians of every phase over all steps were more than the median step."""
+    meter = steplab.Meter(tiny_model(), inspect_step=None)
+    for forward, backward in ((90, 10), (10, 95), (80, 30)):
+        with meter.step(tokens=10):
+            with meter.phase("forward"):
+                clock.advance(forward)
+            with meter.phase("backward"):
+                clock.advance(backward)
+            clock.advance(1)
+    found = meter.metrics()
+    assert found["train/step_time_ms"] == pytest.approx(106)
+    assert found["train/phases_ms"] == pytest.approx(105)
+
+
 def test_a_phase_that_stops_being_entered_is_zero_afterwards(clock: FakeClock) -> None:
     meter = steplab.Meter(tiny_model(), inspect_step=None)
     with meter.step(tokens=1), meter.phase("warm-up"):

@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import re
 
 import pytest
 
@@ -27,6 +28,47 @@ def test_terminal_shows_every_character():
     for part in ("a title", "time [ms]", "1,235", "unknown", "[red]x", "1.23e-05", "yes"):
         assert part in text
     assert "a note [with brackets]" in text
+
+
+class Terminal(io.StringIO):
+    """A terminal; its width is that of the variable COLUMNS."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(table, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    print_table(table, out)
+    return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+
+
+def test_a_narrow_terminal_folds_texts_and_drops_columns_but_no_results(monkeypatch):
+    """A list of Runs in 80 columns showed no times; recipes that begin alike were cut alike."""
+    same = "precision=bf16-weights,optimizer=one-pass,compile=blocks"
+    table = Table(
+        "Runs",
+        (
+            Column("run", whole=True),
+            Column("device", dispensable=2),
+            Column("mode", dispensable=1),
+            Column("recipe"),
+            Column("step median", "ms"),
+            Column("tokens/s"),
+        ),
+        (("r" * 40, "cuda", "full", f"{same}Q", 1111.0, 3333),
+         ("s" * 40, "cuda", "full", f"{same}Z", 2222.0, 4444)),
+    )  # fmt: skip
+    for width in (80, 100):
+        text = drawn(table, monkeypatch, width)
+        assert max(map(len, text.splitlines())) <= width
+        assert all(number in text for number in ("r" * 40, "1,111", "2,222", "3,333", "4,444"))
+        assert ("no room for: device" in text) == (width == 80) and "…" not in text
+        # The ends of the recipes, in which they differ, are there.
+        assert "Q" in text and "Z" in text
+    assert "no room" not in drawn(table, monkeypatch, 200)
 
 
 def test_csv_keeps_full_precision():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from steplab.core import Environment, Run, RunSpec, fingerprint
+from steplab.core.run import new_run
 from steplab.step.batch_size import BatchSearch, fastest_batch
 from steplab.store import Store, open_sweep
 from steplab.workers.client import Progress
@@ -38,11 +39,13 @@ def sweep(
     progress: Callable[[RunSpec, str], None],
     say: Callable[[str], None],
     worker_key: Callable[[RunSpec], str] = lambda spec: "",
+    refused: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
     """Yield a Run for every spec, in order; each is in the store before it is yielded.
 
     Cells that an interrupted sweep of the same specs has finished are read, not measured again;
-    `say` is told so. Cells with the same `worker_key` share a worker process.
+    `say` is told so. Cells with the same `worker_key` share a worker process. `refused` has the
+    reasons, by fingerprint, why cells of the grid cannot be measured; they are Runs all the same.
     """
     store.check_writable()
     current = open_sweep(store, specs, environment)
@@ -53,7 +56,11 @@ def sweep(
         if cell in current.finished:
             yield current.finished[cell]
             continue
-        run = trials.trial(spec, environment, worker_key(spec), partial(progress, spec))
+        if refused and cell in refused:
+            empty = new_run(spec, environment)
+            run = replace(empty, status="unsupported", reason=refused[cell])
+        else:
+            run = trials.trial(spec, environment, worker_key(spec), partial(progress, spec))
         run = replace(run, group=current.id, command=tuple(command))
         store.save(run)
         yield run

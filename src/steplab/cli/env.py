@@ -30,7 +30,7 @@ def _run(args: argparse.Namespace) -> int:
 def _lines(environment: Environment) -> list[str]:
     e = environment
     rows = {
-        "steplab": f"{e.steplab}{f' (git {e.git})' if e.git else ''}",
+        "steplab": e.steplab,
         "python": f"{e.python} on {e.platform}",
         "torch": f"{e.torch}, numpy {e.numpy}, triton {e.triton or 'not installed'}",
         "cpu": f"{e.cpu}, {e.cores} cores, {e.threads} threads used by torch",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self, TextIO
 
 from rich.console import Console
@@ -20,6 +20,7 @@ from rich.progress import (
 
 from steplab.core import Run, RunSpec, units
 from steplab.core.printable import printable, raw_stream
+from steplab.core.spec import LENGTHS, axes_text, varying_axes
 
 
 class ProgressBar:
@@ -79,12 +80,15 @@ class ItemProgress(ProgressBar):
             self.bar.advance(self.task, count)
 
 
-def step_name(spec: RunSpec) -> str:
-    """Return a training step in words: workload, size, batch, mode and recipe."""
+def step_name(spec: RunSpec, among: Sequence[RunSpec] = ()) -> str:
+    """Return a training step in words; of the cells `among` which it is one, by what differs."""
     context = spec.config.get("context") or spec.config.get("seq_max_len")
     where = f" x {context}" if context else ""
-    size = f" {spec.size}" if spec.size else ""
-    return f"{spec.workload}{size} batch {spec.batch}{where} {spec.mode} [{spec.recipe.label}]"
+    told = ("workload", "size", "batch", "mode", "recipe", *LENGTHS)
+    own = varying_axes(among) if len(among) > 1 else spec.overrides
+    more = axes_text(spec, [axis for axis in own if axis not in told])
+    name = " ".join(filter(None, [spec.workload, spec.size, more]))
+    return f"{name} batch {spec.batch}{where} {spec.mode} [{spec.recipe.label}]"
 
 
 def step_result(run: Run) -> str:

@@ -68,8 +68,10 @@ def _delete(store: Store, args: argparse.Namespace, ids: list[str]) -> None:
 
 
 def _table(chosen: list[tuple[str, Run | UserError]], store: Store) -> Table:
-    names = ("run", "workload", "size", "batch", "mode", "recipe", "device")
-    columns = [Column(name, whole=name == "run") for name in names]
+    # The id names the workload, too; what is left out last has the smallest number.
+    names = {"workload": 6, "size": 2, "batch": 3, "mode": 4, "recipe": 1, "device": 5}
+    columns = [Column("run", whole=True)]
+    columns += [Column(name, dispensable=rank) for name, rank in names.items()]
     columns += [Column("step median", "ms"), Column("tokens/s"), Column("status")]
     rows: list[tuple[Cell, ...]] = []
     for run_id, run in chosen:
@@ -79,7 +81,14 @@ def _table(chosen: list[tuple[str, Run | UserError]], store: Store) -> Table:
         spec = run.spec
         time = run.clock.step.median if run.clock else ""
         speed = run.tokens_per_second
-        step = (spec.workload, spec.size, spec.batch, spec.mode, spec.recipe.label, spec.device)
+        step = (
+            spec.workload,
+            spec.size_words,
+            spec.batch,
+            spec.mode,
+            spec.recipe.label,
+            spec.device,
+        )
         rows.append((run_id, *step, time, round(speed) if speed else "", run.status))
     return Table(f"{units.counted(len(rows), 'Run')} in {store.root}", tuple(columns), tuple(rows))
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steplab.cli.flags import AUTO, add_config_flags, add_device_flag, given_fields
-from steplab.core import MODES, PLAIN, Environment, RunSpec
+from steplab.core import MODES, PLAIN, Environment, RunSpec, fingerprint
 from steplab.core.errors import UserError
 from steplab.core.spec import BACKENDS
 from steplab.parallel.environment import launched_size
@@ -141,35 +141,67 @@ def step_spec(args: argparse.Namespace, device: str, **changes: Any) -> RunSpec:
     """
     entry = asked_workload(args)
     size = args.size or entry.default_size(device)
+    config = entry.resolve(size, given_fields(args))
+    if "ranks" in args:
+        _refuse_launcher()
+        changes = {"recipe": shared_by(args.recipe, args.ranks), **changes}
+    return _spec(args, entry, size, config, device, changes)
+
+
+def _spec(
+    args: argparse.Namespace,
+    entry: WorkloadEntry,
+    size: str,
+    config: Mapping[str, Any],
+    device: str,
+    changes: Mapping[str, Any],
+) -> RunSpec:
     names = ("batch", "mode", "recipe", "ranks", "backend", *SPEC_FLAGS)
     given = {key: value for key, value in vars(args).items() if key in names}
     if given.get("batch") == AUTO:
         given["batch"] = 1
-    if "ranks" in given:
-        _refuse_launcher()
-        given["recipe"] = shared_by(given["recipe"], given["ranks"])
     return RunSpec(
         workload=entry.name,
-        config=entry.resolve(size, given_fields(args)),
+        config=config,
         size=size,
         device=device,
         source=entry.source,
+        overrides=entry.overrides(size, config),
         **{**given, **changes},
     )
 
 
-def step_grid(args: argparse.Namespace, device: str) -> list[RunSpec]:
-    """Return one spec for every combination of the flags' values.
+def step_grid(args: argparse.Namespace, device: str) -> tuple[list[RunSpec], dict[str, str]]:
+    """Return one spec for every combination of the flags' values, and why some cannot be.
 
-    Sizes come outermost, so that one worker serves all cells of a size.
+    The reasons are by the fingerprints of their specs; where every cell has one, the first is
+    raised. Sizes come outermost, so that one worker serves all cells of a size.
     """
     axes: dict[str, Sequence[Any]] = {
         "size": args.size or [""],
         **{key: values for key, values in vars(args).items() if key.startswith("config_")},
         **{key: getattr(args, key) for key in ("recipe", "ranks", "mode", "batch", "warmup")},
     }
-    cells = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
-    return [step_spec(argparse.Namespace(**{**vars(args), **cell}), device) for cell in cells]
+    specs: list[RunSpec] = []
+    refused: dict[str, UserError] = {}
+    for values in itertools.product(*axes.values()):
+        cell = argparse.Namespace(**{**vars(args), **dict(zip(axes, values, strict=True))})
+        try:
+            specs.append(step_spec(cell, device))
+        except UserError as error:
+            specs.append(_refused_spec(cell, device))
+            refused[fingerprint(specs[-1])] = error
+    if len(refused) == len(specs):
+        raise next(iter(refused.values()))
+    return specs, {cell: str(error) for cell, error in refused.items()}
+
+
+def _refused_spec(args: argparse.Namespace, device: str) -> RunSpec:
+    """Return the spec of a cell whose settings contradict each other, for its row in the table."""
+    entry = asked_workload(args)
+    size = args.size or entry.default_size(device)
+    config = entry.unchecked(size, given_fields(args))
+    return _spec(args, entry, size, config, device, {})
 
 
 def assumed_device(asked: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from steplab.core import Cell, Column, Run, Settings, Table
+from steplab.core.spec import axis_value, varying_axes
 
 PARALLEL = "parallel"
 NOTE = (
@@ -19,8 +20,8 @@ def rank_table(runs: Sequence[Run]) -> Table | None:
     """Return one row per Run, or None where no step is shared by several ranks."""
     if all(run.spec.ranks == 1 for run in runs):
         return None
-    several = len({run.spec.recipe.label for run in runs}) > 1
-    columns = [Column("recipe")] if several else []
+    axes = [axis for axis in varying_axes([run.spec for run in runs]) if axis != "ranks"]
+    columns = [Column(axis) for axis in axes]
     columns += [Column("ranks"), Column("step, slowest rank", "ms"), Column("tokens/s")]
     columns += [
         Column("tokens/s per rank"),
@@ -31,8 +32,8 @@ def rank_table(runs: Sequence[Run]) -> Table | None:
     columns += [Column("verdict"), Column("status")]
     rows = []
     for run in runs:
-        label: list[Cell] = [run.spec.recipe.label] if several else []
-        rows.append((*label, run.spec.ranks, *_measured(run, runs)))
+        labels = (axis_value(run.spec, axis) for axis in axes)
+        rows.append((*labels, run.spec.ranks, *_measured(run, runs)))
     return Table("scaling over ranks", tuple(columns), tuple(rows), NOTE).without_unknown_columns()
 
 

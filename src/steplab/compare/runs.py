@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from steplab.compare.bootstrap import change_of, ratio_of_rounds, ratio_of_samples, verdict_on
 from steplab.compare.inputs import Side, check_side, comparable_samples
 from steplab.compare.same_work import condition_diff, work_differences
-from steplab.compare.step_tables import constants
 from steplab.compare.time_diff import budget_diff, kernel_diff, module_diff, phase_diff
 from steplab.core import Cell, Column, Samples, Table
 from steplab.core.comparison import Comparison, Verdict
 from steplab.core.errors import UserError
+from steplab.core.spec import axes_text, title_axes, varying_axes
 from steplab.trace.roofline import trace_device_name
 
 
@@ -140,11 +140,13 @@ def sides_table(a: Side, samples_a: Samples, b: Side, samples_b: Samples) -> Tab
         Column("MFU", "%"),
         Column("peak memory", "GiB"),
     )
-    rows = (("A", *_row(a, samples_a)), ("B", *_row(b, samples_b)))
+    specs = [side.run.spec for side in (a, b) if side.run]
+    axes = varying_axes(specs)
+    rows = (("A", *_row(a, samples_a, axes)), ("B", *_row(b, samples_b, axes)))
     return Table("A and B", columns, rows).without_unknown_columns()
 
 
-def _row(side: Side, samples: Samples) -> tuple[Cell, ...]:
+def _row(side: Side, samples: Samples, differing: Sequence[str]) -> tuple[Cell, ...]:
     times = (samples.median, samples.percentile(10), samples.percentile(90), samples.spread * 100)
     run = side.run
     if run is None:
@@ -153,7 +155,8 @@ def _row(side: Side, samples: Samples) -> tuple[Cell, ...]:
     # A stored MFU belongs to the stored times, not to those of another measurement.
     own = run.clock is not None and samples == run.clock.step
     mfu = run.figures.possible_mfu if run.figures and own else None
-    what = f"{run.spec.workload}: {constants([run])}"
+    axes = list(dict.fromkeys([*title_axes([run.spec]), *differing]))
+    what = f"{run.spec.workload}: {axes_text(run.spec, axes)}"
     memory = run.memory.peak / 2**30 if run.memory else None
     share = None if mfu is None else mfu * 100
     return (side.name, what, *times, len(samples), tokens, share, memory)

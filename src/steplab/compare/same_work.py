@@ -73,6 +73,7 @@ def condition_diff(a: Run, b: Run) -> Table | None:
 def _conditions(run: Run) -> dict[tuple[str, str], Cell]:
     """Every condition of a Run by (group, field)."""
     spec, ran = encode(run.spec), encode(run.ran) or {}
+    del spec["overrides"]  # the config has their values
     groups: dict[str, Mapping[str, Any]] = {
         "recipe": spec.pop("recipe")["techniques"],
         "config": spec.pop("config"),

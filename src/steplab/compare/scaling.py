@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
-from steplab.compare.step_tables import axis_value, limit_of, varying_axes
+from steplab.compare.step_tables import label_axes, limit_of
 from steplab.core import Cell, Column, Run, Table
+from steplab.core.spec import axis_value
 
 
 def scaling_table(runs: Sequence[Run], axis: str) -> Table | None:
@@ -18,11 +19,11 @@ def scaling_table(runs: Sequence[Run], axis: str) -> Table | None:
     with no work in it. None when no two Runs differ in that axis alone.
     """
     rows: list[tuple[Cell, ...]] = []
-    others = [a for a in varying_axes(runs) if a != axis]
+    others = [a for a in label_axes(runs) if a != axis]
     for label, group in _groups(runs, others, axis).items():
         fixed, rate = _fixed_cost(group)
         for before, after in pairwise(group):
-            x0, x1 = axis_value(before, axis), axis_value(after, axis)
+            x0, x1 = axis_value(before.spec, axis), axis_value(after.spec, axis)
             t0, t1 = _median(before), _median(after)
             assert isinstance(x0, (int, float)) and isinstance(x1, (int, float))
             exponent = math.log(t1 / t0) / math.log(x1 / x0)  # p in time ~ x^p
@@ -49,10 +50,10 @@ def _groups(runs: Sequence[Run], others: Sequence[str], axis: str) -> dict[str, 
     groups: dict[str, list[Run]] = {}
     for run in runs:
         if run.clock is not None:
-            label = ", ".join(str(axis_value(run, other)) for other in others) or "all"
+            label = ", ".join(str(axis_value(run.spec, other)) for other in others) or "all"
             groups.setdefault(label, []).append(run)
     for group in groups.values():
-        group.sort(key=lambda run: float(axis_value(run, axis) or 0))
+        group.sort(key=lambda run: float(axis_value(run.spec, axis) or 0))
     return groups
 
 

@@ -5,64 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steplab.core import Cell, Column, Counters, Run, Samples, Table
+from steplab.core.spec import WORDS, axes_text, axis_value, shared_text, varying_axes
 
-SPEC_AXES = ("size", "batch", "mode", "recipe", "ranks", "accumulate", "warmup")
 PHASES = ("forward", "backward", "sync", "clip", "optimizer")  # in the order of a step
-LENGTHS = ("context", "seq_max_len")  # a condition of every number, even where it is constant
 
 
-def varying_axes(runs: Sequence[Run]) -> list[str]:
-    """Return the axes in which the Runs differ; for a single one mode and recipe.
-
-    A size sets many config fields at once: only those that vary within a size count.
-    """
-    sizes = {run.spec.size for run in runs}
-    config = dict.fromkeys(key for run in runs for key in run.spec.config)
-    own = [
-        key
-        for key in config
-        if any(_distinct([r for r in runs if r.spec.size == size], key) > 1 for size in sizes)
-    ]
-    axes = ["size", *own, *SPEC_AXES[1:]]
-    found = [axis for axis in axes if _distinct(runs, axis) > 1]
-    return found or ["mode", "recipe"]
-
-
-def constants(runs: Sequence[Run]) -> str:
-    """Return the main conditions that all Runs share, for a title: `tiny, context 128, batch 4`."""
-    words = []
-    lengths = [key for key in LENGTHS if all(key in run.spec.config for run in runs)]
-    for axis in ("size", *lengths, "batch", "mode", "recipe"):
-        if runs and _distinct(runs, axis) == 1:
-            value = axis_value(runs[0], axis)
-            name = "" if axis in ("size", "mode", "recipe") else f"{axis} "
-            words += [f"{name}{value}"] if value not in ("", "plain") else []
-    return ", ".join(words)
-
-
-def axis_value(run: Run, axis: str) -> Cell:
-    """Return a Run's value on an axis."""
-    if axis == "recipe":
-        return run.spec.recipe.label
-    if axis in SPEC_AXES:
-        value: Cell = getattr(run.spec, axis)
-        return value
-    found: Cell = run.spec.config.get(axis)
-    return found
+def label_axes(runs: Sequence[Run]) -> list[str]:
+    """Return the axes that tell the Runs apart; for a single one mode and recipe."""
+    return varying_axes([run.spec for run in runs]) or ["mode", "recipe"]
 
 
 def numeric_axes(runs: Sequence[Run]) -> list[str]:
     """Return the axes along which a step can scale."""
     return [
         axis
-        for axis in varying_axes(runs)
-        if axis not in ("warmup", "size", "mode", "recipe", "ranks")
-        and all(isinstance(axis_value(run, axis), (int, float)) for run in runs)
+        for axis in label_axes(runs)
+        if axis not in ("warmup", "ranks", *WORDS)
+        and all(isinstance(axis_value(run.spec, axis), (int, float)) for run in runs)
     ]
-
-
-def _distinct(runs: Sequence[Run], axis: str) -> int:
-    return len({str(axis_value(run, axis)) for run in runs})
 
 
 def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
@@ -70,22 +30,24 @@ def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
 
     What all Runs share is in the title or in the note.
     """
-    axes = varying_axes(runs)
+    axes = label_axes(runs)
     with_cv = "warmup" in axes
-    several = len({_ran(run) for run in runs}) > 1
+    several = len({_ran(run) for run in runs if run.ran}) > 1
     columns = [Column(axis) for axis in axes]
-    columns += [Column("step median", "ms"), Column("p10", "ms"), Column("p90", "ms")]
+    columns += [Column("step median", "ms")]
+    columns += [Column("p10", "ms", dispensable=1), Column("p90", "ms", dispensable=1)]
     columns += [Column("spread", "%")]
     columns += [Column("cv", "%")] if with_cv else []
     columns += [Column("tokens/s"), Column("MFU", "%"), Column("peak memory", "GiB")]
-    columns += [Column("ran")] if several else []
+    columns += [Column("ran", dispensable=2)] if several else []
     columns += [Column("status")]
     rows = []
     for run in runs:
-        labels: list[Cell] = [axis_value(run, axis) for axis in axes]
+        labels: list[Cell] = [axis_value(run.spec, axis) for axis in axes]
         ran = [_ran(run)] if several else []
         rows.append((*labels, *_measured(run, with_cv), *ran, _status(run)))
-    full_title = f"{title}: {constants(runs)}" if constants(runs) else title
+    shared = shared_text([run.spec for run in runs]) if runs else ""
+    full_title = f"{title}: {shared}" if shared else title
     table = Table(full_title, tuple(columns), tuple(rows), _note(runs))
     return table.without_unknown_columns()
 
@@ -127,14 +89,11 @@ def _note(runs: Sequence[Run]) -> str:
             lines[f"MFU unknown: {run.figures.peak_source}; --mfu-peak-tflops sets a peak"] = None
         elif run.figures:
             lines["MFU unknown: some heavy ops have no FLOP formula"] = None
-    shared = {_ran(run) for run in runs}
+    shared = {_ran(run) for run in runs if run.ran}
     if len(shared) == 1 and shared != {""}:
         lines[f"ran: {shared.pop()}"] = None
-    for run in runs:
-        if run.work and run.work.formula:
-            lines[f"FLOPs, {run.spec.mode}: {run.work.formula}"] = None
-        if run.memory:
-            lines[f"peak memory: {run.memory.source}"] = None
+    lines |= dict.fromkeys(_formulas(runs))
+    lines |= {f"peak memory: {run.memory.source}": None for run in runs if run.memory}
     for run in runs:
         if run.work and run.work.covered_calls is not None:
             missing = ", ".join(f"{op} x {n}" for op, n in run.work.uncovered_calls.items())
@@ -147,31 +106,59 @@ def _note(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
+def _formulas(runs: Sequence[Run]) -> list[str]:
+    """Return the formula of the FLOPs of every mode; of several, which Runs each belongs to."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if run.work and run.work.formula:
+            groups.setdefault((run.spec.mode, run.work.formula), []).append(run)
+    several = len({formula for _, formula in groups}) > 1
+    lines = []
+    for (mode, formula), group in groups.items():
+        # Of what differs between the Runs, what those with this formula have in common.
+        differing = set(varying_axes([run.spec for run in group])) | {"mode"}
+        axes = [axis for axis in label_axes(runs) if axis not in differing] if several else []
+        which = f", {axes_text(group[0].spec, axes)}" if axes else ""
+        lines.append(f"FLOPs, {mode}{which}: {formula}")
+    return lines
+
+
 def phase_table(runs: Sequence[Run]) -> Table | None:
-    """Median milliseconds per phase, data wait and host time; None when nothing was measured."""
-    timed = [run for run in runs if run.clock is not None]
+    """The typical step of each Run by phase, with its waits; None when nothing was measured."""
+    timed = [run for run in runs if run.clock is not None and run.clock.step.values]
     seen = dict.fromkeys(name for run in timed if run.clock for name in run.clock.phases)
     names = sorted(seen, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
     if not timed:
         return None
-    columns = [Column("data wait", "ms"), *(Column(name, "ms") for name in names)]
-    columns += [Column("host", "ms"), Column("device busy", "ms")]
-    columns += [Column("kernel launches"), Column("limit")]
+    columns = [Column("step", "ms"), *(Column(name, "ms") for name in names)]
+    columns += [Column("other", "ms"), Column("data wait", "ms", dispensable=1)]
+    columns += [Column("host", "ms", dispensable=1), Column("device busy", "ms", dispensable=1)]
+    columns += [Column("kernel launches", dispensable=1), Column("limit")]
     rows = []
     for run in timed:
         assert run.clock is not None
-        phases = run.clock.phases
-        spent: list[Cell] = [phases[n].median if n in phases else "" for n in names]
+        one = run.clock.typical
+        step = run.clock.step.values[one]
+        spent = {name: at(samples, one) or 0.0 for name, samples in run.clock.phases.items()}
+        phases: list[Cell] = [spent.get(name, "") for name in names]
+        waited, host = at(run.clock.data_wait, one), at(run.clock.host, one)
         launches = run.ran.kernel_launches if run.ran else None
         busy = run.ran.device_busy_ms if run.ran else None
-        tail = [run.clock.host.median, busy, launches, limit_of(run)]
-        rows.append((*_labels(runs, run), run.clock.data_wait.median, *spent, *tail))
+        other = max(0.0, step - sum(spent.values()))
+        tail = (waited, host, busy, launches, limit_of(run))
+        rows.append((*_labels(runs, run), step, *phases, other, *tail))
     note = (
-        "device time of each phase; host: time Python needed to issue the step; device busy: "
-        "kernels of the profiled step"
+        "of the step with the median time, the lower of two; phases: on the device; other: between "
+        "them, on a CPU the wait for data too;\nhost: time Python needed to issue the step; device "
+        "busy: kernels of the profiled step"
     )
     table = Table("where the time goes", _columns(runs, columns), tuple(rows), note)
     return table.without_unknown_columns()
+
+
+def at(samples: Samples, index: int) -> float | None:
+    """Return one sample, None where it was not taken."""
+    return samples.values[index] if index < len(samples) else None
 
 
 def utilization_table(runs: Sequence[Run]) -> Table | None:
@@ -229,11 +216,11 @@ def _percent(fraction: float | None) -> float | None:
 
 
 def _columns(runs: Sequence[Run], own: list[Column]) -> tuple[Column, ...]:
-    return (*(Column(axis) for axis in varying_axes(runs)), *own)
+    return (*(Column(axis) for axis in label_axes(runs)), *own)
 
 
 def _labels(runs: Sequence[Run], run: Run) -> list[Cell]:
-    return [axis_value(run, axis) for axis in varying_axes(runs)]
+    return [axis_value(run.spec, axis) for axis in label_axes(runs)]
 
 
 def limit_of(run: Run) -> str:

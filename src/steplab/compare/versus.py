@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from steplab.compare.bootstrap import CONFIDENCE, MIN_SAMPLES, ratio_of_rounds
 from steplab.core import Cell, Column, RunSpec, Samples, Table
+from steplab.core.spec import axis_value, shared_text, varying_axes
 
 
 def versus_table(
@@ -17,9 +18,9 @@ def versus_table(
         verdict = "cannot tell"
     else:
         verdict = "faster" if interval.ratio > 1 else "slower"
+    axes = varying_axes([first, second]) or ["recipe"]
     columns = (
-        Column("recipe"),
-        Column("mode"),
+        *(Column(axis) for axis in axes),
         Column("step median", "ms"),
         Column("spread", "%"),
         Column("samples"),
@@ -29,14 +30,15 @@ def versus_table(
     )
     span = f"{interval.low:.3f} to {interval.high:.3f}"
     rows = (
-        (*_measured(first, a), 1.0, "", "baseline"),
-        (*_measured(second, b), interval.ratio, span, verdict),
+        (*_measured(first, axes, a), 1.0, "", "baseline"),
+        (*_measured(second, axes, b), interval.ratio, span, verdict),
     )
     note = (
         f"measured in turns by two live workers, {len(a)} rounds; bootstrap interval over rounds "
         f"at {CONFIDENCE:.0%}\n{conditions}"
     )
-    return Table("one against the other", columns, rows, note)
+    title = f"one against the other: {first.workload} {shared_text([first, second])}"
+    return Table(title, columns, rows, note)
 
 
 def rounds_table(a: Sequence[Samples], b: Sequence[Samples]) -> Table:
@@ -50,6 +52,7 @@ def rounds_table(a: Sequence[Samples], b: Sequence[Samples]) -> Table:
     return Table("rounds", (Column("round"), Column("spec"), Column("step", "ms")), tuple(rows))
 
 
-def _measured(spec: RunSpec, rounds: Sequence[Samples]) -> tuple[Cell, ...]:
+def _measured(spec: RunSpec, axes: Sequence[str], rounds: Sequence[Samples]) -> tuple[Cell, ...]:
     pooled = Samples(tuple(v for samples in rounds for v in samples.values), "ms")
-    return spec.recipe.label, spec.mode, pooled.median, pooled.spread * 100, len(pooled)
+    labels = (axis_value(spec, axis) for axis in axes)
+    return *labels, pooled.median, pooled.spread * 100, len(pooled)

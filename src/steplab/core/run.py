@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -98,6 +99,14 @@ class Clock:
     def agreement(self) -> float:
         """Sum of the step samples over the wall time of the window; 1 when both clocks agree."""
         return sum(self.step.values) / self.window_ms if self.window_ms else float("nan")
+
+    @property
+    def typical(self) -> int:
+        """Index of the step with the median time, the lower of two.
+
+        Times of one step add up; medians of every phase over all steps do not.
+        """
+        return self.step.values.index(statistics.median_low(self.step.values))
 
 
 @dataclass(frozen=True)

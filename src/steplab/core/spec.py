@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -75,6 +75,7 @@ class RunSpec:
     source: str = ""  # hash of the file that a user's own workload came from
     ranks: int = 1  # processes that share the step
     backend: str = ""  # of their group, "nccl" or "gloo"; "": by the device
+    overrides: tuple[str, ...] = ()  # fields of `config` that differ from those of `size`
 
     def __post_init__(self) -> None:
         require_positive(self, "batch", "accumulate", "steps", "ranks")
@@ -90,9 +91,15 @@ class RunSpec:
         check_backend(self.backend)
 
     @property
+    def size_words(self) -> str:
+        """The size with what differs from it: `tiny, width 64`."""
+        changed = (f"{name} {self.config.get(name)}" for name in self.overrides)
+        return ", ".join([*filter(None, [self.size]), *changed])
+
+    @property
     def title(self) -> str:
-        """What is measured, in a few words: `gpt tiny, batch 4, full`."""
-        name = f"{self.workload} {self.size}" if self.size else self.workload
+        """What is measured, in a few words: `gpt tiny, width 64, batch 4, full`."""
+        name = f"{self.workload} {self.size_words}" if self.size_words else self.workload
         ranks = f", {self.ranks} ranks" if self.ranks > 1 else ""
         return f"{name}, batch {self.batch}, {self.mode}{ranks}"
 
@@ -101,6 +108,68 @@ def fingerprint(spec: RunSpec) -> str:
     """Return 16 hex digits that are equal exactly for equal specs, on any machine."""
     text = json.dumps(encode(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# What may differ between the cells of a sweep, beside the fields of the config.
+SPEC_AXES = ("workload", "size", "batch", "mode", "recipe", "ranks", "accumulate", "warmup")
+LENGTHS = ("context", "seq_max_len")  # a condition of every number, even where it is constant
+WORDS = ("workload", "size", "mode", "recipe")  # axes whose values explain themselves
+
+
+def axis_value(spec: RunSpec, axis: str) -> str | int | float | None:
+    """Return the value of a spec on an axis: a field of its own or of its config."""
+    if axis == "recipe":
+        return spec.recipe.label
+    value: str | int | float | None = (
+        getattr(spec, axis) if axis in SPEC_AXES else spec.config.get(axis)
+    )
+    return value
+
+
+def varying_axes(specs: Sequence[RunSpec]) -> list[str]:
+    """Return the axes in which the specs differ.
+
+    A size sets many config fields at once: only those that vary within a size count.
+    """
+    sizes = {(spec.workload, spec.size) for spec in specs}
+    config = dict.fromkeys(key for spec in specs for key in spec.config)
+    own = [
+        key
+        for key in config
+        if any(
+            _distinct([one for one in specs if (one.workload, one.size) == size], key) > 1
+            for size in sizes
+        )
+    ]
+    axes = [*SPEC_AXES[:2], *own, *SPEC_AXES[2:]]
+    return [axis for axis in axes if _distinct(specs, axis) > 1]
+
+
+def axes_text(spec: RunSpec, axes: Sequence[str]) -> str:
+    """Return a spec's values on some axes: `mod dense, precision=bf16`."""
+    named = ("" if axis in WORDS else f"{axis} " for axis in axes)
+    return ", ".join(
+        f"{name}{axis_value(spec, axis)}" for name, axis in zip(named, axes, strict=True)
+    )
+
+
+def title_axes(specs: Sequence[RunSpec]) -> list[str]:
+    """Return the axes whose values all specs share and a title names; what is plain is left out."""
+    first = specs[0]
+    lengths = [key for key in LENGTHS if all(key in spec.config for spec in specs)]
+    overrides = [key for key in first.overrides if key not in lengths]
+    axes = ["size", *overrides, *lengths, "batch", "mode", "recipe"]
+    shared = [axis for axis in axes if _distinct(specs, axis) == 1]
+    return [axis for axis in shared if axis_value(first, axis) not in ("", "plain")]
+
+
+def shared_text(specs: Sequence[RunSpec]) -> str:
+    """Return what all specs share, for a title: `tiny, width 64, context 128, batch 4`."""
+    return axes_text(specs[0], title_axes(specs))
+
+
+def _distinct(specs: Sequence[RunSpec], axis: str) -> int:
+    return len({str(axis_value(spec, axis)) for spec in specs})
 
 
 def require_positive(settings: Any, *names: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from steplab.core.errors import UserError
@@ -20,6 +21,8 @@ class Column:
     unit: str = ""
     digits: int = 4  # significant digits on screen; files keep full precision
     whole: bool = False  # cells that people copy: a narrow terminal must not cut them
+    # Where a terminal is too narrow, columns with the largest number are left out first; 0: never.
+    dispensable: int = 0
 
     @property
     def title(self) -> str:
@@ -47,6 +50,10 @@ class Table:
     def without_unknown_columns(self) -> Table:
         """Leave out the columns in which no row knows anything (a CPU has no SM clock)."""
         kept = [i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows)]
+        return self.only(kept)
+
+    def only(self, kept: Sequence[int]) -> Table:
+        """Return the table with the columns of these indices."""
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
         return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
 

@@ -54,10 +54,11 @@ class MfuBasis:
 
 @dataclass(frozen=True)
 class Reading:
-    """Medians over a window of steps; None means unknown.
+    """The typical step of a window, the one with the median time; None means unknown.
 
-    `data_stall` is a share of the window's time and no median, which would not show a loader that
-    makes every fourth step wait.
+    Its times add up: wait, phases and what lies between them. `data_stall` is a share of the whole
+    window's time, as the typical step would not show a loader that makes every fourth step wait;
+    `phase_ms` are medians, as it need not enter every phase.
     """
 
     step: int  # steps completed so far
@@ -68,6 +69,7 @@ class Reading:
     wait_ms: float | None
     flops_per_s: float | None
     figures: Figures
+    phases_ms: float | None  # all phases of the typical step
     phase_ms: Mapping[str, float]  # over the steps that entered the phase
     memory: Memory | None
     launches: int | None
@@ -102,6 +104,7 @@ class Reading:
             "train/host_time_ms": self.host_ms,
             "train/data_stall_pct": None if stall is None else stall * 100,
             "train/data_wait_ms": self.wait_ms,
+            "train/phases_ms": self.phases_ms,
             "train/tflops": None if flops is None else flops / 1e12,
             "train/mfu": self.figures.mfu,
             "train/mfu_palm": self.figures.mfu_palm,
@@ -141,26 +144,24 @@ def read_window(
 ) -> Reading:
     """Return the Reading of all rows from `first` on, without notes."""
     tokens_per_s, wall_ms = samples.tokens_per_s(first), sum(samples.wall_ms[first:])
+    one = samples.typical(first)
     entered = {
         name: [ms for ms in column[first:] if ms > 0] for name, column in samples.phase_ms.items()
     }
     return Reading(
         step=step,
-        step_ms=_median(samples.step_ms[first:]),
-        host_ms=_median(samples.host_ms[first:]),
+        step_ms=None if one is None else samples.step_ms[one],
+        host_ms=None if one is None else samples.host_ms[one],
         tokens_per_s=tokens_per_s,
         data_stall=sum(samples.wait_ms[first:]) / wall_ms if wall_ms > 0 else None,
-        wait_ms=_median(samples.wait_ms[first:]),
+        wait_ms=None if one is None else samples.wait_ms[one],
         flops_per_s=basis.flops_per_s(tokens_per_s),
         figures=basis.figures(tokens_per_s),
+        phases_ms=None if one is None else samples.all_phases_ms(one),
         phase_ms={name: median(values) for name, values in entered.items() if values},
         memory=memory,
         launches=launches,
     )
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
 
 
 def read_memory(device: torch.device) -> Memory | None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
+from statistics import median_low
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -238,8 +238,17 @@ class StepSamples:
         tokens over their median time.
         """
         pairs = zip(self.step_ms[first:], self.tokens[first:], strict=True)
-        ms_per_token = median([ms / tokens for ms, tokens in pairs] or [0.0])
+        ms_per_token = median_low([ms / tokens for ms, tokens in pairs] or [0.0])
         return 1e3 / ms_per_token if ms_per_token > 0 else None
+
+    def typical(self, first: int) -> int | None:
+        """Return the row with the median time from row `first` on, the lower of two."""
+        periods = self.step_ms[first:]
+        return first + periods.index(median_low(periods)) if periods else None
+
+    def all_phases_ms(self, row: int) -> float:
+        """Return the sum of the phases of one step."""
+        return sum(column[row] for column in self.phase_ms.values() if row < len(column))
 
     def step(self) -> Samples:
         """Periods; slow ones, and those without a previous step, are marked."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -19,6 +21,8 @@ from steplab.core.table import cell_text, is_number
 # A file or pipe has no width of its own; this keeps the widest of our tables on one line.
 PLAIN_WIDTH = 200
 MIN_PICTURE = 80  # characters
+GAP = 3  # between two columns
+FOLDED = 14  # characters of a line of text that is folded, at least
 
 
 def console(file: TextIO | None = None) -> Console:
@@ -45,8 +49,8 @@ def table_svg(table: Table) -> str:
 
     As wide as its columns: a long note is wrapped, or all would be drawn too small to read.
     """
-    wide = Console(file=io.StringIO(), record=True, width=1000, highlight=False)
-    width = max(wide.measure(_rich(table)).maximum, len(table.title), MIN_PICTURE)
+    columns = _drawn_width([_natural_width(table, i) for i in range(len(table.columns))])
+    width = max(columns, len(table.title), MIN_PICTURE)
     recorder = Console(file=io.StringIO(), record=True, width=width, highlight=False)
     _draw(table, recorder)
     svg = recorder.export_svg(title="steplab")
@@ -54,23 +58,88 @@ def table_svg(table: Table) -> str:
 
 
 def _draw(table: Table, out: Console) -> None:
+    shown = fitted(table, out.width)
     out.print(Text(printable(f"\n{table.title}"), style="bold"))
-    out.print(_rich(table))
-    if table.note:
-        out.print(Text(printable(table.note), style="dim"))
+    out.print(_rich(shown, out.width))
+    missing = [column.name for column in table.columns if column not in shown.columns]
+    note = [f"no room for: {', '.join(missing)}"] if missing else []
+    if table.note or note:
+        out.print(Text(printable("\n".join(filter(None, [table.note, *note]))), style="dim"))
 
 
-def _rich(table: Table) -> RichTable:
+def fitted(table: Table, width: int) -> Table:
+    """Return the table without the columns that a terminal of `width` has no room for.
+
+    Dispensable columns go, never results: those stand whole, and texts are folded.
+    """
+    kept = list(range(len(table.columns)))
+
+    def dispensable(index: int) -> int:
+        return table.columns[index].dispensable
+
+    while _drawn_width([_least_width(table, i) for i in kept]) > width:
+        last = max(kept, key=dispensable)
+        if not dispensable(last):
+            break
+        kept.remove(last)
+    return table.only(kept)
+
+
+def _rich(table: Table, width: int) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for index, column in enumerate(table.columns):
-        numeric = any(is_number(row[index]) for row in table.rows)
-        longest = max((len(str(row[index])) for row in table.rows), default=0)
+    for index, (column, chars) in enumerate(
+        zip(table.columns, _column_widths(table, width), strict=True)
+    ):
         drawn.add_column(
             Text(printable(column.title)),
-            justify="right" if numeric else "left",
-            min_width=longest if column.whole else None,
+            justify="right" if _is_numeric(table, index) else "left",
+            width=chars,
+            overflow="fold",  # two recipes that begin alike would be cut to the same text
         )
     for row in table.rows:
         pairs = zip(row, table.columns, strict=True)
         drawn.add_row(*(Text(printable(cell_text(cell, column.digits))) for cell, column in pairs))
     return drawn
+
+
+def _column_widths(table: Table, room: int) -> list[int]:
+    """Return the characters of each column; the widest that can be folded give way first.
+
+    Not by rich, which cuts numbers of a table that is too wide by one character.
+    """
+    indices = range(len(table.columns))
+    widths = [_natural_width(table, i) for i in indices]
+    least = [_least_width(table, i) for i in indices]
+    while _drawn_width(widths) > room:
+        foldable = [i for i in indices if widths[i] > least[i]]
+        if not foldable:
+            break
+        widths[max(foldable, key=lambda i: widths[i])] -= 1
+    return widths
+
+
+def _drawn_width(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _natural_width(table: Table, index: int) -> int:
+    """Return the characters of a column in which nothing is folded."""
+    return max(cell_len(table.columns[index].title), *_cell_widths(table, index), 1)
+
+
+def _least_width(table: Table, index: int) -> int:
+    """Return the characters that a column needs: a number in one piece, text on several lines."""
+    column, longest = table.columns[index], max(_cell_widths(table, index))
+    heading = max(map(cell_len, column.title.split()), default=1)
+    whole = column.whole or _is_numeric(table, index)
+    return max(heading, longest if whole else min(longest, FOLDED))
+
+
+def _cell_widths(table: Table, index: int) -> list[int]:
+    digits = table.columns[index].digits
+    texts = (printable(cell_text(row[index], digits)) for row in table.rows)
+    return [0, *(cell_len(line) for text in texts for line in text.splitlines())]
+
+
+def _is_numeric(table: Table, index: int) -> bool:
+    return any(is_number(row[index]) for row in table.rows)

@@ -18,6 +18,7 @@ from steplab.compare.bootstrap import RatioInterval, change_of, ratio_of_rounds,
 from steplab.core import RunSpec, Samples
 from steplab.core.comparison import Change, Verdict
 from steplab.core.errors import MeasurementError
+from steplab.core.spec import axes_text, varying_axes
 from steplab.workers.client import Progress, WorkerLost, WorkerOwner, no_progress
 from steplab.workers.ranks import start_worker
 
@@ -100,7 +101,7 @@ def alternate_specs(
     with RemoteStep(start_worker(first)) as one, RemoteStep(start_worker(second)) as two:
         sides, specs = (one, two), (first, second)
         for side, spec in zip(sides, specs, strict=True):
-            progress(f"preparing {spec.recipe.label}")
+            progress(f"preparing {axes_text(spec, varying_axes(specs) or ['recipe'])}")
             side.keep(LIVE_STEP, timeout, spec=spec)
         measured = []
         for number in range(rounds):

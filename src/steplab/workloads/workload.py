@@ -89,6 +89,10 @@ class WorkloadEntry:
 
     def resolve(self, size: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the complete config as JSON data: preset, then overrides, then checks."""
+        return dict(encode(self._config(self.unchecked(size, overrides))))
+
+    def unchecked(self, size: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the same config where its values may contradict each other."""
         if size and size not in self.presets:
             raise UserError(f"{self.name} has no size {size!r}.", did_you_mean(size, self.presets))
         base = self.presets[size] if size else self.config()
@@ -96,7 +100,12 @@ class WorkloadEntry:
         for key in overrides:
             if key not in known:
                 raise UserError(f"{self.name} has no setting {key!r}.", did_you_mean(key, known))
-        return dict(encode(self._config({**encode(base), **overrides})))
+        return {**encode(base), **overrides}
+
+    def overrides(self, size: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the fields in which a complete config differs from a size."""
+        base = self.unchecked(size, {})
+        return tuple(key for key, value in config.items() if value != base.get(key))
 
     def open(self, config: Mapping[str, Any]) -> Workload:
         """Import torch and return the workload for a complete config."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from steplab.bench.gated_trials import GatedTrials
 from steplab.bench.sweep import key_of_size, search_batches, sweep
 from steplab.cli.command import Command
 from steplab.cli.flags import AUTO, add_out_flag, add_store_flag, resolve_device
-from steplab.cli.progress import CellProgress
+from steplab.cli.progress import CellProgress, step_name
 from steplab.cli.step_flags import (
     add_rank_flags,
     add_step_flags,
@@ -34,6 +35,7 @@ from steplab.compare.versus import rounds_table, versus_table
 from steplab.core import Environment, Run, RunSpec, Table, fingerprint
 from steplab.core.errors import UserError
 from steplab.core.run import new_run
+from steplab.core.spec import axes_text, varying_axes
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store
@@ -61,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UserError(f"--timeout must be more than 0 seconds, not {args.timeout}.")
     if args.alternate is not None and args.alternate < 1:
         raise UserError(f"--alternate must be 1 round or more, not {args.alternate}.")
-    specs = _plan(args, assumed_device(args.device))
+    specs, refused = _plan(args, assumed_device(args.device))
     if args.alternate and len(specs) != 2:
         raise UserError(
             f"--alternate compares two cells, but the flags span {len(specs)}.",
@@ -73,10 +75,10 @@ def _run(args: argparse.Namespace) -> int:
         environment = trials.environment()
         device = resolve_device(args.device, environment)
         if device != specs[0].device:  # the default size is another one on a GPU
-            specs = _plan(args, device)
+            specs, refused = _plan(args, device)
         if args.alternate:
             return _compare(args, specs, store, environment)
-        measure = _search if AUTO in args.batch else _measure
+        measure = _search if AUTO in args.batch else partial(_measure, refused=refused)
         with GatedTrials(trials) as gated:
             runs = measure(args, specs, store, gated, environment)
     tables = _tables(runs, f"one training step of {args.workload}")
@@ -96,10 +98,14 @@ def _tables(runs: list[Run], title: str) -> list[Table]:
     return [step_table(runs, title), *(table for table in details if table is not None)]
 
 
-def _plan(args: argparse.Namespace, device: str) -> list[RunSpec]:
+def _plan(args: argparse.Namespace, device: str) -> tuple[list[RunSpec], dict[str, str]]:
+    """Return the cells, and why some of them cannot be, by fingerprint."""
     if AUTO in args.batch and (len(args.batch) > 1 or args.alternate):
         raise UserError("--batch auto cannot be combined: it measures several batch sizes already.")
-    return step_grid(args, device)
+    specs, refused = step_grid(args, device)
+    if refused and (AUTO in args.batch or args.alternate):
+        raise UserError(next(iter(refused.values())))
+    return specs, refused
 
 
 def _measure(
@@ -108,8 +114,9 @@ def _measure(
     store: Store,
     trials: GatedTrials,
     environment: Environment,
+    refused: Mapping[str, str],
 ) -> list[Run]:
-    with CellProgress(len(specs)) as progress:
+    with CellProgress(len(specs), partial(step_name, among=specs)) as progress:
         cells = sweep(
             specs,
             store,
@@ -120,6 +127,7 @@ def _measure(
             worker_key=fingerprint if len(args.warmup) > 1 else key_of_size,
             progress=progress.stage,
             say=progress.say,
+            refused=refused,
         )
         return collect_runs(cells, len(specs), store, progress.done)
 
@@ -134,13 +142,14 @@ def _search(
     """Find the fastest batch of every cell; everything measured is in the table."""
     runs: list[Run] = []
     for spec in specs:
-        with CellProgress(None) as progress:
+        with CellProgress(None, partial(step_name, among=specs)) as progress:
             found = search_batches(
                 spec, store, trials, environment, sys.argv, progress.stage, progress.done
             )
         runs += found.runs
         best = f"batch {found.best.spec.batch}" if found.best else "none"
-        print(f"fastest of {spec.mode}, {spec.recipe.label}: {best} ({found.reason})")
+        axes = varying_axes(specs) or ["mode", "recipe"]
+        print(f"fastest of {axes_text(spec, axes)}: {best} ({found.reason})")
     return runs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from steplab.core import Cell, Column, Finding, Run, Table, units
@@ -94,7 +95,8 @@ def _title(run: Run) -> str:
     """What Runs have in common that are drawn over one axis."""
     environment = run.environment
     where = environment.device_name if run.spec.device == "cuda" else environment.cpu
-    return f"{run.spec.title}, {where}"
+    # A sweep over a field of the config is one group, whose rows name the field.
+    return f"{replace(run.spec, overrides=()).title}, {where}"
 
 
 def _group_html(runs: Sequence[Run]) -> Html:
