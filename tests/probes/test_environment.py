@@ -8,7 +8,7 @@ import torch
 
 from steplab.core.codec import encode
 from steplab.probes import environment as environment_module
-from steplab.probes.environment import capture_environment
+from steplab.probes.environment import capture_environment, cpu_name, has_bf16
 
 
 def test_environment_says_what_runs():
@@ -56,3 +56,19 @@ def test_the_power_limit_is_that_of_the_visible_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: seen)
     (card,) = environment_module._accelerators()
     assert (card.power_limit_w, card.power_default_w, card.driver) == (310, 700, "580.1")
+
+
+def test_bf16_instructions_are_read_from_the_flags(monkeypatch, tmp_path):
+    said = tmp_path / "cpuinfo"
+    monkeypatch.setattr(environment_module, "CPU_INFO", said)
+    assert has_bf16() is None
+    for text, expected in {
+        "model name\t: A Xeon\nflags\t\t: fpu avx512f avx512_bf16\n": True,
+        "model name\t: A Xeon\nflags\t\t: fpu avx2 avx512f\n": False,
+        "Features\t: fp asimd bf16 i8mm\n": True,
+        "power management:\n": None,
+    }.items():
+        said.write_text(text)
+        assert has_bf16() is expected
+    said.write_text("model name\t: A Xeon: fast\n")
+    assert cpu_name() == "A Xeon: fast"

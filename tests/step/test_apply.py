@@ -1,5 +1,7 @@
 """A recipe for a loop of one's own."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -54,6 +56,31 @@ def test_techniques_reach_a_model_that_knows_nothing_of_them():
     step = steplab.apply(f"{recipe},compile.backend=eager", Net(), squares, optimizer)
     assert torch.isfinite(step([torch.randn(4, 8), torch.randn(4, 8)]).loss)
     assert made == [{"foreach": True}] and step.parts.matmul_dtype == "bf16"
+
+
+def test_prefetch_reads_the_loader_ahead_and_refuses_batches_that_nobody_fetched():
+    torch.manual_seed(0)
+    data, read = [torch.randn(4, 8) for _ in range(5)], []
+
+    def loader():
+        for batch in data:
+            read.append(threading.current_thread() is threading.main_thread())
+            yield {"x": batch}
+
+    def loss(model, batch):
+        return squares(model, batch["x"])
+
+    step = steplab.apply("prefetch=2", Net(), loss)
+    with pytest.raises(UserError, match=r"not fetched ahead.* step\.batches\(loader\)"):
+        step([{"x": data[0]}])
+    seen = []
+    for batch in step.batches(loader()):
+        seen.append(batch["x"])
+        step([batch])
+    assert read == [False] * 5
+    assert all(torch.equal(a, b) for a, b in zip(seen, data, strict=True))
+    plain = steplab.apply("plain", Net(), loss)
+    assert len([plain([batch]) for batch in plain.batches(loader())]) == 5
 
 
 def test_metrics_come_through():

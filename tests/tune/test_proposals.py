@@ -46,6 +46,13 @@ def test_what_needs_a_gpu_is_refused_on_a_cpu_before_anybody_tries_it():
     assert not found["impl.attention=math"].conflict and not found["impl.experts=loop"].conflict
 
 
+def test_a_cpu_without_bf16_instructions_is_not_asked_to_emulate_them():
+    for known, refused in ((False, True), (True, False), (None, False)):
+        run = run_of(environment=replace(ENVIRONMENT, cpu_bf16=known))
+        (bf16,) = [p for p in proposals(StepContext(run), {}) if p.key == "precision=bf16"]
+        assert ("no bf16 instructions" in bf16.conflict) is refused
+
+
 def test_a_change_keeps_the_other_settings():
     found = suggested("compile=blocks,precision=bf16")
     assert found["compile.optimizer=true"].recipe.label == (

@@ -2,6 +2,7 @@ import hashlib
 import importlib.util
 import os
 import py_compile
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,45 @@ def test_parameters_become_config(file):
 def test_files_that_cannot_be_used(file, text, factory, words):
     with pytest.raises(UserError, match=words):
         requested_workload(f"{file(text)}:{factory}")
+
+
+def test_a_factory_may_import_its_neighbors_as_late_as_it_likes(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "late_net.py").write_text("import torch\nNet = torch.nn.Linear\n")
+    (tmp_path / "late_loss.py").write_text("def mean(x):\n    return x.mean()\n")
+    text = GOOD.replace("    def batches", "    from late_net import Net\n    def batches")
+    text = text.replace("torch.nn.Linear", "Net")
+    text = text.replace(
+        'loss = lambda model, batch: model(batch["x"]).mean()',
+        "def loss(model, batch):\n        import late_loss\n"
+        '        return late_loss.mean(model(batch["x"]))',
+    )
+    (tmp_path / "late.py").write_text(text)
+    name = f"{tmp_path / 'late.py'}:make"
+    run = trial(RunSpec(name, requested_workload(name).resolve("", {}), batch=4, steps=1))
+    assert run.status == "ok", run.reason
+
+
+def test_a_module_of_a_package_is_named_as_python_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "ownpackage" / "models"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("from .net import make\n")
+    (package / "shapes.py").write_text("WIDTH = 6\n")
+    (package / "net.py").write_text(
+        GOOD.replace("import steplab", "import steplab\nfrom .shapes import WIDTH").replace(
+            "width: int = 8", "width: int = WIDTH"
+        )
+    )
+    for name in ("ownpackage.models.net:make", "ownpackage.models:make"):
+        entry = requested_workload(name)
+        assert entry.resolve("", {}) == {"width": 6}
+        run = trial(RunSpec(name, {"width": 6}, batch=4, steps=1))
+        assert run.status == "ok", run.reason
+    with pytest.raises(UserError, match=r"no module ownpackage\.missing.* Give its file"):
+        requested_workload("ownpackage.missing:make")
 
 
 @pytest.mark.parametrize("name", ["nowhere.py:make", "mine.py", ":make", "mine.py:"])

@@ -41,7 +41,7 @@ def add_workload_flags(
     """
     name = words[0] if words and not words[0].startswith("-") else default
     entry = requested_workload(name)
-    about = "a built-in workload or path/to/file.py:factory; comes before all flags"
+    about = "a built-in workload, path/to/file.py:factory or package.module:factory; comes first"
     parser.add_argument("workload", nargs="?", default=default, help=about)
     parser.set_defaults(entry=entry)
     presets = ", ".join(entry.presets) or "this workload has none"

@@ -45,6 +45,7 @@ class Environment:
     cpu: str
     cores: int
     memory_bytes: int | None
+    cpu_bf16: bool | None = None  # whether the CPU has instructions for bf16; None: unknown
     torch: str = ""
     numpy: str = ""
     triton: str = ""

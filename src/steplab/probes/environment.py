@@ -13,6 +13,7 @@ from steplab.core import Accelerator, Environment
 from steplab.hardware.catalog import find_card
 from steplab.probes.counters import open_nvml_device
 
+CPU_INFO = Path("/proc/cpuinfo")
 # Prefixes of environment variables that change how fast or how exactly a step runs.
 SPEED_VARIABLES = ("TORCH", "CUDA_", "NCCL_", "OMP_", "MKL_", "PYTORCH_", "TRITON_", "GOMP_")
 
@@ -30,6 +31,7 @@ def capture_environment() -> Environment:
         cpu=cpu_name(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),
         memory_bytes=_memory_bytes(),
+        cpu_bf16=has_bf16(),
         torch=torch.__version__,
         numpy=numpy.__version__,
         triton=_version("triton"),
@@ -57,12 +59,26 @@ def _cores() -> int:
 
 def cpu_name() -> str:
     """Return the name of this machine's processor."""
+    return _cpu_line("model name") or platform.processor() or "unknown CPU"
+
+
+def has_bf16() -> bool | None:
+    """Whether the processor multiplies bf16 numbers by itself; None where it does not say.
+
+    Without such instructions products in bf16 are emulated, several times slower than in fp32.
+    """
+    flags = set((_cpu_line("flags") or _cpu_line("Features")).split())  # on x86, on Arm
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"}) if flags else None
+
+
+def _cpu_line(name: str) -> str:
+    """Return what Linux says of the first processor under this name, or ""."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = CPU_INFO.read_text().splitlines()
     except OSError:
-        return platform.processor() or "unknown CPU"
-    found = next((line for line in lines if line.startswith("model name")), ": unknown CPU")
-    return found.split(":", 1)[1].strip()
+        return ""
+    found = next((line for line in lines if line.partition(":")[0].strip() == name), "")
+    return found.partition(":")[2].strip()
 
 
 def _memory_bytes() -> int | None:

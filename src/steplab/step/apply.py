@@ -28,17 +28,18 @@ def apply(
     """Apply a recipe to a model in place; return the step that runs it.
 
         step = steplab.apply("precision=bf16,compile=blocks,optimizer=fused", model, loss)
-        for batch in loader:
+        for batch in step.batches(loader):
             output = step([batch])  # one or more micro-batches; loss and metrics on the device
 
     `recipe` is a Recipe, a preset's name, words or a file, as for `--recipe`. `loss(model, batch)`
     returns a scalar tensor, a StepOutput with metrics, or what has a `.loss` or a ["loss"], as
     Hugging Face models return. `optimizer(model, **implementation)`
     makes the optimizer, and passes on `foreach=` or `fused=` where the recipe asks for it; without
-    one it is AdamW with torch's defaults. Schedules find it in `step.optimizer`. Batches are yours
-    and must be on the model's device. Gradients are clipped to the norm `clip`; 0 leaves them
-    alone. The precision of fp32 matrix products, a global setting of torch, is set as the recipe
-    asks.
+    one it is AdamW with torch's defaults. Schedules find it in `step.optimizer`. Batches are yours:
+    `step.batches(loader)` brings them to the model's device, ahead of the step where the recipe has
+    `prefetch`; without that, bring them there yourself if you like. Gradients are clipped to the
+    norm `clip`; 0 leaves them alone. The precision of fp32 matrix products, a global setting of
+    torch, is set as the recipe asks.
     """
     if isinstance(recipe, str):
         recipe = parse_recipe(recipe)
@@ -57,7 +58,9 @@ def apply(
     first = next(model.parameters(), None)
     if first is None:
         raise UserError("The model has no parameters, so its device is unknown.")
-    return build_step(workload, model, first.device, recipe, mode, clip)
+    step = build_step(workload, model, first.device, recipe, mode, clip)
+    step.awaits_batches = step.parts.batches_ahead > 0
+    return step
 
 
 def _no_batches(size: int) -> Iterable[Any]:

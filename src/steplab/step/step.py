@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class Step:
         self.watch: Watch = unwatched
         self.graph: Callable[[Sequence[Any]], StepOutput] | None = None
         self.reaches_model = False  # whether a backward pass has been seen to reach the model
+        self.awaits_batches = False  # whether the recipe prefetches and `batches` is still to come
         parts.model.train(mode != "infer")
 
     @property
@@ -59,6 +60,11 @@ class Step:
     def __call__(self, micro_batches: list[Any]) -> StepOutput:
         """Run one step over one or more micro-batches, whose gradients are averaged."""
         _check_list(micro_batches)
+        if self.awaits_batches:
+            raise UserError(
+                "The recipe has prefetch, but these batches are not fetched ahead.",
+                "Write for batch in step.batches(loader): step([batch]); or leave prefetch out.",
+            )
         if self.graph is None:
             return self.run(micro_batches)
         watch, self.watch = self.watch, unwatched
@@ -67,6 +73,19 @@ class Step:
                 return self.graph(micro_batches)
         finally:
             self.watch = watch
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield a loader's batches on the device of the step, as far ahead as `prefetch` says.
+
+        With prefetch a thread reads the loader: batches are made and copied during the step.
+        """
+        from steplab.step.prefetch import Prefetched
+        from steplab.workloads.user_batches import to_device
+
+        self.awaits_batches = False
+        moved = (to_device(batch, self.parts.device) for batch in loader)
+        ahead = self.parts.batches_ahead
+        return Prefetched(moved, self.parts.device, ahead) if ahead else moved
 
     def run(self, micro_batches: Sequence[Any]) -> StepOutput:
         """Run one step op by op."""

@@ -176,9 +176,10 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     for module in model.modules():
         if not isinstance(module, nn.ModuleList) or module in inside:
             continue
-        if len(module) >= 2 and len({type(child) for child in module}) == 1:
-            found.extend(module)
-            inside.update(m for child in module for m in child.modules())
+        blocks = [child for child in module if child is not None]  # a list may hold a None
+        if len(blocks) >= 2 and len({type(block) for block in blocks}) == 1:
+            found.extend(blocks)
+            inside.update(m for block in blocks for m in block.modules())
     return found
 
 

@@ -84,13 +84,16 @@ class Precision(Technique):
         keeper: dict[str, Settings] = {"optimizer": {"impl": MASTER_WEIGHT_OPTIMIZER}}
         has_keeper = context.recipe.techniques.get("optimizer") == keeper["optimizer"]
         found = []
+        refusal = ""
+        if not context.on_cuda and context.run.environment.cpu_bf16 is False:
+            refusal = "this CPU has no bf16 instructions: products would be emulated"
         for dtype in reversed(fewer):
             savings = _savings(dtype, present, context)
             if dtype == BF16_WEIGHTS and updates and not has_keeper:
                 savings = {**savings, "phase:optimizer": 1.0}
                 found.append(Suggestion({"dtype": dtype}, savings, requires=keeper))
             else:
-                found.append(Suggestion({"dtype": dtype}, savings))
+                found.append(Suggestion({"dtype": dtype}, savings, refusal=refusal))
         return found
 
     def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:

@@ -1,4 +1,4 @@
-"""A user's own model: `path/to/file.py:factory` becomes a workload.
+"""A user's own model: `path/to/file.py:factory` or `package.module:factory` becomes a workload.
 
 The factory's keyword parameters, with their defaults, become the workload's config and flags.
 
@@ -11,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,12 +53,16 @@ class UserModel:
 def load_user_model(word: str) -> WorkloadEntry:
     """Import the model `path/to/file.py:factory` that a user names, and remember that it was named.
 
+    `package.module:factory` is looked for in the working directory, then among what is installed.
     The word must come from the user, on the command line or in Python, never from a record.
     """
-    path, colon, factory = word.rpartition(":")
-    if not colon or not path.endswith(".py") or not factory:
-        raise UserError(f"{shorten(word)!r} is not path/to/file.py:factory.")
-    file = Path(path).absolute()
+    place, _, factory = word.rpartition(":")
+    is_module = all(part.isidentifier() for part in place.split("."))
+    if not (place.endswith(".py") or is_module) or not factory:
+        raise UserError(
+            f"{shorten(word)!r} is neither path/to/file.py:factory nor package.module:factory."
+        )
+    file = Path(place).absolute() if place.endswith(".py") else _module_file(place)
     entry = _import(word, file)
     _files[word] = file
     return entry
@@ -100,8 +107,12 @@ def _import(name: str, file: Path) -> WorkloadEntry:
     factory = _find_factory(name, file, text)
     config = _config_type(factory, name)
 
+    def make(**values: Any) -> Any:
+        with _import_folder(name, file):  # it may import its neighbors as late as this
+            return factory(**values)
+
     def open_workload(values: Any) -> UserWorkload:
-        return UserWorkload(factory, encode(values), name)
+        return UserWorkload(make, encode(values), name)
 
     summary = (inspect.getdoc(factory) or "a model of your own").splitlines()[0]
     source = hashlib.sha256(text).hexdigest()[:12]
@@ -215,28 +226,69 @@ def _find_factory(name: str, file: Path, text: bytes) -> Callable[..., Any]:
     hash in a record would not be the hash of what ran.
     """
     shown, _, factory_name = name.rpartition(":")
-    spec = spec_from_file_location(file.stem, file)
+    module_name = file.stem if shown.endswith(".py") else shown
+    spec = spec_from_file_location(module_name, file)
     assert spec is not None
     module = module_from_spec(spec)
-    sys.modules[file.stem] = module  # dataclasses and pickling look their module up by name
-    sys.path.insert(0, str(file.parent.resolve()))
     try:
-        exec(compile(text, str(file), "exec", dont_inherit=True), vars(module))
+        with _import_folder(name, file):
+            if spec.parent and spec.parent != module_name:
+                importlib.import_module(spec.parent)  # which may import this module itself
+            sys.modules[module_name] = module  # dataclasses and pickling look it up by name
+            exec(compile(text, str(file), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         line = ""
         if "relative import" in str(error):
-            line = "Write from nets import Net, without the dot: its folder is searched."
+            line = (
+                "Write from nets import Net, without the dot: its folder is searched; or name it "
+                "as package.module:factory."
+            )
         raise UserError(
             f"{shown} does not import: {type(error).__name__}: {error}.", line
         ) from error
-    finally:
-        sys.path.pop(0)
     factory = getattr(module, factory_name, None)
     if not callable(factory):
         known = [k for k, v in vars(module).items() if inspect.isfunction(v)]
         hint = did_you_mean(factory_name, known)
         raise UserError(f"{shown} has no function {factory_name!r}.", hint)
     return factory
+
+
+@contextlib.contextmanager
+def _import_folder(name: str, file: Path) -> Iterator[None]:
+    """Search the folder of a file first, that of its package for a module; afterward, last.
+
+    Last: what the loss imports in its first call is still found, and no file of the user's stands
+    in the way of a module that steplab or torch imports later.
+    """
+    place = name.rpartition(":")[0]
+    depth = 0 if place.endswith(".py") else place.count(".") + (file.name == "__init__.py")
+    folder = str(file.parents[depth].resolve())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
+
+
+def _module_file(name: str) -> Path:
+    """Return the file of `package.module`, found without running anything."""
+    found: ModuleSpec | None = None
+    search: Any = [os.getcwd(), *sys.path]
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        found = PathFinder.find_spec(".".join(parts[:length]), search)
+        if found is None:
+            break
+        search = found.submodule_search_locations or []
+    if found is None or not (found.origin or "").endswith(".py"):
+        raise UserError(
+            f"There is no module {shorten(name)} in this folder or among what is installed.",
+            "Give its file: path/to/file.py:factory.",
+        )
+    return Path(found.origin or "").absolute()
 
 
 def _config_type(factory: Callable[..., Any], name: str) -> Any:
