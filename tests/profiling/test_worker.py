@@ -53,7 +53,7 @@ def test_a_worker_refuses_records_and_dies(spec, tmp_path, monkeypatch):
         assert run.status == "ok", run.reason
         for name in (*run.profile.traces, run.profile.detail):
             assert (folder / name).is_file()
-        assert "tracing 2 steps" in said and said[-1] == "recording memory"
+        assert "tracing 2 steps" in said and said[-1] == "following values"
 
         run = runner.trial(spec(11), environment, plan=ProfilePlan(), folder=folder)
         assert run.status == "crashed" and "SIGKILL" in run.reason

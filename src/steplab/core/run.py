@@ -95,6 +95,8 @@ class Clock:
     source: str  # "cuda events" or "perf_counter"
     # Time in which threads waited for a core, over that of the window, summed over threads.
     contended: float | None = field(default=None, kw_only=True)
+    # Of a step, on average, in Python's garbage collector.
+    collector_ms: float | None = field(default=None, kw_only=True)
 
     @property
     def agreement(self) -> float:
@@ -335,6 +337,34 @@ class MemoryTimeline:
 
 
 @dataclass(frozen=True)
+class OptimizerShape:
+    """How an optimizer divides what it updates."""
+
+    name: str  # of its class
+    groups: int
+    tensors: int
+
+
+# What became of an operator's result; the first that holds.
+UNUSED = "u"  # nothing that outlives the step came from it
+READ_ONLY = "h"  # only the host read it, or somebody holds it: a metric, a log
+CONSTANT = "c"  # it depends on no weight, no batch and no random number: the same in every step
+MADE_BEFORE = "r"  # the step had computed it before, from the same inputs
+ZEROS = "z"  # a product with a factor that is nearly all zeros
+NEEDED = "."
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """What the operators of one step are for, in the order in which they ran; views left out."""
+
+    names: tuple[str, ...]  # distinct: "aten::mm"
+    ops: tuple[int, ...]  # the number in `names` of each
+    verdicts: str  # one letter each: UNUSED, READ_ONLY, CONSTANT, MADE_BEFORE, ZEROS or NEEDED
+    padding: float = 0.0  # share of the token ids that repeat the last of their row to its end
+
+
+@dataclass(frozen=True)
 class Profile:
     """What `steplab profile` adds: a lean trace for times, and one step in detail for attribution.
 
@@ -348,6 +378,10 @@ class Profile:
     budget: Budget | None = None
     memory: MemoryTimeline | None = None
     updated_weights: int | None = None  # by each step; None: unknown, or none is updated
+    dataflow: Dataflow | None = None  # None: compiled, replayed, or not looked at
+    # Switches of torch that cost time and were on while the step ran: "anomaly mode".
+    switches: tuple[str, ...] = ()
+    optimizers: tuple[OptimizerShape, ...] = ()  # all that are alive in the process
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class ClockProbe(Probe):
         self.step_marks: list[tuple[int, int]] = []
         self.data_marks: list[tuple[int, int]] = []
         self.collections: list[int] = []
+        self.collecting_ms = 0.0
         self.watch_before, subject.step.watch = subject.step.watch, self._phase
         gc.callbacks.append(self._on_gc)
         if self.on_cuda:
@@ -104,6 +105,7 @@ class ClockProbe(Probe):
             window_ms=self.window_ms,
             source="cuda events" if self.on_cuda else "perf_counter",
             contended=self._contended(),
+            collector_ms=self.collecting_ms / max(len(self.step_marks), 1),
         )
 
     def _contended(self) -> float | None:
@@ -131,6 +133,10 @@ class ClockProbe(Probe):
 
     def _on_gc(self, when: str, info: dict[str, int]) -> None:
         # Generation 0 takes microseconds; only full collections can show in a step's time.
+        if when == "start":
+            self.collecting_since = perf_counter()
+        else:
+            self.collecting_ms += (perf_counter() - self.collecting_since) * 1e3
         if when == "stop" and info.get("generation") == 2:
             self.collections.append(len(self.step_marks))
 

@@ -1,10 +1,11 @@
-"""Addresses of the tensors that a training loop holds between its steps for a good reason."""
+"""The tensors that a training loop holds between its steps for a good reason."""
 
 from __future__ import annotations
 
 import gc
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,11 +27,47 @@ def known_addresses(batch: Any) -> set[int]:
     }
 
 
-def _held_by_objects() -> Iterator[Tensor]:
+@dataclass(frozen=True)
+class HeldTensors:
+    """Storages (as numbers) of tensors that live on between steps."""
+
+    buffers: frozenset[int]
+    idle_gradients: frozenset[int]  # of weights that no optimizer has, where there is an optimizer
+
+
+def held_tensors() -> HeldTensors:
+    """Return what the modules and optimizers hold that are alive in this process."""
+    objects = _objects()
+    optimizers = _optimizers(objects)
+    modules = [one for one in objects if isinstance(one, nn.Module)]
+    updated = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    weights = [p for one in modules for p in one._parameters.values() if p is not None]
+    idle = [p.grad for p in weights if id(p) not in updated and p.grad is not None]
+    buffers = [b for one in modules for b in one._buffers.values() if b is not None]
+    return HeldTensors(_storages(buffers), _storages(idle) if updated else frozenset())
+
+
+def live_optimizers() -> list[torch.optim.Optimizer]:
+    """Return the optimizers of this process."""
+    return _optimizers(_objects())
+
+
+def _optimizers(objects: list[Any]) -> list[torch.optim.Optimizer]:
+    return [one for one in objects if isinstance(one, torch.optim.Optimizer)]
+
+
+def _storages(tensors: list[Tensor]) -> frozenset[int]:
+    return frozenset(t.untyped_storage()._cdata for t in tensors if t.layout == torch.strided)
+
+
+def _objects() -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some objects warn when they are asked for their class
-        found = [o for o in gc.get_objects() if _is_either(o)]
-    for one in found:
+        return [o for o in gc.get_objects() if _is_either(o)]
+
+
+def _held_by_objects() -> Iterator[Tensor]:
+    for one in _objects():
         if isinstance(one, torch.optim.Optimizer):
             yield from (leaf for leaf in tree_leaves(dict(one.state)) if isinstance(leaf, Tensor))
             tensors = [p for group in one.param_groups for p in group["params"]]

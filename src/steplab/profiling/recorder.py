@@ -19,9 +19,12 @@ from torch.profiler import profile, record_function, schedule
 
 from steplab.core import MemoryTimeline, Profile, Run, RunSpec
 from steplab.core.errors import SteplabError
+from steplab.probes.compilation import graph_count
+from steplab.probes.dataflow import record_dataflow
 from steplab.probes.memory_timeline import record_memory
 from steplab.probes.probe import Subject
 from steplab.probes.ran import profiler_activities
+from steplab.probes.switches import optimizer_shapes, switches_on
 from steplab.profiling.plan import AVERAGES_FILE, DETAIL_FILE, ProfilePlan
 from steplab.profiling.ranges import can_name_modules, module_ranges, phase_ranges, run_named
 from steplab.profiling.trace_file import write_averages, write_trace
@@ -58,7 +61,13 @@ def record_profile(
             "schedule without warm-up: the recorded steps contain the start of the profiler"
         )
     traces = record_lean(subject, plan, folder, progress)
-    profile = Profile(plan.numbers, traces, updated_weights=updated_weights(subject))
+    profile = Profile(
+        plan.numbers,
+        traces,
+        updated_weights=updated_weights(subject),
+        switches=switches_on(),
+        optimizers=optimizer_shapes(),
+    )
     if plan.detail:
         try:
             replays = run.ran is not None and bool(run.ran.graph_launches)
@@ -68,7 +77,29 @@ def record_profile(
             if not is_out_of_memory(error):
                 raise
             notes.append("no detail: the step with stacks, shapes and memory ran out of memory")
+    if plan.detail and _runs_op_by_op(run):
+        profile = _with_dataflow(subject, profile, progress, notes)
     return replace(run, profile=profile, notes=tuple(notes))
+
+
+def _runs_op_by_op(run: Run) -> bool:
+    """Whether the ops of a step can be watched one by one: alone, not compiled, not replayed."""
+    replays = run.ran is not None and bool(run.ran.graph_launches)
+    return not (replays or graph_count() or torch.distributed.is_initialized())
+
+
+def _with_dataflow(
+    subject: Subject, profile: Profile, progress: Progress, notes: list[str]
+) -> Profile:
+    progress("following values")
+    try:
+        dataflow, switches = record_dataflow(subject)
+    except Exception as error:
+        # A step may refuse to be watched op by op; its times are recorded all the same.
+        notes.append(f"values were not followed through the step: {type(error).__name__}: {error}")
+        return profile
+    together = tuple(sorted({*profile.switches, *switches}))
+    return replace(profile, dataflow=dataflow, switches=together)
 
 
 def _record_with_memory(

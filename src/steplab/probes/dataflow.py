@@ -1,0 +1,341 @@
+"""Which operators of a step its update needs: one more step, op by op, as a graph of values.
+
+Every operator reads values and makes new ones. Going back from what outlives the step (weights,
+optimizer state, buffers) finds the operators that it is for; numbering values by the operator and
+the numbers of its inputs finds those that compute what was computed before. No value is read, save
+samples of the factors of matrix products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from steplab.core import Dataflow
+from steplab.core.run import CONSTANT, MADE_BEFORE, NEEDED, READ_ONLY, UNUSED, ZEROS
+from steplab.probes.known_tensors import HeldTensors, held_tensors
+from steplab.probes.probe import Subject
+from steplab.probes.switches import switches_on
+
+HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
+# What fills memory with one number: it is no work that could have been kept.
+FILLS = frozenset(
+    f"aten::{name}"
+    for name in "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros "
+    "new_ones new_full new_empty fill_ zero_ empty_strided new_empty_strided scalar_tensor".split()
+)
+OVERWRITES = frozenset(f"aten::{name}" for name in ("copy_", "fill_", "zero_"))
+PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+LARGE_PRODUCT = 2**24  # multiply-adds from which the factors of a product are looked at
+SAMPLED = 4096  # elements of a factor
+MOSTLY_ZERO = 0.95  # of a sample; ReLU leaves half, a one-hot factor one in hundreds
+MOST_OPS = 200_000
+LEAST_IDS = 256  # of a batch whose padding is worth a look
+
+
+def record_dataflow(subject: Subject) -> tuple[Dataflow | None, set[str]]:
+    """Run one more step; return what its operators are for and the switches that were on.
+
+    None if there are too many operators. The step must run op by op: neither compiled nor replayed.
+    """
+    batches = next(subject.feed)
+    watcher = _Watcher(held_tensors())
+    with watcher:
+        output = subject.step(batches)
+    found = watcher.result()
+    del output  # what it holds was alive until now
+    return found, watcher.switches
+
+
+@dataclass
+class _Value:
+    """What a storage holds: a number that equal values share, and the operator that wrote it."""
+
+    number: int
+    writer: int = -1  # -1: from before the step
+    constant: bool = False  # depends on no weight, no batch and no random number
+    outside: bool = False  # the storage is older than the step
+
+
+@dataclass
+class _Op:
+    """One operator that did something."""
+
+    name: str
+    needs: tuple[int, ...]  # the operators that wrote what it reads
+    lasts: bool = False  # writes what outlives the step
+    read_by_host: bool = False
+    again: bool = False
+    constant: bool = False
+    zeros: bool = False
+
+
+@dataclass
+class _Seen:
+    """The operators so far, and all numbers that were made."""
+
+    ops: list[_Op] = field(default_factory=list)
+    numbers: set[int] = field(default_factory=set)
+    padding: float = 0.0
+
+
+class _Watcher(TorchDispatchMode):
+    """Builds the graph while a step runs."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, held: HeldTensors) -> None:
+        super().__init__()
+        self.held = held
+        self.values: dict[int, _Value] = {}
+        self.storages: dict[int, StorageWeakRef] = {}  # keeps their numbers from being used again
+        self.seen = _Seen()
+        self.sampled: dict[int, float] = {}  # share of zeros by the number of a value
+        self.switches: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, then note what it read and wrote."""
+        given = dict(kwargs or {})
+        self.switches.update(switches_on())  # a part of the step may switch them on
+        before = _random_state(func, args) if _is_random(func) else None
+        zeros = self._multiplies_zeros(func, args)
+        out = func(*args, **given)
+        if len(self.seen.ops) < MOST_OPS:
+            if isinstance(func, OpOverload):
+                self._note(func, args, given, out, before, zeros)
+            elif isinstance(func, HigherOrderOperator):
+                self._note_opaque(func, args, given, out)
+        return out
+
+    def result(self) -> Dataflow | None:
+        """Return a verdict about every operator."""
+        ops = self.seen.ops
+        if len(ops) >= MOST_OPS or not any(op.lasts for op in ops):
+            return None
+        for_update = _behind(ops, (i for i, op in enumerate(ops) if op.lasts))
+        read = {i for i, op in enumerate(ops) if op.read_by_host}
+        for_host = _behind(ops, read | self._still_held())
+        constant = _constants(ops)
+        names = {name: i for i, name in enumerate(dict.fromkeys(op.name for op in ops))}
+        verdicts = "".join(
+            (READ_ONLY if i in for_host else UNUSED)
+            if i not in for_update
+            else CONSTANT
+            if i in constant
+            else MADE_BEFORE
+            if op.again
+            else ZEROS
+            if op.zeros
+            else NEEDED
+            for i, op in enumerate(ops)
+        )
+        return Dataflow(
+            tuple(names), tuple(names[op.name] for op in ops), verdicts, self.seen.padding
+        )
+
+    def _still_held(self) -> set[int]:
+        """Return the operators whose results somebody holds; gradients that nobody uses are not."""
+        held = {key for key, storage in self.storages.items() if not storage.expired()}
+        idle = held_tensors().idle_gradients
+        return {
+            value.writer
+            for key, value in self.values.items()
+            if key in held and value.writer >= 0 and key not in idle
+        }
+
+    def _note(
+        self, func: OpOverload, args: Any, kwargs: Any, out: Any, random: object, zeros: bool
+    ) -> None:
+        name = func._schema.name
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        if any(not _is_plain(tensor) for tensor in (*inputs, *outputs)):
+            return
+        self._look_at_ids(name, args)
+        written = _written(func, args, kwargs)
+        read = {_storage(tensor) for tensor in inputs}
+        made = [tensor for tensor in outputs if _storage(tensor) not in read]
+        to_host = name in HOST_READS or _goes_to_host(inputs, made)
+        if not made and not written and not to_host:
+            return  # a view
+        sources = [self._value(tensor) for tensor in inputs]
+        fresh = name in OVERWRITES and _covers(args[0])
+        if fresh:
+            sources = sources[1:]
+        index = len(self.seen.ops)
+        number = hash(
+            (name, _plain_arguments(args, kwargs), random, *map(self._key, inputs[fresh:]))
+        )
+        constant = random is None and all(value.constant for value in sources)
+        op = _Op(
+            name,
+            tuple({value.writer for value in sources if value.writer >= 0}),
+            lasts=any(map(self._outlives, written)),
+            read_by_host=to_host,
+            # Without an input there is nothing to keep but a table of numbers; see _constants.
+            again=bool(sources) and name not in FILLS and number in self.seen.numbers,
+            constant=constant,
+            zeros=zeros,
+        )
+        self.seen.ops.append(op)
+        self.seen.numbers.add(number)
+        for place, tensor in enumerate((*made, *written)):
+            old = self.values.get(_storage(tensor))
+            outside = old is not None and old.outside
+            self._set(tensor, _Value(hash((number, place)), index, constant, outside))
+
+    def _note_opaque(self, func: HigherOrderOperator, args: Any, kwargs: Any, out: Any) -> None:
+        """Note an operator of which only the tensors are known."""
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and _is_plain(x)]
+        made = [x for x in tree_leaves(out) if isinstance(x, Tensor) and _is_plain(x)]
+        index = len(self.seen.ops)
+        needs = {value.writer for value in map(self._value, inputs) if value.writer >= 0}
+        self.seen.ops.append(_Op(func.name(), tuple(needs), lasts=True))
+        for place, tensor in enumerate(made):
+            self._set(tensor, _Value(hash((index, place, "opaque")), index))
+
+    def _set(self, tensor: Tensor, value: _Value) -> None:
+        storage = tensor.untyped_storage()
+        self.values[storage._cdata] = value
+        self.storages[storage._cdata] = StorageWeakRef(storage)
+
+    def _value(self, tensor: Tensor) -> _Value:
+        key = _storage(tensor)
+        if key not in self.values:
+            buffer = key in self.held.buffers
+            self._set(tensor, _Value(hash(("outside", key)), constant=buffer, outside=True))
+        return self.values[key]
+
+    def _key(self, tensor: Tensor) -> object:
+        """Return what identifies the part of a value that a tensor shows."""
+        place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+        return self._value(tensor).number, place
+
+    def _outlives(self, tensor: Tensor) -> bool:
+        """Whether what is written here is for later steps; a gradient that nobody uses is not."""
+        if not self._value(tensor).outside:
+            return False
+        return _storage(tensor) not in self.held.idle_gradients
+
+    def _multiplies_zeros(self, func: Any, args: Any) -> bool:
+        name = func._schema.name if isinstance(func, OpOverload) else ""
+        if name not in PRODUCTS:
+            return False
+        left, right = args[PRODUCTS[name] :][:2]
+        if not (_is_plain(left) and _is_plain(right)):
+            return False
+        if left.numel() * right.shape[-1] < LARGE_PRODUCT:
+            return False
+        return max(self._zero_share(left), self._zero_share(right)) > MOSTLY_ZERO
+
+    def _zero_share(self, tensor: Tensor) -> float:
+        value = self._value(tensor)
+        if value.writer < 0:  # a weight
+            return 0.0
+        if value.number not in self.sampled:
+            self.sampled[value.number] = _zeros_in_sample(tensor)
+        return self.sampled[value.number]
+
+    def _look_at_ids(self, name: str, args: Any) -> None:
+        if name == "aten::embedding" and args[1].dim() == 2 and args[1].numel() >= LEAST_IDS:
+            self.seen.padding = max(self.seen.padding, _padded_share(args[1]))
+
+
+def _behind(ops: list[_Op], ends: Iterable[int]) -> set[int]:
+    """Return the operators that these need, themselves included."""
+    found: set[int] = set()
+    waiting = list(ends)
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting.extend(ops[one].needs)
+    return found
+
+
+def _constants(ops: list[_Op]) -> set[int]:
+    """Return the operators that make the same in every step; fills only for others of them."""
+    users: dict[int, list[int]] = {}
+    for index, op in enumerate(ops):
+        for needed in op.needs:
+            users.setdefault(needed, []).append(index)
+    found: set[int] = set()
+    for index in reversed(range(len(ops))):
+        fills = ops[index].name in FILLS
+        if ops[index].constant and (not fills or set(users.get(index, ())) <= found != set()):
+            found.add(index)
+    return {i for i in found if ops[i].name not in FILLS or set(users.get(i, ())) <= found}
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether a tensor has a storage of its own kind: no fake, sparse or quantized one."""
+    return isinstance(tensor, Tensor) and tensor.layout == torch.strided and type(tensor) in PLAIN
+
+
+PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _goes_to_host(inputs: list[Tensor], made: list[Tensor]) -> bool:
+    return any(t.device.type == "cpu" for t in made) and any(t.device.type != "cpu" for t in inputs)
+
+
+def _written(func: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors that an operator writes in place."""
+    found: list[Tensor] = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name) if argument.kwarg_only else None
+            if given is None and place < len(args):
+                given = args[place]
+            found += [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+    return found
+
+
+def _covers(tensor: Tensor) -> bool:
+    """Whether a tensor shows all of its storage."""
+    return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+
+
+def _plain_arguments(args: Any, kwargs: Any) -> str:
+    """Return the arguments that are no tensors, as text."""
+    return repr([leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)])
+
+
+def _is_random(func: Any) -> bool:
+    return isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _random_state(func: OpOverload, args: Any) -> object:
+    """Return where the generators stand: a recomputation puts them back to draw the same."""
+    host = hash(torch.get_rng_state().numpy().tobytes())
+    if not torch.cuda.is_initialized():
+        return host
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    return host, generator.initial_seed(), generator.get_offset()
+
+
+def _zeros_in_sample(tensor: Tensor) -> float:
+    """Return the share of zeros among elements at random places."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        places = [torch.randint(size, (SAMPLED,)).to(tensor.device) for size in tensor.shape]
+        return float((tensor[tuple(places)] == 0).float().mean())
+
+
+def _padded_share(ids_BT: Tensor) -> float:
+    """Return the share of tokens that repeat the last one of their row up to its end."""
+    repeated = (ids_BT == ids_BT[:, -1:]).flip(1).cumprod(1)[:, 1:]
+    return float(repeated.float().mean())

@@ -1,0 +1,52 @@
+"""Switches of torch and of its variables that slow a step down, and how optimizers are divided."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+from steplab.core import OptimizerShape
+from steplab.probes.known_tensors import live_optimizers
+
+# Variables that torch or the driver reads, by what they switch on.
+VARIABLES = {
+    "CUDA_LAUNCH_BLOCKING": ("1",),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1",),
+    "TORCHDYNAMO_DISABLE": ("1",),
+    "TORCH_COMPILE_DISABLE": ("1",),
+    "AMD_SERIALIZE_KERNEL": ("1", "2", "3"),
+    "HIP_LAUNCH_BLOCKING": ("1",),
+}
+
+
+def switches_on(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return the names of the switches that are on and slow a step down."""
+    states = {
+        "anomaly mode": torch.is_anomaly_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "cudnn disabled": not torch.backends.cudnn.enabled,
+        "float64 by default": torch.get_default_dtype() == torch.float64,
+        "flash attention off": not torch.backends.cuda.flash_sdp_enabled(),
+        "memory-efficient attention off": not torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "cudnn attention off": not torch.backends.cuda.cudnn_sdp_enabled(),
+    }
+    named = [name for name, on in states.items() if on]
+    set_ = [
+        f"{name}={variables[name]}" for name, on in VARIABLES.items() if variables.get(name) in on
+    ]
+    return (*named, *set_)
+
+
+def optimizer_shapes() -> tuple[OptimizerShape, ...]:
+    """Return how the optimizers of this process divide their weights."""
+    return tuple(
+        OptimizerShape(
+            type(one).__name__,
+            len(one.param_groups),
+            sum(len(group["params"]) for group in one.param_groups),
+        )
+        for one in live_optimizers()
+    )

@@ -1,0 +1,132 @@
+"""What the operators of a step are for, on small loops whose answer is known."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from steplab.core import Dataflow
+from steplab.core.run import CONSTANT, MADE_BEFORE, NEEDED, READ_ONLY, UNUSED, ZEROS
+from steplab.probes.dataflow import record_dataflow
+from steplab.probes.switches import switches_on
+
+
+class Fed:
+    """A step without batches, as a probe sees it."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self.run = step
+
+    @property
+    def feed(self) -> Iterator[None]:
+        return iter([None])
+
+    def step(self, batches: None) -> object:
+        return self.run()
+
+
+def watched(step: Callable[[], object]) -> tuple[Dataflow, set[str]]:
+    step()
+    found, switches = record_dataflow(Fed(step))
+    assert found is not None
+    return found, switches
+
+
+def verdicts(step: Callable[[], object]) -> dict[str, Counter[str]]:
+    found, _ = watched(step)
+    by_name: dict[str, Counter[str]] = {}
+    for number, verdict in zip(found.ops, found.verdicts, strict=True):
+        by_name.setdefault(found.names[number], Counter())[verdict] += 1
+    return by_name
+
+
+class Loop:
+    """Two layers; `before` runs after the first, `after` after the backward."""
+
+    def __init__(self, between=lambda x: x, after=lambda loop: None, trained=slice(None)) -> None:
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        weights = [*self.first.parameters(), *self.second.parameters()]
+        self.optimizer = torch.optim.SGD(weights[trained], lr=0.1, foreach=True)
+        self.x, self.between, self.after = torch.randn(4, 8), between, after
+
+    def __call__(self) -> None:
+        loss = self.second(self.between(torch.relu(self.first(self.x)))).square().mean()
+        loss.backward()
+        self.after(self)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def test_a_plain_step_needs_all_its_operators():
+    found = verdicts(Loop())
+    assert all(set(counts) == {NEEDED} for counts in found.values())
+    assert found["aten::addmm"][NEEDED] == 2
+
+
+def test_gradients_of_weights_that_no_optimizer_has():
+    found = verdicts(Loop(trained=slice(2, None)))  # the second layer only
+    assert found["aten::mm"] == {NEEDED: 1, UNUSED: 2}  # the first's weight, and the way to it
+    assert found["aten::addmm"] == {NEEDED: 2}  # its output is needed
+
+
+def test_what_only_the_host_reads_or_somebody_holds():
+    kept = []
+    read = verdicts(Loop(after=lambda loop: loop.first.weight.grad.norm().item()))
+    assert read["aten::linalg_vector_norm"] == {READ_ONLY: 1}
+    held = verdicts(Loop(after=lambda loop: kept.append(loop.first.weight.grad.norm())))
+    assert held["aten::linalg_vector_norm"] == {READ_ONLY: 1}
+    dropped = verdicts(Loop(after=lambda loop: loop.first.weight.grad.norm()))
+    assert dropped["aten::linalg_vector_norm"] == {UNUSED: 1}
+
+
+def test_what_is_computed_twice_from_the_same_inputs():
+    layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    again = verdicts(Loop(lambda x: checkpoint(layer, x, use_reentrant=False)))
+    assert again["aten::addmm"] == {NEEDED: 3, MADE_BEFORE: 1}
+    assert again["aten::bernoulli_"] == {NEEDED: 1, MADE_BEFORE: 1}
+    twice = verdicts(Loop(lambda x: layer(x) + layer[1](x)))
+    assert twice["aten::bernoulli_"] == {NEEDED: 2}  # other random numbers
+
+
+def test_what_is_the_same_in_every_step():
+    def masked(x):
+        return x + torch.full((4, 8), -1.0).triu(1)
+
+    found = verdicts(Loop(masked))
+    assert found["aten::full"] == found["aten::triu"] == {CONSTANT: 1}
+    zeros = verdicts(Loop(lambda x: torch.zeros(4, 8).index_add(0, torch.arange(4), x)))
+    assert zeros["aten::zeros"] == {NEEDED: 1} and zeros["aten::arange"] == {CONSTANT: 1}
+
+
+def test_a_product_with_a_factor_of_zeros():
+    ids = torch.randint(256, (256,))
+
+    def dispatched(x):
+        wide = x.repeat(64, 64)[:256, :256]
+        chosen = nn.functional.one_hot(ids, 256).to(x.dtype)
+        return x * (chosen @ (wide @ wide)).mean()
+
+    found = verdicts(Loop(dispatched))
+    assert found["aten::mm"][ZEROS] == 2  # forward, and the gradient of the other factor
+
+
+def test_switches_that_a_part_of_the_step_turns_on():
+    def careful(x):
+        with torch.autograd.detect_anomaly(check_nan=False):
+            return x + 1
+
+    with pytest.warns(UserWarning, match="Anomaly"):
+        _, switches = watched(Loop(careful))
+    assert switches == {"anomaly mode"} and switches_on({}) == ()
+    assert switches_on({"CUDA_LAUNCH_BLOCKING": "1"}) == ("CUDA_LAUNCH_BLOCKING=1",)
+
+
+def test_padding_of_token_ids():
+    table = nn.Embedding(50, 8)
+    ids = torch.randint(1, 50, (16, 64))
+    ids[:, 32:] = 0
+    found, _ = watched(Loop(lambda x: x + table(ids).mean((0, 1))))
+    assert found.padding == pytest.approx(31 / 63, abs=0.02)
