@@ -1,11 +1,14 @@
 """The search over a simulated step: what it tries, keeps, takes out, and goes on from."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from steplab.core import RunSpec
 from steplab.core.ladder import Ladder
+from steplab.techniques.context import Suggestion
 from steplab.tune.options import TuneOptions
-from steplab.tune.progress import NullView
+from steplab.tune.progress import NullView, SearchClock
 from steplab.tune.search import tune
 from tests.tune.ladders import (
     ENVIRONMENT,
@@ -100,6 +103,49 @@ def test_a_rung_that_breaks_is_a_row_and_the_ladder_goes_on(climb, status):
     assert outcomes(ladder) == {"bad=true": "failed", "good=true": "kept"}
     assert "it broke" in ladder.rungs[0].reason and ladder.rungs[0].remedy
     assert status == "failed" or ladder.rungs[0].reason.startswith(status)
+
+
+@dataclass(frozen=True)
+class Form:
+    form: int = 1
+
+
+class ManyForms(FakeTechnique):
+    """Suggests four forms of itself."""
+
+    settings = Form
+
+    def suggest(self, context, current):
+        return [] if current else [Suggestion({"form": n}, self.savings) for n in range(1, 5)]
+
+
+def test_what_fails_twice_for_one_reason_is_not_tried_in_other_forms(climb):
+    ladder = climb(World(broken={"bad": "failed"}), {"bad": ManyForms(MATMUL)})
+    assert [rung.outcome for rung in ladder.rungs] == ["failed"] * 2
+    reasons = {untried.reason for untried in ladder.untried}
+    assert reasons == {"bad=1 and bad=2 failed alike: it broke"} and len(ladder.untried) == 2
+
+
+def test_what_ran_out_of_time_is_not_offered_in_pieces(climb):
+    offered = []
+
+    class Pieces(FakeTechnique):
+        def suggest(self, context, current):
+            offered.append(context.failed)
+            return super().suggest(context, current)
+
+    climb(World(broken={"bad": "timeout"}), {"bad": Pieces(MATMUL)})
+    assert set(offered) == {frozenset()}
+    climb(World(broken={"bad": "failed"}), {"bad": Pieces(MATMUL)})
+    assert frozenset({"bad=true"}) in offered
+
+
+def test_a_budget_is_a_budget(monkeypatch):
+    """A candidate gets what is left, less the last turns; what must be done gets a minute."""
+    monkeypatch.setattr("steplab.tune.progress.monotonic", lambda: 100.0)
+    clock = SearchClock(120.0, begun=0.0)
+    assert clock.candidate_timeout(8.0) == 12.0 and clock.timeout == 60.0
+    assert SearchClock(105.0, begun=0.0).candidate_timeout(8.0) == 10.0
 
 
 def test_a_worker_lost_in_the_turns_costs_its_rung_only(climb):

@@ -99,6 +99,19 @@ class Clock:
     collector_ms: float | None = field(default=None, kw_only=True)
 
     @property
+    def contention(self) -> str:
+        """One line where others used the machine so much that the times show it; else "".
+
+        From 15 % of the wall time on. On two cores it is 0.2 to 2 % when nobody else works and 50
+        to 99 % beside a busy process, which makes a step of 23 ms take 930: OpenMP's threads wait
+        for each other, and every step alike.
+        """
+        if (self.contended or 0.0) <= 0.15:
+            return ""
+        waited = f"threads waited {self.contended:.0%} of the time for a core"
+        return f"contended: {waited}; others use this machine"
+
+    @property
     def agreement(self) -> float:
         """Sum of the step samples over the wall time of the window; 1 when both clocks agree."""
         return sum(self.step.values) / self.window_ms if self.window_ms else float("nan")

@@ -27,9 +27,6 @@ from steplab.techniques.recipes import technique
 # The two clocks (device events and wall time) may differ by this much before a note is made.
 CLOCK_TOLERANCE = 0.03
 NOISY_SPREAD = 0.10
-# Of the wall time. On two cores 0.2 to 2 % when nobody else works and 50 to 99 % beside a busy one,
-# which makes a step of 23 ms take 930: OpenMP's threads wait for each other, and every step alike.
-MAX_CONTENTION = 0.15
 
 Progress = Callable[[str], None]
 Afterwards = Callable[[Subject, Run], Run]
@@ -128,9 +125,8 @@ def _with_figures(run: Run, dtype: str) -> Run:
         notes.append(f"clocks differ: steps sum to {run.clock.agreement:.3f} of the wall time")
     if run.clock.step.spread > NOISY_SPREAD:
         notes.append(f"noisy: the middle half of the samples spans {run.clock.step.spread:.0%}")
-    if (run.clock.contended or 0.0) > MAX_CONTENTION:
-        waited = f"threads waited {run.clock.contended:.0%} of the time for a core"
-        notes.append(f"contended: {waited}; others use this machine")
+    if run.clock.contention:
+        notes.append(run.clock.contention)
     if run.compilation and run.compilation.graphs_in_window:
         graphs = run.compilation.graphs_in_window
         notes.append(f"still compiling: {graphs} new graphs while the clock ran")

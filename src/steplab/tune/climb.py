@@ -96,7 +96,7 @@ class Climb:
         self.gate.pool.refill()
         here = self.champion.run.spec
         spec = replace(here, recipe=proposal.recipe)
-        timeout = self.clock.timeout(is_slow(proposal.recipe))
+        timeout = self.clock.candidate_timeout(self._last_seconds)
         problem = self.references.prepare(spec, self.gate.shapes, timeout, self.view.stage)
         if problem:
             untried = Untried(proposal.key, problem, here.recipe.label)
@@ -122,7 +122,8 @@ class Climb:
         slow, below = is_slow(planned.recipe), self.ladder.rungs
         self.view.stage("starting")
         gate = replace(self.gate, may_confirm=self.clock.can_confirm(slow))
-        tried = try_recipe(planned, self.champion, gate, self.clock.timeout(slow), self.view)
+        timeout = self.clock.candidate_timeout(self._last_seconds)
+        tried = try_recipe(planned, self.champion, gate, timeout, self.view)
         self.winning = tried.candidate
         if tried.candidate is not None and tried.candidate.spec.mode == "full":
             tried = self._compare_curves(tried, tried.candidate)
@@ -147,7 +148,7 @@ class Climb:
     def _compare_curves(self, tried: RungResult, candidate: RemoteCandidate) -> RungResult:
         """Let a winner take many more steps, at a small shape, before it is one."""
         self.view.stage("comparing curves")
-        timeout = self.clock.timeout(is_slow(tried.rung.recipe))
+        timeout = self.clock.timeout
         rung = with_curves(tried.rung, self.references.check_curves(candidate.spec, timeout))
         if rung.green:
             return replace(tried, rung=rung)
@@ -205,14 +206,13 @@ class Climb:
                 self.champion.candidate,
                 step_ms=step_ms(self.baseline.run),
                 seconds=self.gate.turns_seconds,
-                timeout=self.clock.timeout(slow=False),
+                timeout=self.clock.timeout,
                 progress=self.view.stage,
             )
             ladder = replace(ladder, before=turns.before, after=turns.after, total=turns.change)
         if against is not None:
             self.view.name = f"the winner against {against.label}"
-            timeout = self.clock.timeout(is_slow(against))
-            peer = measure_peer(against, self.champion, self.gate, timeout, self.view)
+            peer = measure_peer(against, self.champion, self.gate, self.clock.timeout, self.view)
             ladder = replace(ladder, peer=peer)
         if self.clock.left > DETAIL_SECONDS:
             ladder = replace(ladder, winner_run=self._profile_in_detail().run.id)
@@ -230,14 +230,13 @@ class Climb:
     ) -> Champion:
         """Profile and store a candidate."""
         detail = detail or self._detail
-        timeout = self.clock.timeout(is_slow(candidate.spec.recipe))
-        return promote(candidate, result, self.store, timeout, self.view.stage, detail)
+        timeout, stage = self.clock.timeout, self.view.stage
+        return promote(candidate, result, self.store, timeout, stage, detail)
 
     def _reopen(self, recipe: Recipe) -> Champion:
         """Start a recipe that has passed the gate before."""
         spec = replace(self.ladder.spec, recipe=recipe)
-        timeout = self.clock.timeout(is_slow(recipe))
-        stage = self.view.stage
+        timeout, stage = self.clock.timeout, self.view.stage
         return open_champion(spec, self.ladder, self.gate, self.store, timeout, stage, self._detail)
 
     @property
@@ -269,10 +268,14 @@ class Climb:
 
     def _in_time(self, recipe: Recipe, effort: float = 1.0) -> bool:
         """Whether there is time for one more candidate, and for the comparison at the end."""
+        return self.clock.left - self._last_seconds >= effort * self.clock.expected(is_slow(recipe))
+
+    @property
+    def _last_seconds(self) -> float:
+        """Seconds that the comparison at the end will take."""
         both_ms = step_ms(self.baseline.run) + step_ms(self.champion.run)
         last = FINAL_SECONDS + FINAL_STEPS * both_ms / 1e3
-        last = min(last, FINAL_SHARE * self.clock.seconds)
-        return self.clock.left - last >= effort * self.clock.expected(is_slow(recipe))
+        return min(last, FINAL_SHARE * self.clock.seconds)
 
     def _lap(self, name: str = "") -> None:
         """Count what has been done outside of any rung; what follows is about `name`."""

@@ -11,7 +11,8 @@ from steplab.core.ladder import Rung, Untried
 from steplab.tune.proposals import PLAIN_SECONDS, SLOW_SECONDS
 
 CONFIRM_SHARE = 0.2  # of the budget at most, for two processes that confirm one small gain
-MIN_TIMEOUT = 60.0  # seconds: on a busy machine even a plain candidate may take so long
+MIN_TIMEOUT = 60.0  # seconds, for what a search cannot do without: truth, baseline, last turns
+MIN_TRY = 10.0  # seconds that a candidate gets however little is left
 
 
 class View(Protocol):
@@ -134,6 +135,11 @@ class SearchClock:
         """Remember what a candidate took."""
         self.taken[slow].append(seconds)
 
-    def timeout(self, slow: bool) -> float:
-        """Return how long a single call may take: what is left, and one candidate more."""
-        return max(MIN_TIMEOUT, self.left + self.expected(slow))
+    @property
+    def timeout(self) -> float:
+        """Return how many seconds a call may take without which there is no result."""
+        return max(MIN_TIMEOUT, self.left)
+
+    def candidate_timeout(self, last: float) -> float:
+        """Return how many seconds a candidate may take: what is left but for `last` at the end."""
+        return max(MIN_TRY, self.left - last)

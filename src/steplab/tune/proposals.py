@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from steplab.core import Recipe, Run, Settings, registry, units
@@ -139,11 +139,15 @@ def choose(
     whether there is time for a recipe that takes `effort` times as long to try as usual.
     """
     here = run.spec.recipe
-    failed = frozenset(r.label for r in ladder.rungs if r.outcome == "failed" and r.below == here)
+    broken = [r for r in ladder.rungs if r.outcome == "failed" and r.below == here]
+    # What ran out of time would not be quicker in another form.
+    failed = frozenset(rung.label for rung in broken if not rung.reason.startswith("timeout"))
+    given_up = _failing_alike(broken)
     impls, first = impls_of(run), ladder.first_impls
     found = proposals(StepContext(run, ladder.objective, impls, first, waits, failed), known)
-    reasons = [(proposal, _why_not_worth(proposal)) for proposal in found]
-    untried = [p for p, reason in reasons if not reason and not _is_done(p, run, ladder)]
+    found = [one for one in found if _why_not_worth(one) or not _is_done(one, run, ladder)]
+    reasons = [(one, _why_not_worth(one) or given_up.get(one.technique, "")) for one in found]
+    untried = [proposal for proposal, reason in reasons if not reason]
     ready = [proposal for proposal in untried if in_time(proposal.recipe, proposal.effort)]
     late = [proposal for proposal in untried if proposal not in ready]
     not_worth = tuple((proposal, reason) for proposal, reason in reasons if reason)
@@ -158,6 +162,18 @@ def choose(
     if best is not None and promise(best) < FAR_LESS * missed:
         best, late = None, untried
     return Choice(best, not_worth, tuple(proposal.key for proposal in late))
+
+
+def _failing_alike(broken: Iterable[Rung]) -> dict[str, str]:
+    """Return techniques of which two forms have failed for one reason, with that reason."""
+    seen: dict[tuple[str, str], list[str]] = {}
+    for rung in broken:
+        seen.setdefault((rung.technique, rung.reason), []).append(rung.label)
+    return {
+        name: f"{' and '.join(labels[:2])} failed alike: {reason}"
+        for (name, reason), labels in seen.items()
+        if len(labels) > 1
+    }
 
 
 def _changed_settings(change: Proposal | Rung) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def tune(
     if spec.device == "cuda":  # the truth in fp64 comes next: nothing is timed
         pool.size = pool_size(environment, spec.ranks)
         pool.fill()
-    timeout, watch = clock.timeout(slow=False), Stopwatch(view, options.begun)
+    timeout, watch = clock.timeout, Stopwatch(view, options.begun)
     shapes = find_shapes(references, spec, options.also_batch, folder, timeout, watch)
     gate = GateOptions(
         options.objective,
@@ -88,6 +88,8 @@ def _open_baseline(
         raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")
     detail: Detail = "all" if gate.objective == "memory" else "modules"
     baseline = open_champion(spec, ladder, gate, store, timeout, view.stage, detail)
+    if baseline.run.clock is not None and baseline.run.clock.contention:
+        view.say(f"the baseline is {baseline.run.clock.contention}")
     if baseline.waits:
         many = f"waits for the device {len(baseline.waits)} times a step"
         view.say(f"the baseline {many}: {format_waits(baseline.waits)}")
@@ -104,6 +106,7 @@ def _with_baseline(ladder: Ladder, baseline: Champion, shapes: Sequence[GateShap
         known_ms=baseline.known_ms if nothing_won else ladder.known_ms,
         first_impls=impls_of(baseline.run),
         waits=baseline.waits,
+        contention=baseline.run.clock.contention if baseline.run.clock else "",
     )
 
 

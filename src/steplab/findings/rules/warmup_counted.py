@@ -19,7 +19,6 @@ from steplab.findings.case import Case
 
 SLOW = 2.0  # times the median of the steady samples
 MIN_SAMPLES = 4
-CONTENDED = 0.15  # share of the time in which threads waited for a core
 
 
 def check(case: Case) -> Finding | None:
@@ -49,7 +48,7 @@ def _otherwise_explained(case: Case) -> bool:
     run = case.run
     if run is None:
         return False
-    contended = run.clock is not None and (run.clock.contended or 0.0) > CONTENDED
+    contended = run.clock is not None and bool(run.clock.contention)
     return contended or bool(run.compilation and run.compilation.graphs_in_window)
 
 
