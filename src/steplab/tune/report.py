@@ -175,9 +175,7 @@ def _note(ladder: Ladder) -> str:
         ladder.environment.conditions_on(ladder.spec.device),
     ]
     if ladder.contention:
-        lines.append(
-            f"{ladder.contention}, so gains are less certain: run it again when it is quiet"
-        )
+        lines.append(f"{ladder.contention}, so gains are less certain")
     if ladder.spec.ranks > 1:
         lines.insert(1, "step: of the slowest rank; peak memory: the most of any rank")
     return "\n".join(lines)
