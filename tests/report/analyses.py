@@ -86,6 +86,7 @@ def _work(kernels, steps) -> WorkTable:
         "phase": codes([k.phase for _, k in rows]),
         "module": codes([k.module for _, k in rows]),
         "line": codes(["model.py:12 (forward)" for _ in rows]),
+        "function": codes(["model.py:9 (forward)" for _ in rows]),
         "op": codes(["aten::mm" for _ in rows]),
         "matmul_dtype": codes([UNATTRIBUTED for _ in rows]),
     }

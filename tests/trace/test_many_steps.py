@@ -101,7 +101,7 @@ def work_of(rows: list[tuple[int, int, int, float, int]]) -> WorkTable:
     start, duration, category, step = table[:, [0, 1, 2, 4]].T.astype(np.int64)
     none, unknown = np.zeros(len(rows), np.int32), np.full(len(rows), np.nan)
     codes = category.astype(np.int32)
-    columns = (start, duration, codes, codes, step, *[none] * 4, np.full(len(rows), -1), start)
+    columns = (start, duration, codes, codes, step, *[none] * 5, np.full(len(rows), -1), start)
     return WorkTable(LABELS, *columns, unknown, unknown, table[:, 3], none)
 
 

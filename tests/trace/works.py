@@ -30,6 +30,7 @@ def work_on(trace: Trace, ideal: float = float("nan")) -> WorkTable:
         phase=none,
         module=none,
         line=none,
+        function=none,
         op=none,
         op_row=np.full(len(rows), -1),
         launched=np.array([ends.get(key, -1) for key in keys] or none, np.int64),

@@ -20,27 +20,27 @@ class PythonLoop:
     line: str
     op: str  # the operator that it calls most
     turns: int  # calls of it in one step
-    whole: Mask  # all rows of the line, backward included
+    whole: Mask  # all rows of the function around it, backward included
 
 
 def python_loops(rows: Rows) -> list[PythonLoop]:
-    """Return the lines with a loop, most calls first."""
+    """Return the line that a loop calls most from, one of each function, most calls first."""
     work = rows.work
     forward = rows.labeled("phase", lambda label: label not in ("backward", "optimizer", "clip"))
     chosen = np.flatnonzero(forward & (work.line > 0))
     if not len(chosen):
         return []
-    key = np.stack([work.line, work.module, rows.call], axis=0)[:, chosen].astype(np.int64)
+    columns = [work.function, work.line, work.module, rows.call]
+    key = np.stack(columns, axis=0)[:, chosen].astype(np.int64)
     distinct, counts = np.unique(key, axis=1, return_counts=True)
     found: dict[int, PythonLoop] = {}
     for column in np.argsort(-counts, kind="stable").tolist():
         turns = int(counts[column]) // rows.steps
-        line, _, call = distinct[:, column].tolist()
+        function, line, _, call = distinct[:, column].tolist()
         name = rows.calls[call].name
         if turns < MIN_TURNS or len(found) >= 3:
             break
-        if line not in found and name and work.labels[line] != UNATTRIBUTED:
-            found[line] = PythonLoop(
-                work.labels[line], name, turns, rows.inside & (work.line == line)
-            )
+        if function not in found and name and work.labels[line] != UNATTRIBUTED:
+            whole = rows.inside & (work.function == function)
+            found[function] = PythonLoop(work.labels[line], name, turns, whole)
     return list(found.values())

@@ -21,6 +21,7 @@ from steplab.core import MemoryTimeline, Profile, Run, RunSpec
 from steplab.core.errors import SteplabError
 from steplab.probes.compilation import graph_count
 from steplab.probes.dataflow import record_dataflow
+from steplab.probes.line_ranges import line_ranges
 from steplab.probes.memory_timeline import record_memory
 from steplab.probes.probe import Subject
 from steplab.probes.ran import profiler_activities
@@ -210,8 +211,9 @@ def record_detail(subject: Subject, folder: Path, progress: Progress, stacks: bo
         ) as profiler,
     ):
         for _ in range(DETAIL_WARMUP + 1):
-            # No kernel of one step may run in the range of the next.
-            run_named(subject, then=lambda: synchronize(subject))
+            with line_ranges() if stacks else contextlib.nullcontext():
+                # No kernel of one step may run in the range of the next.
+                run_named(subject, then=lambda: synchronize(subject))
             profiler.step()
     return DETAIL_FILE
 

@@ -41,7 +41,8 @@ class WorkTable:
     step: Ints  # Window.number of the step that launched it, -1: none
     phase: Codes  # forward, backward, clip, optimizer, data, or any other outermost range
     module: Codes  # "blocks.3.attention" or "Linear_0"
-    line: Codes  # "model.py:12 (forward)", innermost line outside torch
+    line: Codes  # "model.py:12 (forward)", innermost line outside torch; without lines, as function
+    function: Codes  # "model.py:9 (forward)": where the innermost function outside torch begins
     op: Codes  # innermost operator around the launch
     op_row: Ints  # its row in Trace.ops (of the detailed trace, where there is one), -1: none
     launched: Ints  # ns: when the host's launch call returned, -1: unknown

@@ -139,6 +139,7 @@ def work_table(
         phase=origins.phase,
         module=origins.module,
         line=origins.line,
+        function=origins.function,
         op=origins.op if on_device else labels.translate(trace, rows.name),
         op_row=op_row,
         launched=launches.returned,

@@ -14,7 +14,7 @@ import numpy as np
 
 from steplab.trace.analysis import Labels
 from steplab.trace.events import Codes, Ints, Ops, Spans, Trace, at_rows
-from steplab.trace.lines import MODULE, user_line
+from steplab.trace.lines import LINE_RANGE, MODULE, user_line
 from steplab.trace.phases import AUTOGRAD_NODE, may_be_phase, phase_of_call, phase_of_range
 from steplab.trace.spans import Nesting, nest
 
@@ -29,6 +29,7 @@ class Origins:
     phase: Codes
     module: Codes
     line: Codes
+    function: Codes
     op: Codes
     op_row: Ints  # in Trace.ops, -1: none
 
@@ -44,7 +45,8 @@ class Attribution:
         self._nodes = nest(trace.ops, is_node | (trace.ops.forward_thread > 0))
         self._autograd_threads = np.unique(trace.ops.thread[is_node])
         self._made_by = forward_ops(trace.ops)
-        self._lines = _LabeledSpans(trace, trace.python, labels, user_line)
+        self._functions = _LabeledSpans(trace, trace.python, labels, user_line)
+        self._lines = _line_spans(trace, labels)
         self._modules = _module_spans(trace, labels)
         self._phases = _LabeledSpans(trace, trace.ranges, labels, phase_of_range)
         self._called_phases = _LabeledSpans(trace, trace.python, labels, phase_of_call)
@@ -60,6 +62,7 @@ class Attribution:
             self._phase(thread, time, node),
             self._through_forward(self._modules, thread, time, node),
             self._through_forward(self._lines, thread, time, node),
+            self._through_forward(self._functions, thread, time, node),
             self._labels.translate(self.trace, at_rows(self.trace.ops.name, op_row)),
             op_row,
         )
@@ -125,6 +128,24 @@ def _module_spans(trace: Trace, labels: Labels) -> _LabeledSpans:
     """Return the spans of modules: by path where our own ranges are there, else by class."""
     ranges = _LabeledSpans(trace, trace.ranges, labels, _path_of_range)
     return ranges if ranges.some else _LabeledSpans(trace, trace.python, labels, _class_of_call)
+
+
+def _line_spans(trace: Trace, labels: Labels) -> _LabeledSpans:
+    """Return the running lines, and the functions of threads that have none."""
+    python, lines = trace.python, trace.lines
+    other = ~np.isin(python.thread, np.unique(lines.thread))
+    both = (
+        np.concatenate((getattr(lines, column), getattr(python, column)[other]))
+        for column in ("start", "duration", "name", "thread")
+    )
+    start, duration, name, thread = both
+    order = np.lexsort((-duration, start))
+    spans = Spans(start[order], duration[order], name[order], thread[order])
+    return _LabeledSpans(trace, spans, labels, _line_of_span)
+
+
+def _line_of_span(name: str) -> str | None:
+    return name.removeprefix(LINE_RANGE) if name.startswith(LINE_RANGE) else user_line(name)
 
 
 def _path_of_range(name: str) -> str | None:

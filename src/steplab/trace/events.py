@@ -99,6 +99,7 @@ class Trace:
     threads: tuple[str, ...]  # "<pid>/<tid>", or "<device>/<stream>" for device events
     ops: Ops
     python: Spans  # Python functions ("file.py(12): f") and modules ("nn.Module: Linear_0")
+    lines: Spans  # lines of user code while they ran ("line:file.py:14 (f)"), if steplab recorded
     ranges: Spans  # record_function on the host (Kineto's `user_annotation`), ProfilerStep# too
     device_ranges: Spans  # the same ranges on the device (`gpu_user_annotation`)
     calls: Calls

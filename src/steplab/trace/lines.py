@@ -1,12 +1,19 @@
-"""Lines of user code, from the profiler's names of Python calls."""
+"""Lines of user code in one form: "model.py:12 (forward)".
+
+The path is relative to the current folder where it lies in it.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterable
 
 Frame = tuple[str, int, str]  # file, line, function
 
+# A range around one line while it runs, which the detailed step opens: "line:model.py:12 (forward)"
+LINE_RANGE = "line:"
 # Kineto writes paths relative to sys.path: "torch/nn/modules/linear.py(130): forward". The number
 # is the first line of the function.
 _CALL = re.compile(r"(?P<path>.+)\((?P<line>\d+)\): (?P<function>.+)")
@@ -70,31 +77,58 @@ def is_loader(call: str) -> bool:
 
 
 def user_line(call: str) -> str | None:
-    """Return "model.py:12 (forward)" for a call of user code; None for libraries and modules.
-
-    A relative path is kept, because it tells files of one name apart; an absolute one is cut to its
-    last two parts.
-    """
+    """Return "model.py:12 (forward)" for a call of user code; None for libraries and modules."""
     if call.startswith("<") and not call.startswith("<ipython"):
         return None
     parts = _CALL.fullmatch(call)
     if parts is None or _is_library(parts["path"]):
         return None
-    path = parts["path"]
-    short = "/".join(path.split("/")[-2:]) if path.startswith("/") else path
-    return f"{short}:{parts['line']} ({parts['function']})"
+    return line_text(parts["path"], int(parts["line"]), parts["function"])
+
+
+def frame_line(frame: Frame) -> str | None:
+    """Return the line of a frame as `user_line` writes it; None for libraries."""
+    path, line, function = frame
+    return user_line(f"{path}({line}): {function}")
+
+
+def line_text(path: str, line: int, function: str) -> str:
+    """Return "model.py:12 (forward)" for a line of any file."""
+    return f"{shown_path(path)}:{line} ({function})"
+
+
+def shown_path(path: str) -> str:
+    """Return a path relative to the current folder, else to the folder that Python found it in.
+
+    An absolute one that lies in neither is cut to its last two parts; a relative one is kept,
+    because it tells files of one name apart.
+    """
+    if not path.startswith("/"):
+        return path
+    short = _relative(path, [os.curdir]) or _relative(path, sys.path)
+    return short or "/".join(path.split("/")[-2:])
+
+
+def _relative(path: str, folders: Iterable[str]) -> str:
+    """Return an absolute path relative to the innermost of the folders around it; "" for none."""
+    try:
+        around = [folder.rstrip("/") + "/" for folder in map(os.path.abspath, folders)]
+    except FileNotFoundError:  # the current folder was removed
+        return ""
+    found = max((f for f in around if path.startswith(f) and f != "/"), key=len, default=path)
+    return path.removeprefix(found)
 
 
 def innermost_line(frames: Iterable[Frame]) -> str | None:
     """Return the first of the frames, given innermost first, that is user code; None if none is."""
-    lines = (user_line(f"{path}({line}): {function}") for path, line, function in frames)
-    return next((line for line in lines if line), None)
+    return next((line for line in map(frame_line, frames) if line), None)
 
 
 def _is_library(path: str) -> bool:
-    first = path.split("/", 1)[0].removesuffix(".py")
     if _RUNNER.search(path):
         return True
     if _MODELS.search(path):
         return False
+    found = _relative(path, sys.path) or path  # as Kineto writes it
+    first = found.split("/", 1)[0].removesuffix(".py")
     return first in _LIBRARIES or _INSTALLED.search(path) is not None

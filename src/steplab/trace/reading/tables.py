@@ -34,6 +34,7 @@ from steplab.trace.events import (
     Spans,
     Trace,
 )
+from steplab.trace.lines import LINE_RANGE
 from steplab.trace.reading import omissions as reasons
 from steplab.trace.reading.decode import (
     LATEST,
@@ -189,6 +190,7 @@ class TraceBuilder:
         """
         self.omissions.add(reasons.NEVER_ENDS, *self._open.never_ended())
         columns = {table: self._joined(table) for table in KINDS}
+        columns["ops"], columns["lines"] = self._apart(columns["ops"])
         self._leave_out_strays(columns)
         self._check_some(name, columns)
         low, high = _extent(columns)
@@ -203,6 +205,7 @@ class TraceBuilder:
             threads=tuple(self._maker.threads.names),
             ops=_sorted(Ops, columns.pop("ops"), base),
             python=_sorted(Spans, columns.pop("python"), base),
+            lines=_sorted(Spans, columns.pop("lines"), base),
             ranges=_sorted(Spans, columns.pop("ranges"), base),
             device_ranges=_sorted(Spans, columns.pop("device_ranges"), base),
             calls=_sorted(Calls, columns.pop("calls"), base),
@@ -220,6 +223,14 @@ class TraceBuilder:
         types = [COLUMN_TYPES.get(field.name, np.int64) for field in fields(KINDS[table])]
         empty: Columns = tuple(np.empty(0, column_type) for column_type in types)
         return tuple(np.concatenate(column) for column in zip(empty, *parts, strict=True))
+
+    def _apart(self, ops: Columns) -> tuple[Columns, Columns]:
+        """Return the operators, and the lines of code: torch records both as operators."""
+        texts = [text.startswith(LINE_RANGE) for text in self._maker.texts]
+        is_line = np.array(texts, np.bool_)[ops[2]] if texts else np.zeros(0, np.bool_)
+        if not is_line.any():
+            return ops, tuple(column[:0] for column in ops[:4])
+        return tuple(c[~is_line] for c in ops), tuple(c[is_line] for c in ops[:4])
 
     def _leave_out_strays(self, columns: dict[str, Columns]) -> None:
         """Leave out what lies more than a year from the middle event, as a clock of 1970 does."""
