@@ -161,7 +161,7 @@ def test_allocations_have_shape_module_op_and_line():
     relu = next(one for one in timeline.largest if one.module == "first.1")
     assert (relu.kind, relu.shape, relu.dtype) == ("activations", (BATCH, WIDTHS[1]), "float32")
     assert relu.op == "aten::clamp_min"
-    assert relu.line.startswith("test_memory_timeline.py:") and relu.line.endswith("(forward)")
+    assert "test_memory_timeline.py:" in relu.line and relu.line.endswith("(forward)")
     weight = next(one for one in timeline.at_peak if one.kind == "weights")
     assert weight.shape == (WIDTHS[1], WIDTHS[0]) or weight.shape == (WIDTHS[2], WIDTHS[1])
     assert weight.module in ("first.0", "middle.0")
@@ -392,7 +392,7 @@ def test_the_allocators_history_is_read():
     read_snapshots(recording, segments, history, device=0)
     assert recording.held == {0: 400, 9000: 400}
     assert recording.changes == [
-        Change(5000, 512, 100, "model.py:7 (forward)"),
+        Change(5000, 512, 100, "me/model.py:7 (forward)"),
         Change(5000, 4096, 200),  # never before the one that it follows
         Change(8000, 512, -100),
     ]
@@ -463,7 +463,7 @@ def test_kinds_on_a_gpu_are_those_counted_by_hand():
     assert most(timeline, "optimizer state") == 2 * parameter_bytes(subject)
     assert timeline.source == "cuda allocator"
     relu = next(one for one in timeline.largest if one.module == "first.1")
-    assert relu.line.startswith("test_memory_timeline.py:") and relu.shape == (BATCH, WIDTHS[1])
+    assert "test_memory_timeline.py:" in relu.line and relu.shape == (BATCH, WIDTHS[1])
 
 
 @pytest.mark.gpu

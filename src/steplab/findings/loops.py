@@ -30,8 +30,8 @@ def python_loops(rows: Rows) -> list[PythonLoop]:
     chosen = np.flatnonzero(forward & (work.line > 0))
     if not len(chosen):
         return []
-    columns = [work.function, work.line, work.module, rows.call]
-    key = np.stack(columns, axis=0)[:, chosen].astype(np.int64)
+    key = np.stack([work.function, work.line, work.module, rows.call], axis=0)
+    key = key[:, chosen].astype(np.int64)
     distinct, counts = np.unique(key, axis=1, return_counts=True)
     found: dict[int, PythonLoop] = {}
     for column in np.argsort(-counts, kind="stable").tolist():

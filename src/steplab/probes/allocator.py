@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,26 +14,23 @@ from torch.profiler import ProfilerActivity, profile
 
 from steplab.core.errors import MeasurementError, Unsupported
 from steplab.core.units import bytes_
+from steplab.probes.line_ranges import line_ranges
+from steplab.trace.lines import LINE_RANGE, frame_line
 
 CPU_SOURCE = "profiler memory events"
 CPU_NOTES = (
     "on a CPU, of what was held before the step only the model, its gradients and its optimizer "
     "state are known",
-    "an operator such as a * b is attributed to the first line of its function",
 )
 # Operators that only allocate; the operator that called them is the one that needs the memory.
 ALLOCATING_OPS = ("aten::empty", "aten::new_empty", "aten::resize_")
 OPERATOR_SCOPES = (RecordScope.FUNCTION, RecordScope.BACKWARD_FUNCTION)
-PYTHON_CALLS = (_EventType.PyCall, _EventType.PyCCall)
 CUDA_SOURCE = "cuda allocator"
 MAX_ENTRIES = 1_000_000  # an eager step makes about 500 per transformer block
 # A free counts from its request, as in torch.cuda.memory_allocated().
 SIGNS = {"alloc": 1, "free_requested": -1}
 SEGMENT_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 SHARED_POOL = (0, 0)  # id of the pool of everything that no CUDA graph owns
-# The profiler cuts off the part of a path that is on sys.path, the allocator does not.
-LIBRARIES = ("torch/", "triton/")
-SITE_PACKAGES = Path(torch.__file__).parents[1].as_posix()
 
 AddressRange = tuple[int, int]  # first address, and the one after the last
 
@@ -75,9 +72,10 @@ def cpu_recording() -> Iterator[Recording]:
     """Record allocations inside the block; the Recording is complete when it ends."""
     recording = Recording(CPU_SOURCE, notes=CPU_NOTES)
     activities = [ProfilerActivity.CPU]
-    with profile(
-        activities=activities, profile_memory=True, with_stack=True, acc_events=True
-    ) as profiler:
+    with (
+        profile(activities=activities, profile_memory=True, acc_events=True) as profiler,
+        line_ranges(),
+    ):
         yield recording
     recording.changes = read_tree(profiler.profiler.kineto_results.experimental_event_tree())
 
@@ -95,23 +93,12 @@ def read_tree(roots: Iterable[Any]) -> list[Change]:
                 change = Change(event.start_time_ns, fields.ptr, fields.alloc_size, line, op)
                 changes.append(change)
             continue
-        if event.tag in PYTHON_CALLS:
-            line = _python_line(event.extra_fields) or line
+        if event.name.startswith(LINE_RANGE):
+            line = event.name.removeprefix(LINE_RANGE)
         elif event.tag == _EventType.TorchOp and event.extra_fields.scope in OPERATOR_SCOPES:
             op = op if op and event.name.startswith(ALLOCATING_OPS) else event.name
         waiting += [(child, line, op) for child in event.children]
     return sorted(changes, key=lambda change: change.time_ns)
-
-
-def _python_line(call: Any) -> str:
-    """Return the line outside torch of a Python call: in the function itself, or in its caller.
-
-    The profiler knows only the first line of a running function, but the exact line of its caller.
-    """
-    for frame in (getattr(call, "callsite", None), call.caller):
-        if frame is not None and is_outside(frame.file_name):
-            return line_text(frame.file_name, frame.line_number, frame.function_name)
-    return ""
 
 
 @contextlib.contextmanager
@@ -164,6 +151,13 @@ def read_snapshots(
         for one in private
         for block in _active_blocks(one)
     ]
+    shown = functools.cache(frame_line)  # a step allocates thousands of times at a few lines
+
+    def line_of(entry: Mapping[str, Any]) -> str:
+        """Return the user's innermost line; "" where no Python code asked, as in backward."""
+        frames = ((f["filename"], f["line"], f["name"]) for f in entry.get("frames", ()))
+        return next((line for line in map(shown, frames) if line), "")
+
     latest = 0
     for entry in history:
         action, size = entry["action"], entry["size"]
@@ -174,8 +168,7 @@ def read_snapshots(
         elif action in SIGNS:
             # Two threads may read the clock in one order and take the lock in the other.
             latest = max(latest, entry["time_us"] * 1000)
-            line = innermost_frame_line(entry.get("frames", ()))
-            change = Change(latest, entry["addr"], SIGNS[action] * size, line)
+            change = Change(latest, entry["addr"], SIGNS[action] * size, line_of(entry))
             recording.changes.append(change)
     if private:
         size = bytes_(sum(one["total_size"] for one in private))
@@ -192,27 +185,6 @@ def _is_private(segment: Mapping[str, Any]) -> bool:
 
 def _active_blocks(segment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [block for block in segment["blocks"] if block["state"] == "active_allocated"]
-
-
-def innermost_frame_line(frames: Sequence[Mapping[str, Any]]) -> str:
-    """Return the innermost line outside torch; "" where no Python code asked, as in backward."""
-    for frame in frames:
-        if is_outside(frame["filename"]):
-            return line_text(frame["filename"], frame["line"], frame["name"])
-    return ""
-
-
-def is_outside(path: str) -> bool:
-    """Whether a path is a file that belongs neither to torch nor to triton."""
-    inside = (
-        path.removeprefix(SITE_PACKAGES).lstrip("/") if path.startswith(SITE_PACKAGES) else path
-    )
-    return bool(path) and path[0] not in "<?" and not inside.startswith(LIBRARIES)
-
-
-def line_text(path: str, line: int, function: str) -> str:
-    """Return `model.py:12 (forward)`."""
-    return f"{path.rsplit('/', 1)[-1]}:{line} ({function})"
 
 
 def reserved_ranges(changes: Iterable[SegmentChange], position: int) -> list[AddressRange]:

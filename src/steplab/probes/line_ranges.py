@@ -14,39 +14,64 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 from torch._C._profiler import _RecordFunctionFast
 
+from steplab.probes.compilation import graph_count
 from steplab.trace.lines import LINE_RANGE, frame_line
 
 # Of each line. A loop over a million items would fill the disk; its later turns stay in the range
 # that was opened last, a line of the same loop.
 MOST_RANGES = 10_000
 
-TraceFunction = Callable[[FrameType, str, Any], Any]
-
 
 @contextlib.contextmanager
 def line_ranges() -> Iterator[None]:
     """Open a range for every line of user code that this thread enters inside the block."""
     before = sys.gettrace()
-    codes: dict[CodeType, _Lines | None] = {}
-
-    def entered(frame: FrameType, event: str, arg: Any) -> TraceFunction | None:
-        code = frame.f_code
-        if code not in codes:
-            codes[code] = _Lines(code) if _is_user_code(code) else None
-        lines = codes[code]
-        return None if lines is None else _RunningFrame(lines).trace
-
-    sys.settrace(entered)
+    tracer = _LineTracer()
+    sys.settrace(tracer.told)
     try:
         yield
     finally:
         sys.settrace(before)
+        tracer.close()
 
 
-def _is_user_code(code: CodeType) -> bool:
-    return frame_line((code.co_filename, code.co_firstlineno, code.co_name)) is not None
+class _LineTracer:
+    """Takes Python's word that a function, a line or its end begins."""
+
+    def __init__(self) -> None:
+        self._codes: dict[CodeType, _Lines | None] = {}
+        self._open: dict[FrameType, Any] = {}  # the range that each running function is in
+        # Inside compiled code Dynamo would trace the tracer. Keeping it out costs some us a line.
+        self.told: Callable[..., Any] = self._told
+        if graph_count():
+            self.told = torch.compiler.disable(self._told)
+
+    def _told(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
+        """Return who is to be told of the function's lines; None for functions of libraries."""
+        lines = self._lines_of(frame.f_code)
+        if lines is None:
+            return None
+        name = lines.name(frame.f_lineno) if event == "line" else None
+        if (name or event == "return") and frame in self._open:  # a yield is a return, too
+            self._open.pop(frame).__exit__(None, None, None)
+        if name:
+            self._open[frame] = opened = _RecordFunctionFast(name)
+            opened.__enter__()
+        return self.told
+
+    def _lines_of(self, code: CodeType) -> _Lines | None:
+        if code not in self._codes:
+            shown = frame_line((code.co_filename, code.co_firstlineno, code.co_name))
+            self._codes[code] = _Lines(code) if shown else None
+        return self._codes[code]
+
+    def close(self) -> None:
+        """Close the ranges of functions that are still running, the innermost first."""
+        while self._open:
+            self._open.popitem()[1].__exit__(None, None, None)
 
 
 class _Lines:
@@ -66,24 +91,3 @@ class _Lines:
             shown = frame_line((self._code.co_filename, line, self._code.co_name))
             self._names[line] = f"{LINE_RANGE}{shown}"
         return self._names[line]
-
-
-class _RunningFrame:
-    """One call of a function: the range of the line that it is at."""
-
-    __slots__ = ("_lines", "_open")
-
-    def __init__(self, lines: _Lines) -> None:
-        self._lines = lines
-        self._open: Any = None
-
-    def trace(self, frame: FrameType, event: str, arg: Any) -> TraceFunction:
-        """Take Python's word that a line begins or the function ends; a yield ends it too."""
-        name = self._lines.name(frame.f_lineno) if event == "line" else None
-        if self._open is not None and (name or event == "return"):
-            self._open.__exit__(None, None, None)
-            self._open = None
-        if name:
-            self._open = _RecordFunctionFast(name)
-            self._open.__enter__()
-        return self.trace
