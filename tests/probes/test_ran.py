@@ -40,6 +40,16 @@ def test_ops_and_dtypes_are_seen():
     assert ran.kernel_launches is None and ran.graph_launches is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_no_python_object_is_made_of_an_event(monkeypatch):
+    """Which would take longer than the step."""
+    monkeypatch.setattr(
+        torch.autograd.profiler.profile, "_parse_kineto_results", lambda *_, **__: pytest.fail()
+    )
+    x = torch.randn(4, 4)
+    assert profiled_step(lambda: x @ x, on_cuda=False).matmul_dtypes == {"float": 1}
+
+
 def test_kernels_are_neither_copies_nor_annotations():
     events = [
         traced("aten::mm"),

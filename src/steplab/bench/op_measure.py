@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from steplab.bench.op_results import KEPT
 from steplab.core import Clock, Memory, Samples
 from steplab.core.errors import Unsupported
 from steplab.probes.allocator import CPU_SOURCE, read_tree
+from steplab.probes.ran import RawProfile
 
 PHASES = ("forward", "backward", "both")
 MIN_REPEATS = 6  # the fewest samples that give the median an interval at 95 %
@@ -229,9 +229,7 @@ def _memory_on_cuda(call: BoundOp) -> Memory:
 
 def _memory_on_cpu(call: BoundOp) -> Memory:
     # Without stacks: a Python loop inside the op (Triton's interpreter) would take minutes.
-    with profile(
-        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
-    ) as profiler:
+    with RawProfile(on_cuda=False, profile_memory=True) as profiler:
         out = call.forward()
         between_ns = time.time_ns()
         gradients = call.backward(out)

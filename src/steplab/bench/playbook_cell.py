@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import profile, record_function, schedule
 
 from steplab.bench.playbook import TORCH_NAMES, Playbook, PlaybookCell
 from steplab.core.errors import MeasurementError, SteplabError, UserError
@@ -22,6 +22,7 @@ from steplab.kernels import ema as ema_op
 from steplab.kernels.dispatch import AUTO, refusal
 from steplab.modules.precision import configure_precision
 from steplab.probes.environment import capture_environment
+from steplab.probes.ran import RawProfile, profiler_activities
 from steplab.profiling.plan import ProfilePlan
 from steplab.profiling.trace_file import Averages, export_trace
 from steplab.step.assemble import assemble, find_device, micro_batches
@@ -137,7 +138,7 @@ def _trace_steps(
     """Run the schedule to its end; write a trace for every cycle and tables over all of them."""
     infers = step.mode == "infer"
     stem = "forward_trace_step" if infers else "speed_step"
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
+    activities = profiler_activities(on_cuda)
 
     def save(profiler: profile) -> None:
         export_trace(profiler, cell.folder / f"{stem}{profiler.step_num}.json", "--out")
@@ -238,10 +239,6 @@ def trace_ema_alone(cell: PlaybookCell, device: torch.device) -> list[str]:
 
 def _trace_ema(module: MovingAverages, x_BLD: Any, label: str, path: Path) -> None:
     """Run twice and record the second time; labels need the CPU's events too."""
-    activities = [ProfilerActivity.CPU]
-    if x_BLD.is_cuda:
-        activities.append(ProfilerActivity.CUDA)
-
     inputs = (x_BLD, *module.parameters())
 
     def once() -> None:
@@ -252,6 +249,6 @@ def _trace_ema(module: MovingAverages, x_BLD: Any, label: str, path: Path) -> No
             torch.cuda.synchronize()
 
     once()
-    with profile(activities=activities, acc_events=True) as profiler, record_function(label):
+    with RawProfile(x_BLD.is_cuda) as profiler, record_function(label):
         once()
     export_trace(profiler, path, "--out")

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from torch.profiler import profile
 
 from steplab.core import Samples
 from steplab.core.errors import Unsupported, UserError
-from steplab.probes.ran import GRAPH_LAUNCH, LAUNCHES, matmul_dtype, profiler_activities
+from steplab.probes.ran import GRAPH_LAUNCH, LAUNCHES, RawProfile, matmul_dtype
 
 COUNTED = LAUNCHES | {GRAPH_LAUNCH}  # a replayed graph is one launch of the host
 FROM_ENTRY = "counted from its own entry: no counted step ended before it"
@@ -169,9 +168,8 @@ class Inspection:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_cuda = device.type == "cuda"
-        activities = profiler_activities(self._on_cuda)
         # record_shapes also records dtypes; the shapes weigh one matrix product against another.
-        self._profiler = profile(activities=activities, record_shapes=True, acc_events=True)
+        self._profiler = RawProfile(self._on_cuda, record_shapes=True)
         self._profiler.start()
 
     def stop(self, step: int) -> Inspected:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch._C._profiler import RecordScope, _EventType
-from torch.profiler import ProfilerActivity, profile
 
 from steplab.core.errors import MeasurementError, Unsupported
 from steplab.core.units import bytes_
 from steplab.probes.line_ranges import line_ranges
+from steplab.probes.ran import RawProfile
 from steplab.trace.lines import LINE_RANGE, frame_line
 
 CPU_SOURCE = "profiler memory events"
@@ -71,11 +71,7 @@ class SegmentChange:
 def cpu_recording() -> Iterator[Recording]:
     """Record allocations inside the block; the Recording is complete when it ends."""
     recording = Recording(CPU_SOURCE, notes=CPU_NOTES)
-    activities = [ProfilerActivity.CPU]
-    with (
-        profile(activities=activities, profile_memory=True, acc_events=True) as profiler,
-        line_ranges(),
-    ):
+    with RawProfile(on_cuda=False, profile_memory=True) as profiler, line_ranges():
         yield recording
     recording.changes = read_tree(profiler.profiler.kineto_results.experimental_event_tree())
 

@@ -24,7 +24,7 @@ from steplab.probes.dataflow import record_dataflow
 from steplab.probes.line_ranges import line_ranges
 from steplab.probes.memory_timeline import record_memory
 from steplab.probes.probe import Subject
-from steplab.probes.ran import profiler_activities
+from steplab.probes.ran import RawProfile, profiler_activities
 from steplab.probes.switches import optimizer_shapes, switches_on
 from steplab.profiling.plan import AVERAGES_FILE, DETAIL_FILE, ProfilePlan
 from steplab.profiling.ranges import can_name_modules, module_ranges, phase_ranges, run_named
@@ -200,14 +200,13 @@ def record_detail(subject: Subject, folder: Path, progress: Progress, stacks: bo
     with (
         phase_ranges(subject),
         module_ranges(model) if can_name_modules(model) else contextlib.nullcontext(),
-        profile(
-            activities=profiler_activities(subject.on_cuda),
+        RawProfile(
+            subject.on_cuda,
             schedule=schedule(wait=0, warmup=DETAIL_WARMUP, active=1, repeat=1),
             on_trace_ready=lambda profiler: write_trace(profiler, folder / DETAIL_FILE),
             with_stack=stacks,
             record_shapes=True,
             profile_memory=stacks,
-            acc_events=True,
         ) as profiler,
     ):
         for _ in range(DETAIL_WARMUP + 1):

@@ -15,7 +15,7 @@ from torch.profiler import profile, schedule
 from steplab.core.errors import UserError
 from steplab.core.output_file import output_file, own_file
 from steplab.meter.reading import Sink, open_sinks, write_to_sinks
-from steplab.probes.ran import profiler_activities
+from steplab.probes.ran import RawProfile
 from steplab.profiling.trace_file import export_trace
 
 # `--profile`: steps that run without the profiler, then steps that it sees and discards.
@@ -145,13 +145,12 @@ def trace_one_step(
             except UserError as error:
                 say(f"warning: no trace: {error}")
 
-    with profile(
-        activities=profiler_activities(on_cuda),
+    with RawProfile(
+        on_cuda,
         schedule=schedule(wait=TRACE_WAIT, warmup=TRACE_WARMUP, active=1, repeat=1),
         on_trace_ready=export,
         with_stack=True,
         record_shapes=True,
-        acc_events=True,
     ) as profiler:
         yield profiler.step
 
