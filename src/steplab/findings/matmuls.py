@@ -162,10 +162,11 @@ def expert_capacities(rows: Rows, routed: Routing) -> dict[int, int]:
 
 
 def _around(rows: Rows, multiplied: Mask, name: str) -> Mask:
-    """Return all rows of the module that loops over the experts, or of the line."""
+    """Return all rows of the module that loops over the experts, or of the function."""
     modules = {rows.work.labels[code] for code in np.unique(rows.work.module[multiplied])}
     if UNATTRIBUTED in modules:
-        return rows.labeled("line", lambda label: label == name)
+        functions = np.unique(rows.work.function[multiplied])
+        return rows.inside & np.isin(rows.work.function, functions)
     if multiplied.sum() >= MIN_PRODUCTS * len(modules) * rows.steps:
         return rows.labeled("module", lambda label: label in modules)
     # Every expert is a module in a list. A list is never called: then its owner has the loop.

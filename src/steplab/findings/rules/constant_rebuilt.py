@@ -1,7 +1,7 @@
 """A mask that never changes is built again in every step.
 
 What it sees: triangles (`tril`, `triu`) and comparisons of positions in the forward pass, and what
-the same line then does with tensors of that size.
+the same function then does with tensors of that size.
 Why it costs: a mask of queries x keys is written, inverted and cast again, often in every layer.
 Remedy: build it once, as a buffer of the module; or none at all (`is_causal=True`).
 When it is wrong: the mask depends on the batch, as with documents of different lengths.
@@ -24,15 +24,15 @@ WHOLE_NUMBERS = ("long int", "int", "long")
 
 
 def check(case: Case) -> Finding | None:
-    """Add up what is done at the lines of masks with tensors of their size."""
+    """Add up what is done in the functions of masks with tensors of their size."""
     rows = case.rows
     sizes = _sizes(rows) if rows is not None else set()
     if rows is None or not sizes:
         return None
     forward = rows.labeled("phase", lambda label: label not in ("backward", "optimizer", "data"))
     made = forward & rows.called(lambda call: _mask_size(call) in sizes)
-    lines = {total.label for total in rows.totals("line", made, most=50)} - {UNATTRIBUTED}
-    beside = rows.labeled("line", lambda label: label in lines)
+    functions = {total.label for total in rows.totals("function", made, most=50)} - {UNATTRIBUTED}
+    beside = rows.labeled("function", lambda label: label in functions)
     beside &= rows.called(lambda call: max(_numels(call), default=0) in sizes)
     mask = made | (forward & beside)
     spent = rows.ms(mask)
