@@ -11,10 +11,11 @@ from steplab.core.ladder import Check
 from steplab.profiling.plan import ProfilePlan
 from steplab.verify import references
 from steplab.verify.candidate import Candidate
-from steplab.verify.judge import GROUPS
+from steplab.verify.judge import GROUPS, judge
+from steplab.verify.numerics import load_references
 from steplab.verify.references import dry_run, has_dropout, make_references
 from steplab.verify.remote import CandidateResult
-from steplab.verify.shapes import shapes_to_try, with_batch, without_dropout
+from steplab.verify.shapes import REFUSES, shapes_to_try, widened, with_batch, without_dropout
 from tests.compare.sides import run_of
 from tests.own_models import named
 from tests.verify.planted import PLANTED, plant, planted_spec, wrong_scaling
@@ -152,7 +153,7 @@ def test_references_leave_cores_to_others(tiny_spec, tmp_path, monkeypatch):
         torch.set_num_threads(before)
 
 
-def test_a_truth_that_cannot_be_had_is_told(tmp_path):
+def test_a_model_that_refuses_fp64_says_so_and_has_its_operators_computed_in_it(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(
         "import torch, steplab\n"
@@ -168,7 +169,11 @@ def test_a_truth_that_cannot_be_had_is_told(tmp_path):
         "    return steplab.UserModel(Narrow(width, 1), batches, loss)\n"
     )
     shape = shapes_to_try(RunSpec(named(f"{path}:factory"), {"width": 8}))[0]
-    assert "does not run in fp64" in make_references(shape, "fp64", tmp_path)
+    assert make_references(shape, "fp64", tmp_path).startswith(REFUSES)
+    wide = widened(shape)
+    assert make_references(wide, "fp64", tmp_path) == make_references(wide, "bf16", tmp_path) == ""
+    truth, *peers = load_references(tmp_path, wide.name, "bf16")
+    assert all(check.passed for check in judge(peers[-1], peers, truth, ""))
 
 
 OWN = """

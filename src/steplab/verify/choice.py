@@ -8,9 +8,11 @@ from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError
 from steplab.verify.remote import ReferenceWorker
 from steplab.verify.shapes import (
+    REFUSES,
     TRUTH,
     GateShape,
     shapes_to_try,
+    widened,
     with_batch,
     with_smaller_steps,
     without_dropout,
@@ -32,7 +34,7 @@ def choose_shapes(
 
     `stage` is told what is being done, `say` what a reader should know.
     """
-    shape = _first_that_fits(references, spec, timeout, stage)
+    shape = _first_that_fits(references, spec, timeout, stage, say)
     shapes = [shape, with_batch(shape, also_batch)] if also_batch else [shape]
     if references.has_dropout(shape.spec, timeout):
         shapes = [without_dropout(one) for one in shapes]
@@ -42,7 +44,7 @@ def choose_shapes(
 
 
 def _first_that_fits(
-    references: ReferenceWorker, spec: RunSpec, timeout: float, stage: Progress
+    references: ReferenceWorker, spec: RunSpec, timeout: float, stage: Progress, say: Progress
 ) -> GateShape:
     problems = []
     for shape in shapes_to_try(spec):
@@ -52,6 +54,14 @@ def _first_that_fits(
         if not problem:
             return shape
         problems.append(f"{where}: {problem}")
+        if problem.startswith(REFUSES):
+            stage(f"computing the truth in fp64, operator by operator, {where}")
+            wide = widened(shape)
+            problem = references.reference(wide, TRUTH, timeout)
+            if not problem:
+                say(f"{problems[-1]}; so its operators are computed in fp64 one by one")
+                return wide
+            problems.append(f"operator by operator: {problem}")
     raise MeasurementError(
         f"No speed-up could be verified, for want of a truth in fp64 ({'; '.join(problems)}).",
         "Let the model run in fp64, or choose a smaller --batch.",

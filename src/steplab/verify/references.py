@@ -50,6 +50,7 @@ from steplab.verify.shapes import (
     GateShape,
     references_of,
 )
+from steplab.verify.widened import Widened
 
 SHAKE = 16
 _SHAKE_SEED = 20_012
@@ -90,7 +91,7 @@ def _make_reference(shape: GateShape, dtype: str, folder: Path) -> str:
     if path.exists():
         return ""
     try:
-        snapshot = compute_reference(shape.spec, dtype, shape.rate, shape.curves)
+        snapshot = compute_reference(shape.spec, dtype, shape.rate, shape.curves, shape.widened)
     except Exception as error:
         if is_out_of_memory(error):
             return f"{dtype} does not fit"
@@ -131,7 +132,7 @@ def _refuse_nonfinite_loss(truth: NumericsSnapshot) -> None:
 
 
 def compute_reference(
-    spec: RunSpec, name: str, rate: float = 1.0, curves: bool = False
+    spec: RunSpec, name: str, rate: float = 1.0, curves: bool = False, widened: bool = False
 ) -> NumericsSnapshot:
     """Return what the plain step of `spec` computes, by one of the names of `references_of`.
 
@@ -140,15 +141,18 @@ def compute_reference(
     "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
     "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
     "draws" are its statistics with dropout on, which is off otherwise. The learning rate is
-    multiplied by `rate`; with `curves` many steps are taken.
+    multiplied by `rate`; with `curves` many steps are taken. With `widened` the model keeps its
+    dtypes, and each operator is computed in fp64 beside them.
     """
     if name == DRAWS:
         return take_draws(assemble(replace(spec, recipe=PLAIN)), spec)
     with dropout_off():
-        return _plain_snapshot(spec, name, rate, curves)
+        return _plain_snapshot(spec, name, rate, curves, widened)
 
 
-def _plain_snapshot(spec: RunSpec, name: str, rate: float, curves: bool) -> NumericsSnapshot:
+def _plain_snapshot(
+    spec: RunSpec, name: str, rate: float, curves: bool, widened: bool
+) -> NumericsSnapshot:
     step = step_without_dropout(replace(spec, recipe=PLAIN))
     dtype, _, how = name.partition("-")
     if how in (UP, DOWN):
@@ -156,8 +160,11 @@ def _plain_snapshot(spec: RunSpec, name: str, rate: float, curves: bool) -> Nume
     if how == AUTOCAST:
         _lower_precision(step, dtype)
     if name == TRUTH or how == ROUNDED:
-        step.model.double()
         rounding = RoundedProducts(dtype) if how else contextlib.nullcontext()
+        if widened:
+            with Widened(rounding):
+                return take_snapshot(step, spec, rate, curves=curves)
+        step.model.double()
         with rounding:
             return take_snapshot(step, spec, rate, doubled=True, curves=curves)
     return take_snapshot(step, spec, rate, curves=curves)

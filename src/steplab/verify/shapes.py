@@ -15,6 +15,7 @@ from steplab.core.input_file import shorten
 from steplab.workloads.workload import find_workload
 
 TRUTH = "fp64"
+REFUSES = f"the model does not run in {TRUTH}"  # begins the reason why there is no truth
 PLAIN_DTYPE = "fp32"  # of a step that rounds nothing that the plain one does not round
 # Times the learning rate. At 1e-3 rounding alone carries gpt xl away: after eight steps its updates
 # in fp32 are 6 % away from those in fp64, and in bf16 41 %; at an eighth of it 0.01 % and 9 %.
@@ -35,6 +36,7 @@ class GateShape:
     apart: bool = False  # compared on a step that is not the measured one
     rate: float = 1.0  # by which the learning rate is multiplied
     curves: bool = False  # many steps, of which only curves are compared
+    widened: bool = False  # fp64 operator by operator: the model does not run in it
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9-]+", self.name):  # a path would lead out of the folder
@@ -93,6 +95,12 @@ def with_batch(shape: GateShape, batch: int) -> GateShape:
 def without_dropout(shape: GateShape) -> GateShape:
     """Return the shape for a model with dropout, which is off while numerics are compared."""
     return replace(shape, words=_add_words(shape, "without dropout"), apart=True)
+
+
+def widened(shape: GateShape) -> GateShape:
+    """Return the shape for a model that does not run in fp64: each of its operators does."""
+    words = _add_words(shape, "computed operator by operator")
+    return replace(shape, name=f"{shape.name}-wide", words=words, widened=True)
 
 
 def with_smaller_steps(shape: GateShape) -> GateShape:
