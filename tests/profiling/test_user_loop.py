@@ -1,6 +1,7 @@
 """steplab.profile: one call around a step of one's own."""
 
 import csv
+import functools
 import importlib
 import time
 
@@ -9,7 +10,9 @@ import torch
 from torch.profiler import record_function
 
 import steplab
+from steplab.core import units
 from steplab.core.errors import UserError
+from steplab.profiling.user_loop import readable_name
 from steplab.store import Store
 
 
@@ -32,19 +35,38 @@ class Loop:
         self.optimizer.zero_grad()
 
 
-def test_a_run_is_returned_and_stored(store):
+def test_a_run_is_returned_and_stored(store, capsys):
     loop = Loop()
     run = steplab.profile(loop.step, steps=2, warmup=1, store=store)
     assert run == store.load("last")
     assert run.spec.workload == "Loop.step" and run.status == "ok"
-    assert len(run.clock.step) == 2 and len(run.profile.budget.steps) == 2
+    assert len(run.clock.step) == 20 and len(run.profile.budget.steps) == 2
+    assert "-Loop-step-" in run.id
     assert run.profile.memory.peak_bytes > 0
     assert {"trace_1.json.gz", "detail.json.gz", "page.html"} <= set(run.artifacts)
     assert all((store.runs / run.id / name).is_file() for name in run.artifacts)
     (row,) = csv.DictReader((store.root / "summary.csv").read_text().splitlines())
     assert row["run"] == run.id and row["workload"] == "Loop.step"
     assert not list(store.runs.glob(".draft*"))
-    assert loop.calls <= 1 + 2 + 1 + 3 + 3
+    assert loop.calls <= 1 + 20 + 1 + 3 + 5
+    assert f"the step ran {loop.calls} times" in run.notes
+    assert f"Loop.step: ok, {units.milliseconds(run.clock.step.median)}" in capsys.readouterr().err
+
+
+def test_slow_steps_are_timed_less_often(store, monkeypatch):
+    monkeypatch.setattr("steplab.profiling.user_loop.TIMED_SECONDS", 0.0)
+    run = steplab.profile(Loop().step, steps=2, detail=False, store=store)
+    assert len(run.clock.step) == 2
+
+
+def test_names_of_steps_can_be_read():
+    def local():
+        pass
+
+    assert readable_name(Loop.step) == "Loop.step" == readable_name(Loop().step)
+    assert readable_name(local) == "test_user_loop.local"
+    assert readable_name(lambda: None) == "test_user_loop.lambda"
+    assert readable_name(functools.partial(next_batch)) == "next_batch"
 
 
 def test_the_phases_are_found(store):
@@ -110,7 +132,8 @@ def test_the_findings_of_a_loop_name_the_line_of_its_loader(store):
         loop.model(next_batch()).square().mean().backward()
 
     found = steplab.explain(steplab.profile(step, steps=2, store=store))
-    assert found[0].rule == "data_stall" and "(next_batch)" in found[0].claim
+    sleeping = next_batch.__code__.co_firstlineno + 1
+    assert found[0].rule == "data_stall" and f":{sleeping} (next_batch)" in found[0].claim
     assert found[0].gain_ms == pytest.approx(30, rel=0.2)
     assert "data_stall" in str(found) and "remedy:" in str(found)
 
@@ -129,6 +152,7 @@ def test_what_a_loop_keeps_of_its_steps_is_found(store):
     memory = run.profile.memory
     assert memory.kept_bytes >= 20_000 * 16 * 4 and memory.growth_bytes >= 20_000 * 16 * 4
     assert "kept_memory" in [finding.rule for finding in steplab.explain(run)]
-    assert "test_user_loop.py" in memory.kept[0].line
+    allocating = step.__code__.co_firstlineno + 1
+    assert f"test_user_loop.py:{allocating} (step)" in memory.kept[0].line
     memory = steplab.profile(lambda: step(False), steps=1, store=store).profile.memory
     assert memory.kept_bytes == 0 and memory.growth_bytes == 0

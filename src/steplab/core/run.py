@@ -476,7 +476,8 @@ class Run:
 def new_run_id(spec: RunSpec) -> str:
     """Return an id that sorts by time (microseconds), can be read, and does not collide."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    name = spec.workload.rsplit("/", 1)[-1].replace(":", "-").replace(".py", "")
+    name = spec.workload.rsplit("/", 1)[-1].replace(".py", "")
+    name = name.replace(":", "-").replace(".", "-")
     safe = "".join(c for c in f"{name}-{spec.size}".strip("-") if c.isalnum() or c in "-_")[:40]
     return f"{stamp}-{safe}-{secrets.token_hex(3)}"
 

@@ -6,17 +6,21 @@ import atexit
 import functools
 import inspect
 import itertools
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import nn
 
-from steplab.core import Run, RunSpec
+from steplab.core import Run, RunSpec, units
 from steplab.core.errors import UserError
+from steplab.core.printable import printable, raw_stream
 from steplab.core.run import new_run
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import graph_count
@@ -33,12 +37,15 @@ from steplab.profiling.output import (
 )
 from steplab.profiling.plan import ProfilePlan
 from steplab.profiling.recorder import record_profile
-from steplab.step.loop import measure
+from steplab.step.loop import Progress, measure
 from steplab.step.step import Watch, unwatched
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.techniques.technique import StepParts
 from steplab.workloads.misuse import accepts, describe
 from steplab.workloads.workload import StepOutput
+
+TIMED_STEPS = 20
+TIMED_SECONDS = 5.0  # fewer steps are timed where those would take longer
 
 
 def profile(
@@ -52,10 +59,11 @@ def profile(
 ) -> Run:
     """Time and record `step_fn`, which runs one step of your own loop; return the Run.
 
-    Calls it `warmup` times untimed, `steps` times against the clock, then under the profiler:
-    `steps` more times for the times of kernels (after one that is discarded), and a few more for
-    stacks, shapes, dtypes and memory unless `detail` is False. Whatever it raises is raised here.
-    Ranges that you open with `torch.profiler.record_function`, such as "forward", become the
+    It is called about 30 times: `warmup` times untimed, up to 20 times against the clock (5 s at
+    most, but at least `steps`), then under the profiler, `steps` times for the times of kernels
+    (after one that is discarded) and, unless `detail` is False, up to 5 times for stacks, lines,
+    shapes, memory and values. The Run's notes say how often it was. Whatever it raises is raised
+    here. Ranges that you open with `torch.profiler.record_function`, such as "forward", become the
     phases.
 
     The Run and its traces are saved in the folder `store` under `name` (by default the function's
@@ -71,17 +79,54 @@ def profile(
     kept = store if isinstance(store, Store) else Store(_scratch() if store is None else store)
     kept.check_writable()
     summary_file(kept.root, "--store").check()
-    for _ in range(warmup):
+    title = name or readable_name(step_fn)
+    console = Console(file=raw_stream(sys.stderr), highlight=False)
+    with console.status("") as status:
+
+        def progress(text: str) -> None:
+            status.update(printable(f"{title}: {text}"))
+
+        subject = _warmed_up(step_fn, title, steps, warmup, progress)
+        run = _measure(subject, progress)
+        run = _record_into_store(
+            subject, run, ProfilePlan((0, 1, steps, 1), detail), kept, progress
+        )
+    assert run.clock is not None
+    step = units.milliseconds(run.clock.step.median)
+    print(f"{title}: ok, {step}; {run.notes[-1]}", file=sys.stderr)
+    return run
+
+
+def readable_name(step_fn: Any) -> str:
+    """Return the name of a function; of a local one or a lambda, with that of its file."""
+    while isinstance(step_fn, functools.partial):
+        step_fn = step_fn.func
+    full = getattr(step_fn, "__qualname__", type(step_fn).__name__)
+    if "<" not in full:
+        return str(full)
+    code = getattr(inspect.unwrap(step_fn), "__code__", None)
+    file = Path(code.co_filename).stem if code else ""
+    return f"{file}.{full.rpartition('.')[2].strip('<>')}".strip(".")
+
+
+def _warmed_up(
+    step_fn: Callable[[], object], title: str, steps: int, warmup: int, progress: Progress
+) -> Subject:
+    """Run the untimed steps, and decide by the last of them how many are timed."""
+    timed = steps
+    for number in range(warmup):
+        progress(f"warm-up {number + 1}/{warmup}")
+        began = perf_counter()
         step_fn()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        within = int(TIMED_SECONDS / max(perf_counter() - began, 1e-9))
+        timed = max(steps, min(TIMED_STEPS, within))
     # A step that uses the GPU has initialized it by now.
     device = "cuda" if torch.cuda.is_initialized() else "cpu"
-    title = name or getattr(step_fn, "__qualname__", type(step_fn).__name__)
-    spec = RunSpec(title, batch=1, device=device, warmup=warmup, steps=steps)
-    subject = Subject(
-        UserStep(step_fn, device), itertools.repeat(None), spec, capture_environment()
-    )
-    run = _measure(subject)
-    return _record_into_store(subject, run, detail, kept)
+    spec = RunSpec(title, batch=1, device=device, warmup=warmup, steps=timed)
+    step = UserStep(step_fn, device, calls=warmup)
+    return Subject(step, itertools.repeat(None), spec, capture_environment())
 
 
 @functools.cache
@@ -119,8 +164,9 @@ class UserStep:
     workload: Any = None
     graph: Any = None
 
-    def __init__(self, step_fn: Callable[[], object], device: str) -> None:
+    def __init__(self, step_fn: Callable[[], object], device: str, calls: int) -> None:
         self.step_fn = step_fn
+        self.calls = calls
         self.watch: Watch = unwatched
         self.model = nn.Module()
         scaler = torch.amp.GradScaler(device, enabled=False)
@@ -129,19 +175,21 @@ class UserStep:
 
     def __call__(self, micro_batches: Any) -> StepOutput:
         """Run the user's step."""
+        self.calls += 1
         self.step_fn()
         return self.output
 
 
-def _measure(subject: Subject) -> Run:
+def _measure(subject: Subject, progress: Progress) -> Run:
     """Time the steps without a profiler, then inspect further ones."""
     spec = subject.spec
     clock, memory, ran = ClockProbe(), MemoryProbe(), RanProbe()
     graphs = graph_count()
-    measure(subject, spec.steps, clock, [memory], lambda text: None)
+    measure(subject, spec.steps, clock, [memory], progress)
     notes = ["a loop of your own: its batch, recipe and work are not known"]
     if graph_count() > graphs:
         notes.append("still compiling while the clock ran: give more warm-up steps")
+    progress("inspecting")
     memory.inspect(subject)
     ran.inspect(subject)
     return replace(
@@ -153,17 +201,16 @@ def _measure(subject: Subject) -> Run:
     )
 
 
-def _record(subject: Subject, run: Run, detail: bool, folder: Path) -> Run:
-    """Record traces into `folder` and read the budget from them."""
-    plan = ProfilePlan((0, 1, subject.spec.steps, 1), detail)
-    run = record_profile(subject, run, plan, folder, lambda text: None)
-    return read_traces(run, folder)[0]
-
-
-def _record_into_store(subject: Subject, run: Run, detail: bool, store: Store) -> Run:
+def _record_into_store(
+    subject: Subject, run: Run, plan: ProfilePlan, store: Store, progress: Progress
+) -> Run:
     """Record, and return the Run as the store holds it."""
     with scratch_folder(store) as folder:
-        run = _record(subject, run, detail, folder)
+        run = record_profile(subject, run, plan, folder, progress)
+        assert isinstance(subject.step, UserStep)
+        run = replace(run, notes=(*run.notes, f"the step ran {subject.step.calls} times"))
+        progress("reading the traces")
+        run = read_traces(run, folder)[0]
         saved = save_files(store, run, folder)
     assert run.profile is not None
     cells = summary_cells(run, saved / run.profile.traces[0])
