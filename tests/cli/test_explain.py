@@ -43,7 +43,7 @@ def test_a_named_run_without_faults(store, capsys):
     store.save(stalled(4.0))
     assert main(["explain", clean.id, "--store", str(store.root)]) == 0
     out = capsys.readouterr().out
-    assert clean.id in out and "no rule finds anything" in out
+    assert clean.id in out and "no rule finds a fault" in out
 
 
 def test_notes_are_brief(store, capsys):

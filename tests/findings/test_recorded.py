@@ -22,6 +22,12 @@ UNRECORDED = {
     "noisy_measurement": "its clean twin is clean on a quiet machine only",
     "exposed_communication": "needs two GPUs",
     "power_bound": "needs a GPU at its power limit",
+    "allocator_calls": "needs a GPU",
+    **dict.fromkeys(
+        "repeated_work unused_work zero_products slow_switch wide_dtype split_optimizer "
+        "broadcast_blowup product_order dense_embedding padded_batch garbage_collection".split(),
+        "not visited yet",
+    ),
     "late_start": "not visited on a GPU yet",
 }
 

@@ -176,7 +176,9 @@ def test_a_cpu_that_stands_still_and_one_that_only_calls():
     found = small_operators.RULE(cpu_case([turn] * 100 + [mm(64, 64, 64, 500, FP32)]))
     assert "rnn.py:3 (forward)" in found.claim and "aten::add 100 times" in found.evidence[1]
     assert found.gain_ms == pytest.approx(0.6 + 0.3, rel=0.05)
-    assert small_operators.RULE(gpu_case([turn] * 100)) is None
+    launched = small_operators.RULE(gpu_case([turn] * 100))
+    assert "loop in Python at rnn.py:3" in launched.claim and launched.gain_ms < launched.stake_ms
+    assert small_operators.RULE(gpu_case([turn] * 20)) is None  # no loop
     assert small_operators.RULE(cpu_case([mm(64, 64, 64, 100, FP32, late_us=5)] * 40)) is None
     # Layers of a model are no loop: each is a module of its own.
     layers = [

@@ -50,7 +50,7 @@ def test_a_mask_of_positions():
     beyond = RecordedOp("aten::add", 40, args=tensors([8, 256, 256]), line=line)
     rest = mm(64, 64, 64, 800, FP32)
     found = constant_rebuilt.RULE(cpu_case([triangle, fill, beyond, rest]))
-    assert found.gain_ms == pytest.approx(0.08) and "model.py:7 (mask)" in found.evidence[0]
+    assert found.gain_ms == pytest.approx(0.08) and "model.py:7 (mask)" in found.evidence[1]
     positions = {"shapes": [[256, 1], [1, 256]], "dtypes": ["long int"] * 2}
     compared = RecordedOp("aten::ge", 50, args=positions, line=line)
     assert constant_rebuilt.RULE(cpu_case([compared, rest])).gain_ms == pytest.approx(0.05)

@@ -363,6 +363,7 @@ UNUSED = "u"  # nothing that outlives the step came from it
 READ_ONLY = "h"  # only the host read it, or somebody holds it: a metric, a log
 CONSTANT = "c"  # it depends on no weight, no batch and no random number: the same in every step
 MADE_BEFORE = "r"  # the step had computed it before, from the same inputs
+CAST_BACK = "b"  # a cast of what a cast had made: to a dtype and back
 ZEROS = "z"  # a product with a factor that is nearly all zeros
 NEEDED = "."
 
@@ -373,7 +374,7 @@ class Dataflow:
 
     names: tuple[str, ...]  # distinct: "aten::mm"
     ops: tuple[int, ...]  # the number in `names` of each
-    verdicts: str  # one letter each: UNUSED, READ_ONLY, CONSTANT, MADE_BEFORE, ZEROS or NEEDED
+    verdicts: str  # one letter each, from UNUSED to NEEDED
     padding: float = 0.0  # share of the token ids that repeat the last of their row to its end
 
 
@@ -414,6 +415,8 @@ class Finding:
     why: str = ""  # why it costs, in one sentence
     gain_ms: float | None = None  # milliseconds that the remedy is expected to give back
     of_bytes: int | None = None  # what `stake_bytes` is a part of; None: the device's memory
+    # The price of running op by op, which every eager step pays: a matter for `tune`, no fault.
+    ordinary: bool = False
 
 
 @dataclass(frozen=True)

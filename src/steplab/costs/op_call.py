@@ -81,6 +81,11 @@ class OpCall:
         """Return the tensor at a position; None if there is none."""
         return self.tensors[index] if index < len(self.tensors) else None
 
+    @property
+    def numels(self) -> tuple[int, ...]:
+        """The elements of each tensor."""
+        return tuple(tensor.numel for tensor in self.tensors if tensor is not None)
+
     def truth(self, index: int) -> bool | None:
         """Return a recorded bool; None if there is none."""
         return {"True": True, "False": False}.get(self._value(index))

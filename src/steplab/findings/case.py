@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from steplab.core import MemoryTimeline, Recipe, Run, RunSpec
-from steplab.findings.rows import Rows
+from steplab.findings.rows import Mask, Rows
+from steplab.findings.verdicts import work_with
 from steplab.hardware.catalog import Card, find_card
 from steplab.store import Store, store_of
-from steplab.trace.analysis import CAUSES, Analysis
+from steplab.trace.analysis import CAUSES, Analysis, Floats
 from steplab.trace.analyze import analyze, analyze_run
-from steplab.trace.budget import launch_calls
+from steplab.trace.budget import idle_before, launch_calls
 from steplab.trace.events import Gpu
 from steplab.trace.load import load_trace
 from steplab.trace.silences import captures
@@ -81,6 +82,42 @@ class Case:
         steps = [step.number for step in self.analysis.budget.worked]
         each = [float(silences.idle[chosen & (silences.step == step)].sum()) for step in steps]
         return statistics.median(each) / 1e6 * self.rows.scale
+
+    @property
+    def busy_ms(self) -> float:
+        """Milliseconds per step in which the device, or without one an operator, worked."""
+        return self.term_ms("kernels") + self.term_ms("copies")
+
+    def verdict(self, letters: str) -> Mask:
+        """Rows of work whose operators have one of these verdicts; none where it is unknown."""
+        assert self.rows is not None
+        dataflow = self.run.profile.dataflow if self.run and self.run.profile else None
+        if dataflow is None:
+            return np.zeros(len(self.rows.work), np.bool_)
+        return work_with(self.rows, dataflow, letters)
+
+    def cost_ms(self, mask: Mask) -> float:
+        """Milliseconds per step that go if this work goes: its own, and of waits for its launches.
+
+        Waits are shared out as the trace shows them.
+        """
+        assert self.rows is not None
+        waits = self._launch_idle
+        share = waits[mask].sum() / waits.sum() if waits.any() else 0.0
+        return self.rows.ms(mask) + max(0.0, self.launch_wait_ms) * float(share)
+
+    @cached_property
+    def _launch_idle(self) -> Floats:
+        """Idle ns that each row of work ended, where the host was late with its launch."""
+        assert self.rows is not None
+        found = np.zeros(len(self.rows.work))
+        if not self.on_device or self.analysis is None:
+            return found
+        analysis = self.analysis
+        known = (analysis.trace, analysis.windows, analysis.work, analysis.syncs)
+        for window in analysis.windows:
+            found += idle_before(*known, window)["launch"][:-1]
+        return found
 
     def silent_lines(self, *causes: str) -> list[tuple[str, float]]:
         """Lines that ran in those silences, with the ms per step of each, most first."""

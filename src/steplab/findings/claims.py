@@ -27,7 +27,8 @@ def settled(found: Iterable[Finding], case: Case) -> list[Finding]:
     """
     taken: Mask | None = None
     kept = []
-    for finding in sorted(found, key=lambda one: -(_ms(one) or 0.0)):
+    # What every eager step pays claims nothing that a fault explains.
+    for finding in sorted(found, key=lambda one: (one.ordinary, -(_ms(one) or 0.0))):
         share = 1.0
         if isinstance(finding, Claim) and case.rows is not None and len(finding.work):
             taken = np.zeros_like(finding.work) if taken is None else taken

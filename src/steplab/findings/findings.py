@@ -62,12 +62,13 @@ class Findings(tuple[Finding, ...]):
             yield from _part("remedy", finding.remedy)
             yield from _part("gain", _gain(finding, self.case))
         if not record.findings:
-            yield "no rule finds anything that is worth 3 % of the step"
+            yield "no rule finds a fault that is worth 3 % of the step"
         if record.notes:
             yield ""
-            yield "notes, each under 3 % or without effect on the step:"
+            yield "notes, each under 3 %, without effect, or the price of running op by op:"
         for finding in record.notes:
-            yield f"  {finding.rule}: {finding.claim}; {finding.remedy}"
+            price = _stake(finding, self.case) if finding.ordinary else ""
+            yield f"  {finding.rule}{price}: {finding.claim}; {finding.remedy}"
 
 
 def _rank(finding: Finding, case: Case) -> tuple[bool, float, bool]:
@@ -91,9 +92,9 @@ def gain_share(finding: Finding, case: Case) -> float | None:
 
 
 def is_note(finding: Finding, case: Case) -> bool:
-    """Whether a Finding is too small to act on; one of unknown size is not."""
+    """Whether a Finding is too small to act on, or no fault; one of unknown size is neither."""
     part = gain_share(finding, case)
-    return part is not None and part < NOTE_SHARE
+    return finding.ordinary or (part is not None and part < NOTE_SHARE)
 
 
 def _part(name: str, text: str) -> list[str]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from steplab.core import units
 from steplab.costs.op_call import OpCall
 from steplab.trace.analysis import UNATTRIBUTED, Analysis, Floats
+from steplab.trace.attribution import forward_ops
 from steplab.trace.events import Codes, Ints, Trace
 from steplab.trace.spans import nest
 
@@ -78,6 +79,41 @@ class Rows:
         around = nest(ops, passes[self._op_calls[0]])
         mask[has_op] = around.innermost(ops.thread[rows], ops.start[rows]) >= 0
         return mask
+
+    def asked_for(self, test: Callable[[str], bool]) -> Mask:
+        """Rows whose outermost operator passes `test`: what the code called.
+
+        For work of backward, what the code called in the forward. Torch's own casts and copies are
+        inside the operators that need them.
+        """
+        ops = self.source.ops
+        passes = self.source.named(ops, test)
+        mask: Mask = np.zeros(len(self.work), dtype=bool)
+        has_op = (self.work.op_row >= 0) & self.inside
+        mask[has_op] = passes[self._roots[self.work.op_row[has_op]]]
+        return mask
+
+    def with_gradients(self, mask: Mask) -> Mask:
+        """The rows in `mask`, and those of backward that compute gradients of what they compute."""
+        has_op = (self.work.op_row >= 0) & self.inside
+        asked = np.unique(self._roots[self.work.op_row[mask & has_op]])
+        behind: Mask = np.zeros(len(self.work), dtype=bool)
+        behind[has_op] = np.isin(self._roots[self.work.op_row[has_op]], asked)
+        return mask | (behind & self.labeled("phase", lambda label: label == "backward"))
+
+    @cached_property
+    def _roots(self) -> Ints:
+        """The outermost operator around each operator; of backward, around the one of forward."""
+        trace = self.source
+        parents = nest(trace.ops).parents()
+        roots = _tops(parents)
+        made_by = forward_ops(trace.ops)
+        known = np.flatnonzero(made_by >= 0)
+        # A node has one forward operator; it counts for all that runs inside the node.
+        maker = np.full(len(roots), -1, np.int64)
+        maker[roots[known]] = made_by[known]
+        through = maker[roots]
+        return np.where(through >= 0, roots[through], roots)
 
     def ms(self, mask: Mask) -> float:
         """Milliseconds per step of the rows in `mask`."""
@@ -158,11 +194,24 @@ class Rows:
         return median
 
 
+def _tops(parents: Ints) -> Ints:
+    """Return for every span the outermost one around it, itself if there is none."""
+    top: Ints = np.arange(len(parents))
+    while True:
+        above = parents[top] if len(top) else top
+        if not (above >= 0).any():
+            return top
+        top = np.where(above >= 0, above, top)
+
+
 def is_cast(call: OpCall) -> bool:
     """Whether a call copies from one floating-point dtype to another."""
-    if call.name != "aten::copy_":
-        return False
+    return changes_dtype(call) and all(
+        t is not None and t.dtype in FLOATS for t in call.tensors[:2]
+    )
+
+
+def changes_dtype(call: OpCall) -> bool:
+    """Whether a call copies from one dtype to another: a sum over a mask turns it into numbers."""
     target, source = call.tensor(0), call.tensor(1)
-    if target is None or source is None or target.dtype == source.dtype:
-        return False
-    return target.dtype in FLOATS and source.dtype in FLOATS
+    return call.name == "aten::copy_" and bool(target and source and target.dtype != source.dtype)

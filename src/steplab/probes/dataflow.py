@@ -20,11 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from steplab.core import Dataflow
-from steplab.core.run import CONSTANT, MADE_BEFORE, NEEDED, READ_ONLY, UNUSED, ZEROS
+from steplab.core.run import CAST_BACK, CONSTANT, MADE_BEFORE, NEEDED, READ_ONLY, UNUSED, ZEROS
 from steplab.probes.known_tensors import HeldTensors, held_tensors
 from steplab.probes.probe import Subject
 from steplab.probes.switches import switches_on
 
+CAST = "aten::_to_copy"
 HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
 # What fills memory with one number: it is no work that could have been kept.
 FILLS = frozenset(
@@ -76,6 +77,7 @@ class _Op:
     again: bool = False
     constant: bool = False
     zeros: bool = False
+    casts_back: bool = False
 
 
 @dataclass
@@ -100,6 +102,7 @@ class _Watcher(TorchDispatchMode):
         self.seen = _Seen()
         self.sampled: dict[int, float] = {}  # share of zeros by the number of a value
         self.switches: set[str] = set()
+        self.cast_from: dict[int, torch.dtype] = {}  # what a cast, by its number, was given
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -136,6 +139,8 @@ class _Watcher(TorchDispatchMode):
             if op.again
             else ZEROS
             if op.zeros
+            else CAST_BACK
+            if op.casts_back
             else NEEDED
             for i, op in enumerate(ops)
         )
@@ -186,9 +191,12 @@ class _Watcher(TorchDispatchMode):
             again=bool(sources) and name not in FILLS and number in self.seen.numbers,
             constant=constant,
             zeros=zeros,
+            casts_back=self._casts_back(name, sources, outputs),
         )
         self.seen.ops.append(op)
         self.seen.numbers.add(number)
+        if name == CAST:
+            self.cast_from[index] = inputs[0].dtype
         for place, tensor in enumerate((*made, *written)):
             old = self.values.get(_storage(tensor))
             outside = old is not None and old.outside
@@ -226,6 +234,12 @@ class _Watcher(TorchDispatchMode):
         if not self._value(tensor).outside:
             return False
         return _storage(tensor) not in self.held.idle_gradients
+
+    def _casts_back(self, name: str, sources: list[_Value], outputs: list[Tensor]) -> bool:
+        """Whether a cast undoes the one that made its input."""
+        if name != CAST or not sources or not outputs:
+            return False
+        return self.cast_from.get(sources[0].writer) == outputs[0].dtype
 
     def _multiplies_zeros(self, func: Any, args: Any) -> bool:
         name = func._schema.name if isinstance(func, OpOverload) else ""

@@ -1,7 +1,8 @@
-"""A mask that never changes is built again in every step.
+"""What never changes is built again in every step: a mask, a table of positions.
 
-What it sees: triangles (`tril`, `triu`) and comparisons of positions in the forward pass, and what
-the same function then does with tensors of that size.
+What it sees: operators that depend on no weight, no batch and no random number, as the Run recorded
+the flow of values. Without that record: triangles (`tril`, `triu`) and comparisons of positions in
+the forward pass, and what the same function then does with tensors of that size.
 Why it costs: a mask of queries x keys is written, inverted and cast again, often in every layer.
 Remedy: build it once, as a buffer of the module; or none at all (`is_causal=True`).
 When it is wrong: the mask depends on the batch, as with documents of different lengths.
@@ -10,10 +11,11 @@ When it is wrong: the mask depends on the batch, as with documents of different 
 from __future__ import annotations
 
 from steplab.core import Finding, units
+from steplab.core.run import CONSTANT
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
-from steplab.findings.rows import Rows
+from steplab.findings.rows import Mask, Rows
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.01
@@ -24,32 +26,41 @@ WHOLE_NUMBERS = ("long int", "int", "long")
 
 
 def check(case: Case) -> Finding | None:
-    """Add up what is done in the functions of masks with tensors of their size."""
+    """Add up what needs no step to be made."""
     rows = case.rows
-    sizes = _sizes(rows) if rows is not None else set()
-    if rows is None or not sizes:
+    if rows is None:
         return None
+    constant = case.verdict(CONSTANT)
+    mask = constant if constant.any() else _by_shape(rows)
+    spent = case.cost_ms(mask)
+    if not spent > SHARE * case.step_ms:
+        return None
+    return Claim(
+        rule="constant_rebuilt",
+        claim=f"what is the same in every step is built again: {units.milliseconds(spent)}",
+        evidence=(*_masks(rows), *rows.hot_lines(mask)),
+        remedy="build it once and keep it as a buffer; for the causal mask, is_causal=True instead",
+        stake_ms=spent,
+        why="it depends on no weight and no batch: positions do not change from step to step",
+        gain_ms=spent,
+        work=mask,
+    )
+
+
+def _masks(rows: Rows) -> list[str]:
+    sizes = sorted(_sizes(rows))[:2]
+    return [f"masks of {', '.join(f'{size:,}' for size in sizes)} elements"] if sizes else []
+
+
+def _by_shape(rows: Rows) -> Mask:
+    """Return what makes masks of positions, judged by names and shapes."""
+    sizes = _sizes(rows)
     forward = rows.labeled("phase", lambda label: label not in ("backward", "optimizer", "data"))
     made = forward & rows.called(lambda call: _mask_size(call) in sizes)
     functions = {total.label for total in rows.totals("function", made, most=50)} - {UNATTRIBUTED}
     beside = rows.labeled("function", lambda label: label in functions)
-    beside &= rows.called(lambda call: max(_numels(call), default=0) in sizes)
-    mask = made | (forward & beside)
-    spent = rows.ms(mask)
-    if not spent > SHARE * case.step_ms:
-        return None
-    shown = ", ".join(f"{size:,}" for size in sorted(sizes)[:2])
-    return Claim(
-        rule="constant_rebuilt",
-        claim=f"masks of {shown} elements are built in every step: {units.milliseconds(spent)}",
-        evidence=rows.hot_lines(mask),
-        remedy="build the mask once and keep it as a buffer, or use is_causal=True where it is "
-        "the causal one",
-        stake_ms=spent,
-        why="positions do not change from step to step",
-        gain_ms=spent,
-        work=mask,
-    )
+    beside &= rows.called(lambda call: max(call.numels, default=0) in sizes)
+    return made | (forward & beside)
 
 
 def _sizes(rows: Rows) -> set[int]:
@@ -74,10 +85,6 @@ def _mask_size(call: OpCall) -> int:
         return 0
     large = min(column.dims[-2], row.dims[-1]) >= MIN_LENGTH
     return column.numel * row.numel if large and column.numel == column.dims[-2] else 0
-
-
-def _numels(call: OpCall) -> list[int]:
-    return [tensor.numel for tensor in call.tensors if tensor is not None]
 
 
 RULE = check

@@ -1,20 +1,25 @@
-"""A CPU spends the step on calling operators, not in them.
+"""The step is spent on calling operators, not in them.
 
-What it sees: more than a fifth of the step is Python and framework between operators, in short
-pieces; or a loop in Python whose operators last less than what calling them costs.
+What it sees: on a CPU, more than a fifth of the step is Python and framework between operators, in
+short pieces; or a loop in Python whose operators last less than what calling them costs. On a GPU,
+a loop in Python whose kernels and the waits for their launches take more than a tenth of the step.
 Why it costs: a call from Python takes 5 to 10 us, whatever the operator does.
-Remedy: one operator over all steps of a loop, larger batches, or `compile=blocks`.
-When it is wrong: the model is as small as it should be. On a GPU this is launch_bound.
+Remedy: one operator over all turns of a loop (`torch._foreach_*` over many tensors), larger
+batches, or `compile=blocks`.
+When it is wrong: the model is as small as it should be. On a GPU without a loop this is
+launch_bound.
 """
 
 from __future__ import annotations
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
+from steplab.findings.claims import Claim
 from steplab.findings.loops import PythonLoop, python_loops
 from steplab.findings.rows import Rows
 
 SHARE = 0.20
+LOOP_SHARE = 0.10
 # Of a call's time in the operator itself that is no work: an add of ten elements takes this.
 OVERHEAD_MS = 0.003
 
@@ -22,9 +27,11 @@ OVERHEAD_MS = 0.003
 def check(case: Case) -> Finding | None:
     """Compare the time between operators, and that of the calls of loops, with the step."""
     rows = case.rows
-    if rows is None or case.on_device:
+    if rows is None:
         return None
     loops = python_loops(rows)
+    if case.on_device:
+        return _on_device(case, rows, loops)
     between, called = max(0.0, case.launch_wait_ms), _called_ms(rows, loops)
     lost = between + called
     if not lost > SHARE * case.step_ms:
@@ -42,6 +49,29 @@ def check(case: Case) -> Finding | None:
         stake_ms=lost,
         why="a call from Python costs microseconds, however little the operator does",
         gain_ms=lost,
+    )
+
+
+def _on_device(case: Case, rows: Rows, loops: list[PythonLoop]) -> Finding | None:
+    """Judge the loop with most launches that are waited for."""
+    costs = [(case.cost_ms(loop.whole) - rows.ms(loop.whole), loop) for loop in loops]
+    waited, loop = max(costs, key=lambda pair: pair[0], default=(0.0, None))
+    if loop is None or not waited > LOOP_SHARE * case.step_ms:
+        return None
+    return Claim(
+        rule="small_operators",
+        claim=f"a loop in Python at {loop.line} costs {units.milliseconds(waited)} of the step",
+        evidence=(
+            f"{loop.op} {loop.turns} times in a row",
+            f"{rows.count(loop.whole):.0f} kernels a step, {units.milliseconds(waited)} of waits "
+            "for their launches",
+        ),
+        remedy="one operator over all turns of the loop (torch._foreach_* over many tensors), or "
+        "compile it",
+        stake_ms=waited,
+        why="the host launches kernel after kernel, and the device waits for each",
+        gain_ms=waited * (1 - 1 / loop.turns),
+        work=loop.whole,
     )
 
 

@@ -1,0 +1,67 @@
+"""The step asks the driver for memory, or gives it back.
+
+What it sees: calls such as `cudaMalloc`, `cudaFree` and `cudaHostAlloc` in the profiled steps.
+Why it costs: they take up to milliseconds each, and freeing waits for the device. Torch keeps
+memory so that a steady step needs none of them.
+Remedy: no `torch.cuda.empty_cache()` and no `pin_memory()` in the step; sizes that do not vary;
+less memory where it runs out.
+When it is wrong: the profile began before the step was steady.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.trace.spans import union
+
+SHARE = 0.02
+CALLS = re.compile(
+    r"(cuda|hip)(Malloc|Free|HostAlloc|MallocHost|FreeHost|HostFree|HostRegister|HostUnregister)"
+    r"|hipHostMalloc|cuMem(Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)"
+)
+
+
+def check(case: Case) -> Finding | None:
+    """Compare the time in those calls with the step."""
+    if case.rows is None or case.analysis is None or not case.on_device:
+        return None
+    trace, steps = case.analysis.trace, case.analysis.windows
+    calls = trace.calls
+    chosen = trace.named(calls, lambda name: CALLS.fullmatch(name) is not None)
+    spent = union(calls.start[chosen], calls.end[chosen])
+    each = [spent.within(step.start, step.end) / 1e6 for step in steps]
+    lost = float(np.median(each)) if each else 0.0
+    if not lost > SHARE * case.step_ms:
+        return None
+    names = Counter(trace.text(code) for code in calls.name[chosen].tolist())
+    evidence = [f"{name}: {count / len(steps):.3g} a step" for name, count in names.most_common(3)]
+    return Finding(
+        rule="allocator_calls",
+        claim=f"memory of the driver is taken or given back for {units.milliseconds(lost)} a step",
+        evidence=(*evidence, *_places(case)),
+        remedy="no torch.cuda.empty_cache() and no pin_memory() in the step; sizes that do not "
+        "vary; less memory where it runs out",
+        stake_ms=lost,
+        why="the driver takes long, and freeing waits for the device; torch would keep the memory",
+        gain_ms=lost,
+    )
+
+
+def _places(case: Case) -> list[str]:
+    """Return the lines whose calls waited."""
+    assert case.analysis is not None
+    syncs, labels = case.analysis.syncs, case.analysis.work.labels
+    lines = Counter(
+        labels[line]
+        for call, line in zip(syncs.call.tolist(), syncs.line.tolist(), strict=True)
+        if line and CALLS.fullmatch(labels[call])
+    )
+    return [f"at {line}" for line, _ in lines.most_common(2)]
+
+
+RULE = check

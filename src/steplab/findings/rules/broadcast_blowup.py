@@ -1,0 +1,95 @@
+"""A broadcast makes a tensor that only a sum over it needs.
+
+What it sees: an operator whose inputs are spread over each other, so that its result has at least
+16 times the elements of the larger one, and everything else that touches tensors of that size; no
+softmax and no product takes it.
+Why it costs: the result is written, read by every operator after it, and kept for backward.
+Remedy: do the sum inside a matrix product: |x - c|^2 = |x|^2 - 2 x.c + |c|^2, `torch.cdist`,
+`einsum`; or in chunks.
+When it is wrong: the values are needed one by one. Small tensors are not meant.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.costs.op_call import OpCall, broadcast
+from steplab.findings.case import Case
+from steplab.findings.claims import Claim
+from steplab.findings.matmuls import matmuls
+from steplab.findings.rows import Mask, Rows
+
+SPREAD = 16
+LEAST_BYTES = 64 * 2**20
+LEAST_BYTES_CPU = 2**20
+SHARE = 0.03
+SPREADS = frozenset(
+    f"aten::{name}" for name in "add sub mul div maximum minimum eq ne lt gt".split()
+)
+MOVES = ("elementwise", "reduction", "copy", "memset", "other")
+LEFT = 0.1  # of the time, for the product that replaces it
+
+
+def check(case: Case) -> Finding | None:
+    """Add up what is done with the largest tensors that come from a broadcast."""
+    rows = case.rows
+    if rows is None:
+        return None
+    least = LEAST_BYTES if case.on_device else LEAST_BYTES_CPU
+    sizes = {size for call in rows.calls if (size := _spread(call, least))} - _taken(rows)
+    if not sizes:
+        return None
+    mask = rows.category(*MOVES) & rows.called(lambda call: max(call.numels, default=0) in sizes)
+    mask |= _made(rows, least, sizes)
+    spent = case.cost_ms(mask)
+    if not spent > SHARE * case.step_ms:
+        return None
+    largest = max(sizes)
+    return Claim(
+        rule="broadcast_blowup",
+        claim=f"a broadcast makes tensors of {largest:,} elements: {units.milliseconds(spent)} a "
+        "step around them",
+        evidence=(*_shapes(rows, sizes, least), *rows.hot_lines(mask)),
+        remedy="sum inside a matrix product (|x|^2 - 2 x.c + |c|^2, torch.cdist, einsum), or in "
+        "chunks",
+        stake_ms=spent,
+        why="it is written, read again by every operator after it, and kept for backward",
+        gain_ms=(1 - LEFT) * spent,
+        work=mask,
+    )
+
+
+def _spread(call: OpCall, least: int) -> int:
+    """Return the elements of a result that is much larger than its inputs; 0 if it is not."""
+    first, second = call.tensor(0), call.tensor(1)
+    if call.name not in SPREADS or first is None or second is None:
+        return 0
+    size = 1
+    for length in broadcast(first.dims, second.dims):
+        size *= length
+    larger = max(first.numel, second.numel)
+    return size if size >= SPREAD * larger and size * first.item >= least else 0
+
+
+def _made(rows: Rows, least: int, sizes: set[int]) -> Mask:
+    """Return the operators that make such results from small inputs."""
+    return rows.called(lambda call: _spread(call, least) in sizes)
+
+
+def _taken(rows: Rows) -> set[int]:
+    """Return sizes of tensors that a softmax or a product takes: scores, which have their rule."""
+    found = {t.numel for c in rows.calls if "softmax" in c.name for t in c.tensors if t}
+    for one in matmuls(rows).values():
+        found |= {one.left.numel, one.right.numel}
+    return found
+
+
+def _shapes(rows: Rows, sizes: set[int], least: int) -> list[str]:
+    calls = [call for call in rows.calls if _spread(call, least) in sizes][:2]
+    texts = []
+    for call in calls:
+        shapes = " and ".join("x".join(map(str, t.dims)) for t in call.tensors[:2] if t)
+        texts.append(f"{call.name} of {shapes}")
+    return texts
+
+
+RULE = check

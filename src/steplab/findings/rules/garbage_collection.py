@@ -1,0 +1,37 @@
+"""Python's garbage collector runs in the steps.
+
+What it sees: the time that the collector took while the clock ran, above 3 % of the step.
+Why it costs: a full collection looks at every object that Python holds, and nothing is launched
+meanwhile.
+Remedy: `gc.collect()` between epochs only; `gc.freeze()` after the start, or `gc.disable()` and a
+collection every N steps.
+When it is wrong: cycles hold tensors on the device, and only the collector frees them.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+
+SHARE = 0.03
+
+
+def check(case: Case) -> Finding | None:
+    """Compare the collector's time with the step."""
+    clock = case.run.clock if case.run is not None else None
+    spent = clock.collector_ms if clock is not None else None
+    if spent is None or not spent > SHARE * case.step_ms:
+        return None
+    return Finding(
+        rule="garbage_collection",
+        claim=f"Python's garbage collector takes {units.milliseconds(spent)} of a step",
+        evidence=("counted in the timed steps",),
+        remedy="no gc.collect() in the step; gc.freeze() after the start, or gc.disable() and a "
+        "collection every N steps",
+        stake_ms=spent,
+        why="it looks at every object that Python holds, and nothing is launched meanwhile",
+        gain_ms=spent,
+    )
+
+
+RULE = check

@@ -1,0 +1,134 @@
+"""The step computes the same thing twice.
+
+What it sees: operators whose result the step had already computed from the same inputs, as the Run
+recorded the flow of values: the forward again under checkpointing, a weight that is normalized or
+cast at every use, a mask or a table in every layer; and nodes of autograd that run twice, where two
+losses go back through one graph.
+Why it costs: it is the same time once more.
+Remedy: compute it once and keep it; no checkpointing while there is room; one backward of the sum.
+When it is wrong: checkpointing makes room that is needed. It is reported where the step uses less
+than half of the device's memory, and where it costs 10 % of the step: below that it may well pay.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steplab.core import Finding, units
+from steplab.core.run import MADE_BEFORE
+from steplab.findings.case import Case
+from steplab.findings.claims import Claim
+from steplab.findings.rows import Mask, Rows, is_cast
+from steplab.trace.phases import AUTOGRAD_NODE
+from steplab.trace.spans import nest
+
+PLENTY = 0.5  # of the device's memory in use
+WORTH_IT = 0.10  # of the step
+SHARE = 0.02
+
+
+def check(case: Case) -> tuple[Finding, ...]:
+    """Tell recomputation in backward from repetition, and from a second backward."""
+    rows = case.rows
+    if rows is None:
+        return ()
+    again = case.verdict(MADE_BEFORE)
+    # Casts inside other operators are autocast's own.
+    again &= ~rows.called(is_cast) | rows.asked_for(_asks_for_cast)
+    backward = rows.labeled("phase", lambda label: label == "backward")
+    recomputed = again & backward
+    found = (
+        _recomputed(case, rows, recomputed),
+        _repeated(case, rows, again & ~recomputed),
+        _second_backward(case, rows),
+    )
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _recomputed(case: Case, rows: Rows, mask: Mask) -> Finding | None:
+    spent = case.cost_ms(mask)
+    if not spent > WORTH_IT * case.step_ms or _is_scarce(case):
+        return None
+    return Claim(
+        rule="repeated_work",
+        claim=f"backward computes the forward again: {units.milliseconds(spent)} a step",
+        evidence=(*_room(case), *rows.hot_lines(mask)),
+        remedy="no checkpointing (torch.utils.checkpoint, gradient_checkpointing_enable) while "
+        "there is room for the activations",
+        stake_ms=spent,
+        why="a checkpointed block runs twice, to save memory that is not short here",
+        gain_ms=spent,
+        work=mask,
+    )
+
+
+def _repeated(case: Case, rows: Rows, mask: Mask) -> Finding | None:
+    if not case.cost_ms(mask) > SHARE * case.step_ms:
+        return None
+    ops = [total.label for total in rows.totals("op", mask, 3)]
+    # The gradient of something that is computed again is computed again as well.
+    mask = rows.with_gradients(mask)
+    spent = case.cost_ms(mask)
+    return Claim(
+        rule="repeated_work",
+        claim=f"the same values are computed again: {units.milliseconds(spent)} a step",
+        evidence=(f"{', '.join(ops)}, from the same inputs", *rows.hot_lines(mask)),
+        remedy="compute it once and pass it on: a buffer for tables and masks, "
+        "torch.nn.utils.parametrize.cached() for weights",
+        stake_ms=spent,
+        why="inputs and results are those of an earlier operator of the step",
+        gain_ms=spent,
+        work=mask,
+    )
+
+
+def _second_backward(case: Case, rows: Rows) -> Finding | None:
+    """Find nodes of autograd that run more than once."""
+    ops = rows.source.ops
+    nodes = np.flatnonzero(rows.source.named(ops, lambda name: name.startswith(AUTOGRAD_NODE)))
+    numbered = nodes[ops.sequence[nodes] >= 0]
+    key = np.stack([ops.sequence[numbered], ops.forward_thread[numbered], ops.name[numbered]])
+    _, first = np.unique(key, axis=1, return_index=True)
+    later = np.ones(len(numbered), np.bool_)
+    later[first] = False
+    if not later.any():
+        return None
+    chosen = np.zeros(len(ops), np.bool_)
+    chosen[numbered[later]] = True
+    mask: Mask = np.zeros(len(rows.work), np.bool_)
+    has_op = (rows.work.op_row >= 0) & rows.inside
+    op = rows.work.op_row[has_op]
+    mask[has_op] = nest(ops, chosen).innermost(ops.thread[op], ops.start[op]) >= 0
+    spent = case.cost_ms(mask)
+    if not spent > SHARE * case.step_ms:
+        return None
+    return Claim(
+        rule="repeated_work",
+        claim=f"one graph is gone back through twice: {units.milliseconds(spent)} a step",
+        evidence=(f"{int(later.sum())} nodes of autograd run again", *rows.hot_lines(mask)),
+        remedy="add the losses and call backward once, without retain_graph=True",
+        stake_ms=spent,
+        why="gradients of a sum cost one pass, those of two losses two",
+        gain_ms=spent,
+        work=mask,
+    )
+
+
+def _is_scarce(case: Case) -> bool:
+    peak = case.run.memory.peak if case.run is not None and case.run.memory is not None else None
+    return bool(peak and case.capacity_bytes and peak > PLENTY * case.capacity_bytes)
+
+
+def _room(case: Case) -> list[str]:
+    memory = case.run.memory if case.run is not None else None
+    if memory is None or not case.capacity_bytes:
+        return []
+    room = units.bytes_(case.capacity_bytes)
+    return [f"the step's peak is {units.bytes_(memory.peak)} of {room}"]
+
+
+def _asks_for_cast(name: str) -> bool:
+    return name in ("aten::to", "aten::_to_copy", "aten::type_as", "aten::copy_")
+
+
+RULE = check

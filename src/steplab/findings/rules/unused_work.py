@@ -1,0 +1,63 @@
+"""The step computes what its update does not need.
+
+What it sees: operators that no weight, no optimizer state and no buffer depends on, as the Run
+recorded the flow of values: gradients of weights that no optimizer has, metrics and norms for a
+log, a validation in the step.
+Why it costs: they run in every step, and what only the host reads makes it wait besides.
+Remedy: `requires_grad_(False)` for what is not trained; metrics every N steps.
+When it is wrong: the loop keeps a result in Python and uses it in a later step.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.core.run import READ_ONLY, UNUSED
+from steplab.findings.case import Case
+from steplab.findings.claims import Claim
+from steplab.findings.rows import Mask, Rows
+
+SHARE = 0.005
+
+
+def check(case: Case) -> Finding | None:
+    """Add up the work without effect, by whether anybody looks at it."""
+    rows = case.rows
+    if rows is None:
+        return None
+    unused, read = case.verdict(UNUSED), case.verdict(READ_ONLY)
+    mask = unused | read
+    if not case.cost_ms(mask) > SHARE * case.step_ms:
+        return None
+    backward = rows.labeled("phase", lambda label: label == "backward")
+    gradients = rows.ms(unused & backward) > rows.ms(mask) / 2
+    spent, gain = rows.ms(mask), case.cost_ms(mask)
+    what = "gradients that no optimizer uses" if gradients else "work that the update does not need"
+    return Claim(
+        rule="unused_work",
+        claim=f"{what} takes {units.milliseconds(gain)} a step"
+        if not gradients
+        else f"{what} take {units.milliseconds(gain)} a step",
+        evidence=(*_counts(rows, unused, read), *rows.hot_lines(mask)),
+        remedy="requires_grad_(False) for weights that are not trained, torch.no_grad() around "
+        "what they compute"
+        if gradients
+        else "leave it out, or compute metrics and logs every N steps",
+        stake_ms=gain,
+        why="no weight, no optimizer state and no buffer depends on it",
+        gain_ms=max(spent, gain),
+        work=mask,
+    )
+
+
+def _counts(rows: Rows, unused: Mask, read: Mask) -> list[str]:
+    parts = ((unused, "for nothing"), (read, "for values that are only read or kept"))
+    return [
+        f"{rows.count(mask):.0f} kernels a step {what}: {units.milliseconds(rows.ms(mask))}"
+        if rows.analysis.budget.on_device
+        else f"{rows.count(mask):.0f} operators a step {what}: {units.milliseconds(rows.ms(mask))}"
+        for mask, what in parts
+        if mask.any()
+    ]
+
+
+RULE = check

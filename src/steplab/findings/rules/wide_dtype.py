@@ -1,0 +1,79 @@
+"""Work runs in double precision.
+
+What it sees: operators and kernels with float64 tensors.
+Why it costs: twice the bytes, and on most cards a small part of the speed; one float64 operand
+makes the results of everything after it float64.
+Remedy: convert where float64 enters: numpy arrays, Python lists, `torch.tensor(..., dtype=)`.
+When it is wrong: the model needs 53 bits.
+"""
+
+from __future__ import annotations
+
+import re
+
+from steplab.core import Finding, units
+from steplab.costs.op_call import OpCall
+from steplab.findings.case import Case
+from steplab.findings.claims import Claim
+from steplab.findings.rows import Mask, Rows
+from steplab.trace.analysis import UNATTRIBUTED
+
+SHARE = 0.01
+MIN_ELEMENTS = 1024  # a learning rate or a norm may well be double
+SAVED = 0.5  # of the bytes
+# Of products: tensor cores in tf32 against fp64 (H200: 495 and 67 TFLOP/s).
+SAVED_IN_PRODUCTS = 0.85
+_DOUBLE = re.compile(r"\bdouble\b|dgemm|_d\d+gemm|f64")
+
+
+def check(case: Case) -> Finding | None:
+    """Add up the work on float64 tensors."""
+    rows = case.rows
+    if rows is None:
+        return None
+    mask = rows.called(_is_wide)
+    mask |= rows.labeled("name", lambda name: _DOUBLE.search(name) is not None) & ~_has_shapes(rows)
+    spent = case.cost_ms(mask)
+    if not spent > SHARE * case.step_ms:
+        return None
+    products = mask & rows.labeled("category", lambda label: label.startswith("matmul"))
+    gain = SAVED_IN_PRODUCTS * rows.ms(products) + SAVED * rows.ms(mask & ~products)
+    return Claim(
+        rule="wide_dtype",
+        claim=f"float64 work takes {units.milliseconds(spent)} a step",
+        evidence=(
+            f"{rows.count(mask):.0f} operators or kernels a step",
+            *_entries(rows, mask),
+            *rows.hot_lines(mask),
+        ),
+        remedy="convert to float32 where float64 enters: torch.from_numpy(x).float(), "
+        "torch.tensor(x, dtype=torch.float32)",
+        stake_ms=spent,
+        why="float64 has twice the bytes, and what it meets becomes float64 too",
+        gain_ms=gain,
+        work=mask,
+    )
+
+
+def _is_wide(call: OpCall) -> bool:
+    wide = (t for t in call.tensors if t is not None and t.dtype == "double")
+    return any(tensor.numel >= MIN_ELEMENTS for tensor in wide)
+
+
+def _has_shapes(rows: Rows) -> Mask:
+    return rows.called(lambda call: bool(call.tensors))
+
+
+def _entries(rows: Rows, mask: Mask) -> list[str]:
+    """Return where a float64 tensor meets a narrower one."""
+    meets = mask & rows.called(_meets)
+    lines = [t.label for t in rows.totals("line", meets, 2) if t.label != UNATTRIBUTED]
+    return [f"float64 meets a narrower tensor at {line}" for line in lines]
+
+
+def _meets(call: OpCall) -> bool:
+    dtypes = {t.dtype for t in call.tensors if t is not None and t.dims}
+    return "double" in dtypes and bool(dtypes & {"float", "c10::BFloat16", "c10::Half"})
+
+
+RULE = check

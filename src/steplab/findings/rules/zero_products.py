@@ -1,0 +1,69 @@
+"""Matrices of zeros are multiplied.
+
+What it sees: large products with a factor of which more than 95 % is zero, as the Run recorded it:
+tokens sent to experts by a one-hot matrix, an embedding by a one-hot product, gradients that are
+zero for all but a few rows; and what else is done with tensors of such a factor's size.
+Why it costs: a product takes as long with zeros as with any other numbers.
+Remedy: pick rows by index (`index_select`, `gather`, `index_copy`), or take the rows that count
+before the product.
+When it is wrong: the zeros are learned and move.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.core.run import ZEROS
+from steplab.costs.op_call import OpCall
+from steplab.findings.case import Case
+from steplab.findings.claims import Claim
+from steplab.findings.matmuls import as_matmul
+from steplab.findings.rows import Mask, Rows
+
+BESIDE = ("elementwise", "copy", "memset", "reduction", "sort and index")
+LEFT = 0.1  # of the time, for picking rows by index instead
+
+
+def check(case: Case) -> Finding | None:
+    """Add up products with zeros, and the work on tensors as large as their factors."""
+    rows = case.rows
+    if rows is None:
+        return None
+    products = case.verdict(ZEROS)
+    if not products.any():
+        return None
+    sizes = _sizes(rows, products)
+    largest = rows.called(lambda call: max(call.numels, default=0) in sizes)
+    mask = products | (rows.category(*BESIDE) & largest)
+    spent = case.cost_ms(mask)
+    return Claim(
+        rule="zero_products",
+        claim=f"products with matrices of zeros take {units.milliseconds(spent)} a step",
+        evidence=(
+            f"{rows.count(products):.0f} products have a factor that is more than 95 % zeros, "
+            f"{units.milliseconds(rows.ms(products))}",
+            *rows.hot_lines(mask),
+        ),
+        remedy="pick rows by index (index_select, gather, index_copy) instead of multiplying by a "
+        "one-hot matrix, or take the rows that count before the product",
+        stake_ms=spent,
+        why="zeros are multiplied as slowly as any other numbers",
+        gain_ms=(1 - LEFT) * spent,
+        work=mask,
+    )
+
+
+def _sizes(rows: Rows, products: Mask) -> set[int]:
+    """Return the elements of those factors that only such products have."""
+    numbers = set(rows.call[products].tolist())
+    others = set(rows.call[rows.inside & ~products].tolist())
+    factors = (_factors(rows.calls[n]) for n in numbers)
+    elsewhere = {size for n in others for size in _factors(rows.calls[n])}
+    return {size for sizes in factors for size in sizes} - elsewhere
+
+
+def _factors(call: OpCall) -> set[int]:
+    one = as_matmul(call)
+    return {one.left.numel, one.right.numel} if one is not None else set()
+
+
+RULE = check
