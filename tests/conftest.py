@@ -56,6 +56,12 @@ def pytest_make_collect_report(
     return report
 
 
+@pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in the test's own folder: `train` stores its Run in the folder it is started in."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def tests_are_importable() -> Generator[None, None, None]:
     """Let worker processes find the functions of tests."""

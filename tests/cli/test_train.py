@@ -3,6 +3,9 @@ import torch
 
 from steplab.cli.main import main
 from steplab.cli.train import _ranks
+from steplab.store import Store
+
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 FIRST_SMALL = """--dataset-path time300b_selected --steps-per-epoch 80 --epochs 1 --batch-size 4
 --seq-max-len 4096 --seq-stride 4096 --hidden-size 384 --n-decoder-layers 12 --num-experts 8
@@ -49,7 +52,33 @@ def test_perf_metrics_line(tmp_path, capsys):
     assert main(["train", *words, "--amp", "--checkpoint-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "tflops=" in out and "mfu=0.00%" in out and "hbm_util=unknown" in out
-    assert "no checkpoint was written" in out and not list(tmp_path.iterdir())
+    assert "no checkpoint was written" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["steplab-runs"]
+
+
+def test_two_trainings_are_compared_by_their_runs(tmp_path, capsys):
+    """A training left no Run; it did not say what ran, and named a formula of ours the user's."""
+    words = ["--checkpoint-every", "0", "--store", str(tmp_path / "runs")]
+    assert main(["train", *TINY, *words, "--steps-per-epoch", "12", "--log-perf-metrics"]) == 0
+    out = capsys.readouterr().out
+    assert "no checkpoints and no metrics.jsonl" in out and "ran attention=" in out
+    assert "flops 6 x" in out and "given by the user" not in out and "tflops=0.00 " not in out
+    other = ["--recipe", "impl.attention=math"]
+    assert main(["train", *TINY, *words, "--steps-per-epoch", "12", *other]) == 0
+    (first, one), (second, _) = Store(tmp_path / "runs").all()
+    assert one.ran.impls["attention"] == ("flash",) and one.work.tokens == 80
+    assert len(one.clock.step) == 11 and one.clock.contended is not None
+    assert one.notes[0] == "training: the last 11 of 11 timed steps"
+    assert "val" in one.metrics and "hidden_size" in one.spec.overrides
+    capsys.readouterr()
+    assert main(["compare", first, second, "--store", str(tmp_path / "runs")]) == 0
+    assert "impl.attention=math" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_compiled_training_says_what_was_compiled(tmp_path, capsys):
+    assert main(["train", *TINY, "--checkpoint-every", "0", "--compile"]) == 0
+    assert "compiled graphs=1 breaks=0 recompiles=0 first_step=" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -108,7 +137,7 @@ def test_a_folder_can_be_resumed_by_name(tmp_path, capsys, monkeypatch):
     assert main(["train", *TINY, "--checkpoint-dir", "a b"]) == 0
     assert "--checkpoint-dir 'a b'" in capsys.readouterr().out
     assert main(["train", "--resume", "a b", "--epochs", "2"]) == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a b"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a b", "steplab-runs"]
     assert main(["train", "--resume", "a b"]) == 0
     assert "already at step 8" in capsys.readouterr().out
 

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_config_flags, add_device_flag, given_fields, local_device
+from steplab.cli.flags import (
+    add_config_flags,
+    add_device_flag,
+    add_store_flag,
+    given_fields,
+    local_device,
+)
 from steplab.cli.step_flags import (
     add_model_flag,
     add_recipe_flag,
@@ -22,7 +28,7 @@ from steplab.cli.step_flags import (
     asked_workload,
     own_model,
 )
-from steplab.core import PLAIN, Recipe, TrainSettings, TrainSpec, registry
+from steplab.core import PLAIN, Recipe, Run, TrainSettings, TrainSpec, registry
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
 from steplab.core.input_file import shorten
@@ -34,6 +40,7 @@ from steplab.parallel.environment import (
     launched_size,
     restarts_would_fail,
 )
+from steplab.store import Store
 from steplab.techniques.recipes import alone, check_recipe, shared_by
 from steplab.workloads.recorded import note_on_code, workload_of_record
 from steplab.workloads.workload import WorkloadEntry, find_workload, is_user_model
@@ -66,6 +73,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         help="continue from a checkpoint, or from the newest in --checkpoint-dir")  # fmt: skip
     add_model_flag(parser, "--resume and --from-checkpoint")
     add_rank_flags(parser, words)
+    add_store_flag(parser)
     add_config_flags(parser, "training", TrainSettings, many=False, prefix="train")
     free = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(RESUMABLE))
     parser.epilog = (
@@ -100,7 +108,7 @@ def _run(args: argparse.Namespace) -> int:
         return _run_rank(args)
     spec, resume = _plan(args)
     if spec.ranks == 1 and not args.max_restarts:
-        return run_training(spec, resume)
+        return run_training(spec, resume, args.store)
     from steplab.train.launch import launch
 
     return launch(args.words, spec.ranks, args.max_restarts)
@@ -120,7 +128,7 @@ def _run_rank(args: argparse.Namespace) -> int:
         resume = _plan(args)[1] if watch.world.is_first else None
         begin = share_text(str(resume or ""))
         spec = _resumed_spec(args, Path(begin)) if begin else _new_spec(args)
-        return run_training(spec, Path(begin) if begin else None, watch)
+        return run_training(spec, Path(begin) if begin else None, args.store, watch)
 
     device = local_device(args.device)
     return run_as_rank(work, device, args.backend, args.hang_timeout)
@@ -383,8 +391,10 @@ def _changed(name: str, saved: Any, asked: Any) -> UserError:
     )
 
 
-def run_training(spec: TrainSpec, resume: Path | None, watch: Watch | None = None) -> int:
-    """Train, print how it goes, and return the exit code. Imports torch.
+def run_training(
+    spec: TrainSpec, resume: Path | None, store: Path, watch: Watch | None = None
+) -> int:
+    """Train, print how it goes, store the Run, and return the exit code. Imports torch.
 
     `watch` is that of a rank; without one this process trains alone.
     """
@@ -425,10 +435,24 @@ def run_training(spec: TrainSpec, resume: Path | None, watch: Watch | None = Non
 
             log = TrainingLog(tell, folder, perf, advance)
         outcome = train(spec, log, stop, resume)
-        for line in (peak_memory_line(device, precision), *closing_lines(spec, outcome)):
+        stored = _store_run(Store(store), outcome.run) if outcome.run else []
+        ending = [peak_memory_line(device, precision), *stored, *closing_lines(spec, outcome)]
+        for line in ending:
             tell(line)
     # As shells report it: 128 and the number of the signal.
     return 128 + signal.Signals[stop.signal] if outcome.stopped else 0
+
+
+def _store_run(store: Store, run: Run) -> list[str]:
+    """Store what was measured; a full disk costs the Run, not the exit code of the training."""
+    contention = run.clock.contention if run.clock else ""
+    lines = [f"warning: {contention}"] if contention else []
+    recompiles = run.compilation.recompiles if run.compilation else ()
+    lines += [f"recompiled {one.function}: {one.reason}" for one in recompiles]
+    try:
+        return [*lines, f"saved {store.save(run)}"]
+    except UserError as error:
+        return [*lines, f"warning: the Run was not stored: {error}"]
 
 
 def closing_lines(spec: TrainSpec, outcome: TrainResult) -> list[str]:

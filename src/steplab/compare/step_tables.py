@@ -32,7 +32,7 @@ def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
     """
     axes = label_axes(runs)
     with_cv = "warmup" in axes
-    several = len({_ran(run) for run in runs if run.ran}) > 1
+    several = len({run.ran.impls_text for run in runs if run.ran}) > 1
     columns = [Column(axis) for axis in axes]
     columns += [Column("step median", "ms")]
     columns += [Column("p10", "ms", dispensable=1), Column("p90", "ms", dispensable=1)]
@@ -44,7 +44,7 @@ def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
     rows = []
     for run in runs:
         labels: list[Cell] = [axis_value(run.spec, axis) for axis in axes]
-        ran = [_ran(run)] if several else []
+        ran = [run.ran.impls_text if run.ran else ""] if several else []
         rows.append((*labels, *_measured(run, with_cv), *ran, _status(run)))
     shared = shared_text([run.spec for run in runs]) if runs else ""
     full_title = f"{title}: {shared}" if shared else title
@@ -70,12 +70,6 @@ def _status(run: Run) -> str:
     return ", ".join(["ok", *(note.split(":")[0] for note in run.notes)])
 
 
-def _ran(run: Run) -> str:
-    """The implementations that executed, as in `attention=flash, experts=grouped`."""
-    impls = run.ran.impls if run.ran else {}
-    return ", ".join(f"{op}={'/'.join(names)}" for op, names in sorted(impls.items()))
-
-
 def _note(runs: Sequence[Run]) -> str:
     """The conditions, the formula and the peak: under every table."""
     if not runs:
@@ -89,7 +83,7 @@ def _note(runs: Sequence[Run]) -> str:
             lines[f"MFU unknown: {run.figures.peak_source}; --mfu-peak-tflops sets a peak"] = None
         elif run.figures:
             lines["MFU unknown: some heavy ops have no FLOP formula"] = None
-    shared = {_ran(run) for run in runs if run.ran}
+    shared = {run.ran.impls_text for run in runs if run.ran}
     if len(shared) == 1 and shared != {""}:
         lines[f"ran: {shared.pop()}"] = None
     lines |= dict.fromkeys(_formulas(runs))

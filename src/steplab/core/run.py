@@ -76,6 +76,9 @@ class Environment:
         return f"{where}, torch {self.torch}, Python {self.python}, steplab {self.steplab}"
 
 
+NOISY_SPREAD = 0.10
+
+
 @dataclass(frozen=True)
 class Clock:
     """Where the time of the measured steps went, in milliseconds, one value per step.
@@ -115,6 +118,13 @@ class Clock:
     def agreement(self) -> float:
         """Sum of the step samples over the wall time of the window; 1 when both clocks agree."""
         return sum(self.step.values) / self.window_ms if self.window_ms else float("nan")
+
+    def cautions(self) -> tuple[str, ...]:
+        """Return what makes the samples doubtful, each in a sentence that begins with its name."""
+        noise = ""
+        if self.step.spread > NOISY_SPREAD:
+            noise = f"noisy: the middle half of the samples spans {self.step.spread:.0%}"
+        return tuple(filter(None, (noise, self.contention)))
 
     @property
     def typical(self) -> int:
@@ -261,6 +271,11 @@ class Ran:
     device_busy_ms: float | None = None  # time in which at least one kernel ran; None on CPU
     # Time in which ranks exchanged something and nothing else ran; 0 for one rank.
     exposed_communication_ms: float = 0.0
+
+    @property
+    def impls_text(self) -> str:
+        """The implementations that executed, as in `attention=flash, experts=grouped`."""
+        return ", ".join(f"{op}={'/'.join(names)}" for op, names in sorted(self.impls.items()))
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ class Meter:
     (`inspect_step`; None for none) runs under the profiler, which counts its kernel launches and
     sees its dtypes; it is left out of every statistic. A step that raises is not counted.
 
-    MFU needs three things: FLOPs per token (six per matmul weight unless given, see `formula`),
+    MFU needs three things: FLOPs per token (six per matmul weight unless given, see `formula`;
+    `flops_formula` says in words how you counted them),
     the `dtype` of the matrix products (that of the inspected step unless given), and a dense peak
     (from the catalog unless given). Only ATen calls are seen: if most matrix products run in
     kernels of your own, give the dtype.
@@ -63,6 +64,7 @@ class Meter:
         model: nn.Module,
         *,
         flops_per_token: float | None = None,
+        flops_formula: str = "",
         peak_tflops: float | None = None,
         dtype: Dtype | None = None,
         inspect_step: int | None = 3,
@@ -78,6 +80,7 @@ class Meter:
         quiet_profiler()
         self._model = model
         self._flops_per_token = flops_per_token
+        self._flops_formula = flops_formula
         self._peak_tflops = peak_tflops
         self._asked_dtype = dtype
         self._sinks = open_sinks(jsonl, tensorboard)
@@ -174,7 +177,7 @@ class Meter:
         if self._flops_per_token is None:
             return count_flops_per_token(self._model)
         flops = self._flops_per_token
-        return flops, f"{flops:g} FLOPs per token, given by the user"
+        return flops, self._flops_formula or f"{flops:g} FLOPs per token, given by the user"
 
     @cached_property
     def _device_name(self) -> str:

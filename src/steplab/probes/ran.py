@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -57,11 +58,7 @@ class RanProbe(Probe):
         self.traced = profiled_step(subject.run_step, subject.on_cuda)
         if subject.step.graph is not None:
             self._profile_captured_ops(subject)
-        impls: dict[str, set[str]] = {}
-        for module in subject.step.model.modules():
-            if hasattr(module, "op") and hasattr(module, "ran") and module.ran:
-                impls.setdefault(str(module.op), set()).add(str(module.ran))
-        self.impls = {op: tuple(sorted(names)) for op, names in impls.items()}
+        self.impls = dispatched_impls(subject.step.model)
         self.optimizer = optimizer_impl(subject.step.optimizer, self.traced.optimizer_ops)
 
     def _profile_captured_ops(self, subject: Subject) -> None:
@@ -79,6 +76,15 @@ class RanProbe(Probe):
     def result(self) -> Ran:
         """Return what ran."""
         return replace(self.traced, impls=self.impls, optimizer=self.optimizer)
+
+
+def dispatched_impls(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Return the implementations of each op that the modules of a model have called."""
+    impls: dict[str, set[str]] = {}
+    for module in model.modules():
+        if hasattr(module, "op") and hasattr(module, "ran") and module.ran:
+            impls.setdefault(str(module.op), set()).add(str(module.ran))
+    return {op: tuple(sorted(names)) for op, names in impls.items()}
 
 
 def quiet_profiler() -> None:

@@ -76,7 +76,7 @@ class WorkProbe(Probe):
         step, spec = subject.step, subject.spec
         ran = {str(m.op): str(m.ran) for m in step.model.modules() if hasattr(m, "op")}
         formula = step.workload.work(spec.batch, spec.mode, ran)
-        self.work = _times(formula, spec.accumulate) if formula else count_work(subject)
+        self.work = repeated(formula, spec.accumulate) if formula else count_work(subject)
 
     def result(self) -> Work:
         """Return the FLOPs of one step."""
@@ -115,7 +115,9 @@ def count_work(subject: Subject) -> Work:
     )
 
 
-def _times(work: Work, accumulate: int) -> Work:
+def repeated(work: Work, accumulate: int) -> Work:
+    """Return the work of so many micro-batches."""
+
     def scaled(flops: float | None) -> float | None:
         return None if flops is None else flops * accumulate
 

@@ -26,7 +26,6 @@ from steplab.techniques.recipes import technique
 
 # The two clocks (device events and wall time) may differ by this much before a note is made.
 CLOCK_TOLERANCE = 0.03
-NOISY_SPREAD = 0.10
 
 Progress = Callable[[str], None]
 Afterwards = Callable[[Subject, Run], Run]
@@ -123,10 +122,7 @@ def _with_figures(run: Run, dtype: str) -> Run:
         notes.append(run.counters.held_clock)
     if abs(run.clock.agreement - 1) > CLOCK_TOLERANCE:
         notes.append(f"clocks differ: steps sum to {run.clock.agreement:.3f} of the wall time")
-    if run.clock.step.spread > NOISY_SPREAD:
-        notes.append(f"noisy: the middle half of the samples spans {run.clock.step.spread:.0%}")
-    if run.clock.contention:
-        notes.append(run.clock.contention)
+    notes += run.clock.cautions()
     if run.compilation and run.compilation.graphs_in_window:
         graphs = run.compilation.graphs_in_window
         notes.append(f"still compiling: {graphs} new graphs while the clock ran")

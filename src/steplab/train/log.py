@@ -66,7 +66,7 @@ class StepReport:
     def _rates(self) -> list[str]:
         meter, words = self.meter, []
         tflops = meter.get("train/tflops")
-        words.append(f"tflops={tflops:.2f}" if tflops is not None else "tflops=unknown")
+        words.append("tflops=unknown" if tflops is None else f"tflops={_rate(tflops)}")
         mfu = meter.get("train/mfu")
         words.append(f"mfu={mfu:.2%}" if mfu is not None else "mfu=unknown")
         words.append(f"step_ms={meter.get('train/step_time_ms', 0):.2f}")
@@ -76,6 +76,11 @@ class StepReport:
         launches = meter.get("train/kernel_launches_per_step")
         words.append(f"launches={launches:,.0f}" if launches is not None else "launches=unknown")
         return words
+
+
+def _rate(tflops: float) -> str:
+    """Return two decimals, or two digits where those would be 0.00, as on a CPU."""
+    return f"{tflops:.2f}" if tflops >= 1 else f"{tflops:.2g}"
 
 
 class TrainingLog:

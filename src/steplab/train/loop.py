@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from steplab.core import TrainSettings, TrainSpec
+from steplab.core import Run, TrainSettings, TrainSpec
 from steplab.core.codec import decode, encode
 from steplab.core.errors import MeasurementError, Unsupported, UserError
 from steplab.data.loader import Loader
@@ -28,6 +29,7 @@ from steplab.train.checkpoint_files import MODEL_FILE, TrainProgress, bytes_of_w
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TRACED_STEP, StepReport, TrainingLog, trace_one_step
 from steplab.train.pretrained import find_pretrained, load_pretrained
+from steplab.train.record import TrainingRecord
 from steplab.train.replay import Replay, run_identity
 from steplab.train.slices import own_slice
 from steplab.train.stop import Stop, StopVote
@@ -45,6 +47,7 @@ class TrainResult:
     saved: Path | None  # the newest checkpoint of this run
     stopped: bool  # by a signal, before the last step
     metrics: dict[str, float]  # last losses, validation included
+    run: Run | None = None  # its last steps, as `bench` measures them; None on other ranks
 
 
 def train(spec: TrainSpec, log: TrainingLog, stop: Stop, resume: Path | None = None) -> TrainResult:
@@ -103,10 +106,12 @@ class Trainer:
         self.meter = Meter(
             self.step.model,
             flops_per_token=flops,
+            flops_formula=work.formula if work else "",
             peak_tflops=self.settings.mfu_peak_tflops,
             dtype=self.step.parts.matmul_dtype,  # type: ignore[arg-type]
         )
         self.step.watch = self.meter.phase
+        self.record = TrainingRecord(self.step, spec, self.meter) if self.world.is_first else None
         wanted = self.settings.log_perf_metrics and self.device.type == "cuda"
         self.counters = NvmlReader.open() if wanted else None
 
@@ -181,6 +186,8 @@ class Trainer:
         if self.step_number >= total:
             self.log.say(f"nothing to do: already at step {self.step_number} of {total}")
         self.log.say(describe_data(self.windows, self.spec))
+        if not self.settings.checkpoint_every:
+            self.log.say("no checkpoints and no metrics.jsonl: --checkpoint-every 0")
         if not self.held_out or not self.settings.validation_batches:
             self.log.say("no validation: give --val-path")
         for note in notes(self.windows.series):
@@ -240,6 +247,8 @@ class Trainer:
             self.log.say(f"warning: {note}")
         about = {"run": self.run_id, "steps": steps, **encode(self.position)}
         self.log.report(StepReport(self.step_number, loss, means, rate, meter, counters, about))
+        for line in self.record.settle() if self.record else []:
+            self.log.say(line)
 
     def _validate(self) -> None:
         if not self.settings.validation_batches:
@@ -253,8 +262,6 @@ class Trainer:
         if found:
             self.metrics |= found
             words = " ".join(f"{name}={value:.4f}" for name, value in found.items())
-            if getattr(self.step.model, "sees_later_tokens", False):
-                words += " (routed as in training, by comparison with later tokens too)"
             self.log.say(f"validation step={self.step_number} {words}")
             named = {f"{name}/pred": value for name, value in found.items()}
             self.log.write(self.step_number, named)
@@ -312,8 +319,9 @@ class Trainer:
             self._report()
         if unfinished and self.settings.checkpoint_every and not self._is_saved():
             self.save()
+        run = self.record.finish(self.tokens, self.metrics) if self.record else None
         return TrainResult(
-            self.step_number, self.saved, stop.requested and unfinished, self.metrics
+            self.step_number, self.saved, stop.requested and unfinished, self.metrics, run
         )
 
     def _is_saved(self) -> bool:
@@ -346,17 +354,20 @@ def validate(step: Step, windows: WindowSet, settings: TrainSettings) -> float:
     """Return the mean prediction loss over some batches, always the same ones.
 
     A fixed seed draws them from all series; the first windows would all be of one series.
-    Runs eagerly: a compiled model would need a second set of graphs, without gradients.
+    Runs eagerly: a compiled model would need a second set of graphs, without gradients. A model
+    whose training compares a token with later ones decides here by the token alone.
     Ranks share the batches out; where they do not come out even, the surplus is not counted.
     """
     world = current_world()
     batch = min(settings.batch_size, len(windows))
     count = min(settings.validation_batches, len(windows) // batch)
     model, device = step.model, step.parts.device
+    causal_routing = getattr(model, "causal_routing", contextlib.nullcontext)
     model.eval()
     losses = []
     try:
         with (
+            causal_routing(),
             Loader(windows, batch, 0, device, rank=world.rank, ranks=world.size) as loader,
             torch.compiler.set_stance("force_eager"),
             step.parts.forward_context(),

@@ -125,6 +125,9 @@ def test_causality_but_where_tokens_are_compared(attention, mod, mor):
 
     compares = mod in COMPARING or mor in COMPARING
     assert differs() == compares
+    with model.causal_routing():
+        assert not differs()
+    assert differs() == compares
     model.become_causal()
     assert not differs()
 

@@ -3,7 +3,9 @@
 # B batch, S tokens, D width, V vocabulary, N blocks, R tokens and Z channels that attention keeps
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -139,11 +141,19 @@ class Hydra(nn.Module):
                 module.form = "threshold"  # type: ignore[assignment]
                 self.compares_with_thresholds = True
 
-    @property
-    def sees_later_tokens(self) -> bool:
-        """Whether a token is routed by comparison with others, also with those that follow it."""
-        forms = {getattr(module, "form", None) for module in self.modules()}
-        return bool(forms & {"top-k", "capacity"})
+    @contextlib.contextmanager
+    def causal_routing(self) -> Iterator[None]:
+        """Route so inside, as validation does: its loss is then one that generation can reach."""
+        kept = [(module, getattr(module, "form", None)) for module in self.modules()]
+        compared = self.compares_with_thresholds
+        self.become_causal()
+        try:
+            yield
+        finally:
+            self.compares_with_thresholds = compared
+            for module, form in kept:
+                if form is not None:
+                    module.form = form
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
