@@ -85,7 +85,7 @@ class CostedStep:
         probe.open_window(self.live.subject)
         self.live.subject.run_step()
         probe.close_window(self.live.subject)
-        return probe.peak or 0
+        return probe.found.peak if probe.found else 0
 
 
 def rows(plain: RunSpec, ways: Sequence[str]) -> Iterator[tuple[Cell, ...]]:

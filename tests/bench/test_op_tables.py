@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from steplab.bench.op_results import best_run, cell_result, group_by_shape, rank_runs
-from steplab.bench.op_tables import best_table, cell_table
+from steplab.bench.op_tables import best_table, cell_table, growth_table
 from steplab.bench.ops.attention import BENCH
 from steplab.core import run_from_json, run_to_json
 from tests.bench.op_runs import failed, measured, samples, specs, wrong
@@ -43,6 +43,29 @@ def test_wrong_and_failed_cells_are_rows_and_never_best():
     assert rows[3]["forward [ms]"] == pytest.approx(1.0035) and rows[3]["both [ms]"] is None
     (line,) = as_dicts(best_table(BENCH, runs, "both"))
     assert line["best"] == "math" and line["sure"] == "no other row is right"
+
+
+def test_noisy_and_contended_cells_are_marked():
+    one, two = specs(["flash", "math"])
+    busy = measured(two)
+    busy = replace(busy, clock=replace(busy.clock, contended=0.5))
+    for detailed in (True, False):
+        rows = as_dicts(cell_table(BENCH, [measured(one, noise=0.1), busy], "both", detailed))
+        assert [row["status"] for row in rows] == ["ok, noisy", "ok, contended"]
+        assert rows[0]["kept [MiB]"] == 0.5
+
+
+def test_growth_is_that_of_the_longest():
+    short, middle, long = specs(["flash"], contexts=(64, 128, 256))
+    runs = [
+        measured(short, forward=1.0, mib=1),
+        measured(middle, forward=1.1, mib=2),
+        measured(long, forward=4.4, mib=4),
+    ]
+    (row,) = as_dicts(growth_table(BENCH, runs))
+    assert row["impl"] == "flash" and row["context"] == "128 to 256"
+    assert row["forward"] == pytest.approx(2) and row["extra memory"] == pytest.approx(1)
+    assert growth_table(BENCH, runs[:1]) is None
 
 
 def test_the_table_says_that_no_row_is_right():

@@ -101,6 +101,8 @@ def test_an_unknown_range_is_reported_after_everything_else(tmp_path, capsys):
     ("words", "said"),
     [
         (["--contxt", "8"], "Did you mean '--context'?"),
+        (["--range", "blocks.*.attention", "--no-detail"], "Leave out --no-detail"),
+        (["--range", "forward", "--by", "module"], "--range and --by show two things"),
         (["--size", "hugs"], "has no size 'hugs'"),
         (["--recipe", "precison=bf16"], "Did you mean 'precision'?"),
         (["--mode", "train"], "Known: infer, forward"),

@@ -26,6 +26,7 @@ from steplab.bench.op_results import KEPT
 from steplab.core import Clock, Memory, Samples
 from steplab.core.errors import Unsupported
 from steplab.probes.allocator import CPU_SOURCE, read_tree
+from steplab.probes.clock import Contention
 from steplab.probes.ran import RawProfile
 
 PHASES = ("forward", "backward", "both")
@@ -79,6 +80,8 @@ class HostTimer:
     """Times phases of an op by the wall clock."""
 
     source = "perf_counter"
+
+    contended: float | None = None  # see Clock.contended
 
     def __init__(self) -> None:
         self.host_ms: dict[str, list[float]] = {phase: [] for phase in PHASES}
@@ -166,6 +169,7 @@ def _repeat(call: BoundOp, options: TimingOptions, sample: Callable[[HostTimer],
     timer = DeviceTimer(min(1.5 * longest, MAX_COVER_MS)) if on_cuda else HostTimer()
     gc.collect()
     gc.disable()
+    contention = Contention()
     end = perf_counter() + options.seconds
     try:
         for count in range(options.repeats):
@@ -175,6 +179,7 @@ def _repeat(call: BoundOp, options: TimingOptions, sample: Callable[[HostTimer],
             timer.finish()
     finally:
         gc.enable()
+    timer.contended = contention.share()
     return timer
 
 
@@ -199,6 +204,7 @@ def _clock(timer: HostTimer) -> Clock:
         host_phases={name: host[name] for name in ("forward", "backward")},
         window_ms=sum(device["both"].values),
         source=timer.source,
+        contended=timer.contended,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from steplab.bench.op_bench import Objective, OpBench
@@ -22,7 +23,8 @@ from steplab.report.charts.lines import LineChart, LinePanel
 METHOD = (
     "forward, backward and both: medians, each measured separately and in turns; forward keeps "
     "what the backward needs; spread: of the middle half; FLOP/s: forward / backward\n"
-    "extra: peak memory beyond the inputs, output and gradients included; error: the largest norm "
+    "extra: peak memory beyond the inputs, output and gradients included; kept: from forward to "
+    "backward; error: the largest norm "
     "of a difference to fp64 / norm of the truth\n"
     "of budget: the largest share of what rounding allows (twice the error of the definition in "
     "this dtype and one rounding); above 1 is wrong"
@@ -32,6 +34,12 @@ ON_CUDA = (
     "issue both"
 )
 ON_CPU = "wall time, caches warm"
+GROWING = {  # fields of a cell's result
+    "forward_ms": "forward",
+    "backward_ms": "backward",
+    "extra_bytes": "extra memory",
+    "kept_bytes": "kept memory",
+}
 MAX_REASONS = 12  # lines on a terminal; files have them in their rows
 
 
@@ -51,8 +59,9 @@ def cell_table(bench: OpBench, runs: Sequence[Run], objective: Objective, detail
         else:
             about[Column("impl")] = bench.variant_text(run.spec.config)
         cells = {**about, **_times(bench, run, found, detailed), **_costs(bench, found, detailed)}
-        cells[Column("spread", "%", 2)] = _spread(run, objective)
-        cells |= {Column(f"by {objective}"): marks.get(run.id, ""), Column("status"): found.status}
+        cells[Column("spread", "%", 2, dispensable=2)] = _spread(run, objective)
+        cells[Column(f"by {objective}")] = marks.get(run.id, "")
+        cells[Column("status")] = _status(run, found)
         if detailed:
             cells |= {Column("samples"): found.repeats, Column("checked"): found.checked}
             cells[Column("reason")] = run.reason
@@ -74,6 +83,40 @@ def best_table(bench: OpBench, runs: Sequence[Run], objective: Objective) -> Tab
     columns = [Column(_axis_words(name)) for name in varying]
     columns += [Column(name, unit if name == objective else "") for name in names]
     return Table(f"best by {objective}", tuple(columns), tuple(rows))
+
+
+def growth_table(bench: OpBench, runs: Sequence[Run]) -> Table | None:
+    """Return how times and memory grow along the op's x axis; None where it has one value.
+
+    One row per variant and shape, for the last step of the axis: short inputs show the costs of a
+    call. An exponent of 2 is four times as much for twice the length.
+    """
+    others = [name for name in varying_axes(bench, runs) if name != bench.x_axis]
+    groups: dict[tuple[Cell, ...], list[Run]] = {}
+    for run in runs:
+        if run.status == "ok":
+            shape = tuple(run.spec.config[name] for name in others)
+            groups.setdefault((*shape, bench.variant_text(run.spec.config)), []).append(run)
+    rows = []
+    for label, group in groups.items():
+        group.sort(key=lambda run: float(run.spec.config[bench.x_axis]))
+        if len(group) > 1:
+            short, long = (cell_result(run) for run in group[-2:])
+            x0, x1 = (run.spec.config[bench.x_axis] for run in group[-2:])
+            exponents = [
+                _exponent(getattr(short, name), getattr(long, name), x1 / x0) for name in GROWING
+            ]
+            rows.append((*label, f"{x0:,} to {x1:,}", *exponents))
+    if not rows:
+        return None
+    names = (*map(_axis_words, others), "impl", _axis_words(bench.x_axis))
+    columns = [*map(Column, names), *(Column(name, "", 3) for name in GROWING.values())]
+    title = f"growth with {_axis_words(bench.x_axis)}: exponent p of y ~ x^p"
+    return Table(title, tuple(columns), tuple(rows))
+
+
+def _exponent(before: float | None, after: float | None, ratio: float) -> float | None:
+    return math.log(after / before) / math.log(ratio) if before and after else None
 
 
 def _axis_words(axis: str) -> str:
@@ -105,17 +148,25 @@ def _times(bench: OpBench, run: Run, found: CellResult, detailed: bool) -> dict[
         cells |= {Column(name, unit): speed for name, speed in speeds.items()}
         return cells | ({Column("host", "ms"): found.host_ms} if on_cuda else {})
     shown = " / ".join("-" if speed is None else f"{speed:.3g}" for speed in speeds.values())
-    return {**cells, Column(unit): shown}
+    return {**cells, Column(unit, dispensable=3): shown}
 
 
 def _costs(bench: OpBench, found: CellResult, detailed: bool) -> dict[Column, Cell]:
-    cells: dict[Column, Cell] = {Column("extra", "MiB"): _mib(found.extra_bytes)}
+    cells: dict[Column, Cell] = {
+        Column("extra", "MiB"): _mib(found.extra_bytes),
+        Column("kept", "MiB"): _mib(found.kept_bytes),
+    }
     if detailed:
-        cells[Column("kept", "MiB")] = _mib(found.kept_bytes)
         cells |= {Column(f"error {name}", "", 2): found.errors.get(name) for name in bench.results}
     else:
         cells[Column("error", "", 2)] = max(found.errors.values(), default=None)
-    return {**cells, Column("of budget", "", 2): found.of_budget}
+    return {**cells, Column("of budget", "", 2, dispensable=1): found.of_budget}
+
+
+def _status(run: Run, found: CellResult) -> str:
+    """How a cell ended, with the names of what makes its samples doubtful: `ok, noisy`."""
+    cautions = run.clock.cautions() if run.clock else ()
+    return ", ".join([found.status, *(text.split(":")[0] for text in cautions)])
 
 
 def _mib(size: int | None) -> float | None:

@@ -9,15 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_store_flag, page_to_write
+from steplab.cli.flags import add_store_flag, add_view_flag, page_to_write
 from steplab.core import codec
+from steplab.core.errors import UserError
 from steplab.core.input_file import shorten
 from steplab.findings import Case, case_of_run, case_of_trace, explain
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
+from steplab.report.terminal import print_table
 from steplab.store import Store
-from steplab.trace.analysis import run_budget
+from steplab.trace.analysis import Analysis, run_budget
 from steplab.trace.load import names_trace
+from steplab.trace.work_table import work_table
+
+NO_TRACE = "Record one with: steplab profile"
 
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -27,6 +32,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_store_flag(parser)
     add("--page", type=page_to_write("--page"), default=None, metavar="FILE",
         help="also write a page (.html)")  # fmt: skip
+    add_view_flag(parser)
     add("--json", action="store_true", help="print the findings as JSON, and nothing else")
 
 
@@ -50,10 +56,18 @@ def _run(args: argparse.Namespace) -> int:
     budget = run_budget(case.run, case.analysis)
     if budget is not None:
         print_budget(budget)
+    for view in args.by:
+        print_table(work_table(_analysis(case), view))
     print(f"\n{findings}")
     if args.page:
         print(f"\nwritten {args.page}")
     return 0
+
+
+def _analysis(case: Case) -> Analysis:
+    if case.analysis is None:
+        raise UserError("This Run has no trace, so --by has nothing to show.", NO_TRACE)
+    return case.analysis
 
 
 def _print_run(case: Case) -> None:

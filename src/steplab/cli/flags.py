@@ -7,6 +7,7 @@ import dataclasses
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -58,6 +59,20 @@ def add_store_flag(parser: argparse.ArgumentParser) -> None:
     """Add `--store`, the folder of the Runs."""
     parser.add_argument(
         "--store", type=Path, default=DEFAULT_ROOT, metavar="DIR", help="folder of the Runs"
+    )
+
+
+def add_view_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--by`: tables of a profiled step's time by where it comes from."""
+    from steplab.trace.work_table import View  # with numpy, which other commands start without
+
+    parser.add_argument(
+        "--by",
+        nargs="+",
+        type=partial(read_word, View, where="--by"),
+        default=[],
+        metavar="VIEW",
+        help="tables of the step's time by module, line or op, or of its copies by line: copies",
     )
 
 

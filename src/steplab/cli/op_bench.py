@@ -10,7 +10,7 @@ from typing import Any
 
 from steplab.bench.op_bench import Objective, OpAxis, OpBench
 from steplab.bench.op_results import cell_result
-from steplab.bench.op_tables import best_table, cell_table, chart_of
+from steplab.bench.op_tables import best_table, cell_table, chart_of, growth_table
 from steplab.bench.sweep import sweep
 from steplab.cli.command import Command
 from steplab.cli.flags import (
@@ -128,15 +128,18 @@ def _cells(args: argparse.Namespace, bench: OpBench, device: str) -> list[RunSpe
 
 
 def _show(args: argparse.Namespace, bench: OpBench, runs: list[Run]) -> None:
-    best = best_table(bench, runs, args.objective)
+    best, growth = best_table(bench, runs, args.objective), growth_table(bench, runs)
     for path in args.out:
         write_table(cell_table(bench, runs, args.objective, detailed=True), path)
         write_table(best, path.with_suffix(f".best{path.suffix}"))
+        if growth:
+            write_table(growth, path.with_suffix(f".growth{path.suffix}"))
     if args.plot:
         write_line_chart(chart_of(bench, runs, args.objective), args.plot)
     for table in (
         cell_table(bench, runs, args.objective, detailed=False),
         best,
+        *([growth] if growth else []),
         *bench.more_tables(runs),
     ):
         print_table(table)

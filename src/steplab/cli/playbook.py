@@ -27,7 +27,8 @@ from steplab.report.terminal import print_table
 PREFIX = "playbook"  # of its flags in the namespace
 DEFAULT_LENGTH = 2048
 # Flags of `profile` that the playbook does not use, with their defaults.
-UNUSED = {"size": "", "batch": 4, "mode": "full", "recipe": PLAIN, "accumulate": 1, "range": ""}
+UNUSED = {"size": "", "batch": 4, "mode": "full", "recipe": PLAIN, "accumulate": 1}
+UNUSED |= {"range": "", "by": []}
 SHOWN = {
     "seq_len": Column("length"),
     "bf16_reduction": Column("bf16 reduction"),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_store_flag, folder_to_write, resolve_device
+from steplab.cli.flags import add_store_flag, add_view_flag, folder_to_write, resolve_device
 from steplab.cli.playbook import add_playbook_flags, asks_for_playbook, has_playbook, run_playbook
 from steplab.cli.progress import CellProgress
 from steplab.cli.step_flags import (
@@ -40,11 +40,13 @@ from steplab.report.memory import print_memory
 from steplab.report.terminal import print_table
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.trace.analysis import UNATTRIBUTED, Analysis
-from steplab.trace.kernel_table import kernel_table, phases_by_time
+from steplab.trace.kernel_table import kernel_table, modules_below, phases_by_time
+from steplab.trace.work_table import View, work_table
 from steplab.workers.trials import TrialRunner
 
 DEFAULT_WORKLOAD = "gpt"
 PHASES = ("data", "forward", "backward", "sync", "clip", "optimizer")
+MODULE = "module:"  # what the names of module ranges begin with
 SMALL_PHASE = 0.01  # share of the time below which a phase gets no table
 
 
@@ -60,7 +62,9 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--no-detail", action="store_true",
         help="leave out the step recorded with stacks, shapes, modules and memory")  # fmt: skip
     add("--range", default="", metavar="NAME",
-        help="show the kernels of this range or module instead of every phase's")  # fmt: skip
+        help="show the kernels of this range or module (blocks.0.attention, blocks.*.attention) "
+        "instead of every phase's")  # fmt: skip
+    add_view_flag(parser)
     add("--top", type=int, default=5, metavar="N", help="kernels to show for each phase")
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help="seconds it may take")
     add_store_flag(parser)
@@ -78,6 +82,12 @@ def _run(args: argparse.Namespace) -> int:
     plan = ProfilePlan(tuple(args.schedule), not args.no_detail)
     if not args.timeout > 0 or args.top < 1:
         raise UserError("--timeout must be more than 0 seconds and --top at least 1.")
+    if args.range and args.by:
+        raise UserError("--range and --by show two things.", "Give one of them.")
+    if args.no_detail and (args.by or "." in args.range or args.range.startswith(MODULE)):
+        raise UserError(
+            "Modules and lines are recorded in the detailed step only.", "Leave out --no-detail."
+        )
     step_spec(args, assumed_device(args.device))
     store = Store(args.store)
     store.check_writable()
@@ -128,7 +138,7 @@ def _show(
     print_budget(run.profile.budget)
     refusal = None
     try:
-        for table in _kernel_tables(analysis, args.range, args.top):
+        for table in _kernel_tables(analysis, args.range, args.top, args.by):
             print_table(table)
     except UserError as error:
         refusal = error
@@ -145,14 +155,15 @@ def _show(
         raise refusal
 
 
-def _kernel_tables(analysis: Analysis, name: str, top: int) -> list[Table]:
-    """Return the kernels of every phase, or of the range or module that is asked for."""
+def _kernel_tables(analysis: Analysis, name: str, top: int, views: Sequence[View]) -> list[Table]:
+    """Return the views that are asked for, else the kernels of every phase, range or module."""
+    if views:
+        return [work_table(analysis, view) for view in views]
     if not name:
         tables = [kernel_table(analysis, phase, top=top) for phase in _phases(analysis)]
         return [*(replace(table, note="") for table in tables[:-1]), *tables[-1:]]
-    module = name.removeprefix("module:")
-    modules = {analysis.work.labels[code] for code in set(analysis.work.module.tolist())}
-    if any(one == module or one.startswith(f"{module}.") for one in modules):
+    module = name.removeprefix(MODULE)
+    if modules_below(analysis, module):
         return [kernel_table(analysis, module=module, top=top)]
     return [kernel_table(analysis, range_name=name, top=top)]
 

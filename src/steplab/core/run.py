@@ -137,13 +137,13 @@ class Clock:
 
 @dataclass(frozen=True)
 class Memory:
-    """How many bytes a step needs, by the caching allocator of CUDA or as resident memory."""
+    """How many bytes a step needs, by CUDA's caching allocator or by a CPU's allocations."""
 
     before: int  # held before the step: weights, optimizer state, the batch
     peak: int  # largest value inside the measured window
     reserved: int | None  # largest value the allocator held from the driver
     total: int | None  # capacity of the device
-    source: str  # "cuda allocator" or "process resident set"
+    source: str  # "cuda allocator", "profiler memory events" or, of a Meter, "process resident set"
     phase_peaks: Mapping[str, int] = field(default_factory=dict)  # from one extra step
 
 

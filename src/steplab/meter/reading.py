@@ -23,8 +23,8 @@ from steplab.core.errors import Unsupported, UserError
 from steplab.core.output_file import output_file
 from steplab.hardware.mfu import utilization
 from steplab.meter.step_timer import StepSamples
-from steplab.probes.memory import status_bytes
 
+STATUS = Path("/proc/self/status")
 NO_DTYPE = Figures(None, None, None, None, "the dtype of the matrix products is not known")
 
 
@@ -181,6 +181,16 @@ def read_memory(device: torch.device) -> Memory | None:
     if now is None or peak is None:
         return None
     return Memory(now, peak, reserved=None, total=None, source="process resident set")
+
+
+def status_bytes(key: str) -> int | None:
+    """Return a size from this process's status: VmRSS now, VmHWM at most; None outside Linux."""
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    line = next((text for text in lines if text.startswith(f"{key}:")), None)
+    return int(line.split()[1]) * 1024 if line else None
 
 
 class Sink(Protocol):

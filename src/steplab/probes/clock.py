@@ -63,7 +63,7 @@ class ClockProbe(Probe):
         gc.callbacks.append(self._on_gc)
         if self.on_cuda:
             torch.cuda.synchronize()
-        self.waited_before = seconds_without_core()
+        self.contention = Contention()
         self.first = self.watch.mark()
 
     @contextlib.contextmanager
@@ -84,7 +84,7 @@ class ClockProbe(Probe):
     def close_window(self, subject: Subject) -> None:
         """Stop; nothing is read yet."""
         self.window_ms = (perf_counter() - self.watch.host_s[self.first]) * 1e3
-        self.waited_after = seconds_without_core()
+        self.contended = self.contention.share()
         gc.callbacks.remove(self._on_gc)
         subject.step.watch = self.watch_before
 
@@ -104,16 +104,9 @@ class ClockProbe(Probe):
             host_phases=self._phases(host),
             window_ms=self.window_ms,
             source="cuda events" if self.on_cuda else "perf_counter",
-            contended=self._contended(),
+            contended=self.contended,
             collector_ms=self.collecting_ms / max(len(self.step_marks), 1),
         )
-
-    def _contended(self) -> float | None:
-        if self.waited_before is None or self.waited_after is None:
-            return None
-        waited_ms = (self.waited_after - self.waited_before) * 1e3
-        # Below 0 where threads ended: their time is no longer in the sum.
-        return max(0.0, waited_ms / self.window_ms)
 
     def _phases(self, duration: Any) -> dict[str, Samples]:
         names = dict.fromkeys(name for step in self.phase_marks for name in step)
@@ -139,6 +132,21 @@ class ClockProbe(Probe):
             self.collecting_ms += (perf_counter() - self.collecting_since) * 1e3
         if when == "stop" and info.get("generation") == 2:
             self.collections.append(len(self.step_marks))
+
+
+class Contention:
+    """How long the threads of this process have waited for a core since it was made."""
+
+    def __init__(self) -> None:
+        self.waited_s, self.began_s = seconds_without_core(), perf_counter()
+
+    def share(self) -> float | None:
+        """Return that time over the time since then; None where the kernel does not say."""
+        waited_s, elapsed_s = seconds_without_core(), perf_counter() - self.began_s
+        if waited_s is None or self.waited_s is None or not elapsed_s > 0:
+            return None
+        # Below 0 where threads ended: their time is no longer in the sum.
+        return max(0.0, (waited_s - self.waited_s) / elapsed_s)
 
 
 def seconds_without_core(threads: Path = THREADS) -> float | None:

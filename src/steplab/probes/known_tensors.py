@@ -22,7 +22,7 @@ def known_addresses(batch: Any) -> set[int]:
     leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
     return {
         tensor.untyped_storage().data_ptr()
-        for tensor in (*leaves, *_held_by_objects())
+        for tensor in (*leaves, *held_by_objects())
         if tensor.layout == torch.strided
     }
 
@@ -66,7 +66,8 @@ def _objects() -> list[Any]:
         return [o for o in gc.get_objects() if _is_either(o)]
 
 
-def _held_by_objects() -> Iterator[Tensor]:
+def held_by_objects() -> Iterator[Tensor]:
+    """Yield what the modules and optimizers that are alive in this process hold."""
     for one in _objects():
         if isinstance(one, torch.optim.Optimizer):
             yield from (leaf for leaf in tree_leaves(dict(one.state)) if isinstance(leaf, Tensor))

@@ -3,83 +3,70 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
 
 from steplab.core import Memory
-from steplab.probes.allocator import SHARED_POOL
+from steplab.probes.allocator import CPU_SOURCE, SHARED_POOL, Change, read_tree
+from steplab.probes.known_tensors import held_by_objects
 from steplab.probes.probe import Probe, Subject
-
-STATUS = Path("/proc/self/status")
-CLEAR_PEAK = Path("/proc/self/clear_refs")
 
 
 class MemoryProbe(Probe):
-    """On CUDA the caching allocator's counters, on Linux CPUs the process's resident set."""
+    """On CUDA the caching allocator's counters over the timed steps.
 
-    peak: int | None = None
+    A CPU has none, and its resident set keeps what was freed: there one more step runs under the
+    profiler, which sees every allocation.
+    """
+
+    found: Memory | None = None
 
     def open_window(self, subject: Subject) -> None:
         """Reset the peak, which so far is that of compilation and warm-up."""
-        self.on_cuda = subject.on_cuda
-        self.before = self._now()
-        self._reset_peak()
+        if subject.on_cuda:
+            self.before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
 
     def close_window(self, subject: Subject) -> None:
         """Read the window's peak.
 
         A replayed graph allocates nothing: what its private pool holds is added.
         """
-        self.peak = self._peak()
-        self.reserved = torch.cuda.max_memory_reserved() if self.on_cuda else None
-        if self.reserved is not None and self.peak is not None:
+        if subject.on_cuda:
+            reserved = torch.cuda.max_memory_reserved()
             held = unused_in_private_pools(torch.cuda.memory_snapshot())
-            self.peak = min(self.peak + held, self.reserved)
+            peak = min(torch.cuda.max_memory_allocated() + held, reserved)
+            total = torch.cuda.get_device_properties(0).total_memory
+            self.found = Memory(self.before, peak, reserved, total, "cuda allocator")
 
     def inspect(self, subject: Subject) -> None:
-        """Run one more step and read the peak of each phase (CUDA only).
-
-        On a CPU the resident set does not shrink while the allocator keeps pages, so phases cannot
-        be told apart.
-        """
-        self.phase_peaks: dict[str, int] = {}
-        if not self.on_cuda:
+        """Run one more step and read the peak of each phase."""
+        if self.found is None:
+            self.found = cpu_memory(subject)
             return
+        peaks: dict[str, int] = {}
 
         @contextlib.contextmanager
         def watch(phase: str) -> Iterator[None]:
-            self._reset_peak()
+            torch.cuda.reset_peak_memory_stats()
             yield
-            self.phase_peaks[phase] = max(self.phase_peaks.get(phase, 0), self._peak() or 0)
+            peaks[phase] = max(peaks.get(phase, 0), torch.cuda.max_memory_allocated())
 
         before, subject.step.watch = subject.step.watch, watch
         subject.run_step()
         subject.step.watch = before
+        self.found = replace(self.found, phase_peaks=peaks)
 
     def result(self) -> Memory | None:
-        """Return the record; None where the system does not say."""
-        if self.before is None or self.peak is None:
-            return None
-        total = torch.cuda.get_device_properties(0).total_memory if self.on_cuda else None
-        source = "cuda allocator" if self.on_cuda else "process resident set"
-        return Memory(self.before, self.peak, self.reserved, total, source, self.phase_peaks)
-
-    def _now(self) -> int | None:
-        return torch.cuda.memory_allocated() if self.on_cuda else status_bytes("VmRSS")
-
-    def _peak(self) -> int | None:
-        return torch.cuda.max_memory_allocated() if self.on_cuda else status_bytes("VmHWM")
-
-    def _reset_peak(self) -> None:
-        if self.on_cuda:
-            torch.cuda.reset_peak_memory_stats()
-            return
-        # Writing 5 sets the high-water mark back to the present size (Linux 4.0 and newer).
-        with contextlib.suppress(OSError):
-            CLEAR_PEAK.write_text("5")
+        """Return the record."""
+        return self.found
 
 
 def unused_in_private_pools(segments: Sequence[Mapping[str, Any]]) -> int:
@@ -91,14 +78,76 @@ def unused_in_private_pools(segments: Sequence[Mapping[str, Any]]) -> int:
     return sum(int(s["total_size"]) - int(s["allocated_size"]) for s in private)
 
 
-def status_bytes(key: str) -> int | None:
-    """Return a size from this process's status: VmRSS now, VmHWM at most; None outside Linux."""
-    try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    line = next((text for text in lines if text.startswith(f"{key}:")), None)
-    return int(line.split()[1]) * 1024 if line else None
+def cpu_memory(subject: Subject) -> Memory:
+    """Run two more steps; add the allocations of the second to what it finds when it begins.
+
+    The profiler does not see how a block is freed that is older than itself, as the gradients of
+    the step before are. Without stacks, which slow a step of many small operators tenfold.
+    """
+    ends: list[tuple[int, str]] = []
+
+    @contextlib.contextmanager
+    def watch(phase: str) -> Iterator[None]:
+        yield
+        ends.append((time.time_ns(), phase))
+
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
+        subject.run_step()
+        held, begin_ns = held_storages(subject), time.time_ns()
+        watched_before, subject.step.watch = subject.step.watch, watch
+        subject.run_step()
+        end_ns = time.time_ns()
+        subject.step.watch = watched_before
+    changes = read_tree(profiler.profiler.kineto_results.experimental_event_tree())
+    own = [change for change in changes if begin_ns < change.time_ns <= end_ns]
+    peaks, whole = peaks_by_phase(held, own, ends)
+    return Memory(sum(held.values()), whole, None, None, CPU_SOURCE, peaks)
+
+
+def held_storages(subject: Subject) -> dict[int, int]:
+    """Return address and bytes of all weights, buffers, gradients and states of the optimizer.
+
+    A step of the user's own does not tell its model: then those of every one in the process.
+    """
+    model, optimizer = subject.step.model, subject.step.optimizer
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
+    if optimizer is not None:
+        leaves = (leaf for state in optimizer.state.values() for leaf in tree_leaves(state))
+        tensors += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = tensors or list(held_by_objects())
+    storages = (t.untyped_storage() for t in tensors if t.layout == torch.strided)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def peaks_by_phase(
+    held: Mapping[int, int], changes: Iterable[Change], ends: Sequence[tuple[int, str]]
+) -> tuple[dict[str, int], int]:
+    """Return the most bytes that were held up to the end of each phase, and in the whole step.
+
+    `ends` are moments and names, in order; what is freed and was never seen does not count.
+    """
+    live = dict(held)
+    now = most = sum(live.values())
+    peaks: dict[str, int] = {}
+    waiting = list(ends)
+    for change in changes:
+        while waiting and change.time_ns > waiting[0][0]:
+            phase = waiting.pop(0)[1]
+            peaks[phase] = max(peaks.get(phase, 0), most)
+            most = now
+        if change.bytes > 0:
+            live[change.address] = change.bytes
+            now += change.bytes
+        else:
+            now -= live.pop(change.address, 0)
+        most = max(most, now)
+    for _, phase in waiting:
+        peaks[phase] = max(peaks.get(phase, 0), most)
+        most = now
+    return peaks, max([most, *peaks.values()])
 
 
 PROBE = MemoryProbe

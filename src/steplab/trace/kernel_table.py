@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from steplab.core import Cell, Column, Table
 from steplab.core.errors import UserError, did_you_mean
+from steplab.core.units import fold_layer_numbers
 from steplab.trace.analysis import Analysis, Floats, WorkTable
 from steplab.trace.events import Ints
 from steplab.trace.host_calls import find_launches
@@ -37,8 +38,8 @@ def kernel_table(
 ) -> Table:
     """Return one row per kernel name, most time first, of the work launched inside steps.
 
-    `module` includes the modules below it ("blocks.3" has "blocks.3.attention"). All but the `top`
-    longest are one row.
+    `module` includes the modules below it ("blocks.3" has "blocks.3.attention"), and * stands for
+    any number ("blocks.*.attention"). All but the `top` longest are one row.
     """
     mask, where = _chosen(analysis, phase, range_name, module)
     work, steps = analysis.work, len(analysis.windows)
@@ -97,13 +98,26 @@ def _chosen(
         mask = mask & _in_range(analysis, range_name)
         where += f" in range {range_name}"
     if module is not None:
-        modules = {_text(work, code) for code in np.unique(work.module).tolist()}
-        below = {m for m in modules if m == module or m.startswith(f"{module}.")}
+        below = modules_below(analysis, module)
         if not below:
-            _check("module", module, modules)
+            _check("module", module, _modules(work))
         mask = mask & np.isin(work.module, [i for i, m in enumerate(work.labels) if m in below])
         where += f" of module {module}"
     return mask, where
+
+
+def modules_below(analysis: Analysis, module: str) -> set[str]:
+    """Return the modules of the trace that `module` names, with those inside them."""
+
+    def fits(path: str) -> bool:
+        return path == module or path.startswith(f"{module}.")
+
+    numbered = "*" in module
+    return {m for m in _modules(analysis.work) if fits(fold_layer_numbers(m) if numbered else m)}
+
+
+def _modules(work: WorkTable) -> set[str]:
+    return {_text(work, code) for code in np.unique(work.module).tolist()}
 
 
 def _in_range(analysis: Analysis, name: str) -> Mask:

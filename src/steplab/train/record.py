@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from time import perf_counter
 
 from steplab.core import Clock, Ran, Run, Samples, TrainSpec, Work
 from steplab.core.run import new_run
 from steplab.meter import Meter
 from steplab.meter.reading import MeterSummary
-from steplab.probes.clock import seconds_without_core
+from steplab.probes.clock import Contention
 from steplab.probes.compilation import CompilationProbe
 from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Subject
@@ -33,7 +32,7 @@ class TrainingRecord:
         self.subject = Subject(step, iter(()), run_spec, capture_environment())
         self.compilation = CompilationProbe()
         self.compilation.begin(self.subject)
-        self.began_s, self.waited_s = perf_counter(), seconds_without_core()
+        self.contention = Contention()
         self.is_settled = False
 
     def settle(self) -> list[str]:
@@ -98,15 +97,8 @@ class TrainingRecord:
             host_phases={name: tail(samples) for name, samples in summary.host_phases.items()},
             window_ms=sum(step.values),
             source=summary.source,
-            contended=self._contended(),
+            contended=self.contention.share(),
         )
-
-    def _contended(self) -> float | None:
-        waited_s = seconds_without_core()
-        if waited_s is None or self.waited_s is None:
-            return None
-        # Below 0 where threads ended: their time is no longer in the sum.
-        return max(0.0, (waited_s - self.waited_s) / (perf_counter() - self.began_s))
 
     def _work(self, tokens: int, impls: Mapping[str, tuple[str, ...]]) -> Work:
         ran = {op: names[-1] for op, names in impls.items()}
