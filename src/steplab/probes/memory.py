@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
 from steplab.core import Memory
 from steplab.probes.allocator import CPU_SOURCE, SHARED_POOL, Change, read_tree
 from steplab.probes.known_tensors import held_by_objects
 from steplab.probes.probe import Probe, Subject
+from steplab.probes.ran import RawProfile
 
 
 class MemoryProbe(Probe):
@@ -91,9 +91,7 @@ def cpu_memory(subject: Subject) -> Memory:
         yield
         ends.append((time.time_ns(), phase))
 
-    with profile(
-        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
-    ) as profiler:
+    with RawProfile(on_cuda=False, profile_memory=True) as profiler:
         subject.run_step()
         held, begin_ns = held_storages(subject), time.time_ns()
         watched_before, subject.step.watch = subject.step.watch, watch

@@ -37,11 +37,12 @@ def work_table(analysis: Analysis, view: View) -> Table:
     origin = (work.line if view == "copies" else getattr(work, view))[chosen]
     phase, ms = work.phase[chosen], work.duration[chosen] / 1e6 / steps
     size = len(work.labels)
-    sums: list[Floats] = [np.bincount(origin, ms, size).astype(np.float64)]
+    parts = [ms]
     for name in PHASES:
         code = work.labels.index(name) if name in work.labels else -1
-        sums.append(np.bincount(origin, np.where(phase == code, ms, 0.0), size))
-    sums.append(np.bincount(origin, minlength=size) / steps)
+        parts.append(np.where(phase == code, ms, 0.0))
+    parts.append(np.full(len(ms), 1 / steps))  # how often
+    sums: list[Floats] = [np.bincount(origin, part, size).astype(np.float64) for part in parts]
     groups: dict[str, list[float]] = {}
     for code in np.unique(origin).tolist():
         label = work.labels[code]
