@@ -87,3 +87,16 @@ class RankCounter:
         own = torch.tensor(float(self.start + dist.get_rank()))
         dist.all_reduce(own)
         return own.item()
+
+
+def forked_process_ends() -> int:
+    """Fork a process as a DataLoader does; return its exit code, -1 if it did not end."""
+    import multiprocessing
+
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join(20)
+    if child.exitcode is None:
+        child.kill()
+        return -1
+    return child.exitcode

@@ -21,6 +21,14 @@ def test_a_worker_that_is_gone_is_a_lost_worker():
             worker.call("steplab.probes.environment:capture_environment", Environment, timeout=5)
 
 
+def test_processes_that_a_model_forks_end(monkeypatch):
+    """The workers of a DataLoader close their stdin, which a thread of their parent reads."""
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+    with Worker() as worker:
+        assert worker.call("tests.workers.served:forked_process_ends", int, timeout=60) == 0
+
+
 def test_workers_end_with_their_parent(tmp_path):
     """The parent is killed outright while its worker is idle: the worker goes too."""
     script = (

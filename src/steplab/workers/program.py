@@ -27,16 +27,22 @@ def serve() -> None:
     """Answer requests until stdin ends."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    # Not sys.stdin itself: the workers of a DataLoader are forked and close theirs, which would
+    # wait for ever for the thread that reads it and does not exist in them.
+    words = os.fdopen(os.dup(sys.stdin.fileno()), encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
     # A thread of its own: the end of stdin is noticed while a call is still running.
-    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    threading.Thread(target=_read_requests, args=(words, requests), daemon=True).start()
     program = Program(replies)
     while True:
         program.answer(requests.get())
 
 
-def _read_requests(requests: queue.Queue[dict[str, Any]]) -> None:
-    for line in sys.stdin:
+def _read_requests(words: TextIO, requests: queue.Queue[dict[str, Any]]) -> None:
+    for line in words:
         requests.put(json.loads(line))
     os._exit(0)
 
