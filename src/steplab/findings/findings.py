@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from steplab.core import Finding, units
+from steplab.core import Budget, Finding, units
 from steplab.core.printable import printable
 from steplab.findings.case import Case
+from steplab.trace.analysis import run_budget
 
 NOTE_SHARE = 0.03  # of the step, or of the device's memory
 WIDTH = 100
@@ -20,6 +21,7 @@ class FindingsRecord:
 
     run: str | None  # its id; None for a trace on its own
     step_ms: float | None
+    budget: Budget | None  # of every profiled step; None without a trace
     findings: tuple[Finding, ...]  # worth 3 % of the step or of the memory, the largest gain first
     notes: tuple[Finding, ...]  # smaller ones
 
@@ -42,6 +44,7 @@ class Findings(tuple[Finding, ...]):
         return FindingsRecord(
             case.run.id if case.run else None,
             case.step_ms if known else None,
+            run_budget(case.run, case.analysis),
             tuple(finding for finding in self if not is_note(finding, case)),
             tuple(finding for finding in self if is_note(finding, case)),
         )
