@@ -3,7 +3,7 @@
 Shares no code with steplab: the whole file is decoded, intervals are sorted and joined, times are
 exact decimals. Every trace of a folder is counted for each of its steps and explained once; a
 difference above 0.1 %, a step that only one of the two knows, a failure, or more than ten seconds
-of CPU time is an error (exit code 1). The traces of the published table are listed in public_traces.md.
+of CPU time is an error (exit code 1). public_traces.md lists the traces of the published table.
 
     python benchmarks/public_traces.py FOLDER [--out public_traces.md]
 """

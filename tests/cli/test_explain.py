@@ -34,7 +34,23 @@ def test_findings_as_json(store, capsys):
     said = json.loads(capsys.readouterr().out)
     assert said["step_ms"] == 10.0 and said["run"] == store.resolve("last")
     assert [(f["rule"], f["gain_ms"]) for f in said["findings"]] == [("data_stall", 4.0)]
-    assert said["notes"] == []
+    assert said["notes"] == [] and said["budget"] is None
+
+
+def test_json_of_a_trace_has_its_budget(tmp_path, capsys):
+    path = tmp_path / "trace.json"
+    marks = [(3, 0, 1000), (4, 1000, 1200)]
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": at, "dur": us}
+        for n, at, us in marks
+    ] + [{"ph": "X", "cat": "kernel", "name": "k", "ts": at + 9, "dur": 500} for _, at, _ in marks]
+    path.write_text(json.dumps({"traceEvents": [{"pid": 1, "tid": 1, **e} for e in events]}))
+    assert main(["explain", "--json", str(path)]) == 0
+    steps = json.loads(capsys.readouterr().out)["budget"]["steps"]
+    assert [(s["number"], s["wall_ms"], s["terms"]["kernels"]) for s in steps] == [
+        (3, 1.0, 0.5),
+        (4, 1.2, 0.5),
+    ]
 
 
 def test_a_named_run_without_faults(store, capsys):

@@ -20,7 +20,7 @@ from steplab.findings.rules import (
 from steplab.trace.analyze import analyze
 from tests.compare.test_step_tables import make_run
 from tests.findings.steps import FP32, H200, RecordedOp, cpu_case, gpu_case, mm, rules
-from tests.trace.traces import call, kernel, op, python, range_, trace_of
+from tests.trace.traces import call, copy, kernel, op, python, range_, trace_of
 
 
 def test_a_device_that_waits_for_launches():
@@ -270,6 +270,60 @@ def test_work_that_is_launched_and_not_begun():
     assert rules(replayed(gap_us=3)) == ["late_start"]
     long = late_start.RULE(replayed(gap_us=100))
     assert "other processes" in long.remedy
+
+
+def recording(gap_before: int) -> Case:
+    """Three launches at once, and one long wait before the first or the second of their kernels."""
+    launches = [call("hipLaunchKernel", 1_000 * n, 500, n) for n in (1, 2, 3)]
+    starts = [900_000 * (n >= gap_before) + 20_000 * n for n in (1, 2, 3)]
+    kernels = [kernel("k", start, 15_000, n) for n, start in enumerate(starts, 1)]
+    return Case(None, analyze(trace_of([*launches, *kernels], properties=H200)))
+
+
+def test_what_a_recording_does_not_hold_is_no_late_start():
+    """Before its first work, the device may compute what was launched before the recording."""
+    assert late_start.RULE(recording(gap_before=1)) is None
+    found = late_start.RULE(recording(gap_before=2))
+    assert found.stake_ms == pytest.approx(0.9, rel=0.05) and "record again" in found.remedy
+
+
+def test_two_steps_have_no_middle_one():
+    """A wait is never longer than the step that is shown."""
+    events = [
+        range_("ProfilerStep#1", 0, 1_000_000),
+        range_("ProfilerStep#2", 1_000_000, 3_000_000),
+    ]
+    for start, wait, number in ((0, 600_000, 1), (1_000_000, 2_600_000, 2)):
+        events += [
+            range_("data", start, wait),
+            call("cudaLaunchKernel", start + wait, 1_000, number),
+            kernel("k", start + wait + 5_000, 390_000, number),
+        ]
+    case = Case(None, analyze(trace_of(events, properties=H200)))
+    found = data_stall.RULE(case)
+    assert found.stake_ms == pytest.approx(0.6, rel=0.02) and found.stake_ms < case.step_ms
+
+
+def test_a_line_is_named_if_it_explains_most():
+    """What no stack tells is not the fault of the line that one does tell."""
+
+    def silent(unknown_us: int) -> Case:
+        events, at = [], 0
+        for number in (1, 2, 3):
+            events += [
+                call("cudaLaunchKernel", at, 1_000, number),
+                kernel("k", at + 2_000, 9_000, number),
+            ]
+            at += 9_000_000 if number == 1 else unknown_us * 1000
+        events += [range_("mine", 100_000, 8_800_000), range_("ProfilerStep#1", 0, at + 20_000)]
+        return Case(None, analyze(trace_of(events, properties=H200)))
+
+    named, unknown = (host_stall.RULE(silent(us)) for us in (2_500, 9_000))
+    assert 'range "mine"' in named.claim
+    assert "launches nothing" in unknown.claim and "stacks" in unknown.remedy
+
+
+def test_short_steps_are_not_late():
     assert late_start.RULE(gpu_case([mm(64, 64, 64, 100)] * 3)) is None
 
 
@@ -328,15 +382,64 @@ def test_communication_beside_kernels_is_hidden():
     assert exposed_communication.RULE(gpu_case(compute)) is None
 
 
+def test_what_hides_communication_depends_on_what_is_sent():
+    def remedy(name: str, phase: str = "backward", extra: tuple = ()) -> str:
+        done = [mm(64, 64, 64, 100, phase=phase), RecordedOp("c10d::send", 200, name, phase=phase)]
+        return exposed_communication.RULE(gpu_case(done, extra=extra)).remedy
+
+    ring = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    wrapped = range_("DistributedDataParallel.forward", 0, 1_000)
+    assert "bucket by bucket" in remedy(ring)
+    assert "already" in remedy(ring, extra=(wrapped,))
+    assert "gradients" not in remedy(ring, phase="forward")
+    assert "half of the batch" in remedy("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t")
+    assert "next layer" in remedy("ncclDevKernel_AllGather_RING_LL")
+
+
+def test_launches_that_are_left_in_a_compiled_or_replayed_step():
+    def remedy(name: str, launch: str) -> str:
+        done = [RecordedOp(name, 5, late_us=60) for _ in range(20)]
+        extra = (call(launch, 1, 1, 77),)
+        return launch_bound.RULE(gpu_case(done, extra=extra)).remedy
+
+    plain = remedy("aten::add", "cudaLaunchKernel")
+    assert "cuda_graph=step" in plain and "compile=blocks" in plain
+    assert "compile=blocks" not in remedy("Torch-Compiled Region: 0/0", "cudaLaunchKernel")
+    assert "rest of the step" in remedy("aten::add", "cudaGraphLaunch")
+
+
+def test_a_copy_to_the_device_waits_for_pageable_memory():
+    def remedy(name: str) -> str:
+        events = [
+            range_("ProfilerStep#1", 0, 1_000_000),
+            op("aten::copy_", 1_000, 400_000),
+            call("cudaMemcpyAsync", 2_000, 9_000, 1),
+            copy(name, 5_000, 300_000, 1, 2**20),
+            call("cudaStreamSynchronize", 20_000, 290_000),
+            call("cudaLaunchKernel", 500_000, 1_000, 2),
+            kernel("k", 502_000, 100_000, 2),
+        ]
+        return synchronization.RULE(Case(None, analyze(trace_of(events)))).remedy
+
+    assert "pin_memory" in remedy("Memcpy HtoD (Pageable -> Device)")
+    assert "on the device" in remedy("Memcpy DtoH (Device -> Pageable)")
+
+
 def test_graphs_captured_while_training():
-    captured = [
-        call("cudaStreamBeginCapture", 10_000, 1_000),
-        call("cudaStreamEndCapture", 400_000, 1_000),
-        call("cudaGraphInstantiateWithFlags", 410_000, 90_000),
-    ]
-    case = gpu_case([mm(64, 64, 64, 300)], extra=captured, until_us=600)
+    def captured(at: int) -> list[dict[str, object]]:
+        return [
+            call("cudaStreamBeginCapture", at + 10_000, 1_000),
+            call("cudaStreamEndCapture", at + 400_000, 1_000),
+            call("cudaGraphInstantiateWithFlags", at + 410_000, 90_000),
+        ]
+
+    case = gpu_case([mm(64, 64, 64, 300)], extra=captured(0), until_us=600)
     found = many_graph_sizes.RULE(case)
-    assert found.stake_ms == pytest.approx(0.49) and "1 CUDA graphs" in found.claim
+    assert found.stake_ms == pytest.approx(0.49) and "a graph was captured" in found.claim
+    assert found.gain_ms is None and "record steps after" in found.remedy
+    later = [*captured(0), *captured(1_000_000), range_("ProfilerStep#2", 900_000, 700_000)]
+    again = many_graph_sizes.RULE(gpu_case([mm(64, 64, 64, 300)], extra=later, until_us=600))
+    assert again.gain_ms and "pad inputs" in again.remedy and "2 graphs" in again.claim
     assert many_graph_sizes.RULE(gpu_case([mm(64, 64, 64, 300)])) is None
 
 

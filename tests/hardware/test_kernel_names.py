@@ -38,6 +38,8 @@ MATMULS = {
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT": "fp16",
     "ampere_sgemm_128x64_nn": "fp32",
     "volta_sgemm_128x128_nn": "fp32",
+    "cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1": "fp32",
+    "volta_h884cudnn_256x64_ldg8_relu_exp_small_nhwc_tn_v1": "fp16",
     "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>"
     "(cutlass_80_simt_sgemm_256x128_8x4_nn_align1::Params)": "fp32",
 }

@@ -66,9 +66,12 @@ class Case:
         return Rows(self.analysis, scale)
 
     def term_ms(self, term: str) -> float:
-        """Milliseconds of a term of the budget, median of the profiled steps; 0 without a trace."""
+        """Milliseconds of a term of the budget, median of the profiled steps; 0 without a trace.
+
+        The lower of two, as for the step itself: no term may be longer than the step.
+        """
         steps = self.analysis.budget.worked if self.analysis is not None else ()
-        return statistics.median([step.terms.get(term, 0.0) for step in steps] or [0.0])
+        return statistics.median_low([step.terms.get(term, 0.0) for step in steps] or [0.0])
 
     def silent_ms(self, *causes: str) -> float:
         """Milliseconds per step that the device waits in silences of the host for these causes.
@@ -81,7 +84,7 @@ class Case:
         chosen = np.isin(silences.cause, [labels.index(c) for c in causes if c in labels])
         steps = [step.number for step in self.analysis.budget.worked]
         each = [float(silences.idle[chosen & (silences.step == step)].sum()) for step in steps]
-        return statistics.median(each) / 1e6 * self.rows.scale
+        return statistics.median_low(each) / 1e6 * self.rows.scale
 
     @property
     def busy_ms(self) -> float:

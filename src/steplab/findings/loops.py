@@ -27,7 +27,9 @@ def python_loops(rows: Rows) -> list[PythonLoop]:
     """Return the line that a loop calls most from, one of each function, most calls first."""
     work = rows.work
     forward = rows.labeled("phase", lambda label: label not in ("backward", "optimizer", "clip"))
-    chosen = np.flatnonzero(forward & (work.line > 0))
+    # All kernels of a replayed graph have one launch: they are no turns.
+    replayed = np.diff(work.launched, prepend=-1) == 0
+    chosen = np.flatnonzero(forward & (work.line > 0) & ~(replayed & (work.launched >= 0)))
     if not len(chosen):
         return []
     key = np.stack([work.function, work.line, work.module, rows.call], axis=0)

@@ -16,8 +16,9 @@ from steplab.core import Ran
 _XMMA = r"\bsm\d+_xmma_gemm_"
 # cuBLAS, hand-written: [output]_s<MMA shape>gemm_<input>, "s" and "h" for fp32 and fp16 sums:
 # ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn, volta_h884gemm_64x64_nt. A shape
-# without digits is the SIMT product: ampere_sgemm_128x64_nn.
-_CUBLAS = r"\b(?:maxwell|volta|turing|ampere)_"
+# without digits is the SIMT product: ampere_sgemm_128x64_nn; cuDNN calls its convolutions scudnn,
+# after a prefix: cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1.
+_CUBLAS = r"(?:\b|cudnn_|infer_|train_)(?:maxwell|volta|turing|ampere)_"
 # cuBLAS, built with CUTLASS: the same order of parts (gemm_operation.py there):
 # cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8. No input type behind
 # s1688gemm means fp32 input, which these units can only multiply as tf32. Parts such as
@@ -39,14 +40,14 @@ _MATMULS = tuple(
         ),
         "fp16": (
             _XMMA + r"f16f16_f16f(?:16|32)_",
-            _CUBLAS + r"(?:(?:fp16_)?s\d+gemm_fp16_|h\d+gemm_)",
+            _CUBLAS + r"(?:(?:fp16_)?s\d+gemm_fp16_|h\d+(?:gemm|cudnn)_)",
             _CUTLASS + r"(?:(?:f16_)?s\d+gemm_(?:relu_)?f16_|h\d+gemm_)",
             _NVJET + r"hs[a-z]_",
         ),
         "tf32": (_XMMA + r"f32f32_tf32f32_", _CUTLASS + r"s1688gemm_\d"),
         "fp32": (
             _XMMA + r"f32f32_f32f32_",
-            _CUBLAS + r"sgemm_\d",
+            _CUBLAS + r"s(?:gemm|cudnn)_\d",
             r"\bcutlass_\d+_simt_sgemm_\d",
         ),
     }.items()

@@ -41,11 +41,12 @@ ATTENTION = "attention "
 
 _COMMUNICATION = (
     r"nccl|rccl|nvshmem|cross_device_reduce|(multimem|one_shot|two_shot)_(all|reduce)"
-    r"|trtllm_(allreduce|alltoall)"
+    r"|trtllm_(allreduce|alltoall)|\b(deep_ep|ep)::(inter|intra)node"
 )
 _PRODUCT = re.compile(
     r"nvjet|[Gg]emm|[Gg]emv|matmul|splitKreduce|dot_kernel|_xmma_|\bCijk_|implicit_convolve|conv(olve)?_"
     r"|(\d|_|\b)(fprop|dgrad|wgrad)|cudnn::(cnn|winograd)|miopen(Sp3Asm)?Conv|\bbmm_"
+    r"|[hs]\d*cudnn_"
 )
 _FBGEMM = re.compile(r"\bfbgemm(_gpu)?(::|_)?")
 # Many small copies at once, as before and after an all-gather of parameters.
@@ -69,16 +70,16 @@ _KERNELS = tuple(
         (r"[Ss]oft_?[Mm]ax|nll_loss|cross_entropy|logsumexp", "softmax"),
         (r"rotary|rope|upsample|_with_index", "elementwise"),
         (r"indexSelect|[Ee]mbedding|compute_grad_weight|sum_and_scatter|krn_partial", "embedding"),
-        (r"DeviceReduce", "reduction"),
+        (r"DeviceReduce|max_pool_|(average|avg)_pool", "reduction"),
         (
             r"cub::|[Ss]ort|[Rr]adix|scatter|gather|ind(ex|ices)|topk|TopK|nonzero|[Uu]nique|[Hh]istogram"
-            r"|searchsorted|masked_select|permute_kernel|routing",
+            r"|searchsorted|masked_select|permute_kernel|permute_(\dD|pooled)_|routing",
             "sort and index",
         ),
         (r"FillFunctor|(?<!masked_)fill_kernel", "memset"),
         (
             r"copy_kernel|CatArrayBatchedCopy|[Tt]ranspose|nchwToNhwc|nhwcToNchw|_copy_kernel_cuda"
-            r"|reshape_and_cache|tensorTransform",
+            r"|reshape_and_cache|store_kvcache|copy_async|tensorTransform",
             "copy",
         ),
         (
@@ -177,7 +178,7 @@ def _product_dtype(kernel: str, op: str, dtypes: str) -> str | None:
         # These kernels use matrix units only, which take fp32 as tf32.
         if letters or "tf32" in kernel:
             return "tf32"
-        return "fp32" if re.search(r"gemv|dot_kernel|simt|ffma|sgemm", kernel) else None
+        return "fp32" if re.search(r"gemv|dot_kernel|simt|ffma|sgemm|scudnn", kernel) else None
     if given:
         return given
     if letters:
@@ -202,6 +203,7 @@ PRODUCT_OPS = ADDING_OPS | frozenset(
     """aten::mm aten::bmm aten::mv aten::dot aten::vdot aten::_grouped_mm aten::_scaled_mm
     aten::_scaled_grouped_mm aten::_int_mm aten::mkldnn_linear aten::mkldnn_linear_backward_input
     aten::mkldnn_linear_backward_weights aten::mkldnn_convolution aten::cudnn_convolution
+    aten::cudnn_convolution_backward_input aten::cudnn_convolution_backward_weight
     aten::miopen_convolution aten::convolution_backward aten::_slow_conv2d_forward
     aten::_slow_conv2d_backward aten::slow_conv3d_forward mkldnn::_linear_pointwise
     mkldnn::_convolution_pointwise mkl::_mkl_linear""".split()

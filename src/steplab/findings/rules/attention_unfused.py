@@ -21,7 +21,7 @@ from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
-from steplab.findings.matmuls import matmuls
+from steplab.findings.matmuls import Matmul, matmuls
 from steplab.findings.rows import Rows
 
 MIN_LENGTH = 32  # queries or keys
@@ -49,7 +49,9 @@ def _stored_scores(case: Case) -> Finding | None:
     if rows is None or not sizes:
         return None
     touching = rows.called(lambda call: _is_of(call, sizes))
-    multiplied = rows.of_calls(matmuls(rows))
+    products = matmuls(rows)
+    multiplied = rows.of_calls(products)
+    scoring = rows.of_calls(n for n, one in products.items() if _result_size(one) in sizes)
     spent, moved = rows.ms(touching), rows.ms(touching & ~multiplied)
     dropped = any(c.name in DROPOUTS and _is_of(c, sizes) for c in rows.calls)
     refusals = _refusals(case, rows, MATH)
@@ -64,7 +66,7 @@ def _stored_scores(case: Case) -> Finding | None:
         stake_ms=spent,
         why=f"{units.milliseconds(moved)} go into moving scores that a fused kernel never stores",
         gain_ms=0.0 if impossible else moved,
-        work=touching,
+        work=touching | scoring,  # a fused kernel replaces both products
     )
 
 
@@ -135,11 +137,15 @@ def _score_sizes(rows: Rows) -> set[int]:
         if tensor is not None
     }
     results = {
-        one.batch * one.m * one.n
+        _result_size(one)
         for one in matmuls(rows).values()
         if len(one.left.dims) == 3 and min(one.m, one.n) >= MIN_LENGTH
     }
     return softmax & results
+
+
+def _result_size(one: Matmul) -> int:
+    return one.batch * one.m * one.n
 
 
 def _is_of(call: OpCall, sizes: set[int]) -> bool:
@@ -149,9 +155,7 @@ def _is_of(call: OpCall, sizes: set[int]) -> bool:
 
 def _is_masked(rows: Rows, sizes: set[int]) -> bool:
     """Whether scores meet a tensor of queries x keys: a causal mask, or a bias by position."""
-    squares = {
-        one.m * one.n for one in matmuls(rows).values() if one.batch * one.m * one.n in sizes
-    }
+    squares = {one.m * one.n for one in matmuls(rows).values() if _result_size(one) in sizes}
     return _has_square_mask(rows) or any(
         tensor is not None and tensor.numel in squares
         for call in rows.calls

@@ -3,7 +3,8 @@
 What it sees: copies inside the device (`contiguous`, `clone`, `reshape` of a transposed tensor)
 and copies between host and device that nothing hides.
 Why it costs: a copy reads and writes the whole tensor and computes nothing.
-Remedy: order dimensions so that no copy is needed, use views; pin memory for host copies.
+Remedy: order dimensions so that no copy is needed, use views; `channels_last` where convolutions
+reorder their inputs themselves; for copies from the host, pinned memory and a stream of their own.
 When it is wrong: the copy makes the products after it faster than they would be without it. Copies
 that operators make for themselves, and those of transposed heads, are the price of running op by
 op: up to 9 % of a clean decoder's step and 24 % of a convolutional one's. A fault is what the code
@@ -11,6 +12,8 @@ asks for above 10 % of the step, or a copy between host and device that nothing 
 """
 
 from __future__ import annotations
+
+import re
 
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
@@ -28,6 +31,8 @@ ASKED = frozenset(
     for name in "contiguous clone copy_ reshape repeat repeat_interleave tile cat stack roll flip "
     "to constant_pad_nd pad hstack vstack concat".split()
 )
+# What cuDNN and MIOpen launch around a convolution whose input lies in the other order.
+CONVOLUTION_LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|batched_transpose_\d|tensorTransform")
 
 
 def check(case: Case) -> Finding | None:
@@ -54,7 +59,7 @@ def check(case: Case) -> Finding | None:
         rule="copies",
         claim=f"copies take {units.milliseconds(within + alone)} a step",
         evidence=tuple(evidence),
-        remedy="use views and an order of dimensions that needs no copy; pin memory for the host",
+        remedy=_remedy(rows, moved, engine if alone > within else moved & False),
         stake_ms=within + alone,
         why="a copy reads and writes a whole tensor and computes nothing",
         gain_ms=within + alone,
@@ -66,6 +71,21 @@ def check(case: Case) -> Finding | None:
 def _known(rows: Rows) -> Mask:
     """Return the work whose operator is known: in a replay, a cast looks like a copy."""
     return rows.labeled("op", lambda label: label != UNATTRIBUTED)
+
+
+def _remedy(rows: Rows, moved: Mask, sent: Mask) -> str:
+    """Return what avoids most of the time; `sent` are copies of the copy engine, if they count."""
+    names = [total.label for total in rows.totals("name", sent, 1)]
+    if any("Pageable" in name for name in names):
+        return "pin the memory of the host (pin_memory=True) and copy with non_blocking=True"
+    if any("HtoD" in name for name in names):
+        return "copy the next batch on a stream of its own while this one computes"
+    if any("DtoH" in name for name in names):
+        return "keep it on the device, or copy it every N steps"
+    inside = rows.labeled("name", lambda name: CONVOLUTION_LAYOUT.search(name) is not None)
+    if 2 * rows.ms(moved & inside) > rows.ms(moved):
+        return "keep model and inputs in the order of the convolutions: torch.channels_last"
+    return "use views and an order of dimensions that needs no copy"
 
 
 def _layouts(rows: Rows, moved: Mask) -> list[str]:

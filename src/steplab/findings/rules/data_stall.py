@@ -55,12 +55,17 @@ def _wait_ms(case: Case) -> float:
 
 
 def _lines(case: Case) -> list[str]:
-    """Return the lines of the loader: those of silences, else those inside its ranges."""
+    """Return the lines of the loader: those inside its ranges, or those of silences.
+
+    The longer wait first.
+    """
     silent = [line for line, _ in case.silent_lines("data") if line != UNATTRIBUTED]
-    if silent or case.analysis is None:
+    if case.analysis is None:
         return silent
     source = case.analysis.detail or case.analysis.trace
-    return fetching_lines(source, data_ranges(source)) if len(source.python) else []
+    ranged = fetching_lines(source, data_ranges(source)) if len(source.python) else []
+    in_ranges = case.term_ms("data wait") > case.silent_ms("data")
+    return (ranged + silent) if in_ranges else (silent + ranged)
 
 
 RULE = check

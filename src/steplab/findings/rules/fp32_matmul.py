@@ -9,9 +9,12 @@ When it is wrong: a product needs all 24 bits (an fp32 router is small and stays
 
 from __future__ import annotations
 
+import numpy as np
+
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
+from steplab.findings.rows import Mask, Rows
 from steplab.hardware.catalog import Card
 from steplab.trace.kernel_table import short_kernel_name
 
@@ -39,9 +42,16 @@ def check(case: Case) -> Finding | None:
         remedy=" or ".join(f"precision={dtype}" for dtype in _dtypes(card)),
         stake_ms=spent,
         why=f"the {card.name} multiplies at {fast:g} TFLOP/s with tensor cores, {slow:g} without",
-        gain_ms=spent * (1 - slow / fast),
+        gain_ms=spent * _gain(rows, mask, slow / fast, card),
         work=mask,
     )
+
+
+def _gain(rows: Rows, mask: Mask, ratio: float, card: Card) -> float:
+    """Return the share of the time that is gained; no product is faster than its bytes."""
+    spent, moved = rows.work.duration[mask], rows.work.bytes[mask]
+    least = np.nan_to_num(moved) / card.bandwidth_gbs  # ns
+    return max(0.0, 1 - float(np.maximum(spent * ratio, least).sum() / spent.sum()))
 
 
 def _dtypes(card: Card) -> list[str]:

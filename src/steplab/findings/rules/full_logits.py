@@ -18,6 +18,7 @@ from steplab.findings.case import Case
 from steplab.findings.rows import Rows
 
 MIN_VOCABULARY = 1000
+LEAST_BYTES = 16 << 20  # a classifier of 1,000 classes is no vocabulary
 # Logits, log-softmax and gradient: what eager cross entropy holds at once.
 HELD_AT_ONCE = 3
 OF_THE_HEAD = ("weights", "gradients", "optimizer state")
@@ -35,7 +36,7 @@ def check(case: Case) -> Finding | None:
     if logits is None:
         return None
     held = _held(case.timeline, logits) if case.timeline else HELD_AT_ONCE * logits.bytes
-    if not held:
+    if held < LEAST_BYTES:
         return None
     tokens, vocabulary = math.prod(logits.dims[:-1]), logits.dims[-1]
     mask = case.rows.called(lambda call: _logits(call) == logits)

@@ -29,7 +29,9 @@ def check(case: Case) -> Finding | None:
     evidence = [f"{line}: {units.milliseconds(ms)} a step" for line, ms in known[:SHOWN]]
     if hidden > SHARE * case.step_ms:
         evidence.append(f"{units.milliseconds(hidden)} more than the few launches of a step take")
-    where = known[0][0] if known and known[0][1] > hidden else ""
+    # The line that takes the most, unless what no stack tells takes more.
+    unknown = hidden + sum(ms for line, ms in places if line == UNATTRIBUTED)
+    where = known[0][0] if known and known[0][1] > unknown else ""
     who = "the device idles" if case.on_device else "no operator runs"
     doing = f"the host is at {where}" if where else "the host launches nothing"
     return Finding(

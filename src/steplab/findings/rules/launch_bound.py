@@ -13,6 +13,7 @@ captured, many_graph_sizes reports the launches.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 import numpy as np
@@ -27,6 +28,8 @@ from steplab.trace.analysis import UNATTRIBUTED
 SHARE = 0.10
 ORDINARY = 0.80
 SHORT_NS = 10_000
+FEWER = "compile=blocks for fewer kernels, or larger batches"
+COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|## Call CompiledFxGraph")
 MIN_SHORT = 8  # short kernels that make a module worth naming
 
 
@@ -57,13 +60,20 @@ def _is_replayed(case: Case) -> bool:
 
 
 def _remedy(case: Case) -> str:
-    """Return what helps; graphs only where the device is driven by CUDA or HIP."""
-    fewer = "compile=blocks for fewer kernels, or larger batches"
-    calls = case.analysis.trace.calls if case.analysis is not None else None
-    if calls is None or case.analysis is None:
-        return f"cuda_graph=step, {fewer}"
-    graphs = case.analysis.trace.named(calls, lambda name: name.startswith(("cu", "hip")))
-    return f"cuda_graph=step, {fewer}" if graphs.any() else fewer
+    """Return what helps; graphs only where the device is driven by CUDA or HIP.
+
+    Where a part of the step is compiled or replayed already, the rest of it is meant.
+    """
+    if case.analysis is None or case.rows is None:
+        return f"cuda_graph=step, {FEWER}"
+    trace = case.analysis.trace
+    compiled = case.rows.labeled("op", lambda op: COMPILED.match(op) is not None).any()
+    fewer = "larger batches, or compile the eager rest too" if compiled else FEWER
+    if not trace.named(trace.calls, lambda name: name.startswith(("cu", "hip"))).any():
+        return fewer
+    if trace.named(trace.calls, lambda name: "GraphLaunch" in name).any():
+        return f"replay the rest of the step from a graph too, {fewer}"
+    return f"cuda_graph=step, {fewer}"
 
 
 def _idle_ms(case: Case) -> float:

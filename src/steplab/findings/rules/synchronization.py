@@ -3,7 +3,8 @@
 What it sees: calls that wait for the device (`.item()`, `.nonzero()`, copies to the host), and the
 time in which the device then had nothing to do.
 Why it costs: the host is no longer ahead; the device idles until new work is launched.
-Remedy: keep the value on the device, read it every N steps, or copy it without blocking.
+Remedy: keep the value on the device, read it every N steps, or copy it without blocking; what comes
+from the host does not wait if its memory is pinned.
 When it is wrong: the wait is intended, as at the end of a benchmark.
 """
 
@@ -14,6 +15,7 @@ from collections import defaultdict
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
+from steplab.findings.rows import Rows
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHOWN = 5
@@ -49,7 +51,7 @@ def check(case: Case) -> Finding | None:
         rule="synchronization",
         claim=f"{_times(sum(counts.values()))} a step the host waits and the device runs dry",
         evidence=tuple(evidence),
-        remedy=_remedy(places[0][0]),
+        remedy=_remedy(case.rows, *places[0]),
         stake_ms=total,
         why="after each wait the device idles until the host has launched new work",
         gain_ms=total,
@@ -64,15 +66,25 @@ def _where(op: str, line: str) -> str:
     return op if line == UNATTRIBUTED else f"{op} at {line}"
 
 
-def _remedy(op: str) -> str:
+def _remedy(rows: Rows, op: str, line: str) -> str:
     if FREES.fullmatch(op):
         return (
             f"keep the allocator from giving memory back ({op}): no torch.cuda.empty_cache() in "
             "the step, and less memory, or sizes that do not vary, where it runs out"
         )
+    if _comes_from_host(rows, op, line):
+        return "pin the memory of the host (pin_memory=True) and copy with non_blocking=True"
     if "::" in op:
         return f"keep the value of {op} on the device, or read it every N steps"
     return f"leave {op} out, or do it every N steps"
+
+
+def _comes_from_host(rows: Rows, op: str, line: str) -> bool:
+    """Whether most of what the operator copies there goes to the device."""
+    copied = rows.labeled("name", lambda name: name.startswith("Memcpy"))
+    copied &= rows.labeled("op", op.__eq__) & rows.labeled("line", line.__eq__)
+    most = rows.totals("name", copied, 1)
+    return bool(most) and "HtoD" in most[0].label
 
 
 RULE = check
