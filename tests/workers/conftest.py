@@ -17,6 +17,9 @@ def make(fate: str = "live"):
         if fate == "exit":
             print("the last words", file=sys.stderr, flush=True)
             os._exit(3)
+        if fate == "fail":
+            print("half of the weights are missing", file=sys.stderr)
+            raise RuntimeError("no weights")
         if fate == "hang":
             time.sleep(600)
         if fate == "oom":

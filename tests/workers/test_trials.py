@@ -25,10 +25,20 @@ def test_a_sweep_survives_every_fate(fated):
     assert "SIGKILL" in seen["die"].reason and "the last words" in seen["exit"].reason
 
 
-def test_a_hanging_cell_times_out(fated):
+def test_a_hanging_cell_times_out(fated, capsys):
     with TrialRunner(timeout=8) as trials:
         run = trials.trial(fated("hang"), ENVIRONMENT)
     assert run.status == "timeout" and "8 s" in run.reason
+    assert "a model that prints" in capsys.readouterr().err
+
+
+def test_what_a_model_prints_is_shown_where_its_step_fails(fated, capsys):
+    with TrialRunner(timeout=120) as trials:
+        assert trials.trial(fated("live"), ENVIRONMENT).status == "ok"
+        assert not capsys.readouterr().err
+        assert trials.trial(fated("fail"), ENVIRONMENT).status == "failed"
+    shown = capsys.readouterr().err.splitlines()
+    assert "  a model that prints" in shown and "  half of the weights are missing" in shown
 
 
 def test_user_errors_come_through_with_their_suggestion(tiny_spec):

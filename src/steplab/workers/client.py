@@ -30,6 +30,7 @@ from steplab.core.errors import ERROR_KINDS, MeasurementError
 from steplab.workloads.user_model import named_files
 
 PROGRAM = "steplab.workers.program"
+SHOWN_BYTES, SHOWN_LINES = 8_192, 20  # of what a model printed, at most
 Progress = Callable[[str], None]
 T = TypeVar("T")
 
@@ -106,6 +107,10 @@ class AnyWorker(abc.ABC):
         """Whether nothing of it has ended."""
 
     @abc.abstractmethod
+    def printed(self) -> list[str]:
+        """Return the last lines that a model printed, on stdout or stderr, since the last call."""
+
+    @abc.abstractmethod
     def close(self) -> None:
         """End it."""
 
@@ -140,6 +145,7 @@ class Worker(AnyWorker):
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.process.stdout, selectors.EVENT_READ)
         self.pending = b""
+        self.log_begin = 0  # where its log stood at the last call
 
     def send_keep(self, function: str, **arguments: Any) -> None:
         """Ask for an object to be kept without waiting until it is made."""
@@ -172,6 +178,17 @@ class Worker(AnyWorker):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
+    def printed(self) -> list[str]:
+        """Return the last lines that a model printed since the last call."""
+        size = self._log_size()
+        begin = max(self.log_begin, size - SHOWN_BYTES)
+        # Not by seek: the process writes where the file stands.
+        text = os.pread(self.log.fileno(), size - begin, begin).decode(errors="replace")
+        return [line.rstrip() for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
+
+    def _log_size(self) -> int:
+        return os.fstat(self.log.fileno()).st_size
+
     def close(self) -> None:
         """End the process and let go of its streams."""
         self.end()
@@ -184,6 +201,7 @@ class Worker(AnyWorker):
 
     def _write(self, request: dict[str, Any]) -> None:
         assert self.process.stdin is not None
+        self.log_begin = self._log_size()
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import json
 import os
 import queue
@@ -33,6 +34,8 @@ def serve() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)  # the parent shows it where a call fails
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
     # A thread of its own: the end of stdin is noticed while a call is still running.
     threading.Thread(target=_read_requests, args=(words, requests), daemon=True).start()

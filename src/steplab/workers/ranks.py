@@ -87,6 +87,11 @@ class RankGroup(AnyWorker):
         """Whether no rank has ended."""
         return all(worker.is_alive for worker in self.workers)
 
+    def printed(self) -> list[str]:
+        """Return the last lines that a model printed since the last call, rank by rank."""
+        ranks = enumerate(worker.printed() for worker in self.workers)
+        return [f"rank {rank}: {line}" for rank, lines in ranks for line in lines]
+
     def end(self) -> None:
         """End the processes of all ranks; who waits for their answers learns that."""
         for worker in self.workers:

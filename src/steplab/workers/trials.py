@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any, Self
 
 from steplab.core import Environment, Run, RunSpec, Status
 from steplab.core.errors import MeasurementError, SteplabError
+from steplab.core.printable import printable
 from steplab.core.run import new_run
 from steplab.workers.client import AnyWorker, Progress, Worker, WorkerLost, no_progress
 from steplab.workers.ranks import start_worker
@@ -69,11 +71,21 @@ class TrialRunner:
         except MeasurementError as error:
             run = replace(new_run(spec, environment), status="failed", reason=str(error))
         except SteplabError:
+            self._show_printed()
             self.close()
             raise
+        if run.status in ("failed", "crashed", "timeout"):
+            self._show_printed()
         if run.status not in self.keep_after:
             self.close()
         return run
+
+    def _show_printed(self) -> None:
+        """Show what the model printed: it may say more about a failure than its error."""
+        lines = self.worker.printed() if self.worker is not None else []
+        if lines:
+            shown = "\n".join(f"  {printable(line)}" for line in lines)
+            print(f"what the model's process printed last:\n{shown}", file=sys.stderr)
 
     def close(self) -> None:
         """End the worker; the next trial starts another."""
