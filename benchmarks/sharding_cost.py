@@ -1,8 +1,9 @@
 """What sharding costs by itself: PYTHONPATH=src python benchmarks/sharding_cost.py [--out FILE]
 
-Rank 0 of 8, whose group does nothing (`silent_group.py`), against the plain step: the host's calls,
-copies and memory of FSDP without any communication. Both stay alive, each in a process of its own,
-and take turns; the ratio is that of their step times. About a minute per row of gpt xl on an H200.
+Rank 0 of 8, whose group does nothing (`parallel/silent.py`), against the plain step: the host's
+calls, copies and memory of FSDP without any communication. Both stay alive, each in a process of
+its own, and take turns; the ratio is that of their step times. About a minute per row of gpt xl on
+an H200.
 `--size tiny --context 64 --device cpu --batch 2` tries it anywhere.
 """
 
@@ -62,9 +63,9 @@ class CostedStep:
         from steplab.step.live import LiveStep
 
         if spec.ranks > 1:
-            import silent_group
+            from steplab.parallel.silent import join_silent
 
-            silent_group.join(spec.ranks)
+            join_silent(spec.ranks)
         self.live = LiveStep(spec, lambda text: None)
 
     def measure(self, steps: int) -> Clock:
@@ -133,7 +134,7 @@ def main() -> None:
     parser.add_argument("--way", nargs="+", default=list(WAYS), help="ways of sharding")
     parser.add_argument("--out", type=Path, nargs="+", default=[], help=".md, .csv or .json")
     args = parser.parse_args()
-    # Workers find this file and the group that does nothing.
+    # Workers find this file.
     paths = [str(Path(__file__).parent.resolve()), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     note = f"rank 0 of {RANKS}, no communication; {ROUNDS} rounds of {STEPS} steps"

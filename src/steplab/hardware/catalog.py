@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 TENSOR_DTYPES = ("bf16", "fp16", "tf32", "fp8")  # these have a 2:4-sparse mode; fp32 has none
 
@@ -31,6 +32,19 @@ FROM_MEMORY = (
 )
 
 
+class Board(NamedTuple):
+    """What the driver tells of a card; all of it was entered from memory."""
+
+    memory_gib: float
+    capability: tuple[int, int]  # compute capability
+    multiprocessors: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory."""
+        return int(self.memory_gib * 2**30)
+
+
 @dataclass(frozen=True)
 class Card:
     """One product: the names its driver reports, its dense peaks and its memory bandwidth."""
@@ -40,6 +54,7 @@ class Card:
     tflops: Mapping[str, float]  # dtype -> dense TFLOP/s
     bandwidth_gbs: float  # device memory, GB/s (10**9 bytes)
     source: str
+    board: Board
     sparse: bool = True  # has 2:4 sparsity, so that a doubled peak is in circulation
 
     def provenance(self, dtype: str) -> str:
@@ -63,42 +78,66 @@ _A100 = _peaks(19.5, 156.0, 312.0)
 
 CARDS: tuple[Card, ...] = (
     Card("V100 SXM2", r"(Tesla )?V100-SXM2-(16|32)GB", {"fp32": 15.7, "fp16": 125.0}, 900,
-         "NVIDIA V100 datasheet", sparse=False),
+         "NVIDIA V100 datasheet",
+         Board(15.8, (7, 0), 80), sparse=False),
     Card("V100 PCIe", r"(Tesla )?V100-PCIE-(16|32)GB", {"fp32": 14.0, "fp16": 112.0}, 900,
-         "NVIDIA V100 datasheet", sparse=False),
+         "NVIDIA V100 datasheet",
+         Board(15.8, (7, 0), 80), sparse=False),
     Card("T4", r"(Tesla )?T4", {"fp32": 8.1, "fp16": 65.0}, 320, "NVIDIA T4 datasheet",
-         sparse=False),
-    Card("A100 40GB", r"A100-(SXM4|PCIE)-40GB", _A100, 1555, "NVIDIA A100 datasheet"),
-    Card("A100 80GB SXM", r"A100-SXM4-80GB", _A100, 2039, "NVIDIA A100 datasheet"),
-    Card("A100 80GB PCIe", r"A100 80GB PCIe", _A100, 1935, "NVIDIA A100 datasheet"),
-    Card("A10", r"A10", _peaks(31.2, 62.5, 125.0), 600, "NVIDIA A10 datasheet"),
+         Board(14.6, (7, 5), 40), sparse=False),
+    Card("A100 40GB", r"A100-(SXM4|PCIE)-40GB", _A100, 1555, "NVIDIA A100 datasheet",
+         Board(39.4, (8, 0), 108)),
+    Card("A100 80GB SXM", r"A100-SXM4-80GB", _A100, 2039, "NVIDIA A100 datasheet",
+         Board(79.2, (8, 0), 108)),
+    Card("A100 80GB PCIe", r"A100 80GB PCIe", _A100, 1935, "NVIDIA A100 datasheet",
+         Board(79.2, (8, 0), 108)),
+    Card("A10", r"A10", _peaks(31.2, 62.5, 125.0), 600, "NVIDIA A10 datasheet",
+         Board(22.0, (8, 6), 72)),
     Card("A10G", r"A10G", _peaks(31.5, 35.0, 70.0), 600,
-         "NVIDIA A10G datasheet; 16-bit products at half the A10's rate per clock"),
-    Card("RTX A6000", r"RTX A6000", _peaks(38.7, 77.4, 154.8), 768, "NVIDIA RTX A6000 datasheet"),
-    Card("L4", r"L4", _peaks(30.3, 60.0, 121.0, 242.0), 300, "NVIDIA L4 datasheet"),
-    Card("L40", r"L40", _peaks(90.5, 90.5, 181.0, 362.0), 864, "NVIDIA L40 datasheet"),
-    Card("L40S", r"L40S", _peaks(91.6, 183.0, 362.0, 733.0), 864, "NVIDIA L40S datasheet"),
+         "NVIDIA A10G datasheet; 16-bit products at half the A10's rate per clock",
+         Board(22.0, (8, 6), 80)),
+    Card("RTX A6000", r"RTX A6000", _peaks(38.7, 77.4, 154.8), 768, "NVIDIA RTX A6000 datasheet",
+         Board(47.5, (8, 6), 84)),
+    Card("L4", r"L4", _peaks(30.3, 60.0, 121.0, 242.0), 300, "NVIDIA L4 datasheet",
+         Board(22.0, (8, 9), 58)),
+    Card("L40", r"L40", _peaks(90.5, 90.5, 181.0, 362.0), 864, "NVIDIA L40 datasheet",
+         Board(44.4, (8, 9), 142)),
+    Card("L40S", r"L40S", _peaks(91.6, 183.0, 362.0, 733.0), 864, "NVIDIA L40S datasheet",
+         Board(44.4, (8, 9), 142)),
     Card("RTX 6000 Ada", r"RTX 6000 Ada Generation", _peaks(91.1, 182.1, 364.2, 728.5), 960,
-         "NVIDIA RTX 6000 Ada datasheet"),
+         "NVIDIA RTX 6000 Ada datasheet",
+         Board(47.4, (8, 9), 142)),
     Card("RTX 3090", r"GeForce RTX 3090", _peaks(35.6, 35.6, 71.2), 936,
-         "NVIDIA GA102 whitepaper, fp32 accumulation"),
+         "NVIDIA GA102 whitepaper, fp32 accumulation",
+         Board(23.7, (8, 6), 82)),
     Card("RTX 4090", r"GeForce RTX 4090", _peaks(82.6, 82.6, 165.2, 330.3), 1008,
-         "NVIDIA Ada whitepaper, fp32 accumulation"),
+         "NVIDIA Ada whitepaper, fp32 accumulation",
+         Board(23.5, (8, 9), 128)),
     Card("RTX 5090", r"GeForce RTX 5090", _peaks(104.8, 104.8, 209.5, 419.0), 1792,
-         "NVIDIA RTX Blackwell whitepaper, fp32 accumulation"),
+         "NVIDIA RTX Blackwell whitepaper, fp32 accumulation",
+         Board(31.4, (12, 0), 170)),
     Card("H100 PCIe", r"H100 PCIe", _peaks(51.2, 378.0, 756.0, 1513.0), 2000,
-         "NVIDIA H100 datasheet"),
-    Card("H100 SXM5", r"H100 80GB HBM3", _H100_SXM, 3350, "NVIDIA H100 datasheet"),
-    Card("H100 NVL", r"H100 NVL", _H100_NVL, 3900, "NVIDIA H100 NVL datasheet, per GPU"),
-    Card("H200 SXM", r"H200", _H100_SXM, 4800, "NVIDIA H200 datasheet"),
-    Card("H200 NVL", r"H200 NVL", _H100_NVL, 4800, "NVIDIA H200 datasheet"),
-    Card("GH200 96GB", r"GH200 (480|120)GB", _H100_SXM, 4000, "NVIDIA GH200 datasheet, 96 GB HBM3"),
+         "NVIDIA H100 datasheet",
+         Board(79.1, (9, 0), 114)),
+    Card("H100 SXM5", r"H100 80GB HBM3", _H100_SXM, 3350, "NVIDIA H100 datasheet",
+         Board(79.1, (9, 0), 132)),
+    Card("H100 NVL", r"H100 NVL", _H100_NVL, 3900, "NVIDIA H100 NVL datasheet, per GPU",
+         Board(93.1, (9, 0), 132)),
+    Card("H200 SXM", r"H200", _H100_SXM, 4800, "NVIDIA H200 datasheet",
+         Board(139.8, (9, 0), 132)),
+    Card("H200 NVL", r"H200 NVL", _H100_NVL, 4800, "NVIDIA H200 datasheet",
+         Board(139.8, (9, 0), 132)),
+    Card("GH200 96GB", r"GH200 (480|120)GB", _H100_SXM, 4000, "NVIDIA GH200 datasheet, 96 GB HBM3",
+         Board(94.5, (9, 0), 132)),
     Card("B200", r"B200", _peaks(75.0, 1125.0, 2250.0, 4500.0), 8000,
-         "NVIDIA DGX B200 datasheet, per GPU"),
+         "NVIDIA DGX B200 datasheet, per GPU",
+         Board(178.4, (10, 0), 148)),
     Card("GB200", r"GB200", _peaks(80.0, 1250.0, 2500.0, 5000.0), 8000,
-         "NVIDIA GB200 NVL72 datasheet, per GPU"),
+         "NVIDIA GB200 NVL72 datasheet, per GPU",
+         Board(184.0, (10, 0), 152)),
     Card("MI300X", r"Instinct MI300X( VF)?", _peaks(163.4, 653.7, 1307.4, 2614.9), 5300,
-         "AMD Instinct MI300X datasheet"),
+         "AMD Instinct MI300X datasheet",
+         Board(191.5, (9, 4), 304)),
 )  # fmt: skip
 
 

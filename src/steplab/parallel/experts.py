@@ -138,8 +138,8 @@ class Exchange:
         to_PHL = counts_HE.unflatten(1, (self.ranks, -1)).transpose(0, 1).contiguous()
         from_PHL = torch.empty_like(to_PHL)
         dist.all_to_all_single(from_PHL, to_PHL, group=self.group)
-        # The one time that the host waits.
-        sent_HP, received_HP = torch.stack([to_PHL, from_PHL]).sum(-1).transpose(1, 2).tolist()
+        assigned = [piece.experts_TK.numel() for piece in pieces]
+        sent_HP, received_HP = self.read_counts(to_PHL, from_PHL, assigned)
         numbers_M = torch.arange(to_PHL.shape[-1], device=to_PHL.device).repeat(self.ranks)
         routes = []
         for half, rows in enumerate(sorted_rows):
@@ -150,6 +150,18 @@ class Exchange:
                 Route(rows, expert_S[:, None], sent_HP[half], received_HP[half], self.group)
             )
         return routes
+
+    def read_counts(
+        self, to_PHL: Tensor, from_PHL: Tensor, rows: Sequence[int]
+    ) -> list[list[list[int]]]:
+        """Return how many rows go to and come from every rank, of each piece with so many `rows`.
+
+        The one time that the host waits.
+        """
+        counts: list[list[list[int]]] = (
+            torch.stack([to_PHL, from_PHL]).sum(-1).transpose(1, 2).tolist()
+        )
+        return counts
 
     @contextlib.contextmanager
     def _streams(self, count: int, shared: Sequence[Tensor]) -> Iterator[list[Any]]:

@@ -76,7 +76,8 @@ class Sharded(Scheme):
         # What is in no block is needed first in the backward too: it stays for the whole step.
         self._shard([model], False, self.shard_mesh)
         sharded = dict(model.named_parameters())
-        self.shards = {p: sharded[name] for p, name in names.items()}  # whole -> shard
+        # Whole -> shard, until the optimizer has its own weights: a whole one must not stay.
+        self.shards = {p: sharded[name] for p, name in names.items()}
         self.units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for unit in self.units:
             self._set_up(unit)
@@ -132,8 +133,10 @@ class Sharded(Scheme):
         return tuple(plan)
 
     def own_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Shard them like their parameters."""
-        return {self.shards[p]: shard_like(whole, self.shards[p]) for p, whole in masters.items()}
+        """Shard them like their parameters, and let go of the whole ones."""
+        own = {self.shards[p]: shard_like(whole, self.shards[p]) for p, whole in masters.items()}
+        self.shards.clear()
+        return own
 
     def _shard(self, modules: list[nn.Module], reshard: bool, mesh: DeviceMesh) -> None:
         ranks = mesh.size(-1)

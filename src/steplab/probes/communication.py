@@ -49,25 +49,37 @@ class CollectiveCounter(TorchDispatchMode):
         if any(hasattr(kind, "full_tensor") for kind in types):
             return NotImplemented
         out = func(*args, **kwargs)
-        if not isinstance(func, HigherOrderOperator) and func.namespace in NAMESPACES:
-            self._count(func._overloadpacket.__name__, [*args, *kwargs.values()])
+        sent = read_collective(func, [*args, *kwargs.values()])
+        if sent is not None:
+            kind, ranks, size = sent
+            self.calls[kind, ranks] += 1
+            self.bytes[kind, ranks] += size
         return out
-
-    def _count(self, name: str, arguments: list[Any]) -> None:
-        plain = name.replace("_", "")
-        kind = next((kind for word, kind in KINDS.items() if word in plain), None)
-        if kind is None:  # waits, barriers
-            return
-        key = kind, _group_size(arguments)
-        self.calls[key] += 1
-        # Of input and output the larger one is the whole message.
-        self.bytes[key] += max(map(tensor_bytes, map(tree_leaves, arguments)))
 
     def collectives(self) -> tuple[Collective, ...]:
         """Return what was counted."""
         return tuple(
             Collective(*key, calls, self.bytes[key]) for key, calls in sorted(self.calls.items())
         )
+
+
+def read_collective(func: Any, arguments: list[Any]) -> tuple[str, int, int] | None:
+    """Return kind, ranks and message bytes of a collective; None for any other op."""
+    if isinstance(func, HigherOrderOperator) or func.namespace not in NAMESPACES:
+        return None
+    kind = collective_kind(func._overloadpacket.__name__)
+    return None if kind is None else (kind, _group_size(arguments), message_bytes(arguments))
+
+
+def collective_kind(name: str) -> str | None:
+    """Return what torch's op or method of that name is; None for waits and barriers."""
+    plain = name.replace("_", "")
+    return next((kind for word, kind in KINDS.items() if word in plain), None)
+
+
+def message_bytes(arguments: Iterable[Any]) -> int:
+    """Return the bytes of a collective: of input and output the larger one is the whole message."""
+    return max(map(tensor_bytes, map(tree_leaves, arguments)))
 
 
 def _group_size(arguments: Iterable[Any]) -> int:

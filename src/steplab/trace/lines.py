@@ -33,7 +33,7 @@ _INSTALLED = re.compile(rf"(site|dist)-packages/|/lib/python3|{_GENERATED.patter
 # named one by one, because a folder of the user's, or a clone, may be called steplab too. The last
 # line has packages and files of releases whose traces may still be stored.
 _RUNNER = re.compile(
-    r"(^|/)steplab/((cli|bench|tune|forecasting|verify|train|meter|lint|profiling|workers|step"
+    r"(^|/)steplab/((cli|bench|tune|estimate|forecasting|verify|train|meter|lint|profiling|workers|step"
     r"|techniques|probes|parallel|testing|findings|compare|report|trace|store|costs|hardware|core"
     r"|studies|engine|explain|record|spec)/|(__init__|__main__|codec|shelf|units|errors)\.py"
     r"|workloads/(user_model|user_batches|misuse)\.py)"

@@ -1,0 +1,279 @@
+"""Ledger: everything that a step does on the device, in the order in which the host asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from steplab.core.run import MEMORY_KINDS
+from steplab.estimate.allocator import Block, CachingAllocator
+from steplab.estimate.calls import Call, describe
+from steplab.estimate.fake_card import FakeStream
+from steplab.parallel.silent import SilentGroup
+from steplab.probes.communication import NAMESPACES, collective_kind, message_bytes
+
+# Ops that hand out what is there already: no kernel runs.
+FREE = frozenset(
+    """view _unsafe_view reshape _reshape_alias t transpose permute expand slice select split
+    split_with_sizes unsqueeze squeeze alias detach as_strided unbind narrow view_as empty
+    empty_like empty_strided new_empty new_empty_strided lift_fresh _to_dense diagonal unfold chunk
+    is_same_size movedim chunk_cat_noop set_ resize_ record_stream""".split()
+)
+QUIET = ("prim", "prims", "profiler")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A call that runs on the device."""
+
+    call: Call
+    phase: str
+    stream: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A collective: it begins when its stream has come so far, and has a stream of its own."""
+
+    op: str
+    ranks: int
+    bytes: int
+    phase: str
+    stream: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """From here on `stream` waits until `of` kernels and collectives of another are done."""
+
+    stream: int
+    other: int  # a stream, or -1 - n for the collective number n
+    of: int
+
+
+Entry = Kernel | Sent | Wait
+
+
+class Ledger(TorchDispatchMode):
+    """Notes kernels, collectives, waits and memory of what runs inside.
+
+    Storages are followed from the op that makes them until the last tensor on them is gone, and
+    placed by the rules of torch's allocator.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, scratch: Any = None) -> None:
+        super().__init__()
+        self.entries: list[Entry] = []
+        self.allocator = CachingAllocator()
+        self.scratch = (
+            scratch  # a Call -> bytes that its kernels need for themselves; None: nothing
+        )
+        self.streams: list[FakeStream] = [FakeStream(self, 0)]
+        self.stream = 0
+        self.phase = ""
+        self.moments: list[tuple[int, int]] = []  # (storage's number, bytes or minus them)
+        self.born: dict[int, str] = {}  # storage's number -> phase
+        self._blocks: dict[int, tuple[Block | None, int, Any]] = {}  # by the storage's address
+        self._numbers = 0
+        self._done: dict[int, int] = {}  # stream -> kernels and collectives so far
+        self._sent = 0
+        self.notes = True  # whether kernels are noted
+
+    # Streams, as fake_card asks for them.
+
+    def new_stream(self) -> FakeStream:
+        """Return a new stream."""
+        self.streams.append(FakeStream(self, len(self.streams)))
+        return self.streams[-1]
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: FakeStream | None) -> Iterator[None]:
+        """Run what is inside on another stream; None: on the present one."""
+        before = self.stream
+        self.stream = before if stream is None else stream.number
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def set_stream(self, stream: FakeStream) -> None:
+        """Run what follows on another stream."""
+        self.stream = stream.number
+
+    def mark(self, stream: int) -> tuple[int, int]:
+        """Return how far a stream is."""
+        return stream, self._done.get(stream, 0)
+
+    def wait(self, stream: int, mark: tuple[int, int]) -> None:
+        """Note that a stream waits for another."""
+        if mark[0] != stream and mark[1]:
+            self.entries.append(Wait(stream, *mark))
+
+    def launched(self, name: str, args: Sequence[Any]) -> None:
+        """Note a kernel that Triton launches: each of its tensors is read or written once."""
+        tensors = [t for t in args if isinstance(t, Tensor) and t.device.type == "cuda"]
+        moved = float(sum(t.numel() * t.element_size() for t in tensors))
+        self._note(Call(f"triton {name}", (math.log2(max(moved, 1.0)),), 0.0, moved))
+
+    @contextlib.contextmanager
+    def watch(self, phase: str) -> Iterator[None]:
+        """Run a phase of the step."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    # Ops.
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the op, then note it."""
+        kwargs = dict(kwargs or {})
+        if any(hasattr(kind, "full_tensor") for kind in types):
+            return NotImplemented
+        out = func(*args, **kwargs)
+        if isinstance(func, HigherOrderOperator) or func.namespace in QUIET:
+            return out
+        self._made(out)
+        if func.namespace in NAMESPACES:  # noted by the group, which is told when somebody waits
+            return out
+        if func._overloadpacket.__name__ not in FREE and _on_device(args, kwargs, out):
+            call = describe(func, args, kwargs, out)
+            if self.scratch is not None:
+                self._use_scratch(self.scratch(call))
+            self._note(call)
+        return out
+
+    def _note(self, call: Call) -> None:
+        self._done[self.stream] = self._done.get(self.stream, 0) + 1
+        if self.notes:
+            self.entries.append(Kernel(call, self.phase, self.stream))
+
+    def sent(self, name: str, ranks: int, arguments: list[Any]) -> Callable[[], None]:
+        """Note a collective; return what to call when somebody waits for it."""
+        kind = collective_kind(name)
+        if kind is None:
+            return lambda: None
+        self._sent += 1
+        number, size = self._sent, message_bytes(arguments)
+        self.entries.append(Sent(kind, ranks, size, self.phase, self.stream, number))
+
+        def waited() -> None:
+            self.entries.append(Wait(self.stream, -1 - number, 1))
+
+        return waited
+
+    # Memory.
+
+    def _made(self, out: Any) -> None:
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.device.type == "cuda":
+                self.follow(tensor)
+
+    def follow(self, tensor: Tensor) -> int:
+        """Give a tensor's storage memory, unless it has it already; return the storage's number."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._blocks:
+            return self._blocks[key][1]
+        self._numbers += 1
+        number = self._numbers
+        gone = weakref.ref(storage, lambda _: self._free(key))
+        self._blocks[key] = (self._take(number, storage.nbytes()), number, gone)
+        self.born[number] = self.phase
+        return number
+
+    def _take(self, number: int, size: int) -> Block | None:
+        block = self.allocator.allocate(size, self.stream)
+        if block is not None:
+            self.moments.append((number, block.size))
+        return block
+
+    def _free(self, key: int) -> None:
+        block, number, _ = self._blocks.pop(key)
+        if block is not None:
+            self.moments.append((number, -block.size))
+            self.allocator.release(block)
+
+    def resized(self, storage: Any, size: int) -> None:
+        """Follow a storage whose bytes are given back or taken again, as sharding does."""
+        key = storage._cdata
+        if key not in self._blocks:
+            return
+        block, number, gone = self._blocks[key]
+        if block is not None:
+            self.moments.append((number, -block.size))
+            self.allocator.release(block)
+        self._blocks[key] = (self._take(number, size), number, gone)
+
+    def _use_scratch(self, size: int) -> None:
+        block = self.allocator.allocate(size, self.stream)
+        if block is not None:
+            self.moments += [(0, block.size), (0, -block.size)]
+            self.allocator.release(block)
+
+    def begin(self) -> None:
+        """Begin to note: forget the kernels so far and look for the peak anew."""
+        self.entries.clear()
+        self.allocator.reset_peaks()
+        held: dict[int, int] = {}
+        for number, size in self.moments:
+            held[number] = held.get(number, 0) + size
+        self.moments = [(number, size) for number, size in held.items() if size]
+
+    def at_peak(self, kinds: Mapping[int, str]) -> dict[str, int]:
+        """Return the bytes by kind at the moment of the most; `kinds` by the storage's number."""
+        now = most = 0
+        at = 0
+        for index, (_, size) in enumerate(self.moments):
+            now += size
+            if now > most:
+                most, at = now, index
+        live: dict[int, int] = {}
+        for number, size in self.moments[: at + 1]:
+            live[number] = live.get(number, 0) + size
+        found = dict.fromkeys(MEMORY_KINDS, 0)
+        for number, size in live.items():
+            default = "activations" if self.born.get(number) == "forward" else "temporaries"
+            found[kinds.get(number, default)] += size
+        return found
+
+
+def _on_device(args: Any, kwargs: Any, out: Any) -> bool:
+    leaves = tree_leaves((args, kwargs, out))
+    return any(isinstance(t, Tensor) and t.device.type == "cuda" for t in leaves)
+
+
+@contextlib.contextmanager
+def following(ledger: Ledger) -> Iterator[None]:
+    """Let the ledger see what no op shows: resized storages, and waits for collectives."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: Any, size: int) -> Any:
+        done = resize(storage, size)
+        ledger.resized(storage, size)
+        return done
+
+    before = SilentGroup.watch
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+    SilentGroup.watch = ledger.sent
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        SilentGroup.watch = before
