@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import steplab
+from steplab.core.errors import Unsupported
 
 rule = "activation_memory"
 where = "cuda"
@@ -55,12 +56,13 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
 
 def made(width: int, forget: bool) -> steplab.UserModel:
     """As many rows as fill the share of the device; they are on it already."""
-    on_cuda = torch.cuda.is_available()
-    room = torch.cuda.mem_get_info()[1] if on_cuda else 2**28
+    if not torch.cuda.is_available():
+        raise Unsupported("This exhibit needs a GPU.", "Others show their fault on a CPU.")
+    room = torch.cuda.mem_get_info()[1]
     rows = int(SHARE * room / (2 * KEPT * width * LAYERS)) // 64 * 16  # in bf16, four sequences
 
     def batches(size: int) -> Iterator[Tensor]:
-        device = "cuda" if on_cuda else "cpu"
+        device = "cuda"
         batch = torch.randn(size * rows, width, device=device, dtype=torch.bfloat16)
         while True:
             yield batch

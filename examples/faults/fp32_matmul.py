@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import steplab
+from steplab.core.errors import Unsupported
 
 rule = "fp32_matmul"
 where = "cuda"
@@ -22,9 +23,11 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
 
 def made(width: int, rows: int, layers: int, half: bool) -> steplab.UserModel:
     """Square layers; batches lie on the device."""
+    if not torch.cuda.is_available():
+        raise Unsupported("This exhibit needs a GPU.", "Others show their fault on a CPU.")
 
     def batches(size: int) -> Iterator[Tensor]:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda"
         batch = torch.randn(size * rows, width, device=device)
         while True:
             yield batch

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import steplab
+from steplab.core.errors import Unsupported
 
 rule = "fragmentation"
 where = "cuda"
@@ -50,6 +51,8 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
 
 def made(width: int, rows: int, kept: bool) -> steplab.UserModel:
     """Batches lie on the device."""
+    if not torch.cuda.is_available():
+        raise Unsupported("This exhibit needs a GPU.", "Others show their fault on a CPU.")
 
     def batches(size: int) -> Iterator[Tensor]:
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import steplab
+from steplab.core.errors import Unsupported
 
 rule = "late_start"
 where = "cuda"
@@ -39,9 +40,11 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
 
 def made(width: int, rows: int, times: int) -> steplab.UserModel:
     """Batches lie on the device, so that nothing else waits."""
+    if not torch.cuda.is_available():
+        raise Unsupported("This exhibit needs a GPU.", "Others show their fault on a CPU.")
 
     def batches(size: int) -> Iterator[Tensor]:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda"
         batch = torch.randn(size * rows, width, device=device)
         while True:
             yield batch

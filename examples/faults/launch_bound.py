@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import steplab
+from steplab.core.errors import Unsupported
 
 rule = "launch_bound"
 where = "cuda"
@@ -36,9 +37,11 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
 
 def faulty(width: int = 256, rows: int = 64, layers: int = 64) -> steplab.UserModel:
     """A deep stack; batches lie on the device."""
+    if not torch.cuda.is_available():
+        raise Unsupported("This exhibit needs a GPU.", "Others show their fault on a CPU.")
 
     def batches(size: int) -> Iterator[Tensor]:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda"
         batch = torch.randn(size * rows, width, device=device, dtype=torch.bfloat16)
         while True:
             yield batch

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import steplab
+from steplab.core.errors import Unsupported
 
 rule = "many_graph_sizes"
 where = "cuda"
@@ -40,9 +41,11 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
 
 def made(width: int, layers: int, padded: bool) -> steplab.UserModel:
     """A compiled stack, replayed by CUDA graphs; batches lie on the device."""
+    if not torch.cuda.is_available():
+        raise Unsupported("This exhibit needs a GPU.", "Others show their fault on a CPU.")
 
     def batches(size: int) -> Iterator[Tensor]:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda"
         batch = torch.randn(size, LONGEST, width, device=device, dtype=torch.bfloat16)
         for number in count():
             yield batch if padded else batch[:, : SHORTEST + number // 2 % (LONGEST - SHORTEST)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import steplab
+from steplab.core.errors import Unsupported
 
 rule = "synchronization"
 where = "cuda"
@@ -41,6 +42,8 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
 
 def made(width: int, rows: int, layers: int, read_back: bool) -> steplab.UserModel:
     """Batches lie on the device, so that nothing else waits."""
+    if not torch.cuda.is_available():
+        raise Unsupported("This exhibit needs a GPU.", "Others show their fault on a CPU.")
 
     def batches(size: int) -> Iterator[Tensor]:
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import steplab
+from steplab.core.errors import Unsupported
 
 rule = "unaligned_matmul"
 where = "cuda"
@@ -17,9 +18,11 @@ where = "cuda"
 
 def made(width: int, rows: int, vocabulary: int) -> steplab.UserModel:
     """A head alone, in bf16; batches lie on the device."""
+    if not torch.cuda.is_available():
+        raise Unsupported("This exhibit needs a GPU.", "Others show their fault on a CPU.")
 
     def batches(size: int) -> Iterator[Tensor]:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda"
         batch = torch.randn(size * rows, width, device=device, dtype=torch.bfloat16)
         while True:
             yield batch

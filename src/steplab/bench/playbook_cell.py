@@ -20,7 +20,6 @@ from steplab.core.errors import MeasurementError, SteplabError, UserError
 from steplab.core.output_file import write_output
 from steplab.kernels import ema as ema_op
 from steplab.kernels.dispatch import AUTO, refusal
-from steplab.modules.precision import configure_precision
 from steplab.probes.environment import capture_environment
 from steplab.probes.ran import RawProfile, profiler_activities
 from steplab.profiling.plan import ProfilePlan
@@ -45,12 +44,10 @@ def run_cell(cell: PlaybookCell, book: Playbook) -> dict[str, object]:
     than the step.
     """
     line = _about(cell, book)
-    asked = {"on": True, "off": False, "auto": None}[cell.reduction]
     try:
-        with configure_precision(allow_bf16_reduced_precision_reduction=asked):
-            line |= _measured(cell, book)
-            if not book.forward_only:
-                trace_ema_alone(cell, find_device(book.device))
+        line |= _measured(cell, book)
+        if not book.forward_only:
+            trace_ema_alone(cell, find_device(book.device))
         return {**line, "status": "ok"}
     except UserError:
         raise

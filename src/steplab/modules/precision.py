@@ -62,8 +62,8 @@ def configure_precision(
             torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
             _allow_tf32_in_cudnn(allow_tf32)
         if allow_bf16_reduced_precision_reduction is not None:
-            stack.callback(_set_reductions, *_reductions())
-            _set_reductions(allow_bf16_reduced_precision_reduction)
+            stack.callback(round_bf16_sums, *_reductions())
+            round_bf16_sums(allow_bf16_reduced_precision_reduction)
         yield
 
 
@@ -80,5 +80,6 @@ def _reductions() -> tuple[bool, bool]:
     )
 
 
-def _set_reductions(may_round: bool, may_split: bool = True) -> None:
+def round_bf16_sums(may_round: bool, may_split: bool = True) -> None:
+    """Let cuBLAS add the partial sums of split bf16 products in bf16, and split them at all."""
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (may_round, may_split)

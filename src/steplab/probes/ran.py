@@ -78,6 +78,12 @@ class RanProbe(Probe):
         return replace(self.traced, impls=self.impls, optimizer=self.optimizer)
 
 
+def bf16_sums() -> str:
+    """Return in what cuBLAS may add the partial sums of bf16 products."""
+    rounds = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    return "bf16" if rounds else "fp32"
+
+
 def dispatched_impls(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Return the implementations of each op that the modules of a model have called."""
     impls: dict[str, set[str]] = {}
@@ -157,6 +163,7 @@ def read_events(events: Iterable[Any], on_cuda: bool) -> Ran:
         kernels=dict(kernels.most_common(KEPT_KERNELS)),
         kernel_launches=launches + graphs if on_cuda else None,
         matmul_precision=torch.get_float32_matmul_precision(),
+        bf16_sums=bf16_sums() if on_cuda else None,
         graph_launches=graphs if on_cuda else None,
         optimizer_ops=dict(optimizer),
         device_busy_ms=covered_ns(busy) / 1e6 if on_cuda else None,

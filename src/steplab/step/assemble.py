@@ -12,6 +12,7 @@ import torch._functorch.config
 from steplab.core import Mode, Recipe, RunSpec
 from steplab.core.errors import UserError, no_gpu
 from steplab.modules.optimizer import set_master_weights
+from steplab.modules.precision import round_bf16_sums
 from steplab.step.graph import graph_step, learning_rates_to_device
 from steplab.step.prefetch import Prefetched
 from steplab.step.step import Step
@@ -47,6 +48,7 @@ def build_step(
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False  # torch's default lets convolutions use TF32
+    round_bf16_sums(True)  # torch's default
     torch._functorch.config.activation_memory_budget = 1.0
     parts = StepParts(model, device, torch.amp.GradScaler(device.type, enabled=False))
     chosen = [(technique(name), settings) for name, settings in recipe.techniques.items()]

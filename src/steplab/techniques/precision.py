@@ -26,9 +26,13 @@ class PrecisionSettings:
     `bf16-weights`: weights in bf16 too, so nothing is cast; the optimizer keeps them in fp32 as
     well, and gradients add up in bf16. Autocast stays on for what it computes in fp32: losses,
     softmax, the statistics of norms.
+
+    `sums`: in what cuBLAS adds the partial sums of a bf16 product whose long axis it splits over
+    thread blocks. torch's own choice is bf16, which is faster and rounds once more.
     """
 
     dtype: Literal["fp32", "tf32", "bf16", "fp16", "bf16-weights"] = "fp32"
+    sums: Literal["bf16", "fp32"] = "bf16"
 
 
 class Precision(Technique):
@@ -41,8 +45,17 @@ class Precision(Technique):
         """Set the global matmul precision or the forward's autocast context, or round weights."""
         import torch
 
+        from steplab.modules.precision import round_bf16_sums
+
         dtype = str(settings["dtype"])
         parts.matmul_dtype = product_dtype(dtype)
+        if "sums" in settings:
+            if parts.device.type != "cuda":
+                raise Unsupported(
+                    "precision.sums is a setting of cuBLAS, which a CPU does not use.",
+                    "Leave it out.",
+                )
+            round_bf16_sums(settings["sums"] == "bf16")
         if dtype == BF16_WEIGHTS:
             # Norms' weights and biases too: one of them in fp32 would widen the whole stream.
             for parameter in parts.model.parameters():
@@ -66,6 +79,8 @@ class Precision(Technique):
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
         """bf16 weights need an optimizer that keeps them in fp32 too; none of torch's does."""
+        if "sums" in settings and product_dtype(str(settings["dtype"])) != "bf16":
+            return f"sums are those of bf16 products, and the products are {settings['dtype']}"
         asked = recipe.get("optimizer", {}).get("impl", MASTER_WEIGHT_OPTIMIZER)
         if settings["dtype"] == BF16_WEIGHTS and asked != MASTER_WEIGHT_OPTIMIZER:
             needed = f"optimizer={MASTER_WEIGHT_OPTIMIZER}"
@@ -102,6 +117,9 @@ class Precision(Technique):
         if seen and seen.get(asked, 0) <= 0.5 * sum(seen.values()):
             shown = ", ".join(f"{n} x {dtype}" for dtype, n in seen.items())
             return f"precision {asked} was asked for, but the matrix products ran as {shown}"
+        sums = run.ran.bf16_sums if run.ran else None
+        if sums and settings.get("sums", sums) != sums:
+            return f"partial sums in {settings['sums']} were asked for, but they were in {sums}"
         wanted = {"tf32": "high", "fp32": "highest"}.get(asked)
         if run.ran and wanted and run.ran.matmul_precision != wanted:
             found = run.ran.matmul_precision
