@@ -103,6 +103,7 @@ COMMANDS: dict[str, list[str] | str] = {
     "bench ema": SWEEPS,
     "bench infer": SWEEPS,
     "bench collectives": SWEEPS,
+    "bench compile": WORDS,
     "bench ddp": SWEEPS,
     "tune": "test_a_ladder_that_names_code_is_not_continued",
     "bench precision": WORDS,
