@@ -36,11 +36,11 @@ def made(width: int, rows: int, layers: int, apart: bool) -> steplab.UserModel:
     return steplab.UserModel(model, batches, loss, rows, optimizer=optimizer)
 
 
-def faulty(width: int = 32, rows: int = 16, layers: int = 48) -> steplab.UserModel:
+def faulty(width: int = 64, rows: int = 64, layers: int = 64) -> steplab.UserModel:
     """A group per weight."""
     return made(width, rows, layers, apart=True)
 
 
-def clean(width: int = 32, rows: int = 16, layers: int = 48) -> steplab.UserModel:
+def clean(width: int = 64, rows: int = 64, layers: int = 64) -> steplab.UserModel:
     """One group."""
     return made(width, rows, layers, apart=False)

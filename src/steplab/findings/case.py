@@ -25,6 +25,8 @@ from steplab.trace.silences import captures
 
 # An eager operator takes the host 10 to 60 us with its Python; on a slow one, twice that.
 SLOWEST_LAUNCH_MS = 0.1
+# While it is on, the host stalls and reads everywhere: those findings would be this one again.
+ANOMALY = "anomaly mode"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,11 @@ class Case:
         steps = [step.number for step in self.analysis.budget.worked]
         each = [float(silences.idle[chosen & (silences.step == step)].sum()) for step in steps]
         return statistics.median_low(each) / 1e6 * self.rows.scale
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The switches for debugging that were on while the step ran."""
+        return self.run.profile.switches if self.run is not None and self.run.profile else ()
 
     @property
     def busy_ms(self) -> float:

@@ -32,17 +32,18 @@ def python_loops(rows: Rows) -> list[PythonLoop]:
     chosen = np.flatnonzero(forward & (work.line > 0) & ~(replayed & (work.launched >= 0)))
     if not len(chosen):
         return []
-    key = np.stack([work.function, work.line, work.module, rows.call], axis=0)
+    # By name: a loop over weights calls one operator with many shapes.
+    key = np.stack([work.function, work.line, work.module, work.op], axis=0)
     key = key[:, chosen].astype(np.int64)
     distinct, counts = np.unique(key, axis=1, return_counts=True)
     found: dict[int, PythonLoop] = {}
     for column in np.argsort(-counts, kind="stable").tolist():
         turns = int(counts[column]) // rows.steps
-        function, line, _, call = distinct[:, column].tolist()
-        name = rows.calls[call].name
+        function, line, _, op = distinct[:, column].tolist()
+        name = work.labels[op]
         if turns < MIN_TURNS or len(found) >= 3:
             break
-        if function not in found and name and work.labels[line] != UNATTRIBUTED:
+        if function not in found and UNATTRIBUTED not in (name, work.labels[line]):
             whole = rows.inside & (work.function == function)
             found[function] = PythonLoop(work.labels[line], name, turns, whole)
     return list(found.values())

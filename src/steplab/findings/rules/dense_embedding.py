@@ -33,7 +33,8 @@ def check(case: Case) -> Finding | None:
     gradient = rows.within(lambda call: call.name == BACKWARD and _table(call) > 0)
     update = rows.labeled("phase", lambda label: label == "optimizer")
     update |= rows.category("optimizer")
-    updated = _updated(rows)
+    profile = case.run.profile if case.run is not None else None
+    updated = (profile.updated_weights if profile else None) or _updated(rows)
     share = min(1.0, sum(tables) / updated) if updated else 0.0
     spent = rows.ms(gradient) + share * rows.ms(update & ~gradient)
     if not spent > SHARE * case.step_ms:

@@ -10,6 +10,8 @@ When it is wrong: the values between the products are used by something else.
 
 from __future__ import annotations
 
+import numpy as np
+
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
@@ -19,7 +21,7 @@ from steplab.findings.rows import Mask, Rows
 SHARE = 0.03
 MUCH = 0.5  # of the multiplications
 MOVES = ("elementwise", "copy", "memset", "reduction")
-PLAIN = frozenset(f"aten::{name}" for name in "bmm mm copy_ clone contiguous".split())
+USES = ("elementwise", "reduction", "softmax", "normalization", "sort and index")
 
 
 def check(case: Case) -> Finding | None:
@@ -86,13 +88,8 @@ def _saves(first: Matmul, second: Matmul) -> bool:
 def _used(rows: Rows, sizes: set[int]) -> set[int]:
     """Return the sizes that something else than products and copies takes in the forward."""
     forward = rows.labeled("phase", lambda label: label != "backward")
-    numbers = set(rows.call[forward].tolist())
-    used = set()
-    for number in numbers:
-        call = rows.calls[number]
-        if call.name not in PLAIN:
-            used |= sizes & set(call.numels)
-    return used
+    numbers = np.unique(rows.call[forward & rows.category(*USES)]).tolist()
+    return {size for number in numbers for size in rows.calls[number].numels} & sizes
 
 
 def _around(rows: Rows, sizes: set[int]) -> Mask:

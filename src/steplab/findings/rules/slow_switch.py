@@ -11,9 +11,8 @@ When it is wrong: bit-exact results are wanted; deterministic algorithms are a n
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.findings.case import Case
+from steplab.findings.case import ANOMALY, Case
 
-ANOMALY = "anomaly mode"
 BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
 HOW = {
     ANOMALY: "no torch.autograd.set_detect_anomaly(True) or detect_anomaly() around the step",
@@ -27,9 +26,7 @@ CHECKS = ("aten::isnan", "aten::_is_any_true", "aten::item", "aten::is_nonzero")
 
 def check(case: Case) -> tuple[Finding, ...]:
     """Tell what each switch costs, where the trace shows it."""
-    profile = case.run.profile if case.run is not None else None
-    found = [_finding(case, switch) for switch in (profile.switches if profile else ())]
-    return tuple(found)
+    return tuple(_finding(case, switch) for switch in case.switches)
 
 
 def _finding(case: Case, switch: str) -> Finding:

@@ -19,6 +19,7 @@ from steplab.findings.loops import PythonLoop, python_loops
 from steplab.findings.rows import Rows
 
 SHARE = 0.20
+ORDINARY = 0.35  # of the step without a loop: a small model, and no fault
 LOOP_SHARE = 0.10
 # Of a call's time in the operator itself that is no work: an add of ten elements takes this.
 OVERHEAD_MS = 0.003
@@ -49,6 +50,7 @@ def check(case: Case) -> Finding | None:
         stake_ms=lost,
         why="a call from Python costs microseconds, however little the operator does",
         gain_ms=lost,
+        ordinary=not loops and lost < ORDINARY * case.step_ms,
     )
 
 

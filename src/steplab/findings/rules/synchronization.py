@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 
 from steplab.core import Finding, units
-from steplab.findings.case import Case
+from steplab.findings.case import ANOMALY, Case
 from steplab.findings.rows import Rows
 from steplab.trace.analysis import UNATTRIBUTED
 
@@ -24,7 +24,7 @@ FREES = re.compile(r"(cuda|hip)Free(Async|Host)?|hipHostFree")
 
 def check(case: Case) -> Finding | None:
     """Add up the idle time that each waiting line caused."""
-    if case.rows is None or not case.on_device:
+    if case.rows is None or not case.on_device or ANOMALY in case.switches:
         return None
     assert case.analysis is not None
     syncs, labels, steps = case.analysis.syncs, case.rows.work.labels, case.rows.steps

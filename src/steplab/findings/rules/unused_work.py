@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from steplab.core import Finding, units
 from steplab.core.run import READ_ONLY, UNUSED
-from steplab.findings.case import Case
+from steplab.findings.case import ANOMALY, Case
 from steplab.findings.claims import Claim
 from steplab.findings.rows import Mask, Rows
 
@@ -22,7 +22,7 @@ SHARE = 0.005
 def check(case: Case) -> Finding | None:
     """Add up the work without effect, by whether anybody looks at it."""
     rows = case.rows
-    if rows is None:
+    if rows is None or ANOMALY in case.switches:
         return None
     unused, read = case.verdict(UNUSED), case.verdict(READ_ONLY)
     mask = unused | read
