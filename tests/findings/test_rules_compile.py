@@ -50,7 +50,7 @@ def test_on_a_gpu_breaks_cost_the_kernels_between_graphs():
     found = graph_breaks.RULE(
         gpu_case([inside, RecordedOp("aten::mean", 40), inside], extra=[resumed])
     )
-    assert found.stake_ms == pytest.approx(0.04)
+    assert found.stake_ms == pytest.approx(0.041)  # a microsecond is waited for a launch
 
 
 def test_breaks_without_a_trace_have_an_unknown_cost():

@@ -20,7 +20,7 @@ class PythonLoop:
     line: str
     op: str  # the operator that it calls most
     turns: int  # calls of it in one step
-    whole: Mask  # all rows of the function around it, backward included
+    whole: Mask  # what the function around it calls as often, backward included
 
 
 def python_loops(rows: Rows) -> list[PythonLoop]:
@@ -44,6 +44,12 @@ def python_loops(rows: Rows) -> list[PythonLoop]:
         if turns < MIN_TURNS or len(found) >= 3:
             break
         if function not in found and UNATTRIBUTED not in (name, work.labels[line]):
-            whole = rows.inside & (work.function == function)
+            whole = _turning(rows, rows.inside & (work.function == function))
             found[function] = PythonLoop(work.labels[line], name, turns, whole)
     return list(found.values())
+
+
+def _turning(rows: Rows, mask: Mask) -> Mask:
+    """Return the rows of lines that come at least MIN_TURNS times in a step."""
+    counts = np.bincount(rows.work.line[mask], minlength=len(rows.work.labels))
+    return mask & (counts >= MIN_TURNS * rows.steps)[rows.work.line]

@@ -35,6 +35,9 @@ FILLS = frozenset(
 )
 OVERWRITES = frozenset(f"aten::{name}" for name in ("copy_", "fill_", "zero_"))
 PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+RECTIFIERS = frozenset(
+    f"aten::{name}" for name in ("relu", "relu_", "threshold_backward", "clamp", "clamp_min")
+)
 LARGE_PRODUCT = 2**24  # multiply-adds from which the factors of a product are looked at
 SAMPLED = 4096  # elements of a factor
 MOSTLY_ZERO = 0.95  # of a sample; ReLU leaves half, a one-hot factor one in hundreds
@@ -117,7 +120,7 @@ class _Watcher(TorchDispatchMode):
             if isinstance(func, OpOverload):
                 self._note(func, args, given, out, before, zeros)
             elif isinstance(func, HigherOrderOperator):
-                self._note_opaque(func, args, given, out)
+                self._note_opaque(func.name(), _tensors((args, given)), _tensors(out))
         return out
 
     def result(self) -> Dataflow | None:
@@ -162,9 +165,9 @@ class _Watcher(TorchDispatchMode):
         self, func: OpOverload, args: Any, kwargs: Any, out: Any, random: object, zeros: bool
     ) -> None:
         name = func._schema.name
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        inputs, outputs = _tensors((args, kwargs)), _tensors(out)
         if any(not _is_plain(tensor) for tensor in (*inputs, *outputs)):
+            self._note_opaque(name, inputs, outputs)
             return
         self._look_at_ids(name, args)
         written = _written(func, args, kwargs)
@@ -202,14 +205,13 @@ class _Watcher(TorchDispatchMode):
             outside = old is not None and old.outside
             self._set(tensor, _Value(hash((number, place)), index, constant, outside))
 
-    def _note_opaque(self, func: HigherOrderOperator, args: Any, kwargs: Any, out: Any) -> None:
-        """Note an operator of which only the tensors are known."""
-        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and _is_plain(x)]
-        made = [x for x in tree_leaves(out) if isinstance(x, Tensor) and _is_plain(x)]
+    def _note_opaque(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Note an operator whose values cannot be followed: sparse ones, or of a higher order."""
         index = len(self.seen.ops)
-        needs = {value.writer for value in map(self._value, inputs) if value.writer >= 0}
-        self.seen.ops.append(_Op(func.name(), tuple(needs), lasts=True))
-        for place, tensor in enumerate(made):
+        values = [self._value(tensor) for tensor in inputs if _is_plain(tensor)]
+        needs = {value.writer for value in values if value.writer >= 0}
+        self.seen.ops.append(_Op(name, tuple(needs), lasts=True))
+        for place, tensor in enumerate(filter(_is_plain, outputs)):
             self._set(tensor, _Value(hash((index, place, "opaque")), index))
 
     def _set(self, tensor: Tensor, value: _Value) -> None:
@@ -254,11 +256,18 @@ class _Watcher(TorchDispatchMode):
 
     def _zero_share(self, tensor: Tensor) -> float:
         value = self._value(tensor)
-        if value.writer < 0:  # a weight
+        if value.writer < 0 or self._made_by(value) in RECTIFIERS:  # a weight, or a learned zero
             return 0.0
         if value.number not in self.sampled:
             self.sampled[value.number] = _zeros_in_sample(tensor)
         return self.sampled[value.number]
+
+    def _made_by(self, value: _Value) -> str:
+        """Return the operator that computed a value, before casts of it."""
+        op = self.seen.ops[value.writer]
+        while op.name == CAST and op.needs:
+            op = self.seen.ops[op.needs[0]]
+        return op.name
 
     def _look_at_ids(self, name: str, args: Any) -> None:
         if name == "aten::embedding" and args[1].dim() == 2 and args[1].numel() >= LEAST_IDS:
@@ -299,6 +308,10 @@ def _is_plain(tensor: Any) -> bool:
 PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -315,7 +328,7 @@ def _written(func: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
             given = kwargs.get(argument.name) if argument.kwarg_only else None
             if given is None and place < len(args):
                 given = args[place]
-            found += [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+            found += _tensors(given)
     return found
 
 

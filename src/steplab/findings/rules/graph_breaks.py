@@ -32,6 +32,7 @@ def check(case: Case) -> Finding | None:
     if not breaks and not resumed:
         return None
     between, graphs = _between_ms(case), _graphs(case)
+    waits = _waits_ms(case, graphs, sum(count for _, count in resumed))
     reasons = sorted(breaks.items(), key=lambda item: -item[1])
     evidence = [f"{reason} (x {count})" for reason, count in reasons[:3]]
     evidence += [f"{line}: resumed {count} times a step" for line, count in resumed[:3]]
@@ -44,11 +45,18 @@ def check(case: Case) -> Finding | None:
         claim=f"the compiled model is cut into pieces by {units.counted(count, 'graph break')}",
         evidence=tuple(evidence),
         remedy="take the named construct out of the forward pass, then compile.fullgraph=true",
-        stake_ms=between,
+        stake_ms=None if between is None else between + waits,
         why="every graph is entered and left from Python, and nothing fuses across a break",
         # One graph remains to be entered. What fusing would gain comes on top.
-        gain_ms=None if between is None else between * (1 - 1 / max(graphs, 1)),
+        gain_ms=None if between is None else between * (1 - 1 / max(graphs, 1)) + waits,
     )
+
+
+def _waits_ms(case: Case, graphs: float, resumed: int) -> float:
+    """Return the waits for launches that go with the graphs after breaks: each is entered alike."""
+    if not case.on_device or not graphs:
+        return 0.0
+    return max(0.0, case.launch_wait_ms) * min(1.0, resumed / graphs)
 
 
 def _resumed(case: Case) -> list[tuple[str, int]]:

@@ -11,15 +11,18 @@ fetched there are a data_stall, and compilations a recompile.
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.findings.case import Case
+from steplab.findings.case import ANOMALY, Case
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.01  # a busy machine holds the host up now and then
 SHOWN = 3
+PAUSES, LAUNCHES = 0.10, 0.25  # of the step
 
 
 def check(case: Case) -> Finding | None:
     """Take the silences of the host that are neither data nor compilation."""
+    if ANOMALY in case.switches:
+        return None
     hidden = case.unexplained_wait_ms
     lost = case.silent_ms("python", "operator") + hidden
     if not lost > SHARE * case.step_ms:
@@ -42,7 +45,14 @@ def check(case: Case) -> Finding | None:
         stake_ms=lost,
         why="the host launches nothing there, and what it had launched before is done",
         gain_ms=lost,
+        ordinary=_is_one_of_many(case, lost),
     )
+
+
+def _is_one_of_many(case: Case, lost: float) -> bool:
+    """Whether the device waits for launches all over the step: then a pause is one wait of many."""
+    launches = case.launch_wait_ms if case.on_device else 0.0
+    return lost < PAUSES * case.step_ms and launches > LAUNCHES * case.step_ms
 
 
 def _remedy(where: str) -> str:

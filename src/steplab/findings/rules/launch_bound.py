@@ -49,8 +49,14 @@ def check(case: Case) -> Finding | None:
         stake_ms=idle,
         why="the host launches kernels more slowly than the device finishes them",
         gain_ms=idle,
-        ordinary=idle < ORDINARY * case.step_ms and not _is_replayed(case),
+        ordinary=_is_broken(case) or (idle < ORDINARY * case.step_ms and not _is_replayed(case)),
     )
+
+
+def _is_broken(case: Case) -> bool:
+    """Whether graph breaks make the launches; they have their rule."""
+    compilation = case.run.compilation if case.run is not None else None
+    return compilation is not None and bool(compilation.breaks)
 
 
 def _is_replayed(case: Case) -> bool:

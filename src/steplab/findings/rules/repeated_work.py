@@ -33,13 +33,12 @@ def check(case: Case) -> tuple[Finding, ...]:
     if rows is None:
         return ()
     again = case.verdict(MADE_BEFORE)
-    # Casts inside other operators are autocast's own.
-    again &= ~rows.called(is_cast) | rows.asked_for(_asks_for_cast)
     backward = rows.labeled("phase", lambda label: label == "backward")
-    recomputed = again & backward
+    # Casts inside other operators are autocast's own.
+    own = rows.called(is_cast) & ~rows.asked_for(_asks_for_cast)
     found = (
-        _recomputed(case, rows, recomputed),
-        _repeated(case, rows, again & ~recomputed),
+        _recomputed(case, rows, again & backward),
+        _repeated(case, rows, again & ~backward & ~own),
         _second_backward(case, rows),
     )
     return tuple(finding for finding in found if finding is not None)

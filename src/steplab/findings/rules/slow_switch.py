@@ -10,8 +10,11 @@ When it is wrong: bit-exact results are wanted; deterministic algorithms are a n
 
 from __future__ import annotations
 
+import numpy as np
+
 from steplab.core import Finding, units
 from steplab.findings.case import ANOMALY, Case
+from steplab.trace.windows import step_at
 
 BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
 HOW = {
@@ -21,6 +24,7 @@ HOW = {
     "cudnn disabled": "torch.backends.cudnn.enabled = True",
     "float64 by default": "torch.set_default_dtype(torch.float32)",
 }
+LAUNCH_NS = 5_000
 CHECKS = ("aten::isnan", "aten::_is_any_true", "aten::item", "aten::is_nonzero")
 
 
@@ -52,8 +56,8 @@ def _lost_ms(case: Case, name: str) -> float:
         return 0.0
     busy = case.busy_ms
     if name in BLOCKING and case.on_device:
-        # Host and device take turns. Without that, the slower of the two sets the pace.
-        return max(0.0, case.step_ms - max(busy, case.step_ms - busy))
+        # Without the waits the slower of host and device sets the pace.
+        return max(0.0, min(case.step_ms - busy, _waits_in_launches_ms(case)))
     if name != ANOMALY:
         return 0.0
     checking = rows.labeled("op", lambda label: label in CHECKS)
@@ -62,6 +66,16 @@ def _lost_ms(case: Case, name: str) -> float:
         # All that is not the work itself: stacks are taken in the forward, and backward waits.
         return max(0.0, case.step_ms - (busy - rows.ms(checking)))
     return rows.ms(checking) + max(0.0, case.launch_wait_ms) / 2
+
+
+def _waits_in_launches_ms(case: Case) -> float:
+    """Return the ms per step that launch calls take beyond what a launch takes."""
+    assert case.analysis is not None
+    trace, steps = case.analysis.trace, case.analysis.windows
+    launching = np.isin(trace.calls.correlation, trace.device.correlation)
+    excess = np.maximum(trace.calls.duration[launching] - LAUNCH_NS, 0)
+    inside = step_at(steps, trace.calls.start[launching]) >= 0
+    return float(excess[inside].sum()) / 1e6 / max(len(steps), 1)
 
 
 RULE = check

@@ -18,6 +18,7 @@ from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.matmuls import as_matmul
 from steplab.findings.rows import Mask, Rows
+from steplab.trace.analysis import UNATTRIBUTED
 
 BESIDE = ("elementwise", "copy", "memset", "reduction", "sort and index")
 LEFT = 0.1  # of the time, for picking rows by index instead
@@ -31,9 +32,7 @@ def check(case: Case) -> Finding | None:
     products = case.verdict(ZEROS)
     if not products.any():
         return None
-    sizes = _sizes(rows, products)
-    largest = rows.called(lambda call: max(call.numels, default=0) in sizes)
-    mask = products | (rows.category(*BESIDE) & largest)
+    mask = products | _beside(rows, products)
     spent = case.cost_ms(mask)
     return Claim(
         rule="zero_products",
@@ -50,6 +49,16 @@ def check(case: Case) -> Finding | None:
         gain_ms=(1 - LEFT) * spent,
         work=mask,
     )
+
+
+def _beside(rows: Rows, products: Mask) -> Mask:
+    """Return what the functions with these products do with tensors as large as their factors."""
+    sizes = _sizes(rows, products)
+    if not sizes:
+        return products
+    labels = {total.label for total in rows.totals("function", products, 20)} - {UNATTRIBUTED}
+    large = rows.called(lambda call: max(call.numels, default=0) >= min(sizes))
+    return rows.labeled("function", labels.__contains__) & large & rows.category(*BESIDE)
 
 
 def _sizes(rows: Rows, products: Mask) -> set[int]:
