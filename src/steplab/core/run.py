@@ -412,6 +412,9 @@ class Profile:
     # Switches of torch that cost time and were on while the step ran: "anomaly mode".
     switches: tuple[str, ...] = ()
     optimizers: tuple[OptimizerShape, ...] = ()  # all that are alive in the process
+    # Lines of the user's files that turn a switch on ("anomaly mode") or make an optimizer
+    # ("AdamW"), its groups ("params") or embeddings ("Embedding").
+    setup_lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,11 @@ class Case:
         """What held how much memory over one step."""
         return self.run.profile.memory if self.run is not None and self.run.profile else None
 
+    def setup_lines(self, *made: str) -> tuple[str, ...]:
+        """Lines that set or made one of these before the step ran, as the Run recorded them."""
+        known = self.run.profile.setup_lines if self.run is not None and self.run.profile else {}
+        return tuple(line for name in made for line in known.get(name, ()))
+
     @property
     def expert_loads(self) -> tuple[tuple[float, ...], ...]:
         """(layers, experts), as the step reported it: each expert's share of the assignments.

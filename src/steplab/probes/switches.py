@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from steplab.core import OptimizerShape
 from steplab.probes.known_tensors import live_optimizers
+from steplab.probes.source_lines import written_lines
 
 # Variables that torch or the driver reads, by what they switch on.
 VARIABLES = {
@@ -18,6 +19,17 @@ VARIABLES = {
     "TORCH_COMPILE_DISABLE": ("1",),
     "AMD_SERIALIZE_KERNEL": ("1", "2", "3"),
     "HIP_LAUNCH_BLOCKING": ("1",),
+}
+
+# What is written where a switch is turned on; variables are written by their names.
+WRITTEN_AS = {
+    "anomaly mode": ("set_detect_anomaly", "detect_anomaly"),
+    "deterministic algorithms": ("use_deterministic_algorithms",),
+    "cudnn.deterministic": ("deterministic",),
+    "float64 by default": ("set_default_dtype", "set_default_tensor_type"),
+    "flash attention off": ("enable_flash_sdp", "sdpa_kernel"),
+    "memory-efficient attention off": ("enable_mem_efficient_sdp", "sdpa_kernel"),
+    "cudnn attention off": ("enable_cudnn_sdp", "sdpa_kernel"),
 }
 
 
@@ -38,6 +50,15 @@ def switches_on(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         f"{name}={variables[name]}" for name, on in VARIABLES.items() if variables.get(name) in on
     ]
     return (*named, *set_)
+
+
+def setup_lines(switches: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return where switches are turned on and optimizers, their groups and embeddings are made."""
+    names = [switch.partition("=")[0] for switch in switches]
+    sought = {name: WRITTEN_AS.get(name, (name,)) for name in names}
+    sought |= {name: (name,) for name in {type(one).__name__ for one in live_optimizers()}}
+    sought |= {"params": ("params",), "Embedding": ("Embedding", "EmbeddingBag")}
+    return written_lines(sought)
 
 
 def optimizer_shapes() -> tuple[OptimizerShape, ...]:

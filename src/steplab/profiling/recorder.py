@@ -25,7 +25,7 @@ from steplab.probes.line_ranges import line_ranges
 from steplab.probes.memory_timeline import record_memory
 from steplab.probes.probe import Subject
 from steplab.probes.ran import RawProfile, profiler_activities
-from steplab.probes.switches import optimizer_shapes, switches_on
+from steplab.probes.switches import optimizer_shapes, setup_lines, switches_on
 from steplab.profiling.plan import AVERAGES_FILE, DETAIL_FILE, ProfilePlan
 from steplab.profiling.ranges import can_name_modules, module_ranges, phase_ranges, run_named
 from steplab.profiling.trace_file import write_averages, write_trace
@@ -80,6 +80,8 @@ def record_profile(
             notes.append("no detail: the step with stacks, shapes and memory ran out of memory")
     if plan.detail and _runs_op_by_op(run):
         profile = _with_dataflow(subject, profile, progress, notes)
+    if plan.detail:
+        profile = replace(profile, setup_lines=setup_lines(profile.switches))
     return replace(run, profile=profile, notes=tuple(notes))
 
 

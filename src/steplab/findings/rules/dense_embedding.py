@@ -48,6 +48,7 @@ def check(case: Case) -> Finding | None:
             f"gradient and zeros {units.milliseconds(rows.ms(gradient))}, "
             f"{units.percent(share)} of the update",
             *rows.hot_lines(gradient),
+            *(f"made at {line}" for line in case.setup_lines("Embedding")),
         ),
         remedy="nn.Embedding(..., sparse=True) and torch.optim.SparseAdam (or SGD) for the table",
         stake_ms=spent,

@@ -40,7 +40,10 @@ def _finding(case: Case, switch: str) -> Finding:
     return Finding(
         rule="slow_switch",
         claim=f"{switch} is on" + (f": {units.milliseconds(lost)} a step" if lost else ""),
-        evidence=("recorded while the step ran",),
+        evidence=(
+            "recorded while the step ran",
+            *(f"set at {line}" for line in case.setup_lines(name)),
+        ),
         remedy=remedy,
         # Others cost only where an operator is slower for them; the trace cannot tell.
         stake_ms=lost,

@@ -41,8 +41,9 @@ def check(case: Case) -> Finding | None:
     return Claim(
         rule="split_optimizer",
         claim=f"{updates:.0f} updates of a few tensors each cost {units.milliseconds(lost)} a step",
-        evidence=tuple(
-            f"{one.name}: {one.groups} groups of {one.tensors} tensors" for one in shapes[:2]
+        evidence=(
+            *(f"{one.name}: {one.groups} groups of {one.tensors} tensors" for one in shapes[:2]),
+            *(f"groups are made at {line}" for line in case.setup_lines("params")),
         ),
         remedy="put all weights with the same learning rate and decay into one parameter group",
         stake_ms=lost,

@@ -37,7 +37,11 @@ def check(case: Case) -> Finding | None:
         claim=f"{what} takes {units.milliseconds(gain)} a step"
         if not gradients
         else f"{what} take {units.milliseconds(gain)} a step",
-        evidence=(*_counts(rows, unused, read), *rows.hot_lines(mask)),
+        evidence=(
+            *_counts(rows, unused, read),
+            *rows.hot_lines(mask),
+            *(_optimizers(case) if gradients else ()),
+        ),
         remedy="requires_grad_(False) for weights that are not trained, torch.no_grad() around "
         "what they compute"
         if gradients
@@ -47,6 +51,13 @@ def check(case: Case) -> Finding | None:
         gain_ms=max(spent, gain),
         work=mask,
     )
+
+
+def _optimizers(case: Case) -> list[str]:
+    """Return where optimizers are made: what is not in them gets gradients for nothing."""
+    shapes = case.run.profile.optimizers if case.run and case.run.profile else ()
+    names = dict.fromkeys(shape.name for shape in shapes)
+    return [f"{name} is made at {line}" for name in names for line in case.setup_lines(name)]
 
 
 def _counts(rows: Rows, unused: Mask, read: Mask) -> list[str]:
