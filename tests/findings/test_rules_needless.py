@@ -10,6 +10,7 @@ from steplab.findings.rules import (
     forward_unused,
     fp32_stream,
     kept_memory,
+    wide_dtype,
     zero_fills,
 )
 from steplab.trace.analyze import analyze
@@ -115,3 +116,17 @@ def test_tensors_that_outlive_their_step():
     # Gradients that live on where the last step had none are growth, but nothing is kept.
     first = {**kept, "kept_bytes": 0, "kept": (), "growth_bytes": 2 * GIB}
     assert kept_memory.RULE(remembered(**first)) is None
+
+
+def test_double_precision_is_seen_in_shapes_and_in_names_of_kernels():
+    wide = {"shapes": [[64, 512], [512]], "dtypes": [FP32, "double"]}
+    added = RecordedOp("aten::add", 100, args=wide, line="model.py(3): forward")
+    found = wide_dtype.RULE(gpu_case([mm(64, 64, 64, 400), added]))
+    assert found.gain_ms == pytest.approx(0.05) and "meets a narrower" in found.evidence[1]
+    named = RecordedOp("", 100, "elementwise_kernel<128, 4, CUDAFunctor_add<double>, float>")
+    assert wide_dtype.RULE(gpu_case([mm(64, 64, 64, 400), named])).stake_ms == pytest.approx(0.1)
+    fused = (
+        "multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>, float const*, double, double>"
+    )
+    update = RecordedOp("aten::_fused_adamw_", 100, fused, phase="optimizer")
+    assert wide_dtype.RULE(gpu_case([mm(64, 64, 64, 400), update])) is None

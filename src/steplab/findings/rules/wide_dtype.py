@@ -23,7 +23,9 @@ MIN_ELEMENTS = 1024  # a learning rate or a norm may well be double
 SAVED = 0.5  # of the bytes
 # Of products: tensor cores in tf32 against fp64 (H200: 495 and 67 TFLOP/s).
 SAVED_IN_PRODUCTS = 0.85
-_DOUBLE = re.compile(r"\bdouble\b|dgemm|_d\d+gemm|f64")
+# The first type in a kernel's template is that of its elements; optimizers have double scalars.
+_FIRST = re.compile(r"\b(c10::BFloat16|c10::Half|float|int|long|double)\b")
+_PRODUCT = re.compile(r"dgemm|_d\d+gemm|_f64f64")
 
 
 def check(case: Case) -> Finding | None:
@@ -32,7 +34,7 @@ def check(case: Case) -> Finding | None:
     if rows is None:
         return None
     mask = rows.called(_is_wide)
-    mask |= rows.labeled("name", lambda name: _DOUBLE.search(name) is not None) & ~_has_shapes(rows)
+    mask |= rows.labeled("name", _names_double) & ~_has_shapes(rows) & ~rows.category("optimizer")
     spent = case.cost_ms(mask)
     if not spent > SHARE * case.step_ms:
         return None
@@ -56,8 +58,14 @@ def check(case: Case) -> Finding | None:
 
 
 def _is_wide(call: OpCall) -> bool:
-    wide = (t for t in call.tensors if t is not None and t.dtype == "double")
-    return any(tensor.numel >= MIN_ELEMENTS for tensor in wide)
+    """Whether a call computes on many float64 numbers; a single one widens nothing."""
+    wide = any(t is not None and t.dtype == "double" and t.dims for t in call.tensors)
+    return wide and max(call.numels) >= MIN_ELEMENTS
+
+
+def _names_double(kernel: str) -> bool:
+    first = _FIRST.search(kernel)
+    return _PRODUCT.search(kernel) is not None or (first is not None and first[1] == "double")
 
 
 def _has_shapes(rows: Rows) -> Mask:
