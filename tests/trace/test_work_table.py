@@ -22,6 +22,12 @@ def test_modules_are_summed_over_layers_and_the_rows_add_up():
     assert last["time [ms]"] == pytest.approx(sum(row["time [ms]"] for row in rows[:-1]))
 
 
+def test_phases_add_up_to_all_kernels():
+    rows = cells(work_table(analysis_of(), "phase"))
+    times = {row["phase"]: row["time [ms]"] for row in rows}
+    assert times == pytest.approx({"forward": 3, "optimizer": 1.5, "backward": 0.5, "all": 5})
+
+
 def test_copies_only_and_the_rest_in_one_row():
     kernels = [Kernel(f"copy{n}", 1000 * n, 900, "copy", module=f"m{n}x") for n in range(30)]
     kernels.append(Kernel("gemm", 90_000, 900))

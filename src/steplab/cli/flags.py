@@ -72,7 +72,7 @@ def add_view_flag(parser: argparse.ArgumentParser) -> None:
         type=partial(read_word, View, where="--by"),
         default=[],
         metavar="VIEW",
-        help="tables of the step's time by module, line or op, or of its copies by line: copies",
+        help="tables of the step's time by phase, module, line or op, or of its copies by line",
     )
 
 

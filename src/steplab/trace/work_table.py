@@ -1,4 +1,4 @@
-"""Where the work of a step comes from: by module, source line, operator, or its copies by line."""
+"""Where a step's work comes from: by phase, module, source line, operator; its copies by line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from steplab.core import Cell, Column, Table
 from steplab.core.units import fold_layer_numbers
 from steplab.trace.analysis import Analysis, Floats
 
-View = Literal["module", "line", "op", "copies"]
+View = Literal["phase", "module", "line", "op", "copies"]
 COPIES = ("copy", "memset")  # categories
 MAX_ROWS = 20  # the rest is one row
 PHASES = ("forward", "backward")  # with columns of their own
 NOTES = {
+    "phase": "of the phase that launched the work, however late it ran",
     "module": "of the innermost module; layers are summed, * stands for their numbers; backward "
     "counts for the module whose forward it belongs to",
     "line": "the innermost line outside torch, of forward and backward together",
@@ -65,7 +66,8 @@ def work_table(analysis: Analysis, view: View) -> Table:
         Column(count),
     )
     title = "copies and fills by line" if view == "copies" else f"time of the {what} by {view}"
-    return Table(f"{title}, mean step", columns, tuple(rows), NOTES[view])
+    table = Table(f"{title}, mean step", columns, tuple(rows), NOTES[view])
+    return table.only([0, 1, 2, len(columns) - 1]) if view == "phase" else table
 
 
 def _sum(groups: list[list[float]]) -> list[float]:
