@@ -37,7 +37,8 @@ from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store
 from steplab.store.pack import pack_runs
-from steplab.techniques.recipes import parse_recipe
+from steplab.techniques.recipes import parse_recipe, shared_by
+from steplab.trace.ranks.folder import rank_file
 
 ROOT = Path(__file__).parents[1]
 EXHIBITS = Path("examples/faults")
@@ -60,10 +61,11 @@ READ_ARGUMENTS = {
     "gpu_memcpy": DEVICE_ARGUMENTS,
     "gpu_memset": DEVICE_ARGUMENTS,
     "python_function": (),
-    "user_annotation": (),
+    "user_annotation": ("Input Dims", "Input type"),
     "gpu_user_annotation": (),
     "[memory]": ("Bytes", "Addr", "Total Allocated", "Device Type"),
 }
+READ_PROPERTIES = ("deviceProperties", "baseTimeNanoseconds", "distributedInfo", "host_name")
 COLUMNS = (
     Column("fault"),
     Column("named first"),
@@ -85,6 +87,7 @@ class Exhibit:
     rule: str
     where: str  # "cpu" or "cuda"
     gpus: int = 1
+    ranks: int = 1
     # By what the twins are compared: of the samples, or for a finding in bytes of the timeline.
     view: str = "median"
     memory: str = "peak_bytes"
@@ -191,6 +194,7 @@ def judged(exhibit: Exhibit, twin: str, steps: int, store: Store) -> Verdict:
             continue
         words = ["profile", f"{exhibit.path}:{twin}", "--recipe", recipe, "--steps", str(steps)]
         words += ["--device", exhibit.where, "--store", str(store.root)]
+        words += ["--ranks", str(exhibit.ranks)] if exhibit.ranks > 1 else []
         words += exhibit.flags.get(twin, ())
         done = subprocess.run(
             [sys.executable, "-m", "steplab", *words],
@@ -219,7 +223,8 @@ def recorded(exhibit: Exhibit, steps: int, store: Store) -> bool:
 
 def stored(exhibit: Exhibit, twin: str, recipe: str, steps: int, store: Store) -> Run | None:
     """Return the newest profile of this twin as it is asked for, if the store has one."""
-    asked = (f"{exhibit.path}:{twin}", parse_recipe(recipe), exhibit.where, steps)
+    asked_recipe = shared_by(parse_recipe(recipe), exhibit.ranks)
+    asked = (f"{exhibit.path}:{twin}", asked_recipe, exhibit.where, steps)
     for _, run in reversed(list(store.all())):
         if isinstance(run, Run) and run.status == "ok" and run.profile is not None:
             spec = run.spec
@@ -276,7 +281,8 @@ def pack(store: Store, runs: Sequence[Run], target: Path, limit: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         small = Store(folder)
         for run in runs:
-            there = [name for name in KEPT if name in run.artifacts]
+            names = [rank_file(name, rank) for rank in range(run.spec.ranks) for name in KEPT]
+            there = [name for name in names if name in run.artifacts]
             files = {name: slim_trace(store.runs / run.id / name) for name in there}
             if sum(map(len, files.values())) <= limit:
                 small.save(replace(run, command=()), files)
@@ -294,6 +300,7 @@ def slim_trace(path: Path) -> bytes:
     # Decimals, because a float has lost the nanoseconds.
     document = msgspec.json.Decoder(float_hook=Decimal).decode(text)
     events = (slim_event(event) for event in document["traceEvents"])
+    document = {name: document[name] for name in READ_PROPERTIES if name in document}
     document["traceEvents"] = [event for event in events if event]
     slim = msgspec.json.Encoder(decimal_format="number").encode(document)
     return gzip.compress(slim, 9, mtime=0)

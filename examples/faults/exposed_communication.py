@@ -1,84 +1,70 @@
-"""Exposed communication: steplab profile examples/faults/exposed_communication.py:faulty
+"""Exposed communication: steplab profile examples/faults/exposed_communication.py:faulty --ranks 2
 
-Two GPUs of one process all-reduce their gradients on the compute stream, so backward stalls
-meanwhile. The clean twin does it on a separate stream while backward continues.
+Rank 0 sends a large table to all before each step computes, and they wait for it. In the clean twin
+it comes while they compute, and they take it at the end.
 """
 
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import steplab
-from steplab.core.errors import Unsupported
 
 rule = "exposed_communication"
-where = "cuda"
-gpus = 2
+where = "cpu"
+ranks = 2
+
+ROWS = 1024
+TABLE = 2 << 20  # elements
 
 
-class Replicated(nn.Module):
-    """Layers on the first GPU; their gradients are summed with a stand-in's on the second."""
+class Exchanging(nn.Module):
+    """Layers, and a table that rank 0 sends to all in every step."""
 
-    def __init__(self, width: int, layers: int, overlapped: bool) -> None:
+    def __init__(self, width: int, overlapped: bool) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
-        self.others = [torch.zeros(width, width, device="cuda:1") for _ in range(layers)]
-        self.stream = torch.cuda.Stream(0)
-        for layer, other in zip(self.layers, self.others, strict=True):
-            hook = self.beside if overlapped else self.at_once
-            layer.weight.register_post_accumulate_grad_hook(hook(other))
-
-    def at_once(self, other: Tensor) -> object:
-        """Sum where backward stands."""
-        return lambda weight: torch.cuda.nccl.all_reduce([weight.grad, other])
-
-    def beside(self, other: Tensor) -> object:
-        """Sum on a stream of its own, which the end of backward waits for."""
-
-        def reduce(weight: Tensor) -> None:
-            self.stream.wait_stream(torch.cuda.current_stream())
-            torch.cuda.nccl.all_reduce([weight.grad, other], streams=[self.stream, None])
-            weight.grad.record_stream(self.stream)
-            torch.autograd.Variable._execution_engine.queue_callback(self.join)
-
-        return reduce
-
-    def join(self) -> None:
-        """Let what follows wait for the sums."""
-        torch.cuda.current_stream().wait_stream(self.stream)
+        layers = [nn.Linear(width, width) for _ in range(4)]
+        self.layers = nn.Sequential(*(part for layer in layers for part in (layer, nn.GELU())))
+        self.register_buffer("table", torch.zeros(TABLE))
+        self.overlapped = overlapped
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return (N, D)."""
-        return self.layers(x_ND)
+        if not dist.is_initialized():
+            return self.layers(x_ND)
+        work = dist.broadcast(self.table, 0, async_op=True)
+        if not self.overlapped:
+            work.wait()
+        out_ND = self.layers(x_ND)
+        if self.overlapped:
+            work.wait()
+        return out_ND
 
 
-def made(width: int, rows: int, layers: int, overlapped: bool) -> steplab.UserModel:
-    """Batches lie on the first GPU."""
-    if torch.cuda.device_count() < gpus:
-        raise Unsupported("This exhibit needs two GPUs.")
+def made(width: int, overlapped: bool) -> steplab.UserModel:
+    """Much to compute for few weights."""
 
     def batches(size: int) -> Iterator[Tensor]:
-        batch = torch.randn(size * rows, width, device="cuda:0")
+        batch = torch.randn(size * ROWS, width)
         while True:
             yield batch
 
     def loss(model: nn.Module, x_ND: Tensor) -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
-            return model(x_ND).float().abs().mean()
+        return model(x_ND).abs().mean()
 
-    def optimizer(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+    def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
-    model = Replicated(width, layers, overlapped)
-    return steplab.UserModel(model, batches, loss, rows, optimizer=optimizer)
+    return steplab.UserModel(Exchanging(width, overlapped), batches, loss, ROWS, optimizer=adamw)
 
 
-def faulty(width: int = 4096, rows: int = 4096, layers: int = 8) -> steplab.UserModel:
-    """One after the other."""
-    return made(width, rows, layers, overlapped=False)
+def faulty(width: int = 256) -> steplab.UserModel:
+    """Receive, then compute."""
+    return made(width, overlapped=False)
 
 
-def clean(width: int = 4096, rows: int = 4096, layers: int = 8) -> steplab.UserModel:
-    """Side by side."""
-    return made(width, rows, layers, overlapped=True)
+def clean(width: int = 256) -> steplab.UserModel:
+    """Receive while computing."""
+    return made(width, overlapped=True)

@@ -17,7 +17,6 @@ from steplab.bench.collectives.job import (
     Job,
     Outcome,
     algorithm_gbs,
-    bus_factor,
     bus_gbs,
     message_bytes,
     message_elements,
@@ -37,6 +36,7 @@ from steplab.bench.collectives.sweep import Grid, collectives_table, plan, refus
 from steplab.cli.main import main
 from steplab.core import Accelerator, Environment, RunSpec
 from steplab.core.errors import UserError
+from steplab.costs.collectives import bus_factor
 from steplab.store import Store
 
 LAPTOP = Environment("0", "3.11", "Linux", "a CPU", cores=2, memory_bytes=None)

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from steplab.cli.main import main
 from steplab.core import Samples
 from steplab.core.errors import UserError
 from tests.compare.sides import noisy, run_of
+from tests.trace.ranks.folders import Collective, Step, write_ranks
 from tests.trace.traces import launched, op, range_, write_trace
 
 
@@ -218,3 +220,17 @@ def test_rounds_decide_and_are_kept(compare, store, monkeypatch):
     assert code == 1 and "B is slower than A" in said and "rounds: 8" in said
     kept = store.load("last")
     assert len(kept.tables["rounds"].rows) == 80 and "saved" in said
+
+
+def test_folders_of_ranks_are_compared(tmp_path, capsys):
+    on_time = Step(100, [(0, 40), (90, 100)], [Collective(40, 90)])
+    late = Step(100, [(0, 80), (90, 100)], [Collective(80, 90)])
+    write_ranks(tmp_path / "a", [on_time] * 8, [late] * 8)
+    quick = Step(60, [(0, 40), (50, 60)], [Collective(40, 50)])
+    write_ranks(tmp_path / "b", [quick] * 8, [quick] * 8)
+    out = tmp_path / "out.json"
+    words = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]
+    assert main(words) == 0
+    assert "faster" in capsys.readouterr().out
+    rows = json.loads(out.with_suffix(".communication.json").read_text())["rows"]
+    assert rows[0][0] == "waiting for rank 1" and rows[0][3] == -20

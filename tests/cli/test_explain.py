@@ -10,6 +10,7 @@ pytest.importorskip("rich")
 from steplab.cli.main import main
 from steplab.core import Samples
 from tests.compare.test_step_tables import make_run
+from tests.trace.ranks.folders import Collective, Step, write_ranks
 from tests.trace.traces import op, range_, write_trace
 
 
@@ -114,3 +115,19 @@ def test_a_trace_of_any_name_and_never_a_folder(tmp_path, store, capsys):
     assert "&lt;b&gt;rank0.trace</h1>" in page.read_text()
     assert main(["explain", f"{tmp_path}/", "--store", str(store.root)]) == 2
     assert "is a folder, not a trace" in capsys.readouterr().err
+
+
+def test_a_folder_of_ranks_has_one_budget_a_late_rank_and_lanes(tmp_path, capsys):
+    on_time = Step(100, [(0, 40), (90, 100)], [Collective(40, 90)])
+    late = Step(100, [(0, 80), (90, 100)], [Collective(80, 90)])
+    folder = write_ranks(tmp_path / "traces", [on_time] * 3, [late] * 3)
+    page = tmp_path / "page.html"
+    assert main(["explain", str(folder), "--page", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "traces of 2 ranks" in out and "waiting for rank 1" in out
+    assert "1. straggler_rank [40.00 ms, 40.0 % of the step]" in out
+    text = page.read_text()
+    assert "rank 0</text>" in text and "all-reduce of 4.00 MiB, waiting" in text
+    assert main(["explain", str(folder), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)["ranks"]
+    assert (record["late"]["rank"], record["missing"]) == (1, [])

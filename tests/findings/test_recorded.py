@@ -20,7 +20,19 @@ MAX_BYTES = 2_000_000  # of the pack recorded on a CPU
 UNRECORDED = {
     "compiled_not_faster": "three Runs of 400 KB; compares two moments of a quiet machine",
     "noisy_measurement": "its clean twin is clean on a quiet machine only",
-    "exposed_communication": "needs two GPUs",
+    **dict.fromkeys(
+        (
+            "desync",
+            "exposed_communication",
+            "host_bound_sharding",
+            "late_allgather",
+            "padded_shards",
+            "small_buckets",
+            "straggler_rank",
+            "uneven_exchange",
+        ),
+        "two ranks: clean on two quiet cores only; see test_rules_ranks.py",
+    ),
     "power_bound": "needs a GPU at its power limit",
     "allocator_calls": "needs a GPU",
     **dict.fromkeys(

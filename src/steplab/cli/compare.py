@@ -40,7 +40,7 @@ FAILED = 1  # exit code of --fail-if-slower
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
-    about = "a Run's id, part of it, `last`, or a trace file (.json, .json.gz)"
+    about = "a Run's id, part of it, `last`, a trace file, or a folder of traces, one per rank"
     add("a", metavar="A", help=f"the baseline: {about}")
     add("b", metavar="B", help=f"what is compared with it: {about}")
     add("--rerun", nargs="?", type=int, const=DEFAULT_ROUNDS, default=None, metavar="ROUNDS",

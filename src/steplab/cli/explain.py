@@ -10,12 +10,13 @@ from pathlib import Path
 
 from steplab.cli.command import Command
 from steplab.cli.flags import add_store_flag, add_view_flag, page_to_write
-from steplab.core import codec
+from steplab.core import codec, units
 from steplab.core.errors import UserError
 from steplab.core.input_file import shorten
-from steplab.findings import Case, case_of_run, case_of_trace, explain
+from steplab.findings import Case, case_of_folder, case_of_run, case_of_trace, explain
 from steplab.report.budget import print_budget
 from steplab.report.pages import write_explain_page
+from steplab.report.ranks import print_ranks
 from steplab.report.terminal import print_table
 from steplab.store import Store
 from steplab.trace.analysis import Analysis, run_budget
@@ -28,7 +29,8 @@ NO_TRACE = "Record one with: steplab profile"
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add = parser.add_argument
     add("run", nargs="?", default="last", metavar="RUN",
-        help="a Run's id, part of it, `last`, or a trace file (.json, .json.gz)")  # fmt: skip
+        help="a Run's id, part of it, `last`, a trace file (.json, .json.gz), or a folder of "
+        "traces, one per rank")  # fmt: skip
     add_store_flag(parser)
     add("--page", type=page_to_write("--page"), default=None, metavar="FILE",
         help="also write a page (.html)")  # fmt: skip
@@ -39,22 +41,28 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 def _run(args: argparse.Namespace) -> int:
     trace = args.run if names_trace(args.run) else ""
     if trace:
-        case = case_of_trace(Path(trace))
+        path = Path(trace)
+        case = case_of_folder(path) if path.is_dir() else case_of_trace(path)
     else:
         store = Store(args.store)
         case = case_of_run(store.load(args.run), store)
     findings = explain(case)
     if args.page:
-        write_explain_page(case.run, case.analysis, findings, args.page, trace, "--page")
+        write_explain_page(
+            case.run, case.analysis, findings, args.page, trace, "--page", case.ranks
+        )
     if args.json:
         print(json.dumps(codec.encode(findings.record()), indent=2))
         return 0
     if trace:
-        print(f"{shorten(trace)}: a trace on its own")
+        what = f"traces of {units.counted(len(case.ranks.rows), 'rank')}" if case.ranks else ""
+        print(f"{shorten(trace)}: {what or 'a trace on its own'}")
     else:
         _print_run(case)
     budget = run_budget(case.run, case.analysis)
-    if budget is not None:
+    if case.ranks is not None:
+        print_ranks(case.ranks)
+    elif budget is not None:
         print_budget(budget)
     for view in args.by:
         print_table(work_table(_analysis(case), view))

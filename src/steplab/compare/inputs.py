@@ -13,15 +13,18 @@ from steplab.store import Store
 from steplab.trace.analysis import Analysis
 from steplab.trace.analyze import analyze, analyze_cycles
 from steplab.trace.load import load_trace, names_trace
+from steplab.trace.ranks.analysis import RanksAnalysis
+from steplab.trace.ranks.folder import analyze_folder, analyze_run_ranks
 
 
 @dataclass(frozen=True)
 class Side:
     """What is known of A or of B."""
 
-    name: str  # id of the Run, or path of the trace file
+    name: str  # id of the Run, or path of the trace file or of the folder of ranks
     run: Run | None = None
     cycles: tuple[Analysis, ...] = ()  # of a Run one per trace, of a trace itself; (): none
+    ranks: RanksAnalysis | None = None  # of a step that several ranks share
 
     @property
     def timed(self) -> Samples | None:
@@ -38,9 +41,9 @@ class Side:
 
     @property
     def budget(self) -> Budget | None:
-        """The budget of the profiled steps of all cycles."""
+        """The budget of the profiled steps of all cycles; of a folder, the mean of the ranks."""
         if not self.cycles:
-            return None
+            return self.ranks.budget if self.ranks is not None else None
         steps = tuple(step for cycle in self.cycles for step in cycle.budget.steps)
         return replace(self.cycles[0].budget, steps=steps)
 
@@ -89,8 +92,12 @@ def _check_lengths(name: str, steps: Samples) -> None:
 
 
 def open_side(word: str, store: Store) -> Side:
-    """Return the trace file `word`, or the Run of that id, with its traces where it has them."""
+    """Return the trace file or the folder `word`, or the Run of that id, with its traces."""
     if names_trace(word):
-        return Side(word, cycles=(analyze(load_trace(Path(word))),))
+        path = Path(word)
+        if path.is_dir():
+            return Side(word, ranks=analyze_folder(path))
+        return Side(word, cycles=(analyze(load_trace(path)),))
     run = store.load(word)
-    return Side(run.id, run, tuple(analyze_cycles(run, store.runs / run.id)))
+    folder = store.runs / run.id
+    return Side(run.id, run, tuple(analyze_cycles(run, folder)), analyze_run_ranks(run, folder))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from steplab.compare.bootstrap import change_of, ratio_of_rounds, ratio_of_samples, verdict_on
 from steplab.compare.inputs import Side, check_side, comparable_samples
+from steplab.compare.rank_diff import collectives_diff, waits_diff
 from steplab.compare.same_work import condition_diff, work_differences
 from steplab.compare.time_diff import budget_diff, kernel_diff, module_diff, phase_diff
 from steplab.core import Cell, Column, Samples, Table
@@ -96,6 +97,9 @@ def _details(a: Side, b: Side) -> dict[str, Table | None]:
         tables["budget"] = budget_diff(a.budget, b.budget)
         tables["kernels"] = kernel_diff(a.cycles, b.cycles)
         tables["modules"] = module_diff(a.cycles, b.cycles)
+    if a.ranks and b.ranks:
+        tables["communication"] = waits_diff(a.ranks, b.ranks)
+        tables["collectives"] = collectives_diff(a.ranks, b.ranks)
     return tables
 
 

@@ -21,6 +21,8 @@ from steplab.trace.analyze import analyze, analyze_run
 from steplab.trace.budget import idle_before, launch_calls
 from steplab.trace.events import Gpu
 from steplab.trace.load import load_trace
+from steplab.trace.ranks.analysis import RanksAnalysis
+from steplab.trace.ranks.folder import analyze_folder, analyze_run_ranks
 from steplab.trace.silences import captures
 
 # An eager operator takes the host 10 to 60 us with its Python; on a slow one, twice that.
@@ -36,6 +38,7 @@ class Case:
     run: Run | None = None
     analysis: Analysis | None = None
     others: tuple[Run, ...] = ()  # the same step on the same machine, with another recipe
+    ranks: RanksAnalysis | None = None  # of a step that several ranks share; `analysis` is of one
 
     @cached_property
     def step_ms(self) -> float:
@@ -237,12 +240,26 @@ def case_of_run(run: Run, store: Store | None = None) -> Case:
     Without a store, the one that this process saved it in or loaded it from, else the default.
     """
     store = store or store_of(run)
-    return Case(run, analyze_run(run, store.runs / run.id), _others(run, store))
+    folder = store.runs / run.id
+    ranks = analyze_run_ranks(run, folder) if run.spec.ranks > 1 else None
+    return Case(run, analyze_run(run, folder), _others(run, store), ranks)
 
 
 def case_of_trace(path: Path) -> Case:
     """Return the case of a trace file of any origin."""
     return Case(analysis=analyze(load_trace(path)))
+
+
+def case_of_folder(folder: Path) -> Case:
+    """Return the case of a folder of traces, one per rank.
+
+    Rules about one rank look at the first that is not late: what makes a rank late is told by the
+    comparison with that one.
+    """
+    ranks = analyze_folder(folder)
+    late = ranks.late.rank if ranks.late else None
+    file = next((row.file for row in ranks.rows if row.rank != late), ranks.rows[0].file)
+    return Case(analysis=analyze(load_trace(folder / file)), ranks=ranks)
 
 
 def _others(run: Run, store: Store) -> tuple[Run, ...]:

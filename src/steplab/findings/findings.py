@@ -10,6 +10,7 @@ from steplab.core import Budget, Finding, units
 from steplab.core.printable import printable
 from steplab.findings.case import Case
 from steplab.trace.analysis import run_budget
+from steplab.trace.ranks.analysis import RanksRecord
 
 NOTE_SHARE = 0.03  # of the step, or of the device's memory
 WIDTH = 100
@@ -24,6 +25,7 @@ class FindingsRecord:
     budget: Budget | None  # of every profiled step; None without a trace
     findings: tuple[Finding, ...]  # worth 3 % of the step or of the memory, the largest gain first
     notes: tuple[Finding, ...]  # smaller ones
+    ranks: RanksRecord | None = None  # of a step that several ranks share
 
 
 class Findings(tuple[Finding, ...]):
@@ -47,6 +49,7 @@ class Findings(tuple[Finding, ...]):
             run_budget(case.run, case.analysis),
             tuple(finding for finding in self if not is_note(finding, case)),
             tuple(finding for finding in self if is_note(finding, case)),
+            case.ranks.record if case.ranks is not None else None,
         )
 
     def __repr__(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -16,6 +16,8 @@ from steplab.core.printable import printable
 from steplab.report.terminal import console
 
 SMALL = 0.01  # categories below this share of the step are shown as one
+NOTHING: Mapping[str, float] = {}
+Split = Mapping[int, Mapping[str, float]]  # step -> ms of each part of its communication
 BAR_WIDTH = 24
 TABLE_WIDTH = 88  # without the bar
 
@@ -83,10 +85,18 @@ def budget_table(budget: Budget) -> Table:
     return Table(_title(budget, step), columns, tuple(rows), "\n".join(_remarks(budget, step)))
 
 
-def print_budget(budget: Budget, file: TextIO | None = None) -> None:
-    """Print the typical step: terms, categories with ideal and lost time, residual, conditions."""
+def print_budget(budget: Budget, file: TextIO | None = None, split: Split | None = None) -> None:
+    """Print the typical step: terms, categories with ideal and lost time, residual, conditions.
+
+    `split` has the parts of `communication` in every step, where several ranks tell them.
+    """
     step, out = budget.typical, console(file)
-    lines = [line for line in _lines(budget, step, small=SMALL) if line.ms or line.is_always_shown]
+    parts = split[step.number] if split else {}
+    lines = [
+        line
+        for line in _lines(budget, step, small=SMALL, communication=parts)
+        if line.ms or line.is_always_shown
+    ]
     has_bar = out.width >= TABLE_WIDTH + BAR_WIDTH and not out.options.ascii_only
     has_ideal = any(line.kernels and line.kernels.ideal_ms is not None for line in lines)
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -175,7 +185,9 @@ def _title(budget: Budget, step: StepBudget) -> str:
     return f"Time budget: {units.milliseconds(step.wall_ms)} ({which})"
 
 
-def _lines(budget: Budget, step: StepBudget, small: float) -> Iterator[_Line]:
+def _lines(
+    budget: Budget, step: StepBudget, small: float, communication: Mapping[str, float] = NOTHING
+) -> Iterator[_Line]:
     """Yield the rows in the order of priority, each beginning where the one above ended."""
     begin = 0.0
     for term, ms in step.terms.items():
@@ -185,9 +197,18 @@ def _lines(budget: Budget, step: StepBudget, small: float) -> Iterator[_Line]:
             yield from _categories(step, small * step.wall_ms)
         else:
             yield _Line(name, ms, begin, term)
+        if term == "communication":
+            yield from _parts(communication, begin)
         begin += ms
     yield _Line("residual", step.residual_ms, begin)
     yield _Line("step", step.wall_ms)
+
+
+def _parts(communication: Mapping[str, float], begin: float) -> Iterator[_Line]:
+    """Yield a row per part of the communication."""
+    for name, ms in communication.items():
+        yield _Line(name, ms, begin, "communication", True)
+        begin += ms
 
 
 def _categories(step: StepBudget, small_ms: float) -> Iterator[_Line]:

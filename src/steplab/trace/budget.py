@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 from steplab.core import Budget, Category, StepBudget
 from steplab.core.budget import TERMS
 from steplab.trace.analysis import Floats, Syncs, Window, WorkTable
+from steplab.trace.categories import is_communication_op
 from steplab.trace.category_sums import host_categories, kernel_categories
 from steplab.trace.events import KERNEL, Ints, Spans, Trace
-from steplab.trace.phases import phase_of_range
+from steplab.trace.phases import AUTOGRAD_NODE, phase_of_range
 from steplab.trace.roofline import peak_sources, trace_card, trace_device_name
-from steplab.trace.spans import EMPTY, Intervals, union
+from steplab.trace.spans import EMPTY, Intervals, nest, union
 from steplab.trace.windows import STEP_RANGE, are_marked, borders, drop_cut_steps
 
 COMMUNICATION = "communication"  # the category, and the term of the same name
+GLOO = "gloo:"  # how the ranges of its threads begin
 IDLE_TERMS = ("data wait", "synchronization", "launch", "dispatch")
 MS = 1e-6  # per ns
 
@@ -83,31 +85,71 @@ def _count_in(times: Ints, window: Window) -> int:
 def _device_steps(
     trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs
 ) -> tuple[StepBudget, ...]:
-    is_kernel = trace.device.kind == KERNEL
-    communicates = np.array([label == COMMUNICATION for label in work.labels])[work.category]
+    rows = np.flatnonzero((trace.device.kind == KERNEL) & ~communicates(work))
+    sets = device_terms(trace, windows, work, syncs)
+    return _steps(windows, sets, kernel_categories(windows, work, rows))
+
+
+def device_terms(
+    trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs
+) -> Mapping[str, Intervals]:
+    """Return the instants of every term; `work` has the rows of trace.device."""
+    is_kernel, is_exchange = trace.device.kind == KERNEL, communicates(work)
 
     def covered(rows: NDArray[np.bool_]) -> Intervals:
         return union(work.start[rows], work.start[rows] + work.duration[rows])
 
-    kernels = covered(is_kernel & ~communicates)
-    communication = covered(is_kernel & communicates) - kernels
+    kernels = covered(is_kernel & ~is_exchange)
+    communication = covered(is_kernel & is_exchange) - kernels
     copies = covered(~is_kernel) - kernels - communication
-    sets = {
-        "kernels": kernels,
-        "communication": communication,
-        "copies": copies,
-        **idle_terms(trace, windows, work, syncs),
-    }
-    rows = np.flatnonzero(is_kernel & ~communicates)
-    return _steps(windows, sets, kernel_categories(windows, work, rows))
+    busy = {"kernels": kernels, "communication": communication, "copies": copies}
+    return {**busy, **idle_terms(trace, windows, work, syncs)}
+
+
+def communicates(work: WorkTable) -> NDArray[np.bool_]:
+    """Which rows exchange data with other ranks."""
+    return np.array([label == COMMUNICATION for label in work.labels])[work.category]
 
 
 def _host_steps(trace: Trace, windows: Sequence[Window], work: WorkTable) -> tuple[StepBudget, ...]:
-    """Without a device: operators, then data fetching, then whatever else was recorded."""
-    ops = operators(trace)
-    data = data_ranges(trace) - ops
-    sets = {"kernels": ops, "data wait": data, "launch": host_events(trace) - ops - data}
-    return _steps(windows, sets, host_categories(windows, work, ops))
+    sets = host_terms(trace)
+    # The time of an operator that waits for other ranks is in the term, not in a category.
+    work = replace(work, duration=np.where(communicates(work), 0, work.duration))
+    return _steps(windows, sets, host_categories(windows, work, sets["kernels"]))
+
+
+def host_terms(trace: Trace) -> Mapping[str, Intervals]:
+    """Without a device: operators, then other ranks, data fetching, and whatever was recorded."""
+    communication = host_communication(trace)
+    ops = operators(trace) - communication
+    data = data_ranges(trace) - ops - communication
+    host = host_events(trace) - ops - communication - data
+    return {"kernels": ops, COMMUNICATION: communication, "data wait": data, "launch": host}
+
+
+def host_communication(trace: Trace) -> Intervals:
+    """Return when a collective of the CPU was under way while no operator computed.
+
+    Gloo works in threads of its own, in ranges. Whoever waits for it may stand in an operator that
+    does nothing else: a collective, or a node of autograd written in Python.
+    """
+    ranges, ops = trace.ranges, trace.ops
+    working = trace.named(ranges, lambda name: name.startswith(GLOO))
+    waiting = trace.named(ops, is_communication_op)
+    under_way = union(ranges.start[working], ranges.end[working])
+    under_way |= union(ops.start[waiting], ops.end[waiting])
+    if not len(under_way):
+        return EMPTY
+    computing = trace.named(ops, _computes)
+    inside = computing & (nest(ops, waiting).innermost(ops.thread, ops.start) >= 0)
+    outside = union(ops.start[computing], ops.end[computing])
+    outside -= union(ops.start[waiting], ops.end[waiting])
+    return under_way - outside - union(ops.start[inside], ops.end[inside])
+
+
+def _computes(name: str) -> bool:
+    """Whether an operator does work of its own: a node of autograd only calls others."""
+    return "::" in name and AUTOGRAD_NODE not in name and not is_communication_op(name)
 
 
 def _steps(
@@ -161,7 +203,7 @@ def waits_for_host(
     """
     steps = union(*borders(windows))
     if not len(trace.device):
-        return steps - operators(trace) - data_ranges(trace)
+        return steps - operators(trace) - host_communication(trace) - data_ranges(trace)
     idle = idle_terms(trace, windows, work, syncs)
     busy = union(work.start, work.start + work.duration)
     return steps - busy - idle["data wait"] - idle["synchronization"] - idle["dispatch"]

@@ -118,7 +118,7 @@ def kernel_category(kernel: str, op: str = "", dtypes: str = "") -> str:
 
     `dtypes` is the JSON list of the types of that operator's inputs, as the profiler wrote it.
     """
-    if re.search(_COMMUNICATION, kernel):
+    if is_communication_kernel(kernel):
         return "communication"
     if kernel.startswith("Memcpy"):
         return "copy"
@@ -251,7 +251,19 @@ _ATTENTIONS = (
     ("attention cudnn", r"_cudnn_attention(_forward|_backward)?$"),
     ("attention efficient", r"_efficient_attention(_forward|_backward)?$"),
 )
-_COMMUNICATION_OPS = re.compile(r"c10d::|_c10d_functional::|nccl:|gloo:|record_param_comms")
+_COMMUNICATION_OPS = re.compile(
+    r"c10d::|_c10d_functional(_autograd)?::|nccl:|gloo:|record_param_comms"
+)
+
+
+def is_communication_kernel(kernel: str) -> bool:
+    """Whether a kernel exchanges data with other devices."""
+    return re.search(_COMMUNICATION, kernel) is not None
+
+
+def is_communication_op(op: str) -> bool:
+    """Whether an operator calls a collective, or waits for one."""
+    return _COMMUNICATION_OPS.match(op) is not None
 
 
 def op_category(op: str, dtypes: str = "") -> str:
@@ -263,7 +275,7 @@ def op_category(op: str, dtypes: str = "") -> str:
 
 def _listed_category(op: str) -> str | None:
     """Return the category of an operator other than a matrix product; None: it is not listed."""
-    if _COMMUNICATION_OPS.match(op):
+    if is_communication_op(op):
         return "communication"
     for category, pattern in _ATTENTIONS:
         if re.search(pattern, op):

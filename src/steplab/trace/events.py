@@ -72,6 +72,25 @@ KERNEL, COPY, FILL = 0, 1, 2
 
 
 @dataclass(frozen=True)
+class Messages(Spans):
+    """What the file says of collectives, wherever it says it.
+
+    NCCL's kernels, the host's `record_param_comms` around their launch, and the ranges `nccl:` and
+    `gloo:`. The same rows stand in the tables of their kind.
+    """
+
+    collective: Codes  # "allreduce", "_allgather_base"; -1: the name of the event tells it
+    group: Codes  # name of the process group, -1: unknown
+    members: Codes  # its ranks, "[0, 1]"; -1: unknown
+    size: Ints  # number of its ranks, 0: unknown
+    sent: Ints  # elements that go in, -1: unknown
+    received: Ints  # elements that come out, -1: unknown
+    dtype: Codes  # "BFloat16" or "c10::BFloat16", -1: unknown
+    sequence: Ints  # number of the collective in its group, -1: unknown
+    correlation: Ints  # of a kernel, -1: an event of the host
+
+
+@dataclass(frozen=True)
 class MemoryEvents:
     """Allocations (+) and frees (-)."""
 
@@ -92,6 +111,16 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Which rank of how many recorded a file, and on which machine."""
+
+    rank: int | None = None
+    ranks: int | None = None
+    host: str = ""
+    groups: int | None = None  # process groups it had joined
+
+
+@dataclass(frozen=True)
 class Trace:
     """All tables of one file."""
 
@@ -105,9 +134,11 @@ class Trace:
     calls: Calls
     device: Device
     memory: MemoryEvents
+    messages: Messages
     start: int  # ns, first event
     end: int  # ns, last end
     gpus: tuple[Gpu, ...] = ()
+    place: Place = Place()
     skipped: int = 0  # events of kinds that nothing here reads (arrows, metadata), or left out
     omissions: tuple[str, ...] = ()  # what of the file cannot be used and why, a sentence each
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from steplab.core import Status
+from steplab.costs.collectives import bus_factor
 
 CollectiveOp = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]
 OPS: tuple[CollectiveOp, ...] = get_args(CollectiveOp)
@@ -73,15 +74,6 @@ def message_elements(mib: float, dtype: Dtype, world: int) -> int:
 def message_bytes(mib: float, dtype: Dtype, world: int) -> int:
     """Return the bytes of the full message."""
     return message_elements(mib, dtype, world) * ITEM_BYTES[dtype]
-
-
-def bus_factor(op: CollectiveOp, world: int) -> float:
-    """Return the bytes that must pass the link of every rank, per byte of the message.
-
-    An all-reduce is a reduce-scatter and an all-gather, so it counts twice.
-    """
-    share = (world - 1) / world
-    return 2 * share if op == "all-reduce" else share
 
 
 def algorithm_gbs(message: int, ms: float) -> float:

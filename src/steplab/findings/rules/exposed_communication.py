@@ -1,46 +1,92 @@
 """Communication runs while nothing computes.
 
-What it sees: communication kernels that run while no other kernel does.
+What it sees: communication that runs while nothing computes. Of the traces of several ranks, only
+their transfer: waiting for a late rank, small messages and late gathers have rules of their own.
 Why it costs: the device could compute while the network carries gradients.
 Remedy: by what is sent. Gradients: reduce each bucket as soon as it is ready, on its own stream, or
 where that is done already, send less. Weights: gather those of the next layer ahead. Rows that are
 exchanged: compute one half of the batch while the other travels.
 When it is wrong: the last bucket of a backward pass has nothing left to overlap with; and a rank
-that is late makes the others wait here.
+that is late makes the others wait here, unless the traces of all ranks are there.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
+from dataclasses import dataclass
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
+from steplab.findings.rules.late_allgather import late_ms
+from steplab.findings.rules.small_buckets import saved_ms
+from steplab.trace.ranks.analysis import TRANSFER
 
-EXCHANGES = re.compile(r"SendRecv|all_?to_?all|ep::inter|ep::intra|recv", re.IGNORECASE)
-GATHERS = re.compile(r"all_?gather", re.IGNORECASE)
+EXCHANGES = re.compile(r"SendRecv|all[_-]?to[_-]?all|ep::inter|ep::intra|recv", re.IGNORECASE)
+GATHERS = re.compile(r"all[_-]?gather", re.IGNORECASE)
 BUCKETED = "DistributedDataParallel."
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of the communication of a step, in ms."""
+
+    exposed: float
+    whole: float
+    evidence: tuple[str, ...]
+    sent: str  # names of what is sent most
 
 
 def check(case: Case) -> Finding | None:
     """Take the term of the budget, and report how much communication there is in all."""
-    exposed = case.term_ms("communication")
-    if case.rows is None or not exposed:
+    if case.rows is None:
         return None
-    mask = case.rows.category("communication")
-    whole = max(exposed, case.rows.ms(mask))  # which counts by the step that launched it
-    groups = case.rows.totals("name", mask)
-    sent = " ".join(g.label for g in groups[:1] + case.rows.totals("op", mask, 1))
+    seen = _of_one(case) if case.ranks is None else _of_ranks(case)
+    if not seen.exposed > 0:
+        return None
     return Finding(
         rule="exposed_communication",
-        claim=f"{units.milliseconds(exposed)} of {units.milliseconds(whole)} communication "
-        "have nothing to hide behind",
-        evidence=tuple(f"{g.label}: {g.count:.0f}, {units.milliseconds(g.ms)}" for g in groups),
-        remedy=_remedy(case, sent),
-        stake_ms=exposed,
-        why="the device waits for the network, or for the rank that comes last, and does not "
-        "compute meanwhile",
-        gain_ms=exposed,
+        claim=f"{units.milliseconds(seen.exposed)} of {units.milliseconds(seen.whole)} "
+        "communication have nothing to hide behind",
+        evidence=seen.evidence,
+        remedy=_remedy(case, seen.sent),
+        stake_ms=seen.exposed,
+        why="the device waits for the network"
+        + (", or for the rank that comes last," if case.ranks is None else "")
+        + " and does not compute meanwhile",
+        gain_ms=seen.exposed,
     )
+
+
+def _of_one(case: Case) -> Seen:
+    """Take the work of one rank's trace."""
+    assert case.rows is not None
+    exposed = case.term_ms("communication")
+    mask = case.rows.category("communication")
+    groups = case.rows.totals("name", mask, SHOWN)
+    return Seen(
+        exposed,
+        max(exposed, case.rows.ms(mask)),  # which counts by the step that launched it
+        tuple(f"{g.label}: {g.count:.0f}, {units.milliseconds(g.ms)}" for g in groups),
+        " ".join(g.label for g in groups[:1] + case.rows.totals("op", mask, 1)),
+    )
+
+
+def _of_ranks(case: Case) -> Seen:
+    """Take of all ranks what is transfer in the median step, and no other rule's."""
+    assert case.ranks is not None and case.rows is not None
+    ranks = case.ranks
+    transfer = statistics.median(parts[TRANSFER] for parts in ranks.split.values())
+    exposed = (transfer - late_ms(case) - saved_ms(case)) * case.rows.scale
+    evidence = tuple(
+        f"{kind.kind} over {kind.size} ranks: {kind.count:.3g} a step, "
+        f"{units.milliseconds(kind.transfer_ms)}, exposed {units.milliseconds(kind.exposed_ms)}"
+        for kind in ranks.kinds[:SHOWN]
+    )
+    most = max(ranks.kinds, key=lambda kind: kind.exposed_ms, default=None)
+    whole = max(sum(kind.transfer_ms for kind in ranks.kinds), exposed)
+    return Seen(exposed, whole, evidence, most.kind if most else "")
 
 
 def _remedy(case: Case, sent: str) -> str:

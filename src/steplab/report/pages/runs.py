@@ -20,10 +20,12 @@ from steplab.report.pages.sections import (
     page_foot,
     page_head,
     page_title,
+    ranks_section,
     roofline_section,
     timeline_section,
 )
 from steplab.trace.analysis import Analysis, run_budget, run_step_ms
+from steplab.trace.ranks.analysis import RanksAnalysis
 
 
 def write_profile_page(run: Run | None, analysis: Analysis | None, path: Path) -> None:
@@ -49,14 +51,17 @@ def write_explain_page(
     path: Path,
     trace: str = "",
     flag: str = "--out",
+    ranks: RanksAnalysis | None = None,
 ) -> None:
     """Write budget, findings and timeline of a Run, or of a trace that is no Run's.
 
-    `trace` is the name of such a trace; `flag` named the path.
+    `trace` is the name of such a trace, or of a folder with those of several `ranks`; `flag` named
+    the path.
     """
     sections = [
         budget_section(run, analysis),
         findings_section(findings, run_step_ms(run, analysis)),
+        ranks_section(ranks),
         timeline_section(analysis),
     ]
     title = trace or page_title(run, analysis)

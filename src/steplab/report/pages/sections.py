@@ -8,6 +8,7 @@ from dataclasses import replace
 from steplab.core import Budget, Cell, Column, Finding, Run, StepBudget, Table, units
 from steplab.report.charts.colors import category_class
 from steplab.report.charts.memory import memory_svg
+from steplab.report.charts.rank_lanes import rank_lanes
 from steplab.report.charts.roofline import roofline_chart
 from steplab.report.charts.timeline import Names, timeline_chart
 from steplab.report.markup import NOTHING, Html, data_block, element, join
@@ -22,8 +23,11 @@ from steplab.report.pages.document import (
     table_html,
     tiles,
 )
+from steplab.report.ranks import collectives_table, ranks_table
 from steplab.trace.analysis import Analysis, run_budget
 from steplab.trace.kernel_table import kernel_table, phases_by_time
+from steplab.trace.ranks.analysis import RanksAnalysis
+from steplab.trace.ranks.folder import missing_sentence
 from steplab.trace.roofline import trace_card, trace_device_name
 
 NOTE_BELOW = 0.03  # of the step: less at stake is a note, not a finding
@@ -46,6 +50,20 @@ def timeline_section(analysis: Analysis | None) -> Section:
     drawn = timeline_chart(analysis, names)
     note = "One step; short events side by side are drawn as one box. Hover for names."
     return Section("timeline", "Timeline", join([drawn, data_block("names", names.texts)]), note)
+
+
+def ranks_section(ranks: RanksAnalysis | None) -> Section:
+    """All ranks of a step over time, their collectives and their waits."""
+    if ranks is None:
+        return Section("ranks", "Ranks", NOTHING)
+    tables = [table_html(table) for table in (ranks_table(ranks), collectives_table(ranks))]
+    note = (
+        "One step on one clock. Above what a rank computes, below its collectives: first the wait "
+        "for the last rank, then the transfer. Lines join the ranks of one collective."
+    )
+    told = [missing_sentence(ranks.missing), *ranks.notes]
+    foot = paragraphs([text for text in told if text])
+    return Section("ranks", "Ranks", join([rank_lanes(ranks), *tables, foot]), note)
 
 
 def categories_section(analysis: Analysis | None) -> Section:

@@ -158,6 +158,22 @@ class DeviceArgs(Struct, gc=False):
     grid: tuple[Count, Count, Count] = (0, 0, 0)
 
 
+class MessageArgs(Struct, gc=False):
+    """What a collective says of itself; gloo and early versions of NCCL give a shape only."""
+
+    collective: str = field(default="", name="Collective name")
+    group: str = field(default="", name="Process Group Name")
+    members: str = field(default="", name="Process Group Ranks")
+    size: Count = field(default=0, name="Group size")
+    sent: Whole = field(default=-1, name="In msg nelems")
+    received: Whole = field(default=-1, name="Out msg nelems")
+    dtype: str = ""
+    sequence: Whole = field(default=-1, name="Seq")
+    correlation: Whole = -1
+    shapes: Raw = field(default=Raw(b"[]"), name="Input Dims")
+    dtypes: Raw = field(default=Raw(b"[]"), name="Input type")
+
+
 class MemoryArgs(Struct, gc=False):
     """Arguments of an allocation or a free."""
 
@@ -172,6 +188,16 @@ class Properties(Struct):
 
     devices: Raw = field(default=Raw(b"[]"), name="deviceProperties")
     base: Raw = field(default=Raw(b"0"), name="baseTimeNanoseconds")
+    group: Raw = field(default=Raw(b"{}"), name="distributedInfo")
+    host: Raw = field(default=Raw(b'""'), name="host_name")
+
+
+class GroupProperties(Struct):
+    """What a file says of the group whose rank recorded it."""
+
+    rank: Count | None = None
+    ranks: Count | None = field(default=None, name="world_size")
+    groups: Count | None = field(default=None, name="pg_count")
 
 
 class DeviceProperties(Struct):

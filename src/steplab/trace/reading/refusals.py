@@ -44,9 +44,22 @@ def folder_error(path: Path) -> UserError:
         return UserError(
             f"{shorten(path)} is a folder, not a trace, and has no .json or .gz in it.", RECORD_HINT
         )
+    return UserError(f"{shorten(path)} is a folder, not a trace.", _name_one(traces))
+
+
+def no_ranks_error(path: Path) -> UserError:
+    """A folder of several traces, of which some do not say whose they are."""
+    return UserError(
+        f"{shorten(path)} is a folder whose traces do not all say which rank they are of, inside "
+        "(distributedInfo) or by name (rank3).",
+        _name_one(trace_names(path)),
+    )
+
+
+def _name_one(traces: Sequence[str]) -> str:
     listed = ", ".join(shorten(name) for name in traces[:MOST_NAMES])
     more = f" and {len(traces) - MOST_NAMES:,} more" if len(traces) > MOST_NAMES else ""
-    return UserError(f"{shorten(path)} is a folder, not a trace.", f"Name one of: {listed}{more}.")
+    return f"Name one of: {listed}{more}."
 
 
 def trace_names(folder: Path) -> list[str]:

@@ -30,7 +30,9 @@ from steplab.trace.events import (
     Gpu,
     Ints,
     MemoryEvents,
+    Messages,
     Ops,
+    Place,
     Spans,
     Trace,
 )
@@ -45,8 +47,10 @@ from steplab.trace.reading.decode import (
     DeviceProperties,
     End,
     Event,
+    GroupProperties,
     Instant,
     MemoryArgs,
+    MessageArgs,
     OpArgs,
     Properties,
     Span,
@@ -92,10 +96,14 @@ TABLE_OF = {
 # Until torch 1.10 ranges had the category of operators; these are the ones torch opens itself.
 RANGE_PREFIXES = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#")
 MEMORY_EVENT = "[memory]"
+# Events that describe a collective: the beginnings of their names, and the kinds they are of.
+MESSAGES = "messages"
+MESSAGE_NAMES = ("nccl", "gloo:", "record_param_comms")
+MESSAGE_TABLES = ("ops", "ranges", "device")
 # Types of the columns that are not 64-bit integers.
 COLUMN_TYPES = {
     **dict.fromkeys(("name", "thread", "shapes", "strides", "dtypes", "values"), np.int32),
-    "device": np.int32,
+    **dict.fromkeys(("collective", "group", "members", "dtype", "device"), np.int32),
     "kind": np.int8,
     "on_device": np.bool_,
 }
@@ -108,6 +116,7 @@ KINDS: dict[str, type[Spans] | type[MemoryEvents]] = {
     "calls": Calls,
     "device": Device,
     "memory": MemoryEvents,
+    MESSAGES: Messages,
 }
 LONGEST_NAME = 8_192  # letters; demangled templates have up to 5,000, and rules search in names
 
@@ -155,9 +164,26 @@ class TraceBuilder:
         sorted_by_table.pop(UNREAD, None)
         for table, rows in sorted_by_table.items():
             columns_of = self._columns_of.get(table, self._maker.spans)
-            self._keep(table, columns_of(rows), rows)
+            usable = self._keep(table, columns_of(rows), rows)
+            if table in MESSAGE_TABLES:
+                self._keep_messages(
+                    [
+                        span
+                        for row, span in enumerate(rows)
+                        if span.name.startswith(MESSAGE_NAMES) and usable[row]
+                    ]
+                )
 
-    def _keep(self, table: str, columns: Columns, events: Sequence[Span | Instant]) -> None:
+    def _keep_messages(self, spans: Sequence[Span]) -> None:
+        """Keep what collectives say of themselves; as events they are counted already."""
+        if spans:
+            self._parts[MESSAGES].append(self._maker.messages(spans))
+            self._limits.hold(len(spans))
+
+    def _keep(
+        self, table: str, columns: Columns, events: Sequence[Span | Instant]
+    ) -> NDArray[np.bool_]:
+        """Keep the rows that can be used, and return which those are."""
         self._given[table] += len(events)
         usable = self._usable(columns[0], None if table == "memory" else columns[1], events)
         if not usable.all():
@@ -165,6 +191,7 @@ class TraceBuilder:
         self._parts[table].append(columns)
         self.kept += len(columns[0])
         self._limits.hold(len(columns[0]))
+        return usable
 
     def _usable(
         self, start: Ints, duration: Ints | None, events: Sequence[Span | Instant]
@@ -211,9 +238,11 @@ class TraceBuilder:
             calls=_sorted(Calls, columns.pop("calls"), base),
             device=_sorted(Device, columns.pop("device"), base),
             memory=_sorted(MemoryEvents, columns.pop("memory"), base),
+            messages=_sorted(Messages, columns.pop(MESSAGES), base),
             start=low + base,
             end=high + base,
             gpus=tuple(Gpu(one.id, shorten(one.name), one.memory) for one in gpus or ()),
+            place=_place(properties),
             skipped=self._seen - self.kept,
             omissions=self.omissions.sentences(),
         )
@@ -241,10 +270,12 @@ class TraceBuilder:
         names = list(self._maker.texts)
         for table, part in columns.items():
             near = (part[0] >= middle - YEAR) & (part[0] <= middle + YEAR)
-            if not near.all():
+            if near.all():
+                continue
+            columns[table] = tuple(column[near] for column in part)
+            if table != MESSAGES:
                 first = "" if table == "memory" else names[part[2][int(near.argmin())]]
                 self.omissions.add(reasons.TOO_FAR, int((~near).sum()), first)
-                columns[table] = tuple(column[near] for column in part)
                 self.kept -= int((~near).sum())
 
     def _check_some(self, name: str, columns: dict[str, Columns]) -> None:
@@ -263,6 +294,13 @@ class TraceBuilder:
         side_by_side = float(length + 9) * len(self._maker.threads.names)
         if max(*sums, side_by_side) > LATEST:
             raise too_long_error(name, length / DAY)
+
+
+def _place(properties: Properties) -> Place:
+    """Return the rank that recorded a file; what cannot be read is unknown."""
+    group = decode_or(GroupProperties, properties.group, GroupProperties())
+    host = decode_or(str, properties.host, "")
+    return Place(group.rank, group.ranks, shorten(host), group.groups)
 
 
 def _extent(columns: dict[str, Columns]) -> tuple[int, int]:
@@ -350,6 +388,29 @@ class ColumnBuilder:
             integers([min(math.prod(one.grid), LATEST) for one in args]),
         )
 
+    def messages(self, spans: Sequence[Span]) -> Columns:
+        """Return the columns of Messages."""
+        args = decode_args(spans, MessageArgs, Omissions())  # their own table has said what lacks
+        given = [_tensors(one) for one in args]
+
+        def codes(texts: Iterable[str]) -> Codes:
+            return np.array(
+                [self._names[text] if text else NOT_RECORDED for text in texts], np.int32
+            )
+
+        return (
+            *self.spans(spans),
+            codes(one.collective for one in args),
+            codes(one.group for one in args),
+            codes(one.members for one in args),
+            integers([one.size for one in args]),
+            integers([max(one.sent, size) for one, (size, _) in zip(args, given, strict=True)]),
+            integers([one.received for one in args]),
+            codes(one.dtype or kind for one, (_, kind) in zip(args, given, strict=True)),
+            integers([one.sequence for one in args]),
+            integers([one.correlation for one in args]),
+        )
+
     def memory(self, instants: Sequence[Instant]) -> Columns:
         """Return the columns of MemoryEvents."""
         args = decode_args(instants, MemoryArgs, self._omissions)
@@ -368,6 +429,16 @@ class ColumnBuilder:
             self._names.codes([span.name for span in spans]),
             self.threads.codes(tracks),
         )
+
+
+def _tensors(args: MessageArgs) -> tuple[int, str]:
+    """Return elements and dtype of the tensors of a range around a collective; -1, "": unknown."""
+    shapes = decode_or(list[list[int]], args.shapes, [])
+    dtypes = decode_or(list[str], args.dtypes, [])
+    sizes = [math.prod(shape) for shape in shapes if shape]
+    if not sizes or not dtypes or not 0 <= sum(sizes) < LATEST:
+        return -1, ""
+    return sum(sizes), dtypes[0]
 
 
 def integers(values: Sequence[int]) -> Ints:

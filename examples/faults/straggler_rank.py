@@ -1,0 +1,58 @@
+"""Straggler: steplab profile examples/faults/straggler_rank.py:faulty --ranks 2
+
+The files of rank 1 come from a slow disk: each of its batches takes 40 ms longer. In the clean twin
+all ranks read alike.
+"""
+
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import steplab
+
+rule = "straggler_rank"
+where = "cpu"
+ranks = 2
+
+SLOW_SECONDS = 0.04
+SLOW_RANK = 1
+ROWS = 1024  # of a batch: much to compute for few weights to send
+
+
+def read(size: int, width: int, seconds: float) -> Iterator[Tensor]:
+    """Yield batches; on one rank each takes `seconds` longer."""
+    is_slow = dist.is_initialized() and dist.get_rank() == SLOW_RANK
+    batch = torch.randn(size * ROWS, width)
+    while True:
+        if is_slow:
+            time.sleep(seconds)
+        yield batch
+
+
+def made(width: int, seconds: float) -> steplab.UserModel:
+    """A few layers."""
+    layers = [nn.Linear(width, width) for _ in range(4)]
+    model = nn.Sequential(*(part for layer in layers for part in (layer, nn.GELU())))
+
+    def loss(model: nn.Module, x_ND: Tensor) -> Tensor:
+        return model(x_ND).abs().mean()
+
+    def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
+
+    return steplab.UserModel(
+        model, lambda size: read(size, width, seconds), loss, ROWS, optimizer=adamw
+    )
+
+
+def faulty(width: int = 256) -> steplab.UserModel:
+    """One slow disk."""
+    return made(width, SLOW_SECONDS)
+
+
+def clean(width: int = 256) -> steplab.UserModel:
+    """All disks alike."""
+    return made(width, 0.0)

@@ -1,0 +1,90 @@
+"""Several ranks on a terminal: one budget, their collectives, and what each rank waits for."""
+
+from __future__ import annotations
+
+from steplab.core import Column, Table, units
+from steplab.core.printable import printable
+from steplab.report.budget import print_budget
+from steplab.report.terminal import console, print_table
+from steplab.trace.ranks.analysis import RanksAnalysis
+from steplab.trace.ranks.folder import missing_sentence
+
+GB = 1e9
+
+
+def print_ranks(ranks: RanksAnalysis) -> None:
+    """Print the budget of all ranks, the tables, and what limits them."""
+    print_budget(ranks.budget, split=ranks.split)
+    for table in (collectives_table(ranks), ranks_table(ranks)):
+        if table.rows:
+            print_table(table)
+    told = [missing_sentence(ranks.missing), *ranks.notes]
+    console().print(printable("\n".join(filter(None, told))), style="dim", markup=False)
+
+
+def collectives_table(ranks: RanksAnalysis) -> Table:
+    """Return a row per kind of collective and size of group."""
+    columns = (
+        Column("collective"),
+        Column("ranks"),
+        Column("a step", "", 3),
+        Column("message"),
+        Column("waiting", "ms"),
+        Column("transfer", "ms"),
+        Column("exposed", "%", 3),
+        Column("bus", "GB/s", 3),
+    )
+    rows = tuple(
+        (
+            kind.kind,
+            kind.size or None,
+            kind.count,
+            None if kind.bytes is None else units.bytes_(kind.bytes),
+            kind.waiting_ms,
+            kind.transfer_ms,
+            kind.exposed * 100,
+            None if kind.bus_bytes_per_s is None else kind.bus_bytes_per_s / GB,
+        )
+        for kind in ranks.kinds
+    )
+    note = (
+        "per step and rank, hidden or not; waiting: before the last rank has come; message: the "
+        "median; bus: what the link of a rank carries while it transfers, as NCCL's tests count"
+    )
+    return Table("collectives", columns, rows, note).without_unknown_columns()
+
+
+def ranks_table(ranks: RanksAnalysis) -> Table:
+    """Return a row per rank."""
+    columns = (
+        Column("rank"),
+        Column("machine"),
+        Column("step", "ms"),
+        Column(ranks.budget.term_name("kernels"), "ms"),
+        Column("transfer", "ms"),
+        Column("waiting", "ms"),
+        Column("waited for", "ms"),
+        Column("hidden", "%", 3),
+        Column("clock ahead", "us"),
+    )
+    moved = any(row.clock_ahead_us for row in ranks.rows)
+    several = len({row.host for row in ranks.rows}) > 1
+    rows = tuple(
+        (
+            row.rank,
+            row.host if several else None,
+            row.step_ms,
+            row.computing_ms,
+            row.transfer_ms,
+            row.waiting_ms,
+            row.waited_for_ms,
+            None if row.overlap is None else row.overlap * 100,
+            row.clock_ahead_us if moved else None,
+        )
+        for row in ranks.rows
+    )
+    note = (
+        "medians of the steps that all ranks have; transfer and waiting: not hidden; waited for: "
+        "by the others; hidden: share of all communication behind which something computes"
+    )
+    return Table("ranks", columns, rows, note).without_unknown_columns()

@@ -1,0 +1,1 @@
+"""Traces of several ranks: one clock, who waited for whom, and why."""

@@ -1,0 +1,99 @@
+"""Collectives by kind: how many, how large, how fast, and how much of them nothing hides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steplab.trace.analysis import Floats
+from steplab.trace.collectives import KIND_NAMES, bus_bandwidth
+from steplab.trace.events import Ints
+from steplab.trace.ranks.clocks import Clocks
+from steplab.trace.ranks.matching import Matches
+from steplab.trace.ranks.rank_trace import RankTrace
+from steplab.trace.ranks.waits import MS, Waits
+
+
+@dataclass(frozen=True)
+class Kind:
+    """All collectives of one kind in groups of one size, per step and rank."""
+
+    kind: str
+    size: int  # ranks of the group, 0: unknown
+    count: float  # per step
+    bytes: float | None  # of one message, the median; None: not recorded
+    transfer_ms: float  # per step, from the last arrival to the end, hidden or not
+    waiting_ms: float  # per step, before the last arrival, hidden or not
+    exposed_ms: float  # per step, of the transfer what nothing hides
+    exposed: float  # share of transfer and waiting that nothing hides
+    least_ms: float  # what one takes at least: a tenth of the transfers are shorter
+    bus_bytes_per_s: float | None  # median over the collectives, while they transfer
+
+
+def kinds_of(
+    ranks: Sequence[RankTrace], matches: Matches, clocks: Clocks, waits: Waits
+) -> tuple[Kind, ...]:
+    """Return a row per kind and size of group, the most time first."""
+    known = np.isfinite(waits.arrived)
+    arrived = np.where(known, waits.arrived, 0).astype(np.int64) + waits.origin
+    parts = []
+    for place, rank in enumerate(ranks):
+        rows = matches.row[:, place]
+        shared = known & (rows >= 0)
+        begun = (arrived + clocks.ahead[place])[shared]  # on the clock of this rank
+        parts.append(_columns(rank, rows[shared], begun, waits))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    kind, size = columns[:2]
+    pairs = sorted({(int(k), int(s)) for k, s in zip(kind, size, strict=True)})
+    per_step = max(len(ranks) * len(waits.steps), 1)
+    found = [_kind(pair, [c[(kind == pair[0]) & (size == pair[1])] for c in columns[2:]], per_step)
+             for pair in pairs]  # fmt: skip
+    return tuple(sorted(found, key=lambda one: -(one.transfer_ms + one.waiting_ms)))
+
+
+def _columns(
+    rank: RankTrace, rows: Ints, begun: Ints, waits: Waits
+) -> tuple[NDArray[np.generic], ...]:
+    """Return kind, size, bytes, and ns: in all, of transfer, and of both what nothing hides.
+
+    `rows` are those of matched collectives, whose last rank came when they had `begun`.
+    """
+    own = rank.collectives
+    moves = own.start.copy()
+    moves[rows] = np.clip(begun, own.start[rows], own.end[rows])
+    chosen = np.isin(own.step, waits.steps)
+    columns = (
+        own.kind,
+        own.size,
+        own.bytes,
+        own.end - own.start,
+        own.end - moves,
+        rank.exposed.within(own.start, own.end),
+        rank.exposed.within(moves, own.end),
+    )
+    return tuple(column[chosen] for column in columns)
+
+
+def _kind(pair: tuple[int, int], columns: Sequence[Floats], per_step: int) -> Kind:
+    sizes, whole, moved, shown, shown_moving = columns
+    name, size = KIND_NAMES[pair[0]], pair[1]
+    speeds = [
+        bus_bandwidth(name, size, message, ns)
+        for message, ns in zip(sizes.tolist(), moved.tolist(), strict=True)
+    ]
+    known = [speed for speed in speeds if np.isfinite(speed)]
+    return Kind(
+        kind=name,
+        size=size,
+        count=len(sizes) / per_step,
+        bytes=float(np.nanmedian(sizes)) if np.isfinite(sizes).any() else None,
+        transfer_ms=float(moved.sum()) / per_step * MS,
+        waiting_ms=float((whole - moved).sum()) / per_step * MS,
+        exposed_ms=float(shown_moving.sum()) / per_step * MS,
+        exposed=float(shown.sum() / whole.sum()) if whole.sum() else 0.0,
+        least_ms=float(np.quantile(moved, 0.1)) * MS,
+        bus_bytes_per_s=float(np.median(known)) if known else None,
+    )
