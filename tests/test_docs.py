@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import steplab
 from steplab.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -154,6 +155,24 @@ def test_a_page_shows_a_command_that_runs(command, folder, tmp_path, monkeypatch
             return
     assert code == 0, said.err
     assert said.out
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_reference_run(tmp_path, monkeypatch):
+    """In the order of the page; those that need a GPU or a checkpoint are only compiled."""
+    text = (ROOT / "docs" / "api.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    (make,) = (block for block in blocks if "def make(" in block)
+    (tmp_path / "my_model.py").write_text(f"import steplab, torch\n{make}")
+    names: dict[str, object] = {"__name__": "reference"}
+    for block in blocks:
+        code = compile(block, "api.md", "exec")
+        if '"cuda"' not in block and "Forecaster" not in block:
+            exec(code, names)
+    shown = set(re.findall(r"steplab\.(\w+)", "".join(blocks)))
+    told = set(re.findall(r"\*\*`(\w+)`\*\*", text))
+    assert shown | told >= set(steplab.__all__)
 
 
 def test_no_block_of_a_page_is_overlooked():
