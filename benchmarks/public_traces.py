@@ -15,6 +15,7 @@ import gzip
 import json
 import re
 import resource
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -102,7 +103,8 @@ def windows(events: Sequence[dict[str, Any]]) -> Iterator[tuple[int, int, int]]:
         for mark in sorted(marks, key=lambda mark: mark[0] - mark[1]):
             if all(mark[1] <= start or end <= mark[0] for start, end in kept):
                 kept.append(mark)
-        yield from ((marks[mark], *mark) for mark in sorted(kept))
+        steps = [(marks[mark], *mark) for mark in sorted(kept)]
+        yield from by_device(events, steps) or steps
         return
     updates: dict[str, list[int]] = {}
     for event in ranges:
@@ -117,6 +119,35 @@ def windows(events: Sequence[dict[str, Any]]) -> Iterator[tuple[int, int, int]]:
     known += [event for event in events if event["name"] == "[memory]"]
     times = [interval(event) for event in known]
     yield 0, min(start for start, _ in times), max(end for _, end in times)
+
+
+def by_device(
+    events: Sequence[dict[str, Any]], steps: Sequence[tuple[int, int, int]]
+) -> list[tuple[int, int, int]]:
+    """Return steps by the ends of their work if the host marks them before the device has begun.
+
+    That is so where the work in a mark was launched before it. Nothing if it is not.
+    """
+    calls = {}
+    for event in events:
+        if CALLS.search(str(event.get("cat", "")).lower()):
+            calls.setdefault(event.get("args", {}).get("correlation"), interval(event)[0])
+    ends: dict[int, int] = {}
+    own, all_ = dict.fromkeys(range(len(steps)), 0), dict.fromkeys(range(len(steps)), 0)
+    for event in of(events, (*KERNELS, *COPIES)):
+        begin, end = interval(event)
+        called = calls.get(event.get("args", {}).get("correlation"), -1)
+        for n, (_, low, high) in enumerate(steps):
+            launched_here = low <= called <= high
+            if launched_here:
+                ends[n] = max(end, ends.get(n, 0))
+            if low <= begin < high:
+                all_[n] += end - begin
+                own[n] += (end - begin) * launched_here
+    shares = [own[n] / all_[n] for n in own if all_[n]]
+    if len(shares) < 2 or statistics.median(shares) > 0.3 or len(ends) < len(steps):
+        return []
+    return [(steps[n][0], ends[n - 1], ends[n]) for n in range(1, len(steps))]
 
 
 def count(events: Sequence[dict[str, Any]]) -> tuple[Step, ...]:

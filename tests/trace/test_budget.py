@@ -121,7 +121,7 @@ def test_every_instant_is_counted_once_and_by_priority(trace, low, length):
 def test_idle_time_belongs_to_the_work_that_ends_it_and_sums_to_the_terms(trace, low, length):
     work, syncs, window = work_on(trace), syncs_on(trace), Window(0, low, low + length)
     (step,) = time_budget(trace, (window,), work, syncs).steps
-    idle = idle_before(trace, (window,), work, syncs, window)
+    idle = idle_before(trace, (window,), work, syncs, (window,))
     assert {name: ns.sum() for name, ns in idle.items()} == {
         name: pytest.approx(step.terms[name] * 1e6, abs=1e-6) for name in IDLE_TERMS
     }

@@ -54,6 +54,18 @@ def issued(number: int, start: int, duration: int):
     return launched("gemm", called, called + 5, start, duration, correlation=number)
 
 
+def test_steps_of_a_host_that_is_ahead_are_told_by_the_device():
+    """Marks of 1 us hold what earlier steps launched; the device takes 3 us for each step."""
+    events = [*step_ranges(3), kernel("gemm", 1100, 2000, correlation=9)]
+    for number in (1, 2, 3):
+        events += issued(number, 100 + 3000 * number, 2900)
+    analysis = analyze(trace_of(events))
+    assert analysis.windows == (Window(2, 6000, 9000), Window(3, 9000, 12000))
+    assert [step.wall_ms for step in analysis.budget.steps] == [0.003, 0.003]
+    assert "the host is a step or more ahead" in " ".join(analysis.budget.notes)
+    assert analysis.work.step.tolist() == [-1, -1, 2, 3]
+
+
 def test_a_step_that_shows_the_work_of_an_unseen_one_is_left_out():
     """The host is a step ahead: step 1 shows step 0's kernel, and only from its middle on."""
     events = [*step_ranges(3), kernel("gemm", 1400, 500, correlation=9)]

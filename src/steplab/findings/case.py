@@ -123,14 +123,11 @@ class Case:
     def _launch_idle(self) -> Floats:
         """Idle ns that each row of work ended, where the host was late with its launch."""
         assert self.rows is not None
-        found = np.zeros(len(self.rows.work))
         if not self.on_device or self.analysis is None:
-            return found
-        analysis = self.analysis
-        known = (analysis.trace, analysis.windows, analysis.work, analysis.syncs)
-        for window in analysis.windows:
-            found += idle_before(*known, window)["launch"][:-1]
-        return found
+            return np.zeros(len(self.rows.work))
+        trace, windows = self.analysis.trace, self.analysis.windows
+        idle = idle_before(trace, windows, self.analysis.work, self.analysis.syncs, windows)
+        return idle["launch"][:-1]
 
     def silent_lines(self, *causes: str) -> list[tuple[str, float]]:
         """Lines that ran in those silences, with the ms per step of each, most first."""

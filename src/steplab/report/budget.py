@@ -151,6 +151,8 @@ def _bar(line: _Line, step: StepBudget) -> Bar:
 
 def _remarks(budget: Budget, step: StepBudget) -> Iterator[str]:
     """Yield what the numbers were measured under, a line each."""
+    if not budget.marked:
+        yield "Nothing marks steps: what is said of a step is of the whole recording."
     if step in budget.open_steps:
         share = units.percent(step.residual_ms / step.wall_ms)
         yield f"The budget does not close: no event explains {share} of the step."
@@ -201,7 +203,7 @@ def _lines(
             yield from _parts(communication, begin)
         begin += ms
     yield _Line("residual", step.residual_ms, begin)
-    yield _Line("step", step.wall_ms)
+    yield _Line("step" if budget.marked else "recording", step.wall_ms)
 
 
 def _parts(communication: Mapping[str, float], begin: float) -> Iterator[_Line]:

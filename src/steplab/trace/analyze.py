@@ -23,7 +23,7 @@ from steplab.trace.load import load_trace
 from steplab.trace.roofline import MATMUL_DTYPES, add_update_costs, estimate_costs, trace_card
 from steplab.trace.silences import HostView, Stacks, find_silences, one_cause_each
 from steplab.trace.spans import nest
-from steplab.trace.windows import step_at, step_windows
+from steplab.trace.windows import device_windows, step_at, step_windows
 
 
 def analyze(
@@ -41,6 +41,12 @@ def analyze(
     host = Attribution(trace, labels)
     work, syncs = _work_and_syncs(host, windows, labels, card)
     notes = [*trace.omissions, *unclear_launches(trace)]
+    marked, (windows, ahead) = windows, device_windows(windows, work)
+    if ahead:
+        left_out = marked[0].number
+        work = replace(work, step=np.where(work.step == left_out, -1, work.step))
+        syncs = replace(syncs, step=np.where(syncs.step == left_out, -1, syncs.step))
+        notes += ahead
     view = HostView(host)
     stacks = Stacks(view, windows)
     if detail is not None:

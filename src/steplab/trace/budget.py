@@ -52,7 +52,7 @@ def time_budget(
     dtypes = [work.labels[code] for code in np.unique(work.matmul_dtype) if code > 0]
     peaks = peak_sources(card, dtypes) if card else {}
     budget = Budget(steps, on_device=True, peaks=peaks, marked=are_marked(windows, trace))
-    notes = [_launch_note(trace, whole, budget.typical.number), *remarks]
+    notes = [_launch_note(trace, work, whole, budget.typical.number), *remarks]
     if card is None:
         name = device_name or trace_device_name(trace)
         missing = f"{name} is not in the catalog" if name else "the trace does not name its device"
@@ -60,9 +60,11 @@ def time_budget(
     return replace(budget, notes=tuple(notes))
 
 
-def _launch_note(trace: Trace, windows: Sequence[Window], number: int) -> str:
+def _launch_note(trace: Trace, work: WorkTable, windows: Sequence[Window], number: int) -> str:
+    """Say how many calls launched the work of a step, and how much work began in it."""
     window = next(window for window in windows if window.number == number)
-    calls = _count_in(_launch_calls(trace), window)
+    launched = trace.device.correlation[work.step == number]
+    calls = int(np.isin(trace.calls.correlation, launched[launched > 0]).sum())
     begun = _count_in(trace.device.start, window)
     return f"{calls:,} launch calls by the host; {begun:,} kernels, copies and fills on the device"
 
@@ -210,19 +212,23 @@ def waits_for_host(
 
 
 def idle_before(
-    trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs, window: Window
+    trace: Trace,
+    windows: Sequence[Window],
+    work: WorkTable,
+    syncs: Syncs,
+    within: Sequence[Window],
 ) -> Mapping[str, Floats]:
-    """Return by term the idle ns in a window that each row of `work` ended by starting.
+    """Return by term the idle ns in some of the windows that each row of `work` ended by starting.
 
     There is one entry more than rows: the last holds idle time that no work ended. The entries of a
-    term sum to its time in the budget of the window.
+    term sum to its time in the budget of these windows.
     """
     start, end, row = _bounds(windows, work)
     ended_by = np.where(row >= 0, row, len(work))
-    low, high = (np.clip(border, window.start, window.end) for border in (start, end))
+    chosen = union(*borders(within))
 
     def by_row(instants: Intervals) -> Floats:
-        ns = instants.within(low, high)
+        ns = (instants & chosen).within(start, end)
         return np.bincount(ended_by, ns, len(work) + 1).astype(np.float64)
 
     terms = idle_terms(trace, windows, work, syncs)

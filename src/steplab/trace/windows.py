@@ -21,6 +21,9 @@ MIN_UPDATES = 3
 # Share of the device's time in a step by work whose launch was not recorded. A host that is one
 # step ahead of the device makes it all of the first step and none of the others.
 CUT_SHARE = 0.05
+# Share of the device's time in a step by work that the step itself launched. In a trace of a host
+# that is ahead by a part of a step it is well above this, and 0 where it is ahead by whole steps.
+AHEAD_SHARE = 0.3
 _STEP = re.compile(rf"{STEP_RANGE}(\d{{1,18}})")  # what 64 bits hold
 
 
@@ -106,6 +109,40 @@ def _without_overlap(marks: Iterable[Window]) -> list[Window]:
         else:
             kept.append(mark)
     return kept
+
+
+def device_windows(
+    windows: tuple[Window, ...], work: WorkTable
+) -> tuple[tuple[Window, ...], tuple[str, ...]]:
+    """Return the steps as the device sees them where the host is a step or more ahead of it.
+
+    Such a host marks steps long before the device begins them: what lies in a mark was launched
+    before it, and its length is that of launching. The device's step goes from the end of one
+    step's work to the end of the next's, so the first one is left out.
+    """
+    numbers = np.array([window.number for window in windows], np.int64)
+    at = step_index(windows, work.start)
+    total, own = (
+        np.bincount(at[rows], work.duration[rows], len(windows))
+        for rows in (at >= 0, (at >= 0) & (work.step == numbers[at]))
+    )
+    busy = total > 0
+    if busy.sum() < 2 or np.median(own[busy] / total[busy]) > AHEAD_SHARE:
+        return windows, ()
+    order = np.argsort(numbers)
+    launched = np.flatnonzero(np.isin(work.step, numbers))
+    ends = np.full(len(windows), -1, np.int64)
+    place = order[np.searchsorted(numbers[order], work.step[launched])]
+    np.maximum.at(ends, place, (work.start + work.duration)[launched])
+    if not (np.diff(ends, prepend=0) > 0).all():
+        return windows, ()
+    borders_ = pairwise(ends.tolist())
+    steps = tuple(Window(w.number, *ns) for w, ns in zip(windows[1:], borders_, strict=True))
+    remark = (
+        "the host is a step or more ahead: a step goes from the end of one step's work on the "
+        "device to the end of the next's; the first is left out"
+    )
+    return steps, (remark,)
 
 
 def drop_cut_steps(

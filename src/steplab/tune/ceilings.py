@@ -204,7 +204,7 @@ def _idle_ms(run: Run, analysis: Analysis) -> Floats:
         return np.zeros(len(work))
     typical = budget.typical
     window = next(w for w in analysis.windows if w.number == typical.number)
-    idle = idle_before(analysis.trace, analysis.windows, work, analysis.syncs, window)
+    idle = idle_before(analysis.trace, analysis.windows, work, analysis.syncs, (window,))
     shares = {"launch": launch_share(typical, run)}
     total: Floats = sum((idle[term] * shares.get(term, 1.0) for term in STARVED_TERMS), np.zeros(1))
     return total[:-1] / 1e6

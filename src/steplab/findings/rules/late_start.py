@@ -40,7 +40,7 @@ def check(case: Case) -> Finding | None:
         return None
     number = analysis.budget.typical.number
     window = next(window for window in analysis.windows if window.number == number)
-    waits = idle_before(analysis.trace, analysis.windows, analysis.work, analysis.syncs, window)
+    waits = idle_before(analysis.trace, analysis.windows, analysis.work, analysis.syncs, (window,))
     lost -= float(waits["dispatch"][0]) / 1e6  # before the first work of all
     each = waits["dispatch"][1:][waits["dispatch"][1:] > 0]
     if not lost > SHARE * case.step_ms:
