@@ -1,7 +1,8 @@
 """Much of the batch is padding.
 
 What it sees: token ids that repeat the last one of their row up to its end, as the Run recorded
-them: more than a quarter of the batch.
+them: more than a quarter of the batch. Where a graph is replayed, ids that fill a part of its
+input.
 Why it costs: padding goes through every layer like any other token.
 Remedy: pad to the longest of the batch and not to a fixed length, sort by length, or pack several
 sequences into one row.
@@ -11,29 +12,57 @@ When it is wrong: rows end in a token that is repeated and counts.
 from __future__ import annotations
 
 from steplab.core import Finding, units
+from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
+from steplab.findings.rows import Rows
 
 SHARE = 0.25
-PASSES = ("forward", "backward", "unattributed")
+WHOLE_NUMBERS = ("long int", "int", "long")
 
 
 def check(case: Case) -> Finding | None:
     """Take the share of padding of what forward and backward cost."""
-    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
-    if dataflow is None or case.rows is None or not dataflow.padding > SHARE:
+    rows = case.rows
+    if rows is None:
         return None
-    spent = case.cost_ms(case.rows.labeled("phase", lambda label: label != "optimizer"))
-    lost = dataflow.padding * spent
+    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
+    padding = dataflow.padding if dataflow is not None else _static_padding(case, rows)
+    if not padding > SHARE:
+        return None
+    spent = case.cost_ms(rows.labeled("phase", lambda label: label != "optimizer"))
+    lost = padding * spent
+    written = rows.called(lambda call: _unfilled(call) > 0)
     return Finding(
         rule="padded_batch",
-        claim=f"{units.percent(dataflow.padding)} of the tokens are padding",
-        evidence=(f"forward and backward take {units.milliseconds(spent)}",),
+        claim=f"{units.percent(padding)} of the tokens are padding",
+        evidence=(
+            f"forward and backward take {units.milliseconds(spent)}",
+            *(rows.hot_lines(written, 1) if dataflow is None else ()),
+        ),
         remedy="pad to the longest of the batch instead of a fixed length, group sequences of one "
         "length, or pack several into a row",
         stake_ms=lost,
         why="padding goes through every layer like any other token",
         gain_ms=lost,
     )
+
+
+def _static_padding(case: Case, rows: Rows) -> float:
+    """Return the unused share of the input of a replayed graph, by what is copied into it."""
+    assert case.analysis is not None
+    if not (case.analysis.trace.device.graph > 0).any():
+        return 0.0
+    return max((_unfilled(call) for call in rows.calls), default=0.0)
+
+
+def _unfilled(call: OpCall) -> float:
+    """Return the share of its rows that a copy of ids into a larger buffer leaves unwritten."""
+    target = call.tensor(0)
+    if call.name != "aten::copy_" or target is None or len(target.dims) != 2:
+        return 0.0
+    if target.dtype not in WHOLE_NUMBERS or not target.strides or target.dims[0] < 2:
+        return 0.0
+    return max(0.0, 1 - target.dims[1] / max(target.strides[0], 1))
 
 
 RULE = check

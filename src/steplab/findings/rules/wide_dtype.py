@@ -15,7 +15,7 @@ from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
-from steplab.findings.rows import Mask, Rows
+from steplab.findings.rows import Mask, Rows, changes_dtype
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.01
@@ -39,7 +39,9 @@ def check(case: Case) -> Finding | None:
     if not spent > SHARE * case.step_ms:
         return None
     products = mask & rows.labeled("category", lambda label: label.startswith("matmul"))
-    gain = SAVED_IN_PRODUCTS * rows.ms(products) + SAVED * rows.ms(mask & ~products)
+    casts = mask & rows.called(changes_dtype)  # they go altogether
+    gain = SAVED_IN_PRODUCTS * rows.ms(products) + rows.ms(casts)
+    gain += SAVED * rows.ms(mask & ~products & ~casts)
     return Claim(
         rule="wide_dtype",
         claim=f"float64 work takes {units.milliseconds(spent)} a step",
