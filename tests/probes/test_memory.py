@@ -1,22 +1,15 @@
 """Memory on a CPU: what a step allocates, not what the process keeps."""
 
-from steplab.probes.allocator import CPU_SOURCE, Change
+from steplab.probes.allocator import CPU_SOURCE
 from steplab.probes.memory import peaks_by_phase
 from steplab.step.trial import trial
 
 
 def test_peaks_of_phases_by_what_was_allocated_and_freed():
-    changes = [
-        Change(1, 500, 30),  # forward
-        Change(2, 600, 50),
-        Change(3, 600, -50),
-        Change(11, 700, 5),  # backward
-        Change(12, 100, -100),  # was held before
-        Change(13, 999, -7),  # nobody knows it
-        Change(14, 800, 8),
-    ]
+    forward = [(1, 30), (2, 50), (3, -50)]
+    backward = [(11, 5), (12, -100), (14, 8)]
     ends = [(10, "forward"), (20, "backward")]
-    peaks, whole = peaks_by_phase({100: 100}, changes, ends)
+    peaks, whole = peaks_by_phase(100, [*forward, *backward], ends)
     assert peaks == {"forward": 180, "backward": 135} and whole == 180
 
 

@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from steplab.core import Memory
-from steplab.probes.allocator import CPU_SOURCE, SHARED_POOL, Change, read_tree
+from steplab.probes.allocator import CPU_SOURCE, SHARED_POOL
 from steplab.probes.known_tensors import held_by_objects
 from steplab.probes.probe import Probe, Subject
 from steplab.probes.ran import RawProfile
+
+ALLOCATED = "[memory]"  # the profiler's event of an allocation or a free
 
 
 class MemoryProbe(Probe):
@@ -93,19 +95,20 @@ def cpu_memory(subject: Subject) -> Memory:
 
     with RawProfile(on_cuda=False, profile_memory=True) as profiler:
         subject.run_step()
-        held, begin_ns = held_storages(subject), time.time_ns()
+        before, begin_ns = held_bytes(subject), time.time_ns()
         watched_before, subject.step.watch = subject.step.watch, watch
         subject.run_step()
         end_ns = time.time_ns()
         subject.step.watch = watched_before
-    changes = read_tree(profiler.profiler.kineto_results.experimental_event_tree())
-    own = [change for change in changes if begin_ns < change.time_ns <= end_ns]
-    peaks, whole = peaks_by_phase(held, own, ends)
-    return Memory(sum(held.values()), whole, None, None, CPU_SOURCE, peaks)
+    events = profiler.profiler.kineto_results.events()
+    changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == ALLOCATED]
+    own = sorted(change for change in changes if begin_ns < change[0] <= end_ns)
+    peaks, whole = peaks_by_phase(before, own, ends)
+    return Memory(before, whole, None, None, CPU_SOURCE, peaks)
 
 
-def held_storages(subject: Subject) -> dict[int, int]:
-    """Return address and bytes of all weights, buffers, gradients and states of the optimizer.
+def held_bytes(subject: Subject) -> int:
+    """Return the bytes of all weights, buffers, gradients and states of the optimizer.
 
     A step of the user's own does not tell its model: then those of every one in the process.
     """
@@ -117,30 +120,26 @@ def held_storages(subject: Subject) -> dict[int, int]:
         tensors += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     tensors = tensors or list(held_by_objects())
     storages = (t.untyped_storage() for t in tensors if t.layout == torch.strided)
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def peaks_by_phase(
-    held: Mapping[int, int], changes: Iterable[Change], ends: Sequence[tuple[int, str]]
+    before: int, changes: Iterable[tuple[int, int]], ends: Iterable[tuple[int, str]]
 ) -> tuple[dict[str, int], int]:
     """Return the most bytes that were held up to the end of each phase, and in the whole step.
 
-    `ends` are moments and names, in order; what is freed and was never seen does not count.
+    `changes` are moments and bytes, below 0 where they are freed; `ends` moments and phases; both
+    in order.
     """
-    live = dict(held)
-    now = most = sum(live.values())
     peaks: dict[str, int] = {}
     waiting = list(ends)
-    for change in changes:
-        while waiting and change.time_ns > waiting[0][0]:
+    now = most = before
+    for moment, size in changes:
+        while waiting and moment > waiting[0][0]:
             phase = waiting.pop(0)[1]
             peaks[phase] = max(peaks.get(phase, 0), most)
             most = now
-        if change.bytes > 0:
-            live[change.address] = change.bytes
-            now += change.bytes
-        else:
-            now -= live.pop(change.address, 0)
+        now += size
         most = max(most, now)
     for _, phase in waiting:
         peaks[phase] = max(peaks.get(phase, 0), most)
