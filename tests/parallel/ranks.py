@@ -6,8 +6,8 @@ is ended, and the next call makes another.
 """
 
 import atexit
+import gc
 import io
-import multiprocessing
 import os
 import tempfile
 import traceback
@@ -18,6 +18,7 @@ from time import monotonic
 import torch
 
 from steplab.parallel.world import join
+from tests.forked import forkserver
 
 TIMEOUT_S = 120.0  # of one call: ten times the longest, on a busy machine
 _groups: dict[int, "RankPool"] = {}
@@ -39,8 +40,7 @@ class RankPool:
 
     def __init__(self, size):
         self.folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.parallel.preloaded"])
+        context = forkserver()
         pipes = [context.Pipe() for _ in range(size)]
         self.ranks = [
             context.Process(target=_serve, args=(r, size, self.folder.name, theirs), daemon=True)
@@ -88,6 +88,7 @@ def _read(pipe, rank):
 
 
 def _serve(rank, size, folder, pipe):
+    gc.freeze()
     torch.set_num_threads(1)
     join(rank, size, Path(folder, "store").as_uri(), "cpu", timeout=60)
     while True:

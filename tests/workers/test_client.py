@@ -12,6 +12,8 @@ import pytest
 from steplab.core import Environment
 from steplab.workers.client import Worker, WorkerLost
 
+pytestmark = pytest.mark.usefixtures("started_workers")
+
 
 def test_a_worker_that_is_gone_is_a_lost_worker():
     with Worker() as worker:

@@ -170,6 +170,7 @@ def test_closing_ends_those_that_nobody_took_also_after_an_interruption(workers)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("started_workers")
 def test_real_processes_start_together_and_all_end(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     spares = pool(2)

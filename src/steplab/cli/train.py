@@ -121,6 +121,7 @@ def _run_rank(args: argparse.Namespace) -> int:
         _warn(RESTARTS_WOULD_FAIL)
     # torch prints C++ stacks when a connection breaks; the watch says in a sentence who is gone.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    import steplab.train.loop  # noqa: F401, before ranks meet: a slow import is no hang
     from steplab.parallel.world import share_text
     from steplab.train.watch import run_as_rank
 

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 import steplab
 from steplab.core import Environment, Status
@@ -127,16 +127,7 @@ class Worker(AnyWorker):
     def __init__(self) -> None:
         try:
             self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed below
-            # A session of its own: Ctrl-C reaches the parent alone, which then ends the worker.
-            self.process = subprocess.Popen(
-                # -P: a queue.py in the working directory must not be taken for the library's.
-                [sys.executable, "-P", "-m", PROGRAM],
-                env={**os.environ, "PYTHONPATH": _import_path()},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.log,
-                start_new_session=True,
-            )
+            self.process = start_program(self.log)
         except OSError as error:  # no room for its log, or no process more
             reason = error.strerror or str(error)
             raise MeasurementError(f"The worker process does not start: {reason}.") from None
@@ -263,7 +254,21 @@ def _request(function: str, arguments: dict[str, Any], keep: bool = False) -> di
     return {"call": function, "arguments": encoded, "keep": keep, "models": named_files()}
 
 
-def _import_path() -> str:
+def start_program(log: IO[str]) -> subprocess.Popen[bytes]:
+    """Start the process of a worker, whose errors go to `log`."""
+    return subprocess.Popen(
+        # -P: a queue.py in the working directory must not be taken for the library's.
+        [sys.executable, "-P", "-m", PROGRAM],
+        env={**os.environ, "PYTHONPATH": import_path()},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        # A session of its own: Ctrl-C reaches the parent alone, which then ends the worker.
+        start_new_session=True,
+    )
+
+
+def import_path() -> str:
     """Let the worker import this very steplab, also from a bare source tree after a chdir."""
     own = str(Path(steplab.__file__).parents[1].resolve())
     return os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH", "")]))
