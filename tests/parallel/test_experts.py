@@ -10,7 +10,7 @@ from steplab.core import RunSpec
 from steplab.core.errors import Unsupported, UserError
 from steplab.kernels.experts import RoutedTokens
 from steplab.modules.experts import RoutedExperts
-from steplab.modules.shards import is_sharded, local, whole
+from steplab.modules.shards import is_sharded, local
 from steplab.parallel.experts import check_expert_parts, shard_experts
 from steplab.parallel.mesh import rank_mesh
 from steplab.parallel.world import current_world
@@ -19,7 +19,7 @@ from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.recipes import check_recipe, parse_recipe
 from steplab.workloads.workload import find_workload
 from tests.parallel.ranks import run_ranks
-from tests.parallel.training import SMALL, small_spec
+from tests.parallel.training import SMALL, small_spec, whole_weights
 
 T, K, E, D, F = 24, 2, 4, 16, 8
 NAMES = ("out", "dx", "dweights", "dw_in", "dw_out")
@@ -178,9 +178,8 @@ def train(recipe, accumulate, steps):
         losses = [step(next(feed)).loss.item() for _ in range(steps)]
     finally:
         step_module.clip_gradients = clip
-    weights = {name: whole(p.detach()).clone() for name, p in step.model.named_parameters()}
     assert min(norms) > spec.clip
-    return losses, [float(norm) for norm in norms], weights
+    return losses, [float(norm) for norm in norms], whole_weights(step.model)
 
 
 @pytest.fixture(scope="module")

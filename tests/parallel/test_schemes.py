@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard
 import steplab
 from steplab.core.errors import Unsupported, UserError
 from steplab.modules.optimizer import MASTER, full_weights
-from steplab.modules.shards import local, whole
+from steplab.modules.shards import local
 from steplab.parallel.gradients import Replicated, fill_buckets
 from steplab.parallel.sharding import sharded_axis, without_shared_weights
 from steplab.parallel.world import current_world, join_alone
@@ -18,7 +18,7 @@ from steplab.parallel.zero import share_out
 from steplab.step.assemble import assemble
 from steplab.techniques.recipes import parse_recipe
 from tests.parallel.ranks import run_ranks
-from tests.parallel.training import small_spec, train_steps
+from tests.parallel.training import small_spec, train_steps, whole_weights
 
 SCHEMES = ["naive", "flat", "overlap", "bucket", "ddp", "zero1", "fsdp"]
 # One of each kind: hooks, a wrapper, whole parameters shared out, shards.
@@ -182,7 +182,7 @@ def train_tied(recipe, ranks, accumulate, seed=0):
     for begin in range(0, len(data), per_step):
         mine = data[begin : begin + per_step][rank::ranks]
         losses.append(step(mine).loss.item())
-    return losses, {n: whole(p.detach()).clone() for n, p in step.model.named_parameters()}
+    return losses, whole_weights(step.model)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -1,7 +1,7 @@
 """A few steps of a tiny model, to be run in one process and in ranks and compared."""
 
 from steplab.core import RunSpec
-from steplab.modules.shards import whole
+from steplab.modules.shards import whole, wholes
 from steplab.parallel.world import current_world
 from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.recipes import parse_recipe
@@ -53,7 +53,14 @@ def train_steps(workload, recipe, accumulate, steps=3):
     step = assemble(spec)
     feed = micro_batches(step, spec)
     losses = [step(next(feed)).loss.item() for _ in range(steps)]
-    return losses, {n: whole(p.detach()).clone() for n, p in step.model.named_parameters()}
+    return losses, whole_weights(step.model)
+
+
+def whole_weights(model):
+    """Return every parameter, whole, by name."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    found = wholes([p.detach() for p in parameters])
+    return {name: weight.clone() for name, weight in zip(names, found, strict=True)}
 
 
 def figures(workload: str, recipe: str, accumulate: int, device: str) -> tuple[float, ...]:

@@ -22,12 +22,17 @@ from steplab.verify.references import compute_reference, make_references, step_w
 from steplab.verify.shapes import at_shape, shapes_to_try, with_batch
 from steplab.workloads.workload import find_workload
 from tests.parallel.ranks import run_ranks
+from tests.parallel.training import SMALL
 
 RANKS = 2
 
 
 # The planted faults need no more than one small block.
-SMALL = {"layers": 1, "width": 32, "ff_width": 64, "heads": 2, "context": 32, "vocab_size": 64}
+ONE_LAYER = {"layers": 1, "width": 32, "ff_width": 64, "heads": 2, "context": 32, "vocab_size": 64}
+TWO_LAYERS = {
+    "gpt": SMALL["gpt"],
+    "tsmoe": SMALL["tsmoe4"] | {"hidden_size": 48, "seq_max_len": 40},
+}
 
 
 def spec_of(workload, recipe="plain", accumulate=1, **config):
@@ -51,10 +56,10 @@ def snapshot(spec, plant=None):
 
 
 @cache
-def one_process(workload, small=False):
+def one_process(workload, layers=2):
     """Return (what is trained, what one process computes in fp32, and in fp64)."""
     torch.set_num_threads(1)
-    config = SMALL if small else {}
+    config = TWO_LAYERS[workload] if layers == 2 else ONE_LAYER
     spec = spec_of(workload, accumulate=RANKS, **config)
     computed = [compute_reference(spec, dtype) for dtype in ("fp32", "fp64")]
     return (workload, config), *computed
@@ -67,7 +72,7 @@ def references(request):
 
 @pytest.fixture(scope="module")
 def one_layer():
-    return one_process("gpt", small=True)
+    return one_process("gpt", layers=1)
 
 
 def checks_of(references, recipe, plant=None):
@@ -229,7 +234,7 @@ def open_candidate(spec, shapes, folder):
 
 
 def test_a_candidate_is_verified_by_all_its_ranks_and_measured(tmp_path):
-    spec = replace(spec_of("gpt", "parallel=flat", accumulate=2, **SMALL), ranks=RANKS, steps=2)
+    spec = replace(spec_of("gpt", "parallel=flat", accumulate=2, **ONE_LAYER), ranks=RANKS, steps=2)
     own, single, *_ = shapes_to_try(spec)
     shapes = (own, with_batch(single, 2))
     for shape in shapes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+TOGETHER_BYTES = 32 * 2**20  # below it a collective takes as long as its round trip
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -26,32 +28,77 @@ def whole(tensor: Tensor) -> Tensor:
 
     Not by `full_tensor`, whose collective crashes torch 2.11 where gloo ranks share a GPU.
     """
+    return next(wholes([tensor]))
+
+
+def wholes(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield all of each tensor; one collective gathers neighbors that the same ranks share.
+
+    A rank then holds TOGETHER_BYTES more at most, or the largest tensor.
+    """
+    together: list[Tensor] = []
+    for tensor in tensors:
+        size = sum(each.nbytes for each in [*together, tensor])
+        if together and (_sharing(together[0]) != _sharing(tensor) or size > TOGETHER_BYTES):
+            yield from _whole_together(together)
+            together = []
+        together.append(tensor)
+    yield from _whole_together(together)
+
+
+def _sharing(tensor: Tensor) -> Any:
+    """Return what tensors must have in common to be gathered by one collective."""
     if not is_sharded(tensor):
-        return tensor
-    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+        return None
+    placements = tensor.placements  # type: ignore[attr-defined]
+    cut = tuple(placement.is_shard() for placement in placements)
+    return tensor.device_mesh, cut, tensor.dtype, _is_cut_twice(tensor)  # type: ignore[attr-defined]
+
+
+def _is_cut_twice(tensor: Tensor) -> bool:
+    """Whether one axis is cut over two axes of the mesh: its pieces do not lie side by side."""
+    placements = tensor.placements  # type: ignore[attr-defined]
     axes = [placement.dim for placement in placements if placement.is_shard()]
-    if len(set(axes)) < len(axes):  # one axis cut twice: its pieces do not lie side by side
-        full: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
-        return full
-    found = local(tensor)
-    for number, placement in enumerate(placements):
-        if placement.is_shard():
-            size = tensor.shape[placement.dim]
-            found = _gathered(found, placement.dim, size, mesh.get_group(number))
+    return len(set(axes)) < len(axes)
+
+
+def _whole_together(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return all of each of some tensors that have `_sharing` in common."""
+    if not tensors or not is_sharded(tensors[0]):
+        return tensors
+    if _is_cut_twice(tensors[0]):
+        return [tensor.full_tensor() for tensor in tensors]  # type: ignore[attr-defined]
+    mesh = tensors[0].device_mesh  # type: ignore[attr-defined]
+    found = [local(tensor) for tensor in tensors]
+    for number in range(mesh.ndim):
+        cuts = [tensor.placements[number] for tensor in tensors]  # type: ignore[attr-defined]
+        if cuts[0].is_shard():
+            axes = [cut.dim for cut in cuts]
+            sizes = [tensor.shape[axis] for tensor, axis in zip(tensors, axes, strict=True)]
+            found = _gathered(found, axes, sizes, mesh.get_group(number))
     return found
 
 
-def _gathered(part: Tensor, axis: int, size: int, group: dist.ProcessGroup) -> Tensor:
-    """Return all parts along `axis`, `size` numbers in all, of which the last may hold fewer."""
+def _gathered(
+    parts: Sequence[Tensor], axes: Sequence[int], sizes: Sequence[int], group: dist.ProcessGroup
+) -> list[Tensor]:
+    """Return all of some tensors, `size` long along an axis; the last part may be shorter."""
     ranks = dist.get_world_size(group)
-    longest = -(-size // ranks)
-    shape = [*part.shape]
-    shape[axis] = longest
-    padded = part.new_zeros(shape)
-    padded.narrow(axis, 0, part.shape[axis]).copy_(part)
-    parts = [torch.empty_like(padded) for _ in range(ranks)]
-    dist.all_gather(parts, padded, group=group)
-    return torch.cat(parts, axis).narrow(axis, 0, size).contiguous()
+    padded = []
+    for part, axis, size in zip(parts, axes, sizes, strict=True):
+        shape = [*part.shape]
+        shape[axis] = -(-size // ranks)
+        padded.append(part.new_zeros(shape))
+        padded[-1].narrow(axis, 0, part.shape[axis]).copy_(part)
+    flat = torch.cat([tensor.flatten() for tensor in padded])
+    every = [torch.empty_like(flat) for _ in range(ranks)]
+    dist.all_gather(every, flat, group=group)
+    split = [row.split([tensor.numel() for tensor in padded]) for row in every]
+    found = []
+    for tensor, axis, size, *pieces in zip(padded, axes, sizes, *split, strict=True):
+        joined = torch.cat([piece.view(tensor.shape) for piece in pieces], axis)
+        found.append(joined.narrow(axis, 0, size).contiguous())
+    return found
 
 
 def replace_data(parameter: Tensor, data: Tensor, part: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from steplab.core.errors import Unsupported
 from steplab.core.run import Collective
-from steplab.modules.shards import is_sharded, local, shared_norm, whole
+from steplab.modules.shards import is_sharded, local, shared_norm, wholes
 from steplab.parallel.mesh import REPLICA
 from steplab.parallel.tree import PairwiseSum
 from steplab.parallel.world import World, current_world, in_order
@@ -153,11 +153,11 @@ class Scheme:
     def gradient_norm(self) -> Tensor | None:
         """Return the norm of the gradients over all ranks; None: that of this rank's is it.
 
-        `exact`: of the whole gradients, gathered one by one, which no number of ranks changes.
+        `exact`: of the whole gradients, gathered a few at a time, which no number of ranks changes.
         """
         grads = gradients_of(self.held)
         if self.reduction.exact:
-            return norm_of_norms([parameter_norm(whole(grad)) for grad in grads])
+            return norm_of_norms([parameter_norm(grad) for grad in wholes(grads)])
         return shared_norm(grads) if any(map(is_sharded, grads)) else None
 
     def summed_gradient(self, parameter: nn.Parameter) -> Tensor:
