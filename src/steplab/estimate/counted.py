@@ -27,7 +27,7 @@ from steplab.core.errors import Unsupported
 from steplab.core.run import Collective
 from steplab.estimate.calls import Call
 from steplab.estimate.fake_card import fake_card
-from steplab.estimate.ledger import Entry, Ledger, Sent, following
+from steplab.estimate.ledger import Entry, Kernel, Ledger, Sent, following
 from steplab.hardware.catalog import Card
 from steplab.parallel.silent import join_silent
 from steplab.parallel.world import leave
@@ -59,6 +59,7 @@ class Counted:
     parameters: int  # whole ones
     own_parameters: int  # of this rank
     tokens: int  # of this rank's micro-batches
+    model_flops: float | None = None  # of this rank, recomputation left out
     replayed: bool = False  # by a CUDA graph: the host launches nothing
 
     @property
@@ -108,8 +109,23 @@ def count(
             sum(p.numel() for p in step.model.parameters()),
             sum(_local(p).numel() for p in step.model.parameters()),
             step.workload.tokens(spec.batch) * spec.accumulate,
+            _model_flops(step, spec, ledger),
             replayed,
         )
+
+
+def _model_flops(step: Step, spec: RunSpec, ledger: Ledger) -> float | None:
+    """Return the workload's formula, or three times the forward of a model that has none."""
+    ran = {str(m.op): str(m.ran) for m in step.model.modules() if hasattr(m, "op")}
+    formula = step.workload.work(spec.batch, spec.mode, ran)
+    if formula is not None:
+        return None if formula.model is None else formula.model * spec.accumulate
+    forward = sum(
+        entry.call.flops
+        for entry in ledger.entries
+        if isinstance(entry, Kernel) and entry.phase == "forward"
+    )
+    return forward * (3 if spec.mode in ("forward+backward", "full") else 1)
 
 
 def _without(recipe: Recipe, name: str) -> Recipe:

@@ -24,6 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from steplab.estimate.fake_autocast import FakeAutocast
 from steplab.hardware.catalog import Card
 from steplab.kernels import attention, triton_runtime
 from steplab.kernels.attention import cudnn
@@ -72,6 +73,22 @@ def _is_there(tensor: FakeTensor, options: Mapping[str, Any]) -> bool:
         return False
     layout = options.get("memory_format") in (None, torch.preserve_format)
     return layout and dtype in (None, tensor.dtype)
+
+
+# One kernel on a GPU. Where torch was built without CUDA it would be taken apart.
+WHOLE_ON_GPU = ("silu_backward", "mish_backward")
+
+
+def _keep_whole() -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
+    for name in WHOLE_ON_GPU:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+            library.impl(name, _never_called, "CUDA")
+    return library
+
+
+def _never_called(*args: Any) -> None:
+    raise AssertionError("tensors without data run no kernel")
 
 
 class FakeStream:
@@ -172,6 +189,8 @@ def fake_card(card: Card, ledger: Any) -> Iterator[FakeCardMode]:
         (torch.version, "cuda", torch.version.cuda or "13.0"),
         (fake_tensor, "init_gpu_context", lambda device: None),
         (cudnn, "HAS_CUDNN", True),
+        (torch, "autocast", FakeAutocast),
+        (torch.amp, "autocast", FakeAutocast),
         (torch.nn.Module, "_apply", convert),
         (torch.nn.functional, "scaled_dot_product_attention", attend),
         (Exchange, "read_counts", even_counts),
@@ -204,6 +223,7 @@ def fake_card(card: Card, ledger: Any) -> Iterator[FakeCardMode]:
                 ledger.launched(kernel.fn.__name__, args)
 
             pretended.enter_context(mock.patch.object(JITFunction, "run", launch))
+        pretended.callback(_keep_whole()._destroy)
         with FakeCardMode(allow_non_fake_inputs=True) as mode:
             yield mode
 

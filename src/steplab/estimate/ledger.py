@@ -152,7 +152,9 @@ class Ledger(TorchDispatchMode):
         self._made(out)
         if func.namespace in NAMESPACES:  # noted by the group, which is told when somebody waits
             return out
-        if func._overloadpacket.__name__ not in FREE and _on_device(args, kwargs, out):
+        name = func._overloadpacket.__name__
+        is_free = name in FREE or (name == "_to_copy" and _shares(args[0], out))
+        if not is_free and _on_device(args, kwargs, out):
             call = describe(func, args, kwargs, out)
             if self.scratch is not None:
                 self._use_scratch(self.scratch(call))
@@ -252,6 +254,11 @@ class Ledger(TorchDispatchMode):
             default = "activations" if self.born.get(number) == "forward" else "temporaries"
             found[kinds.get(number, default)] += size
         return found
+
+
+def _shares(tensor: Tensor, out: Tensor) -> bool:
+    """Whether nothing was copied, because it was there already."""
+    return bool(tensor.untyped_storage()._cdata == out.untyped_storage()._cdata)
 
 
 def _on_device(args: Any, kwargs: Any, out: Any) -> bool:

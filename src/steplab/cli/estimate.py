@@ -1,0 +1,227 @@
+"""Know before you rent: step time, memory, bytes and cost on cards and ranks that are not here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from steplab.cli.command import Command
+from steplab.cli.flags import add_out_flag, add_store_flag
+from steplab.cli.step_flags import add_step_flags, add_workload_flags, step_spec
+from steplab.core import Column, Table, units
+from steplab.core.errors import UserError
+from steplab.core.prediction import Prediction
+from steplab.core.run import Run
+from steplab.core.table import Cell
+from steplab.hardware.links import find_link, usual_link
+from steplab.report.export import write_table
+from steplab.report.terminal import print_table
+from steplab.store import Store
+from steplab.store.predictions import prediction_of, predictions, save_prediction
+from steplab.techniques.recipes import shared_by
+
+if TYPE_CHECKING:
+    from steplab.estimate.plan import Budget
+    from steplab.estimate.timeline import Cluster
+    from steplab.hardware.catalog import Card
+
+GIB = 2**30
+COLUMNS = (
+    Column("ranks"),
+    Column("batch"),
+    Column("recipe"),
+    Column("step", "ms"),
+    Column("80 %", "ms", whole=True),
+    Column("tokens/s"),
+    Column("MFU"),
+    Column("peak", "GiB"),
+    Column("fits"),
+    Column("sent", "GB", dispensable=2),
+    Column("exposed", "ms", dispensable=1),
+    Column("days"),
+    Column("cost"),
+)
+
+
+def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    add_workload_flags(parser, words, "gpt")
+    add_step_flags(parser, ("accumulate", "clip"), batch=8)
+    add = parser.add_argument
+    add("--on", default="h200", metavar="CARD", help="the card, as in h200, a100-80gb-sxm, b200")
+    add("--ranks", type=int, nargs="+", default=[1], metavar="N", help="numbers of GPUs")
+    add("--tokens", type=float, default=None, metavar="N", help="tokens of the training, 1e11")
+    add("--price", type=float, default=None, metavar="X", help="of one GPU for an hour")
+    add("--link", default="", metavar="NAME",
+        help="between the GPUs of a machine; default: what the card usually has")  # fmt: skip
+    add("--network", default="ndr", metavar="NAME", help="between machines: ndr, hdr, efa")
+    add("--per-machine", type=int, default=8, metavar="N", help="GPUs of a machine")
+    add("--plan", action="store_true",
+        help="search schemes, experts, batches and checkpointing; the best first")  # fmt: skip
+    add("--calibration", action="store_true",
+        help="show how good predictions have been so far, by the Runs of the store")  # fmt: skip
+    add_store_flag(parser)
+    add_out_flag(parser)
+
+
+def _run(args: argparse.Namespace) -> int:
+    store = Store(args.store)
+    if args.calibration:
+        return _calibration(args, store)
+    _check(args)
+    # torch takes seconds to import, and bad words are told before.
+    from steplab.estimate.kernels import find_named, shipped_times
+    from steplab.estimate.plan import Budget, frontier, search
+    from steplab.estimate.predict import largest_batch, predict
+    from steplab.estimate.timeline import Cluster
+
+    card = find_named(args.on)
+    inner = find_link(args.link) if args.link else usual_link(card.name)
+    cluster = Cluster(inner, find_link(args.network), args.per_machine)
+    budget = Budget(args.tokens, args.price)
+    times = shipped_times()
+    spec = step_spec(_alone(args), "cuda")
+    if args.plan:
+        experts = int(spec.config.get("num_experts", 0))
+        found = search(spec, args.ranks, experts, card, times, cluster, _tell)
+        tables = [
+            _table("plans, the fastest per token first", found, budget, card, cluster),
+            _table("time against cost", frontier(found, budget), budget, card, cluster),
+        ]
+    else:
+        found, most = [], []
+        for ranks in args.ranks:
+            shared = replace(spec, ranks=ranks, recipe=shared_by(spec.recipe, ranks))
+            _tell(f"{ranks} ranks: {shared.recipe}")
+            found.append(predict(shared, card, times, cluster))
+            most.append(largest_batch(shared, card, times))
+        tables = [_table(spec.title, found, budget, card, cluster), _memory(found, most)]
+    store.check_writable()
+    for prediction in found:
+        save_prediction(store, prediction)
+    for path in args.out:
+        for number, table in enumerate(tables):
+            suffix = path.suffix if number == 0 else f".{number}{path.suffix}"
+            write_table(table, path.with_suffix(suffix))
+    for table in tables:
+        print_table(table)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if min(args.ranks) < 1 or args.per_machine < 1:
+        raise UserError("--ranks and --per-machine must be at least 1.")
+    for name in ("tokens", "price"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"--{name} must be more than 0, not {value}.")
+
+
+def _alone(args: argparse.Namespace) -> argparse.Namespace:
+    return argparse.Namespace(**{k: v for k, v in vars(args).items() if k != "ranks"})
+
+
+def _tell(text: str) -> None:
+    print(f"counting {text}", file=sys.stderr, flush=True)
+
+
+def _table(
+    title: str, found: Sequence[Prediction], budget: Budget, card: Card, cluster: Cluster
+) -> Table:
+    rows = []
+    for p in found:
+        hours, cost = budget.hours(p), budget.cost(p)
+        cells: tuple[Cell, ...] = (
+            p.spec.ranks,
+            p.spec.batch,
+            str(p.spec.recipe),
+            p.step_ms,
+            f"{p.low_ms:.4g} to {p.high_ms:.4g}",
+            p.tokens_per_second,
+            units.percent(p.mfu),
+            p.peak_bytes / GIB,
+            p.fits,
+            p.sent_bytes / 1e9,
+            p.exposed_ms,
+            hours / 24 if hours is not None else None,
+            cost,
+        )
+        rows.append(cells)
+    links = f"{cluster.inner.name} ({cluster.inner.source}), between machines {cluster.outer.name}"
+    known = found[0].known_by if found else {}
+    note = (
+        f"{card.name}; memory, FLOPs and bytes sent are counted on tensors without data\n"
+        f"kernel times are {known.get('kernels', '')}\n"
+        f"communication is modelled: {links} ({cluster.outer.source})"
+    )
+    return Table(f"estimate: {title}", COLUMNS, tuple(rows), note).without_unknown_columns()
+
+
+def _memory(found: Sequence[Prediction], most: Sequence[int]) -> Table:
+    """Return what the peak consists of, and the largest batch that fits."""
+    kinds = list(found[0].kinds)
+    columns = (
+        Column("ranks"),
+        Column("peak", "GiB"),
+        Column("reserved", "GiB"),
+        *(Column(kind, "GiB") for kind in kinds),
+        Column("largest batch that fits"),
+    )
+    rows = [
+        (
+            p.spec.ranks,
+            p.peak_bytes / GIB,
+            p.reserved_bytes / GIB,
+            *(p.kinds[kind] / GIB for kind in kinds),
+            batch,
+        )
+        for p, batch in zip(found, most, strict=True)
+    ]
+    return Table("memory of a rank at its peak, counted", columns, tuple(rows))
+
+
+def _calibration(args: argparse.Namespace, store: Store) -> int:
+    """Compare all Runs of the store with what was predicted of them."""
+    rows = []
+    for _, run in store.all():
+        if not isinstance(run, Run) or run.status != "ok":
+            continue
+        prediction = prediction_of(store, run)
+        errors = prediction.error(run) if prediction is not None else None
+        if prediction is None or errors is None:
+            continue
+        assert run.clock is not None
+        time, memory = errors
+        rows.append(
+            (
+                run.spec.title,
+                str(run.spec.recipe),
+                prediction.step_ms,
+                run.clock.step.median,
+                units.percent(time),
+                prediction.holds(run),
+                units.percent(memory),
+            )
+        )
+    if not rows:
+        count = sum(1 for _ in predictions(store))
+        raise UserError(
+            f"{store.root} has {count} predictions and no Run of any of these steps on its card.",
+            "Predict with steplab estimate, then measure with steplab bench step.",
+        )
+    columns = (
+        *(Column("what"), Column("recipe"), Column("predicted", "ms"), Column("measured", "ms")),
+        *(Column("error"), Column("in the interval"), Column("memory error")),
+    )
+    inside = sum(bool(row[5]) for row in rows)
+    note = f"{inside} of {len(rows)} inside the 80 % interval"
+    table = Table("how good predictions have been", columns, tuple(rows), note)
+    for path in args.out:
+        write_table(table, path)
+    print_table(table)
+    return 0
+
+
+COMMAND = Command(_flags, _run)

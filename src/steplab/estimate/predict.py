@@ -1,0 +1,92 @@
+"""One spec on one card: counted, timed, laid out, and remembered as a Prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from steplab.core import RunSpec
+from steplab.core.errors import UserError
+from steplab.core.prediction import COUNTED, MODELLED, Prediction
+from steplab.estimate.counted import Counted, count
+from steplab.estimate.kernels import KernelTimes
+from steplab.estimate.timeline import Cluster, lay_out
+from steplab.hardware.catalog import Card
+
+CONTEXT_BYTES = 600 * 2**20  # that the driver and CUDA's own code take of a card
+LARGEST_BATCH = 2**20
+Progress = Callable[[str], None]
+
+
+def predict(spec: RunSpec, card: Card, times: KernelTimes, cluster: Cluster) -> Prediction:
+    """Return what one step of `spec` will take and hold on each rank."""
+    counted = count(spec, card, times.scratch)
+    shared = cluster if spec.ranks > 1 else None
+    timeline = lay_out(counted, times, card, shared)
+    low, high = timeline.interval_us
+    peak = card.peak(_dtype(spec))
+    flops = counted.model_flops
+    return Prediction(
+        spec=spec,
+        card=card.name,
+        step_ms=timeline.step_us / 1e3,
+        low_ms=low / 1e3,
+        high_ms=high / 1e3,
+        device_ms=timeline.device_us / 1e3,
+        host_ms=timeline.host_us / 1e3,
+        communication_ms=timeline.communication_us / 1e3,
+        exposed_ms=timeline.exposed_us / 1e3,
+        tokens=counted.tokens * spec.ranks,
+        flops=flops,
+        mfu=flops / timeline.step_us / peak / 1e6 if flops and peak else None,
+        peak_bytes=counted.peak_bytes + times.workspace_bytes,
+        reserved_bytes=counted.reserved_bytes + times.workspace_bytes,
+        card_bytes=card.board.memory_bytes - CONTEXT_BYTES,
+        kinds={**counted.kinds, "other": counted.kinds["other"] + times.workspace_bytes},
+        collectives=counted.collectives,
+        parameters=counted.parameters,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        known_by={
+            "memory": COUNTED,
+            "bytes sent": COUNTED,
+            "FLOPs": COUNTED,
+            "kernels": f"{MODELLED} from calls measured on {times.card.name}, {times.conditions}",
+            "communication": MODELLED,
+        },
+    )
+
+
+def largest_batch(spec: RunSpec, card: Card, times: KernelTimes) -> int:
+    """Return the most sequences per micro-batch that fit; a UserError where not even one does.
+
+    Memory grows by the same bytes with every sequence, so two counts tell where it ends; the third
+    is the proof.
+    """
+    room = card.board.memory_bytes - CONTEXT_BYTES - times.workspace_bytes
+
+    def reserved(batch: int) -> int:
+        return _count(replace(spec, batch=batch), card, times).reserved_bytes
+
+    one = reserved(1)
+    if one > room:
+        raise UserError(
+            f"{spec.title.replace(f'batch {spec.batch}', 'batch 1')} needs "
+            f"{one / 2**30:.1f} GiB, and a rank on the {card.name} has {room / 2**30:.1f}.",
+            "Add checkpointing=blocks, parallel=fsdp with more --ranks, or take a smaller --size.",
+        )
+    other = max(2, spec.batch)
+    each = max(1.0, (reserved(other) - one) / (other - 1))
+    batch = min(LARGEST_BATCH, int(1 + (room - one) / each))
+    while batch > 1 and reserved(batch) > room:
+        batch = max(1, int(batch * 0.97) if batch > 32 else batch - 1)
+    return batch
+
+
+def _count(spec: RunSpec, card: Card, times: KernelTimes) -> Counted:
+    return count(spec, card, times.scratch)
+
+
+def _dtype(spec: RunSpec) -> str:
+    dtype = str(spec.recipe.techniques.get("precision", {}).get("dtype", "fp32"))
+    return "bf16" if dtype == "bf16-weights" else dtype

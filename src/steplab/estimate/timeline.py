@@ -1,0 +1,126 @@
+"""The step laid out in time: what the host asks for, what every stream does, what waits for what.
+
+The host issues one call after another; a kernel begins when it was asked for, its stream has come
+so far, and all that the stream waits for is done. Collectives run on streams of their own, one for
+each group, beside the kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from steplab.estimate.counted import Counted
+from steplab.estimate.kernels import KernelTimes, Time
+from steplab.estimate.ledger import Kernel, Sent
+from steplab.hardware.catalog import Card
+from steplab.hardware.links import Link
+
+Z80 = 1.2816  # four fifths of a normal distribution lie within so many deviations
+GAP_US = 1.0  # between two kernels of a stream: one ends, the next begins
+HOST_SPREAD = 0.12  # of the host's time, between machines of one kind
+LINK_SPREAD = 0.25  # of collectives, where nobody has measured them
+# Errors of kernels are no coin tosses: calls of one kind err together. A step behaves as if it had
+# a third of the deviation of its kernels in common.
+SHARED = 0.35
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """How ranks are connected: `per_machine` of them by `inner`, machines by `outer`."""
+
+    inner: Link
+    outer: Link
+    per_machine: int = 8
+
+    def time(self, op: str, ranks: int, size: int) -> Time:
+        """Return how long a collective takes: latency of its rounds and bytes over bandwidth.
+
+        Over several machines the slower link decides: every byte crosses it as often.
+        """
+        if ranks == 1:
+            return Time(GAP_US, LINK_SPREAD)
+        link = self.inner if ranks <= self.per_machine else self.outer
+        share = (ranks - 1) / ranks
+        rounds = math.ceil(math.log2(ranks))
+        times = 2 if op == "all-reduce" else 1
+        latency = times * rounds * link.latency_us
+        return Time(latency + times * share * size / link.bytes_per_us, LINK_SPREAD)
+
+
+Measured = Callable[[str, int, int], Time | None]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """How long a step takes, of what it consists, and how sure that is."""
+
+    step_us: float
+    spread: float  # standard deviation of the logarithm of the step's time
+    device_us: float  # kernels of the longest stream
+    host_us: float
+    communication_us: float
+    exposed_us: float  # communication that nothing hides
+
+    @property
+    def interval_us(self) -> tuple[float, float]:
+        """The 80 % interval of the step's time."""
+        factor = math.exp(Z80 * self.spread)
+        return self.step_us / factor, self.step_us * factor
+
+
+def lay_out(counted: Counted, times: KernelTimes, card: Card, cluster: Cluster | None) -> Timeline:
+    """Lay out one step; without a cluster communication takes no time."""
+    free = _simulate(counted, times, card, None)
+    full = _simulate(counted, times, card, cluster) if cluster else free
+    step = full.end
+    exposed = max(0.0, step - free.end)
+    host_bound = max(0.0, 1.0 - full.device / step) if step else 0.0
+    kernel = math.sqrt(full.variance) / full.device if full.device else 0.0
+    spread = math.sqrt(
+        (kernel * (1 - host_bound)) ** 2
+        + (HOST_SPREAD * host_bound) ** 2
+        + (LINK_SPREAD * exposed / step if step else 0.0) ** 2
+    )
+    return Timeline(step, spread, full.device, full.host, full.communication, exposed)
+
+
+class _simulate:
+    """Runs the entries once."""
+
+    def __init__(
+        self, counted: Counted, times: KernelTimes, card: Card, cluster: Cluster | None
+    ) -> None:
+        self.host = self.device = self.communication = self.variance = 0.0
+        self.streams: dict[object, float] = {}  # stream or group -> when it is free
+        ends: dict[tuple[object, int], float] = {}  # when a stream had done so much
+        done: dict[int, int] = {}
+        by_kind: dict[str, float] = {}
+        launch = 0.0 if counted.replayed else 1.0
+        for entry in counted.entries:
+            if isinstance(entry, Kernel):
+                self.host += launch * times.host_us.get(entry.phase, times.host_us["forward"])
+                us, spread = times.time(entry.call, card)
+                begin = max(self.host, self.streams.get(entry.stream, 0.0))
+                end = begin + us + GAP_US
+                self.streams[entry.stream] = end
+                self.device += us + GAP_US
+                by_kind[entry.call.kind] = by_kind.get(entry.call.kind, 0.0) + us * spread
+                done[entry.stream] = done.get(entry.stream, 0) + 1
+                ends[entry.stream, done[entry.stream]] = end
+            elif isinstance(entry, Sent):
+                self.host += launch * times.host_us["collective"]
+                us = cluster.time(entry.op, entry.ranks, entry.bytes).us if cluster else 0.0
+                group = (entry.op, entry.ranks)
+                begin = max(self.host, self.streams.get(entry.stream, 0.0))
+                begin = max(begin, self.streams.get(group, 0.0))
+                self.streams[group] = ends[-1 - entry.number, 1] = begin + us
+                self.communication += us
+            else:
+                reached = ends.get((entry.other, entry.of), 0.0)
+                self.streams[entry.stream] = max(self.streams.get(entry.stream, 0.0), reached)
+        self.variance = (
+            sum(value**2 for value in by_kind.values()) + (SHARED * sum(by_kind.values())) ** 2
+        )
+        self.end = max([self.host, *self.streams.values()])
