@@ -81,9 +81,8 @@ def _serve(streams, surroundings) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
-    sys.stdin, sys.stdout, sys.stderr = (
-        os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww")
-    )
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # by lines, as Python does it
     multiprocessing.current_process()._config["daemon"] = False  # a DataLoader may start others
     os.write(1, b"\n")
     program.serve()
