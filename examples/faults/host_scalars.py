@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import steplab
+from steplab.core.errors import Unsupported
 
 rule = "host_scalars"
 where = "cuda"
@@ -36,6 +37,8 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
 
 def made(width: int, rows: int, layers: int, copied: bool) -> steplab.UserModel:
     """A stack of such layers."""
+    if not torch.cuda.is_available():
+        raise Unsupported("This exhibit needs a GPU.", "Others show their fault on a CPU.")
 
     def batches(size: int) -> Iterator[Tensor]:
         batch = torch.randn(size * rows, width)
