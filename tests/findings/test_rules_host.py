@@ -319,7 +319,7 @@ def test_a_line_is_named_if_it_explains_most():
         return Case(None, analyze(trace_of(events, properties=H200)))
 
     named, unknown = (host_stall.RULE(silent(us)) for us in (2_500, 9_000))
-    assert 'range "mine"' in named.claim
+    assert 'range "mine"' in named.claim and "with_stack" in named.remedy
     assert "launches nothing" in unknown.claim and "stacks" in unknown.remedy
 
 

@@ -125,6 +125,10 @@ def test_double_precision_is_seen_in_shapes_and_in_names_of_kernels():
     assert found.gain_ms == pytest.approx(0.05) and "meets a narrower" in found.evidence[1]
     named = RecordedOp("", 100, "elementwise_kernel<128, 4, CUDAFunctor_add<double>, float>")
     assert wide_dtype.RULE(gpu_case([mm(64, 64, 64, 400), named])).stake_ms == pytest.approx(0.1)
+    graph = RecordedOp("CompiledFunction", 300, args=tensors([4096, 4096], dtype="double"))
+    stats = "kernel<3, batch_norm_stats(at::Tensor const&, double, long)::{lambda(float)#1}>"
+    clean = [mm(64, 64, 64, 400), graph, RecordedOp("", 100, stats)]
+    assert wide_dtype.RULE(gpu_case(clean)) is None
     fused = (
         "multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>, float const*, double, double>"
     )

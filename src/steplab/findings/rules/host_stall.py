@@ -56,12 +56,15 @@ def _is_one_of_many(case: Case, lost: float) -> bool:
 
 
 def _remedy(where: str) -> str:
-    if not where:
+    if not where or where.startswith("range "):
         return "record with stacks (steplab profile, or with_stack=True): they name the line"
     if where.startswith("aten::"):
         op = where.partition(" at ")[0]
         return f"let {op} run on the device, compute it once, or move it out of the step"
-    return "do it every N steps, in a thread or process of its own, or with tensors on the device"
+    return (
+        "do it once or every N steps, in a thread or process of its own, with tensors on the "
+        "device or in compiled code"
+    )
 
 
 RULE = check

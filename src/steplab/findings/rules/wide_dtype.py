@@ -25,6 +25,7 @@ SAVED = 0.5  # of the bytes
 SAVED_IN_PRODUCTS = 0.85
 # The first type in a kernel's template is that of its elements; optimizers have double scalars.
 _FIRST = re.compile(r"\b(c10::BFloat16|c10::Half|float|int|long|double)\b")
+_SIGNATURE = re.compile(r"\([^()]*at::Tensor[^()]*\)")  # of the function that launches it
 _PRODUCT = re.compile(r"dgemm|_d\d+gemm|_f64f64")
 
 
@@ -60,13 +61,18 @@ def check(case: Case) -> Finding | None:
 
 
 def _is_wide(call: OpCall) -> bool:
-    """Whether a call computes on many float64 numbers; a single one widens nothing."""
+    """Whether a call computes on many float64 numbers; a single one widens nothing.
+
+    Nor does one that a compiled graph is given tell what the graph does with it.
+    """
+    if not call.name.startswith("aten::"):
+        return False
     wide = any(t is not None and t.dtype == "double" and t.dims for t in call.tensors)
     return wide and max(call.numels) >= MIN_ELEMENTS
 
 
 def _names_double(kernel: str) -> bool:
-    first = _FIRST.search(kernel)
+    first = _FIRST.search(_SIGNATURE.sub("", kernel))
     return _PRODUCT.search(kernel) is not None or (first is not None and first[1] == "double")
 
 
