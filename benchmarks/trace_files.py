@@ -19,7 +19,7 @@ HEAD = """{
     {"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 150754820096, "computeMajor": 9,
      "computeMinor": 0, "numSms": 132}
   ],
-  "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1},
+  "distributedInfo": {"backend": "nccl", "rank": RANK, "world_size": RANKS},
   "displayTimeUnit": "ms",
   "baseTimeNanoseconds": 1751410836000000000,
   "traceEvents": ["""
@@ -56,6 +56,12 @@ KERNEL_ARGS = (
     '"registers per thread": 32, "shared memory": 0, "blocks per SM": 0.484848, '
     '"warps per SM": 1.939394, "grid": [64, 1, 1], "block": [128, 1, 1], '
     '"est. achieved occupancy %": 3, "graph id": 0, "graph node id": 0'
+)
+COLLECTIVE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+COLLECTIVE_ARGS = (
+    '"device": 0, "stream": 20, "correlation": {id}, "Collective name": "allreduce", '
+    '"In msg nelems": 12582912, "Out msg nelems": 12582912, "Group size": {ranks}, '
+    '"dtype": "BFloat16", "Process Group Name": "0", "Process Group Ranks": "{members}"'
 )
 # What must differ from copy to copy: times, and the numbers that join events.
 MOVING = re.compile(r'"(ts|id|correlation|External id|Sequence number)": (\d+)')
@@ -147,15 +153,23 @@ def _sample(text: str, events: int, spans: list[dict[str, Any]]) -> Sample:
     )
 
 
-def write_trace_file(path: Path, megabytes: int, sample: Sample) -> int:
-    """Write a file of about `megabytes` * 10**6 bytes, a step per copy; return its events."""
+def write_trace_file(
+    path: Path, megabytes: int, sample: Sample, rank: int = 0, ranks: int = 1
+) -> int:
+    """Write a file of about `megabytes` * 10**6 bytes, a step per copy; return its events.
+
+    With several ranks, every step ends in a collective, to which rank 1 comes half of it late.
+    """
     copies = max(1, round(megabytes * 1e6 / len(sample.copy(0))))
     with path.open("w") as file:
-        file.write(HEAD)
+        file.write(HEAD.replace("RANKS", str(ranks)).replace("RANK", str(rank)))
         for index in range(copies):
-            file.write(_step(index, sample.period) + sample.copy(index).removesuffix(","))
+            file.write(_step(index, sample.period))
+            if ranks > 1:
+                file.write(_collective(index, sample.period, rank, ranks))
+            file.write(sample.copy(index).removesuffix(","))
             file.write("," if index < copies - 1 else TAIL)
-    return (sample.events + 1) * copies
+    return (sample.events + 1 + (ranks > 1)) * copies
 
 
 def _step(index: int, period: int) -> str:
@@ -163,3 +177,12 @@ def _step(index: int, period: int) -> str:
     span = {"ts": f"{1_000_000 + index * period}.000", "dur": f"{period - 1}.000"}
     name, args = f"ProfilerStep#{index}", '"External id": 0'
     return SPAN.format(cat="user_annotation", name=name, pid=1, tid=1, args=args, **span)
+
+
+def _collective(index: int, period: int, rank: int, ranks: int) -> str:
+    """Return the kernel of an all-reduce in the last tenth of copy `index`."""
+    end = 1_000_000 + (index + 1) * period
+    length = period // (20 if rank == 1 else 10)
+    args = COLLECTIVE_ARGS.format(id=2**40 + index, ranks=ranks, members=list(range(ranks)))
+    span = {"ts": f"{end - length}.000", "dur": f"{length}.000"}
+    return SPAN.format(cat="kernel", name=COLLECTIVE, pid=0, tid=20, args=args, **span)

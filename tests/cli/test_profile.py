@@ -203,4 +203,6 @@ def test_every_rank_is_recorded(tmp_path, capsys):
     run = Store(tmp_path).load("last")
     assert {"trace_1.json.gz", "rank1_trace_1.json.gz"} <= set(run.artifacts)
     assert len(run.ranks) == 2
-    assert "the same files of the other ranks" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the same files of the other ranks" in out
+    assert "all-reduce" in out and "waited for" in out  # the tables of collectives and of ranks

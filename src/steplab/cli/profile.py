@@ -37,10 +37,12 @@ from steplab.profiling.output import (
 from steplab.profiling.plan import AVERAGES_FILE, DEFAULT_SCHEDULE, PROFILE_SPEC, ProfilePlan
 from steplab.report.budget import print_budget
 from steplab.report.memory import print_memory
+from steplab.report.ranks import print_ranks
 from steplab.report.terminal import print_table
 from steplab.store import DEFAULT_ROOT, Store
 from steplab.trace.analysis import UNATTRIBUTED, Analysis
 from steplab.trace.kernel_table import kernel_table, modules_below, phases_by_time
+from steplab.trace.ranks.folder import analyze_run_ranks
 from steplab.trace.work_table import View, work_table
 from steplab.workers.trials import TrialRunner
 
@@ -135,7 +137,11 @@ def _show(
 ) -> None:
     """Print what was found: the budget first, the files last; then refuse an unknown --range."""
     assert run.profile is not None and run.profile.budget is not None
-    print_budget(run.profile.budget)
+    ranks = analyze_run_ranks(run, saved)
+    if ranks is None:
+        print_budget(run.profile.budget)
+    else:
+        print_ranks(ranks)
     refusal = None
     try:
         for table in _kernel_tables(analysis, args.range, args.top, args.by):

@@ -15,6 +15,7 @@ from steplab.report.summary_file import SummaryFile
 from steplab.store import Store
 from steplab.trace.analysis import Analysis
 from steplab.trace.analyze import analyze_cycles
+from steplab.trace.ranks.folder import analyze_run_ranks, rank_file
 from steplab.workers.ranks import PerRank
 
 PAGE_FILE = "page.html"
@@ -61,7 +62,7 @@ def rank_folders(folder: Path, ranks: int) -> Iterator[Path | PerRank]:
     yield PerRank([folder, *others.values()])
     for rank, own in others.items():
         for path in own.iterdir():
-            path.rename(folder / f"rank{rank}_{path.name}")
+            path.rename(folder / rank_file(path.name, rank))
         own.rmdir()
 
 
@@ -70,7 +71,7 @@ def read_traces(run: Run, folder: Path) -> tuple[Run, Analysis]:
     cycles = analyze_cycles(run, folder)
     analysis = next(cycles)
     run = with_budget(run, analysis, cycles)
-    write_profile_page(run, analysis, folder / PAGE_FILE)
+    write_profile_page(run, analysis, folder / PAGE_FILE, analyze_run_ranks(run, folder))
     return run, analysis
 
 

@@ -28,10 +28,16 @@ from steplab.trace.analysis import Analysis, run_budget, run_step_ms
 from steplab.trace.ranks.analysis import RanksAnalysis
 
 
-def write_profile_page(run: Run | None, analysis: Analysis | None, path: Path) -> None:
-    """Write everything that the traces and the Run tell as one self-contained file of the store."""
+def write_profile_page(
+    run: Run | None, analysis: Analysis | None, path: Path, ranks: RanksAnalysis | None = None
+) -> None:
+    """Write everything that the traces and the Run tell as one self-contained file of the store.
+
+    `ranks` are those that share the step, where there are several.
+    """
     sections = [
         budget_section(run, analysis),
+        ranks_section(ranks),
         timeline_section(analysis),
         categories_section(analysis),
         kernels_section(analysis),
