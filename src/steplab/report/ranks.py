@@ -22,6 +22,14 @@ def print_ranks(ranks: RanksAnalysis) -> None:
     console().print(printable("\n".join(filter(None, told))), style="dim", markup=False)
 
 
+def communication_table(ranks: RanksAnalysis) -> Table:
+    """Return the parts of the exposed communication in the typical step."""
+    step = ranks.budget.typical
+    columns = (Column("communication"), Column("time", "ms"), Column("of the step", "%", 3))
+    rows = tuple((name, ms, step.share(ms) * 100) for name, ms in ranks.split[step.number].items())
+    return Table("communication", columns, rows, "mean of the ranks; only what nothing hides")
+
+
 def collectives_table(ranks: RanksAnalysis) -> Table:
     """Return a row per kind of collective and size of group."""
     columns = (

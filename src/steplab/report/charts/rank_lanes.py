@@ -35,9 +35,13 @@ def rank_lanes(ranks: RanksAnalysis) -> Html:
     scale = Scale(0.0, (high - low) / 1e6)
     drawn = [_lane(ranks, place, low, high, scale) for place in range(len(shown))]
     picture = element(
-        "svg", *_links(ranks, low, high, scale, len(shown)), *drawn, height=str(ROW * len(shown))
+        "svg",
+        *_links(ranks, low, high, scale, len(shown)),
+        *drawn,
+        style=f"height:{ROW * len(shown)}px;background:none",
     )
-    return join([picture, axis_lane(scale)])
+    lane = element("div", element("div", "", class_="label"), picture, class_="lane")
+    return join([lane, axis_lane(scale)])
 
 
 def _window(rank: RankTrace, number: int, ahead: int) -> Window:

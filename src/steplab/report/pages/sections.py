@@ -23,7 +23,7 @@ from steplab.report.pages.document import (
     table_html,
     tiles,
 )
-from steplab.report.ranks import collectives_table, ranks_table
+from steplab.report.ranks import collectives_table, communication_table, ranks_table
 from steplab.trace.analysis import Analysis, run_budget
 from steplab.trace.kernel_table import kernel_table, phases_by_time
 from steplab.trace.ranks.analysis import RanksAnalysis
@@ -37,9 +37,12 @@ WAITING = ("copies", "data wait", "synchronization", "launch", "dispatch")
 
 
 def budget_section(run: Run | None, analysis: Analysis | None) -> Section:
-    """Where the wall time of a step went."""
+    """Where the wall time of a step went; of several ranks, that of the one whose trace it is."""
     budget = run_budget(run, analysis)
-    return Section("budget", "Budget of a step", budget_html(budget) if budget else NOTHING)
+    place = analysis.trace.place if analysis is not None else None
+    of_rank = f", rank {place.rank}" if place and (place.ranks or 1) > 1 else ""
+    content = budget_html(budget) if budget else NOTHING
+    return Section("budget", f"Budget of a step{of_rank}", content)
 
 
 def timeline_section(analysis: Analysis | None) -> Section:
@@ -56,7 +59,8 @@ def ranks_section(ranks: RanksAnalysis | None) -> Section:
     """All ranks of a step over time, their collectives and their waits."""
     if ranks is None:
         return Section("ranks", "Ranks", NOTHING)
-    tables = [table_html(table) for table in (ranks_table(ranks), collectives_table(ranks))]
+    made = (communication_table(ranks), ranks_table(ranks), collectives_table(ranks))
+    tables = [table_html(table) for table in made if table.rows]
     note = (
         "One step on one clock. Above what a rank computes, below its collectives: first the wait "
         "for the last rank, then the transfer. Lines join the ranks of one collective."
