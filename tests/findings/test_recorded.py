@@ -36,6 +36,7 @@ UNRECORDED = {
     "power_bound": "needs a GPU at its power limit",
     "allocator_calls": "needs a GPU",
     "host_scalars": "needs a GPU",
+    "index_gradient": "needs a GPU",
     **dict.fromkeys(
         "repeated_work unused_work zero_products slow_switch wide_dtype split_optimizer "
         "broadcast_blowup product_order dense_embedding padded_batch garbage_collection".split(),

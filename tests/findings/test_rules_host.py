@@ -7,6 +7,7 @@ import pytest
 from steplab.core import Ran, Recipe, Samples
 from steplab.findings import Case, explain
 from steplab.findings.rules import (
+    allocator_calls,
     data_stall,
     exposed_communication,
     host_stall,
@@ -230,7 +231,8 @@ def test_waits_cost_what_the_device_idles_after_them():
 def test_freeing_memory_is_no_value_of_an_operator():
     """An allocator that ran out frees inside whichever operator comes next."""
     case = synchronized(40, call_name="cudaFree", op_name="aten::addmm")
-    found = synchronization.RULE(case)
+    assert rules(case)[0] == "allocator_calls" and synchronization.RULE(case) is None
+    found = allocator_calls.RULE(case)
     assert "aten::addmm" not in found.remedy and "empty_cache" in found.remedy
     assert found.evidence[0].startswith("cudaFree")
 

@@ -9,6 +9,7 @@ from steplab.findings.rules import (
     constant_rebuilt,
     forward_unused,
     fp32_stream,
+    index_gradient,
     kept_memory,
     wide_dtype,
     zero_fills,
@@ -134,3 +135,22 @@ def test_double_precision_is_seen_in_shapes_and_in_names_of_kernels():
     )
     update = RecordedOp("aten::_fused_adamw_", 100, fused, phase="optimizer")
     assert wide_dtype.RULE(gpu_case([mm(64, 64, 64, 400), update])) is None
+
+
+def test_gradients_of_an_index_are_put_back_one_by_one():
+    put = {"shapes": [[1000, 64], [], [4096, 64], [], []], "dtypes": ["float", "", "float", "", ""]}
+    node = "autograd::engine::evaluate_function: IndexBackward0"
+
+    def taken(by: str) -> Case:
+        events = [
+            range_("ProfilerStep#1", 0, 1_000_000),
+            op(by, 0, 1_000, sequence=7),
+            op(node, 100_000, 300_000, sequence=7, forward_thread=1),
+            op("aten::_index_put_impl_", 110_000, 280_000, values=["", "", "", "True", "1"], **put),
+            op("aten::mm", 500_000, 400_000),
+        ]
+        return Case(None, analyze(trace_of(events)))
+
+    found = index_gradient.RULE(taken("aten::index"))
+    assert found.gain_ms == pytest.approx(0.7 * 0.28) and "index_select" in found.remedy
+    assert index_gradient.RULE(taken("aten::gather")) is None

@@ -20,10 +20,13 @@ from steplab.trace.analysis import CAUSES, Analysis, Floats
 from steplab.trace.analyze import analyze, analyze_run
 from steplab.trace.budget import idle_before, launch_calls
 from steplab.trace.events import Gpu
+from steplab.trace.host_calls import takes_driver_memory
 from steplab.trace.load import load_trace
 from steplab.trace.ranks.analysis import RanksAnalysis
 from steplab.trace.ranks.folder import analyze_folder, analyze_run_ranks
 from steplab.trace.silences import captures
+from steplab.trace.spans import union
+from steplab.trace.windows import borders
 
 # An eager operator takes the host 10 to 60 us with its Python; on a slow one, twice that.
 SLOWEST_LAUNCH_MS = 0.1
@@ -90,6 +93,17 @@ class Case:
         steps = [step.number for step in self.analysis.budget.worked]
         each = [float(silences.idle[chosen & (silences.step == step)].sum()) for step in steps]
         return statistics.median_low(each) / 1e6 * self.rows.scale
+
+    @cached_property
+    def driver_memory_ms(self) -> float:
+        """Milliseconds per step in calls that take memory from the driver or give it back."""
+        if self.analysis is None or not self.on_device:
+            return 0.0
+        trace, steps = self.analysis.trace, self.analysis.windows
+        calls = trace.calls
+        chosen = trace.named(calls, takes_driver_memory)
+        spent = union(calls.start[chosen], calls.end[chosen])
+        return float(np.median(spent.within(*borders(steps)))) / 1e6
 
     @property
     def switches(self) -> tuple[str, ...]:

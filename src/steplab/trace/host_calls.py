@@ -22,6 +22,16 @@ _WAITS = re.compile(
     r"|hipMemcpy(HtoD|DtoH|DtoD)|cu(Stream|Event|Ctx)Synchronize|cuMemcpy(HtoD|DtoH|DtoD)_v2|(cuda|hip)Free(Host)?|hipHostFree"
 )
 
+_DRIVER_MEMORY = re.compile(
+    r"(cuda|hip)(Malloc|Free|HostAlloc|MallocHost|FreeHost|HostFree|HostRegister|HostUnregister)"
+    r"|hipHostMalloc|cuMem(Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)"
+)
+
+
+def takes_driver_memory(call: str) -> bool:
+    """Whether a call takes memory from the driver or gives it back; torch keeps what it has."""
+    return _DRIVER_MEMORY.fullmatch(call) is not None
+
 
 @dataclass(frozen=True)
 class Launches:

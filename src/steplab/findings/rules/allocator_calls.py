@@ -10,36 +10,27 @@ When it is wrong: the profile began before the step was steady.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-
-import numpy as np
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
-from steplab.trace.spans import union
+from steplab.trace.host_calls import takes_driver_memory
 
 SHARE = 0.02
-CALLS = re.compile(
-    r"(cuda|hip)(Malloc|Free|HostAlloc|MallocHost|FreeHost|HostFree|HostRegister|HostUnregister)"
-    r"|hipHostMalloc|cuMem(Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)"
-)
 
 
 def check(case: Case) -> Finding | None:
     """Compare the time in those calls with the step."""
     if case.rows is None or case.analysis is None or not case.on_device:
         return None
-    trace, steps = case.analysis.trace, case.analysis.windows
-    calls = trace.calls
-    chosen = trace.named(calls, lambda name: CALLS.fullmatch(name) is not None)
-    spent = union(calls.start[chosen], calls.end[chosen])
-    each = [spent.within(step.start, step.end) / 1e6 for step in steps]
-    lost = float(np.median(each)) if each else 0.0
+    trace, lost = case.analysis.trace, case.driver_memory_ms
     if not lost > SHARE * case.step_ms:
         return None
-    names = Counter(trace.text(code) for code in calls.name[chosen].tolist())
-    evidence = [f"{name}: {count / len(steps):.3g} a step" for name, count in names.most_common(3)]
+    chosen = trace.named(trace.calls, takes_driver_memory)
+    names = Counter(trace.text(code) for code in trace.calls.name[chosen].tolist())
+    evidence = [
+        f"{name}: {count / case.rows.steps:.3g} a step" for name, count in names.most_common(3)
+    ]
     return Finding(
         rule="allocator_calls",
         claim=f"memory of the driver is taken or given back for {units.milliseconds(lost)} a step",
@@ -59,7 +50,7 @@ def _places(case: Case) -> list[str]:
     lines = Counter(
         labels[line]
         for call, line in zip(syncs.call.tolist(), syncs.line.tolist(), strict=True)
-        if line and CALLS.fullmatch(labels[call])
+        if line and takes_driver_memory(labels[call])
     )
     return [f"at {line}" for line, _ in lines.most_common(2)]
 

@@ -17,8 +17,10 @@ from steplab.core import Finding, units
 from steplab.findings.case import ANOMALY, Case
 from steplab.findings.rows import Rows
 from steplab.trace.analysis import UNATTRIBUTED
+from steplab.trace.host_calls import takes_driver_memory
 
 SHOWN = 5
+DRIVER_MEMORY = 0.02  # of the step
 FREES = re.compile(r"(cuda|hip)Free(Async|Host)?|hipHostFree")
 
 
@@ -28,10 +30,13 @@ def check(case: Case) -> Finding | None:
         return None
     assert case.analysis is not None
     syncs, labels, steps = case.analysis.syncs, case.rows.work.labels, case.rows.steps
+    told = case.driver_memory_ms > DRIVER_MEMORY * case.step_ms  # by allocator_calls
     idle: dict[tuple[str, str], float] = defaultdict(float)
     counts: dict[tuple[str, str], float] = defaultdict(float)
     for row in ((syncs.step >= 0) & (syncs.idle > 0)).nonzero()[0]:
         op, call = labels[syncs.op[row]], labels[syncs.call[row]]
+        if told and takes_driver_memory(call):
+            continue
         # In compiled code the operator is the name of a graph, which says nothing. Memory is freed
         # by whichever operator comes when there is none left: that one is not to blame.
         reads = "::" in op and FREES.fullmatch(call) is None
