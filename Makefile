@@ -1,9 +1,9 @@
-# make setup | fast | test | check | docs
+# make setup | fast | test | slow | distributed | check | docs
 # CONTRIBUTING.md says when to run which. PYTHON chooses the interpreter of the new environment.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup fast test slow check docs
+.PHONY: setup fast test slow distributed check docs
 
 setup: $(BIN)/steplab
 
@@ -24,6 +24,13 @@ test: setup
 
 slow: setup
 	$(BIN)/python -m pytest -q -n 3 -m slow
+
+# All that starts ranks, the slow ones too, on up to four CPU ranks: three minutes on two cores.
+DISTRIBUTED := $(wildcard tests/*/test_rank*.py) tests/parallel tests/bench/test_collectives.py \
+    tests/bench/test_ddp.py tests/probes/test_communication.py tests/train/test_launch.py \
+    tests/train/test_watch.py
+distributed: setup
+	$(BIN)/python -m pytest -q -n 2 $(DISTRIBUTED)
 
 check: setup
 	$(BIN)/ruff check .
