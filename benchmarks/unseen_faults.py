@@ -1,7 +1,7 @@
 """Profile and explain 30 faults, each beside its clean twin, written without knowing the rules.
 
-python benchmarks/unseen_faults.py --out FOLDER [NAME ...]      # on a GPU
-python benchmarks/unseen_faults.py --out FOLDER --device cpu --tiny
+python benchmarks/unseen_faults.py --set second --out FOLDER [NAME ...]      # on a GPU
+python benchmarks/unseen_faults.py --set second --out FOLDER --device cpu --tiny
 
 Every twin runs in processes of its own: `steplab profile FILE.py:TWIN`, or the file itself where it
 has its own loop, which calls steplab.profile. Imports of the next ones go on while one has its turn
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+FAULTS = HERE / "unseen_faults"
 
 
 @dataclass
@@ -58,7 +59,7 @@ def declaration(path: Path) -> tuple[dict, int]:
 
 def environment(arguments: argparse.Namespace, turn: Path) -> dict[str, str]:
     """Return the environment of one twin."""
-    parts = [str(arguments.faults), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    parts = [str(FAULTS), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
     variables = os.environ | {
         "PYTHONPATH": os.pathsep.join(p for p in parts if p),
         "UNSEEN_TURN": str(turn),
@@ -226,8 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--out", type=Path, required=True)
-    about = "folder of faults; unseen_faults beside this file is the first set"
-    parser.add_argument("--faults", type=Path, default=HERE / "unseen_faults", help=about)
+    parser.add_argument("--set", default="first", choices=["first", "second"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try it on a CPU")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th fault, from the K-th")
@@ -238,8 +238,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    arguments.faults = arguments.faults.resolve()
-    paths = sorted(p for p in arguments.faults.glob("*.py") if p.stem != "common")
+    paths = sorted((FAULTS / arguments.set).glob("*.py"))
     unknown = set(arguments.names) - {p.stem for p in paths}
     if unknown:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
