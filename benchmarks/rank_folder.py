@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ COLUMNS = (
     Column("each", "MB"),
     Column("events"),
     Column("time", "s"),
+    Column("processor time", "s"),
     Column("peak memory", "GiB"),
     Column("ended"),
 )
@@ -83,17 +85,18 @@ def measure(args: argparse.Namespace, folder: Path) -> Table:
         tools["HolisticTraceAnalysis"] = [args.peer, str(program), str(traces)]
     rows: list[tuple[Cell, ...]] = []
     for tool, command in tools.items():
-        seconds, peak, ended = run(command)
-        rows.append((tool, args.ranks, args.megabytes, events, seconds, peak / 2**30, ended))
+        seconds, busy, peak, ended = run(command)
+        about = (tool, args.ranks, args.megabytes, events)
+        rows.append((*about, seconds, busy, peak / 2**30, ended))
         print(*rows[-1], file=sys.stderr, flush=True)
     machine = capture_environment().conditions_on("cpu")
     note = f"load average when done: {os.getloadavg()[0]:.1f}\n{machine}"
     return Table("explaining a folder of ranks", COLUMNS, tuple(rows), note)
 
 
-def run(command: list[str]) -> tuple[float, int, str]:
-    """Return seconds, bytes of all processes at their peak, and how the command ended."""
-    begin, peak = time.perf_counter(), 0
+def run(command: list[str]) -> tuple[float, float, int, str]:
+    """Return seconds, those of processors, bytes of all processes at their peak, how it ended."""
+    begin, used, peak = time.perf_counter(), processor_seconds(), 0
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         while child.poll() is None and time.perf_counter() - begin < LONGEST_SECONDS:
@@ -103,8 +106,15 @@ def run(command: list[str]) -> tuple[float, int, str]:
         if child.poll() is None:
             os.killpg(child.pid, 9)
             child.wait()
-            return seconds, peak, f"stopped after {LONGEST_SECONDS} s"
-    return seconds, peak, "well" if child.returncode == 0 else f"with code {child.returncode}"
+            return seconds, processor_seconds() - used, peak, f"stopped after {LONGEST_SECONDS} s"
+    ended = "well" if child.returncode == 0 else f"with code {child.returncode}"
+    return seconds, processor_seconds() - used, peak, ended
+
+
+def processor_seconds() -> float:
+    """Return what all processes that were waited for have used."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def memory_of_session(leader: int) -> int:

@@ -7,7 +7,6 @@ from steplab.core.printable import printable
 from steplab.report.budget import print_budget
 from steplab.report.terminal import console, print_table
 from steplab.trace.ranks.analysis import RanksAnalysis
-from steplab.trace.ranks.folder import missing_sentence
 
 GB = 1e9
 
@@ -18,7 +17,7 @@ def print_ranks(ranks: RanksAnalysis) -> None:
     for table in (collectives_table(ranks), ranks_table(ranks)):
         if table.rows:
             print_table(table)
-    told = [missing_sentence(ranks.missing), *ranks.notes]
+    told = [ranks.missing_sentence, *ranks.notes]
     console().print(printable("\n".join(filter(None, told))), style="dim", markup=False)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from steplab.core import codec
 from steplab.core.errors import UserError
-from steplab.trace.ranks.folder import analyze_folder, missing_sentence
+from steplab.trace.ranks.folder import analyze_folder
 from steplab.trace.ranks.rank_trace import read_rank
 from tests.trace.ranks.folders import MS, Collective, Step, rank_events, write_rank, write_ranks
 from tests.trace.traces import kernel, launched, range_
@@ -113,29 +113,51 @@ def nccl(name: str, start: int, end: int, correlation: int, **args: object) -> d
     return {**event, "args": {**event["args"], **args}}
 
 
+def all_reduce(number: int, begin: int, end: int, elements: int = 2**20) -> dict:
+    """The kernel of the n-th all-reduce of a group of two, in ms."""
+    return nccl(
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+        begin * MS,
+        end * MS,
+        100 + number,
+        **{
+            "Collective name": "allreduce",
+            "Process Group Name": "3",
+            "Process Group Ranks": "[0, 1]",
+            "Group size": 2,
+            "In msg nelems": elements,
+            "Out msg nelems": elements,
+            "dtype": "BFloat16",
+            "Seq": number,
+        },
+    )
+
+
 def test_kernels_of_nccl_match_by_group_and_number(tmp_path):
-    for rank, (first, second) in enumerate(((0, 5), (5, 0))):
+    for rank, (first, second) in enumerate(((10, 35), (15, 30))):
         events = [range_("ProfilerStep#0", 0, 50 * MS), *launched("gemm", 0, 100, 0, MS)]
-        for number, begin in ((7, 10 + first), (8, 30 + second)):
-            said = {
-                "Collective name": "allreduce",
-                "Process Group Name": "3",
-                "Process Group Ranks": "[0, 1]",
-                "Group size": 2,
-                "In msg nelems": 2**20,
-                "Out msg nelems": 2**20,
-                "dtype": "BFloat16",
-                "Seq": number,
-            }
-            name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
-            end = (20 if number == 7 else 40) * MS
-            events.append(nccl(name, begin * MS, end, 100 + number, **said))
+        events += [all_reduce(7, first, 20), all_reduce(8, second, 40)]
         write_rank(tmp_path, rank, 2, events)
     found = analyze_folder(tmp_path)
     assert len(found.matches) == 2 and found.matches.unmatched == 0
     assert found.waits.last.tolist() == [1, 0]
     assert found.kinds[0].bytes == 2 * 2**20
-    assert found.late is None
+    assert found.late is None and found.disorder == ()
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_messages_of_another_size_are_told(tmp_path, is_marked):
+    for rank, elements in enumerate((2**20, 2**21)):
+        mark = [range_(f"ProfilerStep#{i}", i * 50 * MS, 50 * MS) for i in range(2 * is_marked)]
+        work = [all_reduce(7, 10, 20), all_reduce(8, 30, 40, elements)]
+        write_rank(tmp_path, rank, 2, [*mark, *launched("gemm", 0, 100, 0, MS), *work])
+    said = [one.sentence for one in analyze_folder(tmp_path).disorder]
+    # Without steps, the recordings may have begun at different collectives.
+    told = (
+        "step 0, collective 2 of group 3 [0, 1]: rank 0 calls all-reduce of 2.00 MiB, "
+        "rank 1 calls all-reduce of 4.00 MiB"
+    )
+    assert said == ([told] if is_marked else [])
 
 
 def test_a_kernel_without_arguments_takes_those_of_its_launch(tmp_path):
@@ -160,7 +182,7 @@ def test_files_tell_their_rank_inside_or_by_name(tmp_path):
         write_rank(tmp_path / "zero", 0, 8, steps, name=f"rank-{rank}.json")
     found = analyze_folder(tmp_path / "zero")
     assert [row.rank for row in found.rows] == [2, 5]
-    assert missing_sentence(found.missing) == "6 ranks without a trace here: 0, 1, 3, 4, 6, 7"
+    assert found.missing_sentence == "6 ranks without a trace here: 0, 1, 3, 4, 6, 7"
     for name in ("b.json", "a.json"):
         write_rank(tmp_path / "none", 0, 2, steps, name=name, told=False)
     with pytest.raises(UserError, match=r"do not all say which rank .* Name one of: a\.json, b"):
@@ -188,6 +210,20 @@ def test_ranks_without_a_common_step_are_told(tmp_path):
     assert any("no step in common" in note for note in found.notes)
 
 
+def test_a_file_may_claim_any_number_of_ranks(tmp_path):
+    write_rank(tmp_path, 0, 2**31 - 1, rank_events([step(10)]))
+    found = analyze_folder(tmp_path)
+    assert found.missing_sentence.startswith("2,147,483,646 ranks without a trace here: 1, 2, 3")
+    assert len(found.record.missing) == 1_000
+
+
+def test_too_many_collectives_of_too_many_ranks_are_refused(tmp_path, monkeypatch):
+    write_ranks(tmp_path, [step(10)] * 2, [step(30)] * 2)
+    monkeypatch.setattr("steplab.trace.ranks.matching.CELL", 2**60)
+    with pytest.raises(UserError, match=r"Matching 2 ranks needs .* --max-memory"):
+        analyze_folder(tmp_path)
+
+
 def test_an_empty_folder_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"has no \.json or \.gz in it"):
         analyze_folder(tmp_path)
@@ -200,10 +236,10 @@ def test_another_order_of_collectives_is_told(tmp_path):
             Collective(10 * i, 10 * i + 5, kind, call=spelled[kind])
             for i, kind in enumerate(kinds, 1)
         ]
-        return [Step(50, [(0, 5)], each)]
+        return [Step(50, [(0, 5)], each)] * 2
 
     one, other = calls("all_reduce", "all_gather"), calls("all_gather", "all_reduce")
-    (found,) = analyze_folder(write_ranks(tmp_path / "a", one, other, groups=2)).disorder
+    found, _ = analyze_folder(write_ranks(tmp_path / "a", one, other, groups=2)).disorder
     assert found.sentence == (
         "step 0, collective 1: rank 0 calls all-reduce, rank 1 calls all-gather"
     )
@@ -211,7 +247,7 @@ def test_another_order_of_collectives_is_told(tmp_path):
     assert not analyze_folder(write_ranks(tmp_path / "b", one, one, groups=2)).disorder
     fewer = calls("all_reduce")
     assert not analyze_folder(write_ranks(tmp_path / "c", one, fewer, groups=2)).disorder
-    (found,) = analyze_folder(write_ranks(tmp_path / "d", one, fewer)).disorder
+    found, _ = analyze_folder(write_ranks(tmp_path / "d", one, fewer)).disorder
     assert found.calls == {0: "all-gather", 1: "nothing more"}
 
 

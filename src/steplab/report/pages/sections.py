@@ -27,7 +27,6 @@ from steplab.report.ranks import collectives_table, communication_table, ranks_t
 from steplab.trace.analysis import Analysis, run_budget
 from steplab.trace.kernel_table import kernel_table, phases_by_time
 from steplab.trace.ranks.analysis import RanksAnalysis
-from steplab.trace.ranks.folder import missing_sentence
 from steplab.trace.roofline import trace_card, trace_device_name
 
 NOTE_BELOW = 0.03  # of the step: less at stake is a note, not a finding
@@ -65,7 +64,7 @@ def ranks_section(ranks: RanksAnalysis | None) -> Section:
         "One step on one clock. Above what a rank computes, below its collectives: first the wait "
         "for the last rank, then the transfer. Lines join the ranks of one collective."
     )
-    told = [missing_sentence(ranks.missing), *ranks.notes]
+    told = [ranks.missing_sentence, *ranks.notes]
     foot = paragraphs([text for text in told if text])
     return Section("ranks", "Ranks", join([rank_lanes(ranks), *tables, foot]), note)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
 from steplab.core import Budget, StepBudget
 from steplab.core.budget import TERMS
+from steplab.core.units import counted
 from steplab.trace.ranks.clocks import Clocks, align_clocks
 from steplab.trace.ranks.kinds import Kind, kinds_of
 from steplab.trace.ranks.late import LateRank, find_late_rank, rank_number
@@ -17,9 +19,11 @@ from steplab.trace.ranks.rank_trace import RankTrace
 from steplab.trace.ranks.waits import Waits, find_waits
 
 TRANSFER = "transfer"
+LISTED = 8  # missing ranks named in a sentence
 # Of the meetings that a rank leaves before the last one comes: with more, the files are not of one
 # moment, or collectives of several groups were taken for one.
 UNSURE = 0.1
+MOST_MISSING = 1_000  # a file may claim to be of any number of ranks
 NO_STEP = "the ranks have no step in common: nothing can be said of their waits"
 
 
@@ -44,7 +48,8 @@ class RanksAnalysis:
     """Several ranks of one step."""
 
     ranks: tuple[RankTrace, ...]  # in the order of their numbers
-    missing: tuple[int, ...]  # ranks of the group that have no trace here
+    size: int  # of the whole group, as the traces tell it
+    missing: tuple[int, ...]  # ranks of the group that have no trace here, the first MOST_MISSING
     matches: Matches
     clocks: Clocks
     waits: Waits
@@ -57,11 +62,22 @@ class RanksAnalysis:
     notes: tuple[str, ...]
 
     @property
+    def missing_sentence(self) -> str:
+        """Say which ranks have no trace; "" if none is missing."""
+        lacking = self.size - len(self.ranks)
+        if not lacking:
+            return ""
+        more = ", ..." if lacking > LISTED else ""
+        named = ", ".join(map(str, self.missing[:LISTED]))
+        return f"{counted(lacking, 'rank')} without a trace here: {named}{more}"
+
+    @property
     def record(self) -> RanksRecord:
         """What `explain --json` writes of it."""
         typical = self.budget.typical
         return RanksRecord(
             [row.rank for row in self.rows],
+            self.size,
             self.missing,
             self.clocks.note,
             typical.wall_ms,
@@ -81,7 +97,8 @@ class RanksRecord:
     """The ranks as JSON: milliseconds are per step, of the typical one."""
 
     ranks: Sequence[int]
-    missing: Sequence[int]
+    size: int  # of the whole group
+    missing: Sequence[int]  # of at most a thousand
     clocks: str
     step_ms: float
     terms: Mapping[str, float]
@@ -101,14 +118,16 @@ def analyze_ranks(ranks: Sequence[RankTrace], notes: Sequence[str] = ()) -> Rank
     """
     ordered = tuple(sorted(ranks, key=lambda rank: rank.place.rank or 0))
     numbers = [rank_number(rank, place) for place, rank in enumerate(ordered)]
-    size = max((rank.place.ranks or 0 for rank in ordered), default=0)
-    missing = tuple(sorted(set(range(size)) - set(numbers)))
+    size = max(max((rank.place.ranks or 0 for rank in ordered), default=0), len(ordered))
+    here = set(numbers)
+    missing = tuple(islice((rank for rank in range(size) if rank not in here), MOST_MISSING))
     matches = match_collectives(ordered)
     clocks = align_clocks(ordered, matches)
     waits = find_waits(ordered, matches, clocks)
     budget, split = _budget(ordered, waits, numbers)
     return RanksAnalysis(
         ranks=ordered,
+        size=size,
         missing=missing,
         matches=matches,
         clocks=clocks,

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from steplab.core import Run
 from steplab.core.input_file import memory_limit, set_memory_limit
-from steplab.core.units import counted
 from steplab.trace.ranks.analysis import RanksAnalysis, analyze_ranks
 from steplab.trace.ranks.rank_trace import RankTrace, read_rank
 from steplab.trace.reading.refusals import folder_error, no_ranks_error, trace_names
@@ -21,7 +20,7 @@ from steplab.trace.reading.refusals import folder_error, no_ranks_error, trace_n
 # In names as people and tools write them: rank-0, rank_3, rank12; worker0 of TensorBoard's handler.
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d{1,6})", re.IGNORECASE)
 SMALL = 4 << 20  # bytes of all files: starting processes takes longer than reading them
-LISTED = 8  # missing ranks named in a note
+LISTED = 8  # ranks named in a note
 
 
 def analyze_folder(folder: Path) -> RanksAnalysis:
@@ -113,11 +112,3 @@ def _clashes(ranks: Mapping[str, int | None]) -> int:
 
 def _numbered(trace: RankTrace, rank: int) -> RankTrace:
     return replace(trace, place=replace(trace.place, rank=rank))
-
-
-def missing_sentence(missing: Sequence[int]) -> str:
-    """Say which ranks have no trace; "" if none is missing."""
-    if not missing:
-        return ""
-    named = ", ".join(map(str, missing[:LISTED])) + (", ..." if len(missing) > LISTED else "")
-    return f"{counted(len(missing), 'rank')} without a trace here: {named}"

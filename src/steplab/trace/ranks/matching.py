@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core import units
+from steplab.core.input_file import check_memory
 from steplab.trace.analysis import Floats
 from steplab.trace.collectives import KIND_NAMES, Called, Collectives
 from steplab.trace.events import Codes, Ints
 from steplab.trace.ranks.rank_trace import RankTrace
 
 Key = tuple[object, ...]
+CELL = 64  # bytes for each collective and rank: its row, and times in several tables
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def match_collectives(ranks: Sequence[RankTrace]) -> Matches:
         for row, key in enumerate(_keys(rank.collectives)):
             found[key].setdefault(place, row)
     shared = [places for places in found.values() if len(places) > 1]
+    check_memory(CELL * len(shared) * len(ranks), f"Matching {len(ranks)} ranks")
     rows = np.full((len(shared), len(ranks)), -1, np.int64)
     for number, places in enumerate(shared):
         rows[number, list(places)] = list(places.values())
@@ -107,10 +110,11 @@ def _of(group: str) -> str:
 def find_disorder(ranks: Sequence[RankTrace]) -> tuple[Disorder, ...]:
     """Return where ranks of one group call other collectives, the first of each step.
 
-    Ranks of groups that are not named may belong to several: only another order of the same calls
-    is told then.
+    Ranks of groups that are not named may belong to several, and a recording without steps may
+    begin anywhere: only another order of the same calls is told then.
     """
     found: list[Disorder] = []
+    is_marked = all(rank.budget.marked for rank in ranks)
     numbers = [rank.place.rank or 0 for rank in ranks]
     orders = [_orders(rank.called) for rank in ranks]
     for step, group in sorted(set().union(*orders)):
@@ -118,8 +122,8 @@ def find_disorder(ranks: Sequence[RankTrace]) -> tuple[Disorder, ...]:
                  if (step, group) in order}  # fmt: skip
         if len(there) < 2 or len(set(there.values())) == 1:
             continue
-        unnamed = not group and any(rank.place.groups != 1 for rank in ranks)
-        if unnamed and len({tuple(sorted(calls)) for calls in there.values()}) > 1:
+        unsure = not is_marked or (not group and any(rank.place.groups != 1 for rank in ranks))
+        if unsure and len({tuple(sorted(calls)) for calls in there.values()}) > 1:
             continue
         found.append(_first_difference(step, group, there))
     return tuple(found)
