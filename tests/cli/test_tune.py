@@ -87,7 +87,7 @@ def test_a_short_search_ends_with_a_report_and_can_go_on(tmp_path, capsys, monke
     assert "performance impact" in printed.out and "stopped:" in printed.out
     (folder,) = (store / "ladders").iterdir()
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "Tuning gpt tiny, batch 2" in page and "numerics against fp64" in page
+    assert "Tuning gpt tiny, " in page and ", batch 2" in page and "numerics against fp64" in page
     ladder = json.loads((folder / "ladder.json").read_text())
     assert ladder["baseline_checks"] and all(c["passed"] for c in ladder["baseline_checks"])
     assert ladder["left"] or ladder["finished"]
