@@ -46,12 +46,13 @@ def imported(tmp_path, monkeypatch):
 
 def test_calls_strings_and_assigned_attributes_have_lines(imported):
     sought = {"AdamW": ("AdamW",), "groups": ("params",), "blocking": ("CUDA_LAUNCH_BLOCKING",)}
-    sought |= {"cudnn": ("deterministic", "benchmark"), "nothing": ("SGD",)}
+    sought |= {"cudnn": ("deterministic=", "benchmark="), "rate": ("lr",), "nothing": ("SGD",)}
     assert written_lines(sought) == {
         "AdamW": ("their_setup.py:7 (make)",),
         "groups": ("their_setup.py:6 (make)",),
         "blocking": ("their_setup.py:4 (make)",),
         "cudnn": ("their_setup.py:5 (make)",),
+        "rate": ("their_setup.py:9 (make)",),
     }
 
 

@@ -139,14 +139,14 @@ def test_the_findings_of_a_loop_name_the_line_of_its_loader(store):
 
 
 def test_what_a_loop_keeps_of_its_steps_is_found(store):
-    loop, kept = Loop(), []
+    loop, kept_outputs = Loop(), []
 
     def step(keep: bool):
         hidden = loop.model[0](torch.ones(20_000, 8))
         loop.model[1:](hidden).square().mean().backward()
         loop.optimizer.step()
         if keep:
-            kept.append(hidden)
+            kept_outputs.append(hidden)
 
     run = steplab.profile(lambda: step(True), steps=1, store=store)
     memory = run.profile.memory
@@ -154,5 +154,8 @@ def test_what_a_loop_keeps_of_its_steps_is_found(store):
     assert "kept_memory" in [finding.rule for finding in steplab.explain(run)]
     allocating = step.__code__.co_firstlineno + 1
     assert f"test_user_loop.py:{allocating} (step)" in memory.kept[0].line
+    appending = step.__code__.co_firstlineno + 5
+    held = f"test_user_loop.py:{appending} (step)"
+    assert [place for place in memory.kept_by if place.startswith("kept_outputs, ") and held in place]
     memory = steplab.profile(lambda: step(False), steps=1, store=store).profile.memory
     assert memory.kept_bytes == 0 and memory.growth_bytes == 0

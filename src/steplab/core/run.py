@@ -363,6 +363,9 @@ class MemoryTimeline:
     # Allocated in the step, still held at its end, and no weight, gradient, state or batch.
     kept_bytes: int = 0
     kept: tuple[Allocation, ...] = ()  # largest first, at most 20
+    kept_by: tuple[
+        str, ...
+    ] = ()  # variables that hold them: "outputs, written at loop.py:9 (step)"
 
 
 @dataclass(frozen=True)

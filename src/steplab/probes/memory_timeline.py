@@ -29,6 +29,7 @@ from steplab.probes.allocator import (
     reserved_ranges,
 )
 from steplab.probes.compilation import graph_count
+from steplab.probes.holders import holding_places
 from steplab.probes.known_tensors import known_addresses
 from steplab.probes.probe import Subject
 from steplab.probes.tensor_tracker import SAVED, Phase, TensorRecord, TensorTracker
@@ -105,6 +106,7 @@ def timeline_of(
         growth_bytes=int(totals[-1] - totals[0]),
         kept_bytes=sum(block.bytes for block in kept_on),
         kept=_largest(kept_on),
+        kept_by=holding_places({block.address for block in kept_on}) if kept_on else (),
     )
 
 

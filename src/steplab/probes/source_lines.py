@@ -16,19 +16,20 @@ from steplab.trace.lines import frame_line, line_text
 
 MOST_FILES = 200
 MOST_LETTERS = 2**20  # of a file; longer ones are data or generated
+ADDING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault", "put")
 MOST_PLACES = 3  # of which one is likely meant; a name that is written more often tells nothing
 
 
 def written_lines(names: Mapping[str, Collection[str]]) -> dict[str, tuple[str, ...]]:
     """Return for each key the lines that write one of its names, where these are few.
 
-    A name is written where it is called, assigned as an attribute, or is a string, as the keys of
-    `os.environ` and of parameter groups are.
+    `name` is written where it is called, given as a keyword, or is a string, as the keys of
+    `os.environ` and of parameter groups are; `name=` where something is assigned or added to it.
     """
     found: dict[str, list[str]] = defaultdict(list)
     sought = {name for several in names.values() for name in several}
     for path in _user_files():
-        for name, line, function in _written(path):
+        for name, line, function in sorted(_written(path), key=lambda one: one[1]):
             if name in sought:
                 for key in (key for key, several in names.items() if name in several):
                     found[key].append(line_text(path, line, function))
@@ -56,16 +57,25 @@ def _written(path: str) -> Iterator[tuple[str, int, str]]:
         node, function = waiting.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             function = node.name
-        name = _name(node)
-        if name:
+        for name in _names(node):
             yield name, getattr(node, "lineno", 0), function
         waiting += [(child, function) for child in ast.iter_child_nodes(node)]
 
 
-def _name(node: ast.AST) -> str:
+def _names(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Call):
-        called = node.func
-        return getattr(called, "attr", "") or getattr(called, "id", "")
-    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-        return node.attr
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        yield _last_name(node.func)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ADDING:
+            yield f"{_last_name(node.func.value)}="
+    elif isinstance(node, ast.keyword):
+        yield node.arg or ""
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(getattr(node, "ctx", None), ast.Store):
+        target = node.value if isinstance(node, ast.Subscript) else node
+        yield f"{_last_name(target)}="
+
+
+def _last_name(node: ast.AST) -> str:
+    """Return "append" of `self.kept.append`."""
+    return getattr(node, "attr", "") or getattr(node, "id", "")

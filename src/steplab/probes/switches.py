@@ -25,7 +25,7 @@ VARIABLES = {
 WRITTEN_AS = {
     "anomaly mode": ("set_detect_anomaly", "detect_anomaly"),
     "deterministic algorithms": ("use_deterministic_algorithms",),
-    "cudnn.deterministic": ("deterministic",),
+    "cudnn.deterministic": ("deterministic=",),
     "float64 by default": ("set_default_dtype", "set_default_tensor_type"),
     "flash attention off": ("enable_flash_sdp", "sdpa_kernel"),
     "memory-efficient attention off": ("enable_mem_efficient_sdp", "sdpa_kernel"),
@@ -57,7 +57,8 @@ def setup_lines(switches: Iterable[str]) -> dict[str, tuple[str, ...]]:
     names = [switch.partition("=")[0] for switch in switches]
     sought = {name: WRITTEN_AS.get(name, (name,)) for name in names}
     sought |= {name: (name,) for name in {type(one).__name__ for one in live_optimizers()}}
-    sought |= {"params": ("params",), "Embedding": ("Embedding", "EmbeddingBag")}
+    sought |= {name: (name,) for name in ("params", "retain_graph")}
+    sought |= {"Embedding": ("Embedding", "EmbeddingBag")}
     return written_lines(sought)
 
 

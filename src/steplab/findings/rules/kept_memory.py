@@ -38,9 +38,10 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="kept_memory",
         claim=f"memory grows by {units.bytes_(growth)} a step: {held}" if grows else held,
-        evidence=tuple(
-            f"allocated at {place}: {units.bytes_(held)}"
-            for place, held in places.most_common(SHOWN)
+        evidence=(
+            *(f"held by {place}" for place in timeline.kept_by[:SHOWN]),
+            *(f"allocated at {at}: {units.bytes_(size)}" for at, size in places.most_common(SHOWN)),
+            *(f"retain_graph is given at {line}" for line in case.setup_lines("retain_graph")),
         ),
         remedy="keep loss.item() or tensor.detach() instead of outputs with their graph, "
         "no retain_graph=True, and empty lists that the loop appends to",
