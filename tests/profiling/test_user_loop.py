@@ -156,6 +156,8 @@ def test_what_a_loop_keeps_of_its_steps_is_found(store):
     assert f"test_user_loop.py:{allocating} (step)" in memory.kept[0].line
     appending = step.__code__.co_firstlineno + 5
     held = f"test_user_loop.py:{appending} (step)"
-    assert [place for place in memory.kept_by if place.startswith("kept_outputs, ") and held in place]
+    assert [
+        place for place in memory.kept_by if place.startswith("kept_outputs, ") and held in place
+    ]
     memory = steplab.profile(lambda: step(False), steps=1, store=store).profile.memory
     assert memory.kept_bytes == 0 and memory.growth_bytes == 0
