@@ -17,7 +17,7 @@ where = "cpu"
 ranks = 2
 
 ROWS = 1024
-TABLE = 2 << 20  # elements
+TABLE = 8 << 20  # elements
 
 
 class Exchanging(nn.Module):

@@ -1,6 +1,6 @@
 """Small buckets: steplab profile examples/faults/small_buckets.py:faulty --ranks 2
 
-Rank 0 sends sixty-four counters to all, one by one. The clean twin sends them as one tensor.
+Rank 0 sends 256 counters to all, one by one. The clean twin sends them as one tensor.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ where = "cpu"
 ranks = 2
 
 ROWS = 1024
-COUNTERS = 64
+COUNTERS = 256
 
 
 class Counting(nn.Module):
