@@ -40,7 +40,9 @@ def collectives_table(ranks: RanksAnalysis) -> Table:
         Column("transfer", "ms"),
         Column("exposed", "%", 3),
         Column("bus", "GB/s", 3),
+        Column("of the link", "%", 3),
     )
+    peak = ranks.link.gbs * GB if ranks.link else None
     rows = tuple(
         (
             kind.kind,
@@ -51,6 +53,7 @@ def collectives_table(ranks: RanksAnalysis) -> Table:
             kind.transfer_ms,
             kind.exposed * 100,
             None if kind.bus_bytes_per_s is None else kind.bus_bytes_per_s / GB,
+            None if kind.bus_bytes_per_s is None or not peak else 100 * kind.bus_bytes_per_s / peak,
         )
         for kind in ranks.kinds
     )
@@ -58,6 +61,8 @@ def collectives_table(ranks: RanksAnalysis) -> Table:
         "per step and rank, hidden or not; waiting: before the last rank has come; message: the "
         "median; bus: what the link of a rank carries while it transfers, as NCCL's tests count"
     )
+    if ranks.link:
+        note += f"; link: {ranks.link.name}, {ranks.link.gbs:g} GB/s ({ranks.link.source})"
     return Table("collectives", columns, rows, note).without_unknown_columns()
 
 

@@ -83,10 +83,11 @@ def write_rank(
     host: str = "one",
     groups: int = 1,
     told: bool = True,
+    **more: object,
 ) -> Path:
-    """Write the trace of one rank, which tells its rank if it is `told`."""
+    """Write the trace of one rank, which tells its rank if it is `told`; `more` are properties."""
     info = {"rank": rank, "world_size": ranks, "pg_count": groups} if told else {}
-    properties = {"distributedInfo": info, "host_name": host}
+    properties = {"distributedInfo": info, "host_name": host, **more}
     folder.mkdir(parents=True, exist_ok=True)
     return write_trace(folder / name.format(rank), events, base=BASE, properties=properties)
 

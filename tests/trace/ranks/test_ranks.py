@@ -9,6 +9,7 @@ import pytest
 
 from steplab.core import codec
 from steplab.core.errors import UserError
+from steplab.report.ranks import collectives_table
 from steplab.trace.ranks.folder import analyze_folder
 from steplab.trace.ranks.rank_trace import read_rank
 from tests.trace.ranks.folders import MS, Collective, Step, rank_events, write_rank, write_ranks
@@ -143,6 +144,22 @@ def test_kernels_of_nccl_match_by_group_and_number(tmp_path):
     assert found.waits.last.tolist() == [1, 0]
     assert found.kinds[0].bytes == 2 * 2**20
     assert found.late is None and found.disorder == ()
+
+
+@pytest.mark.parametrize(("host", "link"), [("one", "nvlink4"), ("", None)])
+def test_the_bus_is_compared_with_the_link_of_one_machine(tmp_path, host, link):
+    card = [{"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 1}]
+    for rank in range(2):
+        events = [range_("ProfilerStep#0", 0, 50 * MS), *launched("gemm", 0, 100, 0, MS)]
+        write_rank(
+            tmp_path, rank, 2, [*events, all_reduce(7, 10, 20)], host=host, deviceProperties=card
+        )
+    found = analyze_folder(tmp_path)
+    assert found.record.link == link
+    table = collectives_table(found)
+    shares = dict(zip([column.name for column in table.columns], table.rows[0], strict=True))
+    expected = 100 * 2 * 2**20 / 0.01 / 450e9
+    assert shares.get("of the link") == (pytest.approx(expected) if link else None)
 
 
 @pytest.mark.parametrize("is_marked", [True, False])

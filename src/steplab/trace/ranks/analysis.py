@@ -11,6 +11,7 @@ import numpy as np
 from steplab.core import Budget, StepBudget
 from steplab.core.budget import TERMS
 from steplab.core.units import counted
+from steplab.hardware.links import Link, usual_link
 from steplab.trace.ranks.clocks import Clocks, align_clocks
 from steplab.trace.ranks.kinds import Kind, kinds_of
 from steplab.trace.ranks.late import LateRank, find_late_rank, rank_number
@@ -56,6 +57,7 @@ class RanksAnalysis:
     budget: Budget  # of every step the mean of the ranks, so that its terms still add up
     split: Mapping[int, Mapping[str, float]]  # step -> parts of its term `communication`, in ms
     kinds: tuple[Kind, ...]
+    link: Link | None  # that the ranks are connected by, where they are on one machine
     rows: tuple[RankRow, ...]
     late: LateRank | None
     disorder: tuple[Disorder, ...]
@@ -85,6 +87,7 @@ class RanksAnalysis:
             typical.residual_ms,
             self.split[typical.number],
             self.kinds,
+            self.link.name if self.link else None,
             self.rows,
             self.late,
             self.disorder,
@@ -105,6 +108,7 @@ class RanksRecord:
     residual_ms: float
     communication: Mapping[str, float]
     collectives: Sequence[Kind]
+    link: str | None
     by_rank: Sequence[RankRow]
     late: LateRank | None
     disorder: Sequence[Disorder]
@@ -135,11 +139,20 @@ def analyze_ranks(ranks: Sequence[RankTrace], notes: Sequence[str] = ()) -> Rank
         budget=budget,
         split=split,
         kinds=kinds_of(ordered, matches, clocks, waits),
+        link=_link(ordered),
         rows=tuple(_rows(ordered, numbers, clocks, waits)),
         late=find_late_rank(ordered, waits) if clocks.impossible <= UNSURE else None,
         disorder=find_disorder(ordered),
         notes=(*notes, *_notes(ordered, matches, clocks, waits)),
     )
+
+
+def _link(ranks: Sequence[RankTrace]) -> Link | None:
+    """Return what connects cards like these in one machine; None: several, or unknown ones."""
+    hosts, cards = {rank.place.host for rank in ranks}, {rank.card for rank in ranks}
+    if len(hosts) > 1 or len(cards) > 1 or "" in hosts | cards:
+        return None
+    return usual_link(cards.pop())
 
 
 def _budget(

@@ -15,6 +15,7 @@ from steplab.trace.budget import communicates, device_terms, host_terms
 from steplab.trace.collectives import Called, Collectives, find_calls, find_collectives
 from steplab.trace.events import KERNEL, Place, Trace
 from steplab.trace.load import load_trace
+from steplab.trace.roofline import trace_card
 from steplab.trace.spans import Intervals, union
 from steplab.trace.windows import step_windows
 
@@ -33,6 +34,7 @@ class RankTrace:
 
     file: str
     place: Place
+    card: str  # name in the catalog, "": unknown, or no device
     windows: tuple[Window, ...]
     budget: Budget
     collectives: Collectives
@@ -51,6 +53,7 @@ def read_rank(path: Path, detail: Path | None = None) -> RankTrace:
     `detail` is a trace of one more step, which knows the sizes of the messages.
     """
     trace = load_trace(path)
+    card = trace_card(trace, "")
     analysis = analyze(trace)
     on_device = analysis.budget.on_device
     terms = (
@@ -64,6 +67,7 @@ def read_rank(path: Path, detail: Path | None = None) -> RankTrace:
     return RankTrace(
         file=path.name,
         place=trace.place,
+        card=card.name if card else "",
         windows=analysis.windows,
         budget=analysis.budget,
         collectives=collectives,
