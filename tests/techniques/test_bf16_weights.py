@@ -54,6 +54,28 @@ def test_all_parameters_are_narrow_and_their_weights_are_the_first_ones():
     assert all(b.dtype != BF16 for b in step.model.buffers()), "tables of angles keep their digits"
 
 
+NORMED = """
+import torch, steplab
+from torch import nn
+
+def make():
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
+    def batches(size):
+        return (torch.randn(size, 8) for _ in range(99))
+    return steplab.UserModel(model, batches, lambda model, x: model(x).float().square().mean())
+"""
+
+
+def test_batch_norm_keeps_its_parameters(tmp_path):
+    """Its op takes them only in the dtype of the running statistics; its output stays narrow."""
+    (tmp_path / "own.py").write_text(NORMED)
+    spec = RunSpec(named(f"{tmp_path / 'own.py'}:make"), {}, batch=4, recipe=parse_recipe(RECIPE))
+    step, found = losses(spec)
+    dtypes = [p.dtype for p in step.model.parameters()]
+    assert dtypes == [torch.float32] * 2 + [BF16] * 2 + [torch.float32] * 2 + [BF16] * 2
+    assert found == pytest.approx(losses(replace(spec, recipe=parse_recipe("plain")))[1], rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("workload", "config"),
     [("tsmoe", {}), ("tsmoe", {"layout": "time-moe", "quantiles": "0.1,0.9"}), ("gpt", {})],

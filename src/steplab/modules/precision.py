@@ -44,6 +44,12 @@ class Fp32Module(nn.Module):
         return super()._apply(keep, recurse)
 
 
+def batch_norm_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Return the weights and biases of all modules that keep running statistics."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    return {parameter for norm in norms for parameter in norm.parameters(recurse=False)}
+
+
 @contextlib.contextmanager
 def configure_precision(
     allow_tf32: bool | None = None, allow_bf16_reduced_precision_reduction: bool | None = None

@@ -23,8 +23,8 @@ MEMORY_BOUND = ("elementwise", "normalization", "softmax", "reduction", "copy", 
 class PrecisionSettings:
     """`fp32`: no TF32. `tf32`: fp32 storage, 10-bit products. `bf16`, `fp16`: autocast.
 
-    `bf16-weights`: weights in bf16 too, so nothing is cast; the optimizer keeps them in fp32 as
-    well, and gradients add up in bf16. Autocast stays on for what it computes in fp32: losses,
+    `bf16-weights`: weights in bf16 too (but those of batch norm), so nothing is cast; the optimizer
+    keeps them in fp32 as well, and gradients add up in bf16. Autocast stays on for what it computes in fp32: losses,
     softmax, the statistics of norms.
 
     `sums`: in what cuBLAS adds the partial sums of a bf16 product whose long axis it splits over
@@ -45,7 +45,7 @@ class Precision(Technique):
         """Set the global matmul precision or the forward's autocast context, or round weights."""
         import torch
 
-        from steplab.modules.precision import round_bf16_sums
+        from steplab.modules.precision import batch_norm_parameters, round_bf16_sums
 
         dtype = str(settings["dtype"])
         parts.matmul_dtype = product_dtype(dtype)
@@ -57,9 +57,12 @@ class Precision(Technique):
                 )
             round_bf16_sums(settings["sums"] == "bf16")
         if dtype == BF16_WEIGHTS:
-            # Norms' weights and biases too: one of them in fp32 would widen the whole stream.
+            # Norms' weights and biases too: one of them in fp32 would widen the whole stream. Not
+            # those of batch norm: its op wants them in the dtype of the running statistics, which
+            # are fp32, and returns the dtype of its input all the same.
+            kept = batch_norm_parameters(parts.model)
             for parameter in parts.model.parameters():
-                if parameter.dtype == torch.float32:
+                if parameter.dtype == torch.float32 and parameter not in kept:
                     parts.master_weights[parameter] = parameter.detach()
                     parameter.data = parameter.data.bfloat16()
         if dtype == "tf32":

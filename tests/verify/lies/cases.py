@@ -134,7 +134,10 @@ HONEST = [
     "plain_mlp",
 ]
 BLOCKS = ["batchnorm_blocks", "dropout", "functional_dropout", "tied_weights", "moe_with_ties"]
-NARROW = ["relu_convnet", "dropout", "tied_weights", "two_losses", "moe_with_ties", "contrastive"]
+NARROW = [
+    *("relu_convnet", "batchnorm_blocks", "dropout", "tied_weights", "two_losses"),
+    *("moe_with_ties", "contrastive"),
+]
 RECIPES = [
     *((name, word) for word in ("precision=bf16", "optimizer=foreach") for name in HONEST),
     *((name, "checkpointing=blocks") for name in BLOCKS),
