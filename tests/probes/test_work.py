@@ -246,6 +246,24 @@ def test_an_lstm_of_the_users_has_known_work(tmp_path):
     assert work.uncovered_calls == {}
 
 
+def test_a_step_with_flexible_attention_is_not_counted_in_training(tmp_path):
+    """Its backward under a counter ends the process: torch throws in a destructor."""
+    work = adopted(
+        tmp_path,
+        "from torch.nn.attention.flex_attention import flex_attention\n"
+        "from torch.utils._python_dispatch import _get_current_dispatch_mode\n"
+        "class Model(torch.nn.Linear):\n"
+        "    def __init__(self): super().__init__(8, 8)\n"
+        "    def forward(self, x):\n"
+        "        counted = type(_get_current_dispatch_mode()).__name__ == 'FlopCounter'\n"
+        "        assert not (counted and torch.is_grad_enabled())\n"
+        "        with torch.no_grad():\n"
+        "            x = flex_attention(x[None], x[None], x[None])[0] if counted else x\n"
+        "        return super().forward(x)",
+    )
+    assert work.uncovered_calls == {"higher_order::flex_attention": 1} and work.hardware is None
+
+
 def test_work_with_an_uncovered_op_is_unknown(tmp_path):
     work = adopted(
         tmp_path,

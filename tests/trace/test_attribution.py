@@ -208,6 +208,7 @@ def test_lines_of_user_code(call, line):
         ("/venv/lib/python3.11/site-packages/steplab/workloads/gpt/model.py", True),
         ("/venv/lib/python3.11/site-packages/steplab/units.py", False),
         ("steplab/probes/clock.py", False),
+        ("steplab/modules/optimizer.py", False),
     ],
 )
 def test_a_folder_called_steplab_is_not_the_package(path, seen):

@@ -29,7 +29,7 @@ from steplab.probes.switches import optimizer_shapes, setup_lines, switches_on
 from steplab.profiling.plan import AVERAGES_FILE, DETAIL_FILE, ProfilePlan
 from steplab.profiling.ranges import can_name_modules, module_ranges, phase_ranges, run_named
 from steplab.profiling.trace_file import write_averages, write_trace
-from steplab.step.failures import is_out_of_memory
+from steplab.step.failures import error_sentence, is_out_of_memory
 from steplab.step.loop import Progress, settle, synchronize, warm_up
 from steplab.step.trial import trial
 from steplab.trace.phases import PACING_RANGE
@@ -99,7 +99,7 @@ def _with_dataflow(
         dataflow, switches = record_dataflow(subject)
     except Exception as error:
         # A step may refuse to be watched op by op; its times are recorded all the same.
-        notes.append(f"values were not followed through the step: {type(error).__name__}: {error}")
+        notes.append(f"values were not followed through the step: {error_sentence(error)}")
         return profile
     together = tuple(sorted({*profile.switches, *switches}))
     return replace(profile, dataflow=dataflow, switches=together)

@@ -36,7 +36,7 @@ _RUNNER = re.compile(
     r"(^|/)steplab/((cli|bench|tune|estimate|forecasting|verify|train|meter|lint|profiling|workers|step"
     r"|techniques|probes|parallel|testing|findings|compare|report|trace|store|costs|hardware|core"
     r"|studies|engine|explain|record|spec)/|(__init__|__main__|codec|shelf|units|errors)\.py"
-    r"|workloads/(user_model|user_batches|misuse)\.py)"
+    r"|workloads/(user_model|user_batches|misuse)\.py|modules/optimizer\.py)"
 )
 _MODELS = re.compile(r"(^|/)steplab/(workloads|modules|kernels|data)/")
 
