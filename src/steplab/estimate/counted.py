@@ -26,6 +26,7 @@ from steplab.core import Recipe, RunSpec
 from steplab.core.errors import Unsupported
 from steplab.core.run import Collective
 from steplab.estimate.calls import Call
+from steplab.estimate.compiled import compiled_modules, fuse, marking, recomputed
 from steplab.estimate.fake_card import fake_card
 from steplab.estimate.ledger import Entry, Kernel, Ledger, Sent, following
 from steplab.hardware.catalog import Card
@@ -37,7 +38,7 @@ from steplab.techniques.recipes import PARALLEL
 from steplab.trace.user_frames import error_line
 from steplab.workloads.workload import Workload
 
-GRAPH = "cuda_graph"
+GRAPH, COMPILE = "cuda_graph", "compile"
 NEEDS_DATA = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -83,8 +84,8 @@ def count(
     `scratch` tells how many bytes a call needs beside its results.
     """
     ledger = Ledger(scratch)
-    replayed = GRAPH in spec.recipe.techniques
-    eager = replace(spec, device="cuda", recipe=_without(spec.recipe, GRAPH))
+    replayed, compiles = (name in spec.recipe.techniques for name in (GRAPH, COMPILE))
+    eager = replace(spec, device="cuda", recipe=_eager(spec.recipe))
     with _group(spec), fake_card(card, ledger), following(ledger), ledger, naming(spec.workload):
         step = assemble(eager, workload)
         step.watch = ledger.watch
@@ -98,12 +99,19 @@ def count(
         kinds = _kinds(step, ledger, batch)
         ledger.begin()
         step.watch = _noting_gradients(step, ledger, kinds)
-        step(batch)
+        scope = spec.recipe.techniques.get(COMPILE, {}).get("scope", "")
+        modules = compiled_modules(step.model, str(scope)) if compiles else []
+        with marking(ledger, modules) if compiles else contextlib.nullcontext():
+            step(batch)
+        peak, reserved = ledger.allocator.peak_allocated, ledger.allocator.peak_reserved
+        if compiles:
+            smaller = ledger.leave_out(recomputed(ledger, kinds))
+            peak, reserved = smaller, reserved + smaller - peak
         return Counted(
             spec,
-            tuple(ledger.entries),
-            ledger.allocator.peak_allocated,
-            ledger.allocator.peak_reserved,
+            fuse(ledger.entries) if compiles else tuple(ledger.entries),
+            peak,
+            reserved,
             held,
             ledger.at_peak(kinds),
             sum(p.numel() for p in step.model.parameters()),
@@ -128,8 +136,15 @@ def _model_flops(step: Step, spec: RunSpec, ledger: Ledger) -> float | None:
     return forward * (3 if spec.mode in ("forward+backward", "full") else 1)
 
 
-def _without(recipe: Recipe, name: str) -> Recipe:
-    return Recipe({key: how for key, how in recipe.techniques.items() if key != name})
+def _eager(recipe: Recipe) -> Recipe:
+    """Return the recipe without what is modelled: the compiler, graphs, torch's own DDP.
+
+    DDP reduces buckets in C++ that needs data; `bucket` sends the same bytes at the same times.
+    """
+    kept = {key: how for key, how in recipe.techniques.items() if key not in (GRAPH, COMPILE)}
+    if kept.get(PARALLEL, {}).get("data") == "ddp":
+        kept[PARALLEL] = {**kept[PARALLEL], "data": "bucket"}
+    return Recipe(kept)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 from steplab.core.errors import UserError
 from steplab.estimate.calls import Call
+from steplab.estimate.ledger import Kernel
 from steplab.hardware.catalog import CARDS, Card
 
 SHIPPED = Path(__file__).parents[1] / "hardware" / "kernels_h200.json"
@@ -56,7 +58,10 @@ class KernelTimes:
     """What was measured, by kind, and what the host and the libraries need."""
 
     points: Mapping[str, Sequence[Point]]
-    host_us: Mapping[str, float]  # of the host, per call that launches, by phase
+    # Of the host: "forward" per call of an operator there, "forward own" for one of ours beside it,
+    # "forward base" once, "compiled" per kernel that was compiled and "graph" per graph of them,
+    # "checkpointed" more per call of a forward that will be repeated, "collective" for each.
+    host_us: Mapping[str, float]
     workspace_bytes: int  # that libraries keep
     card: Card  # on which all this was measured
     conditions: str = ""
@@ -75,11 +80,29 @@ class KernelTimes:
 
     def scratch(self, call: Call) -> int:
         """Return the bytes that a call needs beside its results."""
-        points = self.points.get(call.kind)
+        points = [point for point in self.points.get(call.kind, ()) if point.bytes]
         if not points:
             return 0
         nearest = min(points, key=lambda point: _distance(point.size, call.size))
-        return int(nearest.scratch * call.bytes / nearest.bytes) if nearest.bytes else 0
+        return int(nearest.scratch * (call.bytes / nearest.bytes) ** self._growth(call.kind))
+
+    def host(self, kernel: Kernel) -> float:
+        """Return the host's microseconds until it has launched a kernel."""
+        if kernel.is_compiled:
+            return self.host_us["compiled"] + kernel.graphs * self.host_us["graph"]
+        phase = kernel.phase if kernel.phase in self.host_us else "forward"
+        own = self.host_us.get(f"{phase} own", 0.0) if kernel.is_own else 0.0
+        return kernel.calls * self.host_us[phase] + own
+
+    @functools.cache  # noqa: B019 - one object per process
+    def _growth(self, kind: str) -> float:
+        """Return 1 where scratch grows with the bytes of a call, 0 where it is always the same."""
+        used = [(p.scratch, p.bytes) for p in self.points[kind] if p.scratch and p.bytes]
+        if len(used) < 2:
+            return 1.0
+        same = statistics.pstdev(math.log(scratch) for scratch, _ in used)
+        shares = statistics.pstdev(math.log(scratch / moved) for scratch, moved in used)
+        return 0.0 if same < shares else 1.0
 
     @functools.cache  # noqa: B019 - one object per process
     def _time_here(self, call: Call) -> Time:

@@ -39,6 +39,15 @@ class Kernel:
     call: Call
     phase: str
     stream: int
+    calls: int = 1  # of operators by the host since the kernel before, this one among them
+    is_own: bool = False  # an op of ours, whose call is Python
+    is_compiled: bool = False  # inside a compiled module
+    graphs: int = 0  # compiled graphs that the host has entered since the kernel before
+
+    @property
+    def fusible(self) -> bool:
+        """Whether a compiler can make it a part of its neighbor: it moves numbers only."""
+        return self.is_compiled and not self.is_own and not self.call.flops
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,13 @@ class Ledger(TorchDispatchMode):
         self._numbers = 0
         self._done: dict[int, int] = {}  # stream -> kernels and collectives so far
         self._sent = 0
-        self.notes = True  # whether kernels are noted
+        self._calls = 0
+        self.is_compiled = False  # whether what runs now is inside a compiled module
+        self.entered = 0  # compiled graphs since the last kernel
+        self.fed: set[int] = set()  # storages that products and opaque ops inside them have read
+        # What compiled ops that only move numbers made: storage's number -> those it was made of.
+        self.made_of: dict[int, tuple[int, ...]] = {}
+        self.alive_after_forward: set[int] = set()
 
     # Streams, as fake_card asks for them.
 
@@ -136,6 +151,9 @@ class Ledger(TorchDispatchMode):
             yield
         finally:
             self.phase = before
+            if phase == "forward":
+                alive = {number for _, number, _ in self._blocks.values()}
+                self.alive_after_forward = {n for n in alive if self.born[n] == phase}
 
     # Ops.
 
@@ -149,7 +167,8 @@ class Ledger(TorchDispatchMode):
         out = func(*args, **kwargs)
         if isinstance(func, HigherOrderOperator) or func.namespace in QUIET:
             return out
-        self._made(out)
+        self._calls += 1
+        fresh = self._made(out)
         if func.namespace in NAMESPACES:  # noted by the group, which is told when somebody waits
             return out
         name = func._overloadpacket.__name__
@@ -158,13 +177,27 @@ class Ledger(TorchDispatchMode):
             call = describe(func, args, kwargs, out)
             if self.scratch is not None:
                 self._use_scratch(self.scratch(call))
-            self._note(call)
+            kernel = self._note(call, func.namespace == "steplab")
+            if kernel.fusible:
+                self.made_of |= dict.fromkeys(fresh, tuple(self._known(args, kwargs)))
+            elif kernel.is_compiled:
+                self.fed.update(self._known(args, kwargs))
         return out
 
-    def _note(self, call: Call) -> None:
+    def _note(self, call: Call, is_own: bool = True) -> Kernel:
         self._done[self.stream] = self._done.get(self.stream, 0) + 1
-        if self.notes:
-            self.entries.append(Kernel(call, self.phase, self.stream))
+        calls, self._calls = max(self._calls, 1), 0
+        entered, self.entered = self.entered, 0
+        kernel = Kernel(call, self.phase, self.stream, calls, is_own, self.is_compiled, entered)
+        self.entries.append(kernel)
+        return kernel
+
+    def _known(self, args: Any, kwargs: Any) -> Iterator[int]:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.device.type == "cuda":
+                found = self._blocks.get(leaf.untyped_storage()._cdata)
+                if found is not None:
+                    yield found[1]
 
     def sent(self, name: str, ranks: int, arguments: list[Any]) -> Callable[[], None]:
         """Note a collective; return what to call when somebody waits for it."""
@@ -182,10 +215,13 @@ class Ledger(TorchDispatchMode):
 
     # Memory.
 
-    def _made(self, out: Any) -> None:
+    def _made(self, out: Any) -> list[int]:
+        """Follow what an op returns; return the numbers of the storages that are new."""
+        before = self._numbers
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.device.type == "cuda":
                 self.follow(tensor)
+        return list(range(before + 1, self._numbers + 1))
 
     def follow(self, tensor: Tensor) -> int:
         """Give a tensor's storage memory, unless it has it already; return the storage's number."""
@@ -237,6 +273,15 @@ class Ledger(TorchDispatchMode):
         for number, size in self.moments:
             held[number] = held.get(number, 0) + size
         self.moments = [(number, size) for number, size in held.items() if size]
+
+    def leave_out(self, numbers: set[int]) -> int:
+        """Take storages out of the account; return the bytes of the peak without them."""
+        self.moments = [moment for moment in self.moments if moment[0] not in numbers]
+        now = most = 0
+        for _, size in self.moments:
+            now += size
+            most = max(most, now)
+        return most
 
     def at_peak(self, kinds: Mapping[int, str]) -> dict[str, int]:
         """Return the bytes by kind at the moment of the most; `kinds` by the storage's number."""

@@ -18,8 +18,9 @@ from steplab.hardware.catalog import Card
 from steplab.hardware.links import Link
 
 Z80 = 1.2816  # four fifths of a normal distribution lie within so many deviations
-GAP_US = 1.0  # between two kernels of a stream: one ends, the next begins
-HOST_SPREAD = 0.12  # of the host's time, between machines of one kind
+GAP_US = 0.3  # between two kernels of a stream: one ends, the next begins
+HOST_SPREAD = 0.25  # of the host's time: it differs between machines and hours
+STEP_SPREAD = 0.03  # of any step, from day to day
 LINK_SPREAD = 0.25  # of collectives, where nobody has measured them
 # Errors of kernels are no coin tosses: calls of one kind err together. A step behaves as if it had
 # a third of the deviation of its kernels in common.
@@ -65,9 +66,10 @@ class Timeline:
 
     @property
     def interval_us(self) -> tuple[float, float]:
-        """The 80 % interval of the step's time."""
+        """The 80 % interval of the step's time; a host that is slower than expected may decide."""
         factor = math.exp(Z80 * self.spread)
-        return self.step_us / factor, self.step_us * factor
+        slow_host = self.host_us * math.exp(Z80 * HOST_SPREAD)
+        return self.step_us / factor, max(self.step_us * factor, slow_host)
 
 
 def lay_out(counted: Counted, times: KernelTimes, card: Card, cluster: Cluster | None) -> Timeline:
@@ -82,6 +84,7 @@ def lay_out(counted: Counted, times: KernelTimes, card: Card, cluster: Cluster |
         (kernel * (1 - host_bound)) ** 2
         + (HOST_SPREAD * host_bound) ** 2
         + (LINK_SPREAD * exposed / step if step else 0.0) ** 2
+        + STEP_SPREAD**2
     )
     return Timeline(step, spread, full.device, full.host, full.communication, exposed)
 
@@ -97,10 +100,16 @@ class _simulate:
         ends: dict[tuple[object, int], float] = {}  # when a stream had done so much
         done: dict[int, int] = {}
         by_kind: dict[str, float] = {}
+        phase, more = "", {}
+        if "checkpointing" in counted.spec.recipe.techniques:
+            more["forward"] = times.host_us["checkpointed"]
         launch = 0.0 if counted.replayed else 1.0
         for entry in counted.entries:
             if isinstance(entry, Kernel):
-                self.host += launch * times.host_us.get(entry.phase, times.host_us["forward"])
+                if entry.phase != phase:
+                    phase = entry.phase
+                    self.host += launch * times.host_us.get(f"{phase} base", 0.0)
+                self.host += launch * (times.host(entry) + more.get(entry.phase, 0.0) * entry.calls)
                 us, spread = times.time(entry.call, card)
                 begin = max(self.host, self.streams.get(entry.stream, 0.0))
                 end = begin + us + GAP_US
