@@ -44,7 +44,7 @@ class Step:
 
     number: int
     wall: float
-    kernels: float  # while any kernel ran; without a GPU, while any operator ran
+    kernels: float  # while any kernel ran; without a GPU, while any operator or collective ran
     busy: float  # while anything ran on the device
     summed: float  # all kernels added up, over all streams
 
@@ -155,7 +155,9 @@ def count(events: Sequence[dict[str, Any]]) -> tuple[Step, ...]:
     copies = [interval(event) for event in of(events, COPIES)]
     kernels = [interval(event) for event in of(events, KERNELS)]
     if not kernels and not copies:
-        named = [event for event in of(events, OPERATORS) if _is_operator(str(event["name"]))]
+        # Operators, and the collectives of gloo, which have threads of their own.
+        named = [event for event in of(events, OPERATORS) if not _is_range(str(event["name"]))]
+        named += [event for event in of(events, RANGES) if str(event["name"]).startswith("gloo:")]
         kernels = [interval(event) for event in named]
     union, busy = joined(kernels), joined(kernels + copies)
     return tuple(
@@ -164,9 +166,9 @@ def count(events: Sequence[dict[str, Any]]) -> tuple[Step, ...]:
     )
 
 
-def _is_operator(name: str) -> bool:
-    """Whether an event among the operators is none of the ranges that torch itself opens."""
-    return not name.startswith(("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#"))
+def _is_range(name: str) -> bool:
+    """Whether an event among the operators is a range that torch itself opens."""
+    return name.startswith(("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#"))
 
 
 def explained(path: Path) -> tuple[dict[str, Any], float]:
@@ -202,8 +204,7 @@ def compare(path: Path) -> tuple[list[str], list[str]]:
             wrong.append(f"step {step['number']} is none")
             continue
         own, terms = mine[step["number"]], step["terms"]
-        # Without a GPU, communication is time in which no operator ran.
-        kernels = terms["kernels"] + terms["communication"] * budget["on_device"]
+        kernels = terms["kernels"] + terms["communication"]
         pairs = {
             "wall": (own.wall, step["wall_ms"]),
             "kernels": (own.kernels, kernels),

@@ -24,8 +24,8 @@ class PrecisionSettings:
     """`fp32`: no TF32. `tf32`: fp32 storage, 10-bit products. `bf16`, `fp16`: autocast.
 
     `bf16-weights`: weights in bf16 too (but those of batch norm), so nothing is cast; the optimizer
-    keeps them in fp32 as well, and gradients add up in bf16. Autocast stays on for what it computes in fp32: losses,
-    softmax, the statistics of norms.
+    keeps them in fp32 as well, and gradients add up in bf16. Autocast stays on for what it computes
+    in fp32: losses, softmax, the statistics of norms.
 
     `sums`: in what cuBLAS adds the partial sums of a bf16 product whose long axis it splits over
     thread blocks. torch's own choice is bf16, which is faster and rounds once more.

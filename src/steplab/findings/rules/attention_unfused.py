@@ -36,7 +36,8 @@ EFFICIENT_OVER_CUDNN = 3.3
 # The same by cuDNN with a mask, T 4096, on an H200: 11.0 ms a step against 3.7 with is_causal.
 MASKED_OVER_CAUSAL = 3
 CALL = "F.scaled_dot_product_attention"
-DROPOUTS = ("aten::native_dropout", "aten::dropout", "aten::bernoulli_")
+# Not aten::dropout, which is also called in evaluation, where it does nothing.
+DROPOUTS = ("aten::native_dropout", "aten::_fused_dropout", "aten::bernoulli_")
 
 
 def check(case: Case) -> Finding | None:
