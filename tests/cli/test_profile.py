@@ -198,11 +198,11 @@ def test_the_command_line_leaves_torch_out():
 @pytest.mark.slow
 def test_every_rank_is_recorded(tmp_path, capsys):
     words = "profile gpt --size tiny --batch 1 --context 32 --steps 1 --warmup 1 --device cpu"
-    words += " --schedule 0 1 1 1 --no-detail --ranks 2 --recipe parallel=naive"
+    words += " --schedule 0 1 1 1 --layers 1 --ranks 2 --recipe parallel=fsdp"
     assert main([*words.split(), "--store", str(tmp_path)]) == 0
     run = Store(tmp_path).load("last")
     assert {"trace_1.json.gz", "rank1_trace_1.json.gz"} <= set(run.artifacts)
     assert len(run.ranks) == 2
     out = capsys.readouterr().out
     assert "the same files of the other ranks" in out
-    assert "all-reduce" in out and "waited for" in out  # the tables of collectives and of ranks
+    assert "all-gather" in out and "waited for" in out  # the tables of collectives and of ranks

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steplab.modules.shards import local
 from steplab.probes.source_lines import written_lines
 
 CONTAINERS = (list, tuple, set, deque)
@@ -45,7 +46,7 @@ def _tensors() -> list[Tensor]:
 def _holds(tensor: Tensor, addresses: Collection[int]) -> bool:
     if tensor.layout != torch.strided:
         return False
-    return tensor.grad_fn is not None or tensor.untyped_storage().data_ptr() in addresses
+    return tensor.grad_fn is not None or local(tensor).untyped_storage().data_ptr() in addresses
 
 
 def _names_of(targets: Sequence[Any]) -> Iterator[str]:

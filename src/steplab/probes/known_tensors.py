@@ -1,4 +1,7 @@
-"""The tensors that a training loop holds between its steps for a good reason."""
+"""The tensors that a training loop holds between its steps for a good reason.
+
+Of a tensor that ranks share, the part of this rank counts.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from steplab.modules.shards import local
+
 
 def known_addresses(batch: Any) -> set[int]:
     """Return the addresses of all weights, buffers, gradients and optimizer states, and of `batch`.
@@ -21,7 +26,7 @@ def known_addresses(batch: Any) -> set[int]:
     """
     leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
     return {
-        tensor.untyped_storage().data_ptr()
+        local(tensor).untyped_storage().data_ptr()
         for tensor in (*leaves, *held_by_objects())
         if tensor.layout == torch.strided
     }
@@ -57,7 +62,8 @@ def _optimizers(objects: list[Any]) -> list[torch.optim.Optimizer]:
 
 
 def _storages(tensors: list[Tensor]) -> frozenset[int]:
-    return frozenset(t.untyped_storage()._cdata for t in tensors if t.layout == torch.strided)
+    strided = (local(tensor) for tensor in tensors if tensor.layout == torch.strided)
+    return frozenset(tensor.untyped_storage()._cdata for tensor in strided)
 
 
 def _objects() -> list[Any]:

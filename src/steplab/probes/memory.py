@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from steplab.core import Memory
+from steplab.modules.shards import local
 from steplab.probes.allocator import CPU_SOURCE, SHARED_POOL
 from steplab.probes.known_tensors import held_by_objects
 from steplab.probes.probe import Probe, Subject
@@ -119,7 +120,8 @@ def held_bytes(subject: Subject) -> int:
         leaves = (leaf for state in optimizer.state.values() for leaf in tree_leaves(state))
         tensors += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     tensors = tensors or list(held_by_objects())
-    storages = (t.untyped_storage() for t in tensors if t.layout == torch.strided)
+    parts = (local(t) for t in tensors)  # of a tensor that ranks share, this rank's
+    storages = (t.untyped_storage() for t in parts if t.layout == torch.strided)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
