@@ -103,7 +103,7 @@ def test_a_compiled_training_says_what_was_compiled(tmp_path, capsys):
         (["--checkpoint-dir", "/proc/x"], "Cannot write to"),
         (["--ranks", "0"], "ranks must be at least 1"),
         (["--ranks", "two"], "--ranks"),
-        (["--ranks", "2", "--recipe", "cuda_graph=step"], "parallel"),
+        (["--ranks", "2", "--recipe", "cuda_graph=step"], "recipe: cuda_graph replays a step"),
         (["--backend", "mpi"], "--backend"),
     ],
 )

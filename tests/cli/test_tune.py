@@ -37,7 +37,10 @@ SMALL = "--width 32 --ff-width 64 --layers 2 --heads 2 --context 16 --vocab-size
         (["--against", "optimiser=fused"], "Did you mean 'optimizer'?"),
         (["--ranks", "0"], "ranks must be at least 1"),
         (["--ranks", "2", "--backend", "mpi"], "Known: nccl, gloo."),
-        (["--ranks", "2", "--recipe", "cuda_graph=step"], "a replayed graph has no host"),
+        (
+            ["--ranks", "2", "--recipe", "cuda_graph=step"],
+            "2 ranks cannot share a step of this recipe: cuda_graph replays a step",
+        ),
     ],
 )
 def test_a_typo_is_reported_before_anything_starts(words, said, capsys, monkeypatch):

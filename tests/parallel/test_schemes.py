@@ -219,7 +219,7 @@ def test_models_that_cannot_be_sharded(model, words):
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("parallel=ddp,cuda_graph=step", "calls collectives"),
+        ("parallel=ddp,cuda_graph=step", "call its collectives"),
         ("parallel=ddp,compile=blocks,compile.mode=reduce-overhead", "still being sent"),
         ("parallel=fsdp,compile=whole", "block by block"),
         ("parallel=zero1,compile=blocks,compile.optimizer=true", "compile.optimizer cannot see"),

@@ -81,7 +81,7 @@ class Parallel(Technique):
         """What would be wrong, or compile into pieces, is refused."""
         data, compile_ = settings["data"], recipe.get("compile", {})
         if "cuda_graph" in recipe:
-            return "the host calls collectives in every step, and a replayed graph has no host"
+            return "cuda_graph replays a step without the host, which has to call its collectives"
         if int(settings.get("expert", 1)) > 1:
             reason = self._conflict_of_experts(settings, recipe)
             if reason:

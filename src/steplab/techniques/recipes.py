@@ -119,7 +119,15 @@ def shared_by(recipe: Recipe, ranks: int) -> Recipe:
     """
     if not lacks_scheme(recipe, ranks):
         return recipe
-    shared = Recipe({**recipe.techniques, PARALLEL: technique(PARALLEL).complete({})})
+    scheme = technique(PARALLEL)
+    shared = Recipe({**recipe.techniques, PARALLEL: scheme.complete({})})
+    # In words that the user wrote: the scheme is not one of them.
+    reason = scheme.conflict(shared.techniques[PARALLEL], shared.techniques)
+    if reason:
+        raise UserError(
+            f"{ranks} ranks cannot share a step of this recipe: {reason}.",
+            "Leave that out of the recipe, or use one rank.",
+        )
     check_recipe(shared)
     return shared
 
