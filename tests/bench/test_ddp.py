@@ -14,6 +14,8 @@ from steplab.compare.rank_table import rank_table
 from steplab.core import Environment, RunSpec, Samples
 from steplab.core.errors import MeasurementError, UserError
 from steplab.core.run import Clock, Collective, Communication, RankResult, Work, new_run
+from steplab.step.batch_size import BatchSearch
+from steplab.store import Store
 from steplab.techniques.recipes import parse_recipe
 from steplab.verify.shapes import GateShape, one_process
 from steplab.workers.client import no_progress
@@ -185,3 +187,20 @@ def test_the_command_climbs_the_ladder(tmp_path, capsys):
     assert main([*words, "--store", str(tmp_path / "store"), "--out", str(out)]) == 0
     assert json.loads(out.read_text())
     assert "bit-equal" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_every_batch_that_auto_tries_on_ranks_passes_the_gate(tmp_path, capsys, monkeypatch):
+    def two_batches(measure):
+        runs = [measure(1), measure(2)]
+        return BatchSearch(runs[1], tuple(runs), "tried")
+
+    monkeypatch.setattr("steplab.bench.sweep.fastest_batch", two_batches)
+    words = ["bench", "step", "gpt", *TINY.removesuffix("1").split(), "auto", "--mode", "full"]
+    store = tmp_path / "store"
+    assert main([*words, *"--ranks 2 --steps 2 --warmup 1 --store".split(), str(store)]) == 0
+    assert "fastest of full, parallel=bucket: batch 2 (tried)" in capsys.readouterr().out
+    runs = [run for _, run in Store(store).all()]
+    assert [(run.spec.batch, len(run.ranks), run.verdict) for run in runs] == [
+        (1, 2, "bit-equal"), (2, 2, "bit-equal"),
+    ]  # fmt: skip
