@@ -235,6 +235,7 @@ def test_freeing_memory_is_no_value_of_an_operator():
     found = allocator_calls.RULE(case)
     assert "aten::addmm" not in found.remedy and "empty_cache" in found.remedy
     assert found.evidence[0].startswith("cudaFree")
+    assert found.gain_ms <= case.step_ms - case.busy_ms, "the work of the device stays"
 
 
 def test_the_recorders_own_wait_is_no_fault():

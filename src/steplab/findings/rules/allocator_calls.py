@@ -39,7 +39,7 @@ def check(case: Case) -> Finding | None:
         "vary; less memory where it runs out",
         stake_ms=lost,
         why="the driver takes long, and freeing waits for the device; torch would keep the memory",
-        gain_ms=lost,
+        gain_ms=max(0.0, min(lost, case.step_ms - case.busy_ms)),  # the work stays
     )
 
 
