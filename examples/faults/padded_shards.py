@@ -1,8 +1,8 @@
 """Padded shards: steplab profile examples/faults/padded_shards.py:faulty --ranks 2 --recipe \
 parallel=fsdp
 
-Two ranks share tensors of three rows: each gets two, of which one is padding. The clean twin has
-the same weights with four rows.
+Two ranks share tensors none of whose dimensions is even: of three rows each gets two, of which one
+is padding. The clean twin has four rows of about as many weights.
 """
 
 from collections.abc import Iterator
@@ -18,17 +18,16 @@ ranks = 2
 recipes = {"faulty": ("parallel=fsdp",), "clean": ("parallel=fsdp",)}
 
 ROWS = 64
-HEADS = 8
+LAYERS = 4
 
 
 class Heads(nn.Module):
     """Weights stacked along their first dimension, as experts or heads are."""
 
-    def __init__(self, stacked: int, width: int) -> None:
+    def __init__(self, stacked: int, width: int, inner: int) -> None:
         super().__init__()
-        per_head = HEADS * 12 // stacked
         self.weights_SDF = nn.ParameterList(
-            nn.Parameter(torch.randn(stacked, width, per_head * 16) / width) for _ in range(4)
+            nn.Parameter(torch.randn(stacked, width, inner) / width) for _ in range(LAYERS)
         )
 
     def forward(self, x_ND: Tensor) -> Tensor:
@@ -39,7 +38,7 @@ class Heads(nn.Module):
         return x_ND
 
 
-def made(stacked: int, width: int) -> steplab.UserModel:
+def made(stacked: int, width: int, inner: int) -> steplab.UserModel:
     """One block."""
 
     def batches(size: int) -> Iterator[Tensor]:
@@ -53,14 +52,14 @@ def made(stacked: int, width: int) -> steplab.UserModel:
     def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
-    return steplab.UserModel(Heads(stacked, width), batches, loss, ROWS, optimizer=adamw)
+    return steplab.UserModel(Heads(stacked, width, inner), batches, loss, ROWS, optimizer=adamw)
 
 
-def faulty(width: int = 256) -> steplab.UserModel:
+def faulty(width: int = 255) -> steplab.UserModel:
     """Three rows for two ranks."""
-    return made(3, width)
+    return made(3, width, 511)
 
 
-def clean(width: int = 256) -> steplab.UserModel:
+def clean(width: int = 255) -> steplab.UserModel:
     """Four rows for two ranks."""
-    return made(4, width)
+    return made(4, width, 383)
