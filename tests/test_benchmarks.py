@@ -40,6 +40,33 @@ def test_without_a_gpu_a_script_ends_with_one_sentence(name, monkeypatch, capsys
     assert printed.err.count("\n") == 1
 
 
+def test_device_time_is_counted_without_steplab(monkeypatch):
+    """Two streams, a copy, and a host that is ahead of the device by more than a step."""
+    monkeypatch.syspath_prepend(FOLDER)
+    counted = importlib.import_module("public_traces")
+
+    def event(cat, name, ts, dur, correlation=0):
+        return {
+            "cat": cat,
+            "name": name,
+            "ts": ts,
+            "dur": dur,
+            "args": {"correlation": correlation},
+        }
+
+    marks = [event("user_annotation", f"ProfilerStep#{n}", 1000 * n, 1000) for n in (1, 2, 3)]
+    calls = [event("cuda_runtime", "cudaLaunchKernel", 1000 * n + 9, 5, n) for n in (1, 2, 3)]
+    kernels = [event("kernel", "k", 1000 * n + 20, 500, n) for n in (1, 2, 3)]
+    beside = [event("kernel", "k", 2100, "600.5", 2), event("gpu_memcpy", "m", 2700, 100, 2)]
+    found = counted.count([*marks, *calls, *kernels, *beside])
+    assert [step.kernels for step in found] == [0.5, 0.6805, 0.5]
+    assert (found[1].busy, found[1].summed, found[1].wall) == (0.78, 1.1005, 1.0)
+    late = [event("kernel", "k", 2500 * n + 2000, 2500, n) for n in (1, 2, 3)]
+    before = [event("kernel", "k", 1000 * n + 50, 900, 90 + n) for n in (1, 2, 3)]
+    behind = counted.count([*marks, *calls, *late, *before])
+    assert [(step.number, step.wall) for step in behind] == [(2, 2.5), (3, 2.5)]
+
+
 @pytest.mark.slow
 def test_the_cost_of_sharding_is_measured_without_other_ranks():
     done = _run(
