@@ -39,7 +39,8 @@ UNRECORDED = {
     "index_gradient": "needs a GPU",
     **dict.fromkeys(
         "repeated_work unused_work zero_products slow_switch wide_dtype split_optimizer "
-        "broadcast_blowup product_order dense_embedding padded_batch garbage_collection".split(),
+        "broadcast_blowup product_order dense_embedding padded_batch garbage_collection "
+        "graph_memory unfused_chain".split(),
         "not visited yet",
     ),
     "late_start": "not visited on a GPU yet",

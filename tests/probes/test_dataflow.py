@@ -9,9 +9,22 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from steplab.core import Dataflow
-from steplab.core.run import CONSTANT, MADE_BEFORE, NEEDED, READ_ONLY, UNUSED, ZEROS
+from steplab.core.run import (
+    CONSTANT,
+    MADE_BEFORE,
+    NEEDED,
+    READ_ONLY,
+    ROWS_OF_ZEROS,
+    UNUSED,
+    ZEROS,
+)
 from steplab.probes.dataflow import record_dataflow
 from steplab.probes.switches import switches_on
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)
 
 
 class Fed:
@@ -130,3 +143,14 @@ def test_padding_of_token_ids():
     ids[:, 32:] = 0
     found, _ = watched(Loop(lambda x: x + table(ids).mean((0, 1))))
     assert found.padding == pytest.approx(31 / 63, abs=0.02)
+
+
+def test_a_product_with_rows_of_zeros():
+    weight = nn.Parameter(torch.randn(256, 256))
+
+    def padded(x):
+        rows = nn.functional.pad(x.repeat(16, 32), (0, 0, 0, 192))  # 64 of 256 rows
+        return x * (rows @ weight).mean()
+
+    counts = verdicts(Loop(padded))["aten::mm"]
+    assert sum(counts[tenths] for tenths in ROWS_OF_ZEROS) == 2  # forward, and the weight

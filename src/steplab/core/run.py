@@ -384,6 +384,7 @@ CONSTANT = "c"  # it depends on no weight, no batch and no random number: the sa
 MADE_BEFORE = "r"  # the step had computed it before, from the same inputs
 CAST_BACK = "b"  # a cast of what a cast had made: to a dtype and back
 ZEROS = "z"  # a product with a factor that is nearly all zeros
+ROWS_OF_ZEROS = "6789"  # a product of which so many tenths of the rows are zeros
 NEEDED = "."
 
 
@@ -415,6 +416,9 @@ class Profile:
     # Switches of torch that cost time and were on while the step ran: "anomaly mode".
     switches: tuple[str, ...] = ()
     optimizers: tuple[OptimizerShape, ...] = ()  # all that are alive in the process
+    graph_pools: tuple[int, ...] = ()  # bytes of each pool that only CUDA graphs use
+    # Classes of modules that torch.compile wraps, where nothing has been compiled.
+    never_compiled: tuple[str, ...] = ()
     # Lines of the user's files that turn a switch on ("anomaly mode") or make an optimizer
     # ("AdamW"), its groups ("params") or embeddings ("Embedding").
     setup_lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

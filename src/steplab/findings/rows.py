@@ -6,6 +6,7 @@ be held up for longer than the whole step takes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,6 +93,12 @@ class Rows:
         has_op = (self.work.op_row >= 0) & self.inside
         mask[has_op] = passes[self._roots[self.work.op_row[has_op]]]
         return mask
+
+    def asked_calls(self, mask: Mask) -> Counter[str]:
+        """How often per profiled step the code called each operator behind the rows in `mask`."""
+        ops = self.source.ops
+        rows = np.unique(self._roots[self.work.op_row[mask & (self.work.op_row >= 0)]])
+        return Counter(self.source.text(code) for code in ops.name[rows].tolist())
 
     def with_gradients(self, mask: Mask) -> Mask:
         """The rows in `mask`, and those of backward that compute gradients of what they compute."""

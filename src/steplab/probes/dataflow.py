@@ -41,6 +41,8 @@ RECTIFIERS = frozenset(
 LARGE_PRODUCT = 2**24  # multiply-adds from which the factors of a product are looked at
 SAMPLED = 4096  # elements of a factor
 MOSTLY_ZERO = 0.95  # of a sample; ReLU leaves half, a one-hot factor one in hundreds
+EMPTY_ROWS = 0.6  # of the rows; a capacity of twice the fair share leaves half of them empty
+SAMPLED_ROWS = 256
 MOST_OPS = 200_000
 LEAST_IDS = 256  # of a batch whose padding is worth a look
 
@@ -79,7 +81,7 @@ class _Op:
     read_by_host: bool = False
     again: bool = False
     constant: bool = False
-    zeros: bool = False
+    zeros: str = ""  # ZEROS, or tenths of the rows
     casts_back: bool = False
 
 
@@ -103,7 +105,7 @@ class _Watcher(TorchDispatchMode):
         self.values: dict[int, _Value] = {}
         self.storages: dict[int, StorageWeakRef] = {}  # keeps their numbers from being used again
         self.seen = _Seen()
-        self.sampled: dict[int, float] = {}  # share of zeros by the number of a value
+        self.sampled: dict[int, tuple[float, float]] = {}  # by the number of a value
         self.switches: set[str] = set()
         self.cast_from: dict[int, torch.dtype] = {}  # what a cast, by its number, was given
 
@@ -114,7 +116,7 @@ class _Watcher(TorchDispatchMode):
         given = dict(kwargs or {})
         self.switches.update(switches_on())  # a part of the step may switch them on
         before = _random_state(func, args) if _is_random(func) else None
-        zeros = self._multiplies_zeros(func, args)
+        zeros = self._zeros_multiplied(func, args)
         out = func(*args, **given)
         if len(self.seen.ops) < MOST_OPS:
             if isinstance(func, OpOverload):
@@ -140,7 +142,7 @@ class _Watcher(TorchDispatchMode):
             if i in constant
             else MADE_BEFORE
             if op.again
-            else ZEROS
+            else op.zeros
             if op.zeros
             else CAST_BACK
             if op.casts_back
@@ -162,7 +164,7 @@ class _Watcher(TorchDispatchMode):
         }
 
     def _note(
-        self, func: OpOverload, args: Any, kwargs: Any, out: Any, random: object, zeros: bool
+        self, func: OpOverload, args: Any, kwargs: Any, out: Any, random: object, zeros: str
     ) -> None:
         name = func._schema.name
         inputs, outputs = _tensors((args, kwargs)), _tensors(out)
@@ -243,21 +245,27 @@ class _Watcher(TorchDispatchMode):
             return False
         return self.cast_from.get(sources[0].writer) == outputs[0].dtype
 
-    def _multiplies_zeros(self, func: Any, args: Any) -> bool:
+    def _zeros_multiplied(self, func: Any, args: Any) -> str:
+        """Return ZEROS for a product with a factor of zeros, tenths for one with rows of zeros."""
         name = func._schema.name if isinstance(func, OpOverload) else ""
         if name not in PRODUCTS:
-            return False
+            return ""
         left, right = args[PRODUCTS[name] :][:2]
         if not (_is_plain(left) and _is_plain(right)):
-            return False
+            return ""
         if left.numel() * right.shape[-1] < LARGE_PRODUCT:
-            return False
-        return max(self._zero_share(left), self._zero_share(right)) > MOSTLY_ZERO
+            return ""
+        shares = [self._zero_shares(factor) for factor in (left, right)]
+        elements, rows = (max(each) for each in zip(*shares, strict=True))
+        if elements > MOSTLY_ZERO:
+            return ZEROS
+        return str(int(rows * 10)) if rows >= EMPTY_ROWS else ""
 
-    def _zero_share(self, tensor: Tensor) -> float:
+    def _zero_shares(self, tensor: Tensor) -> tuple[float, float]:
+        """Return the shares of zeros and of rows, or columns, of zeros in a value of the step."""
         value = self._value(tensor)
         if value.writer < 0 or self._made_by(value) in RECTIFIERS:  # a weight, or a learned zero
-            return 0.0
+            return 0.0, 0.0
         if value.number not in self.sampled:
             self.sampled[value.number] = _zeros_in_sample(tensor)
         return self.sampled[value.number]
@@ -355,11 +363,17 @@ def _random_state(func: OpOverload, args: Any) -> object:
     return host, generator.initial_seed(), generator.get_offset()
 
 
-def _zeros_in_sample(tensor: Tensor) -> float:
-    """Return the share of zeros among elements at random places."""
+def _zeros_in_sample(tensor: Tensor) -> tuple[float, float]:
+    """Return the share of zeros, and that of rows or columns of zeros, at random places."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         places = [torch.randint(size, (SAMPLED,)).to(tensor.device) for size in tensor.shape]
-        return float((tensor[tuple(places)] == 0).float().mean())
+        zeros = float((tensor[tuple(places)] == 0).float().mean())
+        if zeros < EMPTY_ROWS:
+            return zeros, 0.0
+        *batch, row, column = (place[:SAMPLED_ROWS] for place in places)
+        rows = (tensor[(*batch, row)] == 0).all(-1)
+        columns = (tensor.transpose(-2, -1)[(*batch, column)] == 0).all(-1)
+        return zeros, max(float(rows.float().mean()), float(columns.float().mean()))
 
 
 def _padded_share(ids_BT: Tensor) -> float:

@@ -57,6 +57,11 @@ def live_optimizers() -> list[torch.optim.Optimizer]:
     return _optimizers(_objects())
 
 
+def live_modules() -> list[nn.Module]:
+    """Return the modules of this process."""
+    return [one for one in _objects() if isinstance(one, nn.Module)]
+
+
 def _optimizers(objects: list[Any]) -> list[torch.optim.Optimizer]:
     return [one for one in objects if isinstance(one, torch.optim.Optimizer)]
 

@@ -149,4 +149,14 @@ def peaks_by_phase(
     return peaks, max([most, *peaks.values()])
 
 
+def graph_pools() -> tuple[int, ...]:
+    """Return the bytes of each pool of memory that only CUDA graphs use."""
+    pools: dict[Any, int] = {}
+    for segment in torch.cuda.memory_snapshot():
+        pool = tuple(segment.get("segment_pool_id") or (0, 0))
+        if pool != (0, 0):
+            pools[pool] = pools.get(pool, 0) + segment["total_size"]
+    return tuple(sorted(pools.values(), reverse=True))
+
+
 PROBE = MemoryProbe

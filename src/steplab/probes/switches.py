@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable, Mapping
 
 import torch
+from torch._dynamo import OptimizedModule
 
 from steplab.core import OptimizerShape
-from steplab.probes.known_tensors import live_optimizers
+from steplab.probes.known_tensors import live_modules, live_optimizers
 from steplab.probes.source_lines import written_lines
 
 # Variables that torch or the driver reads, by what they switch on.
@@ -60,6 +61,12 @@ def setup_lines(switches: Iterable[str]) -> dict[str, tuple[str, ...]]:
     sought |= {name: (name,) for name in ("params", "retain_graph")}
     sought |= {"Embedding": ("Embedding", "EmbeddingBag")}
     return written_lines(sought)
+
+
+def compiled_modules() -> tuple[str, ...]:
+    """Return the classes of the modules that torch.compile wraps in this process."""
+    wrapped = (one._orig_mod for one in live_modules() if isinstance(one, OptimizedModule))
+    return tuple(sorted({type(module).__name__ for module in wrapped}))
 
 
 def optimizer_shapes() -> tuple[OptimizerShape, ...]:

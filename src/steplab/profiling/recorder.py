@@ -22,10 +22,11 @@ from steplab.core.errors import SteplabError
 from steplab.probes.compilation import graph_count
 from steplab.probes.dataflow import record_dataflow
 from steplab.probes.line_ranges import line_ranges
+from steplab.probes.memory import graph_pools
 from steplab.probes.memory_timeline import record_memory
 from steplab.probes.probe import Subject
 from steplab.probes.ran import RawProfile, profiler_activities
-from steplab.probes.switches import optimizer_shapes, setup_lines, switches_on
+from steplab.probes.switches import compiled_modules, optimizer_shapes, setup_lines, switches_on
 from steplab.profiling.plan import AVERAGES_FILE, DETAIL_FILE, ProfilePlan
 from steplab.profiling.ranges import can_name_modules, module_ranges, phase_ranges, run_named
 from steplab.profiling.trace_file import write_averages, write_trace
@@ -68,6 +69,8 @@ def record_profile(
         updated_weights=updated_weights(subject),
         switches=switches_on(),
         optimizers=optimizer_shapes(),
+        graph_pools=graph_pools() if subject.on_cuda else (),
+        never_compiled=() if graph_count() else compiled_modules(),
     )
     if plan.detail:
         try:

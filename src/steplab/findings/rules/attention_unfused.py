@@ -140,10 +140,12 @@ def _score_sizes(rows: Rows) -> set[int]:
         for tensor in call.tensors
         if tensor is not None
     }
+    # In backward, the gradient of any weights of a mean has that size too.
+    forward = set(rows.call[rows.labeled("phase", lambda label: label != "backward")].tolist())
     results = {
         _result_size(one)
-        for one in matmuls(rows).values()
-        if len(one.left.dims) == 3 and min(one.m, one.n) >= MIN_LENGTH
+        for number, one in matmuls(rows).items()
+        if number in forward and len(one.left.dims) == 3 and min(one.m, one.n) >= MIN_LENGTH
     }
     return softmax & results
 

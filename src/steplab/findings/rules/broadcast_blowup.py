@@ -1,15 +1,17 @@
 """A broadcast makes a tensor that only a sum over it needs.
 
 What it sees: an operator whose inputs are spread over each other, so that its result has at least
-16 times the elements of the larger one, and everything else that touches tensors of that size; no
-softmax and no product takes it.
+16 times the elements of the larger one, or `unfold` with windows that overlap as much; and
+everything else that touches tensors of that size. No softmax and no product takes it.
 Why it costs: the result is written, read by every operator after it, and kept for backward.
 Remedy: do the sum inside a matrix product: |x - c|^2 = |x|^2 - 2 x.c + |c|^2, `torch.cdist`,
-`einsum`; or in chunks.
+`einsum`; pooling or a convolution instead of windows; or in chunks.
 When it is wrong: the values are needed one by one. Small tensors are not meant.
 """
 
 from __future__ import annotations
+
+import math
 
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall, broadcast
@@ -19,6 +21,7 @@ from steplab.findings.matmuls import matmuls
 from steplab.findings.rows import Mask, Rows
 
 SPREAD = 16
+UNFOLD = "aten::im2col"
 LEAST_BYTES = 64 * 2**20
 LEAST_BYTES_CPU = 2**20
 SHARE = 0.03
@@ -39,7 +42,7 @@ def check(case: Case) -> Finding | None:
     if not sizes:
         return None
     mask = rows.category(*MOVES) & rows.called(lambda call: max(call.numels, default=0) in sizes)
-    mask |= _made(rows, least, sizes)
+    mask |= rows.with_gradients(_made(rows, least, sizes))
     spent = case.cost_ms(mask)
     if not spent > SHARE * case.step_ms:
         return None
@@ -49,8 +52,8 @@ def check(case: Case) -> Finding | None:
         claim=f"a broadcast makes tensors of {largest:,} elements: {units.milliseconds(spent)} a "
         "step around them",
         evidence=(*_shapes(rows, sizes, least), *rows.hot_lines(mask)),
-        remedy="sum inside a matrix product (|x|^2 - 2 x.c + |c|^2, torch.cdist, einsum), or in "
-        "chunks",
+        remedy="sum inside a matrix product (|x|^2 - 2 x.c + |c|^2, torch.cdist, einsum); "
+        "F.avg_pool2d or a convolution instead of F.unfold; or chunks",
         stake_ms=spent,
         why="it is written, read again by every operator after it, and kept for backward",
         gain_ms=(1 - LEFT) * spent,
@@ -61,11 +64,13 @@ def check(case: Case) -> Finding | None:
 def _spread(call: OpCall, least: int) -> int:
     """Return the elements of a result that is much larger than its inputs; 0 if it is not."""
     first, second = call.tensor(0), call.tensor(1)
+    if call.name == UNFOLD and first is not None:
+        window, stride = call.integers(1), call.integers(4)
+        size = first.numel * math.prod(window or ()) // max(math.prod(stride or ()), 1)
+        return size if size >= SPREAD * first.numel and size * first.item >= least else 0
     if call.name not in SPREADS or first is None or second is None:
         return 0
-    size = 1
-    for length in broadcast(first.dims, second.dims):
-        size *= length
+    size = math.prod(broadcast(first.dims, second.dims))
     larger = max(first.numel, second.numel)
     return size if size >= SPREAD * larger and size * first.item >= least else 0
 

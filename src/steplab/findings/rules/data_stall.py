@@ -18,14 +18,15 @@ from steplab.trace.silences import fetching_lines
 
 SHARE = 0.05
 SHOWN = 2
+BURSTS, MIN_SAMPLES = 0.15, 8  # of the mean step
 
 
 def check(case: Case) -> Finding | None:
     """Compare the data wait with the step."""
     wait, step = _wait_ms(case), case.step_ms
-    if not wait > SHARE * step:
-        return None
     lines = _lines(case)
+    if not wait > SHARE * step:
+        return _bursts(case, lines)
     at = f" ({lines[0]})" if lines else ""
     return Finding(
         rule="data_stall",
@@ -38,6 +39,33 @@ def check(case: Case) -> Finding | None:
         stake_ms=wait,
         why="nothing computes until the batch is there",
         gain_ms=wait,
+    )
+
+
+def _bursts(case: Case, lines: list[str]) -> Finding | None:
+    """Judge workers that are slower than the step: some steps wait for long, others not at all."""
+    clock = case.run.clock if case.run is not None else None
+    if clock is None or not lines or len(clock.step) < MIN_SAMPLES:
+        return None
+    lost = clock.step.mean - clock.step.median
+    settled = clock.step.values[len(clock.step) // 3 :]  # the first may be warm-up
+    slow = sum(ms > 2 * clock.step.median for ms in settled)
+    if lost < BURSTS * clock.step.mean or slow < 2:
+        return None
+    return Finding(
+        rule="data_stall",
+        claim=f"{slow} of {len(clock.step)} steps wait for their batch, "
+        f"{units.milliseconds(lost)} on average",
+        evidence=(
+            f"half of the steps take {units.milliseconds(clock.step.median)}, "
+            f"the mean is {units.milliseconds(clock.step.mean)}",
+            *(f"fetched at {line}" for line in lines[:SHOWN]),
+        ),
+        remedy="make each sample cheaper or give the loader more workers: those it has are slower "
+        "than the step",
+        stake_ms=lost,
+        why="workers fill their queue while the step computes, and it runs empty again and again",
+        gain_ms=lost,
     )
 
 

@@ -33,7 +33,7 @@ def check(case: Case) -> Finding | None:
     rows = case.rows
     if rows is None:
         return None
-    spans, names, unused = _outermost_calls(rows.source)
+    spans, names, unused = outermost_calls(rows.source)
     # Only of a model that also learns: one that never does may be a teacher.
     learns = set(names[~unused].tolist())
     wasted = np.flatnonzero(unused & np.isin(names, list(learns)))
@@ -58,7 +58,7 @@ def check(case: Case) -> Finding | None:
     )
 
 
-def _outermost_calls(trace: Trace) -> tuple[Spans, Ints, Mask]:
+def outermost_calls(trace: Trace) -> tuple[Spans, Ints, Mask]:
     """Return the calls of whole models, the name of each, and whether it has no backward."""
     ranges = trace.named(trace.ranges, lambda name: name.startswith(MODULE_RANGE))
     by_path = bool(ranges.any())

@@ -1,7 +1,8 @@
 """Products are multiplied in an order that takes more work than another.
 
 What it sees: a batched product whose result goes straight into another one, with nothing but copies
-in between: (a b) c, where a (b c) would take less than half of the multiplications.
+in between: (a b) c, where a (b c) would take less than half of the multiplications; or a 1 x 1
+convolution to fewer than half of the channels, right after an upsampling.
 Why it costs: linear attention in the wrong order builds the matrix of queries x keys that it is
 there to avoid.
 Remedy: put the brackets around the small result: q @ (k.transpose(-2, -1) @ v).
@@ -10,9 +11,12 @@ When it is wrong: the values between the products are used by something else.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from steplab.core import Finding, units
+from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.matmuls import Matmul, matmuls
@@ -25,10 +29,60 @@ USES = ("elementwise", "reduction", "softmax", "normalization", "sort and index"
 
 
 def check(case: Case) -> Finding | None:
-    """Compare the orders of products that follow each other."""
+    """Compare the orders of products that follow each other, and of enlarging and a product."""
     rows = case.rows
     if rows is None:
         return None
+    return _chained(case, rows) or _enlarged(case, rows)
+
+
+def _enlarged(case: Case, rows: Rows) -> Finding | None:
+    """Find 1 x 1 convolutions to fewer channels whose input has just been enlarged."""
+    sizes = {size for call in rows.calls if (size := _upsampled(call))}
+    narrowing = [pair for call in rows.calls if (pair := _narrows(call, sizes)) is not None]
+    if not narrowing:
+        return None
+    size, left = max(narrowing)
+    forward = rows.called(lambda call: _upsampled(call) == size or size in call.numels)
+    mask = rows.with_gradients(forward)
+    spent = case.cost_ms(mask)
+    if not spent * (1 - left) > SHARE * case.step_ms:
+        return None
+    return Claim(
+        rule="product_order",
+        claim=f"channels are enlarged before a 1 x 1 convolution drops most of them: "
+        f"{units.milliseconds(spent)} around {size:,} elements",
+        evidence=(f"{left:.3g} of the channels remain", *rows.hot_lines(mask)),
+        remedy="convolve first and enlarge the result: both commute",
+        stake_ms=spent,
+        why="the enlarged tensor is written, read and kept for backward",
+        gain_ms=spent * (1 - left),
+        work=mask,
+    )
+
+
+def _upsampled(call: OpCall) -> int:
+    """Return the elements of the result of an upsampling; 0 for other calls."""
+    source, side = call.tensor(0), call.integers(1)
+    if not call.name.startswith("aten::upsample_") or "backward" in call.name:
+        return 0
+    if source is None or not side or len(source.dims) != len(side) + 2:
+        return 0
+    return math.prod((*source.dims[:2], *side))
+
+
+def _narrows(call: OpCall, sizes: set[int]) -> tuple[int, float] | None:
+    """Return the input's size and the share of its channels that a 1 x 1 convolution leaves."""
+    source, weight = call.tensor(0), call.tensor(1)
+    if "convolution" not in call.name or "backward" in call.name or source is None:
+        return None
+    if weight is None or len(weight.dims) < 3 or math.prod(weight.dims[2:]) != 1:
+        return None
+    left = weight.dims[0] / max(weight.dims[1], 1)
+    return (source.numel, left) if source.numel in sizes and left < MUCH else None
+
+
+def _chained(case: Case, rows: Rows) -> Finding | None:
     known = matmuls(rows)
     forward = rows.labeled("phase", lambda label: label != "backward")
     numbers = set(rows.call[forward].tolist())

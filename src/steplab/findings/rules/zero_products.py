@@ -2,7 +2,8 @@
 
 What it sees: large products with a factor of which more than 95 % is zero, as the Run recorded it:
 tokens sent to experts by a one-hot matrix, an embedding by a one-hot product, gradients that are
-zero for all but a few rows; and what else is done with tensors of such a factor's size.
+zero for all but a few rows; and what else is done with tensors of such a factor's size. Or factors
+of which 60 % of the rows are zeros: experts with too much room, logits that few targets pick from.
 Why it costs: a product takes as long with zeros as with any other numbers.
 Remedy: pick rows by index (`index_select`, `gather`, `index_copy`), or take the rows that count
 before the product.
@@ -11,8 +12,10 @@ When it is wrong: the zeros are learned and move.
 
 from __future__ import annotations
 
+import numpy as np
+
 from steplab.core import Finding, units
-from steplab.core.run import ZEROS
+from steplab.core.run import ROWS_OF_ZEROS, ZEROS
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
@@ -21,6 +24,7 @@ from steplab.findings.rows import Mask, Rows
 from steplab.trace.analysis import UNATTRIBUTED
 
 BESIDE = ("elementwise", "copy", "memset", "reduction", "sort and index")
+SHARE = 0.02
 LEFT = 0.1  # of the time, for picking rows by index instead
 
 
@@ -31,7 +35,7 @@ def check(case: Case) -> Finding | None:
         return None
     products = case.verdict(ZEROS)
     if not products.any():
-        return None
+        return _empty_rows(case, rows)
     mask = products | _beside(rows, products)
     spent = case.cost_ms(mask)
     return Claim(
@@ -47,6 +51,28 @@ def check(case: Case) -> Finding | None:
         stake_ms=spent,
         why="zeros are multiplied as slowly as any other numbers",
         gain_ms=(1 - LEFT) * spent,
+        work=mask,
+    )
+
+
+def _empty_rows(case: Case, rows: Rows) -> Finding | None:
+    """Add up the shares of products whose rows are zeros."""
+    masks = {int(tenths) / 10: case.verdict(tenths) for tenths in ROWS_OF_ZEROS}
+    lost = sum(share * rows.ms(mask) for share, mask in masks.items())
+    mask = np.logical_or.reduce(list(masks.values()))
+    if not lost > SHARE * case.step_ms:
+        return None
+    spent = rows.ms(mask)
+    return Claim(
+        rule="zero_products",
+        claim=f"{units.percent(lost / spent)} of the rows in products of "
+        f"{units.milliseconds(spent)} are zeros",
+        evidence=rows.hot_lines(mask),
+        remedy="take the rows that count before the product; for experts a smaller capacity, or "
+        "grouped products without padding",
+        stake_ms=spent,
+        why="zeros are multiplied as slowly as any other numbers",
+        gain_ms=lost,
         work=mask,
     )
 

@@ -1,0 +1,121 @@
+"""Graphs hold memory that the step does not need at once.
+
+What it sees: three or more calls of one model before the first backward, whose activations live
+together; backward passes that are recorded themselves (`create_graph=True`) though nothing goes
+back through them; CUDA graphs with a pool of memory each.
+Why it costs: activations of a micro-batch could be freed before the next; a recorded backward keeps
+all that it computes; of several graphs one runs at a time.
+Remedy: backward after every micro-batch; no `create_graph=True`; one pool for all graphs
+(`torch.cuda.graph(g, pool=first.pool())`).
+When it is wrong: the loss needs all calls at once, as with pairs of views.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.findings.rules.forward_unused import outermost_calls
+from steplab.trace.attribution import forward_ops
+from steplab.trace.events import Trace
+from steplab.trace.phases import AUTOGRAD_NODE
+from steplab.trace.spans import nest
+
+MIN_CALLS = 3
+RECORDED = 0.10  # of the operators of backward
+# Of the memory that a step takes, in a decoder on an H200: 2.7 of 6.5 GiB.
+BY_RECORDING = 0.4
+SHARE = 0.10  # of the peak
+
+
+def check(case: Case) -> tuple[Finding, ...]:
+    """Look for each of the three."""
+    if case.rows is None:
+        return _pools(case)
+    trace = case.rows.source
+    return (*_micro_batches(case, trace), *_recorded_backward(case, trace), *_pools(case))
+
+
+def _micro_batches(case: Case, trace: Trace) -> tuple[Finding, ...]:
+    spans, names, _ = outermost_calls(trace)
+    nodes = trace.ops.start[_nodes(trace)]
+    before = names[spans.start < nodes.min()] if len(nodes) else names[:0]
+    calls = int(np.unique(before, return_counts=True)[1].max(initial=0))
+    if calls < MIN_CALLS or len(before) < len(names):
+        return ()
+    return _finding(
+        case,
+        f"the activations of {calls} forward passes live at once",
+        1 - 1 / calls,
+        "call backward after each of them: (loss / N).backward()",
+        "nothing is freed before the one backward at the end",
+    )
+
+
+def _recorded_backward(case: Case, trace: Trace) -> tuple[Finding, ...]:
+    ops, nodes = trace.ops, _nodes(trace)
+    if trace.named(trace.python, lambda name: "torch/utils/checkpoint.py" in name).any():
+        return ()  # the forward runs again there, and is recorded
+    node = nest(ops, nodes)
+    inside = (node.innermost(ops.thread, ops.start) >= 0) & ~nodes
+    inside &= trace.named(ops, lambda name: name.startswith("aten::"))
+    numbered = inside & (ops.sequence >= 0) & (ops.forward_thread <= 0)
+    makers = forward_ops(ops)
+    makers = makers[makers >= 0]
+    if not numbered.sum() > RECORDED * max(int(inside.sum()), 1) or inside[makers].any():
+        return ()
+    return _finding(
+        case,
+        "the backward pass is recorded, and nothing goes back through it",
+        BY_RECORDING,
+        "no create_graph=True in backward() or torch.autograd.grad()",
+        "a recorded backward keeps all that its own gradients would need",
+    )
+
+
+def _pools(case: Case) -> tuple[Finding, ...]:
+    pools = case.run.profile.graph_pools if case.run and case.run.profile else ()
+    memory = case.run.memory if case.run is not None else None
+    spare = sum(pools) - max(pools, default=0)
+    if memory is None or spare < SHARE * memory.peak:
+        return ()
+    return (
+        Finding(
+            rule="graph_memory",
+            claim=f"{len(pools)} CUDA graphs have a pool each: {units.bytes_(sum(pools))}",
+            evidence=(f"the largest has {units.bytes_(max(pools))}",),
+            remedy="capture the largest first and give its pool to the others: "
+            "torch.cuda.graph(graph, pool=first.pool())",
+            stake_bytes=spare,
+            of_bytes=memory.reserved or memory.peak,
+            why="one graph runs at a time, and all pools are held",
+        ),
+    )
+
+
+def _finding(case: Case, claim: str, share: float, remedy: str, why: str) -> tuple[Finding, ...]:
+    memory = case.run.memory if case.run is not None else None
+    if memory is None or not memory.peak:
+        return ()
+    held = int(share * max(0, memory.peak - memory.before))
+    if held < SHARE * memory.peak:
+        return ()
+    return (
+        Finding(
+            rule="graph_memory",
+            claim=f"{claim}: {units.bytes_(held)}",
+            evidence=(f"the step's peak is {units.bytes_(memory.peak)}",),
+            remedy=remedy,
+            stake_bytes=held,
+            of_bytes=memory.peak,
+            why=why,
+        ),
+    )
+
+
+def _nodes(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return trace.named(trace.ops, lambda name: name.startswith(AUTOGRAD_NODE))
+
+
+RULE = check

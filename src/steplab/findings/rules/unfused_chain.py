@@ -1,0 +1,108 @@
+"""A norm, an activation or a loss is written out op by op.
+
+What it sees: a function without matrix products, or a line of one, that calls five or more
+memory-bound operators over tensors of one large size, and their backward: above 10 % of the step.
+Why it costs: every operator reads and writes the whole tensor, often in fp32, where one kernel
+would do so once.
+Remedy: the operator that torch has for it (`F.rms_norm`, `F.layer_norm`, `F.gelu`, `F.softmax`,
+`F.cross_entropy`), or `torch.compile` of that function.
+When it is wrong: nothing fused computes the same, and the function does not compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+from steplab.findings.claims import Claim
+from steplab.findings.rows import Mask, Rows
+from steplab.trace.analysis import UNATTRIBUTED
+from steplab.trace.events import Codes
+
+SHARE = 0.10
+OPERATORS = 5  # over tensors of one size, in one call
+LARGE, LARGE_ON_CPU = 2**20, 2**14  # elements
+FUSED = 3  # kernels of one call that remain: one forward, two backward
+MOVES = ("elementwise", "reduction", "copy")
+NO_FORWARD = ("backward", "optimizer", "clip", "data")
+
+
+def check(case: Case) -> Finding | None:
+    """Find the place with the costliest chain."""
+    rows = case.rows
+    if rows is None:
+        return None
+    moves = rows.category(*MOVES)
+    moves &= rows.labeled("phase", lambda label: label not in NO_FORWARD[1:])
+    found = [
+        (case.cost_ms(moves & place), label, moves & place)
+        for label, place in _places(rows, moves, SHARE * case.step_ms)
+    ]
+    for spent, label, mask in sorted(found, key=lambda one: -one[0]):
+        chain = _chain(rows, mask, LARGE if case.on_device else LARGE_ON_CPU)
+        if not spent > SHARE * case.step_ms:
+            return None
+        if chain is None:
+            continue
+        ops, calls = chain
+        kept = min(1.0, FUSED * calls / max(rows.count(mask), 1))
+        return Claim(
+            rule="unfused_chain",
+            claim=f"{label} is written out op by op: {units.milliseconds(spent)} a step",
+            evidence=(
+                f"{rows.count(mask) / calls:.0f} kernels of each call: {', '.join(ops)}",
+                *rows.hot_lines(mask),
+            ),
+            remedy="the operator that torch has for it (F.rms_norm, F.layer_norm, F.gelu, "
+            "F.softmax, F.cross_entropy), or torch.compile of that function",
+            stake_ms=spent,
+            why="every operator reads and writes the whole tensor, one kernel would do so once",
+            gain_ms=spent * (1 - kept),
+            work=mask,
+        )
+    return None
+
+
+def _places(rows: Rows, moves: Mask, least: float) -> Iterator[tuple[str, Mask]]:
+    """Yield functions without products, and lines without products of other functions."""
+    products = rows.labeled("category", lambda label: label.startswith(("matmul", "attention")))
+    function, line = rows.work.function, rows.work.line
+    multiplies = np.unique(function[products])
+    alone = ~np.isin(function, multiplies)
+    yield from _large(rows, function, moves & alone, least)
+    single = ~np.isin(line, np.unique(line[products]))
+    yield from _large(rows, line, moves & ~alone & single, least)
+
+
+def _large(rows: Rows, codes: Codes, mask: Mask, least: float) -> Iterator[tuple[str, Mask]]:
+    """Yield the labels with most of the time, those above `least`."""
+    for code in np.unique(codes[mask]).tolist():
+        chosen = mask & (codes == code)
+        label = rows.work.labels[code]
+        if label != UNATTRIBUTED and rows.ms(chosen) > least:
+            yield label, chosen
+
+
+def _chain(rows: Rows, mask: Mask, large: int) -> tuple[list[str], float] | None:
+    """Return the operators called over tensors of the commonest size, and how often all are."""
+    forward = mask & rows.labeled("phase", lambda label: label not in NO_FORWARD)
+    numbers = np.unique(rows.call[forward]).tolist()
+    sizes = {number: max(rows.calls[number].numels, default=0) for number in numbers}
+    chains = []
+    for size in {size for size in sizes.values() if size >= large}:
+        same = rows.of_calls(number for number in numbers if sizes[number] == size)
+        called = rows.asked_calls(forward & same)
+        if any("norm" in name for name in called):
+            continue  # torch's own is in use
+        if len(called) > 2 and called.total() >= OPERATORS * min(called.values()):
+            chains.append((called.total(), sorted(called), min(called.values())))
+    if not chains:
+        return None
+    _, names, calls = max(chains)
+    return names, float(calls)
+
+
+RULE = check
