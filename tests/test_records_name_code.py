@@ -84,6 +84,7 @@ COMMANDS: dict[str, list[str] | str] = {
         "--steps-per-epoch 1",  # into a folder that holds another run
     ],
     "compare": [f"aaa bbb {STORED}", f"aaa bbb --rerun 2 {STORED}", f"aaa aaa --rerun 2 {STORED}"],
+    "estimate": [f"--calibration {STORED}"],
     "explain": [f"aaa {STORED}", f"aaa {STORED} --page page.html"],
     "report": [f"{STORED} --out page.html"],
     "runs": [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -158,8 +158,37 @@ def fake_card(card: Card, ledger: Any) -> Iterator[FakeCardMode]:
 
     `ledger` is told of streams, of what waits for what, and of kernels that Triton launches.
     """
-    optimizer = importlib.import_module("torch.optim.optimizer")  # no attribute of torch.optim
-    answers: list[tuple[Any, str, Any]] = [
+    answers = [*_device_answers(card, ledger), *_library_answers()]
+    with contextlib.ExitStack() as pretended:
+        for owner, name, answer in answers:
+            pretended.enter_context(mock.patch.object(owner, name, answer, create=True))
+        # These read the numbers of ranks, which are data.
+        for owner, name in (
+            (mesh, MAKE_MESH),
+            (sharding, MAKE_MESH),
+            (DeviceMesh, "__init__"),
+            (DeviceMesh, "__getitem__"),
+        ):
+            real = with_data(getattr(owner, name))
+            pretended.enter_context(mock.patch.object(owner, name, real))
+        if triton_runtime.HAS_TRITON:
+            from triton.runtime.jit import JITFunction
+
+            def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+                ledger.launched(kernel.fn.__name__, args)
+
+            pretended.enter_context(mock.patch.object(JITFunction, "run", launch))
+        pretended.callback(_keep_whole()._destroy)
+        with FakeCardMode(allow_non_fake_inputs=True) as mode:
+            yield mode
+
+
+Answer = tuple[Any, str, Any]  # whose attribute, its name, and what it is meanwhile
+
+
+def _device_answers(card: Card, ledger: Any) -> list[Answer]:
+    """Return what torch.cuda says of a card that is not there."""
+    return [
         (torch.cuda, "is_available", lambda: True),
         (torch.cuda, "is_initialized", lambda: False),
         (torch.cuda, "_lazy_init", lambda: None),
@@ -183,6 +212,13 @@ def fake_card(card: Card, ledger: Any) -> Iterator[FakeCardMode]:
         (torch.cuda, "default_stream", lambda device=None: ledger.streams[0]),
         (torch.cuda, "stream", ledger.on_stream),
         (torch.cuda, "set_stream", ledger.set_stream),
+    ]
+
+
+def _library_answers() -> list[Answer]:
+    """Return what torch would ask a real tensor or a real GPU."""
+    optimizer = sys.modules["torch.optim.optimizer"]  # torch.optim has no attribute of that name
+    return [
         # torch updates lists of tensors at once where their class is one that it knows.
         (optimizer, "_foreach_supported_types", [*optimizer._foreach_supported_types, FakeTensor]),
         (torch.nn.utils.clip_grad, "_has_foreach_support", lambda tensors, device: True),
@@ -204,28 +240,6 @@ def fake_card(card: Card, ledger: Any) -> Iterator[FakeCardMode]:
         (FakeTensor, "record_stream", lambda tensor, stream: None),
         (torch.Tensor, "data_ptr", _address),
     ]
-    with contextlib.ExitStack() as pretended:
-        for owner, name, answer in answers:
-            pretended.enter_context(mock.patch.object(owner, name, answer, create=True))
-        # These read the numbers of ranks, which are data.
-        for owner, name in (
-            (mesh, MAKE_MESH),
-            (sharding, MAKE_MESH),
-            (DeviceMesh, "__init__"),
-            (DeviceMesh, "__getitem__"),
-        ):
-            real = with_data(getattr(owner, name))
-            pretended.enter_context(mock.patch.object(owner, name, real))
-        if triton_runtime.HAS_TRITON:
-            from triton.runtime.jit import JITFunction
-
-            def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
-                ledger.launched(kernel.fn.__name__, args)
-
-            pretended.enter_context(mock.patch.object(JITFunction, "run", launch))
-        pretended.callback(_keep_whole()._destroy)
-        with FakeCardMode(allow_non_fake_inputs=True) as mode:
-            yield mode
 
 
 def even_counts(
