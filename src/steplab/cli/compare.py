@@ -26,6 +26,7 @@ from steplab.report.export import check_suffixes, write_table
 from steplab.report.pages import write_compare_page
 from steplab.report.terminal import console, print_table
 from steplab.store import Store
+from steplab.store.predictions import prediction_of
 from steplab.trace.kernel_table import short_kernel_name
 from steplab.workers.alternate import alternate_specs
 from steplab.workers.trials import TrialRunner
@@ -88,6 +89,8 @@ def _run(args: argparse.Namespace) -> int:
         comparison = compare_stored(a, b)
     written = _write(args.out, comparison)
     _print(comparison)
+    for side in (a, b):
+        _print_prediction(side, store)
     for path in written:
         print(f"written {path}")
     if saved is not None:
@@ -171,6 +174,21 @@ def _print(comparison: Comparison) -> None:
         else:
             print_table(_shortened(table) if name == "kernels" else table)
     console().print(printable("\n".join(comparison.conditions)), style="dim", markup=False)
+
+
+def _print_prediction(side: Side, store: Store) -> None:
+    """Print how far off the estimate of a Run's step was, where there is one."""
+    prediction = prediction_of(store, side.run) if side.run is not None else None
+    errors = prediction.error(side.run) if prediction and side.run else None
+    if prediction is None or errors is None:
+        return
+    time, memory = errors
+    of_memory = f", memory {signed(memory)}" if memory is not None else ""
+    interval = f"{prediction.low_ms:.4g} to {prediction.high_ms:.4g} ms"
+    print(
+        f"{side.name} was estimated at {prediction.step_ms:.4g} ms ({interval}): "
+        f"off by {signed(time)} in time{of_memory}"
+    )
 
 
 def _print_sides(table: Table) -> None:
