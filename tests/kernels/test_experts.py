@@ -200,3 +200,12 @@ def test_gpu_grouped_does_not_wait_for_the_host():
         op.experts("grouped", x, weights, experts_TK, bundle, matmul)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_end_of_one_group_may_be_cut_from_a_larger_tensor():
+    """As one expert of a rank is: its stride is that of the tensor, which torch 2.15 refuses."""
+    x, w = torch.randn(6, 16), torch.randn(1, 16, 8)
+    ends_E = torch.full((1, 6), 6)[:, -1]
+    assert ends_E.stride() == (6,)
+    out = grouped.grouped_mm("aten", x, w, ends_E)
+    torch.testing.assert_close(out, x @ w[0])

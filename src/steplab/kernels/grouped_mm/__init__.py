@@ -74,7 +74,10 @@ def choose(impl: str, x_RK: Tensor, w_EKN: Tensor) -> str:
 
 def grouped_mm(impl: str, x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
     """Return (R, N) by exactly the implementation named (not `auto`)."""
-    return OPS[impl](x_RK, w_EKN, offsets_E.to(torch.int32).contiguous())
+    # The end of one group, cut from a larger tensor, counts as contiguous, but torch 2.15 looks at
+    # its stride, which a plain `to` keeps.
+    ends_E = offsets_E.to(torch.int32, memory_format=torch.contiguous_format).contiguous()
+    return OPS[impl](x_RK, w_EKN, ends_E)
 
 
 def product(impl: str, x_RK: Tensor, w_EKN: Tensor, offsets_E: Tensor) -> Tensor:
