@@ -190,7 +190,7 @@ def _device_answers(card: Card, ledger: Any) -> list[Answer]:
     """Return what torch.cuda says of a card that is not there."""
     return [
         (torch.cuda, "is_available", lambda: True),
-        (torch.cuda, "is_initialized", lambda: False),
+        (torch.cuda, "is_initialized", lambda: True),
         (torch.cuda, "_lazy_init", lambda: None),
         (torch.cuda, "device_count", lambda: 1),
         (torch.cuda, "current_device", lambda: 0),
