@@ -45,7 +45,7 @@ def check(case: Case) -> Finding | None:
 def _bursts(case: Case, lines: list[str]) -> Finding | None:
     """Judge workers that are slower than the step: some steps wait for long, others not at all."""
     clock = case.run.clock if case.run is not None else None
-    if clock is None or not lines or len(clock.step) < MIN_SAMPLES:
+    if clock is None or len(clock.step) < MIN_SAMPLES or not _uses_loader(case):
         return None
     lost = clock.step.mean - clock.step.median
     settled = clock.step.values[len(clock.step) // 3 :]  # the first may be warm-up
@@ -67,6 +67,14 @@ def _bursts(case: Case, lines: list[str]) -> Finding | None:
         why="workers fill their queue while the step computes, and it runs empty again and again",
         gain_ms=lost,
     )
+
+
+def _uses_loader(case: Case) -> bool:
+    """Whether the step takes its batches from torch's DataLoader, which may have workers."""
+    if case.analysis is None:
+        return False
+    trace = case.analysis.detail or case.analysis.trace
+    return bool(trace.named(trace.python, lambda name: "torch/utils/data/" in name).any())
 
 
 def _wait_ms(case: Case) -> float:
