@@ -1,16 +1,21 @@
 """Rules about work that is done twice or for nothing, and memory that is held for nothing."""
 
+from dataclasses import replace
+
 import pytest
 
-from steplab.core import Allocation
+from steplab.core import Allocation, Memory
 from steplab.findings import Case
 from steplab.findings.rules import (
     attention_unfused,
     constant_rebuilt,
     forward_unused,
     fp32_stream,
+    graph_memory,
     index_gradient,
     kept_memory,
+    small_operators,
+    unfused_chain,
     wide_dtype,
     zero_fills,
 )
@@ -154,3 +159,47 @@ def test_gradients_of_an_index_are_put_back_one_by_one():
     found = index_gradient.RULE(taken("aten::index"))
     assert found.gain_ms == pytest.approx(0.7 * 0.28) and "index_select" in found.remedy
     assert index_gradient.RULE(taken("aten::gather")) is None
+
+
+def test_a_chain_that_is_written_out():
+    wide = tensors([64, 1024], dtype=FP32)
+    names = ("pow", "mul", "add", "tanh", "mul", "add")
+    chain = [RecordedOp(f"aten::{n}", 50, args=wide, line="net.py(9): gelu") for n in names]
+    product = mm(64, 64, 64, 500, FP32, line="net.py(20): forward")
+    found = unfused_chain.RULE(cpu_case([product, *chain]))
+    assert "net.py:9 (gelu)" in found.claim and found.stake_ms == pytest.approx(0.3)
+    assert found.gain_ms == pytest.approx(0.15)  # three of six kernels remain
+    assert unfused_chain.RULE(cpu_case([product, *chain[:3]])) is None
+    own = [replace(one, inside="aten::rms_norm") for one in chain]  # torch's, on a CPU
+    assert unfused_chain.RULE(cpu_case([product, *own])) is None
+
+
+def test_activations_of_several_forwards_live_at_once():
+    node = "autograd::engine::evaluate_function: MmBackward0"
+
+    def called(times: int, first_backward: int) -> Case:
+        events = [range_("ProfilerStep#1", 0, 1_000_000)]
+        for number in range(times):
+            start = 10_000 + 100_000 * number
+            events += [python("nn.Module: Net_0", start, 90_000)]
+            events += [op("aten::mm", start + 1_000, 80_000, sequence=number + 1)]
+        events += [op(node, first_backward, 4_000, sequence=1, forward_thread=1)]
+        memory = Memory(2 * GIB, 10 * GIB, None, None, "cuda allocator")
+        run = replace(remembered(device="cpu").run, memory=memory)
+        return Case(run, analyze(trace_of(events)))
+
+    (found,) = graph_memory.RULE(called(4, 800_000))
+    assert found.stake_bytes == 6 * GIB and "4 forward passes" in found.claim
+    assert graph_memory.RULE(called(4, 102_000)) == ()  # a backward after the first
+    assert graph_memory.RULE(called(2, 800_000)) == ()
+
+
+def test_heads_that_run_one_after_the_other():
+    heads = [
+        mm(4096, 1024, 64, 20, module=f"layers.0.heads.{n}.query", late_us=30) for n in range(8)
+    ]
+    rest = mm(4096, 1024, 4096, 300, module="layers.0.up")
+    found = small_operators.RULE(gpu_case([*heads, rest]))
+    assert "layers.*.heads.*" in found.claim and "8 of them" in found.evidence[0]
+    wide = [mm(4096, 1024, 1024, 20, module=f"layers.0.blocks.{n}.up") for n in range(8)]
+    assert small_operators.RULE(gpu_case([*wide, rest])) is None
