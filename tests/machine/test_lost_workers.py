@@ -14,7 +14,7 @@ from steplab.verify.remote import ReferenceWorker
 from steplab.workers.pool import WorkerPool
 from tests.tune.ladders import ENVIRONMENT, FakeTechnique, use_techniques
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("started_workers")]
 SPEC = RunSpec("gpt", {"context": 128, "width": 64}, "tiny")
 
 
