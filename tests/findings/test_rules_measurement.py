@@ -165,13 +165,13 @@ def test_logits_are_found_among_what_lives_at_the_peak():
 
 
 def test_activations_as_large_as_16_bit_logits_are_no_logits():
-    """The peak of the tiny gpt: 512 x 1024 logits in fp32, and 16 activations of 512 x 512."""
-    one = 512 * 1024 * 4
-    blocks = [Allocation(one, "activations", (512, 1024), "float32", module="loss")]
+    """4,096 x 1,024 logits in fp32, and 16 activations of 4,096 x 512."""
+    one = 4096 * 1024 * 4
+    blocks = [Allocation(one, "activations", (4096, 1024), "float32", module="loss")]
     blocks += [Allocation(one, "temporaries", op="aten::nll_loss_backward")]
     blocks += [Allocation(one, "temporaries", op="aten::_log_softmax_backward_data")]
-    blocks += [Allocation(one // 2, "activations", (4, 128, 512), "float32")] * 16
-    loss = RecordedOp("aten::_log_softmax", 100, args=tensors([512, 1024]))
+    blocks += [Allocation(one // 2, "activations", (32, 128, 512), "float32")] * 16
+    loss = RecordedOp("aten::_log_softmax", 100, args=tensors([4096, 1024]))
     run = remembered(device="cpu", at_peak=tuple(blocks)).run
     found = full_logits.RULE(Case(run, cpu_case([loss]).analysis))
     assert found.stake_bytes == 3 * one

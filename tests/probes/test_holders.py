@@ -1,10 +1,21 @@
 """Variables that hold tensors after a step."""
 
+import gc
+
+import pytest
 import torch
 
 from steplab.probes.holders import holding_places
 
 OF_THE_MODULE = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_frozen():
+    """The collector does not tell who refers to what from among frozen objects."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 class Owner:

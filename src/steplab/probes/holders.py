@@ -46,7 +46,11 @@ def _tensors() -> list[Tensor]:
 def _holds(tensor: Tensor, addresses: Collection[int]) -> bool:
     if tensor.layout != torch.strided:
         return False
-    return tensor.grad_fn is not None or local(tensor).untyped_storage().data_ptr() in addresses
+    try:
+        own = local(tensor).untyped_storage().data_ptr() in addresses
+    except RuntimeError:  # a fake tensor, which has no memory
+        return False
+    return own or tensor.grad_fn is not None
 
 
 def _names_of(targets: Sequence[Any]) -> Iterator[str]:
