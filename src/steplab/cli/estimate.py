@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from steplab.cli.command import Command
 from steplab.cli.flags import add_out_flag, add_store_flag
 from steplab.cli.step_flags import add_step_flags, add_workload_flags, step_spec
-from steplab.core import Column, Table, units
+from steplab.core import Column, Recipe, Table, units
 from steplab.core.errors import UserError
 from steplab.core.prediction import Prediction
 from steplab.core.run import Run
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from steplab.hardware.catalog import Card
 
 GIB = 2**30
+GRAPH = "cuda_graph"
 COLUMNS = (
     Column("ranks"),
     Column("batch"),
@@ -93,10 +94,10 @@ def _run(args: argparse.Namespace) -> int:
     else:
         found, most = [], []
         for ranks in args.ranks:
-            shared = replace(spec, ranks=ranks, recipe=shared_by(spec.recipe, ranks))
+            shared = replace(spec, ranks=ranks, recipe=_recipe(spec.recipe, ranks))
             _tell(f"{ranks} ranks: {shared.recipe}")
             found.append(predict(shared, card, times, cluster))
-            most.append(largest_batch(shared, card, times))
+            most.append(largest_batch(shared, card, times, found[-1]))
         tables = [_table(spec.title, found, budget, card, cluster), _memory(found, most)]
     store.check_writable()
     for prediction in found:
@@ -121,6 +122,14 @@ def _check(args: argparse.Namespace) -> None:
 
 def _alone(args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**{k: v for k, v in vars(args).items() if k != "ranks"})
+
+
+def _recipe(recipe: Recipe, ranks: int) -> Recipe:
+    """Return the recipe that ranks share: without a graph of the step, which cannot communicate."""
+    if ranks > 1 and GRAPH in recipe.techniques:
+        print(f"{GRAPH} is left out on {ranks} ranks: a graph sends nothing", file=sys.stderr)
+        recipe = Recipe({name: how for name, how in recipe.techniques.items() if name != GRAPH})
+    return shared_by(recipe, ranks)
 
 
 def _tell(text: str) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -195,6 +196,7 @@ def _device_answers(card: Card, ledger: Any) -> list[Answer]:
         (torch.cuda, "device_count", lambda: 1),
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "set_device", lambda device: None),
+        (torch.cuda, "is_current_stream_capturing", lambda: False),
         (torch.cuda, "synchronize", lambda device=None: None),
         (torch.cuda, "_exchange_device", lambda index: 0),
         (torch.cuda, "_maybe_exchange_device", lambda index: 0),
@@ -231,6 +233,7 @@ def _library_answers() -> list[Answer]:
         (torch.nn.functional, "scaled_dot_product_attention", attend),
         (Exchange, "read_counts", even_counts),
         (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),
+        (_fsdp_param, "_chunk_with_empty", chunk),
         (DTensor, "device", property(lambda t: t._local_tensor.device)),
         (FakeTensor, "is_cuda", property(lambda t: t.fake_device.type == "cuda")),
         (FakeTensor, "is_meta", property(lambda t: t.fake_device.type == "meta")),
@@ -271,6 +274,15 @@ def convert(
                     changed[tensor] = tensor if same else wrapped
                 held[name] = changed[tensor]
     return module
+
+
+def chunk(tensor: Tensor, count: int, dim: int) -> list[Tensor]:
+    """Return `count` chunks, the last ones empty; torch makes a tensor of its own for each empty.
+
+    On a thousand ranks these are most of the tensors of a model.
+    """
+    chunks = list(tensor.chunk(count, dim))
+    return chunks + [chunks[0].new_empty(0)] * (count - len(chunks))
 
 
 def with_data(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.core.prediction import COUNTED, MODELLED, Prediction
-from steplab.estimate.counted import Counted, count
+from steplab.estimate.counted import count
 from steplab.estimate.kernels import KernelTimes
 from steplab.estimate.timeline import Cluster, lay_out
 from steplab.hardware.catalog import Card
 
 CONTEXT_BYTES = 600 * 2**20  # that the driver and CUDA's own code take of a card
 LARGEST_BATCH = 2**20
-Progress = Callable[[str], None]
 
 
 def predict(spec: RunSpec, card: Card, times: KernelTimes, cluster: Cluster) -> Prediction:
@@ -57,16 +55,22 @@ def predict(spec: RunSpec, card: Card, times: KernelTimes, cluster: Cluster) -> 
     )
 
 
-def largest_batch(spec: RunSpec, card: Card, times: KernelTimes) -> int:
+def largest_batch(
+    spec: RunSpec, card: Card, times: KernelTimes, known: Prediction | None = None
+) -> int:
     """Return the most sequences per micro-batch that fit; a UserError where not even one does.
 
-    Memory grows by the same bytes with every sequence, so two counts tell where it ends; the third
-    is the proof.
+    Memory grows by about the same bytes with every sequence, so two counts tell where it ends; the
+    next is the proof. `known` is what was predicted of the same step with any batch.
     """
-    room = card.board.memory_bytes - CONTEXT_BYTES - times.workspace_bytes
+    room = card.board.memory_bytes - CONTEXT_BYTES
+    seen = {known.spec.batch: known.reserved_bytes} if known is not None else {}
 
     def reserved(batch: int) -> int:
-        return _count(replace(spec, batch=batch), card, times).reserved_bytes
+        if batch not in seen:
+            counted = count(replace(spec, batch=batch), card, times.scratch)
+            seen[batch] = counted.reserved_bytes + times.workspace_bytes
+        return seen[batch]
 
     one = reserved(1)
     if one > room:
@@ -81,10 +85,6 @@ def largest_batch(spec: RunSpec, card: Card, times: KernelTimes) -> int:
     while batch > 1 and reserved(batch) > room:
         batch = max(1, int(batch * 0.97) if batch > 32 else batch - 1)
     return batch
-
-
-def _count(spec: RunSpec, card: Card, times: KernelTimes) -> Counted:
-    return count(spec, card, times.scratch)
 
 
 def _dtype(spec: RunSpec) -> str:
