@@ -22,6 +22,9 @@ class FakeWorker:
     def __init__(self):
         FakeWorker.started += 1
 
+    def printed(self):
+        return []
+
     def call(self, function, returns, **arguments):
         assert function == "steplab.bench.op_cell:measure_cell" and returns is Run
         answer = self.answers.pop(0)

@@ -264,7 +264,6 @@ class Ran:
     kernels: Mapping[str, int] = field(default_factory=dict)  # device kernel -> executions
     kernel_launches: int | None = None  # by the host, a graph is one; None on CPU
     matmul_precision: str = "highest"  # torch.get_float32_matmul_precision() during the step
-    bf16_sums: str | None = None  # partial sums of split bf16 products: bf16, fp32; None on CPU
     optimizer: str = ""  # forloop, foreach, fused, "one-pass triton_update" or "one-pass reference"
     graph_launches: int | None = None  # those of kernel_launches that replay a graph; None on CPU
     # aten::_fused_adamw_, aten::_foreach_* ... -> calls; gradient clipping has foreach ops too
@@ -272,6 +271,7 @@ class Ran:
     device_busy_ms: float | None = None  # time in which at least one kernel ran; None on CPU
     # Time in which ranks exchanged something and nothing else ran; 0 for one rank.
     exposed_communication_ms: float = 0.0
+    bf16_sums: str | None = None  # partial sums of split bf16 products: bf16, fp32; None on CPU
 
     @property
     def impls_text(self) -> str:

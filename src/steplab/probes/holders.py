@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from steplab.modules.shards import local
 from steplab.probes.source_lines import written_lines
@@ -44,13 +45,9 @@ def _tensors() -> list[Tensor]:
 
 
 def _holds(tensor: Tensor, addresses: Collection[int]) -> bool:
-    if tensor.layout != torch.strided:
+    if tensor.layout != torch.strided or isinstance(local(tensor), FakeTensor):
         return False
-    try:
-        own = local(tensor).untyped_storage().data_ptr() in addresses
-    except RuntimeError:  # a fake tensor, which has no memory
-        return False
-    return own or tensor.grad_fn is not None
+    return tensor.grad_fn is not None or local(tensor).untyped_storage().data_ptr() in addresses
 
 
 def _names_of(targets: Sequence[Any]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from steplab.modules.shards import local
@@ -78,7 +79,11 @@ def _objects() -> list[Any]:
 
 
 def held_by_objects() -> Iterator[Tensor]:
-    """Yield what the modules and optimizers that are alive in this process hold."""
+    """Yield what the modules and optimizers that are alive in this process hold in memory."""
+    yield from (tensor for tensor in _held() if not isinstance(local(tensor), FakeTensor))
+
+
+def _held() -> Iterator[Tensor]:
     for one in _objects():
         if isinstance(one, torch.optim.Optimizer):
             yield from (leaf for leaf in tree_leaves(dict(one.state)) if isinstance(leaf, Tensor))

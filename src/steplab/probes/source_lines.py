@@ -38,11 +38,14 @@ def written_lines(names: Mapping[str, Collection[str]]) -> dict[str, tuple[str, 
 
 
 def _user_files() -> list[str]:
-    """Return the files of imported modules that are the user's, the main script among them."""
+    """Return the files of imported modules that are the user's; of many the first and the last.
+
+    The first is the main script's.
+    """
     named = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     files = (path for path in dict.fromkeys(named) if isinstance(path, str))
     theirs = [p for p in files if p.endswith(".py") and frame_line((p, 1, "<module>"))]
-    return theirs[:MOST_FILES]
+    return theirs if len(theirs) <= MOST_FILES else [theirs[0], *theirs[1 - MOST_FILES :]]
 
 
 def _written(path: str) -> Iterator[tuple[str, int, str]]:
