@@ -83,7 +83,8 @@ def largest_batch(
     each = max(1.0, (reserved(other) - one) / (other - 1))
     batch = min(LARGEST_BATCH, int(1 + (room - one) / each))
     while batch > 1 and reserved(batch) > room:
-        batch = max(1, int(batch * 0.97) if batch > 32 else batch - 1)
+        nearer = 1 + (batch - 1) * (room - one) / (reserved(batch) - one)
+        batch = max(1, min(batch - 1, int(nearer)))
     return batch
 
 
