@@ -23,11 +23,11 @@ _HOMES = {
     "Step": "steplab.step.step",
     "StepOutput": "steplab.workloads.workload",
     "Store": "steplab.store",
-    "apply": "steplab.step.apply",
     "assemble": "steplab.step.assemble",
     "explain": "steplab.findings",
     "graph": "steplab.step.graph",
     "load_user_model": "steplab.workloads.user_model",
+    "optimize": "steplab.step.optimize",
     "profile": "steplab.profiling.user_loop",
     "trial": "steplab.step.trial",
 }

@@ -168,10 +168,10 @@ def train_tied(recipe, ranks, accumulate, seed=0):
     """Train a model whose first weights and random numbers differ from rank to rank."""
     torch.manual_seed(seed + current_world().rank)
     model = Tied()
-    step = steplab.apply(
-        recipe,
+    step = steplab.optimize(
         model,
         lambda model, tokens: nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens[0]),
+        recipe,
         optimizer=lambda model, **how: torch.optim.AdamW(model.parameters(), lr=0.01, **how),
         clip=0.1,
     )
@@ -213,7 +213,7 @@ class Mixed(nn.Module):
 )
 def test_models_that_cannot_be_sharded(model, words):
     with pytest.raises(Unsupported, match=words):
-        steplab.apply("parallel=fsdp", model(), lambda model, batch: batch)
+        steplab.optimize(model(), lambda model, batch: batch, "parallel=fsdp")
 
 
 @pytest.mark.parametrize(

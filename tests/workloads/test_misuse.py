@@ -272,7 +272,7 @@ def test_an_error_of_the_model_keeps_its_own_words():
 
 
 def test_a_batch_elsewhere_and_one_of_doubles():
-    step = steplab.apply("plain", Net(), loss)
+    step = steplab.optimize(Net(), loss, "plain")
     labels = torch.zeros(2, dtype=torch.long)
     with pytest.raises(UserError, match=r"The batch is on meta, the model on cpu: .*\.to\('cpu'\)"):
         step([(torch.ones(2, 4, device="meta"), labels)])
@@ -280,7 +280,7 @@ def test_a_batch_elsewhere_and_one_of_doubles():
         step([(torch.ones(2, 4, dtype=torch.float64), labels)])
     with pytest.raises(UserError, match=r"holds numpy arrays: write torch\.from_numpy"):
         step([(np.ones((2, 4)), labels)])
-    half = steplab.apply("plain", Net().half(), loss)
+    half = steplab.optimize(Net().half(), loss, "plain")
     with pytest.raises(UserError, match=r"batch is float32, the model float16: .*precision=bf16"):
         half([(torch.ones(2, 4), labels)])
 
@@ -319,7 +319,7 @@ def test_an_error_of_a_factory_keeps_its_own_words():
 
 
 def test_a_step_where_gradients_are_off():
-    step = steplab.apply("plain", Net(), loss)
+    step = steplab.optimize(Net(), loss, "plain")
     with torch.no_grad(), pytest.raises(UserError, match=r"out of torch\.no_grad\(\)"):
         step([next(iter(batches(2)))])
 
@@ -348,10 +348,10 @@ def generator():
         (lambda: steplab.Meter(adamw(Net())), r"type AdamW, not an nn\.Module"),
         (lambda: steplab.graph(Net, (torch.ones(2),)), r"The module is the class Net"),
         (
-            lambda: steplab.apply(Net(), loss, "plain"),
-            r"recipe is of type Net.*\", model, loss",
+            lambda: steplab.optimize("plain", Net(), loss),
+            r"recipe is of type function.*optimize\(model, loss, \"",
         ),
-        (lambda: steplab.apply("plain", loss, Net()), r"model and loss are swapped"),
+        (lambda: steplab.optimize(loss, Net(), "plain"), r"model and loss are swapped"),
     ],
 )
 def test_what_a_loop_of_ones_own_is_given(call, words):

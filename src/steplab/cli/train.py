@@ -234,7 +234,7 @@ def _no_data(workload: str) -> UserError:
     trained = [name for name in names if find_workload(name).data]
     return UserError(
         f"There is no data to train {workload} on; what can be trained: {', '.join(trained)}.",
-        "In a loop of your own, steplab.apply gives it the same step.",
+        "In a loop of your own, steplab.optimize gives it the same step.",
     )
 
 

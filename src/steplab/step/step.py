@@ -137,9 +137,31 @@ class Step:
                 scheme.sync(is_last)
         return output
 
-    def _one_micro_batch(self, model: torch.nn.Module, batch: Any, in_all: int) -> StepOutput:
+    def loss(self, batch: Any) -> StepOutput:
+        """Return loss and metrics of one batch under the recipe, for a loop with its own backward.
+
+        Such a loop clips, updates (`step.optimizer`) and clears gradients itself. Refused where
+        the recipe is about just that: a graph of the whole step, a gradient scaler, several ranks.
+        """
+        taken = {
+            "cuda_graph": self.graph is not None,
+            "precision=fp16": self.parts.scaler.is_enabled(),
+            "parallel": self.parts.scheme is not None,
+        }
+        for word, is_taken in taken.items():
+            if is_taken:
+                raise UserError(
+                    f"The recipe has {word}, which needs the whole step.",
+                    f"Call step([batch]) instead, or leave {word} out of the recipe.",
+                )
+        return self._loss(self.model, batch)
+
+    def _loss(self, model: torch.nn.Module, batch: Any) -> StepOutput:
         with self.watch("forward"), self.parts.forward_context():
-            loss, metrics = self.workload.loss(model, batch)
+            return self.workload.loss(model, batch)
+
+    def _one_micro_batch(self, model: torch.nn.Module, batch: Any, in_all: int) -> StepOutput:
+        loss, metrics = self._loss(model, batch)
         if self.mode != "forward":
             if not loss.requires_grad:
                 raise no_gradient(self.model)

@@ -1,4 +1,4 @@
-"""`steplab.apply(recipe, model, loss)`: a recipe for people who have a loop of their own."""
+"""`steplab.optimize(model, loss, recipe)`: a tuned step for people who have a loop of their own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from steplab.techniques.recipes import check_recipe, parse_recipe
 from steplab.workloads.user_model import UserModel, UserWorkload
 
 
-def apply(
-    recipe: Recipe | str,
+def optimize(
     model: nn.Module,
     loss: Callable[[nn.Module, Any], Any],
+    recipe: Recipe | str,
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     *,
     clip: float = 0.0,
@@ -27,7 +27,7 @@ def apply(
 ) -> Step:
     """Apply a recipe to a model in place; return the step that runs it.
 
-        step = steplab.apply("precision=bf16,compile=blocks,optimizer=fused", model, loss)
+        step = steplab.optimize(model, loss, "precision=bf16,compile=blocks,optimizer=fused")
         for batch in step.batches(loader):
             output = step([batch])  # one or more micro-batches; loss and metrics on the device
 
@@ -48,12 +48,12 @@ def apply(
     else:
         raise UserError(
             f"The recipe is of type {type(recipe).__name__}, not words, a preset or a Recipe.",
-            'Write steplab.apply("precision=bf16", model, loss).',
+            'Write steplab.optimize(model, loss, "precision=bf16").',
         )
     if mode not in MODES:
         raise UserError(f"mode is {mode!r}.", f"Known: {', '.join(MODES)}.")
     user_model = UserModel(model, _no_batches, loss, optimizer=optimizer)
-    workload = UserWorkload(lambda: user_model, {}, "steplab.apply")
+    workload = UserWorkload(lambda: user_model, {}, "steplab.optimize")
     workload.take(user_model)
     first = next(model.parameters(), None)
     if first is None:

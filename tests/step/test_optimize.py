@@ -30,8 +30,8 @@ def test_plain_is_the_loop_written_by_hand():
     torch.manual_seed(0)
     model, twin = Net(), Net()
     twin.load_state_dict(model.state_dict())
-    step = steplab.apply(
-        "plain", model, squares, lambda m, **how: torch.optim.SGD(m.parameters(), 0.1)
+    step = steplab.optimize(
+        model, squares, "plain", lambda m, **how: torch.optim.SGD(m.parameters(), 0.1)
     )
     by_hand = torch.optim.SGD(twin.parameters(), 0.1)
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_techniques_reach_a_model_that_knows_nothing_of_them():
         made.append(how)
         return torch.optim.AdamW(model.parameters(), **how)
 
-    step = steplab.apply(f"{recipe},compile.backend=eager", Net(), squares, optimizer)
+    step = steplab.optimize(Net(), squares, f"{recipe},compile.backend=eager", optimizer)
     assert torch.isfinite(step([torch.randn(4, 8), torch.randn(4, 8)]).loss)
     assert made == [{"foreach": True}] and step.parts.matmul_dtype == "bf16"
 
@@ -70,7 +70,7 @@ def test_prefetch_reads_the_loader_ahead_and_refuses_batches_that_nobody_fetched
     def loss(model, batch):
         return squares(model, batch["x"])
 
-    step = steplab.apply("prefetch=2", Net(), loss)
+    step = steplab.optimize(Net(), loss, "prefetch=2")
     with pytest.raises(UserError, match=r"not fetched ahead.* step\.batches\(loader\)"):
         step([{"x": data[0]}])
     seen = []
@@ -79,13 +79,31 @@ def test_prefetch_reads_the_loader_ahead_and_refuses_batches_that_nobody_fetched
         step([batch])
     assert read == [False] * 5
     assert all(torch.equal(a, b) for a, b in zip(seen, data, strict=True))
-    plain = steplab.apply("plain", Net(), loss)
+    plain = steplab.optimize(Net(), loss, "plain")
     assert len([plain([batch]) for batch in plain.batches(loader())]) == 5
 
 
+def test_a_loop_may_run_its_own_backward_and_update():
+    torch.manual_seed(0)
+    model, twin = Net(), Net()
+    twin.load_state_dict(model.state_dict())
+    whole, own = (steplab.optimize(net, squares, "precision=bf16") for net in (twin, model))
+    for _ in range(3):
+        batch = torch.randn(4, 8)
+        loss = own.loss(batch).loss
+        loss.backward()
+        own.optimizer.step()
+        own.optimizer.zero_grad()
+        assert torch.equal(whole([batch]).loss, loss)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(UserError, match=r"precision=fp16, which needs the whole step"):
+        steplab.optimize(Net(), squares, "precision=fp16").loss(batch)
+
+
 def test_metrics_come_through():
-    step = steplab.apply(
-        steplab.Recipe(), Net(), lambda m, b: StepOutput(squares(m, b), {"rows": b.sum()})
+    step = steplab.optimize(
+        Net(), lambda m, b: StepOutput(squares(m, b), {"rows": b.sum()}), steplab.Recipe()
     )
     assert set(step([torch.ones(2, 8)]).metrics) == {"rows"}
 
@@ -105,13 +123,13 @@ def test_refusals(recipe, model, options, error, words):
     if recipe.startswith("cuda") and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(error, match=words):
-        steplab.apply(recipe, model, squares, **options)
+        steplab.optimize(model, squares, recipe, **options)
 
 
 @pytest.mark.parametrize("batch", [torch.ones(4, 8), (torch.ones(4, 8),), []])
 def test_a_bare_batch_is_not_taken_apart(batch):
     model = nn.Linear(8, 1)
-    step = steplab.apply("plain", model, lambda m, x: m(x).mean())
+    step = steplab.optimize(model, lambda m, x: m(x).mean(), "plain")
     before = model.weight.detach().clone()
     with pytest.raises(UserError, match="list of micro-batches"):
         step(batch)
@@ -121,8 +139,8 @@ def test_a_bare_batch_is_not_taken_apart(batch):
 def test_what_is_passed_by_mistake_is_named():
     model, loss = nn.Linear(8, 1), lambda m, x: m(x).mean()
     with pytest.raises(UserError, match="recipe is of type dict"):
-        steplab.apply({"precision": "bf16"}, model, loss)
+        steplab.optimize(model, loss, {"precision": "bf16"})
     with pytest.raises(UserError, match=r"not an nn\.Module"):
-        steplab.apply("plain", loss, loss)
+        steplab.optimize(loss, loss, "plain")
     with pytest.raises(UserError, match="made by a function"):
-        steplab.apply("plain", model, loss, torch.optim.SGD(model.parameters(), 0.1))
+        steplab.optimize(model, loss, "plain", torch.optim.SGD(model.parameters(), 0.1))
