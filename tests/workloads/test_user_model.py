@@ -10,6 +10,7 @@ import torch
 
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
+from steplab.step.assemble import assemble
 from steplab.step.trial import trial
 from steplab.workloads.user_model import load_user_model
 from steplab.workloads.workload import find_workload, requested_workload
@@ -218,3 +219,33 @@ def test_a_file_that_does_not_import_is_not_remembered(file):
         load_user_model(f"{path}:make")
     with pytest.raises(UserError, match="nobody has named its file here"):
         find_workload(f"{path}:make")
+
+
+AWKWARD = EXAMPLE.parent / "several_optimizers.py"
+
+
+def test_several_optimizers_are_stepped_as_one():
+    step = assemble_example(f"{AWKWARD}:two_optimizers", {"width": 4, "layers": 1})
+    before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
+    x = torch.randn(3, 4)
+    loss = torch.nn.functional.mse_loss(step.model(x), x)
+    grads = dict(zip(before, torch.autograd.grad(loss, step.model.parameters()), strict=True))
+    step([x])
+    after = dict(step.model.named_parameters())
+    torch.testing.assert_close(after["0.weight"], before["0.weight"] - 0.01 * grads["0.weight"])
+    moved = before["0.bias"] * (1 - 1e-3 * 0.01) - 1e-3 * grads["0.bias"].sign()  # first AdamW step
+    torch.testing.assert_close(after["0.bias"], moved, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("part", ["generator", "discriminator"])
+def test_each_half_of_a_gan_trains_its_own_part(part):
+    step = assemble_example(f"{AWKWARD}:gan", {"part": part, "width": 4})
+    before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
+    step([next(step.workload.batches(3, torch.device("cpu"), 0))])
+    for name, p in step.model.named_parameters():
+        assert torch.equal(p, before[name]) == (not name.startswith(part)), name
+
+
+def assemble_example(name, config):
+    entry = requested_workload(name)
+    return assemble(RunSpec(name, entry.resolve("", config), batch=3, clip=0.0))
