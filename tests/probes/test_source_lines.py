@@ -1,7 +1,6 @@
 """Lines of the user's files in which something is set or made."""
 
 import importlib
-import linecache
 import sys
 
 import pytest
@@ -62,5 +61,4 @@ def test_what_is_written_everywhere_tells_nothing(imported):
 
 def test_a_file_that_is_no_longer_python_is_left_out(imported):
     imported.write_text("def broken(:\n")
-    linecache.checkcache()
     assert written_lines({"AdamW": ("AdamW",)}) == {}
