@@ -47,6 +47,9 @@ class Step:
         self.mode = mode
         self.clip = clip
         self.watch: Watch = unwatched
+        self.forward: Callable[..., Any] = workload.predict if mode == "infer" else workload.loss
+        if parts.wrap_forward is not None:
+            self.forward = parts.wrap_forward(self.forward)
         self.graph: Callable[[Sequence[Any]], StepOutput] | None = None
         self.reaches_model = False  # whether a backward pass has been seen to reach the model
         self.awaits_batches = False  # whether the recipe prefetches and `batches` is still to come
@@ -118,7 +121,7 @@ class Step:
     def _infer(self, micro_batches: Sequence[Any]) -> StepOutput:
         for batch in micro_batches:
             with self.watch("forward"), self.parts.forward_context():
-                self.workload.predict(self.model, batch)
+                self.forward(self.model, batch)
         return StepOutput(torch.zeros((), device=self.parts.device))
 
     def _forward_backward(self, batch: Any, index: int, count: int) -> StepOutput:
@@ -158,7 +161,8 @@ class Step:
 
     def _loss(self, model: torch.nn.Module, batch: Any) -> StepOutput:
         with self.watch("forward"), self.parts.forward_context():
-            return self.workload.loss(model, batch)
+            output: StepOutput = self.forward(model, batch)
+        return output
 
     def _one_micro_batch(self, model: torch.nn.Module, batch: Any, in_all: int) -> StepOutput:
         loss, metrics = self._loss(model, batch)

@@ -45,7 +45,7 @@ class Checkpointing(Technique):
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
         """A budget needs a compiler that sees the whole model."""
-        whole = recipe.get("compile", {}).get("scope") == "whole"
+        whole = recipe.get("compile", {}).get("scope") in ("whole", "loss")
         if settings.get("how") == "budget" and not whole:
             return "a budget is spent by the compiler, over the whole model (compile=whole)"
         return ""
@@ -71,7 +71,7 @@ class Checkpointing(Technique):
             return []
         all_blocks = Suggestion({"how": "blocks"}, {"memory:activations": 1.0})
         every_other = Suggestion({"how": "blocks", "every": 2}, {"memory:activations": 0.5})
-        whole = context.recipe.techniques.get("compile", {}).get("scope") == "whole"
+        whole = context.recipe.techniques.get("compile", {}).get("scope") in ("whole", "loss")
         budget = Suggestion({"how": "budget", "keep": 0.5}, {"memory:activations": 0.5})
         found = [all_blocks, every_other, *([budget] if whole else [])]
         return [suggestion for suggestion in found if suggestion.settings != current]

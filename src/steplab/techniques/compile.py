@@ -1,4 +1,4 @@
-"""torch.compile over the whole model or over each of its repeated blocks."""
+"""torch.compile over each repeated block, the whole model, or the model with its loss."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """`blocks` compiles one block and reuses its graph for all; `whole` sees across blocks."""
+    """`blocks` compiles one block and reuses its graph for all; `whole` sees across blocks.
 
-    scope: Literal["blocks", "whole"] = "blocks"
+    `loss` compiles model and loss together, so that logits need not leave the graph.
+    """
+
+    scope: Literal["blocks", "whole", "loss"] = "blocks"
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         "default"
     )
@@ -72,16 +75,19 @@ class Compile(Technique):
                 "compile.mode=reduce-overhead is CUDA graphs, which need a CUDA GPU.",
                 "Use compile.mode=default.",
             )
-        targets = [parts.model] if chosen.scope == "whole" else repeated_blocks(parts.model)
-        options: dict[str, object] = {"fullgraph": chosen.fullgraph, "dynamic": False}
+        targets = repeated_blocks(parts.model) if chosen.scope == "blocks" else [parts.model]
+        options: dict[str, Any] = {"fullgraph": chosen.fullgraph, "dynamic": False}
         if chosen.backend == "inductor":
             options["mode"] = chosen.mode
         # Blocks may be all different, and the first one's input needs no gradient: dynamo counts
         # graphs by the function that is compiled, and stops at 8.
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, 2 * len(targets))
-        for module in targets:
-            compile_module(module, backend=chosen.backend, **options)
+        if chosen.scope == "loss":
+            parts.wrap_forward = lambda call: torch.compile(call, backend=chosen.backend, **options)
+        else:
+            for module in targets:
+                compile_module(module, backend=chosen.backend, **options)
         if chosen.optimizer:
             parts.wrap_optimizer_step = lambda step: torch.compile(step, backend=chosen.backend)
         # The first step compiles forward and backward; the second shows whether it was enough.
@@ -92,8 +98,13 @@ class Compile(Technique):
         # Fewer kernels: fewer launches, and in a replayed graph fewer gaps between them.
         fused = {"term:launch": 1.0, "term:dispatch": 1.0, "memory:activations": 1.0}
         fused |= {f"kind:{kind}": 1.0 for kind in FUSIBLE}
+        # A built-in model computes its loss inside; another one's logits leave the graph of the
+        # model, but not the graph of the loss.
+        widest = "loss" if context.run.spec.source else "whole"
         if not current:
-            priors = {"blocks": 1.0, "whole": 0.5}  # equal blocks compile once and gain as much
+            priors = {"blocks": 1.0, widest: 0.5}  # equal blocks compile once and gain as much
+            if "compile=loss" in context.failed:
+                priors["whole"] = 0.5
             found = [Suggestion({"scope": scope}, fused, prior) for scope, prior in priors.items()]
             # What a graph break has stopped can be compiled in pieces.
             broken = [scope for scope in priors if f"compile={scope}" in context.failed]
@@ -101,8 +112,8 @@ class Compile(Technique):
                 found.append(Suggestion({"scope": scope, "fullgraph": False}, fused, prior=0.5))
             return found
         found = []
-        if current["scope"] == "blocks":
-            found.append(Suggestion({**current, "scope": "whole"}, fused, prior=0.5))
+        if current["scope"] not in ("loss", widest):
+            found.append(Suggestion({**current, "scope": widest}, fused, prior=0.5))
         if context.run.spec.mode == "full" and not current.get("optimizer"):
             found.append(Suggestion({**current, "optimizer": True}, {"phase:optimizer": 1.0}))
         if context.on_cuda and current.get("mode", "default") == "default":

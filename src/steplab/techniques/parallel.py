@@ -89,8 +89,10 @@ class Parallel(Technique):
         if compile_.get("mode") in GRAPH_MODES:
             mode = compile_["mode"]
             return f"compile.mode={mode} reuses the memory of gradients that are still being sent"
-        if data == "fsdp" and compile_.get("scope") == "whole":
+        if data == "fsdp" and compile_.get("scope") in ("whole", "loss"):
             return "fsdp gathers block by block, which a graph of the whole model cannot wait for"
+        if data == "ddp" and compile_.get("scope") == "loss":
+            return "ddp wraps the model, which a graph of model and loss would cut into buckets"
         if data not in SHARES_OPTIMIZER:
             return ""
         if compile_.get("optimizer"):

@@ -45,6 +45,8 @@ class StepParts:
     optimizer_options: dict[str, bool] = field(default_factory=dict)
     replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] | None = None
     wrap_optimizer_step: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    # Around what the forward phase calls: the loss of model and batch; in mode infer, predict.
+    wrap_forward: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     # fp32 copies of the parameters that became 16-bit, for the optimizer to update.
     master_weights: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
     matmul_dtype: str = "fp32"  # fp32, tf32, bf16 or fp16: which peak MFU is measured against

@@ -38,8 +38,14 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_workload_flags(parser, words, DEFAULT_WORKLOAD)
     add_step_flags(parser, ("warmup", "steps", "accumulate", "clip", "seed"), batch=4)
     add = parser.add_argument
-    scope = partial(read_word, Literal["blocks", "whole"], where="--scope")
-    add("--scope", type=scope, default="blocks", metavar="blocks|whole", help="what is compiled")
+    scope = partial(read_word, Literal["blocks", "whole", "loss"], where="--scope")
+    add(
+        "--scope",
+        type=scope,
+        default="blocks",
+        metavar="blocks|whole|loss",
+        help="what is compiled",
+    )
     mode = partial(read_word, CompileMode, where="--modes")
     add("--modes", nargs="+", type=mode, default=list(MODES), metavar="MODE",
         help=f"{', '.join(MODES)}; default: all")  # fmt: skip
