@@ -36,9 +36,7 @@ from steplab.workloads.workload import find_workload
 REFERENCE = "precision=bf16,impl.experts=loop,impl.attention=math"
 WINDOW = 10
 HALF_ROUNDING = 2.0**-9  # of bf16, relative
-# The large mixture, reduced so that the reference's 200 steps take seconds: a third of the layers,
-# half the width, a quarter of the context.
-SHAPE = {"hidden_size": 384, "n_head": 6, "n_decoder_layers": 4, "d_ff": 1536, "d_expert": 1536}
+SIZE = "flagship-reduced"  # so that the reference's 200 steps take seconds
 Curve = NDArray[np.float64]
 
 
@@ -71,9 +69,9 @@ def main() -> int:
 def judged(args: argparse.Namespace) -> Table:
     """Return the curves at a few steps, and the verdict as the note."""
     entry = find_workload("tsmoe")
-    config = entry.resolve("flagship", {**SHAPE, "seq_max_len": args.context})
+    config = entry.resolve(SIZE, {"seq_max_len": args.context})
     spec = RunSpec(
-        "tsmoe", config, "flagship", batch=args.batch, device=args.device,
+        "tsmoe", config, SIZE, batch=args.batch, device=args.device,
         recipe=parse_recipe(REFERENCE), steps=args.steps,
     )  # fmt: skip
     fast = replace(spec, recipe=parse_recipe(args.recipe))
@@ -92,7 +90,7 @@ def judged(args: argparse.Namespace) -> Table:
     note = (
         f"{inside_S.sum()} of {len(inside_S)} steps within the widened range of {args.twins} runs "
         f"({100 * inside_S.mean():.1f} %); of a twin among the others {min(alone):.1f} to "
-        f"{max(alone):.1f} %; means of {WINDOW} steps. {SHAPE}, batch {args.batch} x "
+        f"{max(alone):.1f} %; means of {WINDOW} steps. tsmoe {SIZE}, batch {args.batch} x "
         f"{args.context}.\n{capture_environment().conditions_on(args.device)}"
     )
     names = ("step", "twins, lowest", "twins, highest", "fast", "within")

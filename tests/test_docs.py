@@ -36,6 +36,8 @@ TINY = {
     "bench ema": f"--batch 1 --context 32 --dtype fp32 {OP}",
     "bench infer": "--size tiny --batch 1 --horizon 1 --context 32 --calls 1 --warmup 0",
     "bench precision": "",
+    "bench convergence": f"{TSMOE} --d-ff 16 --d-expert 16 --seq-max-len 96 --batch-size 2 "
+    "--steps 20 --validation-batches 1 --reference plain --recipe plain --device cpu",
     "bench collectives": "--op all-reduce --mib 0.1 --world 2 --runs 2 --warmup 1",
     "profile": f"--size tiny --context 16 --layers 1 {STEP} --schedule 0 1 1 1",
     "profile tsmoe": f"--size tiny --recipe plain {TSMOE} {STEP} --schedule 0 1 1 1",

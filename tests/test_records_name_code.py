@@ -105,6 +105,7 @@ COMMANDS: dict[str, list[str] | str] = {
     "bench infer": SWEEPS,
     "bench collectives": SWEEPS,
     "bench compile": WORDS,
+    "bench convergence": "goes on with losses, which name nothing",
     "bench ddp": SWEEPS,
     "tune": "test_a_ladder_that_names_code_is_not_continued",
     "bench precision": WORDS,

@@ -31,6 +31,7 @@ def spec_of(recipe="plain", config=None, **changes):
     ("size", "total", "active"),
     [
         ("flagship", 538_130_793, 198_392_169),
+        ("flagship-reduced", 44_889_321, None),
         ("small", 35_495_145, None),
         ("time-moe-50m", 113_352_192, None),
         ("time-moe-200m", 453_196_800, None),

@@ -140,6 +140,9 @@ PRESETS = {
     ),
     "small": TsmoeConfig(384, 12, 12, d_ff=1536, d_expert=192),
     "flagship": TsmoeConfig(768, 12, 12, d_ff=3072, d_expert=3072),
+    # The same proportions with a third of the layers, half the width and a quarter of the context:
+    # small enough to train a thousand steps, several times, to see whether a recipe learns.
+    "flagship-reduced": TsmoeConfig(384, 4, 6, d_ff=1536, d_expert=1536, seq_max_len=1024),
     "time-moe-50m": TsmoeConfig(384, 12, 12, d_ff=1536, d_expert=768, layout="time-moe"),
     "time-moe-200m": TsmoeConfig(768, 12, 12, d_ff=3072, d_expert=1536, layout="time-moe"),
 }
