@@ -23,7 +23,7 @@ class ProfilePlan:
 
     schedule: tuple[int, ...] = DEFAULT_SCHEDULE  # wait, warmup, active, repeat
     detail: bool = True
-    stacks: bool = True  # Python lines and memory in the detailed step, the slowest to record
+    stacks: bool = True  # lines, memory and the flow of values as well, the slowest to record
 
     def __post_init__(self) -> None:
         if len(self.schedule) != 4:

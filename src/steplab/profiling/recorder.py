@@ -81,9 +81,9 @@ def record_profile(
             if not is_out_of_memory(error):
                 raise
             notes.append("no detail: the step with stacks, shapes and memory ran out of memory")
-    if plan.detail and _runs_op_by_op(run):
-        profile = _with_dataflow(subject, profile, progress, notes)
-    if plan.detail:
+    if plan.detail and plan.stacks:
+        if _runs_op_by_op(run):
+            profile = _with_dataflow(subject, profile, progress, notes)
         profile = replace(profile, setup_lines=setup_lines(profile.switches))
     return replace(run, profile=profile, notes=tuple(notes))
 
