@@ -76,16 +76,16 @@ def specs() -> list[RunSpec]:
 
 def predict_all(path: Path) -> None:
     """Write the predictions, one after the other."""
+    from steplab.estimate.cluster import Cluster
     from steplab.estimate.kernels import find_named, shipped_times
-    from steplab.estimate.predict import predict
-    from steplab.estimate.timeline import Cluster
+    from steplab.estimate.predict import StepCounts, predict
     from steplab.hardware.links import Link
 
     silent = Link("silent", 1e9, 1.0, 0.0, "a group that does nothing")
     card, cluster = find_named("h200"), Cluster(silent, silent)
     found = []
     for spec in specs():
-        prediction = predict(spec, card, shipped_times(), cluster)
+        prediction = predict(StepCounts(spec, card, shipped_times()), cluster)
         found.append(_shown(prediction))
         print(f"{spec.title} {spec.recipe}: {prediction.step_ms:.1f} ms, "
               f"{prediction.peak_bytes / 2**30:.2f} GiB", flush=True)  # fmt: skip

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from steplab.cli.command import Command
-from steplab.cli.flags import add_out_flag, add_store_flag
+from steplab.cli.flags import add_out_flag, add_store_flag, local_device
 from steplab.cli.step_flags import add_step_flags, add_workload_flags, step_spec
 from steplab.core import Column, Recipe, Table, units
 from steplab.core.errors import UserError
 from steplab.core.prediction import Prediction
 from steplab.core.run import Run
 from steplab.core.table import Cell
+from steplab.hardware.catalog import Card, find_card
 from steplab.hardware.links import find_link, usual_link
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
@@ -24,12 +25,13 @@ from steplab.store.predictions import prediction_of, predictions, save_predictio
 from steplab.techniques.recipes import shared_by
 
 if TYPE_CHECKING:
+    from steplab.estimate.cluster import Cluster
     from steplab.estimate.plan import Budget
-    from steplab.estimate.timeline import Cluster
     from steplab.hardware.catalog import Card
 
 GIB = 2**30
 GRAPH = "cuda_graph"
+HERE = "here"
 COLUMNS = (
     Column("ranks"),
     Column("batch"),
@@ -51,12 +53,15 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_workload_flags(parser, words, "gpt")
     add_step_flags(parser, ("accumulate", "clip"), batch=8)
     add = parser.add_argument
-    add("--on", default="h200", metavar="CARD", help="the card, as in h200, a100-80gb-sxm, b200")
+    add("--on", default="h200", metavar="CARD",
+        help="the card, as in h200, a100-80gb-sxm, b200; here: measure rank 0 on this machine, in "
+        "a group that does nothing")  # fmt: skip
     add("--ranks", type=int, nargs="+", default=[1], metavar="N", help="numbers of GPUs")
     add("--tokens", type=float, default=None, metavar="N", help="tokens of the training, 1e11")
     add("--price", type=float, default=None, metavar="X", help="of one GPU for an hour")
     add("--link", default="", metavar="NAME",
-        help="between the GPUs of a machine; default: what the card usually has")  # fmt: skip
+        help="between the GPUs of a machine; default: as bench collectives has timed it on such "
+        "cards, else what the card usually has")  # fmt: skip
     add("--network", default="ndr", metavar="NAME", help="between machines: ndr, hdr, efa")
     add("--per-machine", type=int, default=8, metavar="N", help="GPUs of a machine")
     add("--plan", action="store_true",
@@ -74,31 +79,36 @@ def _run(args: argparse.Namespace) -> int:
     _check(args)
     # torch takes seconds to import, and bad words are told before.
     from steplab.estimate.kernels import find_named, shipped_times
+    from steplab.estimate.measured import measure_rank
     from steplab.estimate.plan import Budget, frontier, search
-    from steplab.estimate.predict import largest_batch, predict
-    from steplab.estimate.timeline import Cluster
+    from steplab.estimate.predict import StepCounts, largest_batch, predict
 
-    card = find_named(args.on)
-    inner = find_link(args.link) if args.link else usual_link(card.name)
-    cluster = Cluster(inner, find_link(args.network), args.per_machine)
-    budget = Budget(args.tokens, args.price)
     times = shipped_times()
-    spec = step_spec(_alone(args), "cuda")
+    here = args.on == HERE
+    device = local_device(args.device) if here else "cuda"
+    card, name = _here(device, times.card) if here else (named := find_named(args.on), named.name)
+    cluster = _cluster(args, store, name, device)
+    budget = Budget(args.tokens, args.price)
+    spec = step_spec(_alone(args), device)
     if args.plan:
         experts = int(spec.config.get("num_experts", 0))
         found = search(spec, args.ranks, experts, card, times, cluster, _tell)
         tables = [
-            _table("plans, the fastest per token first", found, budget, card, cluster),
-            _table("time against cost", frontier(found, budget), budget, card, cluster),
+            _table("plans, the fastest per token first", found, budget),
+            _table("time against cost", frontier(found, budget), budget),
         ]
     else:
         found, most = [], []
         for ranks in args.ranks:
             shared = replace(spec, ranks=ranks, recipe=_recipe(spec.recipe, ranks))
             _tell(f"{ranks} ranks: {shared.recipe}")
-            found.append(predict(shared, card, times, cluster))
-            most.append(largest_batch(shared, card, times, found[-1]))
-        tables = [_table(spec.title, found, budget, card, cluster), _memory(found, most)]
+            run = measure_rank(shared) if here else None
+            counts = StepCounts(shared, card, times)
+            found.append(predict(counts, cluster, measured=run))
+            most.append(largest_batch(counts) if device == "cuda" else None)
+        tables = [_table(spec.title, found, budget), _memory(found, most)]
+        if any(p.sent for p in found):
+            tables.append(_sent(found))
     store.check_writable()
     for prediction in found:
         save_prediction(store, prediction)
@@ -111,9 +121,38 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _here(device: str, stand_in: Card) -> tuple[Card, str]:
+    """Return the card that is here and its name; a CPU's steps are counted as if on `stand_in`."""
+    from steplab.probes.environment import capture_environment
+
+    environment = capture_environment()
+    if device == "cpu":
+        return stand_in, environment.cpu
+    card = find_card(environment.device_name)
+    if card is None:
+        raise UserError(f"{environment.device_name} is not in the catalog of cards.")
+    return card, card.name
+
+
+def _cluster(args: argparse.Namespace, store: Store, name: str, device: str) -> Cluster:
+    """Return how devices of that name are connected: as measured, as told, or as usual."""
+    from steplab.estimate.cluster import Cluster, measured_links
+
+    seen = {} if args.link else measured_links(_runs(store), name)
+    if device == "cpu" and max(args.ranks) > 1 and not (seen or args.link):
+        raise UserError(
+            f"{store.root} does not know how fast ranks on this {name} talk.",
+            "Run steplab bench collectives first, or name a --link.",
+        )
+    inner = find_link(args.link) if args.link else usual_link(name)
+    return Cluster(inner, find_link(args.network), args.per_machine, seen)
+
+
 def _check(args: argparse.Namespace) -> None:
     if min(args.ranks) < 1 or args.per_machine < 1:
         raise UserError("--ranks and --per-machine must be at least 1.")
+    if args.plan and args.on == HERE:
+        raise UserError("--plan counts on a card that is named, as in --on h200.")
     for name in ("tokens", "price"):
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
@@ -136,9 +175,7 @@ def _tell(text: str) -> None:
     print(f"counting {text}", file=sys.stderr, flush=True)
 
 
-def _table(
-    title: str, found: Sequence[Prediction], budget: Budget, card: Card, cluster: Cluster
-) -> Table:
+def _table(title: str, found: Sequence[Prediction], budget: Budget) -> Table:
     rows = []
     for p in found:
         hours, cost = budget.hours(p), budget.cost(p)
@@ -158,17 +195,16 @@ def _table(
             cost,
         )
         rows.append(cells)
-    links = f"{cluster.inner.name} ({cluster.inner.source}), between machines {cluster.outer.name}"
-    known = found[0].known_by if found else {}
+    known = found[0].known_by
     note = (
-        f"{card.name}; memory, FLOPs and bytes sent are counted on tensors without data\n"
-        f"kernel times are {known.get('kernels', '')}\n"
-        f"communication is modelled: {links} ({cluster.outer.source})"
+        f"{found[0].card}; memory is {known['memory']}, FLOPs and bytes sent are counted on "
+        f"tensors without data\nkernel times are {known['kernels']}\n"
+        f"communication is {known['communication']}"
     )
     return Table(f"estimate: {title}", COLUMNS, tuple(rows), note).without_unknown_columns()
 
 
-def _memory(found: Sequence[Prediction], most: Sequence[int]) -> Table:
+def _memory(found: Sequence[Prediction], most: Sequence[int | None]) -> Table:
     """Return what the peak consists of, and the largest batch that fits."""
     kinds = list(found[0].kinds)
     columns = (
@@ -188,14 +224,33 @@ def _memory(found: Sequence[Prediction], most: Sequence[int]) -> Table:
         )
         for p, batch in zip(found, most, strict=True)
     ]
-    return Table("memory of a rank at its peak, counted", columns, tuple(rows))
+    title = f"memory of a rank at its peak, {found[0].known_by['memory']}"
+    return Table(title, columns, tuple(rows)).without_unknown_columns()
+
+
+def _sent(found: Sequence[Prediction]) -> Table:
+    """Return what a rank sends in a step, by collective, and over which link."""
+    columns = (
+        *(Column("ranks"), Column("collective"), Column("group"), Column("link")),
+        *(Column("calls"), Column("sent", "GB"), Column("if nothing hid it", "ms")),
+    )
+    rows = tuple(
+        (p.spec.ranks, s.op, s.ranks, s.link, s.calls, s.bytes / 1e9, s.ms)
+        for p in found
+        for s in p.sent
+    )
+    return Table("what a rank sends in a step: bytes counted, times modelled", columns, rows)
+
+
+def _runs(store: Store) -> Iterator[Run]:
+    return (run for _, run in store.all() if isinstance(run, Run))
 
 
 def _calibration(args: argparse.Namespace, store: Store) -> int:
     """Compare all Runs of the store with what was predicted of them."""
     rows = []
-    for _, run in store.all():
-        if not isinstance(run, Run) or run.status != "ok":
+    for run in _runs(store):
+        if run.status != "ok":
             continue
         prediction = prediction_of(store, run)
         errors = prediction.error(run) if prediction is not None else None

@@ -15,6 +15,18 @@ COUNTED, MEASURED, MODELLED = "counted", "measured", "modelled"
 
 
 @dataclass(frozen=True)
+class Sent:
+    """What one rank sends in a step by collectives of one kind, over one link."""
+
+    op: str
+    ranks: int  # of the group
+    link: str  # the slowest that it crosses
+    calls: int
+    bytes: int
+    ms: float  # of all calls, if nothing hides them
+
+
+@dataclass(frozen=True)
 class Prediction:
     """An estimate of one step of one rank; times in milliseconds, with an 80 % interval."""
 
@@ -35,6 +47,7 @@ class Prediction:
     card_bytes: int
     kinds: Mapping[str, int] = field(default_factory=dict)  # of the peak
     collectives: tuple[Collective, ...] = ()
+    sent: tuple[Sent, ...] = ()
     parameters: int = 0
     created: str = ""
     # How each number is known: counted on tensors without data, measured, or modelled.
@@ -60,7 +73,8 @@ class Prediction:
         if run.clock is None or not run.clock.step.values:
             return None
         memory = None
-        if run.memory is not None and run.memory.source == "cuda allocator":
+        alike = self.known_by.get("memory") == MEASURED  # else it is that of CUDA's allocator
+        if run.memory is not None and (alike or run.memory.source == "cuda allocator"):
             memory = self.peak_bytes / run.memory.peak - 1
         return self.step_ms / run.clock.step.median - 1, memory
 

@@ -64,12 +64,16 @@ class Counted:
     replayed: bool = False  # by a CUDA graph: the host launches nothing
 
     @property
+    def messages(self) -> tuple[Sent, ...]:
+        """What this rank sends in one step, one by one."""
+        return tuple(entry for entry in self.entries if isinstance(entry, Sent))
+
+    @property
     def collectives(self) -> tuple[Collective, ...]:
-        """What this rank sends in one step."""
+        """What this rank sends in one step, by kind."""
         calls: dict[tuple[str, int], list[int]] = {}
-        for entry in self.entries:
-            if isinstance(entry, Sent):
-                calls.setdefault((entry.op, entry.ranks), []).append(entry.bytes)
+        for entry in self.messages:
+            calls.setdefault((entry.op, entry.ranks), []).append(entry.bytes)
         return tuple(Collective(*key, len(b), sum(b)) for key, b in sorted(calls.items()))
 
 

@@ -31,6 +31,7 @@ from steplab.kernels import attention, triton_runtime
 from steplab.kernels.attention import cudnn
 from steplab.parallel import mesh, sharding
 from steplab.parallel.experts import Exchange
+from steplab.step import assemble
 
 DEVICE = torch.device("cuda", 0)
 MAKE_MESH = "init_device_mesh"
@@ -232,6 +233,8 @@ def _library_answers() -> list[Answer]:
         (torch.nn.Module, "_apply", convert),
         (torch.nn.functional, "scaled_dot_product_attention", attend),
         (Exchange, "read_counts", even_counts),
+        # Batches without data are alike: those of a thousand other ranks need not be drawn.
+        (assemble, "islice", lambda stream, *of_rank: stream),
         (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),
         (_fsdp_param, "_chunk_with_empty", chunk),
         (DTensor, "device", property(lambda t: t._local_tensor.device)),

@@ -60,6 +60,7 @@ class Sent:
     phase: str
     stream: int
     number: int
+    stride: int = 1  # between the numbers of the group's ranks
 
 
 @dataclass(frozen=True)
@@ -199,14 +200,15 @@ class Ledger(TorchDispatchMode):
                 if found is not None:
                     yield found[1]
 
-    def sent(self, name: str, ranks: int, arguments: list[Any]) -> Callable[[], None]:
+    def sent(self, name: str, group: SilentGroup, arguments: list[Any]) -> Callable[[], None]:
         """Note a collective; return what to call when somebody waits for it."""
         kind = collective_kind(name)
         if kind is None:
             return lambda: None
         self._sent += 1
-        number, size = self._sent, message_bytes(arguments)
-        self.entries.append(Sent(kind, ranks, size, self.phase, self.stream, number))
+        number, size = self._sent, message_bytes(kind, arguments)
+        where = (self.phase, self.stream, number, group.stride)
+        self.entries.append(Sent(kind, group.size(), size, *where))
 
         def waited() -> None:
             self.entries.append(Wait(self.stream, -1 - number, 1))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from steplab.core import Recipe, RunSpec, Setting, Settings
 from steplab.core.errors import SteplabError, UserError
 from steplab.core.prediction import Prediction
+from steplab.estimate.cluster import Cluster
 from steplab.estimate.kernels import KernelTimes
-from steplab.estimate.predict import largest_batch, predict
-from steplab.estimate.timeline import Cluster
+from steplab.estimate.predict import StepCounts, largest_batch, predict
 from steplab.hardware.catalog import Card
 from steplab.techniques.recipes import PARALLEL, alone, check_recipe
 
@@ -77,11 +77,12 @@ def search(
             try:
                 check_recipe(candidate.recipe)
                 progress(f"{count} ranks, {candidate.recipe}")
-                most = largest_batch(candidate, card, times)
+                counts = StepCounts(candidate, card, times)
+                most = largest_batch(counts)
             except SteplabError:  # does not go together, or not even one sequence fits
                 continue
             for batch in sorted({min(spec.batch, most), most}):
-                found.append(predict(replace(candidate, batch=batch), card, times, cluster))
+                found.append(predict(counts, cluster, batch))
     if not found:
         raise UserError(
             f"No plan fits: {spec.title} needs more memory than a {card.name} has, in every way "

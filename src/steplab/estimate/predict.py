@@ -1,31 +1,60 @@
-"""One spec on one card: counted, timed, laid out, and remembered as a Prediction."""
+"""One step on one card: counted, timed, laid out, and remembered as a Prediction."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from steplab.core import RunSpec
+from steplab.core import Run, RunSpec
 from steplab.core.errors import UserError
-from steplab.core.prediction import COUNTED, MODELLED, Prediction
-from steplab.estimate.counted import count
+from steplab.core.prediction import COUNTED, MEASURED, MODELLED, Prediction
+from steplab.estimate.cluster import Cluster
+from steplab.estimate.counted import Counted, count
 from steplab.estimate.kernels import KernelTimes
-from steplab.estimate.timeline import Cluster, lay_out
+from steplab.estimate.timeline import lay_out
 from steplab.hardware.catalog import Card
+from steplab.store.predictions import device_of
 
 CONTEXT_BYTES = 600 * 2**20  # that the driver and CUDA's own code take of a card
 LARGEST_BATCH = 2**20
 
 
-def predict(spec: RunSpec, card: Card, times: KernelTimes, cluster: Cluster) -> Prediction:
-    """Return what one step of `spec` will take and hold on each rank."""
-    counted = count(spec, card, times.scratch)
+class StepCounts:
+    """Counts of one step on one card with any batch; each is made once."""
+
+    def __init__(self, spec: RunSpec, card: Card, times: KernelTimes) -> None:
+        self.spec, self.card, self.times = spec, card, times
+        self._counted: dict[int, Counted] = {}
+
+    def of(self, batch: int) -> Counted:
+        """Return the count with so many sequences per micro-batch."""
+        if batch not in self._counted:
+            spec = replace(self.spec, batch=batch)
+            self._counted[batch] = count(spec, self.card, self.times.scratch)
+        return self._counted[batch]
+
+    def reserved(self, batch: int) -> int:
+        """Return the bytes that the allocator and the libraries take from the driver."""
+        return self.of(batch).reserved_bytes + self.times.workspace_bytes
+
+
+def predict(
+    counts: StepCounts, cluster: Cluster, batch: int = 0, measured: Run | None = None
+) -> Prediction:
+    """Return what one step will take and hold on each rank; `batch` 0 is that of its spec.
+
+    `measured` is a Run of its rank 0 in a group that does nothing.
+    """
+    card, times = counts.card, counts.times
+    counted = counts.of(batch or counts.spec.batch)
+    spec = counted.spec
     shared = cluster if spec.ranks > 1 else None
-    timeline = lay_out(counted, times, card, shared)
+    clock = measured.clock if measured else None
+    timeline = lay_out(counted, times, card, shared, clock.step if clock else None)
     low, high = timeline.interval_us
     peak = card.peak(_dtype(spec))
     flops = counted.model_flops
-    return Prediction(
+    prediction = Prediction(
         spec=spec,
         card=card.name,
         step_ms=timeline.step_us / 1e3,
@@ -43,6 +72,7 @@ def predict(spec: RunSpec, card: Card, times: KernelTimes, cluster: Cluster) -> 
         card_bytes=card.board.memory_bytes - CONTEXT_BYTES,
         kinds={**counted.kinds, "other": counted.kinds["other"] + times.workspace_bytes},
         collectives=counted.collectives,
+        sent=cluster.sent(counted.messages),
         parameters=counted.parameters,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         known_by={
@@ -50,42 +80,56 @@ def predict(spec: RunSpec, card: Card, times: KernelTimes, cluster: Cluster) -> 
             "bytes sent": COUNTED,
             "FLOPs": COUNTED,
             "kernels": f"{MODELLED} from calls measured on {times.card.name}, {times.conditions}",
-            "communication": MODELLED,
+            "communication": f"{MODELLED}: {cluster.known_by}",
+        },
+    )
+    return _as_measured(prediction, measured) if measured else prediction
+
+
+def _as_measured(prediction: Prediction, run: Run) -> Prediction:
+    """Return the prediction with what rank 0 was seen to hold, and how that is known."""
+    assert run.clock is not None and run.memory is not None
+    where = f"{MEASURED}: rank 0 of {run.spec.ranks} in a group that does nothing, on "
+    mfu = run.figures.mfu if run.figures else None
+    return replace(
+        prediction,
+        card=device_of(run),
+        mfu=mfu * run.clock.step.median / prediction.step_ms if mfu is not None else None,
+        peak_bytes=run.memory.peak,
+        reserved_bytes=run.memory.reserved or run.memory.peak,
+        card_bytes=run.memory.total or run.environment.memory_bytes or 0,
+        kinds={},
+        known_by={
+            **prediction.known_by,
+            "memory": MEASURED,
+            "kernels": where + run.environment.conditions_on(run.spec.device),
         },
     )
 
 
-def largest_batch(
-    spec: RunSpec, card: Card, times: KernelTimes, known: Prediction | None = None
-) -> int:
+def largest_batch(counts: StepCounts) -> int:
     """Return the most sequences per micro-batch that fit; a UserError where not even one does.
 
-    Memory grows by about the same bytes with every sequence, so two counts tell where it ends; the
-    next is the proof. `known` is what was predicted of the same step with any batch.
+    Memory grows by about the same bytes with every sequence, so two counts tell where it ends, and
+    those that follow come nearer: what is small is rounded up to blocks and pools.
     """
-    room = card.board.memory_bytes - CONTEXT_BYTES
-    seen = {known.spec.batch: known.reserved_bytes} if known is not None else {}
-
-    def reserved(batch: int) -> int:
-        if batch not in seen:
-            counted = count(replace(spec, batch=batch), card, times.scratch)
-            seen[batch] = counted.reserved_bytes + times.workspace_bytes
-        return seen[batch]
-
+    spec, reserved = counts.spec, counts.reserved
+    room = counts.card.board.memory_bytes - CONTEXT_BYTES
     one = reserved(1)
     if one > room:
         raise UserError(
             f"{spec.title.replace(f'batch {spec.batch}', 'batch 1')} needs "
-            f"{one / 2**30:.1f} GiB, and a rank on the {card.name} has {room / 2**30:.1f}.",
+            f"{one / 2**30:.1f} GiB, and a rank on the {counts.card.name} has {room / 2**30:.1f}.",
             "Add checkpointing=blocks, parallel=fsdp with more --ranks, or take a smaller --size.",
         )
-    other = max(2, spec.batch)
-    each = max(1.0, (reserved(other) - one) / (other - 1))
-    batch = min(LARGEST_BATCH, int(1 + (room - one) / each))
-    while batch > 1 and reserved(batch) > room:
-        nearer = 1 + (batch - 1) * (room - one) / (reserved(batch) - one)
-        batch = max(1, min(batch - 1, int(nearer)))
-    return batch
+    low, high = 1, LARGEST_BATCH + 1  # fits, and does not
+    at = max(2, spec.batch)
+    while True:
+        each = max(1.0, (reserved(at) - one) / (at - 1))
+        at = min(max(low, int(1 + (room - one) / each)), high - 1)
+        if at == low:
+            return low
+        low, high = (at, high) if reserved(at) <= room else (low, at)
 
 
 def _dtype(spec: RunSpec) -> str:

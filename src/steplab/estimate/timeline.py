@@ -8,49 +8,22 @@ each group, beside the kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from steplab.core import Samples
+from steplab.estimate.cluster import Cluster
 from steplab.estimate.counted import Counted
-from steplab.estimate.kernels import KernelTimes, Time
+from steplab.estimate.kernels import KernelTimes
 from steplab.estimate.ledger import Kernel, Sent
 from steplab.hardware.catalog import Card
-from steplab.hardware.links import Link
 
 Z80 = 1.2816  # four fifths of a normal distribution lie within so many deviations
 GAP_US = 0.3  # between two kernels of a stream: one ends, the next begins
 HOST_SPREAD = 0.25  # of the host's time: it differs between machines and hours
 STEP_SPREAD = 0.03  # of any step, from day to day
-LINK_SPREAD = 0.25  # of collectives, where nobody has measured them
 # Errors of kernels are no coin tosses: calls of one kind err together. A step behaves as if it had
 # a third of the deviation of its kernels in common.
 SHARED = 0.35
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """How ranks are connected: `per_machine` of them by `inner`, machines by `outer`."""
-
-    inner: Link
-    outer: Link
-    per_machine: int = 8
-
-    def time(self, op: str, ranks: int, size: int) -> Time:
-        """Return how long a collective takes: latency of its rounds and bytes over bandwidth.
-
-        Over several machines the slower link decides: every byte crosses it as often.
-        """
-        if ranks == 1:
-            return Time(GAP_US, LINK_SPREAD)
-        link = self.inner if ranks <= self.per_machine else self.outer
-        share = (ranks - 1) / ranks
-        rounds = math.ceil(math.log2(ranks))
-        times = 2 if op == "all-reduce" else 1
-        latency = times * rounds * link.latency_us
-        return Time(latency + times * share * size / link.bytes_per_us, LINK_SPREAD)
-
-
-Measured = Callable[[str, int, int], Time | None]
 
 
 @dataclass(frozen=True)
@@ -63,47 +36,69 @@ class Timeline:
     host_us: float
     communication_us: float
     exposed_us: float  # communication that nothing hides
+    host_spread: float = HOST_SPREAD  # 0 where the host was measured
 
     @property
     def interval_us(self) -> tuple[float, float]:
         """The 80 % interval of the step's time; a host that is slower than expected may decide."""
         factor = math.exp(Z80 * self.spread)
-        slow_host = self.host_us * math.exp(Z80 * HOST_SPREAD)
+        slow_host = self.host_us * math.exp(Z80 * self.host_spread)
         return self.step_us / factor, max(self.step_us * factor, slow_host)
 
 
-def lay_out(counted: Counted, times: KernelTimes, card: Card, cluster: Cluster | None) -> Timeline:
-    """Lay out one step; without a cluster communication takes no time."""
+def lay_out(
+    counted: Counted,
+    times: KernelTimes,
+    card: Card,
+    cluster: Cluster | None,
+    measured: Samples | None = None,
+) -> Timeline:
+    """Lay out one step; without a cluster communication takes no time.
+
+    `measured` are times of this rank's step, in ms, in a group that does nothing: kernels and host
+    are taken to be slower than expected by one factor, and only communication is modelled.
+    """
     free = _simulate(counted, times, card, None)
-    full = _simulate(counted, times, card, cluster) if cluster else free
+    scale = measured.median * 1e3 / free.end if measured and free.end else 1.0
+    full = _simulate(counted, times, card, cluster, scale) if cluster or measured else free
     step = full.end
-    exposed = max(0.0, step - free.end)
+    exposed = max(0.0, step - scale * free.end)
+    link = full.link_spread * exposed / step if step else 0.0
+    if measured:
+        own = (measured.percentile(90) - measured.percentile(10)) / (2 * Z80 * measured.median)
+        spread = math.sqrt(own**2 + link**2 + STEP_SPREAD**2)
+        return Timeline(step, spread, full.device, full.host, full.communication, exposed, 0.0)
     host_bound = max(0.0, 1.0 - full.device / step) if step else 0.0
     kernel = math.sqrt(full.variance) / full.device if full.device else 0.0
     spread = math.sqrt(
         (kernel * (1 - host_bound)) ** 2
         + (HOST_SPREAD * host_bound) ** 2
-        + (LINK_SPREAD * exposed / step if step else 0.0) ** 2
+        + link**2
         + STEP_SPREAD**2
     )
     return Timeline(step, spread, full.device, full.host, full.communication, exposed)
 
 
 class _simulate:
-    """Runs the entries once."""
+    """Runs the entries once; kernels and host take `scale` times what is expected of them."""
 
     def __init__(
-        self, counted: Counted, times: KernelTimes, card: Card, cluster: Cluster | None
+        self,
+        counted: Counted,
+        times: KernelTimes,
+        card: Card,
+        cluster: Cluster | None,
+        scale: float = 1.0,
     ) -> None:
         self.host = self.device = self.communication = self.variance = 0.0
         self.streams: dict[object, float] = {}  # stream or group -> when it is free
         ends: dict[tuple[object, int], float] = {}  # when a stream had done so much
         done: dict[int, int] = {}
         by_kind: dict[str, float] = {}
-        phase, more = "", {}
+        phase, more, unsure = "", {}, 0.0
         if "checkpointing" in counted.spec.recipe.techniques:
             more["forward"] = times.host_us["checkpointed"]
-        launch = 0.0 if counted.replayed else 1.0
+        launch = 0.0 if counted.replayed else scale
         for entry in counted.entries:
             if isinstance(entry, Kernel):
                 if entry.phase != phase:
@@ -111,25 +106,30 @@ class _simulate:
                     self.host += launch * times.host_us.get(f"{phase} base", 0.0)
                 self.host += launch * (times.host(entry) + more.get(entry.phase, 0.0) * entry.calls)
                 us, spread = times.time(entry.call, card)
+                us = scale * (us + GAP_US)
                 begin = max(self.host, self.streams.get(entry.stream, 0.0))
-                end = begin + us + GAP_US
+                end = begin + us
                 self.streams[entry.stream] = end
-                self.device += us + GAP_US
+                self.device += us
                 by_kind[entry.call.kind] = by_kind.get(entry.call.kind, 0.0) + us * spread
                 done[entry.stream] = done.get(entry.stream, 0) + 1
                 ends[entry.stream, done[entry.stream]] = end
             elif isinstance(entry, Sent):
                 self.host += launch * times.host_us["collective"]
-                us = cluster.time(entry.op, entry.ranks, entry.bytes).us if cluster else 0.0
+                us = spread = 0.0
+                if cluster:
+                    us, spread = cluster.time(entry.op, entry.ranks, entry.bytes, entry.stride)
                 group = (entry.op, entry.ranks)
                 begin = max(self.host, self.streams.get(entry.stream, 0.0))
                 begin = max(begin, self.streams.get(group, 0.0))
                 self.streams[group] = ends[-1 - entry.number, 1] = begin + us
                 self.communication += us
+                unsure += us * spread
             else:
                 reached = ends.get((entry.other, entry.of), 0.0)
                 self.streams[entry.stream] = max(self.streams.get(entry.stream, 0.0), reached)
         self.variance = (
             sum(value**2 for value in by_kind.values()) + (SHARED * sum(by_kind.values())) ** 2
         )
+        self.link_spread = unsure / self.communication if self.communication else 0.0
         self.end = max([self.host, *self.streams.values()])

@@ -6,6 +6,7 @@ and out of buffers, memory. What it computes means nothing: buffers hold whateve
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,15 +44,21 @@ class Done(dist.Work):
 class SilentGroup(dist.ProcessGroup):
     """Answers every collective by `Done`.
 
-    `watch`, where it is set, is told of every collective (its name, the ranks, the arguments) and
+    `watch`, where it is set, is told of every collective (its name, the group, the arguments) and
     returns what to call when somebody waits for it.
     """
 
-    watch: Callable[[str, int, list[Any]], Callable[[], None]] | None = None
+    watch: Callable[[str, SilentGroup, list[Any]], Callable[[], None]] | None = None
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.group_label = ""
+
+    @functools.cached_property
+    def stride(self) -> int:
+        """How far apart the numbers of neighbors are; in a mesh they are equally far."""
+        first, second = [*dist.get_process_group_ranks(self), 1][:2]
+        return abs(second - first)
 
     def setGroupName(self, name: str) -> None:
         """Take the name by which torch looks groups up."""
@@ -69,7 +76,7 @@ class SilentGroup(dist.ProcessGroup):
 def _answer(name: str) -> Callable[..., Done]:
     def done(group: SilentGroup, *args: Any, **options: Any) -> Done:
         arguments = [*args, *options.values()]
-        waited = group.watch(name, group.size(), arguments) if group.watch else None
+        waited = group.watch(name, group, arguments) if group.watch else None
         return Done(arguments[0] if arguments else None, waited)
 
     return done

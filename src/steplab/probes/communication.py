@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from steplab.core.run import Collective, Communication
+from steplab.parallel import silent
+from steplab.parallel.silent import SilentGroup
 from steplab.probes.probe import Probe, Subject
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -31,7 +33,7 @@ KINDS = {
 class CollectiveCounter(TorchDispatchMode):
     """Counts collectives by kind and by the size of their group, with the bytes of their messages.
 
-    Below DTensor, whose ops are made of others.
+    Below DTensor, whose ops are made of others. A silent group is asked without an op.
     """
 
     supports_higher_order_operators = True
@@ -40,6 +42,27 @@ class CollectiveCounter(TorchDispatchMode):
         super().__init__()
         self.calls: Counter[tuple[str, int]] = Counter()
         self.bytes: Counter[tuple[str, int]] = Counter()
+        self.is_silent = dist.is_initialized() and dist.get_backend() == silent.NAME
+
+    def __enter__(self) -> Self:
+        if self.is_silent:
+            SilentGroup.watch = self._asked
+        return super().__enter__()
+
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        if self.is_silent:
+            SilentGroup.watch = None
+
+    def _asked(self, name: str, group: SilentGroup, arguments: list[Any]) -> Callable[[], None]:
+        kind = collective_kind(name)
+        if kind is not None:
+            self._count(kind, group.size(), message_bytes(kind, arguments))
+        return lambda: None
+
+    def _count(self, kind: str, ranks: int, size: int) -> None:
+        self.calls[kind, ranks] += 1
+        self.bytes[kind, ranks] += size
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -50,10 +73,8 @@ class CollectiveCounter(TorchDispatchMode):
             return NotImplemented
         out = func(*args, **kwargs)
         sent = read_collective(func, [*args, *kwargs.values()])
-        if sent is not None:
-            kind, ranks, size = sent
-            self.calls[kind, ranks] += 1
-            self.bytes[kind, ranks] += size
+        if sent is not None and not self.is_silent:
+            self._count(*sent)
         return out
 
     def collectives(self) -> tuple[Collective, ...]:
@@ -68,7 +89,9 @@ def read_collective(func: Any, arguments: list[Any]) -> tuple[str, int, int] | N
     if isinstance(func, HigherOrderOperator) or func.namespace not in NAMESPACES:
         return None
     kind = collective_kind(func._overloadpacket.__name__)
-    return None if kind is None else (kind, _group_size(arguments), message_bytes(arguments))
+    if kind is None:
+        return None
+    return kind, _group_size(arguments), message_bytes(kind, arguments)
 
 
 def collective_kind(name: str) -> str | None:
@@ -77,9 +100,14 @@ def collective_kind(name: str) -> str | None:
     return next((kind for word, kind in KINDS.items() if word in plain), None)
 
 
-def message_bytes(arguments: Iterable[Any]) -> int:
-    """Return the bytes of a collective: of input and output the larger one is the whole message."""
-    return max(map(tensor_bytes, map(tree_leaves, arguments)))
+def message_bytes(kind: str, arguments: Iterable[Any]) -> int:
+    """Return the bytes of a collective: of input and output the larger one is the whole message.
+
+    Of an all-to-all it is the input, which comes last: what this rank receives others count.
+    """
+    leaves = [[t for t in tree_leaves(one) if isinstance(t, Tensor)] for one in arguments]
+    sizes = [tensor_bytes(tensors) for tensors in leaves if tensors]
+    return sizes[-1] if kind == "all-to-all" else max(sizes)
 
 
 def _group_size(arguments: Iterable[Any]) -> int:

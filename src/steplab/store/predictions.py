@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from steplab.core import Run
+from steplab.core import Run, RunSpec
 from steplab.core.atomic import disk_errors, write_file
 from steplab.core.codec import decode, encode
 from steplab.core.errors import UserError
@@ -21,8 +21,7 @@ LARGEST = 2**20  # bytes; ours have about 3,000
 
 def save_prediction(store: Store, prediction: Prediction) -> Path:
     """Write a prediction; a later one of the same step on the same card replaces it."""
-    name = f"{work_key(prediction.spec)}-{prediction.card.replace(' ', '_')}.json"
-    path = store.root / FOLDER / name
+    path = store.root / FOLDER / _name(prediction.spec, prediction.card)
     with disk_errors(store.root):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, json.dumps(encode(prediction), indent=1).encode())
@@ -36,12 +35,22 @@ def predictions(store: Store) -> Iterator[Prediction]:
 
 
 def prediction_of(store: Store, run: Run) -> Prediction | None:
-    """Return what was predicted of a Run's step on its card; None where nothing was."""
-    card = find_card(run.environment.device_name) if run.spec.device == "cuda" else None
-    if card is None:
-        return None
-    path = store.root / FOLDER / f"{work_key(run.spec)}-{card.name.replace(' ', '_')}.json"
+    """Return what was predicted of a Run's step on its device; None where nothing was."""
+    path = store.root / FOLDER / _name(run.spec, device_of(run))
     return _read(path) if path.is_file() else None
+
+
+def device_of(run: Run) -> str:
+    """Return what a Run ran on: the card's name in the catalog, or the CPU's."""
+    if run.spec.device != "cuda":
+        return run.environment.cpu
+    card = find_card(run.environment.device_name)
+    return card.name if card else run.environment.device_name
+
+
+def _name(spec: RunSpec, device: str) -> str:
+    plain = "".join(letter if letter.isalnum() else "_" for letter in device)
+    return f"{work_key(spec)}-{plain}.json"
 
 
 def _read(path: Path) -> Prediction:
