@@ -164,3 +164,8 @@ def test_a_cell_that_cannot_be_is_a_row(tmp_path, capsys):
     statuses = [run.status for _, run in Store(tmp_path / "store").all()]
     assert statuses == ["ok", "unsupported"]
     assert bench(tmp_path, "--heads", "3", "5", "--mode", "full") == 2
+
+
+def test_hf_is_a_flag_for_a_workload(capsys):
+    assert main(["bench", "step", "gpt", "--hf", "llama"]) == 2
+    assert "two workloads, gpt and --hf llama. Name one" in capsys.readouterr().err

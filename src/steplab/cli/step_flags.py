@@ -18,7 +18,7 @@ from steplab.core.spec import BACKENDS
 from steplab.parallel.environment import launched_size
 from steplab.techniques.recipes import parse_recipe, shared_by
 from steplab.workloads.user_model import load_user_model
-from steplab.workloads.workload import WorkloadEntry, requested_workload
+from steplab.workloads.workload import HUGGING_FACE, WorkloadEntry, requested_workload
 
 # Fields of RunSpec that commands may take as flags: type and help. The defaults are RunSpec's.
 SPEC_FLAGS: Mapping[str, tuple[type, str]] = {
@@ -39,10 +39,16 @@ def add_workload_flags(
 
     With `many`, flags take one or more values, which span a grid.
     """
-    name = words[0] if words and not words[0].startswith("-") else default
+    model = _value_of("--hf", words)
+    named = words[0] if words and not words[0].startswith("-") else ""
+    if model and named:
+        raise UserError(f"There are two workloads, {named} and --hf {model}.", "Name one of them.")
+    name = named or (f"{HUGGING_FACE}{model}" if model else default)
     entry = requested_workload(name)
     about = "a built-in workload, path/to/file.py:factory or package.module:factory; comes first"
-    parser.add_argument("workload", nargs="?", default=default, help=about)
+    parser.add_argument("workload", nargs="?", default=name, help=about)
+    about = "a Hugging Face model with random weights: a model type, a folder or its config.json"
+    parser.add_argument("--hf", default="", metavar="NAME_OR_FOLDER", help=about)
     parser.set_defaults(entry=entry)
     presets = ", ".join(entry.presets) or "this workload has none"
     about = f"preset ({presets}); default depends on the device"
@@ -51,6 +57,16 @@ def add_workload_flags(
     )
     add_config_flags(parser, f"{entry.name}, {entry.summary}", entry.config, many)
     return entry
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str:
+    """Return the value of a flag that decides which flags there are; "" where it is not given."""
+    for word, following in itertools.pairwise([*words, ""]):
+        if word == flag:
+            return following
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+    return ""
 
 
 def add_model_flag(parser: argparse.ArgumentParser, record: str = "a checkpoint") -> None:

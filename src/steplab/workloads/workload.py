@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 LARGEST_MODEL = 10**13  # parameters; beyond, torch cannot count the bytes of every tensor
+HUGGING_FACE = "hf:"  # begins the name of a workload that is a Hugging Face model
 
 
 class StepOutput(NamedTuple):
@@ -145,19 +146,23 @@ def find_workload(name: str, source: str = "") -> WorkloadEntry:
     """Return the built-in workload of that name, or the user's own model that the user named so.
 
     Names come from records that strangers may have written, so a name is never taken for a file
-    to import: the user has to name that file first (`load_user_model`). A model of the user's own
-    is refused when its file has another hash than `source`.
+    to import: the user has to name that file first (`load_user_model`). `hf:NAME` leads to a
+    config, which is data. What has another hash than `source` is refused.
     """
     if is_user_model(name):
         from steplab.workloads.user_model import find_user_model
 
         return find_user_model(name, source)
+    if name.startswith(HUGGING_FACE):
+        from steplab.workloads.hugging_face import find_hugging_face
+
+        return find_hugging_face(name, source)
     entry: WorkloadEntry = registry.load("steplab.workloads", name, "WORKLOAD")
     return entry
 
 
 def requested_workload(word: str) -> WorkloadEntry:
-    """Return what a user asks for by a built-in name or by `path/to/file.py:factory`.
+    """Return what a user asks for by a built-in name, `path/to/file.py:factory` or `hf:NAME`.
 
     The file is imported, so the word must be the user's own, never one out of a record.
     """
@@ -170,7 +175,7 @@ def requested_workload(word: str) -> WorkloadEntry:
 
 def is_user_model(name: str) -> bool:
     """Whether a name is written like that of a user's own model."""
-    return ".py" in name or ":" in name
+    return not name.startswith(HUGGING_FACE) and (".py" in name or ":" in name)
 
 
 def weight_decay_groups(
