@@ -146,7 +146,7 @@ def step_gradients(recipe, accumulate):
     spec = tsmoe_spec(recipe, accumulate)
     step = assemble(spec)
     step.optimizer.step = lambda *_: None
-    step.optimizer.zero_grad = lambda *_, **__: None
+    step.keeps_gradients = True
     loss = step(next(micro_batches(step, spec))).loss
     grads = {}
     for name, p in step.model.named_parameters():

@@ -5,9 +5,10 @@ import torch
 
 from steplab.core import RunSpec
 from steplab.core.errors import Unsupported, UserError
+from steplab.modules.rates import DeviceRates
 from steplab.probes.compilation import graph_count
 from steplab.step.assemble import assemble, micro_batches
-from steplab.step.graph import graph_step, learning_rates_to_device
+from steplab.step.graph import graph_step
 from steplab.step.step import Step
 from steplab.techniques.recipes import parse_recipe, technique
 from steplab.train.loop import set_learning_rate
@@ -21,6 +22,8 @@ def graphed(spec) -> tuple[Step, FakeGraphs]:
     step.parts.graph_warmup = 2
     made = []
     graph_step(step, lambda device: made.append(FakeGraphs(device)) or made[0])
+    if step.optimizer is not None:
+        step.rates = DeviceRates(step.optimizer, step.parts.device)
     for group in step.optimizer.param_groups if step.optimizer else ():
         group["capturable"] = False  # torch has no such update on the CPU
     return step, made[0]
@@ -38,7 +41,7 @@ def tsmoe(recipe="plain", **changes) -> RunSpec:
 def test_losses_metrics_and_weights_are_those_of_the_plain_step(accumulate):
     spec = tsmoe(accumulate=accumulate)
     (step, graphs), plain = graphed(spec), assemble(spec)
-    learning_rates_to_device(plain.optimizer, plain.parts.device)  # fp32, as in the graph
+    plain.rates = DeviceRates(plain.optimizer, plain.parts.device)  # fp32, as in the graph
     feed, feed_plain = micro_batches(step, spec), micro_batches(plain, spec)
     for number in range(6):
         for one in (step, plain):
@@ -77,27 +80,6 @@ def test_phases_are_watched_as_one(tiny_spec):
     step.graph = None
     step(next(feed))
     assert seen[4:] == ["forward", "backward", "clip", "optimizer"]
-
-
-def test_rates_become_tensors_so_that_schedules_work_on(tiny_spec):
-    step, _ = graphed(tiny_spec())
-    rate = step.optimizer.param_groups[0]["lr"]
-    assert isinstance(rate, torch.Tensor)
-    set_learning_rate(step.optimizer, 0.25)
-    assert rate.item() == 0.25
-
-
-def test_an_optimizer_that_holds_its_rate_as_a_number_must_not_change_it(tiny_spec):
-    step = assemble(tiny_spec())
-    step.optimizer = torch.optim.SGD(step.model.parameters(), lr=0.1)
-    step.parts.graph_warmup = 1
-    graph_step(step, FakeGraphs)
-    feed = micro_batches(step, tiny_spec())
-    for _ in range(3):
-        step(next(feed))
-    set_learning_rate(step.optimizer, 0.2)
-    with pytest.raises(Unsupported, match=r"lr of parameter group 0 was 0.1"):
-        step(next(feed))
 
 
 def test_a_gradient_scaler_is_refused(tiny_spec):

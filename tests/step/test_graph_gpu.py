@@ -7,6 +7,7 @@ from torch import nn
 import steplab
 from steplab.core import RunSpec
 from steplab.core.errors import Unsupported
+from steplab.modules.rates import DeviceRates
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.graph import make_capturable
 from steplab.step.trial import trial
@@ -29,7 +30,8 @@ def tsmoe(recipe=BASE, **changes) -> RunSpec:
 def losses(spec: RunSpec, steps: int, capturable: bool = False):
     step = assemble(spec)
     if capturable:
-        make_capturable(step.optimizer, step.parts.device)
+        make_capturable(step.optimizer)
+        step.rates = DeviceRates(step.optimizer, step.parts.device)
     feed = micro_batches(step, spec)
     outputs = [step(next(feed)) for _ in range(steps)]
     return step, outputs
@@ -64,11 +66,12 @@ def test_every_update_can_be_captured_and_follows_a_schedule(optimizer):
     for graph in (",cuda_graph=step", ""):
         spec = tsmoe(f"precision=bf16,impl.attention=math,optimizer={optimizer}{graph}")
         step = assemble(spec)
-        make_capturable(step.optimizer, step.parts.device)
+        make_capturable(step.optimizer)
+        step.rates = step.rates or DeviceRates(step.optimizer, step.parts.device)
         feed = micro_batches(step, spec)
         for number in range(10):
             for group in step.optimizer.param_groups:
-                group["lr"].fill_(1e-3 / (number + 1))
+                group["lr"] = 1e-3 / (number + 1)
             step(next(feed))
         weights.append(torch.cat([p.detach().flatten() for p in step.model.parameters()]))
     assert torch.equal(*weights)

@@ -234,14 +234,19 @@ class OnePassAdamW(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave, bit for bit, where torch would round it to 16 bits."""
+        masters = {p: state[MASTER] for p, state in self.state.items() if MASTER in state}
+        on_device = [isinstance(group["lr"], Tensor) for group in self.param_groups]
         super().load_state_dict(dict(state_dict))
         own = chain.from_iterable(group["params"] for group in self.param_groups)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         for p, number in zip(own, saved, strict=True):
             for key, value in state_dict["state"].get(number, {}).items():
                 self.state[p][key] = value.detach().to(p.device, copy=True)
-        for group in self.param_groups:
-            _place_rate(group)
+        for p, master in masters.items():  # a state without them: the model's have them
+            self.state[p].setdefault(MASTER, master)
+        for group, is_tensor in zip(self.param_groups, on_device, strict=True):
+            if is_tensor:
+                _place_rate(group)
 
     def _state(self, p: Tensor) -> dict[str, Any]:
         """Return a parameter's state, initialized at its first step."""

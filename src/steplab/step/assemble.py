@@ -11,9 +11,11 @@ import torch._functorch.config
 
 from steplab.core import Mode, Recipe, RunSpec
 from steplab.core.errors import UserError, no_gpu
-from steplab.modules.optimizer import set_master_weights
+from steplab.modules.optimizer import ExtendedOptimizer, set_master_weights
 from steplab.modules.precision import round_bf16_sums
-from steplab.step.graph import graph_step, learning_rates_to_device
+from steplab.modules.rates import DeviceRates
+from steplab.step.graph import graph_step, make_capturable
+from steplab.step.hooks import HookGuard
 from steplab.step.prefetch import Prefetched
 from steplab.step.step import Step
 from steplab.techniques.recipes import PARALLEL, check_recipe, lacks_scheme, technique
@@ -64,13 +66,22 @@ def build_step(
         if parts.scheme is not None:
             parts.scheme.prepare_optimizer(optimizer)
         if parts.wrap_optimizer_step is not None:
-            # A rate that is a Python float is a guard: a schedule would recompile at every step.
-            learning_rates_to_device(optimizer, device)
             optimizer.step = parts.wrap_optimizer_step(optimizer.step)  # type: ignore[method-assign]
     step = Step(workload, parts, optimizer, mode, clip)
+    if optimizer is not None and _reads_rates_on_device(parts, optimizer):
+        step.rates = DeviceRates(optimizer, device)
     if parts.graph_warmup:
         graph_step(step)
+    if parts.graph_warmup or "compile" in recipe.techniques:
+        step.hooks = HookGuard(model, optimizer, captured=step.graph is not None)
     return step
+
+
+def _reads_rates_on_device(parts: StepParts, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a rate must be a tensor: in a capture, in compiled code, in a kernel of our own."""
+    is_compiled = parts.wrap_optimizer_step is not None
+    is_captured = parts.graph_warmup > 0 and make_capturable(optimizer)
+    return is_compiled or is_captured or isinstance(optimizer, ExtendedOptimizer)
 
 
 def micro_batches(step: Step, spec: RunSpec) -> Iterator[list[Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,63 +13,149 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from steplab.core.errors import Unsupported, UserError
+from steplab.modules.shards import local
 from steplab.step.graphed_call import CudaGraphs, GraphBackend, GraphedCall
 from steplab.step.step import Step
+from steplab.step.usual_shapes import UsualShapes, shape_of
 from steplab.workloads.misuse import describe
+from steplab.workloads.workload import StepOutput
 
-NOT_OPTIONS = ("params", "param_names")  # keys of a parameter group
 WARMUP = 3  # eager calls of a module before it is captured
 
 
 def graph_step(step: Step, graphs: Callable[[torch.device], GraphBackend] = CudaGraphs) -> None:
     """Let `step` warm up, capture itself and be replayed from then on.
 
-    Learning rates become tensors where the optimizer can be captured with them, so that schedules
-    keep working. All micro-batches of a step are captured together.
+    All micro-batches of a step are captured together.
     """
     if step.mode == "full" and step.parts.scaler.is_enabled():
         raise Unsupported(
             "No CUDA graph: a gradient scaler decides on the host whether a step is skipped.",
             "Use precision=bf16, which needs none, or leave the graph out.",
         )
-    if step.optimizer is not None:
-        make_capturable(step.optimizer, step.parts.device)
-
-    def frozen_values() -> dict[str, Any]:
-        return {"training mode": step.model.training, **_group_values(step.optimizer)}
-
-    backend, warmup = graphs(step.parts.device), step.parts.graph_warmup
-    step.graph = GraphedCall(step.run, backend, warmup, frozen_values)
+    step.graph = StepGraph(step, graphs(step.parts.device))
 
 
-def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+def make_capturable(optimizer: torch.optim.Optimizer) -> bool:
     """Let the optimizer keep on the device what it would read on the host, before its first step.
 
-    One without a `capturable` option keeps its numbers: the capture freezes them.
+    Returns whether it can: one without the option `capturable` may count its steps on the host.
     """
     if not all("capturable" in group for group in optimizer.param_groups):
-        return
+        return False
     for group in optimizer.param_groups:
         group["capturable"] = True
-    learning_rates_to_device(optimizer, device)
+    return True
 
 
-def learning_rates_to_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Turn learning rates into tensors, which captured and compiled updates see change."""
-    for group in optimizer.param_groups:
-        if not isinstance(group["lr"], torch.Tensor):
-            group["lr"] = torch.tensor(group["lr"], device=device)
+class StepGraph:
+    """Replays a step. What a capture would freeze is copied in, captured again or left outside.
 
+    Learning rates are copied in before every replay. An update that cannot be captured, or one of
+    whose other numbers (weight decay, betas, ...) changes, runs op by op after the replay from then
+    on. Weights that were replaced, layers that were frozen or put into another mode are captured
+    again.
+    """
 
-def _group_values(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Return the options of all parameter groups that are not tensors, by name."""
-    groups = optimizer.param_groups if optimizer is not None else []
-    return {
-        f"{key} of parameter group {index}": value
-        for index, group in enumerate(groups)
-        for key, value in group.items()
-        if key not in NOT_OPTIONS and not _holds_tensor(value)
-    }
+    usual: UsualShapes | None = None  # others run without the graph; None: they are refused
+
+    def __init__(self, step: Step, graphs: GraphBackend) -> None:
+        self.step = step
+        self.graphs = graphs
+        self.has_update = step.optimizer is not None and make_capturable(step.optimizer)
+        self.call = GraphedCall(self._run, graphs, step.parts.graph_warmup)
+        self._captures = 0  # those that the following describe
+        self._shape: Any = None  # of the usual micro-batches
+        self._state: Any = None  # of the model
+        self._numbers: dict[str, Any] = {}  # of the optimizer
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
+        if step.optimizer is not None:
+            # Its state consists of new tensors then.
+            step.optimizer.register_load_state_dict_post_hook(lambda optimizer: self.forget())
+
+    def __call__(self, micro_batches: Sequence[Any]) -> StepOutput:
+        """Do one step: by replay, or op by op before the capture and for unusual shapes."""
+        if self.step.rates is not None:
+            self.step.rates.copy_in()
+        state, numbers = self._model_state(), self._update_numbers()
+        if self.call.is_captured:
+            self._leave_update_out(numbers)
+            if state != self._state:
+                self.forget()
+        if self.usual is not None:
+            shape = shape_of(micro_batches)
+            if not self.usual.include(shape):
+                return self.step.run(micro_batches)
+            if shape != self._shape:
+                self._shape = shape
+                self.forget()
+        output: StepOutput = self.call(micro_batches)
+        if self.call.captures > self._captures:
+            self._captures, self._state, self._numbers = self.call.captures, state, numbers
+            self._gradients = [(p, p.grad) for p in self._parameters]
+        if self.call.is_captured:
+            for p, gradient in self._gradients:
+                p.grad = gradient  # a step in between, or the loop, may have taken them away
+        if not self.has_update:
+            self.step.update()
+        return output
+
+    def forget(self) -> None:
+        """Drop the graph: the next calls warm up and capture again."""
+        self.call.forget()
+        self._gradients = []
+
+    def _run(self, micro_batches: Sequence[Any]) -> StepOutput:
+        """Run what is captured."""
+        run = self.step.run if self.has_update else self.step.accumulate
+        return run(micro_batches)
+
+    def _leave_update_out(self, numbers: dict[str, Any]) -> None:
+        """Capture again without the update where one of its numbers is not what it was."""
+        changed = [name for name, value in numbers.items() if value != self._numbers[name]]
+        if self.has_update and changed:
+            self.has_update = False
+            self.forget()
+            warnings.warn(
+                f"{changed[0]} has changed, which the CUDA graph cannot see: from now on the "
+                "optimizer's update runs after the replay and not in it.",
+                stacklevel=4,
+            )
+
+    def _model_state(self) -> Any:
+        """Return all that must be as it was when the graph was captured."""
+        weights = [(local(p).data_ptr(), p.requires_grad) for p in self._parameters]
+        buffers = [b.data_ptr() for b in self._buffers]
+        return weights, buffers, [module.training for module in self._modules]
+
+    # Lists: to walk through a model takes longer than to look at its members.
+
+    @cached_property
+    def _modules(self) -> list[nn.Module]:
+        return list(self.step.model.modules())
+
+    @cached_property
+    def _parameters(self) -> list[nn.Parameter]:
+        return list(self.step.model.parameters())
+
+    @cached_property
+    def _buffers(self) -> list[Tensor]:
+        return list(self.step.model.buffers())
+
+    def _update_numbers(self) -> dict[str, Any]:
+        """Return the numbers and flags of all parameter groups that are not tensors, by name.
+
+        Not the rates, which are copied in, and not what a scheduler keeps in a group.
+        """
+        optimizer = self.step.optimizer
+        if optimizer is None or not self.has_update:
+            return {}
+        return {
+            f"{key} of parameter group {index}": group[key]
+            for index, group in enumerate(optimizer.param_groups)
+            for key in optimizer.defaults
+            if key in group and key != "lr" and not _holds_tensor(group[key])
+        }
 
 
 def _holds_tensor(value: Any) -> bool:

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import (
     keystr,
-    tree_flatten,
     tree_flatten_with_path,
+    tree_leaves,
     tree_map,
     tree_unflatten,
 )
 
 from steplab.core.errors import SteplabError, Unsupported
 from steplab.probes.compilation import graph_count
+from steplab.step.usual_shapes import PLAIN_TYPES, describe_leaf, shape_of
 from steplab.trace.user_frames import error_line
 
 SYNC_MESSAGE = "called a synchronizing CUDA operation"  # torch's words in sync debug mode
-PLAIN_TYPES = (int, float, str, bool, type(None))
 
 
 def no_values() -> Mapping[str, Any]:
@@ -59,6 +59,8 @@ class GraphedCall:
     after one of them has changed is refused.
     """
 
+    captures = 0  # so far
+
     def __init__(
         self,
         function: Callable[[Any], Any],
@@ -74,19 +76,26 @@ class GraphedCall:
 
     def __call__(self, inputs: Any) -> Any:
         """Do the work of one call; return outputs that later calls do not overwrite."""
-        # Code that was compiled again may have freed what the captured kernels read.
-        if self._replay is not None and graph_count() != self._compiled:
-            self.forget()
-        if self._replay is None and self._warmed < self.warmup:
-            self._warmed += 1
-            strict = self._warmed == self.warmup
-            return self.graphs.warm(partial(self.function, inputs), strict)
-        if self._replay is None:
+        if not self.is_captured:
+            if self._warmed < self.warmup:
+                self._warmed += 1
+                strict = self._warmed == self.warmup
+                return self.graphs.warm(partial(self.function, inputs), strict)
             self._capture(inputs)
         assert self._replay is not None and self._inputs is not None
         self._refuse_changes()
         self._inputs.fill(inputs)
         return tree_map(_clone, self._replay())
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the next call is a replay.
+
+        Not once something was compiled: that may have freed what the captured kernels read.
+        """
+        if self._replay is not None and graph_count() != self._compiled:
+            self.forget()
+        return self._replay is not None
 
     def forget(self) -> None:
         """Drop the graph: the next calls warm up and capture again.
@@ -103,6 +112,7 @@ class GraphedCall:
         self._frozen = self.frozen_values()
         self._replay = self.graphs.capture(partial(self.function, static.values))
         self._inputs, self._compiled = static, graph_count()
+        self.captures += 1
 
     def _refuse_changes(self) -> None:
         for name, value in self.frozen_values().items():
@@ -168,24 +178,24 @@ class StaticInputs:
     """
 
     def __init__(self, inputs: Any, device: torch.device) -> None:
-        leaves, self._tree = tree_flatten(inputs)
+        leaves = tree_leaves(inputs)
         for path, leaf in tree_flatten_with_path(inputs)[0]:
             _check_leaf(leaf, keystr(path), device)
-        self._example = [_describe(leaf) for leaf in leaves]
+        self._example, self._tree = shape_of(inputs)
         static = [_strided_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._buffers = [leaf for leaf in static if isinstance(leaf, Tensor)]
         self.values = tree_unflatten(static, self._tree)
 
     def fill(self, inputs: Any) -> None:
         """Copy one call's tensors into the buffers; refuse inputs of another shape or structure."""
-        leaves, tree = tree_flatten(inputs)
-        if tree != self._tree or [_describe(leaf) for leaf in leaves] != self._example:
+        if shape_of(inputs) != (self._example, self._tree):
             raise Unsupported(
                 f"A CUDA graph has fixed shapes: {self._difference(inputs)}.",
                 "Yield batches of one shape (drop the last, or pad), or leave the graph out.",
             )
         if self._buffers:
-            torch._foreach_copy_(self._buffers, [x for x in leaves if isinstance(x, Tensor)])
+            given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+            torch._foreach_copy_(self._buffers, given)
 
     def _difference(self, inputs: Any) -> str:
         """Say which input is not what it was when the graph was captured."""
@@ -193,8 +203,8 @@ class StaticInputs:
         if len(found) != len(self._example):
             return f"{len(self._example)} inputs were captured, {len(found)} came"
         for (path, leaf), was in zip(found, self._example, strict=True):
-            if _describe(leaf) != was:
-                return f"input {keystr(path)} was {was} and is {_describe(leaf)}"
+            if describe_leaf(leaf) != was:
+                return f"input {keystr(path)} was {was} and is {describe_leaf(leaf)}"
         return "the inputs are nested in another way than those captured"
 
 
@@ -208,13 +218,6 @@ def _strided_copy(x: Tensor) -> Tensor:
         return x.detach().clone()  # an expanded tensor cannot be written to
     strided = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
     return strided.copy_(x.detach())
-
-
-def _describe(leaf: Any) -> Any:
-    """Return what must stay the same: shape and dtype of a tensor, any other value itself."""
-    if isinstance(leaf, Tensor):
-        return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
-    return leaf
 
 
 def _check_leaf(leaf: Any, path: str, device: torch.device) -> None:

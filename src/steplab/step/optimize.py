@@ -11,7 +11,9 @@ from torch import nn
 from steplab.core import MODES, Mode, Recipe
 from steplab.core.errors import UserError
 from steplab.step.assemble import build_step
+from steplab.step.state_dicts import keep_state_dicts
 from steplab.step.step import Step
+from steplab.step.usual_shapes import UsualShapes
 from steplab.techniques.recipes import check_recipe, parse_recipe
 from steplab.workloads.user_model import UserModel, UserWorkload
 
@@ -59,7 +61,14 @@ def optimize(
     if first is None:
         raise UserError("The model has no parameters, so its device is unknown.")
     step = build_step(workload, model, first.device, recipe, mode, clip)
+    step.keeps_gradients = True
     step.awaits_batches = step.parts.batches_ahead > 0
+    if step.optimizer is not None:
+        keep_state_dicts(model, step.optimizer)
+    if step.graph is not None:
+        step.graph.usual = UsualShapes()
+    if "compile" in recipe.techniques:
+        step.compiled_shapes = UsualShapes()
     return step
 
 

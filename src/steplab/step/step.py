@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from steplab.core import Mode
 from steplab.core.errors import UserError
-from steplab.modules.optimizer import clip_gradients
+from steplab.modules.optimizer import clip_gradients, full_weights
+from steplab.modules.rates import DeviceRates
+from steplab.step.hooks import HookGuard
+from steplab.step.usual_shapes import UsualShapes, micro_batch_shapes
 from steplab.techniques.technique import StepParts
 from steplab.workloads.misuse import check_gradients, no_gradient
 from steplab.workloads.workload import StepOutput, Workload
+
+if TYPE_CHECKING:
+    from steplab.step.graph import StepGraph
 
 Watch = Callable[[str], contextlib.AbstractContextManager[Any]]
 CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
@@ -50,7 +56,12 @@ class Step:
         self.forward: Callable[..., Any] = workload.predict if mode == "infer" else workload.loss
         if parts.wrap_forward is not None:
             self.forward = parts.wrap_forward(self.forward)
-        self.graph: Callable[[Sequence[Any]], StepOutput] | None = None
+        # Whether gradients stay until the next step clears them, for a loop that looks at them.
+        self.keeps_gradients = False
+        self.rates: DeviceRates | None = None  # where the update reads them from the device
+        self.hooks: HookGuard | None = None  # where compiled or captured code leaves hooks out
+        self.compiled_shapes: UsualShapes | None = None  # others run op by op; None: all compile
+        self.graph: StepGraph | None = None
         self.reaches_model = False  # whether a backward pass has been seen to reach the model
         self.awaits_batches = False  # whether the recipe prefetches and `batches` is still to come
         parts.model.train(mode != "infer")
@@ -68,6 +79,12 @@ class Step:
                 "The recipe has prefetch, but these batches are not fetched ahead.",
                 "Write for batch in step.batches(loader): step([batch]); or leave prefetch out.",
             )
+        if self.hooks is not None:
+            self.hooks.check()
+        usual = self.compiled_shapes
+        if usual is not None and not usual.include(micro_batch_shapes(micro_batches)):
+            with torch.compiler.set_stance("force_eager"):
+                return self.run(micro_batches)
         if self.graph is None:
             return self.run(micro_batches)
         watch, self.watch = self.watch, unwatched
@@ -96,14 +113,18 @@ class Step:
         # its module there are none, and importing that takes a second, in the first step.
         if CUDA_GRAPHS in sys.modules:
             torch.compiler.cudagraph_mark_step_begin()
+        output = self.accumulate(micro_batches)
+        self.update()
+        return output
+
+    def accumulate(self, micro_batches: Sequence[Any]) -> StepOutput:
+        """Run all that comes before the update; the gradients are in the parameters then."""
         if self.mode == "infer":
             return self._infer(micro_batches)
+        if self.keeps_gradients and self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
         count = len(micro_batches)
         outputs = [self._forward_backward(b, i, count) for i, b in enumerate(micro_batches)]
-        if self.mode == "full":
-            self._update()
-        else:
-            self.model.zero_grad(set_to_none=True)
         return self._mean(outputs)
 
     def _mean(self, outputs: Sequence[StepOutput]) -> StepOutput:
@@ -140,6 +161,13 @@ class Step:
                 scheme.sync(is_last)
         return output
 
+    def full_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Let the parameters be fp32 inside, where the recipe keeps them in 16 bits too.
+
+        For what adds up small differences of the weights, such as an average of them (EMA).
+        """
+        return full_weights(self.optimizer)
+
     def loss(self, batch: Any) -> StepOutput:
         """Return loss and metrics of one batch under the recipe, for a loop with its own backward.
 
@@ -174,8 +202,11 @@ class Step:
                 self.parts.scaler.scale(loss / in_all).backward()
         return StepOutput(loss.detach(), {k: v.detach() for k, v in metrics.items()})
 
-    def _update(self) -> None:
-        assert self.optimizer is not None
+    def update(self) -> None:
+        """Clip the gradients, update the weights and clear the gradients, if the mode says so."""
+        if self.optimizer is None:
+            self.model.zero_grad(set_to_none=True)
+            return
         scaler = self.parts.scaler
         if self.clip:
             with self.watch("clip"):
@@ -187,7 +218,8 @@ class Step:
         with self.watch("optimizer"):
             scaler.step(self.optimizer)
             scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
+            if not self.keeps_gradients:
+                self.optimizer.zero_grad(set_to_none=True)
 
 
 def _check_list(micro_batches: Any) -> None:

@@ -1,0 +1,434 @@
+"""What people do in a loop of their own, against the same loop written by hand in torch."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import steplab
+from steplab.core.errors import Unsupported, UserError
+from steplab.modules.optimizer import OnePassAdamW
+from steplab.step.graph import graph_step
+from steplab.step.hooks import HookGuard
+from steplab.step.usual_shapes import OTHERS_IN_A_ROW, UsualShapes
+from tests.step.tape_graphs import TapeGraphs
+
+COMPILED = "compile=blocks,compile.backend=eager"
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(x).tanh()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+def loss_of(model, batch):
+    return (model(batch) - 1).square().mean()
+
+
+def sgd(model, **how):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **how)
+
+
+def adamw(model, **how):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, **how)
+
+
+def one_pass(model):
+    return OnePassAdamW.from_adamw(adamw(model))
+
+
+class Twins:
+    """A steplab step, captured by a tape where asked for, and a model and optimizer by hand."""
+
+    def __init__(self, recipe, optimizer=sgd, by_hand=None, captured=False, clip=0.0):
+        torch.manual_seed(0)
+        self.hand = Net()
+        self.model = copy.deepcopy(self.hand)
+        self.clip = clip
+        self.step = steplab.optimize(self.model, loss_of, recipe, optimizer, clip=clip)
+        self.optimizer = (by_hand or optimizer)(self.hand)
+        self.tapes = TapeGraphs(torch.device("cpu"))
+        if captured:
+            self.step.parts.graph_warmup = 2
+            graph_step(self.step, lambda device: self.tapes)
+            self.step.graph.usual = UsualShapes()
+            self.step.hooks = HookGuard(self.model, self.step.optimizer, captured=True)
+        self.data = torch.Generator().manual_seed(1)
+
+    @property
+    def optimizers(self):
+        return self.step.optimizer, self.optimizer
+
+    def batch(self, rows=4):
+        return torch.randn(rows, 8, generator=self.data)
+
+    def train(self, *rows, micro_batches=1):
+        """Train both on the same batches, one step for each number of rows; compare losses."""
+        for count in rows or (4,):
+            batches = [self.batch(count) for _ in range(micro_batches)]
+            seen = self.step(batches)
+            self.optimizer.zero_grad()
+            losses = []
+            for batch in batches:
+                loss = loss_of(self.hand, batch)
+                (loss / len(batches)).backward()
+                losses.append(loss.detach())
+            if self.clip:
+                nn.utils.clip_grad_norm_(self.hand.parameters(), self.clip)
+            self.optimizer.step()
+            assert torch.equal(seen.loss, torch.stack(losses).mean())
+
+    def assert_equal(self):
+        ours, theirs = self.model.state_dict(), self.hand.state_dict()
+        assert list(ours) == list(theirs)
+        for name, expected in theirs.items():
+            assert torch.equal(ours[name], expected), name
+
+
+def assign_floats(optimizer):
+    def set_rate(number):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 / (number + 1)
+
+    return set_rate
+
+
+def use(make):
+    def scheduled(optimizer):
+        scheduler = make(optimizer)
+        return lambda number: scheduler.step() if number else None
+
+    return scheduled
+
+
+SCHEDULES = {
+    "float": assign_floats,
+    "lambda": use(lambda o: lr_scheduler.LambdaLR(o, lambda n: 1 / (n + 1))),
+    "cosine": use(lambda o: lr_scheduler.CosineAnnealingLR(o, 20)),
+    "one cycle": use(lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20)),
+    "chain": use(
+        lambda o: lr_scheduler.SequentialLR(
+            o,
+            [lr_scheduler.LinearLR(o, 0.1, total_iters=4), lr_scheduler.ExponentialLR(o, 0.9)],
+            [4],
+        )
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*has changed, which the CUDA graph")
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("recipe", "optimizer", "by_hand"),
+    [("plain", sgd, sgd), ("optimizer=one-pass", adamw, one_pass)],
+    ids=["sgd", "one-pass"],
+)
+def test_schedules_reach_the_update_to_the_bit(recipe, optimizer, by_hand, schedule, captured):
+    twins = Twins(recipe, optimizer, by_hand, captured, clip=0.5 if recipe == "plain" else 0.0)
+    schedules = [SCHEDULES[schedule](optimizer) for optimizer in twins.optimizers]
+    for number in range(9):
+        for set_rate in schedules:
+            set_rate(number)
+        assert [float(group["lr"]) for group in twins.optimizers[0].param_groups] == [
+            float(group["lr"]) for group in twins.optimizers[1].param_groups
+        ]
+        twins.train()
+    twins.assert_equal()
+    if captured:
+        # One cycle changes betas too: the graph is captured once more, without the update.
+        assert twins.tapes.captures == 1 + (schedule == "one cycle" and recipe != "plain")
+        assert twins.tapes.replays >= 4
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("weight_decay", 0.5), ("betas", (0.5, 0.9)), ("eps", 1e-3)]
+)
+def test_other_numbers_that_change_take_the_update_out_of_the_graph(key, value):
+    twins = Twins("optimizer=one-pass", adamw, one_pass, captured=True)
+    twins.train(4, 4, 4, 4)
+    assert twins.step.graph.has_update
+    for optimizer in twins.optimizers:
+        optimizer.param_groups[0][key] = value
+    with pytest.warns(UserWarning, match=rf"{key} of parameter group 0 has changed"):
+        twins.train()
+    twins.train(4, 4, 4, 4)
+    twins.assert_equal()
+    assert twins.tapes.captures == 2 and not twins.step.graph.has_update
+    for number in range(3):
+        for optimizer in twins.optimizers:
+            optimizer.param_groups[0][key] = value if number else 0.0 if key != "betas" else value
+        twins.train()
+    assert twins.tapes.captures == 2, "from now on it may change at every step"
+    twins.assert_equal()
+
+
+def test_a_scheduler_goes_with_a_compiled_update_and_does_not_recompile_it():
+    from steplab.probes.compilation import graph_count
+
+    step = steplab.optimize(Net(), loss_of, f"{COMPILED},compile.optimizer=true", adamw)
+    scheduler = lr_scheduler.StepLR(step.optimizer, 1, 0.5)
+    compiled = []
+    for _ in range(5):
+        step([torch.randn(4, 8)])
+        scheduler.step()
+        compiled.append(graph_count())
+    assert compiled[1] == compiled[-1]
+    assert step.optimizer.param_groups[0]["lr"] == 1e-2 / 32
+
+
+@pytest.mark.parametrize("recipe", ["plain", COMPILED])
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_smaller_last_batch_runs_outside_the_graph(recipe, captured):
+    twins = Twins(recipe, captured=captured)
+    twins.train(4, 4, 4, 4, 3, 4, 4, 2, 4)
+    twins.assert_equal()
+    assert twins.tapes.captures == captured and twins.tapes.replays == 5 * captured
+
+
+def test_a_small_first_batch_is_not_what_is_captured_and_a_lasting_change_is_captured_again():
+    twins = Twins("plain", captured=True)
+    twins.train(3, *[4] * (OTHERS_IN_A_ROW + 4))
+    assert (twins.tapes.captures, twins.tapes.replays) == (1, 3)
+    twins.train(*[6] * (OTHERS_IN_A_ROW + 4))
+    assert (twins.tapes.captures, twins.tapes.replays) == (2, 6)
+    twins.assert_equal()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_micro_batches_add_up_and_their_number_may_vary(captured):
+    twins = Twins("plain", captured=captured, clip=0.1)
+    for count in (2, 2, 2, 2, 3, 1, 2):
+        twins.train(micro_batches=count)
+    twins.assert_equal()
+    assert twins.tapes.captures == captured
+
+
+@pytest.mark.parametrize("recipe", ["plain", COMPILED])
+@pytest.mark.parametrize("captured", [False, True])
+def test_evaluation_in_between(recipe, captured):
+    twins = Twins(recipe, captured=captured)
+    held_out = torch.randn(5, 8)
+    for _ in range(2):
+        twins.train(4, 4, 4, 4)
+        values = []
+        for model in (twins.model, twins.hand):
+            model.eval()
+            with torch.no_grad():
+                values.append(loss_of(model, held_out))
+            model.train()
+        assert torch.equal(*values)
+    twins.train(4, 4)
+    twins.assert_equal()
+
+
+def test_layers_that_are_frozen_or_put_into_eval_mode_are_captured_again():
+    twins = Twins("plain", captured=True)
+    twins.train(4, 4, 4, 4)
+    for model in (twins.model, twins.hand):
+        model.norm.eval()
+        model.blocks[0].requires_grad_(False)
+    twins.train(4, 4, 4, 4)
+    twins.assert_equal()
+    assert twins.tapes.captures == 2
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_an_average_of_the_weights_that_is_exchanged_for_evaluation(captured):
+    twins = Twins("plain", captured=captured)
+    averages = [[p.detach().clone() for p in m.parameters()] for m in (twins.model, twins.hand)]
+    held_out, values = torch.randn(5, 8), []
+    for _ in range(6):
+        twins.train()
+        for model, average in zip((twins.model, twins.hand), averages, strict=True):
+            for mean, p in zip(average, model.parameters(), strict=True):
+                mean.lerp_(p.detach(), 0.1)
+                p.data, mean.data = mean.data, p.data
+            values.append(loss_of(model.eval(), held_out))
+            model.train()
+            for mean, p in zip(average, model.parameters(), strict=True):
+                p.data, mean.data = mean.data, p.data
+    assert values[::2] == values[1::2]
+    twins.assert_equal()
+    for ours, theirs in zip(*averages, strict=True):
+        assert torch.equal(ours, theirs)
+    assert twins.tapes.captures == captured
+
+
+def test_weights_that_stay_exchanged_are_captured_again():
+    twins = Twins("plain", captured=True)
+    twins.train(4, 4, 4, 4)
+    for model in (twins.model, twins.hand):
+        for p in model.parameters():
+            p.data = p.data * 0.5
+    twins.train(4, 4, 4, 4)
+    twins.assert_equal()
+    assert twins.tapes.captures == 2
+
+
+def test_full_weights_for_an_average_where_the_recipe_rounds_them():
+    step = steplab.optimize(Net(), loss_of, "precision=bf16-weights,optimizer=one-pass", adamw)
+    weight = step.model.blocks[0].linear.weight
+    with step.full_weights():
+        average = weight.detach().clone()
+    for _ in range(5):
+        step([torch.randn(4, 8)])
+        with step.full_weights():
+            average.lerp_(weight.detach(), 0.001)
+            assert weight.dtype == torch.float32
+    assert weight.dtype == torch.bfloat16
+    assert not torch.equal(average, average.bfloat16().float())
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_gradients_can_be_logged_after_the_step(captured, clip):
+    twins = Twins("plain", captured=captured, clip=clip)
+    for rows in (4, 4, 4, 4, 3, 4):
+        twins.train(rows)
+        for ours, theirs in zip(twins.model.parameters(), twins.hand.parameters(), strict=True):
+            assert torch.equal(ours.grad, theirs.grad)
+        if rows == 3:
+            twins.step.optimizer.zero_grad()  # by habit: nothing depends on it
+
+
+def test_a_gradient_scaler_is_the_steps_own():
+    torch.manual_seed(0)
+    hand = Net()
+    step = steplab.optimize(copy.deepcopy(hand), loss_of, "precision=fp16", sgd, clip=0.5)
+    optimizer, scaler = sgd(hand), torch.amp.GradScaler("cpu")
+    for number in range(6):
+        batch = torch.randn(4, 8) * (1e6 if number == 2 else 1)  # an overflow: both skip it
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = loss_of(hand, batch)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(hand.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(step([batch]).loss, loss.detach()) or not loss.isfinite()
+    assert step.parts.scaler.state_dict() == scaler.state_dict()
+    for ours, theirs in zip(step.model.parameters(), hand.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    step.parts.graph_warmup = 1
+    with pytest.raises(Unsupported, match=r"gradient scaler decides.*leave the graph out"):
+        graph_step(step, TapeGraphs)
+
+
+@pytest.mark.parametrize("recipe", ["plain", COMPILED])
+def test_hooks_run_where_python_runs(recipe):
+    twins, seen = Twins(recipe), []
+    block = twins.model.blocks[0]
+    block.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
+    block.linear.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+    twins.train(4, 4)
+    assert len(seen) == 4
+
+
+def test_hooks_that_would_not_run_are_refused():
+    twins = Twins(COMPILED)
+    twins.train()
+    handle = twins.model.blocks[1].register_forward_hook(lambda *_: None)
+    with pytest.raises(Unsupported, match=r"blocks\.1 has a forward hook that was registered aft"):
+        twins.train()
+    handle.remove()
+    twins.model.blocks[1].linear.weight.register_hook(lambda grad: grad)  # autograd calls it
+    twins.train()
+
+    twins = Twins("plain", captured=True)
+    handle = twins.model.norm.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(Unsupported, match=r"norm has a backward hook.*cuda_graph=off"):
+        twins.train()
+    handle.remove()
+    twins.train(4, 4, 4, 4)
+    twins.model.norm.weight.register_hook(lambda grad: grad)
+    with pytest.raises(Unsupported, match=r"parameter norm\.weight has a hook"):
+        twins.train()
+    twins = Twins("plain", captured=True)
+    twins.step.optimizer.register_step_post_hook(lambda *_: None)
+    with pytest.raises(Unsupported, match="the optimizer has a hook"):
+        twins.train()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize(
+    "recipe",
+    ["optimizer=foreach", "optimizer=one-pass", "precision=bf16-weights,optimizer=one-pass"],
+)
+def test_checkpoints_fit_with_and_without_the_recipe(recipe, captured, tmp_path):
+    captured = captured and recipe != "optimizer=foreach"  # torch captures it on a GPU only
+    torch.manual_seed(0)
+    whole = Twins(recipe, adamw, captured=captured)
+    data = [torch.randn(4, 8) for _ in range(8)]
+    for batch in data[:4]:
+        whole.step([batch])
+    saved = {"model": whole.model.state_dict(), "optimizer": whole.step.optimizer.state_dict()}
+    torch.save(saved, tmp_path / "checkpoint.pt")
+    names = list(Net().state_dict())
+    assert list(saved["model"]) == names
+    assert {x.dtype for x in saved["model"].values()} == {torch.float32, torch.int64}
+    for batch in data[4:]:
+        whole.step([batch])
+
+    loaded = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    again = Twins(recipe, adamw, captured=captured)
+    for batch in data[:4] if captured else ():
+        again.step([batch * 2])  # a graph with other weights and another state
+    again.model.load_state_dict(loaded["model"])
+    again.step.optimizer.load_state_dict(loaded["optimizer"])
+    for batch in data[4:]:
+        again.step([batch])
+    for name, expected in whole.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], expected), name
+
+    loaded = torch.load(tmp_path / "checkpoint.pt", weights_only=True)  # torch trains in the old
+    plain = Net()  # the script as it was before steplab
+    optimizer = adamw(plain)
+    plain.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    for batch in data[4:]:
+        optimizer.zero_grad()
+        loss_of(plain, batch).backward()
+        optimizer.step()
+    back = steplab.optimize(Net(), loss_of, recipe, adamw)
+    back.model.load_state_dict(plain.state_dict())
+    back.optimizer.load_state_dict(optimizer.state_dict())
+    back([data[0]])
+    if recipe.startswith("optimizer"):
+        for ours, theirs in zip(whole.model.parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_bare_batch_and_gradients_that_are_off_are_refused():
+    step = steplab.optimize(Net(), loss_of, "plain", sgd)
+    with torch.no_grad(), pytest.raises(UserError, match="gradients are turned off"):
+        step([torch.randn(4, 8)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step([torch.randn(4, 8)])
