@@ -8,6 +8,7 @@ from torch import nn
 
 import steplab
 from steplab.meter import meter, step_timer
+from steplab.probes import disturbances
 
 
 class FakeClock:
@@ -26,8 +27,10 @@ class FakeClock:
 def install_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """Replace the Meter's clock with a fake one."""
     fake = FakeClock()
-    for module in (meter, step_timer):
+    for module in (meter, step_timer, disturbances):
         monkeypatch.setattr(module, "perf_counter", fake)
+    # The machine that runs the tests may be busy.
+    monkeypatch.setattr(disturbances.Disturbances, "_core_wait_ms", lambda _: 0.0)
     return fake
 
 
@@ -87,4 +90,5 @@ def install_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(disturbances, "allocator_calls", lambda: (0, 0))
     return FakeEvent.device

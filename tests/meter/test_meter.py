@@ -15,6 +15,7 @@ from steplab.core.errors import Unsupported, UserError
 from steplab.meter import reading
 from steplab.meter.meter import count_flops_per_token
 from steplab.meter.reading import JsonlSink
+from steplab.probes.disturbances import note_event
 from tests.meter.fakes import FakeClock, install_clock, run_steps, tiny_model
 
 
@@ -323,3 +324,23 @@ def test_formula_says_what_it_cannot_know() -> None:
     assert "48 weights of more than 2 dimensions not counted" in formula
     assert "16 frozen ones counted as trained" in formula
     assert count_flops_per_token(nn.LayerNorm(4))[0] is None
+
+
+def test_an_outlier_is_told_once_for_each_cause(clock: FakeClock) -> None:
+    meter, lines = steplab.Meter(tiny_model(), inspect_step=None, dtype="fp32"), []
+    for number in range(40):
+        clock.advance(200 if number == 27 else 0)  # before the step: the loader
+        with meter.step(tokens=1):
+            clock.advance(2)
+            if number in (7, 17):
+                note_event("captured the CUDA graph")
+                clock.advance(100)
+        if meter.due(10):
+            lines.append(meter.line())
+    told = "outliers: 1 of 10 steps took far longer than 2.000 ms"
+    assert f"{told}: 102.0 ms (captured the CUDA graph)" in lines[0]
+    assert "outliers" not in lines[1], "once for each cause"
+    assert f"{told}: 202.0 ms (waited 200.0 ms for data)" in lines[2]
+    marks = meter.summary().step.marks
+    assert marks["7"] == marks["17"] == "slow, captured the CUDA graph"
+    assert marks["27"] == "slow, waited 200.0 ms for data"

@@ -69,22 +69,6 @@ def test_a_slow_step_is_marked_and_kept(time):
     assert len(clock.step) == 10 and set(clock.step.marks) == {"9"}
 
 
-def test_garbage_collection_is_named_as_the_cause(time):
-    import gc
-
-    probe, subject = ClockProbe(), FakeSubject()
-    probe.open_window(subject)
-    for index in range(8):
-        with probe.stepping():
-            time.pass_ms(10)
-            if index == 5:
-                gc.collect()
-                time.pass_ms(30)
-    probe.close_window(subject)
-    assert probe.result().step.marks == {"5": "slow, garbage collection"}
-    assert probe._on_gc not in gc.callbacks
-
-
 def test_threads_are_summed_and_what_cannot_be_read_is_left_out(tmp_path):
     for thread, text in (("1", "900 2000000000 7"), ("2", "5 500000000 1"), ("3", "broken")):
         (tmp_path / thread).mkdir()

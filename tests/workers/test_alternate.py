@@ -11,6 +11,7 @@ from steplab.workers.alternate import (
     ROUNDS,
     alternate_specs,
     alternate_until_clear,
+    pool_rounds,
     seconds_per_rung,
     student_ratio,
 )
@@ -125,3 +126,15 @@ def test_two_live_workers_alternate(fated):
 def test_a_worker_lost_in_a_comparison_is_one_sentence(fated):
     with pytest.raises(MeasurementError, match="SIGKILL"):
         alternate_specs(fated("live"), fated("die"), rounds=1, timeout=120)
+
+
+def test_a_slow_step_of_a_round_keeps_what_was_seen_in_it():
+    usual = Samples((30.0, 31.0, 30.0), "ms", {"1": "slow, garbage collection took 9.000 ms"})
+    caught = Samples((30.0, 999.0, 30.0), "ms", {"1": "slow, captured the CUDA graph"})
+    unknown = Samples((30.0, 30.0, 90.0), "ms")
+    pooled = pool_rounds([usual, caught, usual, unknown])
+    assert pooled.marks == {"4": "slow, captured the CUDA graph", "11": "slow, no cause seen"}
+    assert pooled.outliers == (
+        "outliers: 2 of 12 steps took far longer than 30.00 ms: "
+        "999.0 ms (captured the CUDA graph), 90.00 ms (no cause seen)"
+    )

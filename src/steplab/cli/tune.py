@@ -53,6 +53,7 @@ from steplab.tune.report import (
     expectation,
     impact_table,
     interval,
+    outlier_lines,
     peer_line,
     reasons_table,
     speed_up,
@@ -167,6 +168,8 @@ def show(ladder: Ladder, files: OutcomeFiles) -> None:
     if ladder.waits:
         lines = format_waits(ladder.waits)
         print(f"the baseline waits for the device {len(ladder.waits)} times: {lines}")
+    for line in outlier_lines(ladder):
+        print(line)
     print(f"stopped: {ladder.stopped}")
     if ladder.left:
         print(f"left for another call of the same command: {', '.join(ladder.left)}")

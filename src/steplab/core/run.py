@@ -124,7 +124,7 @@ class Clock:
         noise = ""
         if self.step.spread > NOISY_SPREAD:
             noise = f"noisy: the middle half of the samples spans {self.step.spread:.0%}"
-        return tuple(filter(None, (noise, self.contention)))
+        return tuple(filter(None, (noise, self.contention, self.step.outliers)))
 
     @property
     def typical(self) -> int:

@@ -6,10 +6,15 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from steplab.core import units
+
 # A value further than this many median absolute deviations above the median is marked.
 # 8 MADs is 5.4 standard deviations of a normal: one false mark in 10 million samples.
 SLOW_IN_MADS = 8.0
 SLOW = "slow, no cause seen"
+# Marked values are told from this many medians on: a step that is a tenth slower is no surprise.
+OUTLIER = 1.5
+SHOWN_OUTLIERS = 3
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,23 @@ class Samples:
         # Two percent of the median as a floor: quantized clocks can make the MAD zero.
         limit = middle + max(SLOW_IN_MADS * mad, 0.02 * middle)
         return tuple(i for i, value in enumerate(self.values) if value > limit)
+
+    @property
+    def outliers(self) -> str:
+        """One line on marked steps far above the median, the slowest first, with why; else ""."""
+        ms = {i: self.values[int(i)] for i in self.marks if self.marks[i].startswith("slow")}
+        ordered = sorted(ms, key=lambda i: ms[i], reverse=True)
+        told = [i for i in ordered if ms[i] >= OUTLIER * self.median]
+        if not told:
+            return ""
+        shown = [
+            f"{units.milliseconds(ms[i])} ({self.marks[i].removeprefix('slow, ')})"
+            for i in told[:SHOWN_OUTLIERS]
+        ]
+        more = ["..."] if len(told) > SHOWN_OUTLIERS else []
+        many = f"{len(told)} of {units.counted(len(self), 'step')}"
+        usual = units.milliseconds(self.median)
+        return f"outliers: {many} took far longer than {usual}: {', '.join([*shown, *more])}"
 
     def with_slow_marked(self) -> Samples:
         """Return the same values with a mark on each that is slow for no reason known here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -137,6 +138,11 @@ class Meter:
         self._timer.left_s += perf_counter() - began_s  # the Meter's own time is no data stall
         return "  ".join([reading.line(), *warnings])
 
+    def last_steps(self, count: int) -> Samples:
+        """Return the periods of the last `count` steps; slow ones with what was seen in them."""
+        samples = self._timer.samples
+        return samples.slow_steps(max(0, len(samples) - count))
+
     def summary(self) -> MeterSummary:
         """Wait for the device and return every sample; for the end of the loop."""
         self._timer.marker.synchronize()
@@ -201,10 +207,13 @@ class Meter:
         reading = read_window(
             timer.samples, row, basis, timer.count, memory, timer.inspected.launches
         )
-        return replace(reading, notes=self._new_notes(reading))
+        return replace(reading, notes=self._new_notes(reading, timer.samples.slow_steps(row)))
 
-    def _new_notes(self, reading: Reading) -> tuple[str, ...]:
-        """Return the notes on topics that had none so far."""
+    def _new_notes(self, reading: Reading, steps: Samples) -> tuple[str, ...]:
+        """Return the notes on topics that had none so far; outliers are one topic for each cause.
+
+        So a loop whose every tenth step waits for data says so once.
+        """
         peak = "impossible" if reading.is_impossible else "peak"
         unseen, no_dtype = self._timer.uninspected, self._timer.inspected.why_no_dtype
         found = {
@@ -213,6 +222,10 @@ class Meter:
         }
         if self._asked_dtype is None and no_dtype:
             found["dtype"] = f"MFU unknown: {no_dtype}; pass dtype= ({', '.join(get_args(Dtype))})."
+        causes = re.sub(
+            r"[0-9.,]+ ?(us|ms|s|min)?", "", " ".join(sorted(set(steps.marks.values())))
+        )
+        found[causes or "outliers"] = steps.outliers
         new = {key: text for key, text in found.items() if text and key not in self._notes}
         self._notes |= new
         return tuple(new.values())

@@ -5,6 +5,7 @@ One step runs under the profiler instead, for its kernel launches and its dtype.
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch import nn
 
 from steplab.core import Samples
 from steplab.core.errors import Unsupported, UserError
+from steplab.probes.disturbances import UNDISTURBED, Disturbance, Disturbances, mark_slow
 from steplab.probes.ran import GRAPH_LAUNCH, LAUNCHES, RawProfile, matmul_dtype
 
 COUNTED = LAUNCHES | {GRAPH_LAUNCH}  # a replayed graph is one launch of the host
@@ -40,6 +42,7 @@ class StepTimer:
         self._step: MarkedStep | None = None  # the one that is running
         self._last_end: Moment | None = None  # of the previous step, if that one counts
         self._pending: deque[MarkedStep] = deque()  # ended on the host
+        self._disturbances: Disturbances | None = None
 
     @cached_property
     def marker(self) -> Marker:
@@ -54,6 +57,12 @@ class StepTimer:
         if self.count + 1 == self._inspect_step:
             self._begin_inspection()
         last_end = self._last_end
+        if self._disturbances is None:
+            self._disturbances = Disturbances(self.marker.on_cuda)
+            self._disturbances.open()
+            weakref.finalize(self, self._disturbances.close)
+        elif last_end is None:
+            self._disturbances.next_step()  # what happened before this period is not its own
         self._step = MarkedStep(
             tokens,
             start=self.marker.mark() if last_end is None else last_end,
@@ -64,7 +73,8 @@ class StepTimer:
 
     def leave(self) -> None:
         """End the step, and collect what the device has finished."""
-        assert self._step is not None
+        assert self._step is not None and self._disturbances is not None
+        self._step.disturbance = self._disturbances.next_step()
         if self._inspection is not None:
             self.inspected = self._inspection.stop(self.count + 1)
             self._inspection = self._last_end = None
@@ -211,6 +221,7 @@ class StepSamples:
         self.phase_ms: dict[str, array[float]] = {}
         self.host_phase_ms: dict[str, array[float]] = {}
         self.from_entry: list[int] = []  # rows whose period starts when the step is entered
+        self.disturbed: dict[int, Disturbance] = {}  # by row
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -225,6 +236,8 @@ class StepSamples:
         self.wall_ms.append(step.start.host_ms_to(step.end))
         if step.from_entry:
             self.from_entry.append(row)
+        if step.disturbance is not UNDISTURBED:
+            self.disturbed[row] = step.disturbance
         for name, start, end in step.phases:
             _add_to_row(self.phase_ms, name, row, start.device_ms_to(end))
             _add_to_row(self.host_phase_ms, name, row, start.host_ms_to(end))
@@ -249,10 +262,17 @@ class StepSamples:
         return sum(column[row] for column in self.phase_ms.values() if row < len(column))
 
     def step(self) -> Samples:
-        """Periods; slow ones, and those without a previous step, are marked."""
-        found = Samples(tuple(self.step_ms), "ms")
-        marks = {**found.with_slow_marked().marks, **self._from_entry_marks()}
-        return Samples(found.values, "ms", marks)
+        """Periods; slow ones, with what was seen in them, and those without a previous step."""
+        found = self.slow_steps(0)
+        return Samples(found.values, "ms", {**found.marks, **self._from_entry_marks()})
+
+    def slow_steps(self, first: int) -> Samples:
+        """Periods from row `first` on; slow ones are marked with what was seen in them."""
+        periods, waits = (
+            Samples(tuple(column[first:]), "ms") for column in (self.step_ms, self.wait_ms)
+        )
+        disturbed = {row - first: one for row, one in self.disturbed.items() if row >= first}
+        return Samples(periods.values, "ms", mark_slow(periods, waits, disturbed))
 
     def data_wait(self) -> Samples:
         """Waits before the steps; 0 and marked where the period has none."""
@@ -282,7 +302,10 @@ def _add_to_row(columns: dict[str, array[float]], name: str, row: int, ms: float
 class MarkedStep:
     """The moments of one step: start and end of its period and of every phase."""
 
-    __slots__ = ("end", "entry_s", "from_entry", "phases", "start", "tokens", "wait_s")
+    __slots__ = (
+        *("end", "entry_s", "from_entry", "phases", "start", "tokens", "wait_s"),
+        "disturbance",
+    )
 
     def __init__(
         self, tokens: int, start: Moment, entry_s: float, wait_s: float, from_entry: bool
@@ -294,6 +317,7 @@ class MarkedStep:
         self.wait_s = wait_s  # between the previous step and this one
         self.from_entry = from_entry  # the period has no wait: no counted step ended before it
         self.phases: list[tuple[str, Moment, Moment]] = []
+        self.disturbance = UNDISTURBED
 
     @property
     def passed(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from steplab.core import Clock, Samples
+from steplab.probes.disturbances import UNDISTURBED, Disturbance, Disturbances, mark_slow
 from steplab.probes.probe import Probe, Subject
 
 THREADS = Path("/proc/self/task")  # a folder for each thread
@@ -57,13 +57,13 @@ class ClockProbe(Probe):
         self.phase_marks: list[dict[str, list[tuple[int, int]]]] = []
         self.step_marks: list[tuple[int, int]] = []
         self.data_marks: list[tuple[int, int]] = []
-        self.collections: list[int] = []
-        self.collecting_ms = 0.0
+        self.disturbances = Disturbances(self.on_cuda)
+        self.disturbed: dict[int, Disturbance] = {}
         self.watch_before, subject.step.watch = subject.step.watch, self._phase
-        gc.callbacks.append(self._on_gc)
         if self.on_cuda:
             torch.cuda.synchronize()
         self.contention = Contention()
+        self.disturbances.open()
         self.first = self.watch.mark()
 
     @contextlib.contextmanager
@@ -80,12 +80,15 @@ class ClockProbe(Probe):
         start = self.watch.mark()
         yield
         self.step_marks.append((start, self.watch.mark()))
+        seen = self.disturbances.next_step()
+        if seen is not UNDISTURBED:
+            self.disturbed[len(self.step_marks) - 1] = seen
 
     def close_window(self, subject: Subject) -> None:
         """Stop; nothing is read yet."""
         self.window_ms = (perf_counter() - self.watch.host_s[self.first]) * 1e3
         self.contended = self.contention.share()
-        gc.callbacks.remove(self._on_gc)
+        self.disturbances.close()
         subject.step.watch = self.watch_before
 
     def result(self) -> Clock:
@@ -93,19 +96,18 @@ class ClockProbe(Probe):
         ends = [self.first, *(end for _, end in self.step_marks)]
         device, host = self.watch.device_ms, self.watch.host_ms
         periods = tuple(device(a, b) for a, b in pairwise(ends))
-        step = Samples(periods, "ms")
-        marks = dict(step.with_slow_marked().marks)
-        marks |= {str(i): "slow, garbage collection" for i in self.collections if str(i) in marks}
+        data_wait = Samples(tuple(host(a, b) for a, b in self.data_marks), "ms")
+        marks = mark_slow(Samples(periods, "ms"), data_wait, self.disturbed)
         return Clock(
             step=Samples(periods, "ms", marks),
             host=Samples(tuple(host(a, b) for a, b in self.step_marks), "ms"),
-            data_wait=Samples(tuple(host(a, b) for a, b in self.data_marks), "ms"),
+            data_wait=data_wait,
             phases=self._phases(device),
             host_phases=self._phases(host),
             window_ms=self.window_ms,
             source="cuda events" if self.on_cuda else "perf_counter",
             contended=self.contended,
-            collector_ms=self.collecting_ms / max(len(self.step_marks), 1),
+            collector_ms=self.disturbances.collecting_ms / max(len(self.step_marks), 1),
         )
 
     def _phases(self, duration: Any) -> dict[str, Samples]:
@@ -123,15 +125,6 @@ class ClockProbe(Probe):
         start = self.watch.mark()
         yield
         self.phase_marks[-1][name].append((start, self.watch.mark()))
-
-    def _on_gc(self, when: str, info: dict[str, int]) -> None:
-        # Generation 0 takes microseconds; only full collections can show in a step's time.
-        if when == "start":
-            self.collecting_since = perf_counter()
-        else:
-            self.collecting_ms += (perf_counter() - self.collecting_since) * 1e3
-        if when == "stop" and info.get("generation") == 2:
-            self.collections.append(len(self.step_marks))
 
 
 class Contention:

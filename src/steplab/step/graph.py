@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from steplab.core.errors import Unsupported, UserError
 from steplab.modules.shards import local
+from steplab.probes.disturbances import note_event
 from steplab.step.graphed_call import CudaGraphs, GraphBackend, GraphedCall
 from steplab.step.step import Step
-from steplab.step.usual_shapes import UsualShapes, shape_of
+from steplab.step.usual_shapes import UNUSUAL, UsualShapes, shape_of
 from steplab.workloads.misuse import describe
 from steplab.workloads.workload import StepOutput
 
@@ -85,6 +86,7 @@ class StepGraph:
         if self.usual is not None:
             shape = shape_of(micro_batches)
             if not self.usual.include(shape):
+                note_event(UNUSUAL)
                 return self.step.run(micro_batches)
             if shape != self._shape:
                 self._shape = shape

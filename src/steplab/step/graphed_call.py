@@ -25,6 +25,7 @@ from torch.utils._pytree import (
 
 from steplab.core.errors import SteplabError, Unsupported
 from steplab.probes.compilation import graph_count
+from steplab.probes.disturbances import note_event
 from steplab.step.usual_shapes import PLAIN_TYPES, describe_leaf, shape_of
 from steplab.trace.user_frames import error_line
 
@@ -80,6 +81,7 @@ class GraphedCall:
             if self._warmed < self.warmup:
                 self._warmed += 1
                 strict = self._warmed == self.warmup
+                note_event("ran op by op before a capture")
                 return self.graphs.warm(partial(self.function, inputs), strict)
             self._capture(inputs)
         assert self._replay is not None and self._inputs is not None
@@ -113,6 +115,7 @@ class GraphedCall:
         self._replay = self.graphs.capture(partial(self.function, static.values))
         self._inputs, self._compiled = static, graph_count()
         self.captures += 1
+        note_event("captured the CUDA graph")
 
     def _refuse_changes(self) -> None:
         for name, value in self.frozen_values().items():

@@ -13,6 +13,7 @@ from steplab.core import Samples
 from steplab.core.errors import MeasurementError
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import graph_count
+from steplab.probes.disturbances import mark_disturbed
 from steplab.probes.probe import Probe, Subject, WatchedStep
 
 # A step that still compiles after this many steps always will: its shapes keep changing.
@@ -100,7 +101,7 @@ def measure(
 
 
 def time_steps(subject: Subject, steps: int) -> Samples:
-    """Time further steps of one that is kept alive; milliseconds each.
+    """Time further steps of one that is kept alive; milliseconds each, and what disturbed them.
 
     One untimed step goes first: another worker has had the device in between, and this one's
     first step finds its clocks and caches as that left them.
@@ -108,7 +109,9 @@ def time_steps(subject: Subject, steps: int) -> Samples:
     warm_up(subject, 1, lambda text: None)
     clock = ClockProbe()
     measure(subject, steps, clock, [], lambda text: None)
-    return clock.result().step
+    seen = clock.result()
+    marks = mark_disturbed(seen.step, seen.data_wait, clock.disturbed)
+    return Samples(seen.step.values, "ms", marks)
 
 
 def synchronize(subject: Subject) -> None:

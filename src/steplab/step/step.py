@@ -13,8 +13,9 @@ from steplab.core import Mode
 from steplab.core.errors import UserError
 from steplab.modules.optimizer import clip_gradients, full_weights
 from steplab.modules.rates import DeviceRates
+from steplab.probes.disturbances import note_event
 from steplab.step.hooks import HookGuard
-from steplab.step.usual_shapes import UsualShapes, micro_batch_shapes
+from steplab.step.usual_shapes import UNUSUAL, UsualShapes, micro_batch_shapes
 from steplab.techniques.technique import StepParts
 from steplab.workloads.misuse import check_gradients, no_gradient
 from steplab.workloads.workload import StepOutput, Workload
@@ -83,6 +84,7 @@ class Step:
             self.hooks.check()
         usual = self.compiled_shapes
         if usual is not None and not usual.include(micro_batch_shapes(micro_batches)):
+            note_event(UNUSUAL)
             with torch.compiler.set_stance("force_eager"):
                 return self.run(micro_batches)
         if self.graph is None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 PLAIN_TYPES = (int, float, str, bool, type(None))
+UNUSUAL = "ran op by op, its shape is unusual"
 OTHERS_IN_A_ROW = 10  # steps of another shape after which it is the usual one
 
 

@@ -88,7 +88,7 @@ class TrainingRecord:
         def tail(samples: Samples) -> Samples:
             return Samples(samples.values[-KEPT_STEPS:], samples.unit)
 
-        step = tail(summary.step).with_slow_marked()
+        step = self.meter.last_steps(KEPT_STEPS)
         return Clock(
             step=step,
             host=tail(summary.host),

@@ -98,6 +98,13 @@ def total_line(ladder: Ladder) -> str:
     return f"{ladder.winner.label}: {gain}"
 
 
+def outlier_lines(ladder: Ladder) -> list[str]:
+    """What was far slower than usual in the turns of the winner and the baseline, and why."""
+    sides = {"winner": ladder.after, "baseline": ladder.before}
+    lines = {name: samples.outliers for name, samples in sides.items() if samples is not None}
+    return [f"{name}, {line}" for name, line in lines.items() if line]
+
+
 def peer_line(peer: Peer) -> str:
     """The winner against the peer, in one sentence."""
     if peer.change is None or peer.theirs is None or peer.ours is None:

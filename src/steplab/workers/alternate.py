@@ -206,8 +206,19 @@ def student_ratio(ratios: Sequence[float]) -> RatioInterval:
 
 
 def _alternation(rounds: Rounds, change: Change, verdict: Verdict) -> Alternation:
-    before, after = (
-        Samples(tuple(value for pair in rounds for value in pair[side].values), "ms")
-        for side in (0, 1)
-    )
+    before, after = (pool_rounds([pair[side] for pair in rounds]) for side in (0, 1))
     return Alternation(before, after, change, verdict)
+
+
+def pool_rounds(rounds: Sequence[Samples]) -> Samples:
+    """Return the values of all rounds; those far above the median are marked.
+
+    A round has too few values to tell which are slow; its marks say what was seen in a step.
+    """
+    pooled = Samples(tuple(value for one in rounds for value in one.values), "ms")
+    marks, begin = dict(pooled.with_slow_marked().marks), 0
+    for one in rounds:
+        seen = {str(begin + int(index)): text for index, text in one.marks.items()}
+        marks |= {index: text for index, text in seen.items() if index in marks}
+        begin += len(one)
+    return Samples(pooled.values, "ms", marks)

@@ -1,0 +1,171 @@
+"""Slow steps and why they were slow: planted causes, with time faked."""
+
+import gc
+from time import sleep
+
+import pytest
+import torch
+
+from steplab.core import Samples
+from steplab.probes import clock, disturbances
+from steplab.probes.clock import ClockProbe
+from steplab.probes.disturbances import UNDISTURBED, Disturbances, note_event
+
+
+class FakeStep:
+    watch = staticmethod(lambda phase: None)
+
+
+class FakeSubject:
+    on_cuda = False
+    step = FakeStep()
+
+
+class Loop:
+    """Eight steps of 10 ms of fake time; in the sixth something happens."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        for module in (clock, disturbances):
+            monkeypatch.setattr(module, "perf_counter", lambda: self.now)
+        # The machine that runs the tests may be busy: no thread waits for a core here.
+        monkeypatch.setattr(Disturbances, "_core_wait_ms", lambda _: self.core_wait_ms)
+        self.core_wait_ms = 0.0
+
+    def pass_ms(self, ms):
+        self.now += ms / 1e3
+
+    def collect(self, ms):
+        """Let the garbage collector run for so long."""
+
+        def pause(when, info):
+            self.pass_ms(ms if when == "start" else 0)
+
+        gc.callbacks.append(pause)
+        gc.collect()
+        gc.callbacks.remove(pause)
+
+    def run(self, in_step=lambda: None, in_fetch=lambda: None):
+        probe, subject = ClockProbe(), FakeSubject()
+        gc.disable()  # one that nobody has planted would take no time, but be counted
+        try:
+            probe.open_window(subject)
+            for number in range(8):
+                with probe.fetching():
+                    if number == 5:
+                        in_fetch()
+                with probe.stepping():
+                    self.pass_ms(10)
+                    if number == 5:
+                        in_step()
+            probe.close_window(subject)
+        finally:
+            gc.enable()
+        assert probe.disturbances._on_gc not in gc.callbacks
+        return probe.result()
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    return Loop(monkeypatch)
+
+
+def test_a_garbage_collection_with_its_milliseconds(loop):
+    seen = loop.run(lambda: loop.collect(30))
+    assert seen.step.marks == {"5": "slow, garbage collection took 30.00 ms"}
+    assert seen.collector_ms == pytest.approx(30 / 8)
+    assert seen.cautions()[-1] == (
+        "outliers: 1 of 8 steps took far longer than 10.00 ms: "
+        "40.00 ms (garbage collection took 30.00 ms)"
+    )
+
+
+def test_a_collection_too_short_to_be_the_cause_is_none(loop):
+    def collect():
+        loop.collect(2)
+        loop.pass_ms(60)
+
+    assert loop.run(collect).step.marks == {"5": "slow, no cause seen"}
+
+
+def test_a_recompilation(loop):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
+    compiled(torch.ones(2))
+
+    def recompile():
+        compiled(torch.ones(3))
+        loop.pass_ms(500)
+
+    assert loop.run(recompile).step.marks == {"5": "slow, compiled 1 graph"}
+
+
+def test_a_wait_for_data_and_a_sleep(loop):
+    waited = loop.run(in_fetch=lambda: loop.pass_ms(90))
+    assert waited.step.marks == {"5": "slow, waited 90.00 ms for data"}
+    assert loop.run(lambda: loop.pass_ms(90)).step.marks == {"5": "slow, no cause seen"}
+
+
+def test_threads_without_a_core(loop):
+    def wait():
+        loop.core_wait_ms += 40
+        loop.pass_ms(40)
+
+    assert loop.run(wait).step.marks == {"5": "slow, threads waited 40.00 ms for a core"}
+
+
+def test_a_capture_and_what_came_with_it(loop):
+    def capture():
+        note_event("captured the CUDA graph")
+        loop.pass_ms(900)
+
+    assert loop.run(capture).step.marks == {"5": "slow, captured the CUDA graph"}
+
+
+def test_calls_of_the_allocator(monkeypatch):
+    calls = [10, 0]
+    monkeypatch.setattr(disturbances, "allocator_calls", lambda: tuple(calls))
+    watch = Disturbances(on_cuda=True)
+    watch.open()
+    monkeypatch.setattr(watch, "_core_wait_ms", lambda: 0.0)
+    watch.next_step()
+    assert watch.next_step() is UNDISTURBED
+    calls[0] += 2
+    assert watch.next_step().causes(50, 0) == ["allocated device memory 2 times"]
+    calls[0] += 1
+    calls[1] += 1
+    full = "the allocator was full and freed its cache"
+    assert watch.next_step().causes(50, 0) == [full, "allocated device memory 1 time"]
+    watch.close()
+
+
+@pytest.mark.gpu
+def test_calls_of_the_allocator_are_seen():
+    watch = Disturbances(on_cuda=True)
+    torch.cuda.empty_cache()
+    watch.open()
+    kept = torch.empty(2**28, device="cuda")
+    assert watch.next_step().mallocs >= 1
+    del kept
+    torch.empty(2**28, device="cuda")
+    assert watch.next_step().mallocs == 0
+    watch.close()
+
+
+def test_waits_for_a_core_are_read_from_the_kernel():
+    watch = Disturbances(on_cuda=False)
+    watch.open()
+    before = watch._core_wait_ms()
+    sleep(0.01)
+    assert watch._core_wait_ms() >= before >= 0
+    watch.close()
+
+
+def test_only_slow_steps_are_told_and_the_slowest_first():
+    values = (10.0,) * 20 + (11.0, 16.0, 99.0, 40.0, 30.0)
+    marks = {"20": "slow, a", "21": "slow, b", "22": "slow, c", "23": "slow, d", "24": "slow, e"}
+    assert Samples(values, "ms", marks).outliers == (
+        "outliers: 4 of 25 steps took far longer than 10.00 ms: "
+        "99.00 ms (c), 40.00 ms (d), 30.00 ms (e), ..."
+    )
+    assert Samples(values[:21], "ms", {"20": "slow, a"}).outliers == ""
