@@ -129,7 +129,7 @@ def test_a_worker_lost_in_a_comparison_is_one_sentence(fated):
 
 
 def test_a_slow_step_of_a_round_keeps_what_was_seen_in_it():
-    usual = Samples((30.0, 31.0, 30.0), "ms", {"1": "slow, garbage collection took 9.000 ms"})
+    usual = Samples((30.0, 30.4, 30.0), "ms", {"1": "slow, garbage collection took 9.000 ms"})
     caught = Samples((30.0, 999.0, 30.0), "ms", {"1": "slow, captured the CUDA graph"})
     unknown = Samples((30.0, 30.0, 90.0), "ms")
     pooled = pool_rounds([usual, caught, usual, unknown])
