@@ -72,7 +72,7 @@ def build_step(
         step.rates = DeviceRates(optimizer, device)
     if parts.graph_warmup:
         graph_step(step)
-    if parts.graph_warmup or "compile" in recipe.techniques:
+    if parts.graph_warmup or parts.is_compiled:
         step.hooks = HookGuard(model, optimizer, captured=step.graph is not None)
     return step
 

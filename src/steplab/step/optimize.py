@@ -67,7 +67,7 @@ def optimize(
         keep_state_dicts(model, step.optimizer)
     if step.graph is not None:
         step.graph.usual = UsualShapes()
-    if "compile" in recipe.techniques:
+    if step.parts.is_compiled:
         step.compiled_shapes = UsualShapes()
     return step
 

@@ -80,11 +80,7 @@ class Step:
                 "The recipe has prefetch, but these batches are not fetched ahead.",
                 "Write for batch in step.batches(loader): step([batch]); or leave prefetch out.",
             )
-        if self.hooks is not None:
-            self.hooks.check()
-        usual = self.compiled_shapes
-        if usual is not None and not usual.include(micro_batch_shapes(micro_batches)):
-            note_event(UNUSUAL)
+        if not self._is_usual(micro_batches):
             with torch.compiler.set_stance("force_eager"):
                 return self.run(micro_batches)
         if self.graph is None:
@@ -95,6 +91,16 @@ class Step:
                 return self.graph(micro_batches)
         finally:
             self.watch = watch
+
+    def _is_usual(self, micro_batches: Sequence[Any]) -> bool:
+        """Whether compiled code may run: not for a shape that it would have to be compiled for."""
+        if self.hooks is not None:
+            self.hooks.check()
+        usual = self.compiled_shapes
+        if usual is None or usual.include(micro_batch_shapes(micro_batches)):
+            return True
+        note_event(UNUSUAL)
+        return False
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield a loader's batches on the device of the step, as far ahead as `prefetch` says.
@@ -187,6 +193,9 @@ class Step:
                     f"The recipe has {word}, which needs the whole step.",
                     f"Call step([batch]) instead, or leave {word} out of the recipe.",
                 )
+        if not self._is_usual([batch]):
+            with torch.compiler.set_stance("force_eager"):
+                return self._loss(self.model, batch)
         return self._loss(self.model, batch)
 
     def _loss(self, model: torch.nn.Module, batch: Any) -> StepOutput:

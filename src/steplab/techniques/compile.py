@@ -92,6 +92,7 @@ class Compile(Technique):
             parts.wrap_optimizer_step = lambda step: torch.compile(step, backend=chosen.backend)
         # The first step compiles forward and backward; the second shows whether it was enough.
         parts.settle_steps = 2
+        parts.is_compiled = True
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
         """Suggest each scope; then the update too, autotuned matmuls and CUDA graphs."""

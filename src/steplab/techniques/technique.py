@@ -51,6 +51,7 @@ class StepParts:
     master_weights: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
     matmul_dtype: str = "fp32"  # fp32, tf32, bf16 or fp16: which peak MFU is measured against
     settle_steps: int = 0  # steps before the warm-up: compilation, capture
+    is_compiled: bool = False  # for the shapes and hooks that the first step has
     graph_warmup: int = 0  # plain steps before the step is captured; 0: no capture
     scheme: Scheme | None = None  # how several ranks share the step; None: one device alone
     batches_ahead: int = 0  # batches fetched while a step runs; 0: none
