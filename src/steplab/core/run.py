@@ -272,6 +272,7 @@ class Ran:
     # Time in which ranks exchanged something and nothing else ran; 0 for one rank.
     exposed_communication_ms: float = 0.0
     bf16_sums: str | None = None  # partial sums of split bf16 products: bf16, fp32; None on CPU
+    own_ops: Mapping[str, int] = field(default_factory=dict)  # steplab::rms_norm ... -> calls
 
     @property
     def impls_text(self) -> str:
@@ -456,6 +457,18 @@ class RankResult:
     parameters: int | None  # whole ones, also where this rank holds a part of each
 
 
+@dataclass(frozen=True)
+class Substitution:
+    """A place in a model's code that `substitute` looked at, and what became of it."""
+
+    rewrite: str  # "attention", "loss", "norm"
+    place: str  # model.py:12 (forward)
+    what: str = ""  # what runs instead: "is_causal, 2 heads of keys for 8"; "": left alone
+    proof: str = ""  # how far both forms are apart, and the old one from fp64
+    reason: str = ""  # why it was left alone
+    count: int = 1  # of such places in one graph
+
+
 Metric = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 Status = Literal["ok", "oom", "unsupported", "timeout", "crashed", "failed"]
 
@@ -493,6 +506,15 @@ class Run:
     tables: Mapping[str, Table] = field(default_factory=dict)
     artifacts: tuple[str, ...] = ()  # file names beside run.json
     ranks: tuple[RankResult, ...] = ()  # one each where several ranks share the step
+    substitutions: tuple[Substitution, ...] = ()  # what `substitute` found in the compiled graphs
+
+    @property
+    def substituted(self) -> str:
+        """One line on what was replaced and why the rest was not; "" without `substitute`."""
+        done = [f"{s.rewrite} x {s.count} ({s.what})" for s in self.substitutions if s.what]
+        left = [f"{s.rewrite}, {s.place}: {s.reason}" for s in self.substitutions if s.reason]
+        told = [f"substituted {', '.join(done) or 'nothing'}"] if self.substitutions else []
+        return "; ".join([*told, *(f"left alone {text}" for text in left[:3])])
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -20,6 +20,7 @@ from steplab.probes.probe import Probe, Subject
 
 # One launch, however many kernels the graph has.
 GRAPH_LAUNCH = "hipGraphLaunch" if torch.version.hip else "cudaGraphLaunch"
+OWN_OPS = "steplab::"
 GLOO, NCCL = "gloo:", "nccl"  # in the names of collectives, as each library shows them
 CUDA_LAUNCHES = (
     "cudaLaunchKernel",
@@ -71,6 +72,7 @@ class RanProbe(Probe):
             attention_ops=ops.attention_ops,
             matmul_dtypes=ops.matmul_dtypes,
             optimizer_ops=ops.optimizer_ops,
+            own_ops=ops.own_ops,
         )
 
     def result(self) -> Ran:
@@ -138,6 +140,7 @@ def read_events(events: Iterable[Any], on_cuda: bool) -> Ran:
     attention: Counter[str] = Counter()
     dtypes = Counter(first_dtype(call) for call in innermost_matmuls(events))
     optimizer: Counter[str] = Counter()
+    own: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
     busy: list[tuple[int, int]] = []
     collectives: list[tuple[int, int]] = []
@@ -150,6 +153,8 @@ def read_events(events: Iterable[Any], on_cuda: bool) -> Ran:
             attention[name] += 1
         elif name in FUSED_UPDATES or name.startswith("aten::_foreach_"):
             optimizer[name] += 1
+        elif name.startswith(OWN_OPS) and event.device_type() == DeviceType.CPU:
+            own[name] += 1
         elif name in LAUNCHES:
             launches += 1
         elif name == GRAPH_LAUNCH:
@@ -168,6 +173,7 @@ def read_events(events: Iterable[Any], on_cuda: bool) -> Ran:
         optimizer_ops=dict(optimizer),
         device_busy_ms=covered_ns(busy) / 1e6 if on_cuda else None,
         exposed_communication_ms=exposed_ns(collectives, events, on_cuda) / 1e6,
+        own_ops=dict(own),
     )
 
 

@@ -123,6 +123,8 @@ def _with_figures(run: Run, dtype: str) -> Run:
     if abs(run.clock.agreement - 1) > CLOCK_TOLERANCE:
         notes.append(f"clocks differ: steps sum to {run.clock.agreement:.3f} of the wall time")
     notes += run.clock.cautions()
+    if run.substituted:
+        notes.append(run.substituted)
     if run.compilation and run.compilation.graphs_in_window:
         graphs = run.compilation.graphs_in_window
         notes.append(f"still compiling: {graphs} new graphs while the clock ran")

@@ -77,17 +77,21 @@ class Compile(Technique):
             )
         targets = repeated_blocks(parts.model) if chosen.scope == "blocks" else [parts.model]
         options: dict[str, Any] = {"fullgraph": chosen.fullgraph, "dynamic": False}
-        if chosen.backend == "inductor":
-            options["mode"] = chosen.mode
+        if parts.substituting is not None:
+            options["backend"] = parts.substituting.before(chosen.backend, chosen.mode)
+        else:
+            options["backend"] = chosen.backend
+            if chosen.backend == "inductor":
+                options["mode"] = chosen.mode
         # Blocks may be all different, and the first one's input needs no gradient: dynamo counts
         # graphs by the function that is compiled, and stops at 8.
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, 2 * len(targets))
         if chosen.scope == "loss":
-            parts.wrap_forward = lambda call: torch.compile(call, backend=chosen.backend, **options)
+            parts.wrap_forward = lambda call: torch.compile(call, **options)
         else:
             for module in targets:
-                compile_module(module, backend=chosen.backend, **options)
+                compile_module(module, **options)
         if chosen.optimizer:
             parts.wrap_optimizer_step = lambda step: torch.compile(step, backend=chosen.backend)
         # The first step compiles forward and backward; the second shows whether it was enough.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from steplab.parallel.scheme import Scheme
+    from steplab.substitute.backend import SubstitutingBackend
 
 
 class Stage(IntEnum):
@@ -49,6 +50,7 @@ class StepParts:
     wrap_forward: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     # fp32 copies of the parameters that became 16-bit, for the optimizer to update.
     master_weights: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
+    substituting: SubstitutingBackend | None = None  # changes the graphs that are compiled
     matmul_dtype: str = "fp32"  # fp32, tf32, bf16 or fp16: which peak MFU is measured against
     settle_steps: int = 0  # steps before the warm-up: compilation, capture
     is_compiled: bool = False  # for the shapes and hooks that the first step has

@@ -34,7 +34,7 @@ _INSTALLED = re.compile(rf"(site|dist)-packages/|/lib/python3|{_GENERATED.patter
 # line has packages and files of releases whose traces may still be stored.
 _RUNNER = re.compile(
     r"(^|/)steplab/((cli|bench|tune|estimate|forecasting|verify|train|meter|lint|profiling|workers|step"
-    r"|techniques|probes|parallel|testing|findings|compare|report|trace|store|costs|hardware|core"
+    r"|techniques|probes|substitute|parallel|testing|findings|compare|report|trace|store|costs|hardware|core"
     r"|studies|engine|explain|record|spec)/|(__init__|__main__|codec|shelf|units|errors)\.py"
     r"|workloads/(user_model|user_batches|misuse)\.py|modules/optimizer\.py)"
 )

@@ -1,0 +1,187 @@
+"""Both forms of a part of a graph, run side by side: values and gradients, in fp64 and as they are.
+
+In fp64 they must agree to the last digits. In the dtypes of the model the new form may be as far
+from the fp64 result as the old one is, times ALLOWED. Inputs have three scales, so that a constant
+inside (an eps, a bound) shows in at least one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
+from torch.utils._python_dispatch import _disable_current_modes
+
+from steplab.substitute.match import Declined, Match, is_method, value_of
+
+SCALES = (1e-3, 1.0, 8.0)
+FP64 = 1e-10  # largest difference in fp64, relative to the norm of a result
+ALLOWED = 2.0
+SLACK = 32 * torch.finfo(torch.float32).eps  # where the old form is exact by luck
+CASTS = ("float", "half", "bfloat16")
+SIZED = ("view", "reshape", "expand")  # methods that are given sizes
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Largest differences over values and gradients at all scales, relative to norms."""
+
+    fp64: float | None  # between both forms; None where the new one does not take fp64
+    plain: float  # of the old form from its fp64 result
+    ours: float  # of the new form from the same
+
+    def __str__(self) -> str:
+        wide = "fp64 not taken" if self.fp64 is None else f"fp64 {self.fp64:.0e}"
+        return f"{wide}, own dtype {self.ours:.1e} where the model's code has {self.plain:.1e}"
+
+
+def prove(match: Match) -> Proof | Declined:
+    """Run a match and its replacement; return how far they are apart, or why it cannot be used."""
+    with _disable_current_modes(), torch.enable_grad():
+        try:
+            found = _compare(match)
+        except Exception as error:
+            text = " ".join(str(error).split())[:120]
+            found = f"could not be run: {type(error).__name__}: {text}"
+    return Declined(match.output, found) if isinstance(found, str) else found
+
+
+def _compare(match: Match) -> Proof | str:
+    forms = {
+        (name, wide): _extract(match, build, wide)
+        for name, build in (("plain", _copy_interior), ("ours", _emit_replacement))
+        for wide in (False, True)
+    }
+    proofs: list[Proof] = []
+    for number, scale in enumerate(SCALES):
+        own = _inputs(match, scale, number)
+        wide = [t.double() if t.is_floating_point() else t for t in own]
+        truth = _results(forms["plain", True], wide)
+        plain, ours = (_results(forms[name, False], own) for name in ("plain", "ours"))
+        if not all(bool(t.isfinite().all()) for t in (*truth, *plain)):
+            continue  # the model's own code overflows there
+        dtypes = [[t.dtype for t in results] for results in (plain, ours)]
+        if dtypes[0] != dtypes[1] or plain[0].dtype != value_of(match.output).dtype:
+            return f"results would be of {dtypes[1][0]} and not of {value_of(match.output).dtype}"
+        fp64 = None
+        if match.takes_fp64:
+            fp64 = max(_differences(_results(forms["ours", True], wide), truth))
+            if not fp64 <= FP64:
+                return f"not the same: they differ by {fp64:.1e} in fp64"
+        errors = list(zip(_differences(plain, truth), _differences(ours, truth), strict=True))
+        worse = [pair for pair in errors if not pair[1] <= ALLOWED * pair[0] + SLACK]
+        if worse:
+            return f"less exact: {worse[0][1]:.1e} from fp64 instead of {worse[0][0]:.1e}"
+        proofs.append(Proof(fp64, *(max(column) for column in zip(*errors, strict=True))))
+    if len(proofs) < 2:
+        return "its results are finite at fewer than two scales"
+    fp64s = [proof.fp64 for proof in proofs if proof.fp64 is not None]
+    plains, ours_ = [proof.plain for proof in proofs], [proof.ours for proof in proofs]
+    return Proof(max(fp64s, default=None), max(plains), max(ours_))
+
+
+def _differences(found: Sequence[Tensor], truth: Sequence[Tensor]) -> list[float]:
+    """Return the difference of every tensor, relative to its norm."""
+    return [
+        float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30))
+        for a, b in zip(found, truth, strict=True)
+    ]
+
+
+def _results(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return a form's value and its gradients by all inputs of floats, along a fixed direction."""
+    leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
+    value = form(*leaves)
+    generator = torch.Generator().manual_seed(1)
+    along = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+    wanted = [t for t in leaves if t.requires_grad]
+    along = along.to(value)
+    return [value.detach(), *torch.autograd.grad(value, wanted, along, materialize_grads=True)]
+
+
+def _inputs(match: Match, scale: float, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for node in match.inputs:
+        value = value_of(node)
+        shape = match.small_shapes.get(node, tuple(value.shape))
+        if node in match.integers:
+            below, special = match.integers[node]
+            numbers = torch.randint(0, below, shape, generator=generator)
+            rare = torch.rand(shape, generator=generator) < 0.2
+            made.append(torch.where(rare, special, numbers).to(value.device, value.dtype))
+        else:
+            numbers = torch.randn(shape, generator=generator) * scale
+            made.append(numbers.to(value.device, value.dtype))
+    return made
+
+
+Build = Callable[[Match, Graph, Sequence[Node], nn.Module], Node]
+
+
+def _extract(match: Match, build: Build, wide: bool) -> Callable[..., Tensor]:
+    """Return one form as a function of the inputs, small, and in fp64 where `wide`."""
+    root, graph = nn.Module(), Graph()
+    inputs = [graph.placeholder(f"input_{i}") for i in range(len(match.inputs))]
+    graph.output(build(match, graph, inputs, root))
+    for node in graph.nodes:
+        _adapt(node, match, wide)
+    run = GraphModule(root, graph)
+    device = value_of(match.output).device.type
+
+    def form(*tensors: Tensor) -> Tensor:
+        with _precision(device, wide):
+            result: Tensor = run(*tensors)
+        return result
+
+    return form
+
+
+@contextlib.contextmanager
+def _precision(device: str, wide: bool) -> Iterator[None]:
+    """Run as the step does, under its autocast; or, in fp64, without."""
+    with torch.autocast(device, enabled=False) if wide else contextlib.nullcontext():
+        yield
+
+
+def _copy_interior(match: Match, graph: Graph, inputs: Sequence[Node], root: nn.Module) -> Node:
+    copies: dict[Node, Node] = dict(zip(match.inputs, inputs, strict=True))
+    for number, (node, value) in enumerate(match.constants.items()):
+        root.register_buffer(f"constant_{number}", value)
+        copies[node] = graph.get_attr(f"constant_{number}")
+    for node in match.interior:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    return copies[match.output]
+
+
+def _emit_replacement(match: Match, graph: Graph, inputs: Sequence[Node], root: nn.Module) -> Node:
+    return match.emit(graph, inputs)
+
+
+def _adapt(node: Node, match: Match, wide: bool) -> None:
+    """Give a copied node small sizes, no dropout and, where `wide`, fp64 for every float."""
+    if node.op not in ("call_function", "call_method"):
+        return
+    if "dropout_p" in node.kwargs:
+        node.update_kwarg("dropout_p", 0.0)
+    if is_method(node, *SIZED):
+        sizes: Any = node.args[1:]
+        flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+        if all(isinstance(size, int) for size in flat) and len(flat) > 1:
+            node.args = (node.args[0], *match.shrink(flat))
+    if wide:
+        if node.op == "call_method" and node.target in CASTS:
+            node.target = "double"
+        node.args = map_aggregate(node.args, _widened)
+        node.kwargs = map_aggregate(node.kwargs, _widened)
+
+
+def _widened(value: Any) -> Any:
+    is_float = isinstance(value, torch.dtype) and value.is_floating_point
+    return torch.float64 if is_float else value

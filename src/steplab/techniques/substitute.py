@@ -1,0 +1,129 @@
+"""Faster forms of what a model of one's own computes, put into its compiled graph and proved there.
+
+`substitute=all`, or kinds by name: `substitute=attention+loss`. See `steplab.substitute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from steplab.core import Run, Setting, Settings, registry
+from steplab.core.errors import UserError, did_you_mean
+from steplab.core.units import counted
+from steplab.techniques.context import StepContext, Suggestion
+from steplab.techniques.technique import Stage, StepParts, Technique
+
+ALL = "all"
+# What each kind can take away from a step, and what it needs the compiler to see.
+SAVINGS = {
+    "attention": {"kind:attention": 0.7, "memory:activations": 0.3},
+    "loss": {"kind:softmax": 0.5, "kind:elementwise": 0.2, "memory:activations": 0.8},
+}
+WITH_LOSS = ("loss", "whole")  # scopes of `compile` in whose graph a loss may be
+
+
+@dataclass(frozen=True)
+class SubstituteSettings:
+    """Kinds of substitutions by name, joined by `+`; `all`: whatever is found."""
+
+    kinds: str = ALL
+
+
+class Substitute(Technique):
+    """Applied before the model is compiled; the graphs are changed while it is."""
+
+    stage = Stage.IMPLEMENTATION
+    settings: ClassVar[type] = SubstituteSettings
+    needs = ("compile",)
+
+    def check(self, settings: Mapping[str, Setting], name: str) -> None:
+        """Every kind must exist."""
+        super().check(settings, name)
+        for kind in str(settings["kinds"]).split("+"):
+            if kind not in (ALL, *known_kinds()):
+                hint = did_you_mean(kind, [ALL, *known_kinds()])
+                raise UserError(f"There is no substitution called {kind!r}.", hint)
+
+    def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
+        """A loss can be replaced only where the compiler sees it."""
+        scope = recipe["compile"].get("scope")
+        if "loss" in asked_kinds(settings) and scope not in WITH_LOSS:
+            return "head and loss are not in the graphs of the blocks (compile=loss has them)"
+        return ""
+
+    def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
+        """Let `compile` hand its graphs over."""
+        from steplab.substitute.backend import SubstitutingBackend
+
+        parts.substituting = SubstitutingBackend(asked_kinds(settings) or known_kinds())
+
+    def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
+        """Offer it once the step is compiled; built-in models choose by `impl`."""
+        compiled = context.recipe.techniques.get("compile", {})
+        if current or not compiled or not context.run.spec.source:
+            return []
+        kinds = [kind for kind in known_kinds() if kind != "loss" or compiled["scope"] in WITH_LOSS]
+        return [Suggestion({"kinds": kind}, SAVINGS.get(kind, {})) for kind in kinds]
+
+    def remedy(self, run: Run) -> str:
+        """Say why nothing was replaced."""
+        reasons = [f"{one.place}: {one.reason}" for one in run.substitutions if one.reason]
+        return "; ".join(reasons[:2])
+
+    def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
+        """What was asked for must have been replaced, and as many must run as were planned."""
+        planned = planned_counts(run)
+        for kind in asked_kinds(settings) or (ALL,):
+            if not planned.get(kind, 0) and not (kind == ALL and planned):
+                return f"nothing was replaced by substitute={kind}{_why(run, kind)}"
+        ran = executed_counts(run)
+        for kind, count in planned.items():
+            if kind in ran and ran[kind] < count * run.spec.accumulate:
+                places = counted(count, "place")
+                return f"substitute replaced {kind} in {places}, but {ran[kind]} ran in a step"
+        return ""
+
+
+def known_kinds() -> list[str]:
+    """Return the names of all kinds, without importing any."""
+    return registry.names("steplab.substitute", "REWRITE")
+
+
+def asked_kinds(settings: Mapping[str, Setting]) -> tuple[str, ...]:
+    """Return the kinds that were named; none where all are taken."""
+    kinds = tuple(str(settings["kinds"]).split("+"))
+    return () if ALL in kinds else kinds
+
+
+def planned_counts(run: Run) -> dict[str, int]:
+    """Return by kind in how many places of the graphs a replacement stands."""
+    found: dict[str, int] = {}
+    for one in run.substitutions:
+        if one.what:
+            found[one.rewrite] = found.get(one.rewrite, 0) + one.count
+    return found
+
+
+def executed_counts(run: Run) -> dict[str, int]:
+    """Return by kind how many replacements ran in one step, where the profiler can tell."""
+    if run.ran is None:
+        return {}
+    losses = [
+        n for op, n in run.ran.own_ops.items() if "cross_entropy" in op and "backward" not in op
+    ]
+    found = {"loss": sum(losses)}
+    if run.ran.attention_ops:  # a compiler may write attention out in products of its own
+        found["attention"] = sum(run.ran.attention_ops.values())
+    return found
+
+
+def _why(run: Run, kind: str) -> str:
+    left = [one for one in run.substitutions if one.reason and kind in (ALL, one.rewrite)]
+    if not left:
+        return ": there is no place for it"
+    return f": {left[0].reason} ({left[0].place})"
+
+
+TECHNIQUE = Substitute()

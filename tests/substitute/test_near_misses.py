@@ -1,0 +1,55 @@
+"""What looks like a known form is replaced where it is one, else left alone: never wrong."""
+
+import pytest
+import torch
+
+from steplab.substitute.backend import SubstitutingBackend
+from tests.substitute.near_misses import ALONE, LOSSES, MASKS, SAME, B, D, H, S, T, V
+
+
+def traced(function, inputs, kind):
+    """Return what the function computes with and without substitutions, and what was replaced."""
+    torch._dynamo.reset()
+    backend = SubstitutingBackend([kind]).before("eager")
+    compiled = torch.compile(function, backend=backend)
+    found = []
+    for call in (function, compiled):
+        leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
+        value = call(*leaves)
+        along = torch.linspace(0.5, 1.5, value.numel(), dtype=value.dtype).view_as(value)
+        value.backward(along)
+        found.append([value.detach(), *(t.grad for t in leaves if t.requires_grad)])
+    return *found, backend.found
+
+
+def check(function, expected, inputs, kind, exact=1e-9):
+    plain, ours, seen = traced(function, inputs, kind)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=exact, atol=exact)
+    replaced = [one for one in seen if one.what]
+    assert all(one.proof and not one.reason for one in replaced)
+    assert all(one.reason for one in seen if not one.what)
+    if expected == SAME:
+        assert replaced and len(replaced) == len(seen), seen
+    elif expected == ALONE:
+        assert not replaced, seen
+
+
+def normal(*shape):
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64
+    )
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name):
+    targets = torch.randint(0, V, (B, T), generator=torch.Generator().manual_seed(0))
+    targets[0, :2] = 3
+    exact = 1e-6 if name == "in fp32" else 1e-9
+    check(*LOSSES[name], (normal(B, T, D), normal(V, D), targets), "loss", exact)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name):
+    q, k, v = normal(B, H, S, D), normal(B, H, S, D) + 0.1, normal(B, H, S, D) - 0.2
+    check(*MASKS[name], (q, k, v), "attention")

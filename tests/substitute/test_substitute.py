@@ -1,0 +1,182 @@
+"""Substitutions in whole models: what the Run says of them, gradients, and what is refused."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from steplab.core import Ran
+from steplab.core.errors import UserError
+from steplab.core.run import Substitution, run_from_json, run_to_json
+from steplab.step.trial import trial
+from steplab.substitute.backend import SubstitutingBackend
+from steplab.techniques.context import StepContext
+from steplab.techniques.recipes import parse_recipe, technique
+from steplab.tune.proposals import proposals
+from tests.compare.sides import run_of
+from tests.own_models import named
+from tests.substitute.models import LanguageModel, language_batch, language_loss
+
+FACTORY = """
+import steplab
+from tests.substitute.models import LanguageModel, language_batch, language_loss
+
+def make():
+    batches = lambda size: [language_batch(size, seed=s) for s in range(3)]
+    return steplab.UserModel(LanguageModel(), batches, language_loss, tokens_per_sequence=16)
+"""
+RECIPE = "compile=loss,compile.backend=aot_eager,substitute=loss"
+
+
+def gradients(model, loss, batch, autocast=False):
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        value = loss(model, batch)
+    value.backward()
+    return torch.cat([p.grad.flatten().double() for p in model.parameters()])
+
+
+def errors(model, loss, batch, kinds, autocast=False):
+    """Return errors of the gradients against fp64, plain and substituted, and what was found."""
+    truth = gradients(copy.deepcopy(model).double(), loss, batch)
+    plain = gradients(model, loss, batch, autocast)
+    torch._dynamo.reset()
+    backend = SubstitutingBackend(kinds).before("aot_eager")
+    compiled = torch.compile(loss, backend=backend, fullgraph=True)
+    ours = gradients(model, compiled, batch, autocast)
+    relative = [float((g - truth).norm() / truth.norm()) for g in (plain, ours)]
+    return *relative, backend.found
+
+
+def replaced(found, kind):
+    return sum(one.count for one in found if one.rewrite == kind and one.what)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_small_language_model_keeps_its_gradients(autocast):
+    torch.manual_seed(0)
+    kinds = ["attention", "loss"]
+    plain, ours, found = errors(LanguageModel(), language_loss, language_batch(), kinds, autocast)
+    assert ours < 1.1 * plain + 1e-8
+    assert replaced(found, "loss") == 1 and replaced(found, "attention") == 0
+
+
+def llama(layers=2, **options):
+    transformers = pytest.importorskip("transformers", reason="not a dependency of steplab")
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "use_cache": False}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": layers}
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, **options))
+
+
+def causal_loss(model, batch):
+    return model(input_ids=batch, labels=batch).loss
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_compiled_transformers_lose_their_dense_mask_and_repeated_keys(autocast):
+    model = llama()
+    batch = torch.randint(0, 97, (3, 16), generator=torch.Generator().manual_seed(0))
+    kinds = ["attention", "loss"]
+    plain, ours, found = errors(model, causal_loss, batch, kinds, autocast)
+    assert ours < 1.1 * plain + 1e-8
+    assert replaced(found, "attention") == 2 and replaced(found, "loss") == 1
+    assert any(one.what == "is_causal, 2 heads of keys for 4" for one in found)
+    assert all("transformers/" in one.place for one in found)
+
+
+def test_packed_sequences_keep_their_mask():
+    """Positions that start again say where a document begins; they are an input."""
+    model = llama(layers=1)
+    positions = torch.cat([torch.arange(6), torch.arange(10)]).expand(2, 16)
+    batch = torch.randint(0, 97, (2, 16), generator=torch.Generator().manual_seed(0))
+
+    def loss(model, batch):
+        return model(input_ids=batch, labels=batch, position_ids=positions).loss
+
+    plain, ours, found = errors(model, loss, batch, ["attention"])
+    assert ours < 1.1 * plain + 1e-8 and not replaced(found, "attention")
+
+
+def test_the_run_lists_places_counts_and_proofs(tiny_spec, tmp_path):
+    (tmp_path / "own.py").write_text(FACTORY)
+    spec = replace(tiny_spec(RECIPE), workload=named(f"{tmp_path}/own.py:make"), config={})
+    run = trial(spec)
+    assert run.status == "ok", run.reason
+    (one,) = run.substitutions
+    assert one.rewrite == "loss" and one.what == "cross_entropy chunked" and one.count == 1
+    assert one.place.startswith("tests/substitute/models.py:") and "fp64" in one.proof
+    assert run.ran.own_ops["steplab::chunked_cross_entropy_mean"] == 1
+    assert "substituted loss x 1 (cross_entropy chunked)" in run.notes
+    assert run_from_json(run_to_json(run)) == run
+
+
+def test_names_of_parameters_stay():
+    import steplab
+
+    model = LanguageModel()
+    names = list(model.state_dict())
+    steplab.optimize(model, language_loss, RECIPE)([language_batch()])
+    assert list(model.state_dict()) == names
+
+
+def test_what_was_asked_for_and_not_replaced_fails_the_run(tiny_spec, tmp_path):
+    (tmp_path / "own.py").write_text(FACTORY)
+    spec = tiny_spec("compile=blocks,compile.backend=aot_eager,substitute=attention")
+    run = trial(replace(spec, workload=named(f"{tmp_path}/own.py:make"), config={}))
+    assert run.status == "failed"
+    assert run.reason == "Nothing was replaced by substitute=attention: there is no place for it."
+
+
+def test_fewer_than_planned_fail_the_run():
+    settings = {"kinds": "loss"}
+    planned = Substitution("loss", "model.py:1 (f)", "chunked", "fp64 0", count=2)
+    run = replace(
+        run_of(), substitutions=(planned,), ran=Ran(own_ops={"steplab::x_cross_entropy": 1})
+    )
+    mismatch = technique("substitute").mismatch(settings, run)
+    assert mismatch == "substitute replaced loss in 2 places, but 1 ran in a step"
+    both = replace(run, ran=Ran(own_ops={"steplab::x_cross_entropy": 2}))
+    assert technique("substitute").mismatch(settings, both) == ""
+    left = Substitution("loss", "model.py:1 (f)", reason="its head has a bias")
+    alone = technique("substitute").mismatch(settings, replace(run, substitutions=(left,)))
+    assert alone.endswith("by substitute=loss: its head has a bias (model.py:1 (f))")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("substitute=all", "needs compile"),
+        ("compile=blocks,substitute=loss", "compile=loss has them"),
+        ("compile=loss,substitute=attentoin", "attention"),
+    ],
+)
+def test_what_cannot_be_is_refused(recipe, said):
+    with pytest.raises(UserError) as caught:
+        parse_recipe(recipe)
+    assert said in str(caught.value)
+
+
+def test_tune_offers_substitutions_for_compiled_models_of_ones_own():
+    def offered(recipe, **fields):
+        context = StepContext(run_of(recipe=parse_recipe(recipe).techniques, **fields))
+        return {p.key for p in proposals(context, {}) if p.technique == "substitute"}
+
+    assert offered("compile=loss", source="0123456789ab") >= {
+        "substitute=attention",
+        "substitute=loss",
+    }
+    assert "substitute=loss" not in offered("compile=blocks", source="0123456789ab")
+    assert not offered("compile=loss") and not offered("plain", source="0123456789ab")
+
+
+@pytest.mark.slow
+def test_through_inductor():
+    torch.manual_seed(0)
+    model, batch = LanguageModel(layers=1), language_batch()
+    plain = gradients(model, language_loss, batch)
+    backend = SubstitutingBackend(["attention", "loss"])
+    ours = gradients(model, torch.compile(language_loss, backend=backend, fullgraph=True), batch)
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
+    assert replaced(backend.found, "loss") == 1
