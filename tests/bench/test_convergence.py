@@ -247,7 +247,10 @@ def test_the_command_as_a_user_runs_it(capsys):
     assert main(["bench", "convergence", *SMALL, "--out", "gap.csv"]) == 0
     said = capsys.readouterr()
     assert "[8/8] seed 45 plain: loss" in said.err
-    assert "green: the loss of plain is +0 %" in said.out and "loss-matched" in said.out
+    assert (
+        "green: the loss of plain differs from plain's by +0 %" in said.out
+        and "loss-matched" in said.out
+    )
     run = Store().load("last")
     assert run.verdict == "green" and run.spec.steps == 20 and run.metrics["gap_high"] == 0
     with open("gap.pairs.csv") as file:

@@ -120,7 +120,7 @@ def test_mixed_dtypes_have_no_mfu_and_the_note_says_why(on_h200: None) -> None:
 
     meter = inspected(model, run)
     told = "warning: MFU unknown: step 2 ran its matrix products in 50.0 % "
-    assert told in meter.line() and "pass dtype= (fp32, tf32, bf16, fp16)." in meter.line()
+    assert told in meter.line() and "pass dtype= (fp32, tf32, bf16, fp16, fp8)." in meter.line()
     with meter.step(tokens=8):
         run()
     assert "warning" not in meter.line() and "MFU unknown" in meter.line()

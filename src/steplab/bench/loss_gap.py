@@ -187,7 +187,9 @@ class LossGap:
         if diverged:
             return f"failed: {self.candidate}, seed {diverged[0].seed}: {diverged[0].reason}"
         allowed = f"{self.limit * 100:g} %"
-        found = f"the loss of {self.candidate} is {self.interval.words} above {self.reference}'s"
+        found = (
+            f"the loss of {self.candidate} differs from {self.reference}'s by {self.interval.words}"
+        )
         if self.verdict == "green":
             return f"green: {found}, at most {allowed}"
         if self.verdict == "failed":
@@ -233,8 +235,8 @@ class LossGap:
         """One row per pair."""
         columns = (
             Column("seed"),
-            Column(self.reference, "loss", 5),
-            Column(self.candidate, "loss", 5),
+            Column(f"loss of {self.reference}", digits=5),
+            Column(f"loss of {self.candidate}", digits=5),
             Column("gap", "%", 3),
         )
         rows = tuple(
@@ -270,7 +272,7 @@ class LossGap:
 
     def curve_table(self) -> Table:
         """The mean validation losses of both recipes after so many steps."""
-        columns = (Column("step"), Column(self.reference, "loss"), Column(self.candidate, "loss"))
+        names = ("step", f"loss of {self.reference}", f"loss of {self.candidate}")
         finished = [pair for pair in self.pairs if not pair.candidate.reason]
         rows = tuple(
             (
@@ -280,4 +282,4 @@ class LossGap:
             )
             for i, step in enumerate(finished[0].reference.steps if finished else ())
         )
-        return Table("mean validation loss", columns, rows)
+        return Table("mean validation loss", tuple(map(Column, names)), rows)

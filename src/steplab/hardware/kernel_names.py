@@ -80,11 +80,11 @@ def attention_backend(name: str) -> str | None:
 
 
 # Names of C++ types in the profiler.
-_TRACED = {"c10::BFloat16": "bf16", "c10::Half": "fp16"}
+_TRACED = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "c10::Float8_e4m3fn": "fp8"}
 
 
 def matmul_dtypes(ran: Ran | None) -> dict[str, int]:
-    """Return the calls of matrix products by dtype: fp32, tf32, bf16, fp16.
+    """Return the calls of matrix products by dtype: fp32, tf32, bf16, fp16, fp8.
 
     Counted by op where ops were traced, else by kernel name. A replayed graph dispatches no op:
     where its kernels name more products than there were ops, the kernels are counted. Whether an

@@ -30,7 +30,7 @@ from steplab.workloads.misuse import check_model, describe
 
 LOOKUP_TABLES = (nn.Embedding, nn.EmbeddingBag)  # not multiplied
 
-Dtype = Literal["fp32", "tf32", "bf16", "fp16"]
+Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
 class Meter:

@@ -61,6 +61,7 @@ class RanProbe(Probe):
             self._profile_captured_ops(subject)
         self.impls = dispatched_impls(subject.step.model)
         self.optimizer = optimizer_impl(subject.step.optimizer, self.traced.optimizer_ops)
+        self.fp8_linears = dict(subject.step.parts.fp8_linears)
 
     def _profile_captured_ops(self, subject: Subject) -> None:
         """Profile a plain step for its ops: a replay dispatches none."""
@@ -77,7 +78,12 @@ class RanProbe(Probe):
 
     def result(self) -> Ran:
         """Return what ran."""
-        return replace(self.traced, impls=self.impls, optimizer=self.optimizer)
+        return replace(
+            self.traced,
+            impls=self.impls,
+            optimizer=self.optimizer,
+            fp8_linears=self.fp8_linears,
+        )
 
 
 def bf16_sums() -> str:

@@ -1,4 +1,4 @@
-"""Precision of the matrix products: fp32, tf32, autocast to bf16 or fp16, or bf16 weights too."""
+"""Precision of the matrix products: fp32, tf32, autocast to bf16 or fp16, bf16 weights, fp8."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from steplab.techniques.technique import Stage, StepParts, Technique
 
 TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 BF16_WEIGHTS = "bf16-weights"
+FP8 = "fp8"
 MASTER_WEIGHT_OPTIMIZER = "one-pass"  # the optimizer that keeps fp32 weights beside 16-bit ones
 # Work that moves numbers more than it multiplies them: half the bytes, half the time.
 MEMORY_BOUND = ("elementwise", "normalization", "softmax", "reduction", "copy", "embedding")
@@ -27,11 +28,13 @@ class PrecisionSettings:
     keeps them in fp32 as well, and gradients add up in bf16. Autocast stays on for what it computes
     in fp32: losses, softmax, the statistics of norms.
 
+    `fp8`: as `bf16`, and the `nn.Linear`s that gain by it multiply in fp8 (`modules/fp8.py`).
+
     `sums`: in what cuBLAS adds the partial sums of a bf16 product whose long axis it splits over
     thread blocks. torch's own choice is bf16, which is faster and rounds once more.
     """
 
-    dtype: Literal["fp32", "tf32", "bf16", "fp16", "bf16-weights"] = "fp32"
+    dtype: Literal["fp32", "tf32", "bf16", "fp16", "bf16-weights", "fp8"] = "fp32"
     sums: Literal["bf16", "fp32"] = "bf16"
 
 
@@ -73,15 +76,34 @@ class Precision(Technique):
                 )
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.allow_tf32 = True  # convolutions and recurrent layers
-        if parts.matmul_dtype in TORCH_NAMES:
+        if dtype == FP8:
+            self._to_fp8(parts)
+        around = "bf16" if dtype == FP8 else parts.matmul_dtype
+        if around in TORCH_NAMES:
             kind = parts.device.type
-            half = getattr(torch, TORCH_NAMES[parts.matmul_dtype])
+            half = getattr(torch, TORCH_NAMES[around])
             parts.forward_context = lambda: torch.autocast(kind, dtype=half)
         if dtype == "fp16":
             parts.scaler = torch.amp.GradScaler(parts.device.type)
 
+    def _to_fp8(self, parts: StepParts) -> None:
+        """Convert the Linears that gain by fp8, and note what became of each."""
+        from steplab.modules.fp8 import PAYS, convert_linears, plan_linears, refuse_device
+
+        refuse_device(parts.device)
+        parts.fp8_linears = plan_linears(parts.model, parts.device)
+        chosen = [name for name, reason in parts.fp8_linears.items() if reason == PAYS]
+        if not chosen:
+            why = next(iter(parts.fp8_linears.values()), "there is none")
+            raise Unsupported(
+                f"No nn.Linear of this model would gain by fp8 ({why}).", "Use precision=bf16."
+            )
+        convert_linears(parts.model, chosen)
+
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
         """bf16 weights need an optimizer that keeps them in fp32 too; none of torch's does."""
+        if settings["dtype"] == FP8 and "parallel" in recipe:
+            return "fp8 has been tried on one rank only"
         if "sums" in settings and product_dtype(str(settings["dtype"])) != "bf16":
             return f"sums are those of bf16 products, and the products are {settings['dtype']}"
         asked = recipe.get("optimizer", {}).get("impl", MASTER_WEIGHT_OPTIMIZER)
@@ -117,7 +139,9 @@ class Precision(Technique):
     def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Most matrix products must have run in the dtype, by the ops or kernels in the trace."""
         asked, seen = product_dtype(str(settings["dtype"])), matmul_dtypes(run.ran)
-        if seen and seen.get(asked, 0) <= 0.5 * sum(seen.values()):
+        # Beside fp8, attention and the layers that do not gain multiply in bf16.
+        least = 0.0 if asked == FP8 else 0.5 * sum(seen.values())
+        if seen and seen.get(asked, 0) <= least:
             shown = ", ".join(f"{n} x {dtype}" for dtype, n in seen.items())
             return f"precision {asked} was asked for, but the matrix products ran as {shown}"
         sums = run.ran.bf16_sums if run.ran else None
@@ -139,7 +163,7 @@ class Precision(Technique):
 
 
 def product_dtype(dtype: str) -> str:
-    """Return the dtype in which a setting multiplies matrices: fp32, tf32, bf16 or fp16."""
+    """Return the dtype in which a setting multiplies matrices: fp32, tf32, bf16, fp16 or fp8."""
     return "bf16" if dtype == BF16_WEIGHTS else dtype
 
 

@@ -51,7 +51,10 @@ class StepParts:
     # fp32 copies of the parameters that became 16-bit, for the optimizer to update.
     master_weights: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
     substituting: SubstitutingBackend | None = None  # changes the graphs that are compiled
-    matmul_dtype: str = "fp32"  # fp32, tf32, bf16 or fp16: which peak MFU is measured against
+    # fp32, tf32, bf16, fp16 or fp8: which peak MFU is measured against.
+    matmul_dtype: str = "fp32"
+    # Every Linear by name where some multiply in fp8: "" for these, for others why they do not.
+    fp8_linears: dict[str, str] = field(default_factory=dict)
     settle_steps: int = 0  # steps before the warm-up: compilation, capture
     is_compiled: bool = False  # for the shapes and hooks that the first step has
     graph_warmup: int = 0  # plain steps before the step is captured; 0: no capture

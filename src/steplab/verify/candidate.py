@@ -22,6 +22,7 @@ from steplab.step.loop import Progress, settle, time_steps, warm_up
 from steplab.step.step import Step
 from steplab.step.trial import ProbedStep, clean_up
 from steplab.verify.draws import check_draws, take_draws
+from steplab.verify.fp8_layers import check_fp8_layers
 from steplab.verify.judge import judge
 from steplab.verify.numerics import (
     NumericsSnapshot,
@@ -56,6 +57,7 @@ class Candidate:
         try:
             self._verify_apart(progress)
             probed = ProbedStep(empty, progress)
+            self._verify_products(probed.subject)
             first_seconds = self._verify_own(probed.subject, progress)
             run = probed.run_probes(progress, first_seconds)
             if run.status == "ok":
@@ -98,6 +100,18 @@ class Candidate:
                     self._check_draws(assemble(spec), spec, shape)
             finally:
                 clean_up()
+
+    def _verify_products(self, subject: Subject) -> None:
+        """Compare fp8 products, where there are any, with fp64 ones of the same rounded operands.
+
+        Against unrounded ones a product that is wrong by a rounding could not be told from fp8.
+        """
+        parts = subject.step.parts
+        if not self.shapes or not parts.fp8_linears:
+            return
+        self.checks += check_fp8_layers(parts)
+        if not all(check.passed for check in self.checks):
+            raise NumericsFailed
 
     def _verify_own(self, subject: Subject, progress: Progress) -> float | None:
         """Compare the numerics of the very step that is measured; seconds of its first step."""

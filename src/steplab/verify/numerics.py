@@ -44,7 +44,8 @@ _SEED = 20_011
 PLAIN_FIELDS = ("roundoff", "matmul_dtype", "terms", "first_seconds", "bits")
 BUFFERS = "buffers"
 STATE = "optimizer"  # begins the name of a group of the optimizer's state
-BITS = {"tf32": 11, "bf16": 8, "fp16": 11}  # of the significand, the hidden one included
+# Of the significand, the hidden one included. Products of fp8 numbers give bf16 ones.
+BITS = {"tf32": 11, "bf16": 8, "fp16": 11, "fp8": 8}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ CURVE_STEPS = 64
 DRAWS = "draws"  # the reference of a model that drops at random: the plain step's statistics
 UP, DOWN = "up", "down"  # two fp32 peers whose weights begin a few roundings off, each way
 ROUNDED, AUTOCAST = "rounded", "autocast"  # the two peers of any other dtype
+FP8 = "fp8"  # of some products; the others are bf16
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,10 @@ def _add_words(shape: GateShape, words: str) -> str:
 def references_of(dtype: str) -> tuple[str, ...]:
     """Return the names of the references for candidates that declare `dtype`, or of the truth.
 
-    The last one is what torch itself computes in that dtype.
+    The last one is what torch itself computes in that dtype; of fp8 it knows nothing.
     """
     if dtype == TRUTH:
         return (TRUTH,)
     if dtype == PLAIN_DTYPE:
         return f"{dtype}-{UP}", f"{dtype}-{DOWN}", dtype
-    return f"{dtype}-{ROUNDED}", f"{dtype}-{AUTOCAST}"
+    return f"{dtype}-{ROUNDED}", f"{'bf16' if dtype == FP8 else dtype}-{AUTOCAST}"
