@@ -53,6 +53,7 @@ from tests.train.tiny_runs import make_spec, silent
 # Ways to name evil.py from the folder that holds it, and other code.
 NAMES = (
     "evil.py:make",
+    "script:evil.py",
     "./evil.py:make",
     "checkpoints/step-00000002/evil.py:make",
     "store/runs/20250101-aaa/evil.py:make",

@@ -119,3 +119,21 @@ def test_the_printed_command_measures_the_step_that_was_tuned(size, tmp_path):
     assert args.ranks == [2]
     assert args.recipe == [parse_recipe("precision=bf16")]
     assert given_fields(args) == {"context": [96], "fused_projections": [True]}
+
+
+def test_words_behind_two_dashes_are_for_a_script(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main("tune gpt -- --width 3".split()) == 2
+    assert "Words after -- are for a script. Name it: --script train.py" in capsys.readouterr().err
+    assert main("tune --script missing.py -- --width 3".split()) == 2
+    assert "There is no file missing.py." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_script_that_cannot_be_lifted_gets_the_start_of_a_factory(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    assert main("tune --script train.py --store runs -- --lr 3".split()) == 2
+    out, err = capsys.readouterr()
+    assert "train.py ended, before its first backward pass" in err and "Traceback" not in err
+    assert "def make():" in out and "return steplab.UserModel(" in out

@@ -20,7 +20,7 @@ class Command:
     `--help` says about it.
     """
 
-    flags: Callable[[argparse.ArgumentParser, Sequence[str]], None]
+    flags: Callable[[Parser, Sequence[str]], None]
     run: Callable[[argparse.Namespace], int]
 
 
@@ -54,10 +54,13 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=HelpFormatter,
         )
+        self.takes_rest = False  # whether words after -- are somebody else's: `args.rest`
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse all of `words`; an unknown flag is an error that names the nearest one."""
-        args, unknown = self.parse_known_args(list(words))
+        words, rest = split_rest(words) if self.takes_rest else (list(words), [])
+        args, unknown = self.parse_known_args(words)
+        args.rest = rest
         if unknown:
             word = unknown[0].split("=")[0]
             if word.startswith("-"):
@@ -69,6 +72,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage."""
         raise UserError(f"{self.prog}: {message}.", f"See: {self.prog} --help")
+
+
+def split_rest(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words before the first `--` and those after it."""
+    end = list(words).index("--") if "--" in words else len(words)
+    return list(words[:end]), list(words[end + 1 :])
 
 
 def add_memory_flag(parser: argparse.ArgumentParser) -> None:

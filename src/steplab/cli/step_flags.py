@@ -39,7 +39,7 @@ def add_workload_flags(
 
     With `many`, flags take one or more values, which span a grid.
     """
-    model = _value_of("--hf", words)
+    model = value_of("--hf", words)
     named = words[0] if words and not words[0].startswith("-") else ""
     if model and named:
         raise UserError(f"There are two workloads, {named} and --hf {model}.", "Name one of them.")
@@ -59,7 +59,7 @@ def add_workload_flags(
     return entry
 
 
-def _value_of(flag: str, words: Sequence[str]) -> str:
+def value_of(flag: str, words: Sequence[str]) -> str:
     """Return the value of a flag that decides which flags there are; "" where it is not given."""
     for word, following in itertools.pairwise([*words, ""]):
         if word == flag:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import Self
+from typing import Any, Self
 
 from rich import box
 from rich.console import Group
@@ -23,7 +23,7 @@ from rich.spinner import Spinner
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from steplab.cli.command import Command
+from steplab.cli.command import Command, Parser, split_rest
 from steplab.cli.flags import AUTO, add_store_flag, folder_to_write, resolve_device
 from steplab.cli.step_flags import (
     add_rank_flags,
@@ -32,8 +32,9 @@ from steplab.cli.step_flags import (
     assumed_device,
     check_gpus,
     step_spec,
+    value_of,
 )
-from steplab.core import RunSpec
+from steplab.core import Recipe, RunSpec
 from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder, Rung, Untried
 from steplab.core.output_file import output_file
@@ -65,6 +66,8 @@ from steplab.tune.search import tune
 from steplab.verify.remote import ReferenceWorker
 from steplab.workers.pool import WorkerPool
 from steplab.workers.ranks import start_worker
+from steplab.workloads.script.lift import Survey
+from steplab.workloads.user_model import SCRIPT
 from steplab.workloads.workload import find_workload
 
 DEFAULT_WORKLOAD = "tsmoe"
@@ -73,12 +76,21 @@ MINUTES = {"cpu": 2.5, "cuda": 8.0}
 # Untimed and timed steps of a candidate before the alternation, which decides.
 WARMUP, STEPS = 2, 5
 START_SECONDS = 120.0  # the worker imports torch
+SURVEY = "steplab.workloads.script.lift:survey"
+SCRIPT_SECONDS = 600.0  # for a script to load its data and to make its first steps
 TRIAL_SECONDS = 300.0  # for one batch size, when the fastest is looked for
 
 
-def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    add_workload_flags(parser, words, DEFAULT_WORKLOAD)
+def _flags(parser: Parser, words: Sequence[str]) -> None:
+    parser.takes_rest = True
+    words, _ = split_rest(words)
+    script = value_of("--script", words)
+    add_workload_flags(parser, [f"{SCRIPT}{script}"] if script else words, DEFAULT_WORKLOAD)
+    about = "a training script, which runs unedited until it has made a few steps; -- ARGS are its"
+    parser.add_argument("--script", default="", metavar="FILE", help=about)
     add_step_flags(parser, ("accumulate", "clip", "seed"), batch=BATCH, auto_batch=True)
+    if script:  # it has its own
+        parser.set_defaults(accumulate=None, clip=None)
     add_rank_flags(parser)
     add = parser.add_argument
     add("--objective", default="time", choices=("time", "memory"), help="what to reduce")
@@ -100,6 +112,10 @@ def _run(args: argparse.Namespace) -> int:
         value = getattr(args, flag)
         if value is not None and not value > 0:
             raise UserError(f"--{flag.replace('_', '-')} must be more than 0, not {value}.")
+    if args.rest and not args.script:
+        raise UserError("Words after -- are for a script.", "Name it: --script train.py -- ARGS.")
+    if args.script:
+        args.config_arguments = shlex.join(args.rest)
     _spec(args, assumed_device(args.device))  # reports typos before a worker starts (2 s)
     Store(args.store).check_writable()
     if args.out is not None:
@@ -132,6 +148,9 @@ def search(
     device = resolve_device(args.device, environment)
     spec = _spec(args, device)
     check_gpus(spec, environment)
+    own_recipe = None
+    if args.script:
+        spec, own_recipe = lift_script(spec, args, reference, view)
     if spec.ranks > 1:
         workers.start = functools.partial(start_worker, spec)
         workers.refill()
@@ -140,7 +159,8 @@ def search(
         spec = replace(spec, batch=batch)
     limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
     minutes = args.budget or MINUTES[device]
-    against = None if args.against is None else shared_by(args.against, spec.ranks)
+    compared = args.against or own_recipe
+    against = None if compared is None else shared_by(compared, spec.ranks)
     options = TuneOptions(args.objective, minutes, started, limit, args.also_batch, against)
     ladder, folder = tune(spec, options, store, reference, environment, view, workers)
     if args.batch == AUTO and ladder.finished:
@@ -152,8 +172,33 @@ def search(
 
 
 def _spec(args: argparse.Namespace, device: str) -> RunSpec:
-    batch = {"batch": BATCH[device]} if args.batch is None else {}
-    return step_spec(args, device, warmup=WARMUP, steps=STEPS, **batch)
+    defaults = {"batch": BATCH[device], "accumulate": 1, "clip": 0.0}
+    unset: dict[str, Any] = {
+        key: value for key, value in defaults.items() if getattr(args, key) is None
+    }
+    return step_spec(args, device, warmup=WARMUP, steps=STEPS, **unset)
+
+
+def lift_script(
+    spec: RunSpec, args: argparse.Namespace, reference: ReferenceWorker, view: View
+) -> tuple[RunSpec, Recipe | None]:
+    """Return the spec of a script's step, and the recipe that the script has already."""
+    view.stage(f"running {args.script} until it has made a few steps")
+    found = reference.worker.call(SURVEY, Survey, timeout=SCRIPT_SECONDS, spec=spec)
+    if found.refusal:
+        print(found.beginning)
+        raise UserError(
+            f"{found.refusal.rstrip('.')}.",
+            "Write it as a factory; a start is printed above.",
+        )
+    view.say(f"{args.script}: {found.words}")
+    own: dict[str, Any] = {"batch": found.batch, "accumulate": found.accumulate, "clip": found.clip}
+    unset = {key: value for key, value in own.items() if getattr(args, key) is None}
+    spec = replace(spec, config={**spec.config, "start": found.start}, **unset)
+    if found.recipe == "plain":
+        return spec, None
+    view.say(f"it has {found.recipe} already, with which the winner is compared at the end")
+    return spec, parse_recipe(found.recipe)
 
 
 def show(ladder: Ladder, files: OutcomeFiles) -> None:

@@ -1,6 +1,7 @@
 """A user's own model: `path/to/file.py:factory` or `package.module:factory` becomes a workload.
 
 The factory's keyword parameters, with their defaults, become the workload's config and flags.
+`script:train.py` is a whole training script, out of which the model is lifted.
 
 A model is code. Records hold its name and a hash of its file; the file is imported only after the
 user has named it in this process, or in the parent of this worker (`load_user_model`).
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib
 import inspect
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 PLAIN_TYPES = (int, float, str, bool)
+SCRIPT = "script:"  # begins the name of a workload that is a training script
 # By the name that records hold: the absolute path of every file that the user has named.
 _files: dict[str, Path] = {}
 
@@ -56,6 +59,11 @@ def load_user_model(word: str) -> WorkloadEntry:
     `package.module:factory` is looked for in the working directory, then among what is installed.
     The word must come from the user, on the command line or in Python, never from a record.
     """
+    if word.startswith(SCRIPT):
+        file = Path(word.removeprefix(SCRIPT)).absolute()
+        entry = _script_entry(word, file)
+        _files[word] = file
+        return entry
     place, _, factory = word.rpartition(":")
     is_module = all(part.isidentifier() for part in place.split("."))
     if not (place.endswith(".py") or is_module) or not factory:
@@ -79,7 +87,8 @@ def find_user_model(name: str, source: str = "") -> WorkloadEntry:
             "Name it by --model my_model.py:make, in Python by "
             'steplab.load_user_model("my_model.py:make").',
         )
-    entry = _import(name, _files[name])
+    make_entry = _script_entry if name.startswith(SCRIPT) else _import
+    entry = make_entry(name, _files[name])
     if source and entry.source != source:
         raise UserError(
             f"{shorten(name)} has changed: the hash of its file was {shorten(source)}, now it is "
@@ -87,6 +96,12 @@ def find_user_model(name: str, source: str = "") -> WorkloadEntry:
             "Keep both versions in files of their own, and bench each.",
         )
     return entry
+
+
+def find_script(name: str, source: str = "") -> Path:
+    """Return the file of the training script `script:train.py` that the user has named before."""
+    find_user_model(name, source)
+    return _files[name]
 
 
 def named_files() -> dict[str, str]:
@@ -97,6 +112,21 @@ def named_files() -> dict[str, str]:
 def take_named_files(named: Mapping[str, str]) -> None:
     """Let this worker import what the user has named in its parent."""
     _files.update({name: Path(file) for name, file in named.items()})
+
+
+def _script_entry(name: str, file: Path) -> WorkloadEntry:
+    """Return the entry of a training script, which is not run before its model is asked for."""
+    from steplab.workloads.script.lift import ScriptSettings, make
+
+    if is_missing(file):
+        raise UserError(f"There is no file {shorten(name.removeprefix(SCRIPT))}.")
+    source = hashlib.sha256(read_input(file)).hexdigest()[:12]
+
+    def open_workload(values: ScriptSettings) -> UserWorkload:
+        return UserWorkload(functools.partial(make, file), encode(values), name)
+
+    summary = "a training script of your own"
+    return WorkloadEntry(name, summary, ScriptSettings, open_workload, source=source)
 
 
 def _import(name: str, file: Path) -> WorkloadEntry:

@@ -1,0 +1,1 @@
+"""A training script, unedited, as a model of one's own."""

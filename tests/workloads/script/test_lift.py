@@ -1,0 +1,366 @@
+"""Training scripts run unedited; what is lifted out of them does what they do."""
+
+import sys
+
+import pytest
+import torch
+
+from steplab.core import RunSpec
+from steplab.core.errors import UserError
+from steplab.step.assemble import assemble
+from steplab.workloads.script.lift import survey
+from steplab.workloads.user_model import load_user_model
+
+MLP = """
+import argparse
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=8)
+parser.add_argument("--steps", type=int, default=100)
+args = parser.parse_args()
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(5, args.width), nn.ReLU(), nn.Linear(args.width, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
+criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+dataset = torch.utils.data.TensorDataset(torch.randn(64, 5), torch.randint(3, (64,)))
+losses = []
+for step, (x, y) in enumerate(torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True)):
+    optimizer.zero_grad()
+    logits = model(x)
+    loss = criterion(logits, y)
+    loss += 1e-3 * sum(p.square().sum() for p in model.parameters())
+    accuracy = (logits.argmax(-1) == y).float().mean().item()
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+    losses.append(loss.item())
+    if step + 1 == args.steps:
+        break
+"""
+
+# As nanoGPT does it: config words, accumulation, autocast, GradScaler, compile, an evaluation.
+NANO = """
+import os
+import sys
+import numpy as np
+import torch
+from net import GPT
+
+batch_size, block_size, gradient_accumulation_steps, width = 4, 6, 3, 8
+dtype, compile, out_dir, learning_rate, max_iters = "bfloat16", True, "out", 1e-2, 100
+for word in sys.argv[1:]:
+    key, value = word.removeprefix("--").split("=")
+    globals()[key] = int(value) if value.isdigit() else value
+os.makedirs(out_dir, exist_ok=True)
+torch.manual_seed(1337)
+data = np.random.randint(0, 11, 500).astype(np.uint16)
+
+
+def get_batch():
+    starts = torch.randint(len(data) - block_size, (batch_size,))
+    rows = [torch.from_numpy(data[i : i + block_size + 1].astype(np.int64)) for i in starts]
+    both = torch.stack(rows)
+    return both[:, :-1], both[:, 1:]
+
+
+model = GPT(11, width)
+scaler = torch.amp.GradScaler("cpu", enabled=dtype == "float16")
+groups = [
+    {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+    {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+]
+optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
+raw = model
+model = torch.compile(model)
+context = torch.amp.autocast("cpu", dtype=getattr(torch, dtype))
+
+
+@torch.no_grad()
+def estimate_loss():
+    model.eval()
+    x, y = get_batch()
+    with context:
+        _, loss = model(x, y)
+    model.train()
+    return loss.item()
+
+
+x, y = get_batch()
+for iteration in range(max_iters):
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * (iteration + 1) / 10
+    if iteration % 2 == 0:
+        estimate_loss()
+        torch.save(raw.state_dict(), os.path.join(out_dir, "ckpt.pt"))
+        with open(os.path.join(out_dir, "log.txt"), "a") as log:
+            log.write("evaluated")
+    for micro_step in range(gradient_accumulation_steps):
+        with context:
+            logits, loss = model(x, y)
+            loss = loss / gradient_accumulation_steps
+        x, y = get_batch()
+        scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+"""
+NET = """
+import torch.nn.functional as F
+from torch import nn
+
+
+class GPT(nn.Module):
+    def __init__(self, words, width):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(words, width), nn.LayerNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.embed.weight = self.head.weight
+
+    def forward(self, idx, targets=None):
+        logits = self.head(self.norm(self.embed(idx)))
+        return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.reshape(-1))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    monkeypatch.setitem(sys.modules, "net", None)
+    del sys.modules["net"]
+    return tmp_path
+
+
+def write(folder, text, name="train.py"):
+    (folder / name).write_text(text)
+    return f"script:{name}"
+
+
+def lift(folder, text, arguments=""):
+    """Return what the command line learns of a script, and the step that is made of it."""
+    entry = load_user_model(write(folder, text))
+    config = entry.resolve("", {"arguments": arguments})
+    found = survey(RunSpec(entry.name, config, source=entry.source))
+    assert not found.refusal, found.refusal
+    step = assemble(
+        RunSpec(
+            entry.name,
+            {**config, "start": found.start},
+            batch=found.batch,
+            accumulate=found.accumulate,
+            clip=found.clip,
+            source=entry.source,
+        )
+    )
+    return found, step
+
+
+def refusal(folder, text, arguments=""):
+    entry = load_user_model(write(folder, text))
+    config = entry.resolve("", {"arguments": arguments})
+    found = survey(RunSpec(entry.name, config, source=entry.source))
+    assert found.beginning.startswith("# my_model.py, a start")
+    compile(found.beginning, "my_model.py", "exec")
+    return found.refusal
+
+
+def run_for_real(text, *arguments):
+    """Run a script as Python does and return its variables."""
+    before, sys.argv = sys.argv, ["train.py", *arguments]
+    variables = {"__name__": "__main__"}
+    try:
+        exec(compile(text, "train.py", "exec"), variables)
+    finally:
+        sys.argv = before
+    return variables
+
+
+def test_the_lifted_step_makes_the_update_of_the_script(folder):
+    """Loss, class weights, a penalty on the weights and momentum: the same first steps."""
+    found, step = lift(folder, MLP, "--width 6")
+    assert (found.batch, found.accumulate, found.clip, found.recipe) == (8, 1, 0.0, "plain")
+    torch.manual_seed(0)
+    # The schedule begins at 0, so the lifted step takes the rate that the optimizer was made with.
+    own = run_for_real(MLP.replace("step / 10", "1.0"), "--width", "6", "--steps", "3")
+    batches = step.workload.batches(8, torch.device("cpu"), 0)
+    losses = [step([next(batches)]).loss.item() for _ in range(3)]
+    assert losses == pytest.approx(own["losses"], rel=1e-6)
+    for mine, theirs in zip(step.model.parameters(), own["model"].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_script_like_nanogpts(folder):
+    write(folder, NET, "net.py")
+    found, step = lift(folder, NANO, "--width=12")
+    assert (found.batch, found.accumulate, found.clip) == (4, 3, 0.5)
+    assert set(found.recipe.split(",")) == {"precision=bf16", "compile=whole", "optimizer=fused"}
+    assert step.model.embed.weight.shape == (11, 12)
+    assert step.workload.tokens(4) == 4 * 6
+    rates = [(g["lr"], g["betas"], g["weight_decay"]) for g in step.optimizer.param_groups]
+    assert rates == [(1e-2, (0.9, 0.95), 0.1), (1e-2, (0.9, 0.95), 0.0)]
+    batches = step.workload.batches(4, torch.device("cpu"), 0)
+    micro = [next(batches) for _ in range(3)]
+    expected = torch.stack([step.model(*batch)[1] for batch in micro]).mean()
+    torch.testing.assert_close(step(micro).loss, expected.detach())
+    assert sorted(p.name for p in folder.iterdir() if p.name != "__pycache__") == [
+        "net.py",
+        "train.py",
+    ]
+
+
+def test_the_loss_of_a_script_runs_in_other_batch_sizes_and_precisions(folder):
+    write(folder, NET, "net.py")
+    _, step = lift(folder, NANO)
+    batch = next(step.workload.batches(2, torch.device("cpu"), 0))
+    assert [tensor.shape for tensor in batch] == [(2, 6), (2, 6)]
+    step.model.double()
+    assert step.workload.loss(step.model, batch).loss.dtype == torch.float64
+    with pytest.raises(UserError, match=r"batches of 4, not of 5.* another batch size"):
+        next(step.workload.batches(5, torch.device("cpu"), 0))
+
+
+def test_a_script_that_begins_differently_is_not_compared_with_itself(folder):
+    """Its own generator is seeded by nobody, so two workers would train two models."""
+    text = MLP.replace(
+        "torch.manual_seed(3)",
+        "import numpy\nseed = numpy.random.default_rng().integers(2**60)\n"
+        "torch.manual_seed(int(seed))",
+    )
+    with pytest.raises(UserError, match=r"does not begin as it did before.* Seed every random"):
+        lift(folder, text)
+
+
+def test_modules_that_are_called_one_by_one_are_lifted_together(folder):
+    """An encoder and a head without a module that holds both; a custom method of a module."""
+    text = MLP.replace("logits = model(x)", "logits = model[2](model[1](model[0](x)))")
+    _, step = lift(folder, text)
+    assert len(list(step.model.parameters())) == 4
+    apart = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+def run():
+    encoder, head = nn.Linear(4, 8), nn.Linear(8, 1)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()])
+    while True:
+        x = torch.randn(2, 4)
+        loss = (head(encoder(x).tanh()).view(2) - x.sum(-1)).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+if __name__ == "__main__":
+    run()
+"""
+    _, step = lift(folder, apart)
+    x = torch.randn(2, 4)
+    expected = (step.model[1](step.model[0](x).tanh()).view(2) - x.sum(-1)).square().mean()
+    torch.testing.assert_close(step.workload.loss(step.model, [x, x.sum(-1)]).loss, expected)
+
+
+LOOP = "    optimizer.zero_grad()\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "    optimizer.step()\n",
+            "    optimizer.step()\n    other.step()\n",
+            r"steps two optimizers \(train.py:\d+ .* and train.py:\d+ .*, and a step has one",
+        ),
+        ("optimizer.step()", "optimizer.step(lambda: loss)", r"a closure.*train.py:\d+"),
+        (
+            "    loss.backward()",
+            "    loss = loss * (step + 1)\n    loss.backward()",
+            r"in another way from step to step \(train.py:\d+ .*mul",
+        ),
+        ("args.steps:", "1:", r"train.py ended, after 1 backward passes; steplab waits for 4"),
+        ("model(x)", "model(y)", r"fails with RuntimeError: .*before its first backward pass"),
+        (
+            "    optimizer.step()\n",
+            "    nn.utils.clip_grad_value_(model.parameters(), 1.0)\n    optimizer.step()\n",
+            r"clips gradients by value.*train.py:\d+",
+        ),
+    ],
+)
+def test_what_cannot_be_lifted_is_said_with_its_line(folder, old, new, said):
+    text = MLP.replace("schedule =", "other = torch.optim.Adam(model[0].parameters())\nschedule =")
+    assert old in text
+    import re
+
+    found = refusal(folder, text.replace(old, new))
+    assert re.search(said, found), found
+
+
+def test_functions_with_a_backward_of_their_own_are_one_call(folder):
+    text = MLP.replace(
+        "losses = []",
+        "losses = []\nclass Double(torch.autograd.Function):\n"
+        "    forward = staticmethod(lambda ctx, x: 2 * x)\n"
+        "    backward = staticmethod(lambda ctx, g: 7 * g)\n",
+    )
+    _, step = lift(folder, text.replace("logits = model(x)", "logits = Double.apply(model(x))"))
+    step.mode = "forward+backward"
+    batch = next(step.workload.batches(8, torch.device("cpu"), 0))
+    plain = 2 * step.model(batch[0])
+    loss = step.workload.loss(step.model, batch).loss
+    found, expected = (torch.autograd.grad(x.sum(), step.model[2].bias)[0] for x in (loss, plain))
+    assert found.shape == expected.shape  # seven times softmax's gradients, plus the penalty's
+    weights = torch.tensor([1.0, 2.0, 3.0])
+    own = torch.nn.functional.cross_entropy(plain, batch[1], weight=weights)
+    (to_logits,) = torch.autograd.grad(own, plain, retain_graph=True)
+    penalty = 2e-3 * step.model[2].bias
+    torch.testing.assert_close(found, 7 * to_logits.sum(0) + penalty)
+
+
+def test_words_that_the_script_refuses(folder, capfd):
+    found = refusal(folder, MLP, "--wdith 3")
+    assert "train.py ended by itself with code 2, before its first backward pass" in found
+    assert "unrecognized arguments: --wdith" in capfd.readouterr().err
+
+
+def test_files_of_the_user_stay_as_they_are(folder):
+    (folder / "log.txt").write_text("mine")
+    text = MLP.replace(
+        "losses = []",
+        "losses = []\nwith open('log.txt', 'a') as log: log.write(' and more')\n"
+        "import os, pathlib\n"
+        "assert pathlib.Path('log.txt').read_text() == 'mine and more'\n"
+        "pathlib.Path('deep/er').mkdir(parents=True)\n"
+        "pathlib.Path('deep/er/new.tmp').write_text('new')\n"
+        "os.replace('deep/er/new.tmp', 'log.txt')\n"
+        "assert pathlib.Path('log.txt').read_text() == 'new'\n",
+    )
+    lift(folder, text)
+    assert (folder / "log.txt").read_text() == "mine" and not (folder / "deep").exists()
+
+
+def test_a_hugging_face_loop(folder):
+    pytest.importorskip("transformers", reason="transformers is an optional extra, steplab[hf]")
+    text = """
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+torch.manual_seed(0)
+config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                    intermediate_size=16, vocab_size=50)
+model = BertForSequenceClassification(config)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+model.train()
+while True:
+    batch = {"input_ids": torch.randint(1, 50, (2, 7)), "labels": torch.randint(2, (2,))}
+    outputs = model(**batch)
+    outputs.loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    found, step = lift(folder, text)
+    assert found.batch == 2 and type(step.model).__name__ == "BertForSequenceClassification"
+    batch = next(step.workload.batches(2, torch.device("cpu"), 0))
+    step.model.eval()
+    expected = step.model(input_ids=batch[0], labels=batch[1]).loss
+    torch.testing.assert_close(step.workload.loss(step.model, batch).loss, expected)
