@@ -55,12 +55,12 @@ def plain_stack(width: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10))
 
 
-def plain(width: int = 32, pixels: int = 64) -> steplab.UserModel:
+def plain(width: int = 16, pixels: int = 32) -> steplab.UserModel:
     """Convolution, batch norm, ReLU, three times, trained by SGD with momentum."""
     return _classifier(plain_stack(width), pixels)
 
 
-def resnet(width: int = 32, pixels: int = 96) -> steplab.UserModel:
+def resnet(width: int = 16, pixels: int = 64) -> steplab.UserModel:
     """Six residual blocks in three stages, trained by SGD with momentum."""
     return _classifier(residual_stack(width), pixels)
 
@@ -79,4 +79,4 @@ def _classifier(network: nn.Module, pixels: int) -> steplab.UserModel:
     def optimizer(model: nn.Module, **how: bool) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, **how)
 
-    return steplab.UserModel(network, batches, loss, optimizer=optimizer)
+    return steplab.UserModel(network, batches, loss, optimizer=optimizer, unit="images")

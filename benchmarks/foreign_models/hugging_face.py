@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 import steplab
 
-WORDS = 4096
+WORDS = 1024
 
 
-def bert(context: int = 128) -> steplab.UserModel:
-    """BERT that fills in masked words; sequences of 32 to 128 words, padded."""
+def bert(context: int = 64) -> steplab.UserModel:
+    """BERT that fills in masked words; sequences of 16 to 64 words, padded."""
     config = hf.BertConfig(
         vocab_size=WORDS,
-        hidden_size=256,
-        num_hidden_layers=4,
+        hidden_size=128,
+        num_hidden_layers=2,
         num_attention_heads=4,
-        intermediate_size=1024,
+        intermediate_size=512,
         max_position_embeddings=context,
     )
 
@@ -47,9 +47,9 @@ def t5(context: int = 64) -> steplab.UserModel:
     """T5, encoder and decoder of two layers each."""
     config = hf.T5Config(
         vocab_size=WORDS,
-        d_model=256,
-        d_kv=64,
-        d_ff=1024,
+        d_model=128,
+        d_kv=32,
+        d_ff=512,
         num_layers=2,
         num_heads=4,
         decoder_start_token_id=0,
@@ -65,13 +65,13 @@ def t5(context: int = 64) -> steplab.UserModel:
     return steplab.UserModel(model, batches, _own_loss, 2 * context)
 
 
-def vit(pixels: int = 64) -> steplab.UserModel:
+def vit(pixels: int = 32) -> steplab.UserModel:
     """A vision transformer over patches of 8 x 8 pixels."""
     config = hf.ViTConfig(
-        hidden_size=256,
-        num_hidden_layers=4,
+        hidden_size=128,
+        num_hidden_layers=2,
         num_attention_heads=4,
-        intermediate_size=1024,
+        intermediate_size=512,
         image_size=pixels,
         patch_size=8,
         num_labels=10,
@@ -84,16 +84,17 @@ def vit(pixels: int = 64) -> steplab.UserModel:
             labels = torch.randint(10, (size,), generator=random)
             yield {"pixel_values": images, "labels": labels}
 
-    return steplab.UserModel(hf.ViTForImageClassification(config), batches, _own_loss)
+    model = hf.ViTForImageClassification(config)
+    return steplab.UserModel(model, batches, _own_loss, unit="images")
 
 
-def llama(context: int = 128) -> steplab.UserModel:
+def llama(context: int = 64) -> steplab.UserModel:
     """Llama with grouped heads."""
     config = hf.LlamaConfig(
         vocab_size=WORDS,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context,
@@ -101,26 +102,26 @@ def llama(context: int = 128) -> steplab.UserModel:
     return _language_model(hf.LlamaForCausalLM(config), context)
 
 
-def qwen2_moe(context: int = 128) -> steplab.UserModel:
+def qwen2_moe(context: int = 64) -> steplab.UserModel:
     """Qwen2-MoE: eight experts, two of them for each word, and one for all."""
     config = hf.Qwen2MoeConfig(
         vocab_size=WORDS,
-        hidden_size=256,
+        hidden_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context,
-        moe_intermediate_size=256,
-        shared_expert_intermediate_size=512,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=256,
         num_experts=8,
         num_experts_per_tok=2,
     )
     return _language_model(hf.Qwen2MoeForCausalLM(config), context)
 
 
-def gpt2(context: int = 128) -> steplab.UserModel:
+def gpt2(context: int = 64) -> steplab.UserModel:
     """GPT-2 with the dropout of its config."""
-    config = hf.GPT2Config(vocab_size=WORDS, n_positions=context, n_embd=256, n_layer=4, n_head=4)
+    config = hf.GPT2Config(vocab_size=WORDS, n_positions=context, n_embd=128, n_layer=2, n_head=4)
     return _language_model(hf.GPT2LMHeadModel(config), context)
 
 

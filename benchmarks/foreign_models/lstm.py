@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import steplab
 
-WORDS = 4096
+WORDS = 1024
 
 
 class LSTMModel(nn.Module):
@@ -26,7 +26,7 @@ class LSTMModel(nn.Module):
         return self.head(hidden_BTD)
 
 
-def make(width: int = 256, context: int = 64) -> steplab.UserModel:
+def make(width: int = 128, context: int = 32) -> steplab.UserModel:
     """Two layers with dropout between them, torch's AdamW."""
 
     def batches(size: int) -> Iterator[Tensor]:

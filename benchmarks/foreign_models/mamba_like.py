@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import steplab
 
-WORDS = 4096
+WORDS = 1024
 
 
 class ScanBlock(nn.Module):
@@ -62,7 +62,7 @@ class ScanModel(nn.Module):
         return self.head(self.norm(x_BTD))
 
 
-def make(width: int = 128, layers: int = 2, context: int = 64) -> steplab.UserModel:
+def make(width: int = 64, layers: int = 2, context: int = 64) -> steplab.UserModel:
     """Two blocks with 16 states a channel, torch's AdamW."""
 
     def batches(size: int) -> Iterator[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import steplab
 
-WORDS = 4096
+WORDS = 1024
 
 
 def norm(x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Together(torch.optim.Optimizer):
             one.load_state_dict(state_dict[str(n)])
 
 
-def make(width: int = 256, layers: int = 4, context: int = 128) -> steplab.UserModel:
+def make(width: int = 128, layers: int = 2, context: int = 64) -> steplab.UserModel:
     """Muon for the matrices of the blocks, AdamW for embedding and head."""
 
     def batches(size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import steplab
 
-WORDS = 4096
+WORDS = 1024
 
 
 class Attention(nn.Module):
@@ -68,7 +68,7 @@ class GPT(nn.Module):
         return logits_BTV, F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 
-def make(width: int = 256, layers: int = 4, context: int = 128) -> steplab.UserModel:
+def make(width: int = 128, layers: int = 2, context: int = 64) -> steplab.UserModel:
     """A GPT with dropout 0.1 and an AdamW that decays matrices only."""
 
     def batches(size: int) -> Iterator[tuple[Tensor, Tensor]]:

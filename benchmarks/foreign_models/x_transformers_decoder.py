@@ -8,12 +8,12 @@ from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
 
 import steplab
 
-WORDS = 4096
+WORDS = 1024
 
 
-def make(context: int = 128) -> steplab.UserModel:
+def make(context: int = 64) -> steplab.UserModel:
     """A decoder with rotary positions, RMSNorm and gated feed-forward layers."""
-    layers = Decoder(dim=256, depth=4, heads=4, rotary_pos_emb=True, use_rmsnorm=True, ff_glu=True)
+    layers = Decoder(dim=128, depth=2, heads=4, rotary_pos_emb=True, use_rmsnorm=True, ff_glu=True)
     network = TransformerWrapper(num_tokens=WORDS, max_seq_len=context, attn_layers=layers)
 
     def batches(size: int) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from steplab.compare.step_tables import step_table
 from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.step.assemble import assemble
@@ -55,6 +56,16 @@ def test_counted_flops_are_exact(file):
     assert run.work.model == 3 * 2 * 4 * 8 * 3
     assert run.work.hardware == 2 * 2 * 4 * 8 * 3
     assert run.work.tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("tail", "unit"), [("5)", "tokens"), (")", "samples"), ('5, unit="images")', "images")]
+)
+def test_what_is_counted_has_its_name(file, tail, unit):
+    name = f"{file(GOOD.replace('5)', tail))}:make"
+    run = trial(RunSpec(name, requested_workload(name).resolve("", {}), batch=4, steps=1, warmup=0))
+    assert run.work.unit == unit
+    assert f"{unit}/s" in [column.name for column in step_table([run]).columns]
 
 
 def test_parameters_become_config(file):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from steplab.core import Cell, Column, Run, Settings, Table
+from steplab.core.run import rate_name
 from steplab.core.spec import axis_value, varying_axes
 
 PARALLEL = "parallel"
@@ -21,10 +22,11 @@ def rank_table(runs: Sequence[Run]) -> Table | None:
     if all(run.spec.ranks == 1 for run in runs):
         return None
     axes = [axis for axis in varying_axes([run.spec for run in runs]) if axis != "ranks"]
+    rate = rate_name(runs)
     columns = [Column(axis) for axis in axes]
-    columns += [Column("ranks"), Column("step, slowest rank", "ms"), Column("tokens/s")]
+    columns += [Column("ranks"), Column("step, slowest rank", "ms"), Column(rate)]
     columns += [
-        Column("tokens/s per rank"),
+        Column(f"{rate} per rank"),
         Column("efficiency", "%"),
         Column("exposed communication", "ms"),
     ]

@@ -12,6 +12,7 @@ from steplab.compare.time_diff import budget_diff, kernel_diff, module_diff, pha
 from steplab.core import Cell, Column, Samples, Table
 from steplab.core.comparison import Comparison, Verdict
 from steplab.core.errors import UserError
+from steplab.core.run import rate_name
 from steplab.core.spec import axes_text, title_axes, varying_axes
 from steplab.trace.roofline import trace_device_name
 
@@ -140,7 +141,7 @@ def sides_table(a: Side, samples_a: Samples, b: Side, samples_b: Samples) -> Tab
         Column("p90", "ms"),
         Column("spread", "%"),
         Column("steps"),
-        Column("tokens/s"),
+        Column(rate_name(side.run for side in (a, b) if side.run)),
         Column("MFU", "%"),
         Column("peak memory", "GiB"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steplab.core import Cell, Column, Counters, Run, Samples, Table
+from steplab.core.run import rate_name
 from steplab.core.spec import WORDS, axes_text, axis_value, shared_text, varying_axes
 
 PHASES = ("forward", "backward", "sync", "clip", "optimizer")  # in the order of a step
@@ -38,7 +39,7 @@ def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
     columns += [Column("p10", "ms", dispensable=1), Column("p90", "ms", dispensable=1)]
     columns += [Column("spread", "%")]
     columns += [Column("cv", "%")] if with_cv else []
-    columns += [Column("tokens/s"), Column("MFU", "%"), Column("peak memory", "GiB")]
+    columns += [Column(rate_name(runs)), Column("MFU", "%"), Column("peak memory", "GiB")]
     columns += [Column("ran", dispensable=2)] if several else []
     columns += [Column("status")]
     rows = []

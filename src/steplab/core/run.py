@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
@@ -198,6 +198,7 @@ class Work:
     formula: str = ""
     covered_calls: int | None = None  # matmul-class calls with a FLOP formula, when counted
     uncovered_calls: Mapping[str, int] = field(default_factory=dict)  # op -> calls without one
+    unit: str = "tokens"  # what is counted as tokens: a model of one's own may have "images"
 
     def tokens_per_second(self, step_ms: float) -> float:
         """Return the tokens of a step over its time."""
@@ -524,6 +525,12 @@ class Run:
         if self.clock is None or self.work is None or not self.clock.step.median > 0:
             return None
         return self.work.tokens_per_second(self.clock.step.median)
+
+
+def rate_name(runs: Iterable[Run]) -> str:
+    """Return how the speed of Runs is called: "tokens/s", or by the unit that all of them count."""
+    found = {run.work.unit for run in runs if run.work}
+    return f"{found.pop() if len(found) == 1 else 'tokens'}/s"
 
 
 def new_run_id(spec: RunSpec) -> str:

@@ -116,6 +116,7 @@ def count_work(subject: Subject) -> Work:
         formula=f"{passes} x forward FLOPs, counted op by op",
         covered_calls=whole.covered,
         uncovered_calls=uncovered,
+        unit=getattr(step.workload, "unit", "tokens"),
     )
 
 

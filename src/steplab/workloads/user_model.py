@@ -51,6 +51,8 @@ class UserModel:
     tokens_per_sequence: int = 1
     predict: Callable[[nn.Module, Any], Any] | None = None  # for inference; default: the loss
     optimizer: Callable[..., torch.optim.Optimizer] | None = None  # (model, **implementation)
+    # What tables count per second, as in "images"; default: tokens, or samples where each is one.
+    unit: str = ""
 
 
 def load_user_model(word: str) -> WorkloadEntry:
@@ -245,6 +247,12 @@ class UserWorkload:
     def tokens(self, batch: int) -> int:
         """Tokens in one micro-batch."""
         return batch * self._user_model.tokens_per_sequence
+
+    @property
+    def unit(self) -> str:
+        """What `tokens` counts."""
+        found = self._user_model
+        return found.unit or ("tokens" if found.tokens_per_sequence > 1 else "samples")
 
     def work(self, batch: int, mode: Mode, ran: Mapping[str, str]) -> None:
         """No formula: the FLOPs are counted."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from steplab.core import Run, Samples, units
 from steplab.core.comparison import Change, Comparison
 from steplab.core.ladder import Ladder, Rung
+from steplab.core.run import rate_name
 from steplab.report.charts.plot import LANE_HEIGHT, Scale, axis_lane, lane, legend
 from steplab.report.markup import NOTHING, Html, element, join
 
@@ -39,7 +40,7 @@ def _run_marks(run: Run, x: Scale) -> list[Html]:
     step = run.clock.step
     words = units.milliseconds(step.median)
     if run.tokens_per_second:
-        words += f", {units.count(run.tokens_per_second)} tokens/s"
+        words += f", {units.count(run.tokens_per_second)} {rate_name([run])}"
     marks = [_bar(step.median, x, words)]
     for index in _every(len(step), MAX_RUN_DOTS):
         marks.append(_sample(step, index, x, cy="11", r="2", class_="change"))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from steplab.core import Cell, Column, Run, Table, units
 from steplab.core.output_file import write_output
+from steplab.core.run import rate_name
 from steplab.core.table import cell_text, is_number
 from steplab.report.charts.colors import color_css
 from steplab.report.markup import NOTHING, Html, element, join
@@ -103,7 +104,7 @@ def run_figures(run: Run) -> dict[str, str]:
         name = f"step, median of {len(step)} (spread {units.percent(step.spread)})"
         figures[name] = units.milliseconds(step.median)
     if run.tokens_per_second:
-        figures["tokens per second"] = units.count(run.tokens_per_second)
+        figures[rate_name([run]).replace("/s", " per second")] = units.count(run.tokens_per_second)
     if run.figures is not None and run.figures.possible_mfu is not None:
         figures["MFU"] = units.percent(run.figures.possible_mfu)
     if run.memory is not None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from steplab.core import Cell, Column, Finding, Run, Table, units
+from steplab.core.run import rate_name
 from steplab.report.charts.step_times import runs_chart
 from steplab.report.markup import NOTHING, Html, element, join
 from steplab.report.pages.budget import budget_html
@@ -74,18 +75,6 @@ def write_explain_page(
     write_page(path, title, page_head(run), sections, page_foot(run, analysis), flag)
 
 
-COLUMNS = (
-    Column("name"),
-    Column("step median", "ms"),
-    Column("spread", "%"),
-    Column("tokens/s"),
-    Column("MFU", "%"),
-    Column("peak", "GiB"),
-    Column("first step", "s"),
-    Column("status"),
-)
-
-
 def write_runs_page(runs: Sequence[Run], path: Path) -> None:
     """Write one section for every workload, size, batch, mode and device among the Runs."""
     groups: dict[str, list[Run]] = {}
@@ -114,7 +103,17 @@ def _group_html(runs: Sequence[Run]) -> Html:
     names = run_names(runs)
     rows = tuple(_row(name, run) for name, run in zip(names, runs, strict=True))
     budgets = [_budget(name, run) for name, run in zip(names, runs, strict=True)]
-    table = Table("", COLUMNS, rows).without_unknown_columns()
+    columns = (
+        Column("name"),
+        Column("step median", "ms"),
+        Column("spread", "%"),
+        Column(rate_name(runs)),
+        Column("MFU", "%"),
+        Column("peak", "GiB"),
+        Column("first step", "s"),
+        Column("status"),
+    )
+    table = Table("", columns, rows).without_unknown_columns()
     return join([runs_chart(names, runs), table_html(table), *budgets])
 
 
