@@ -14,7 +14,7 @@ from steplab.tune.champion import Champion, Detail, open_champion, promote
 from steplab.tune.folder import LadderFolder
 from steplab.tune.options import GateOptions
 from steplab.tune.progress import SearchClock, Stopwatch, View, add_timings
-from steplab.tune.proposals import Proposal, choose, is_slow, recipe_conflict, still_known
+from steplab.tune.proposals import Choice, Proposal, choose, is_slow, recipe_conflict, still_known
 from steplab.tune.rung import RungResult, try_recipe, with_curves
 from steplab.verify.remote import CandidateResult, ReferenceWorker, RemoteCandidate
 from steplab.workers.alternate import alternate_until_clear
@@ -79,7 +79,7 @@ class Climb:
                 stopped = self._why_stopped(bool(choice.late), len(self.ladder.rungs) == before)
                 self._save(replace(self.ladder, stopped=stopped, left=choice.late))
                 return
-            self._try(choice.best)
+            self._try(choice.best, self._spare_seconds(choice))
 
     def _why_stopped(self, something_left: bool, tried_nothing: bool) -> str:
         if not something_left:
@@ -90,13 +90,26 @@ class Climb:
             return f"nothing of what is left fits into {budget}; try a larger --budget"
         return f"the budget of {budget} is spent"
 
-    def _try(self, proposal: Proposal) -> None:
-        """Dry-run a recipe, then try it; a recipe that cannot run here is left alone."""
+    def _spare_seconds(self, choice: Choice) -> float:
+        """Return what a candidate leaves for the quickest of the others, where that is quicker.
+
+        One that does not end in time must not leave a search with nothing to show.
+        """
+        assert choice.best is not None
+        needed = [self.clock.expected(is_slow(other.recipe)) for other in choice.others]
+        quickest = min(needed, default=0.0)
+        return quickest if quickest < self.clock.expected(is_slow(choice.best.recipe)) else 0.0
+
+    def _try(self, proposal: Proposal, spare: float = 0.0) -> None:
+        """Dry-run a recipe, then try it; a recipe that cannot run here is left alone.
+
+        `spare` seconds are left for another one.
+        """
         self._lap(proposal.key)
         self.gate.pool.refill()
         here = self.champion.run.spec
         spec = replace(here, recipe=proposal.recipe)
-        timeout = self.clock.candidate_timeout(self._last_seconds)
+        timeout = self.clock.candidate_timeout(self._last_seconds + spare)
         problem = self.references.prepare(spec, self.gate.shapes, timeout, self.view.stage)
         if problem:
             untried = Untried(proposal.key, problem, here.recipe.label)
@@ -115,14 +128,14 @@ class Climb:
             ceiling_parts=limit.parts if limit else "",
             requires=proposal.requires,
         )
-        self._judge(planned)
+        self._judge(planned, spare)
 
-    def _judge(self, planned: Rung) -> None:
+    def _judge(self, planned: Rung, spare: float = 0.0) -> None:
         """Try the recipe of a rung, put what came of it on the ladder, and promote a winner."""
         slow, below = is_slow(planned.recipe), self.ladder.rungs
         self.view.stage("starting")
         gate = replace(self.gate, may_confirm=self.clock.can_confirm(slow))
-        timeout = self.clock.candidate_timeout(self._last_seconds)
+        timeout = self.clock.candidate_timeout(self._last_seconds + spare)
         tried = try_recipe(planned, self.champion, gate, timeout, self.view)
         self.winning = tried.candidate
         if tried.candidate is not None and tried.candidate.spec.mode == "full":

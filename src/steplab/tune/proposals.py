@@ -122,6 +122,7 @@ class Choice:
     """The next suggestion; None where none is left, or none for which there is time."""
 
     best: Proposal | None
+    others: tuple[Proposal, ...]  # for which there would be time as well
     not_worth: tuple[tuple[Proposal, str], ...]  # with the reason
     late: tuple[str, ...]  # worth it, but there is no time for them
 
@@ -142,7 +143,7 @@ def choose(
     broken = [r for r in ladder.rungs if r.outcome == "failed" and r.below == here]
     # What ran out of time would not be quicker in another form.
     failed = frozenset(rung.label for rung in broken if not rung.reason.startswith("timeout"))
-    given_up = _failing_alike(broken)
+    given_up = {**_failing_alike(broken), **_timed_out(broken)}
     impls, first = impls_of(run), ladder.first_impls
     found = proposals(StepContext(run, ladder.objective, impls, first, waits, failed), known)
     found = [one for one in found if _why_not_worth(one) or not _is_done(one, run, ladder)]
@@ -161,7 +162,8 @@ def choose(
     missed = max((promise(proposal) / proposal.effort for proposal in late), default=0.0)
     if best is not None and promise(best) < FAR_LESS * missed:
         best, late = None, untried
-    return Choice(best, not_worth, tuple(proposal.key for proposal in late))
+    others = tuple(proposal for proposal in ready if proposal is not best)
+    return Choice(best, others, not_worth, tuple(proposal.key for proposal in late))
 
 
 def _failing_alike(broken: Iterable[Rung]) -> dict[str, str]:
@@ -173,6 +175,15 @@ def _failing_alike(broken: Iterable[Rung]) -> dict[str, str]:
         name: f"{' and '.join(labels[:2])} failed alike: {reason}"
         for (name, reason), labels in seen.items()
         if len(labels) > 1
+    }
+
+
+def _timed_out(broken: Iterable[Rung]) -> dict[str, str]:
+    """Return techniques that ran out of time, with the form that did: no other would be quicker."""
+    return {
+        rung.technique: f"{rung.label} ran out of time"
+        for rung in broken
+        if rung.reason.startswith("timeout")
     }
 
 

@@ -59,8 +59,9 @@ def tune(
         pool,
         turns_seconds=seconds_per_rung(clock.seconds),
     )
-    watch.name = "baseline"
+    watch.name, before = "baseline", clock.elapsed
     baseline = _open_baseline(spec, ladder, gate, references, store, timeout, watch)
+    clock.note(is_slow(spec.recipe), clock.elapsed - before)  # a candidate takes about as long
     try:
         ladder = _with_baseline(ladder, baseline, shapes)
         ladder = replace(ladder, parts=add_timings(ladder.parts, watch.lap()))
