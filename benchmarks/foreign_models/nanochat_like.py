@@ -120,8 +120,11 @@ def make(width: int = 128, layers: int = 2, context: int = 64) -> steplab.UserMo
 
     def optimizer(model: Any, **how: bool) -> torch.optim.Optimizer:
         matrices = torch.optim.Muon(model.blocks.parameters(), lr=0.02, weight_decay=0.0)
-        ends = [*model.words.parameters(), *model.head.parameters()]
-        return Together(matrices, torch.optim.AdamW(ends, lr=3e-3, betas=(0.8, 0.95), **how))
+        ends = [
+            {"params": model.words.parameters(), "lr": 0.2},
+            {"params": model.head.parameters(), "lr": 0.004},
+        ]
+        return Together(matrices, torch.optim.AdamW(ends, betas=(0.8, 0.95), **how))
 
     network = ChatModel(width, layers, 4, context)
     return steplab.UserModel(network, batches, loss, context, optimizer=optimizer)
