@@ -42,7 +42,9 @@ MODELS = {  # name in the table: the factory
     "LSTM": "lstm.py:make",
     "Mamba-like": "mamba_like.py:make",
 }
-GAIN, NOTHING = "verified gain", "nothing to gain"
+GAIN, NOTHING, UNCLEAR = "verified gain", "nothing to gain", "cannot tell"
+FAILURE = "failure"
+ENDS = (GAIN, NOTHING, UNCLEAR, FAILURE)
 COLUMNS = (
     *("model", "lines to adopt", "truth", "plain step", "best recipe", "speed-up"),
     *("s", "CPU s", "load", "end"),
@@ -80,7 +82,7 @@ def main() -> int:
         print(" | ".join(rows[-1]), flush=True)
         if args.table is not None:  # after every model: an interrupted run has a table too
             args.table.write_text(to_markdown(table(rows)), encoding="utf-8")
-    return int(any(not row[-1].startswith((GAIN, NOTHING)) for row in rows))
+    return int(any(row[-1].startswith(FAILURE) for row in rows))
 
 
 def tune(name: str, out: Path, minutes: float) -> Tuned:
@@ -138,17 +140,18 @@ def row(tuned: Tuned) -> tuple[str, ...]:
 
 
 def end(tuned: Tuned) -> str:
-    """Say how a search ended: with a gain, honestly without one, or not as it should."""
+    """Say how a search ended: with a gain, without one, in noise, or not as it should."""
     ladder = tuned.ladder
     if tuned.code or ladder is None:
-        return f"failure: {tuned.last_line}"
+        return f"{FAILURE}: {tuned.last_line}"
     if ladder.total is not None and ladder.total.high < 0:
         return GAIN
     verified = [rung for rung in ladder.rungs if rung.green]
     tried = ", ".join(f"{rung.label} {rung.outcome}" for rung in ladder.rungs)
-    if verified:
-        return f"{NOTHING} ({tried})"
-    return f"failure: nothing was verified ({tried or 'no rung was finished'})"
+    if not verified:
+        return f"{FAILURE}: nothing was verified ({tried or 'no rung was finished'})"
+    noisy = ladder.total is not None or any(r.outcome == "cannot tell" for r in verified)
+    return f"{UNCLEAR if noisy else NOTHING} ({tried})"
 
 
 def lines_to_adopt(file: Path, factory: str) -> int:
@@ -176,9 +179,9 @@ def _code_lines(function: ast.FunctionDef, text: str) -> int:
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> Table:
-    """Return the table of all rows, with their share that ended well."""
-    well = sum(row[-1].startswith((GAIN, NOTHING)) for row in rows)
-    note = f"{well} of {len(rows)} ended with a verified gain or honestly without one."
+    """Return the table of all rows, with how many ended in which way."""
+    ends = {word: sum(row[-1].startswith(word) for row in rows) for word in ENDS}
+    note = f"{len(rows)} models: {', '.join(f'{n} {word}' for word, n in ends.items())}."
     columns = tuple(Column(name) for name in COLUMNS)
     return Table("models that others wrote", columns, tuple(rows), note)
 

@@ -74,6 +74,9 @@ def test_a_search_that_verified_nothing_has_failed(runner):
     green = replace(red, outcome="no gain", checks=(Check("weights", True, "equal"),))
     tuned = replace(tuned, ladder=replace(ladder, rungs=(red, green)))
     assert runner.end(tuned).startswith(runner.NOTHING)
+    noisy = replace(green, outcome="cannot tell")
+    unclear = replace(tuned, ladder=replace(ladder, rungs=(green, noisy)))
+    assert runner.end(unclear).startswith(runner.UNCLEAR)
     won = replace(ladder, rungs=(green,), total=Change(-0.3, -0.4, -0.2, 0.99, None))
     assert runner.end(replace(tuned, ladder=won)) == runner.GAIN
     assert runner.end(replace(tuned, code=4, last_line="no truth")) == "failure: no truth"

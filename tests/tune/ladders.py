@@ -55,6 +55,7 @@ class World:
     lost_in_turns: set[str] = field(default_factory=set)
     together: dict[frozenset[str], float] = field(default_factory=dict)  # extra factors
     opened: list[str] = field(default_factory=list)
+    timeouts: dict[str, float] = field(default_factory=dict)  # seconds, by recipe
     details: list[str] = field(default_factory=list)  # of the profiles
     alive: int = 0
 
@@ -123,6 +124,7 @@ def candidates_of(world: World):
 
         def open(self, shapes, references, timeout, progress):
             world.opened.append(self.spec.recipe.label)
+            world.timeouts[self.spec.recipe.label] = timeout
             run = replace(simulated_run(self.spec, world.ms(self.names)), profile=None)
             broken = self.names & set(world.broken)
             if broken:

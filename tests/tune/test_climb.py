@@ -140,6 +140,24 @@ def test_what_ran_out_of_time_is_not_offered_in_pieces(climb):
     assert frozenset({"bad=true"}) in offered
 
 
+def test_no_other_form_of_what_ran_out_of_time_is_tried(climb):
+    ladder = climb(World(broken={"bad": "timeout"}), {"bad": ManyForms(MATMUL)})
+    assert [rung.outcome for rung in ladder.rungs] == ["failed"]
+    assert {untried.reason for untried in ladder.untried} == {"bad=1 ran out of time"}
+    assert len(ladder.untried) == 3
+
+
+def test_what_may_run_out_of_time_leaves_some_for_what_is_quicker(climb, monkeypatch):
+    monkeypatch.setattr(SearchClock, "expected", lambda self, slow: 70.0 if slow else 20.0)
+    alone, beside = World(), World()
+    slow, little = FakeTechnique(MATMUL, slow=True), FakeTechnique({"kind:elementwise": 0.2})
+    climb(alone, {"slow": slow})
+    climb(beside, {"slow": slow, "quick": little})
+    assert beside.opened[1:] == ["slow=true", "quick=true"]
+    left = alone.timeouts["slow=true"] - beside.timeouts["slow=true"]
+    assert left == pytest.approx(20.0, abs=5.0)
+
+
 def test_a_budget_is_a_budget(monkeypatch):
     """A candidate gets what is left, less the last turns; what must be done gets a minute."""
     monkeypatch.setattr("steplab.tune.progress.monotonic", lambda: 100.0)

@@ -276,6 +276,8 @@ class Ran:
     own_ops: Mapping[str, int] = field(default_factory=dict)  # steplab::rms_norm ... -> calls
     # Where Linears multiply in fp8: each Linear by name, "" or why it stays in bf16.
     fp8_linears: Mapping[str, str] = field(default_factory=dict)
+    # channels_last, contiguous -> convolutions over images or volumes that ran on such tensors
+    conv_layouts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def impls_text(self) -> str:

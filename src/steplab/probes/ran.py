@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -175,12 +176,37 @@ def read_events(events: Iterable[Any], on_cuda: bool) -> Ran:
         kernel_launches=launches + graphs if on_cuda else None,
         matmul_precision=torch.get_float32_matmul_precision(),
         bf16_sums=bf16_sums() if on_cuda else None,
+        conv_layouts=conv_layouts(events),
         graph_launches=graphs if on_cuda else None,
         optimizer_ops=dict(optimizer),
         device_busy_ms=covered_ns(busy) / 1e6 if on_cuda else None,
         exposed_communication_ms=exposed_ns(collectives, events, on_cuda) / 1e6,
         own_ops=dict(own),
     )
+
+
+def conv_layouts(events: Iterable[Any]) -> dict[str, int]:
+    """Count forward convolutions over images by the layout of their input and weight.
+
+    torch computes in channels_last where one of the two has it. Empty where the profiler has no
+    strides (torch 2.11).
+    """
+    found: Counter[str] = Counter()
+    for event in events:
+        if event.name() != "aten::convolution" or not hasattr(event, "structured_input_strides"):
+            continue
+        given = zip(event.shapes()[:2], event.structured_input_strides()[:2], strict=False)
+        factors = [(shape, stride) for shape, stride in given if len(shape) >= 4]
+        if factors:
+            last = any(_channels_last(shape, stride) for shape, stride in factors)
+            found["channels_last" if last else "contiguous"] += 1
+    return dict(found)
+
+
+def _channels_last(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether neighbors in memory are channels of one pixel; one pixel alone cannot tell."""
+    tells = len(stride) == len(shape) and shape[1] > 1 and math.prod(shape[2:]) > 1
+    return tells and stride[1] == 1
 
 
 def is_collective(event: Any) -> bool:

@@ -193,7 +193,9 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
         if not isinstance(module, nn.ModuleList) or module in inside:
             continue
         blocks = [child for child in module if child is not None]  # a list may hold a None
-        if len(blocks) >= 2 and len({type(block) for block in blocks}) == 1:
+        kinds = {type(block) for block in blocks}
+        # A list of lists has nothing to call: its model takes the lists apart.
+        if len(blocks) >= 2 and len(kinds) == 1 and not kinds & {nn.ModuleList, nn.ModuleDict}:
             found.extend(blocks)
             inside.update(m for block in blocks for m in block.modules())
     return found

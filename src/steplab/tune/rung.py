@@ -245,5 +245,5 @@ def remedy_for_checks(checks: Sequence[Check]) -> str:
     if worst is None:
         return ""
     if worst.detail.startswith("unverified"):
-        return _UNVERIFIED
+        return MORE_TIME if "timeout" in worst.detail else _UNVERIFIED
     return _CHECKS.get(worst.name, _NUMERICS)
