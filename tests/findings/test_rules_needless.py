@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.core import Allocation, Memory
+from steplab.core import Allocation, Memory, Work
 from steplab.findings import Case
 from steplab.findings.rules import (
     attention_unfused,
@@ -14,12 +14,14 @@ from steplab.findings.rules import (
     graph_memory,
     index_gradient,
     kept_memory,
+    padded_batch,
     small_operators,
     unfused_chain,
     wide_dtype,
     zero_fills,
 )
 from steplab.trace.analyze import analyze
+from tests.compare.sides import run_of
 from tests.findings.steps import BF16, FP32, RecordedOp, cpu_case, gpu_case, mm, rules, tensors
 from tests.findings.test_rules_measurement import GIB, remembered
 from tests.trace.traces import op, python, range_, trace_of
@@ -48,6 +50,15 @@ def test_a_forward_that_nothing_is_learned_from():
     assert forward_unused.RULE(two_forwards(second_learns=True)) is None  # two micro-batches
     teacher = two_forwards(second_learns=False, name="nn.Module: Net_1")
     assert forward_unused.RULE(teacher) is None
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.0, False), (0.2, False), (0.4, True)])
+def test_what_the_mask_of_a_batch_leaves_out_is_padding(share, found):
+    run = replace(run_of([1.0]), work=Work(64, None, None, None, padding=share))
+    finding = padded_batch.RULE(cpu_case([mm(64, 64, 64, 800, FP32)], run))
+    assert bool(finding) is found
+    if finding:
+        assert finding.gain_ms == pytest.approx(0.4 * 0.8) and "begin anew" in finding.remedy
 
 
 def test_a_mask_of_positions():

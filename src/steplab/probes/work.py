@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,7 +97,8 @@ def count_work(subject: Subject) -> Work:
         forward = {}
         for visible in (True, False):
             with FlopCounter(visible) as counter, torch.no_grad(), step.parts.forward_context():
-                for batch in next(subject.feed):
+                batches = next(subject.feed)
+                for batch in batches:
                     run = step.workload.predict if spec.mode == "infer" else step.workload.loss
                     run(step.model, batch)
             forward[visible] = counter
@@ -117,7 +118,20 @@ def count_work(subject: Subject) -> Work:
         covered_calls=whole.covered,
         uncovered_calls=uncovered,
         unit=getattr(step.workload, "unit", "tokens"),
+        padding=masked_share(batches),
     )
+
+
+def masked_share(batches: Sequence[Any]) -> float:
+    """Return the share of positions that the `attention_mask` (B, T) of the batches leaves out.
+
+    As Hugging Face has it: 1 for a token, 0 for padding. 0.0 for batches without one.
+    """
+    masks = [batch.get("attention_mask") for batch in batches if isinstance(batch, Mapping)]
+    seen = [mask for mask in masks if isinstance(mask, torch.Tensor) and mask.dim() == 2]
+    if not seen:
+        return 0.0
+    return sum(int((mask == 0).sum()) for mask in seen) / sum(mask.numel() for mask in seen)
 
 
 def repeated(work: Work, accumulate: int) -> Work:

@@ -107,6 +107,7 @@ def _with_baseline(ladder: Ladder, baseline: Champion, shapes: Sequence[GateShap
         known_ms=baseline.known_ms if nothing_won else ladder.known_ms,
         first_impls=impls_of(baseline.run),
         waits=baseline.waits,
+        padding=baseline.run.work.padding if baseline.run.work else 0.0,
         contention=baseline.run.clock.contention if baseline.run.clock else "",
     )
 

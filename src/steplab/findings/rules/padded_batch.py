@@ -1,8 +1,8 @@
 """Much of the batch is padding.
 
-What it sees: token ids that repeat the last one of their row up to its end, as the Run recorded
-them: more than a quarter of the batch. Where a graph is replayed, ids that fill a part of its
-input.
+What it sees: what the batch's attention_mask leaves out, or token ids that repeat the last one of
+their row up to its end, as the Run recorded them: more than a quarter of the batch. Where a graph
+is replayed, ids that fill a part of its input.
 Why it costs: padding goes through every layer like any other token.
 Remedy: pad to the longest of the batch and not to a fixed length, sort by length, or pack several
 sequences into one row.
@@ -17,6 +17,8 @@ from steplab.findings.case import Case
 from steplab.findings.rows import Rows
 
 SHARE = 0.25
+# What must change with the batches, where a mask keeps padding out of the attention.
+PACKING = ", with positions that begin anew and a mask that keeps the sequences apart"
 WHOLE_NUMBERS = ("long int", "int", "long")
 
 
@@ -26,7 +28,9 @@ def check(case: Case) -> Finding | None:
     if rows is None:
         return None
     dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
+    masked = case.run.work.padding if case.run and case.run.work else 0.0
     padding = dataflow.padding if dataflow is not None else _static_padding(case, rows)
+    padding = masked or padding  # the mask is exact
     if not padding > SHARE:
         return None
     spent = case.cost_ms(rows.labeled("phase", lambda label: label != "optimizer"))
@@ -40,7 +44,7 @@ def check(case: Case) -> Finding | None:
             *(rows.hot_lines(written, 1) if dataflow is None else ()),
         ),
         remedy="pad to the longest of the batch instead of a fixed length, group sequences of one "
-        "length, or pack several into a row",
+        "length, or pack several into a row" + (PACKING if masked else ""),
         stake_ms=lost,
         why="padding goes through every layer like any other token",
         gain_ms=lost,
