@@ -93,6 +93,7 @@ class Exhibit:
     memory: str = "peak_bytes"
     recipes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each twin, in order
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    both: Sequence[str] = ()  # rules that speak of either twin
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def visit(args: argparse.Namespace, store: Store) -> Table:
             rows.append((exhibit.rule, *[""] * 7, f"failed: {error}"))
             continue
         rows.append(row(exhibit, twins["faulty"], twins["clean"]))
-        seen.append((exhibit.rule, twins["faulty"], twins["clean"]))
+        seen.append((exhibit.rule, twins["faulty"], twins["clean"], exhibit.both))
         for one in twins.values():
             kept += [*one.case.others, *([one.case.run] if one.case.run else [])]
     if args.pack and kept:
@@ -242,7 +243,7 @@ def row(exhibit: Exhibit, faulty: Verdict, clean: Verdict) -> tuple[Cell, ...]:
         exhibit.rule,
         first,
         ", ".join(f.rule for f in faulty.findings) or "nothing",
-        ", ".join(clean.large) or "nothing",
+        ", ".join(rule for rule in clean.large if rule not in exhibit.both) or "nothing",
         faulty.case.step_ms,
         clean.case.step_ms,
         predicted,
@@ -262,13 +263,13 @@ def gains(finding: Finding | None, faulty: Case, clean: Case, exhibit: Exhibit) 
     return units.milliseconds(expected), units.milliseconds(before - after)
 
 
-def summary(seen: Sequence[tuple[str, Verdict, Verdict]]) -> str:
+def summary(seen: Sequence[tuple[str, Verdict, Verdict, Sequence[str]]]) -> str:
     """Recall and precision over the exhibits that ran."""
     if not seen:
         return "no exhibit ran"
-    first = sum(bool(f.findings) and f.findings[0].rule == rule for rule, f, _ in seen)
-    named = sum(f.of(rule) is not None for rule, f, _ in seen)
-    false = sum(len(clean.large) for _, _, clean in seen)
+    first = sum(bool(f.findings) and f.findings[0].rule == rule for rule, f, *_ in seen)
+    named = sum(f.of(rule) is not None for rule, f, *_ in seen)
+    false = sum(rule not in both for _, _, clean, both in seen for rule in clean.large)
     return (
         f"recall: {first} of {len(seen)} faults are named first, {named} are named at all\n"
         f"precision: {units.percent(named / max(named + false, 1))} "
@@ -301,6 +302,8 @@ def slim_trace(path: Path) -> bytes:
     document = msgspec.json.Decoder(float_hook=Decimal).decode(text)
     events = (slim_event(event) for event in document["traceEvents"])
     document = {name: document[name] for name in READ_PROPERTIES if name in document}
+    if "host_name" in document:
+        document["host_name"] = "host"
     document["traceEvents"] = [event for event in events if event]
     slim = msgspec.json.Encoder(decimal_format="number").encode(document)
     return gzip.compress(slim, 9, mtime=0)

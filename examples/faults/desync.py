@@ -17,7 +17,7 @@ rule = "desync"
 where = "cpu"
 ranks = 2
 
-ROWS = 1024
+ROWS = 2048
 
 
 class Exchanging(nn.Module):
@@ -67,11 +67,11 @@ def made(width: int, ordered: bool) -> steplab.UserModel:
     return steplab.UserModel(Exchanging(width, ordered), batches, loss, ROWS, optimizer=adamw)
 
 
-def faulty(width: int = 256) -> steplab.UserModel:
+def faulty(width: int = 128) -> steplab.UserModel:
     """Each rank in its own order."""
     return made(width, ordered=False)
 
 
-def clean(width: int = 256) -> steplab.UserModel:
+def clean(width: int = 128) -> steplab.UserModel:
     """All in one order."""
     return made(width, ordered=True)

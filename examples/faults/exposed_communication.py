@@ -16,7 +16,7 @@ rule = "exposed_communication"
 where = "cpu"
 ranks = 2
 
-ROWS = 1024
+ROWS = 2048
 TABLE = 8 << 20  # elements
 
 
@@ -60,11 +60,11 @@ def made(width: int, overlapped: bool) -> steplab.UserModel:
     return steplab.UserModel(Exchanging(width, overlapped), batches, loss, ROWS, optimizer=adamw)
 
 
-def faulty(width: int = 256) -> steplab.UserModel:
+def faulty(width: int = 128) -> steplab.UserModel:
     """Receive, then compute."""
     return made(width, overlapped=False)
 
 
-def clean(width: int = 256) -> steplab.UserModel:
+def clean(width: int = 128) -> steplab.UserModel:
     """Receive while computing."""
     return made(width, overlapped=True)

@@ -16,6 +16,8 @@ rule = "host_bound_sharding"
 where = "cpu"
 ranks = 2
 recipes = {"faulty": ("parallel=fsdp",), "clean": ("parallel=fsdp",)}
+# Between CPUs, fully_shard hides nothing, whatever is sharded.
+both = ("exposed_communication", "late_allgather")
 
 ROWS = 16
 BLOCKS = 16

@@ -16,7 +16,7 @@ rule = "late_allgather"
 where = "cpu"
 ranks = 2
 
-ROWS = 1024
+ROWS = 2048
 LAYERS = 4
 PART = 512 << 10  # elements of a table on each rank
 
@@ -69,11 +69,11 @@ def made(width: int, ahead: bool) -> steplab.UserModel:
     return steplab.UserModel(Sharded(width, ahead), batches, loss, ROWS, optimizer=adamw)
 
 
-def faulty(width: int = 256) -> steplab.UserModel:
+def faulty(width: int = 128) -> steplab.UserModel:
     """When it is needed."""
     return made(width, ahead=False)
 
 
-def clean(width: int = 256) -> steplab.UserModel:
+def clean(width: int = 128) -> steplab.UserModel:
     """One layer ahead."""
     return made(width, ahead=True)

@@ -1,8 +1,8 @@
 """Padded shards: steplab profile examples/faults/padded_shards.py:faulty --ranks 2 --recipe \
 parallel=fsdp
 
-Two ranks share tensors none of whose dimensions is even: of three rows each gets two, of which one
-is padding. The clean twin has four rows of about as many weights.
+Two ranks share stacks of one row, none of whose dimensions is even: one of them gets it all, and
+both send and hold as much. The clean twin has two rows of half the width.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,8 @@ rule = "padded_shards"
 where = "cpu"
 ranks = 2
 recipes = {"faulty": ("parallel=fsdp",), "clean": ("parallel=fsdp",)}
+# Between CPUs, fully_shard hides nothing, whatever is sharded.
+both = ("exposed_communication", "late_allgather")
 
 ROWS = 64
 LAYERS = 4
@@ -56,10 +58,10 @@ def made(stacked: int, width: int, inner: int) -> steplab.UserModel:
 
 
 def faulty(width: int = 255) -> steplab.UserModel:
-    """Three rows for two ranks."""
-    return made(3, width, 511)
+    """One row for two ranks."""
+    return made(1, width, 1021)
 
 
 def clean(width: int = 255) -> steplab.UserModel:
-    """Four rows for two ranks."""
-    return made(4, width, 383)
+    """Two rows for two ranks."""
+    return made(2, width, 511)

@@ -15,7 +15,7 @@ rule = "small_buckets"
 where = "cpu"
 ranks = 2
 
-ROWS = 1024
+ROWS = 2048
 COUNTERS = 256
 
 
@@ -54,11 +54,11 @@ def made(width: int, together: bool) -> steplab.UserModel:
     return steplab.UserModel(Counting(width, together), batches, loss, ROWS, optimizer=adamw)
 
 
-def faulty(width: int = 256) -> steplab.UserModel:
+def faulty(width: int = 128) -> steplab.UserModel:
     """One by one."""
     return made(width, together=False)
 
 
-def clean(width: int = 256) -> steplab.UserModel:
+def clean(width: int = 128) -> steplab.UserModel:
     """All at once."""
     return made(width, together=True)

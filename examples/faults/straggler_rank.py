@@ -19,7 +19,7 @@ ranks = 2
 
 SLOW_SECONDS = 0.04
 SLOW_RANK = 1
-ROWS = 1024  # of a batch: much to compute for few weights to send
+ROWS = 2048  # of a batch: much to compute for few weights to send
 
 
 def read(size: int, width: int, seconds: float) -> Iterator[Tensor]:
@@ -48,11 +48,11 @@ def made(width: int, seconds: float) -> steplab.UserModel:
     )
 
 
-def faulty(width: int = 256) -> steplab.UserModel:
+def faulty(width: int = 128) -> steplab.UserModel:
     """One slow disk."""
     return made(width, SLOW_SECONDS)
 
 
-def clean(width: int = 256) -> steplab.UserModel:
+def clean(width: int = 128) -> steplab.UserModel:
     """All disks alike."""
     return made(width, 0.0)

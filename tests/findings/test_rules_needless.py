@@ -133,6 +133,12 @@ def test_tensors_that_outlive_their_step():
     # Gradients that live on where the last step had none are growth, but nothing is kept.
     first = {**kept, "kept_bytes": 0, "kept": (), "growth_bytes": 2 * GIB}
     assert kept_memory.RULE(remembered(**first)) is None
+    # What gloo's threads free, no profiler sees; what a user keeps has a holder.
+    ranks = replace(case.run, spec=replace(case.run.spec, ranks=2, device="cpu"))
+    assert kept_memory.RULE(replace(case, run=ranks)) is None
+    held = replace(case.timeline, kept_by=("my_loop.py:7 (outputs)",))
+    profile = replace(ranks.profile, memory=held)
+    assert kept_memory.RULE(replace(case, run=replace(ranks, profile=profile))) is not None
 
 
 def test_double_precision_is_seen_in_shapes_and_in_names_of_kernels():

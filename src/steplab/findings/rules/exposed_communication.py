@@ -1,7 +1,8 @@
 """Communication runs while nothing computes.
 
 What it sees: communication that runs while nothing computes. Of the traces of several ranks, only
-their transfer: waiting for a late rank, small messages and late gathers have rules of their own.
+their transfer: waiting for a late rank, small messages, late gathers, uneven exchanges and padding
+have rules of their own.
 Why it costs: the device could compute while the network carries gradients.
 Remedy: by what is sent. Gradients: reduce each bucket as soon as it is ready, on its own stream, or
 where that is done already, send less. Weights: gather those of the next layer ahead. Rows that are
@@ -19,7 +20,9 @@ from dataclasses import dataclass
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.rules.late_allgather import late_ms
+from steplab.findings.rules.padded_shards import padded_ms
 from steplab.findings.rules.small_buckets import saved_ms
+from steplab.findings.rules.uneven_exchange import uneven_ms
 from steplab.trace.ranks.analysis import TRANSFER
 
 EXCHANGES = re.compile(r"SendRecv|all[_-]?to[_-]?all|ep::inter|ep::intra|recv", re.IGNORECASE)
@@ -78,7 +81,8 @@ def _of_ranks(case: Case) -> Seen:
     assert case.ranks is not None and case.rows is not None
     ranks = case.ranks
     transfer = statistics.median(parts[TRANSFER] for parts in ranks.split.values())
-    exposed = (transfer - late_ms(case) - saved_ms(case)) * case.rows.scale
+    others = late_ms(case) + saved_ms(case) + uneven_ms(case) + padded_ms(case)
+    exposed = (transfer - others) * case.rows.scale
     evidence = tuple(
         f"{kind.kind} over {kind.size} ranks: {kind.count:.3g} a step, "
         f"{units.milliseconds(kind.transfer_ms)}, exposed {units.milliseconds(kind.exposed_ms)}"

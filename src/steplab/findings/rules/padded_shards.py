@@ -25,19 +25,10 @@ RESULT = 3  # argument
 
 def check(case: Case) -> Finding | None:
     """Compare what is laid out with the gradients that it is made of."""
-    if case.rows is None:
+    calls, share = _padding(case)
+    if not share:
         return None
-    calls = [call for call in case.rows.calls if call.name == LAYS_OUT and _sizes(call)[1]]
-    given = sum(_sizes(call)[0] for call in calls)
-    laid = sum(_sizes(call)[1] for call in calls)
-    if not calls or not laid * (1 - PADDED) > given:
-        return None
-    share = 1 - given / laid
-    kinds = case.ranks.kinds if case.ranks else ()
-    sent = sum(
-        k.exposed_ms for k in kinds if k.kind in ("all-gather", "reduce-scatter", "all-reduce")
-    )
-    stake = sent or case.term_ms("communication")
+    stake = _sent_ms(case)
     worst = sorted(calls, key=lambda call: _sizes(call)[0] - _sizes(call)[1])
     return Finding(
         rule="padded_shards",
@@ -49,6 +40,25 @@ def check(case: Case) -> Finding | None:
         why="what does not divide is filled up, and sent and stored like data",
         gain_ms=stake * share,
     )
+
+
+def padded_ms(case: Case) -> float:
+    """Return the exposed transfer per step that carries padding."""
+    return _sent_ms(case) * _padding(case)[1]
+
+
+def _padding(case: Case) -> tuple[list[OpCall], float]:
+    """Return the calls that lay gradients out, and the padded share; 0 where it is small."""
+    every = case.rows.calls if case.rows is not None else ()
+    calls = [call for call in every if call.name == LAYS_OUT and _sizes(call)[1]]
+    given, laid = (sum(_sizes(call)[i] for call in calls) for i in (0, 1))
+    return calls, 1 - given / laid if laid * (1 - PADDED) > given else 0.0
+
+
+def _sent_ms(case: Case) -> float:
+    """Return what nothing hides of the collectives that shard and gather."""
+    kinds = case.ranks.kinds if case.ranks else ()
+    return sum(k.exposed_ms for k in kinds if k.kind in SHARDING) or case.term_ms("communication")
 
 
 def _sizes(call: OpCall) -> tuple[int, int]:

@@ -22,17 +22,13 @@ UNEVEN = 1.25  # largest over mean
 
 def check(case: Case) -> Finding | None:
     """Compare the messages of every all-to-all over the ranks."""
-    if case.ranks is None:
+    exposed = uneven_ms(case)
+    if case.ranks is None or not exposed:
         return None
     sizes_NR = _sizes(case.ranks)
-    kind = next((kind for kind in case.ranks.kinds if kind.kind == "all-to-all"), None)
-    if kind is None or not len(sizes_NR):
-        return None
     mean, most = sizes_NR.mean(), sizes_NR.max(axis=1).mean()
-    if not most > UNEVEN * mean:
-        return None
     fullest = case.ranks.rows[int(sizes_NR.sum(axis=0).argmax())].rank
-    gain = kind.exposed_ms * (1 - mean / most)
+    gain = exposed * (1 - mean / most)
     return Finding(
         rule="uneven_exchange",
         claim=f"the largest part of an all-to-all is {units.ratio(most / mean)} the mean; rank "
@@ -42,10 +38,20 @@ def check(case: Case) -> Finding | None:
             for row, size in zip(case.ranks.rows, sizes_NR.mean(axis=0), strict=True)
         ),
         remedy="balance what is sent: a balancing loss, a capacity, experts placed by their load",
-        stake_ms=kind.exposed_ms,
+        stake_ms=exposed,
         why="the exchange lasts as long as its largest part",
         gain_ms=gain,
     )
+
+
+def uneven_ms(case: Case) -> float:
+    """Return the transfer of uneven all-to-alls that nothing hides, per step."""
+    if case.ranks is None:
+        return 0.0
+    sizes_NR = _sizes(case.ranks)
+    if not len(sizes_NR) or not sizes_NR.max(axis=1).mean() > UNEVEN * sizes_NR.mean():
+        return 0.0
+    return sum(kind.exposed_ms for kind in case.ranks.kinds if kind.kind == "all-to-all")
 
 
 def _sizes(ranks: RanksAnalysis) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
