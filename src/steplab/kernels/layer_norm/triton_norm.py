@@ -1,0 +1,284 @@
+"""Addition and norm in one kernel; in the backward, one kernel adds both gradients of the stream.
+
+Saved for the backward: the stream and two numbers per row. torch.compile sees opaque ops. Not yet
+measured on a GPU: the tilings are those of `rms_norm`, whose rows take as many registers.
+"""
+
+# D width (in the kernels padded to a power of two), R rows of a tile, P programs of the backward
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steplab.kernels.rms_norm.triton_norm import MAX_WIDTH, padded_width, tilings
+from steplab.kernels.triton_blocks import column_sums, narrow
+from steplab.kernels.triton_runtime import (
+    INTERPRETED,
+    multiprocessors,
+    on_device_of,
+    refuse_device,
+    refuse_dtype,
+    tl,
+    triton,
+)
+
+NEEDS_GPU = True
+
+
+# fmt: off
+@triton.jit
+def layer_norm_forward_kernel(
+    x, added, weight, bias, normed, stream, mean, rstd, rows, eps, WIDTH: tl.constexpr,
+    D: tl.constexpr, ROWS: tl.constexpr, ADDED: tl.constexpr, BIAS: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Norm one tile of rows, after adding and storing the stream if ADDED. Grid: tiles."""
+    row = tl.program_id(0) * ROWS
+    origin = row.to(tl.int64) * WIDTH
+    row_R, d_D = tl.arange(0, ROWS), tl.arange(0, D)
+    inside_RD = (row_R[:, None] < rows - row) & (d_D[None, :] < WIDTH)
+    offset_RD = row_R[:, None] * WIDTH + d_D[None, :]
+    stream_RD = tl.load(x + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
+    if ADDED:
+        added_RD = tl.load(added + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
+        rounded_RD = narrow(stream_RD + added_RD, stream.dtype.element_ty, UPCAST)
+        tl.store(stream + origin + offset_RD, rounded_RD, mask=inside_RD)
+        stream_RD = rounded_RD.to(tl.float32)
+    mean_R = tl.sum(stream_RD, 1) / WIDTH
+    # Beyond the width there are zeros, which would count as far from the mean.
+    centered_RD = tl.where(inside_RD, stream_RD - mean_R[:, None], 0.0)
+    rstd_R = tl.rsqrt(tl.sum(centered_RD * centered_RD, 1) / WIDTH + eps)
+    tl.store(mean + row + row_R, mean_R, mask=row_R < rows - row)
+    tl.store(rstd + row + row_R, rstd_R, mask=row_R < rows - row)
+    weight_D = tl.load(weight + d_D, mask=d_D < WIDTH, other=0.0).to(tl.float32)
+    normed_RD = centered_RD * rstd_R[:, None] * weight_D[None, :]
+    if BIAS:
+        bias_D = tl.load(bias + d_D, mask=d_D < WIDTH, other=0.0).to(tl.float32)
+        normed_RD += bias_D[None, :]
+    target_RD = narrow(normed_RD, normed.dtype.element_ty, UPCAST)
+    tl.store(normed + origin + offset_RD, target_RD, mask=inside_RD)
+
+
+@triton.jit
+def layer_norm_backward_kernel(
+    d_normed, d_stream, stream, weight, mean, rstd, dx, partial, rows, WIDTH: tl.constexpr,
+    D: tl.constexpr, ROWS: tl.constexpr, PASSED: tl.constexpr, STAGES: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Write dx, plus the gradient of the stream itself if PASSED, and this program's parts of the
+    gradients of weight and bias: two rows of `partial`, in fp32. Grid: programs, each takes every
+    n-th tile."""
+    row_R, d_D = tl.arange(0, ROWS), tl.arange(0, D)
+    offset_RD = row_R[:, None] * WIDTH + d_D[None, :]
+    weight_D = tl.load(weight + d_D, mask=d_D < WIDTH, other=0.0).to(tl.float32)
+    weight_sum_RD = tl.zeros([ROWS, D], tl.float32)
+    bias_sum_RD = tl.zeros([ROWS, D], tl.float32)
+    step = tl.num_programs(0) * ROWS
+    for row in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
+        origin = tl.cast(row, tl.int64) * WIDTH
+        inside_RD = (row_R[:, None] < rows - row) & (d_D[None, :] < WIDTH)
+        d_RD = tl.load(d_normed + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
+        x_RD = tl.load(stream + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
+        mean_R = tl.load(mean + row + row_R, mask=row_R < rows - row, other=0.0)
+        rstd_R = tl.load(rstd + row + row_R, mask=row_R < rows - row, other=0.0)
+        unit_RD = tl.where(inside_RD, (x_RD - mean_R[:, None]) * rstd_R[:, None], 0.0)
+        weight_sum_RD += d_RD * unit_RD
+        bias_sum_RD += d_RD
+        d_RD *= weight_D[None, :]
+        along_R = tl.sum(d_RD * unit_RD, 1) / WIDTH
+        level_R = tl.sum(d_RD, 1) / WIDTH
+        dx_RD = (d_RD - level_R[:, None] - unit_RD * along_R[:, None]) * rstd_R[:, None]
+        if PASSED:
+            passed_RD = tl.load(d_stream + origin + offset_RD, mask=inside_RD, other=0.0)
+            dx_RD += passed_RD.to(tl.float32)
+        target_RD = narrow(dx_RD, dx.dtype.element_ty, UPCAST)
+        tl.store(dx + origin + offset_RD, target_RD, mask=inside_RD)
+    own = partial + tl.program_id(0) * 2 * WIDTH
+    tl.store(own + d_D, tl.sum(weight_sum_RD, 0), mask=d_D < WIDTH)
+    tl.store(own + WIDTH + d_D, tl.sum(bias_sum_RD, 0), mask=d_D < WIDTH)
+# fmt: on
+
+
+def refuse(
+    x: Tensor, weight_D: Tensor, bias_D: Tensor | None = None, added: Tensor | None = None
+) -> str:
+    """Return why it cannot run, or ""."""
+    reason = refuse_dtype(x, weight_D, bias_D, added)
+    if reason:
+        return reason
+    vectors = [weight_D] if bias_D is None else [weight_D, bias_D]
+    if any(vector.shape != x.shape[-1:] for vector in vectors):
+        return "needs a weight and a bias as wide as the rows"
+    if added is not None and added.shape != x.shape:
+        return "needs an addition of the shape of the rows"
+    if x.shape[-1] > MAX_WIDTH:
+        return f"needs rows of at most {MAX_WIDTH} numbers, not {x.shape[-1]}"
+    return refuse_device(x)
+
+
+def layer_norm(
+    x: Tensor,
+    weight_D: Tensor,
+    bias_D: Tensor | None,
+    eps: float,
+    added: Tensor | None,
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
+    """Return (normed, stream)."""
+    out: tuple[Tensor, Tensor] = _AddAndNorm.apply(x, weight_D, bias_D, eps, added, dtype)
+    return out
+
+
+class _AddAndNorm(torch.autograd.Function):
+    """The stream passes through, so that all of its gradient arrives in one backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_D: Tensor,
+        bias_D: Tensor | None,
+        eps: float,
+        added: Tensor | None,
+        dtype: torch.dtype | None,
+    ) -> tuple[Tensor, Tensor]:
+        if added is None:
+            stream = x
+            normed, mean, rstd = _norm(x, weight_D, bias_D, eps, dtype or x.dtype)
+        else:
+            normed, stream, mean, rstd = _add_and_norm(x, added, weight_D, bias_D, eps, dtype)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(stream, weight_D, mean, rstd)
+        ctx.dtypes = (x.dtype, None if added is None else added.dtype)
+        ctx.bias_dtype = None if bias_D is None else bias_D.dtype
+        return normed, stream
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        d_normed, d_stream = gradients
+        dweight_D = dbias_D = None
+        if d_normed is not None:
+            d_stream, dweight_D, dbias_D = _backward(d_normed, d_stream, *ctx.saved_tensors)
+            dbias_D = None if ctx.bias_dtype is None else dbias_D.to(ctx.bias_dtype)
+        dx, d_added = (
+            d_stream if d_stream is None or dtype is None else d_stream.to(dtype)
+            for dtype in ctx.dtypes
+        )
+        return dx, dweight_D, dbias_D, None, None if ctx.dtypes[1] is None else d_added, None
+
+
+@torch.library.custom_op("steplab::layer_norm", mutates_args=())
+def _norm(
+    x: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    normed, _, mean, rstd = _launch_forward(x, None, weight_D, bias_D, eps, dtype)
+    return normed, mean, rstd
+
+
+@torch.library.custom_op("steplab::add_layer_norm", mutates_args=())
+def _add_and_norm(
+    x: Tensor,
+    added: Tensor,
+    weight_D: Tensor,
+    bias_D: Tensor | None,
+    eps: float,
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _launch_forward(x, added, weight_D, bias_D, eps, dtype)
+
+
+@torch.library.custom_op("steplab::layer_norm_backward", mutates_args=())
+def _backward(
+    d_normed: Tensor,
+    d_stream: Tensor | None,
+    stream: Tensor,
+    weight_D: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    d_normed, stream = d_normed.contiguous(), stream.contiguous()
+    d_stream = None if d_stream is None else d_stream.contiguous()
+    width, rows = stream.shape[-1], rstd.numel()
+    tiling = tilings(padded_width(width))[1]
+    most = tiling.programs * multiprocessors(stream)
+    programs = max(1, min(triton.cdiv(rows, tiling.rows), most))
+    dx, partial_P2D = torch.empty_like(stream), rstd.new_empty(programs, 2, width)
+    with on_device_of(stream):
+        layer_norm_backward_kernel[(programs,)](
+            d_normed, d_stream, stream, weight_D.contiguous(), mean, rstd, dx, partial_P2D, rows,
+            WIDTH=width, D=padded_width(width), ROWS=tiling.rows, PASSED=d_stream is not None,
+            STAGES=tiling.stages, UPCAST=INTERPRETED, num_warps=tiling.warps,
+        )  # fmt: skip
+    sums_2D = column_sums(partial_P2D)
+    return dx, sums_2D[0].to(weight_D.dtype, copy=True), sums_2D[1].clone()
+
+
+def _launch_forward(
+    x: Tensor,
+    added: Tensor | None,
+    weight_D: Tensor,
+    bias_D: Tensor | None,
+    eps: float,
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, added = x.contiguous(), None if added is None else added.contiguous()
+    normed, stream, mean, rstd = _empty_outputs(x, added, dtype)
+    width, rows = x.shape[-1], rstd.numel()
+    tiling = tilings(padded_width(width))[0]
+    if rows:
+        with on_device_of(x):
+            layer_norm_forward_kernel[(triton.cdiv(rows, tiling.rows),)](
+                x, added, weight_D.contiguous(), None if bias_D is None else bias_D.contiguous(),
+                normed, stream, mean, rstd, rows, eps, WIDTH=width, D=padded_width(width),
+                ROWS=tiling.rows, ADDED=added is not None, BIAS=bias_D is not None,
+                UPCAST=INTERPRETED, num_warps=tiling.warps,
+            )  # fmt: skip
+    return normed, stream, mean, rstd
+
+
+def _empty_outputs(
+    x: Tensor, added: Tensor | None, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return uninitialized normed, stream (`x` itself without `added`), means and 1 / deviations."""
+    stream = x
+    if added is not None:
+        stream = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, added.dtype))
+    normed = x.new_empty(x.shape, dtype=dtype or stream.dtype)
+    mean, rstd = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
+    return normed, stream, mean, rstd
+
+
+@_norm.register_fake
+def _(
+    x: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    normed, _, mean, rstd = _empty_outputs(x, None, dtype)
+    return normed, mean, rstd
+
+
+@_add_and_norm.register_fake
+def _(
+    x: Tensor,
+    added: Tensor,
+    weight_D: Tensor,
+    bias_D: Tensor | None,
+    eps: float,
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _empty_outputs(x, added, dtype)
+
+
+@_backward.register_fake
+def _(
+    d_normed: Tensor,
+    d_stream: Tensor | None,
+    stream: Tensor,
+    weight_D: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    width = weight_D.shape
+    return stream.new_empty(stream.shape), weight_D.new_empty(width), rstd.new_empty(width)
