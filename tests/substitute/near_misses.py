@@ -356,3 +356,124 @@ MASKS = {
     ),
     "mask and is_causal nowhere": (lambda q, k, v: attend(q, k, v, None), ALONE),
 }
+
+
+# Norms of x (B, T, D) by w (D), with r (B, T, D) as what may be added.
+
+
+def root(x, eps=1e-5):
+    return torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def rms(x, w, eps=1e-5):
+    return w * (x * root(x, eps))
+
+
+def added_norm(x, w, r):
+    stream = x + r
+    return stream + rms(stream, w)
+
+
+def added_layer_norm(x, w, r):
+    stream = x + r
+    return stream + F.layer_norm(stream, (D,), w, w.flip(0), 1e-5)
+
+
+def stream_used_before_weight(x, w, r):
+    """What is added to is used before the weight of the norm is known."""
+    stream = x + r
+    scale = 1 + w * stream.mean()
+    return stream * rms(stream, scale)
+
+
+def root_used_twice(x, w, r):
+    scale = root(x)
+    return w * (x * scale) + r * scale
+
+
+def unit_used_twice(x, w, r):
+    unit = x * root(x)
+    return w * unit + unit.sin()
+
+
+def changed_between(x, w, r):
+    other = r * 1.0
+    scale = root(x)
+    other.mul_(1.5)
+    return w * (x * scale) + other
+
+
+NORMS = {
+    "rms": (lambda x, w, r: rms(x, w), SAME),
+    "rms after an addition": (added_norm, SAME),
+    "rms of a sum used once": (lambda x, w, r: rms(x + r, w), SAME),
+    "rms by square": (
+        lambda x, w, r: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w,
+        SAME,
+    ),
+    "rms by product": (
+        lambda x, w, r: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w,
+        SAME,
+    ),
+    "one plus weight": (lambda x, w, r: rms(x, 1 + w), SAME),
+    "torch's rms": (lambda x, w, r: F.rms_norm(x, (D,), w, 1e-5), SAME),
+    "torch's rms with its own eps": (lambda x, w, r: F.rms_norm(x, (D,), w), SAME),
+    "torch's layer norm": (lambda x, w, r: F.layer_norm(x, (D,), w, w.flip(0)), SAME),
+    "layer norm without bias": (lambda x, w, r: F.layer_norm(x, (D,), w), SAME),
+    "layer norm after an addition": (added_layer_norm, SAME),
+    "broadcast addition": (lambda x, w, r: F.layer_norm(x + r[:1], (D,), w, w.flip(0)), SAME),
+    "two norms of one stream": (lambda x, w, r: rms(x, w) * rms(x, w + 1), SAME),
+    "a norm of a norm": (lambda x, w, r: rms(rms(x, w), w), SAME),
+    "no weight": (lambda x, w, r: x * root(x) + 0 * w, ALONE),
+    "torch's without weight": (lambda x, w, r: F.layer_norm(x, (D,)) + 0 * w, ALONE),
+    "eps outside the root": (
+        lambda x, w, r: w * (x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-2)),
+        ALONE,
+    ),
+    "eps after the root": (
+        lambda x, w, r: w * (x * (torch.rsqrt(x.pow(2).mean(-1, keepdim=True)) + 0.1)),
+        ALONE,
+    ),
+    "a sum of squares": (
+        lambda x, w, r: w * (x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-5)),
+        ALONE,
+    ),
+    "a mean of cubes": (
+        lambda x, w, r: w * (x * torch.rsqrt(x.abs().pow(3).mean(-1, keepdim=True) + 1e-5)),
+        ALONE,
+    ),
+    "over tokens": (
+        lambda x, w, r: w * (x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-5)),
+        ALONE,
+    ),
+    "over two axes": (
+        lambda x, w, r: w * (x * torch.rsqrt(x.pow(2).mean((1, 2), keepdim=True) + 1e-5)),
+        ALONE,
+    ),
+    "layer norm over two axes": (
+        lambda x, w, r: F.layer_norm(x, (T, D), w.expand(T, D)) + r,
+        ALONE,
+    ),
+    "gated before the weight": (lambda x, w, r: w * (x * root(x) * r.sigmoid()), ALONE),
+    "gated by rows": (lambda x, w, r: (x * root(x)) * r, ALONE),
+    "gated after the weight": (lambda x, w, r: rms(x, w) * F.silu(r), RIGHT),
+    "scaled by another's root": (lambda x, w, r: w * (r * root(x)), ALONE),
+    "root used twice": (root_used_twice, ALONE),
+    "unit used twice": (unit_used_twice, ALONE),
+    "clamped": (lambda x, w, r: w * (x * root(x)).clamp(-1, 1), ALONE),
+    "partial": (
+        lambda x, w, r: w * (x * torch.rsqrt(x[..., :6].pow(2).mean(-1, keepdim=True) + 1e-5)),
+        ALONE,
+    ),
+    "alpha": (lambda x, w, r: rms(torch.add(x, r, alpha=2), w), RIGHT),
+    "added to itself": (lambda x, w, r: rms(x + x, w), RIGHT),
+    "a weight of every sequence": (lambda x, w, r: r[:, :1] * (x * root(x)), ALONE),
+    "stream used before the weight": (stream_used_before_weight, RIGHT),
+    "changed in between": (changed_between, ALONE),
+    "a learned eps": (
+        lambda x, w, r: w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + w.abs().sum())),
+        ALONE,
+    ),
+    "a large eps": (lambda x, w, r: rms(x, w, 0.5), SAME),
+    "a whole number as eps": (lambda x, w, r: rms(x, w, 1), RIGHT),
+}

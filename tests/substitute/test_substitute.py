@@ -11,6 +11,7 @@ from steplab.core.errors import UserError
 from steplab.core.run import Substitution, run_from_json, run_to_json
 from steplab.step.trial import trial
 from steplab.substitute.backend import SubstitutingBackend
+from steplab.substitute.norm import FusedNorm
 from steplab.techniques.context import StepContext
 from steplab.techniques.recipes import parse_recipe, technique
 from steplab.tune.proposals import proposals
@@ -180,3 +181,36 @@ def test_through_inductor():
     ours = gradients(model, torch.compile(language_loss, backend=backend, fullgraph=True), batch)
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
     assert replaced(backend.found, "loss") == 1
+
+
+def test_norms_and_the_additions_before_them_are_replaced_where_a_kernel_takes_them():
+    """By the definition, which a CPU can run; Triton's kernels refuse a CPU, with the reason."""
+    torch.manual_seed(0)
+    model, batch = LanguageModel(), language_batch()
+    plain = gradients(model, language_loss, batch)
+    backend = SubstitutingBackend(["norm"]).before("aot_eager")
+    backend.rewrites = {"norm": FusedNorm("reference")}
+    ours = gradients(model, torch.compile(language_loss, backend=backend, fullgraph=True), batch)
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
+    whats = [one.what for one in backend.found for _ in range(one.count)]
+    # Positions are broadcast: that addition is not of two streams.
+    assert sorted(whats) == ["add and layer_norm reference"] * 4 + ["layer_norm reference"]
+    if not torch.cuda.is_available():
+        torch._dynamo.reset()
+        alone = SubstitutingBackend(["norm"]).before("eager")
+        torch.compile(language_loss, backend=alone)(model, batch)
+        assert not replaced(alone.found, "norm")
+        assert all("'triton_norm' needs" in one.reason for one in alone.found)
+
+
+def test_a_form_that_breaks_a_rewrite_does_not_break_the_model():
+    class Broken:
+        def find(self, graph):
+            raise IndexError("tuple index out of range")
+
+    backend = SubstitutingBackend([]).before("eager")
+    backend.rewrites = {"loss": Broken()}
+    model, batch = LanguageModel(), language_batch()
+    loss = torch.compile(language_loss, backend=backend)(model, batch)
+    assert torch.equal(loss, language_loss(model, batch))
+    assert backend.found[0].reason == "not read: IndexError: tuple index out of range"

@@ -422,6 +422,15 @@ OWN_OPS = {
         "d_normed d_stream stream weight_D rstd", flops=_no_products, kernels=_rms_norm_backward
     ),
     "add_rms_norm": OwnOp("x added weight_D eps dtype", flops=_no_products, kernels=_add_rms_norm),
+    "layer_norm": OwnOp("x weight_D bias_D eps dtype", flops=_no_products, kernels=_rms_norm),
+    "layer_norm_backward": OwnOp(
+        "d_normed d_stream stream weight_D mean rstd",
+        flops=_no_products,
+        kernels=_rms_norm_backward,
+    ),
+    "add_layer_norm": OwnOp(
+        "x added weight_D bias_D eps dtype", flops=_no_products, kernels=_add_rms_norm
+    ),
     "stream_norm": OwnOp(_STREAM, flops=_no_products, kernels=_stream_norm),
     "stream_norm_rows": OwnOp(
         "stream rstd rows weight_D offset_D dtype", flops=_no_products, kernels=_stream_norm_rows
@@ -476,6 +485,7 @@ _IMPLEMENTED = {
     "experts": "fused_experts",
     "feed_forward": "fused_feed_forward",
     "grouped_mm": "grouped_mm",
+    "layer_norm": "layer_norm",
     "rms_norm": "rms_norm",
     "rotary": "rotary",
     "router": "router",

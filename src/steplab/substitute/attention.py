@@ -40,7 +40,7 @@ class SharedCausalAttention:
     def find(self, graph: GraphModule) -> Iterator[Match | Declined]:
         """Look at every call of attention with a mask, or with repeated keys."""
         masks: dict[Node, Tensor | str] = {}  # computed once for all layers
-        for node in graph.graph.nodes:
+        for node in list(graph.graph.nodes):
             if node.op != "call_function" or node.target is not ATTENTION:
                 continue
             found = _match(node, masks)
@@ -76,12 +76,12 @@ def _match(node: Node, masks: dict[Node, Tensor | str]) -> Match | Declined | No
     options = {**given, "attn_mask": None, "is_causal": is_causal}
     options["enable_gqa"] = bool(given["enable_gqa"] or sources)
 
-    def emit(into: Graph, nodes: Sequence[Node]) -> Node:
+    def emit(into: Graph, nodes: Sequence[Node]) -> tuple[Node, ...]:
         kept = {name: value for name, value in options.items() if value is not None}
-        return into.call_function(ATTENTION, tuple(nodes), {"attn_mask": None, **kept})
+        return (into.call_function(ATTENTION, tuple(nodes), {"attn_mask": None, **kept}),)
 
     small = {one: tuple(_shrink(shape_of(one))) for one in inputs}
-    return Match(node, inputs, emit, ", ".join(words), constants, {}, _shrink, small)
+    return Match((node,), inputs, emit, ", ".join(words), constants, {}, _shrink, small)
 
 
 def visible(mask: Tensor, queries: int, keys: int) -> str | None:

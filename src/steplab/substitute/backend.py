@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from steplab.core import registry
 from steplab.core.run import Substitution
-from steplab.substitute.match import Declined, Match, Rewrite, between, changes_in_place, place_of
+from steplab.substitute.match import Declined, Match, Rewrite, changes_in_place, place_of
 from steplab.substitute.proof import prove
 
 
@@ -68,45 +68,65 @@ class SubstitutingBackend:
 
 
 def substitute(graph: GraphModule, rewrites: Mapping[str, Rewrite]) -> list[Substitution]:
-    """Replace in place what can be proved; return every place that was looked at."""
+    """Replace in place what can be proved; return every place that was looked at.
+
+    A rewrite goes on looking after each replacement: the next match may take its result.
+    """
     found: list[Substitution] = []
     for name, rewrite in rewrites.items():
-        for match in list(rewrite.find(graph)):
-            found.append(_tried(name, match))
+        try:
+            found.extend(_tried(name, match) for match in rewrite.find(graph))
+        except Exception as error:  # of a form that nobody has thought of: the model comes first
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+            found.append(Substitution(name, "the rest of a graph", reason=f"not read: {text}"))
     graph.recompile()
     return found
 
 
 def _tried(name: str, match: Match | Declined) -> Substitution:
-    if isinstance(match, Match) and _changed_meanwhile(match):
-        match = Declined(match.output, "a tensor is changed in place in between")
     if isinstance(match, Match):
-        verdict = prove(match)
+        verdict = _cannot_stand(match) or prove(match)
         if not isinstance(verdict, Declined):
-            place = place_of(match.output)
+            place = place_of(match.outputs[0])
             _replace(match)
             return Substitution(name, place, match.what, str(verdict))
         match = verdict
     return Substitution(name, place_of(match.anchor), reason=match.reason)
 
 
-def _changed_meanwhile(match: Match) -> bool:
-    interior = match.interior
-    return any(changes_in_place(node) for node in between(interior[0], match.output))
+def _cannot_stand(match: Match) -> Declined | None:
+    """Return why the replacement cannot be put into the graph at its one place."""
+    order = {node: number for number, node in enumerate(match.outputs[0].graph.nodes)}
+    interior, point = match.interior, _place_for(match)
+    if any(order[node] >= order[point] for node in match.inputs):
+        return Declined(match.outputs[0], "a result is used before all inputs are there")
+    last = max(order[point], *(order[output] + 1 for output in match.outputs))
+    if any(changes_in_place(node) for node in list(order)[order[interior[0]] : last]):
+        return Declined(match.outputs[0], "a tensor is changed in place in between")
+    return None
+
+
+def _place_for(match: Match) -> Node:
+    """Return the first node outside that uses a result: the replacement stands before it."""
+    interior = set(match.interior)
+    users = {user for output in match.outputs for user in output.users} - interior
+    return next(node for node in match.outputs[0].graph.nodes if node in users)
 
 
 def _replace(match: Match) -> None:
-    graph = match.output.graph
-    with graph.inserting_before(match.output):
+    graph, interior = match.outputs[0].graph, set(match.interior)
+    with graph.inserting_before(_place_for(match)):
         new = match.emit(graph, match.inputs)
-    new.meta = dict(match.output.meta)
-    match.output.replace_all_uses_with(new)
-    _erase_unused(match.output)
+    for old, node in zip(match.outputs, new, strict=True):
+        node.meta = dict(old.meta)
+        old.replace_all_uses_with(node, delete_user_cb=lambda user: user not in interior)
+    for output in match.outputs:
+        _erase_unused(output)
 
 
 def _erase_unused(node: Node) -> None:
     """Erase a node that nobody uses, and what was only there for it."""
-    if node.users or node.op not in ("call_function", "call_method"):
+    if node.users or node.op not in ("call_function", "call_method") or node._erased:
         return
     sources = node.all_input_nodes
     node.graph.erase_node(node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch.fx import Graph, GraphModule, Node
 
 from steplab.kernels.cross_entropy import IGNORE_INDEX, IMPLS, PREFERENCE
-from steplab.kernels.dispatch import refusal
+from steplab.kernels.dispatch import AUTO, select
 from steplab.substitute.match import Declined, Match, argument, is_method, shape_of, value_of
 
 ARGUMENTS = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
@@ -36,7 +37,7 @@ class ChunkedHeadLoss:
 
     def find(self, graph: GraphModule) -> Iterator[Match | Declined]:
         """Look at every cross-entropy."""
-        for node in graph.graph.nodes:
+        for node in list(graph.graph.nodes):
             if node.op == "call_function" and node.target is F.cross_entropy:
                 found = _match(node)
                 yield Declined(node, found) if isinstance(found, str) else found
@@ -62,10 +63,10 @@ def _match(node: Node) -> Match | str:
     if argument(head, 2, "bias") is not None:
         return "its head has a bias"
     (V, D), dtype = shape_of(weight), value_of(head).dtype
-    impl, takes_fp64 = _implementation(x, weight, dtype)
+    impl = _implementation(x, weight, dtype)
     ignore, reduction = given["ignore_index"], given["reduction"]
 
-    def emit(into: Graph, nodes: Sequence[Node]) -> Node:
+    def emit(into: Graph, nodes: Sequence[Node], impl: str = impl) -> tuple[Node, ...]:
         rows, head_weight, target = nodes
         for step in rows_of:
             rows = step(into, rows, D)
@@ -77,7 +78,7 @@ def _match(node: Node) -> Match | str:
             loss = into.call_method("sum", (loss,))
         elif reduction == "none":
             loss = into.call_method("view_as", (loss, target))
-        return into.call_method("to", (loss, value_of(node).dtype))
+        return (into.call_method("to", (loss, value_of(node).dtype)),)
 
     sizes = _small_sizes(shape_of(x))
     if not sizes and value_of(logits).numel() > LARGEST:
@@ -92,7 +93,8 @@ def _match(node: Node) -> Match | str:
     }
     integers = {targets: (V, ignore)}
     inputs, what = (x, weight, targets), f"cross_entropy {impl}"
-    return Match(node, inputs, emit, what, {}, integers, shrink, small, takes_fp64)
+    in_torch = partial(emit, impl=PREFERENCE[-1])
+    return Match((node,), inputs, emit, what, {}, integers, shrink, small, in_torch)
 
 
 def _way_from_head(logits: Node) -> tuple[Node, list[Step]] | str:
@@ -154,19 +156,13 @@ def _leaves_last_axis(index: Sequence[Any], axes: int) -> bool:
     return not reaches_last or index[-1] in (..., slice(None))
 
 
-def _implementation(x: Node, weight: Node, dtype: torch.dtype) -> tuple[str, bool]:
-    """Return the chunked implementation that takes these tensors, and whether it takes fp64."""
+def _implementation(x: Node, weight: Node, dtype: torch.dtype) -> str:
+    """Return the first chunked implementation that takes these tensors."""
 
-    def refuses(name: str, x_dtype: torch.dtype, weight_dtype: torch.dtype) -> str:
-        device = value_of(x).device
-        x_ = torch.empty(1, 1, dtype=x_dtype, device=device).expand(1, shape_of(x)[-1])
-        weight_ = torch.empty(1, 1, dtype=weight_dtype, device=device).expand(shape_of(weight))
-        return refusal(IMPLS[name], x_, weight_)
-
-    for name in PREFERENCE:
-        if not refuses(name, dtype, value_of(weight).dtype):
-            break
-    return name, not refuses(name, torch.float64, torch.float64)
+    device = value_of(x).device
+    x_ = torch.empty(1, 1, dtype=dtype, device=device).expand(1, shape_of(x)[-1])
+    weight_ = torch.empty(1, 1, dtype=value_of(weight).dtype, device=device)
+    return select("cross_entropy", IMPLS, PREFERENCE, AUTO, x_, weight_.expand(shape_of(weight)))
 
 
 def _small_sizes(shape: Sequence[int]) -> dict[int, int]:

@@ -14,16 +14,16 @@ from torch.fx import Graph, GraphModule, Node
 
 from steplab.trace.lines import line_text
 
-Emit = Callable[[Graph, Sequence[Node]], Node]
+Emit = Callable[[Graph, Sequence[Node]], tuple[Node, ...]]
 
 
 @dataclass(frozen=True)
 class Match:
-    """A part of a graph with one result, and the nodes that would compute it instead."""
+    """A part of a graph, and the nodes that would compute its results instead."""
 
-    output: Node
+    outputs: tuple[Node, ...]  # the first one names the place
     inputs: tuple[Node, ...]  # nothing before these belongs to the part
-    emit: Emit  # adds the replacement behind the given inputs, and returns its result
+    emit: Emit  # adds the replacement behind the given inputs, and returns its results
     what: str  # the replacement in words: "is_causal, 2 heads for 8"
     constants: Mapping[Node, Tensor] = field(default_factory=dict)  # of the small form
     # Values that an input of integers may have: from 0 to below the first, and the second.
@@ -32,19 +32,20 @@ class Match:
     # run as a proof.
     shrink: Callable[[Sequence[int]], list[int]] = list
     small_shapes: Mapping[Node, tuple[int, ...]] = field(default_factory=dict)
-    takes_fp64: bool = True  # whether the replacement can be run in fp64
+    # The same by an implementation that takes fp64, where the one that is chosen does not.
+    emit_wide: Emit | None = None
 
     @property
     def interior(self) -> list[Node]:
         """The nodes that the replacement makes superfluous, in the order of the graph."""
-        found, left = set(), [self.output]
+        found, left = set(), [*self.outputs]
         while left:
             node = left.pop()
             if node in found or node in self.inputs or node in self.constants:
                 continue
             found.add(node)
             left.extend(node.all_input_nodes)
-        return [node for node in self.output.graph.nodes if node in found]
+        return [node for node in self.outputs[0].graph.nodes if node in found]
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,3 @@ def _ancestors(node: Node) -> set[Node]:
         found |= new
         left.extend(new)
     return found
-
-
-def between(first: Node, last: Node) -> list[Node]:
-    """Return the nodes from one to another, both included, in the order of the graph."""
-    nodes = list(first.graph.nodes)
-    return nodes[nodes.index(first) : nodes.index(last) + 1]

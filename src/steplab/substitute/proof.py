@@ -1,6 +1,7 @@
 """Both forms of a part of a graph, run side by side: values and gradients, in fp64 and as they are.
 
-In fp64 they must agree to the last digits. In the dtypes of the model the new form may be as far
+In fp64 they must agree to the last digits; a kernel that does not take fp64 is stood in for by the
+implementation of its op in plain torch. In the dtypes of the model the new form may be as far
 from the fp64 result as the old one is, times ALLOWED. Inputs have three scales, so that a constant
 inside (an eps, a bound) shows in at least one.
 """
@@ -32,13 +33,13 @@ SIZED = ("view", "reshape", "expand")  # methods that are given sizes
 class Proof:
     """Largest differences over values and gradients at all scales, relative to norms."""
 
-    fp64: float | None  # between both forms; None where the new one does not take fp64
+    fp64: float  # between both forms
     plain: float  # of the old form from its fp64 result
     ours: float  # of the new form from the same
 
     def __str__(self) -> str:
-        wide = "fp64 not taken" if self.fp64 is None else f"fp64 {self.fp64:.0e}"
-        return f"{wide}, own dtype {self.ours:.1e} where the model's code has {self.plain:.1e}"
+        own = f"own dtype {self.ours:.1e} where the model's code has {self.plain:.1e}"
+        return f"fp64 {self.fp64:.0e}, {own}"
 
 
 def prove(match: Match) -> Proof | Declined:
@@ -49,7 +50,7 @@ def prove(match: Match) -> Proof | Declined:
         except Exception as error:
             text = " ".join(str(error).split())[:120]
             found = f"could not be run: {type(error).__name__}: {text}"
-    return Declined(match.output, found) if isinstance(found, str) else found
+    return Declined(match.outputs[0], found) if isinstance(found, str) else found
 
 
 def _compare(match: Match) -> Proof | str:
@@ -67,13 +68,12 @@ def _compare(match: Match) -> Proof | str:
         if not all(bool(t.isfinite().all()) for t in (*truth, *plain)):
             continue  # the model's own code overflows there
         dtypes = [[t.dtype for t in results] for results in (plain, ours)]
-        if dtypes[0] != dtypes[1] or plain[0].dtype != value_of(match.output).dtype:
-            return f"results would be of {dtypes[1][0]} and not of {value_of(match.output).dtype}"
-        fp64 = None
-        if match.takes_fp64:
-            fp64 = max(_differences(_results(forms["ours", True], wide), truth))
-            if not fp64 <= FP64:
-                return f"not the same: they differ by {fp64:.1e} in fp64"
+        traced = [value_of(output).dtype for output in match.outputs]
+        if dtypes[0] != dtypes[1] or dtypes[0][: len(traced)] != traced:
+            return f"results would be of {dtypes[1][0]} and not of {traced[0]}"
+        fp64 = max(_differences(_results(forms["ours", True], wide), truth))
+        if not fp64 <= FP64:
+            return f"not the same: they differ by {fp64:.1e} in fp64"
         errors = list(zip(_differences(plain, truth), _differences(ours, truth), strict=True))
         worse = [pair for pair in errors if not pair[1] <= ALLOWED * pair[0] + SLACK]
         if worse:
@@ -81,9 +81,7 @@ def _compare(match: Match) -> Proof | str:
         proofs.append(Proof(fp64, *(max(column) for column in zip(*errors, strict=True))))
     if len(proofs) < 2:
         return "its results are finite at fewer than two scales"
-    fp64s = [proof.fp64 for proof in proofs if proof.fp64 is not None]
-    plains, ours_ = [proof.plain for proof in proofs], [proof.ours for proof in proofs]
-    return Proof(max(fp64s, default=None), max(plains), max(ours_))
+    return Proof(*(max(getattr(proof, name) for proof in proofs) for name in Proof.__annotations__))
 
 
 def _differences(found: Sequence[Tensor], truth: Sequence[Tensor]) -> list[float]:
@@ -94,15 +92,15 @@ def _differences(found: Sequence[Tensor], truth: Sequence[Tensor]) -> list[float
     ]
 
 
-def _results(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return a form's value and its gradients by all inputs of floats, along a fixed direction."""
+def _results(form: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return a form's values and its gradients by all inputs of floats, along fixed directions."""
     leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
-    value = form(*leaves)
+    values = form(*leaves)
     generator = torch.Generator().manual_seed(1)
-    along = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+    along = [torch.randn(v.shape, generator=generator, dtype=torch.float64).to(v) for v in values]
     wanted = [t for t in leaves if t.requires_grad]
-    along = along.to(value)
-    return [value.detach(), *torch.autograd.grad(value, wanted, along, materialize_grads=True)]
+    gradients = torch.autograd.grad(values, wanted, along, materialize_grads=True)
+    return [*(value.detach() for value in values), *gradients]
 
 
 def _inputs(match: Match, scale: float, seed: int) -> list[Tensor]:
@@ -122,23 +120,22 @@ def _inputs(match: Match, scale: float, seed: int) -> list[Tensor]:
     return made
 
 
-Build = Callable[[Match, Graph, Sequence[Node], nn.Module], Node]
+Build = Callable[[Match, Graph, Sequence[Node], nn.Module, bool], tuple[Node, ...]]
 
 
-def _extract(match: Match, build: Build, wide: bool) -> Callable[..., Tensor]:
+def _extract(match: Match, build: Build, wide: bool) -> Callable[..., Any]:
     """Return one form as a function of the inputs, small, and in fp64 where `wide`."""
     root, graph = nn.Module(), Graph()
     inputs = [graph.placeholder(f"input_{i}") for i in range(len(match.inputs))]
-    graph.output(build(match, graph, inputs, root))
+    graph.output(build(match, graph, inputs, root, wide))
     for node in graph.nodes:
         _adapt(node, match, wide)
     run = GraphModule(root, graph)
-    device = value_of(match.output).device.type
+    device = value_of(match.outputs[0]).device.type
 
-    def form(*tensors: Tensor) -> Tensor:
+    def form(*tensors: Tensor) -> Any:
         with _precision(device, wide):
-            result: Tensor = run(*tensors)
-        return result
+            return run(*tensors)
 
     return form
 
@@ -150,18 +147,23 @@ def _precision(device: str, wide: bool) -> Iterator[None]:
         yield
 
 
-def _copy_interior(match: Match, graph: Graph, inputs: Sequence[Node], root: nn.Module) -> Node:
+def _copy_interior(
+    match: Match, graph: Graph, inputs: Sequence[Node], root: nn.Module, wide: bool
+) -> tuple[Node, ...]:
     copies: dict[Node, Node] = dict(zip(match.inputs, inputs, strict=True))
     for number, (node, value) in enumerate(match.constants.items()):
         root.register_buffer(f"constant_{number}", value)
         copies[node] = graph.get_attr(f"constant_{number}")
     for node in match.interior:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    return copies[match.output]
+    return tuple(copies[output] for output in match.outputs)
 
 
-def _emit_replacement(match: Match, graph: Graph, inputs: Sequence[Node], root: nn.Module) -> Node:
-    return match.emit(graph, inputs)
+def _emit_replacement(
+    match: Match, graph: Graph, inputs: Sequence[Node], root: nn.Module, wide: bool
+) -> tuple[Node, ...]:
+    emit = match.emit_wide if wide and match.emit_wide is not None else match.emit
+    return emit(graph, inputs)
 
 
 def _adapt(node: Node, match: Match, wide: bool) -> None:

@@ -16,17 +16,19 @@ from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 ALL = "all"
+BY_NAME = ("norm",)  # whether they beat the compiler's own fusion is for a measurement to say
 # What each kind can take away from a step, and what it needs the compiler to see.
 SAVINGS = {
     "attention": {"kind:attention": 0.7, "memory:activations": 0.3},
     "loss": {"kind:softmax": 0.5, "kind:elementwise": 0.2, "memory:activations": 0.8},
+    "norm": {"kind:normalization": 0.5, "kind:elementwise": 0.2, "kind:reduction": 0.2},
 }
 WITH_LOSS = ("loss", "whole")  # scopes of `compile` in whose graph a loss may be
 
 
 @dataclass(frozen=True)
 class SubstituteSettings:
-    """Kinds of substitutions by name, joined by `+`; `all`: whatever is found."""
+    """Kinds of substitutions by name, joined by `+`; `all`: those that need no measurement."""
 
     kinds: str = ALL
 
@@ -57,15 +59,24 @@ class Substitute(Technique):
         """Let `compile` hand its graphs over."""
         from steplab.substitute.backend import SubstitutingBackend
 
-        parts.substituting = SubstitutingBackend(asked_kinds(settings) or known_kinds())
+        every = [kind for kind in known_kinds() if kind not in BY_NAME]
+        parts.substituting = SubstitutingBackend(asked_kinds(settings) or every)
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
         """Offer it once the step is compiled; built-in models choose by `impl`."""
         compiled = context.recipe.techniques.get("compile", {})
-        if current or not compiled or not context.run.spec.source:
+        if not compiled or not context.run.spec.source:
             return []
-        kinds = [kind for kind in known_kinds() if kind != "loss" or compiled["scope"] in WITH_LOSS]
-        return [Suggestion({"kinds": kind}, SAVINGS.get(kind, {})) for kind in kinds]
+        now = asked_kinds(current) if current else ()
+        found = []
+        for kind in known_kinds():
+            seen = kind != "loss" or compiled["scope"] in WITH_LOSS
+            # On a CPU Inductor's own fusion of norms stays.
+            possible = seen and (kind != "norm" or context.on_cuda)
+            if possible and kind not in now and current.get("kinds") != ALL:
+                kinds = "+".join(sorted((*now, kind)))
+                found.append(Suggestion({"kinds": kinds}, SAVINGS[kind]))
+        return found
 
     def remedy(self, run: Run) -> str:
         """Say why nothing was replaced."""
@@ -110,10 +121,12 @@ def executed_counts(run: Run) -> dict[str, int]:
     """Return by kind how many replacements ran in one step, where the profiler can tell."""
     if run.ran is None:
         return {}
-    losses = [
-        n for op, n in run.ran.own_ops.items() if "cross_entropy" in op and "backward" not in op
-    ]
-    found = {"loss": sum(losses)}
+
+    def calls(word: str) -> int:
+        ops = run.ran.own_ops if run.ran else {}
+        return sum(n for op, n in ops.items() if word in op and not op.endswith("backward"))
+
+    found = {"loss": calls("cross_entropy"), "norm": calls("rms_norm") + calls("layer_norm")}
     if run.ran.attention_ops:  # a compiler may write attention out in products of its own
         found["attention"] = sum(run.ran.attention_ops.values())
     return found

@@ -242,7 +242,7 @@ def _launch_forward(
 def _empty_outputs(
     x: Tensor, added: Tensor | None, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return uninitialized normed, stream (`x` itself without `added`), means and 1 / deviations."""
+    """Return uninitialized normed, stream (`x` without `added`), means and 1 / deviations."""
     stream = x
     if added is not None:
         stream = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, added.dtype))
