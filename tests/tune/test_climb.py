@@ -269,6 +269,17 @@ def test_a_small_gain_on_a_cpu_must_come_back_with_new_processes(climb, monkeypa
     assert ladder.rungs[0].outcome == "no gain" and "not confirmed" in ladder.rungs[0].reason
 
 
+def test_more_than_a_ceiling_allows_must_come_back_with_new_processes(climb, monkeypatch):
+    """A sixth of the step is elementwise: a fifth of that cannot be 40 % of the step."""
+    little = {"kind:elementwise": 0.2}
+    known = World.ms
+    monkeypatch.setattr(
+        World, "ms", lambda self, names: 100.0 if len(self.opened) > 2 else known(self, names)
+    )
+    ladder = climb(World({"luck": 0.6}), {"luck": FakeTechnique(little)})
+    assert ladder.rungs[0].outcome == "no gain" and "not confirmed" in ladder.rungs[0].reason
+
+
 def test_a_small_gain_for_whose_confirmation_there_is_no_time_is_not_kept(climb):
     """Two compiled processes would take 60 of 150 seconds."""
     for slow, outcome in ((True, "cannot tell"), (False, "kept")):

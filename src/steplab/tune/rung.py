@@ -152,16 +152,19 @@ def _alternate(
 
 
 def _needs_confirmation(rung: Rung, device: str) -> bool:
-    small = rung.gain is not None and rung.gain.value > -SURE_GAIN
-    return device == "cpu" and rung.outcome == "kept" and bool(rung.change) and small
+    """Whether a gain on a CPU may be noise: a small one, or more than its ceiling allows."""
+    if device != "cpu" or rung.outcome != "kept" or not rung.change or rung.gain is None:
+        return False
+    gained, most = -rung.gain.value, rung.ceiling_share
+    return gained < SURE_GAIN or (most is not None and gained > most)
 
 
 def _confirm(rung: Rung, champion: Champion, gate: GateOptions, timeout: float, view: View) -> Rung:
-    """Measure a small gain once more, by two new processes; what does not come back is no gain."""
+    """Measure a gain once more, by two new processes; what does not come back is no gain."""
     if not gate.may_confirm:
-        reason = f"{rung.reason}; no time to measure so small a gain again with new processes"
+        reason = f"{rung.reason}; no time to measure so odd a gain again with new processes"
         return replace(rung, outcome="cannot tell", reason=reason, remedy=MORE_TIME)
-    view.stage("confirming a small gain with new processes")
+    view.stage("confirming the gain with new processes")
     spec, environment = champion.run.spec, champion.run.environment
     below, above = (replace(spec, recipe=recipe) for recipe in (rung.below, rung.recipe))
     try:

@@ -35,7 +35,8 @@ def check(case: Case) -> Finding | None:
             f"data wait is {units.percent(wait / step)} of {units.milliseconds(step)}",
             *(f"fetched at {line}" for line in lines[:SHOWN]),
         ),
-        remedy="prefetch=2, or in your own loop batches read ahead in the background, pinned",
+        remedy="prefetch=2; in a loop of your own DataLoader(..., num_workers=2, pin_memory=True, "
+        "persistent_workers=True), and copies with non_blocking=True",
         stake_ms=wait,
         why="nothing computes until the batch is there",
         gain_ms=wait,
