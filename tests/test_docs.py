@@ -47,6 +47,7 @@ TINY = {
     "tune tsmoe": f"--size tiny {TSMOE} --recipe plain --batch 2 --budget 0.05 --against plain",
     "tune path": "--width 8 --batch 2 --budget 0.05",
     "tune my_model.py": "--width 8 --batch 2 --budget 0.05",
+    "tune examples/own_loop.py": "--width 8 --layers 1 --batch 2 --budget 0.05",
     "train": f"{TRAIN} --log-every 1 --validate-every 0 --checkpoint-every 2",
     # A checkpoint says how large its model is.
     "train --resume": "--validate-every 0",

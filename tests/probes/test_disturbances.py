@@ -111,7 +111,7 @@ def test_threads_without_a_core(loop):
         loop.core_wait_ms += 40
         loop.pass_ms(40)
 
-    assert loop.run(wait).step.marks == {"5": "slow, threads waited 40.00 ms for a core"}
+    assert loop.run(wait).step.marks == {"5": "slow, waited 40.00 ms for a core"}
 
 
 def test_a_capture_and_what_came_with_it(loop):

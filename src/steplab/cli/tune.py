@@ -55,6 +55,7 @@ from steplab.tune.report import (
     impact_table,
     interval,
     outlier_lines,
+    own_loop_lines,
     peer_line,
     reasons_table,
     speed_up,
@@ -228,6 +229,8 @@ def show(ladder: Ladder, files: OutcomeFiles) -> None:
     if files.recipe is not None:
         print(f"recipe  {files.recipe}")
         print(f"  {bench_command(ladder.spec, files.recipe)}")
+        for line in own_loop_lines(ladder, files.recipe):
+            print(line)
 
 
 def bench_command(spec: RunSpec, recipe: Path) -> str:

@@ -10,7 +10,6 @@ import gc
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
@@ -19,8 +18,8 @@ import torch
 from steplab.core import Samples, units
 from steplab.probes.compilation import graph_count
 
-MAIN_THREAD = Path("/proc/thread-self/schedstat")
-THREADS = Path("/proc/self/task")  # a folder for each thread
+# Of the thread that opens it, which runs the loop. Every further thread would cost 3 us a step.
+THREAD = "/proc/thread-self/schedstat"
 # A pause is a cause if it makes up this share of what the step took beyond the median: several
 # may share the blame, and small ones are in every step.
 CAUSE_SHARE = 0.25
@@ -38,7 +37,7 @@ class Totals(NamedTuple):
     """Counted since some moment in the past."""
 
     collecting_ms: float  # in Python's garbage collector
-    core_wait_ms: float  # threads that were ready to run had no core
+    core_wait_ms: float  # the loop's thread was ready to run and had no core
     graphs: int  # that Dynamo has compiled
     mallocs: int  # calls of cudaMalloc
     retries: int  # allocations that had to wait until the allocator had freed its cache
@@ -67,7 +66,7 @@ class Disturbance:
             f"garbage collection took {units.milliseconds(self.collecting_ms)}": (
                 self.collecting_ms >= least
             ),
-            f"threads waited {units.milliseconds(self.core_wait_ms)} for a core": (
+            f"waited {units.milliseconds(self.core_wait_ms)} for a core": (
                 self.core_wait_ms >= least
             ),
         }
@@ -84,39 +83,40 @@ class Disturbances:
         self.on_cuda = on_cuda
         self.collecting_ms = 0.0
         self._since = 0.0
-        self._files: list[int] = []
+        self._file: int | None = None
 
     def open(self) -> None:
         """Begin to watch."""
         gc.callbacks.append(self._on_gc)
-        # On a CPU every thread computes; beside a GPU the main one launches the work.
-        paths = [MAIN_THREAD] if self.on_cuda else list(THREADS.glob("*/schedstat"))
-        for path in paths:
-            try:
-                self._files.append(os.open(path, os.O_RDONLY))
-            except OSError:  # the thread has just ended, or the system has no such files
-                continue
+        try:
+            self._file = os.open(THREAD, os.O_RDONLY)
+        except OSError:  # the system has no such file
+            self._file = None
         self._last = self._read()
 
     def close(self) -> None:
         """Stop watching."""
         gc.callbacks.remove(self._on_gc)
-        for file in self._files:
-            os.close(file)
-        self._files = []
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def next_step(self) -> Disturbance:
         """Return what has happened since the last call, or since `open`."""
         before, self._last = self._last, self._read()
-        differences = [new - old for new, old in zip(self._last, before, strict=True)]
-        collecting_ms, core_wait_ms, graphs, mallocs, retries, _ = differences
-        notes = tuple(_notes[before.notes : self._last.notes])
-        has_paused = collecting_ms >= KEPT_MS or core_wait_ms >= KEPT_MS
-        if not (has_paused or graphs or mallocs or retries or notes):
+        now = self._last
+        collecting_ms = now.collecting_ms - before.collecting_ms
+        core_wait_ms = now.core_wait_ms - before.core_wait_ms
+        if now[2:] == before[2:] and collecting_ms < KEPT_MS and core_wait_ms < KEPT_MS:
             return UNDISTURBED
-        # Dynamo's count begins at zero again when it is reset.
-        counts = (max(0, int(graphs)), int(mallocs), int(retries))
-        return Disturbance(collecting_ms, core_wait_ms, *counts, notes)
+        return Disturbance(
+            collecting_ms,
+            core_wait_ms,
+            max(0, now.graphs - before.graphs),  # it is 0 again after a reset of Dynamo
+            now.mallocs - before.mallocs,
+            now.retries - before.retries,
+            tuple(_notes[before.notes : now.notes]),
+        )
 
     def _read(self) -> Totals:
         mallocs, retries = allocator_calls() if self.on_cuda else (0, 0)
@@ -126,13 +126,12 @@ class Disturbances:
 
     def _core_wait_ms(self) -> float:
         """The second number of `schedstat` is a thread's time on a run queue, in nanoseconds."""
-        waited = 0
-        for file in self._files:
-            try:
-                waited += int(os.pread(file, 64, 0).split()[1])
-            except (OSError, IndexError, ValueError):  # it has ended, or nothing is counted
-                continue
-        return waited / 1e6
+        if self._file is None:
+            return 0.0
+        try:
+            return int(os.pread(self._file, 64, 0).split()[1]) / 1e6
+        except (OSError, IndexError, ValueError):  # the thread has ended, or nothing is counted
+            return 0.0
 
     def _on_gc(self, when: str, info: dict[str, int]) -> None:
         if when == "start":

@@ -35,13 +35,17 @@ def optimize(
 
     `recipe` is a Recipe, a preset's name, words or a file, as for `--recipe`. `loss(model, batch)`
     returns a scalar tensor, a StepOutput with metrics, or what has a `.loss` or a ["loss"], as
-    Hugging Face models return. `optimizer(model, **implementation)`
-    makes the optimizer, and passes on `foreach=` or `fused=` where the recipe asks for it; without
-    one it is AdamW with torch's defaults. Schedules find it in `step.optimizer`. Batches are yours:
-    `step.batches(loader)` brings them to the model's device, ahead of the step where the recipe has
-    `prefetch`; without that, bring them there yourself if you like. Gradients are clipped to the
-    norm `clip`; 0 leaves them alone. The precision of fp32 matrix products, a global setting of
-    torch, is set as the recipe asks.
+    Hugging Face models return. `optimizer(model, **implementation)` makes the optimizer, and passes
+    on `foreach=` or `fused=` where the recipe asks for it; without one it is AdamW with torch's
+    defaults. Batches are yours: `step.batches(loader)` brings them to the model's device, ahead of
+    the step where the recipe has `prefetch`; without that, bring them there yourself if you like.
+    Gradients are clipped to the norm `clip`; 0 leaves them alone. The precision of fp32 matrix
+    products, a global setting of torch, is set as the recipe asks.
+
+    Schedules change `step.optimizer.param_groups`, by schedulers of torch or by hand; gradients can
+    be read until the next step; batches of an unusual shape run op by op; state dicts of the model
+    and of `step.optimizer` are as without the recipe. What would silently not happen, such as a
+    hook in a CUDA graph, is refused with what to leave out.
     """
     if isinstance(recipe, str):
         recipe = parse_recipe(recipe)

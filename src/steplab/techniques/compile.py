@@ -52,6 +52,7 @@ class Compile(Technique):
 
     stage = Stage.COMPILE
     settings: ClassVar[type] = CompileSettings
+    replaces = ("torch.compile",)
     slow_start = True
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:

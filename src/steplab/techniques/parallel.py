@@ -58,6 +58,7 @@ class Parallel(Technique):
 
     stage = Stage.PARALLEL
     settings: ClassVar[type] = ParallelSettings
+    replaces = ("DistributedDataParallel", "fully_shard")
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
         """Settings must belong to the scheme, and counts be at least 1."""

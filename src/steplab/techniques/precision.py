@@ -43,6 +43,7 @@ class Precision(Technique):
 
     stage = Stage.PRECISION
     settings: ClassVar[type] = PrecisionSettings
+    replaces = ("torch.autocast", "GradScaler")
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
         """Set the global matmul precision or the forward's autocast context, or round weights."""

@@ -69,6 +69,7 @@ class Technique:
     settings: ClassVar[Any]  # a frozen dataclass; `compile=blocks` sets its first field
     needs: ClassVar[tuple[str, ...]] = ()  # techniques that the recipe must have too
     excludes: ClassVar[tuple[str, ...]] = ()  # techniques that it must not have
+    replaces: ClassVar[tuple[str, ...]] = ()  # what a loop of one's own leaves out beside it
     slow_start: ClassVar[bool] = False  # its first step takes far longer than the others
 
     def read(
