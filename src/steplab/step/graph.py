@@ -63,7 +63,7 @@ class StepGraph:
     def __init__(self, step: Step, graphs: GraphBackend) -> None:
         self.step = step
         self.graphs = graphs
-        self.has_update = step.optimizer is not None and make_capturable(step.optimizer)
+        self.has_update = step.optimizer is None or make_capturable(step.optimizer)
         self.call = GraphedCall(self._run, graphs, step.parts.graph_warmup)
         self._captures = 0  # those that the following describe
         self._shape: Any = None  # of the usual micro-batches

@@ -122,7 +122,8 @@ class Step:
         if CUDA_GRAPHS in sys.modules:
             torch.compiler.cudagraph_mark_step_begin()
         output = self.accumulate(micro_batches)
-        self.update()
+        if self.mode != "infer":
+            self.update()
         return output
 
     def accumulate(self, micro_batches: Sequence[Any]) -> StepOutput:
