@@ -31,12 +31,12 @@ class Followed:
 
 
 WALKS = {
-    "bench step": Followed((f"bench step gpt {GPT} --mode full --steps 2 --warmup 1",), 50),
+    "bench step": Followed((f"bench step gpt {GPT} --mode full --steps 2 --warmup 1",), 52),
     "explain": Followed(
         (f"profile gpt {GPT} --steps 2 --warmup 1", "explain"), 53, ("findings/rules/",)
     ),
-    # 45 files, and 5 more for the Run that it stores: the probes of `bench` and the store.
-    "train": Followed((f"train {TRAIN} --checkpoint-every 2 --validation-batches 1",), 50),
+    # 46 files, and 5 more for the Run that it stores: the probes of `bench` and the store.
+    "train": Followed((f"train {TRAIN} --checkpoint-every 2 --validation-batches 1",), 51),
     # 58 files, and 7 more where the rung wins and is profiled; without the page of that profile.
     "tune, one rung": Followed(
         (f"tune gpt {GPT} --budget 1",), 65, ("techniques/", "trace/", "report/"), RUNG
