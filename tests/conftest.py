@@ -33,6 +33,17 @@ START_PROGRAM = client.start_program
 # Two threads on a busy two-core machine wait for each other longer than they compute.
 torch.set_num_threads(1)
 
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # a bare source tree, as for the GPU tests
+    pass
+else:
+    # How long a busy machine takes to draw an example says nothing about the code.
+    settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("patient")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():

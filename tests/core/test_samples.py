@@ -4,13 +4,12 @@ import pytest
 from steplab.core import Samples
 
 hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 values = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=50).map(tuple)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(values, st.floats(0, 100))
 def test_views_equal_numpy(numbers, q):
     samples = Samples(numbers, "ms")
