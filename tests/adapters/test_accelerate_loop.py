@@ -1,0 +1,71 @@
+"""A loop with the Accelerator itself."""
+
+import copy
+
+import pytest
+import torch
+
+accelerate = pytest.importorskip("accelerate", reason="an optional extra, steplab[accelerate]")
+
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+from steplab.adapters.accelerate_loop import optimize_for
+from steplab.core.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the library
+
+
+@pytest.fixture(autouse=True)
+def fresh_state():
+    """Accelerate keeps its settings in the process."""
+    for state in (AcceleratorState, PartialState, GradientState):
+        state._reset_state()
+    yield
+    for state in (AcceleratorState, PartialState, GradientState):
+        state._reset_state()
+
+
+def loss(model, batch):
+    return (model(batch) - batch).square().mean()
+
+
+def train(accelerator, model, compute, optimizer, rows):
+    loader = torch.utils.data.DataLoader(rows, batch_size=4)
+    optimizer, loader = accelerator.prepare(optimizer, loader)
+    losses = []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            value = compute(batch)
+            accelerator.backward(value)
+            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(value.item())
+    return losses
+
+
+@pytest.mark.parametrize("recipe", ["plain", "optimizer=foreach"])
+def test_the_loop_trains_the_same(recipe):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    twin = copy.deepcopy(model)
+    rows = torch.randn(24, 4)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    make = lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2)  # noqa: E731
+    expected = train(accelerator, twin, lambda b: loss(twin, b), make(twin), rows)
+    step, optimizer = optimize_for(accelerator, model, loss, recipe, make(model))
+    found = train(accelerator, model, lambda b: step.loss(b).loss, optimizer, rows)
+    assert found == pytest.approx(expected)
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_what_accelerate_decides_itself_is_refused():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    with pytest.raises(UserError, match=r"precision, and mixed_precision='bf16' is set too"):
+        optimize_for(accelerator, model, loss, "precision=bf16", optimizer)
+    with pytest.raises(UserError, match="which Accelerate calls by itself"):
+        optimize_for(accelerator, model, loss, "cuda_graph=step", optimizer)

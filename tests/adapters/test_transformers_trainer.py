@@ -1,0 +1,118 @@
+"""The mixin against Hugging Face's Trainer itself."""
+
+import pytest
+import torch
+
+reason = "transformers and accelerate are optional extras, steplab[hf,accelerate]"
+transformers = pytest.importorskip("transformers", reason=reason)
+pytest.importorskip("accelerate", reason=reason)
+
+from steplab.adapters.transformers_trainer import MeterCallback, RecipeMixin
+from steplab.core.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
+
+
+class Tuned(RecipeMixin, transformers.Trainer):
+    pass
+
+
+def make_trainer(kind, folder, recipe="plain", **options):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        vocab_size=31,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    rows = torch.randint(31, (24, 9), generator=torch.Generator().manual_seed(1))
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    callbacks = options.pop("callbacks", [])
+    settings = {
+        "max_steps": 3,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "linear",
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        **options,
+    }
+    args = transformers.TrainingArguments(str(folder), **settings)
+    kind.recipe = recipe
+    return kind(model, args, train_dataset=data, eval_dataset=data[:4], callbacks=callbacks)
+
+
+def trained(trainer):
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return losses, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tolerance"),
+    [("plain", 0.0), ("optimizer=foreach", 1e-6), ("compile=loss,compile.backend=eager", 1e-6)],
+)
+def test_the_trainer_trains_the_same(tmp_path, recipe, tolerance):
+    """Accumulation, `num_items_in_batch`, the schedule and clipping stay the Trainer's."""
+    expected, weights = trained(make_trainer(transformers.Trainer, tmp_path))
+    tuned = make_trainer(Tuned, tmp_path, recipe)
+    losses, found = trained(tuned)
+    assert losses == pytest.approx(expected, rel=tolerance)
+    for name, weight in weights.items():
+        torch.testing.assert_close(found[name], weight, rtol=tolerance * 100, atol=tolerance)
+    assert (tuned.step.optimizer is None) == ("optimizer" not in recipe)
+    assert tuned.evaluate()["eval_loss"] > 0
+
+
+def test_autocast_of_the_recipe_reaches_the_model(tmp_path):
+    seen = []
+    tuned = make_trainer(Tuned, tmp_path, "precision=bf16")
+    tuned.model.lm_head.register_forward_hook(lambda m, x, y: seen.append(y.dtype))
+    losses, _ = trained(tuned)
+    assert seen[0] == torch.bfloat16 and len(losses) == 3
+    assert {p.dtype for p in tuned.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "said"),
+    [
+        ("cuda_graph=step", {}, r"captures backward and update too, which the Trainer calls"),
+        ("prefetch=2", {}, "the loader belongs to the Trainer"),
+        ("precision=fp16", {}, "scales gradients, which the Trainer does by itself"),
+        ("precision=bf16", {"bf16": True}, "precision, and bf16 or fp16 is set too"),
+    ],
+)
+def test_what_a_trainer_cannot_have_is_refused_before_training(tmp_path, recipe, options, said):
+    tuned = make_trainer(Tuned, tmp_path, recipe, **options)
+    with pytest.raises(UserError, match=said):
+        tuned.train()
+    assert tuned.state.global_step == 0
+
+
+def test_a_loss_of_the_users_own_is_kept(tmp_path):
+    class Halved(transformers.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss = super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            return loss / 2
+
+    class TunedHalf(RecipeMixin, Halved):
+        pass
+
+    expected, _ = trained(make_trainer(Halved, tmp_path))
+    losses, _ = trained(make_trainer(TunedHalf, tmp_path))
+    assert losses == pytest.approx(expected)
+
+
+def test_the_meter_tells_where_the_trainer_logs(tmp_path, capsys):
+    callback = MeterCallback(tokens_per_step=36, inspect_step=None)
+    tuned = make_trainer(transformers.Trainer, tmp_path, callbacks=[callback])
+    trained(tuned)
+    rates = [entry for entry in tuned.state.log_history if "train/toks_per_sec" in entry]
+    assert rates and all(entry["train/toks_per_sec"] > 0 for entry in rates), rates
+    assert capsys.readouterr().out.count("tok/s") >= 3
