@@ -252,11 +252,13 @@ def run():
     while True:
         x = torch.randn(2, 4)
         loss = (head(encoder(x).tanh()).view(2) - x.sum(-1)).square().mean()
-        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        optimizer.zero_grad(); loss.backward()
+        nn.utils.clip_grad_norm_(encoder.parameters(), 1.0); optimizer.step()
 if __name__ == "__main__":
     run()
 """
-    _, step = lift(folder, apart)
+    found, step = lift(folder, apart)
+    assert "of some weights are clipped there, here those of all" in found.words
     x = torch.randn(2, 4)
     expected = (step.model[1](step.model[0](x).tanh()).view(2) - x.sum(-1)).square().mean()
     torch.testing.assert_close(step.workload.loss(step.model, [x, x.sum(-1)]).loss, expected)
@@ -295,6 +297,20 @@ def test_what_cannot_be_lifted_is_said_with_its_line(folder, old, new, said):
 
     found = refusal(folder, text.replace(old, new))
     assert re.search(said, found), found
+
+
+def test_a_gan_is_said_to_have_two_optimizers(folder):
+    text = """
+import torch
+from torch import nn
+one, two = nn.Linear(2, 3), nn.Linear(3, 1)
+first, second = (torch.optim.Adam(net.parameters()) for net in (one, two))
+while True:
+    fake = one(torch.randn(4, 2))
+    first.zero_grad(); two(fake.detach()).mean().backward(); second.step()
+    two(fake).mean().backward(); first.step()
+"""
+    assert "train.py has 2 optimizers, and a step has one (train.py:9" in refusal(folder, text)
 
 
 def test_functions_with_a_backward_of_their_own_are_one_call(folder):

@@ -69,6 +69,7 @@ def survey(spec: RunSpec) -> Survey:
         f"{type(watched.model).__name__} with {count:,} weights, {made}, "
         f"{len(watched.tape.nodes)} calls to its loss, batches of {batch}"
     )
+    words = "; ".join([words, *watched.notes])
     return Survey(batch, watched.accumulate, watched.clip, _hash_of(watched), recipe, words=words)
 
 

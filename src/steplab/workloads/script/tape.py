@@ -59,7 +59,10 @@ class Node:
     def name(self) -> str:
         """What was called, for people."""
         if self.function is None:
-            return f"the module {self.module or 'as a whole'}"
+            known = isinstance(self.module, str)
+            return (
+                f"the module {self.module or 'as a whole' if known else type(self.module).__name__}"
+            )
         return getattr(self.function, "__name__", str(self.function)).strip("_")
 
 

@@ -14,7 +14,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -87,7 +87,8 @@ class Watched:
     groups: list[dict[str, Any]]  # of the optimizer, when they were made; parameters by name
     accumulate: int
     clip: float
-    recipe: dict[str, str] = field(default_factory=dict)  # what the script does already
+    recipe: dict[str, str]  # what the script does already
+    notes: list[str]  # in what the lifted step differs
 
 
 def watch_script(script: Path, arguments: Sequence[str]) -> Watched:
@@ -156,6 +157,7 @@ class Watch(TorchFunctionMode):
         self.accumulate = 0
         self.stepped: tuple[Optimizer, str] | None = None
         self.clip = 0.0
+        self.clipped: set[int] = set()  # ids of the parameters
         self.recipe: dict[str, str] = {}
         self.is_done = False
         self.random_state: Tensor | None = None  # before the first forward
@@ -278,8 +280,9 @@ class Watch(TorchFunctionMode):
 
     def _clip(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def clip(parameters: Any, max_norm: float, *arguments: Any, **options: Any) -> Tensor:
-            self.clip = float(max_norm)
-            return original(parameters, max_norm, *arguments, **options)
+            clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            self.clip, self.clipped = float(max_norm), {id(p) for p in clipped}
+            return original(clipped, max_norm, *arguments, **options)
 
         return clip
 
@@ -309,7 +312,13 @@ class Watch(TorchFunctionMode):
         """Cut the tape of a micro-batch, and compare it with the first."""
         if self.root is None:
             self.root = self._find_root()
-        tape, data = self.recorder.cut(loss, self.root)
+        try:
+            tape, data = self.recorder.cut(loss, self.root)
+        except UserError as error:
+            if len(self.optimizers) == 1:
+                raise
+            what = f"has {len(self.optimizers)} optimizers, and a step has one"
+            raise self.refuse(what) from error
         if self.tape is None:
             self.tape = tape
         difference = self.tape.difference(tape)
@@ -408,6 +417,10 @@ class Watch(TorchFunctionMode):
                     f"{self.script.name} calls for its loss."
                 )
             groups.append({**made, "params": [names[id(p)] for p in group["params"]]})
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        notes = []
+        if self.clip and not updated <= self.clipped:
+            notes.append("the gradients of some weights are clipped there, here those of all")
         return Watched(
             self.root,
             self.tape,
@@ -417,6 +430,7 @@ class Watch(TorchFunctionMode):
             self.accumulate,
             self.clip,
             self.recipe,
+            notes,
         )
 
     def _prove(self) -> None:
