@@ -159,7 +159,7 @@ IMPORTERS = {
     "workers/program.py": "functions that the parent names in its source",
     "workloads/workload.py": "factories that our WORKLOAD constants name",
     "workloads/user_model.py": "files that the user has named",
-    "workloads/script/watch.py": "the training script that the user has named",
+    "workloads/script/run.py": "the training script that the user has named",
 }
 NAMERS = {
     "cli/step_flags.py": "the first word, and --model",

@@ -53,7 +53,7 @@ class Survey:
 
 def survey(spec: RunSpec) -> Survey:
     """Run the script of a spec in this process and say what it does."""
-    from steplab.workloads.script.watch import CannotLift
+    from steplab.workloads.script.run import CannotLift
     from steplab.workloads.user_model import find_script
 
     arguments = str(spec.config["arguments"])
@@ -75,7 +75,7 @@ def survey(spec: RunSpec) -> Survey:
 
 def watch(script: Path, arguments: str) -> Watched:
     """Run a script until it has made a few steps."""
-    from steplab.workloads.script.watch import watch_script
+    from steplab.workloads.script.run import watch_script
 
     try:
         words = shlex.split(arguments)

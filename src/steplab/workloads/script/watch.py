@@ -1,8 +1,8 @@
-"""Watch a training script until it has made a few steps: model, loss, optimizer and batches.
+"""Watch: what a training script does, seen from torch: its modules, functions and updates.
 
-The script runs unedited, and plain: torch.compile, autocast and GradScaler are noted and left out,
+The script is made to run plain: torch.compile, autocast and GradScaler are noted and left out,
 because they belong to a recipe. `optimizer.step()` changes no weight, so that the model is still
-the one that the script began with. Then the script is stopped.
+the one that the script began with; when it has shown enough, it is stopped there.
 """
 
 from __future__ import annotations
@@ -10,66 +10,27 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
-import random
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from steplab.core.errors import UserError
-from steplab.core.input_file import read_input
 from steplab.trace.lines import Frame, innermost_line
-from steplab.trace.user_frames import error_line
 from steplab.workloads.script.tape import LossTape, TapeRecorder
-from steplab.workloads.script.untouched import untouched
 
 MICRO_BATCHES = 4  # that are watched at least; steps are watched whole
 KEPT = 8  # batches that are kept at most
-BEGINNING = """\
-# my_model.py, a start: fill in the dots, then run steplab tune my_model.py:make
-import torch
-
-import steplab
-{elsewhere}
-
-
-def make():
-    model = {name}(...)  # as in {script}
-
-    def batches(size):
-        while True:
-            yield ...  # of `size` sequences, on any device
-
-    def loss(model, batch):
-        return ...  # one scalar tensor; backward() and step() are steplab's
-
-    def optimizer(model, **how):
-        return torch.optim.{kind}(model.parameters(), lr={rate}, **how)
-
-    return steplab.UserModel(model, batches, loss, optimizer=optimizer)
-"""
-SEED = 0  # of torch, numpy and random, for scripts that set none
-LOSS_ERROR, GRADIENT_ERROR = (
-    1e-4,
-    1e-3,
-)  # of the tape against the script: the same ops on one device
-
-
-class CannotLift(UserError):
-    """The script does what a step cannot; `beginning` is the start of a factory for it."""
-
-    def __init__(self, error: UserError, beginning: str) -> None:
-        super().__init__(error.message, error.suggestion)
-        self.beginning = beginning
+# Of the tape against the script, which call the same functions on one device.
+LOSS_ERROR, GRADIENT_ERROR = 1e-4, 1e-3
 
 
 class Enough(BaseException):
@@ -89,54 +50,6 @@ class Watched:
     clip: float
     recipe: dict[str, str]  # what the script does already
     notes: list[str]  # in what the lifted step differs
-
-
-def watch_script(script: Path, arguments: Sequence[str]) -> Watched:
-    """Run a script until it has made a few steps; raise CannotLift for what is no one step."""
-    watch = Watch(script)
-    try:
-        _run(script, arguments, watch)
-        return watch.result()
-    except UserError as error:
-        raise CannotLift(error, watch.beginning()) from error
-
-
-def _run(script: Path, arguments: Sequence[str], watch: Watch) -> None:
-    random.seed(SEED)
-    np.random.seed(SEED)
-    torch.manual_seed(SEED)
-    # On the CPU by default, as everywhere outside steplab; the script may ask for any device.
-    with torch.device("cpu"), untouched(), watch.patched(), _as_main(script, arguments) as module:
-        try:
-            code = compile(read_input(script), str(script), "exec", dont_inherit=True)
-            exec(code, vars(module))
-        except Enough:
-            watch.is_done = True
-        except UserError:
-            raise
-        except SystemExit as end:
-            raise watch.too_early(f"ended by itself with code {end.code}") from None
-        except Exception as error:
-            said = f"fails with {type(error).__name__}: {error} ({error_line(error)})"
-            raise watch.too_early(said) from error
-    if not watch.is_done:
-        raise watch.too_early("ended")
-
-
-@contextlib.contextmanager
-def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[types.ModuleType]:
-    """Yield a new `__main__`; it stays that, because compiled code looks up its globals there."""
-    module = types.ModuleType("__main__")
-    module.__file__ = str(script)
-    sys.modules["__main__"] = module
-    folder = str(script.parent)
-    sys.path.insert(0, folder)
-    with patch.object(sys, "argv", [str(script), *arguments]):
-        try:
-            yield module
-        finally:
-            sys.path.remove(folder)
-            sys.path.append(folder)
 
 
 class Watch(TorchFunctionMode):
@@ -386,20 +299,6 @@ class Watch(TorchFunctionMode):
         before = steps or "before its first backward pass"
         return UserError(
             f"{self.script.name} {how}, {before}; steplab waits for {MICRO_BATCHES} and an update."
-        )
-
-    def beginning(self) -> str:
-        """Return the start of a factory, with what the script has shown."""
-        module, name = "nets", "Net"
-        if self.root is not None and not isinstance(self.root, nn.ModuleList):
-            module, name = type(self.root).__module__, type(self.root).__name__
-        elsewhere = f"from {module} import {name}"
-        if module == "__main__":
-            elsewhere = f"from nets import {name}  # out of {self.script.name}, to import it alone"
-        kind = type(self.optimizers[0]).__name__ if self.optimizers else "AdamW"
-        rate = self.optimizers[0].defaults.get("lr", 1e-3) if self.optimizers else 1e-3
-        return BEGINNING.format(
-            elsewhere=elsewhere, name=name, script=self.script.name, kind=kind, rate=rate
         )
 
     def result(self) -> Watched:
