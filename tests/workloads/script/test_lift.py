@@ -299,6 +299,12 @@ def test_what_cannot_be_lifted_is_said_with_its_line(folder, old, new, said):
     assert re.search(said, found), found
 
 
+def test_a_default_device_of_the_script_ends_with_it(folder):
+    text = MLP.replace("torch.manual_seed(3)", "torch.set_default_device('cpu'); dropped = 0")
+    lift(folder, text.replace("nn.ReLU()", "nn.Dropout()"))  # drawn again for the proof
+    assert torch.overrides._len_torch_function_stack() == 0
+
+
 def test_a_gan_is_said_to_have_two_optimizers(folder):
     text = """
 import torch

@@ -73,7 +73,7 @@ class Watch(TorchFunctionMode):
         self.clipped: set[int] = set()  # ids of the parameters
         self.recipe: dict[str, str] = {}
         self.is_done = False
-        self.random_state: Tensor | None = None  # before the first forward
+        self.random_state: list[Tensor] = []  # before the first forward
         self.proof: tuple[float, list[float]] | None = None  # loss and norms of the first gradients
 
     def __torch_function__(
@@ -106,6 +106,9 @@ class Watch(TorchFunctionMode):
             put(torch.autograd, "backward", self._backward)
             put(Optimizer, "add_param_group", self._add_param_group)
             put(torch.autograd.Function, "apply", self._function)
+            # As a context, so that it ends with the script.
+            entered = patches.enter_context
+            put(torch, "set_default_device", lambda original: lambda d: entered(torch.device(d)))
             put(nn.utils, "clip_grad_norm_", self._clip)
             put(nn.utils, "clip_grad_value_", lambda original: self._refuse_clip_value)
             patches.enter_context(self)
@@ -118,8 +121,8 @@ class Watch(TorchFunctionMode):
             # What a model without gradients returns is data, as in an evaluation.
             words = (arguments, options)
             noted = torch.is_grad_enabled() or self.recorder.depends_on_weights(words)
-            if noted and self.random_state is None:
-                self.random_state = torch.get_rng_state()
+            if noted and not self.random_state:
+                self.random_state = _random_state()
             self.depth += 1
             try:
                 output = original(module, *arguments, **options)
@@ -335,9 +338,10 @@ class Watch(TorchFunctionMode):
     def _prove(self) -> None:
         """Run the tape of the first micro-batch: its loss and gradients must be the script's."""
         assert self.root is not None and self.tape is not None and self.proof is not None
-        assert self.random_state is not None
-        with torch.random.fork_rng():
-            torch.set_rng_state(self.random_state)
+        cpu, *gpus = self.random_state
+        with torch.random.fork_rng(range(len(gpus))):
+            torch.set_rng_state(cpu)
+            torch.cuda.set_rng_state_all(gpus)
             self.root.zero_grad(set_to_none=True)
             loss = self.tape.run(self.root, self.batches[0])
             loss.backward()
@@ -355,6 +359,12 @@ class Watch(TorchFunctionMode):
                 f"The loss of {self.script.name} cannot be lifted out: computed again on the same "
                 f"batch it gives other values ({what})."
             )
+
+
+def _random_state() -> list[Tensor]:
+    """Return the state of the CPU's generator, and of those of GPUs that are in use."""
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *gpus]
 
 
 def _norms(model: nn.Module) -> list[float]:
