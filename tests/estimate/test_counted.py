@@ -98,3 +98,8 @@ def test_scaling_to_another_card_follows_its_peak_and_bandwidth():
     for entry in entries:
         if isinstance(entry, Kernel):
             assert times.time(entry.call, slower).us > times.time(entry.call, H200).us
+
+
+def test_fp8_is_not_guessed_at():
+    with pytest.raises(Unsupported, match="no fp8 product has been timed"):
+        count(spec_of("precision=fp8"), H200)

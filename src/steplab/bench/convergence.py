@@ -45,9 +45,12 @@ class Study:
         return replace(self.spec, settings=settings, recipe=recipe)
 
     def trainings(self) -> Iterator[tuple[int, Side]]:
-        """Yield pair and side in the order of execution: who begins changes from pair to pair."""
+        """Yield pair and side in the order of execution: who begins changes from pair to pair.
+
+        First the candidate: what cannot run here is refused before anything has been trained.
+        """
         for number in range(self.pairs):
-            sides: tuple[Side, Side] = ("reference", "candidate")
+            sides: tuple[Side, Side] = ("candidate", "reference")
             for side in sides if number % 2 == 0 else reversed(sides):
                 yield number, side
 

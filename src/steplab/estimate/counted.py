@@ -87,6 +87,11 @@ def count(
 
     `scratch` tells how many bytes a call needs beside its results.
     """
+    if spec.recipe.techniques.get("precision", {}).get("dtype") == "fp8":
+        raise Unsupported(
+            "A step with fp8 cannot be estimated: no fp8 product has been timed.",
+            "Estimate precision=bf16, or measure with steplab bench step.",
+        )
     ledger = Ledger(scratch)
     replayed, compiles = (name in spec.recipe.techniques for name in (GRAPH, COMPILE))
     eager = replace(spec, device="cuda", recipe=_eager(spec.recipe))
