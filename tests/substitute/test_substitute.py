@@ -164,11 +164,11 @@ def test_tune_offers_substitutions_for_compiled_models_of_ones_own():
         context = StepContext(run_of(recipe=parse_recipe(recipe).techniques, **fields))
         return {p.key for p in proposals(context, {}) if p.technique == "substitute"}
 
-    assert offered("compile=loss", source="0123456789ab") >= {
-        "substitute=attention",
-        "substitute=loss",
-    }
-    assert "substitute=loss" not in offered("compile=blocks", source="0123456789ab")
+    own = {"source": "0123456789ab"}
+    assert offered("compile=loss", **own) == {"substitute=all"} == offered("compile=blocks", **own)
+    assert not offered("compile=loss,substitute=all", **own)
+    with_norms = offered("compile=loss,substitute=all", device="cuda", **own)
+    assert with_norms == {"substitute=all+norm"}
     assert not offered("compile=loss") and not offered("plain", source="0123456789ab")
 
 

@@ -17,10 +17,10 @@ from steplab.techniques.technique import Stage, StepParts, Technique
 
 ALL = "all"
 BY_NAME = ("norm",)  # whether they beat the compiler's own fusion is for a measurement to say
-# What each kind can take away from a step, and what it needs the compiler to see.
+# What can go: attention to a third (a dense mask), passes over logits.
 SAVINGS = {
-    "attention": {"kind:attention": 0.7, "memory:activations": 0.3},
-    "loss": {"kind:softmax": 0.5, "kind:elementwise": 0.2, "memory:activations": 0.8},
+    ALL: {"kind:attention": 0.7, "kind:softmax": 0.5, "kind:elementwise": 0.3}
+    | {"memory:activations": 0.8},
     "norm": {"kind:normalization": 0.5, "kind:elementwise": 0.2, "kind:reduction": 0.2},
 }
 WITH_LOSS = ("loss", "whole")  # scopes of `compile` in whose graph a loss may be
@@ -59,24 +59,21 @@ class Substitute(Technique):
         """Let `compile` hand its graphs over."""
         from steplab.substitute.backend import SubstitutingBackend
 
-        every = [kind for kind in known_kinds() if kind not in BY_NAME]
-        parts.substituting = SubstitutingBackend(asked_kinds(settings) or every)
+        named, every = asked_kinds(settings), takes_all(settings)
+        kinds = [k for k in known_kinds() if k in named or (every and k not in BY_NAME)]
+        parts.substituting = SubstitutingBackend(kinds)
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
         """Offer it once the step is compiled; built-in models choose by `impl`."""
         compiled = context.recipe.techniques.get("compile", {})
         if not compiled or not context.run.spec.source:
             return []
-        now = asked_kinds(current) if current else ()
-        found = []
-        for kind in known_kinds():
-            seen = kind != "loss" or compiled["scope"] in WITH_LOSS
-            # On a CPU Inductor's own fusion of norms stays.
-            possible = seen and (kind != "norm" or context.on_cuda)
-            if possible and kind not in now and current.get("kinds") != ALL:
-                kinds = "+".join(sorted((*now, kind)))
-                found.append(Suggestion({"kinds": kinds}, SAVINGS[kind]))
-        return found
+        if not current:
+            return [Suggestion({"kinds": ALL}, SAVINGS[ALL])]
+        if not context.on_cuda:  # where Inductor's own fusion of norms stays
+            return []
+        more = [kind for kind in BY_NAME if kind not in asked_kinds(current)]
+        return [Suggestion({"kinds": f"{current['kinds']}+{k}"}, SAVINGS[k]) for k in more]
 
     def remedy(self, run: Run) -> str:
         """Say why nothing was replaced."""
@@ -86,8 +83,8 @@ class Substitute(Technique):
     def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
         """What was asked for must have been replaced, and as many must run as were planned."""
         planned = planned_counts(run)
-        for kind in asked_kinds(settings) or (ALL,):
-            if not planned.get(kind, 0) and not (kind == ALL and planned):
+        for kind in asked_kinds(settings) if planned else (str(settings["kinds"]),):
+            if kind not in planned:
                 return f"nothing was replaced by substitute={kind}{_why(run, kind)}"
         ran = executed_counts(run)
         for kind, count in planned.items():
@@ -103,9 +100,13 @@ def known_kinds() -> list[str]:
 
 
 def asked_kinds(settings: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Return the kinds that were named; none where all are taken."""
-    kinds = tuple(str(settings["kinds"]).split("+"))
-    return () if ALL in kinds else kinds
+    """Return the kinds that were named, each of which must be found."""
+    return tuple(kind for kind in str(settings["kinds"]).split("+") if kind != ALL)
+
+
+def takes_all(settings: Mapping[str, Setting]) -> bool:
+    """Whether every kind is taken that needs no measurement."""
+    return ALL in str(settings["kinds"]).split("+")
 
 
 def planned_counts(run: Run) -> dict[str, int]:
@@ -133,7 +134,8 @@ def executed_counts(run: Run) -> dict[str, int]:
 
 
 def _why(run: Run, kind: str) -> str:
-    left = [one for one in run.substitutions if one.reason and kind in (ALL, one.rewrite)]
+    kinds = kind.split("+")
+    left = [s for s in run.substitutions if s.reason and (ALL in kinds or s.rewrite in kinds)]
     if not left:
         return ": there is no place for it"
     return f": {left[0].reason} ({left[0].place})"
