@@ -52,6 +52,12 @@ def test_a_sharded_rank_holds_a_part_of_weights_and_state():
     assert part.held_bytes < 0.2 * whole.held_bytes
 
 
+def test_an_update_whose_rates_are_on_the_device_is_counted():
+    counted = count(spec_of("optimizer=one-pass,precision=bf16-weights", layers=1), H200)
+    kinds = {entry.phase for entry in counted.entries if isinstance(entry, Kernel)}
+    assert "optimizer" in kinds
+
+
 def test_an_op_that_needs_values_is_named_with_its_line(tmp_path):
     file = tmp_path / "my_model.py"
     file.write_text(

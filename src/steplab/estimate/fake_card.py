@@ -235,6 +235,8 @@ def _library_answers() -> list[Answer]:
         (Exchange, "read_counts", even_counts),
         # Batches without data are alike: those of a thousand other ranks need not be drawn.
         (assemble, "islice", lambda stream, *of_rank: stream),
+        # Rates are read once, when they move to the device, and have no values here.
+        (assemble, "_reads_rates_on_device", lambda parts, optimizer: False),
         (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),
         (_fsdp_param, "_chunk_with_empty", chunk),
         (DTensor, "device", property(lambda t: t._local_tensor.device)),
