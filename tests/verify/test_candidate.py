@@ -77,7 +77,7 @@ def test_every_shape_is_compared_and_named(tiny_spec, tmp_path):
         referenced(shape, tmp_path, "bf16")
     opened = Candidate(spec, [single, other], tmp_path).open(silent)
     words = {check.name for check in opened.checks}
-    assert {"loss at batch 1", "loss at batch 3, without dropout"} <= words
+    assert {"loss at batch 1", "loss at batch 3, without random draws"} <= words
     assert all(check.passed for check in opened.checks)
 
 
@@ -110,7 +110,7 @@ def test_dropout_that_nobody_can_switch_off_is_compared_by_its_statistics(tmp_pa
     shape = referenced(without_dropout(shapes_to_try(spec)[0]), tmp_path, "fp32")
     opened = Candidate(spec, [shape], tmp_path).open(silent)
     assert opened.run.status == "ok" and opened.run.clock is not None, opened.run.reason
-    assert "dropout" in {check.name for check in opened.checks}
+    assert "random draws" in {check.name for check in opened.checks}
     assert all(check.passed for check in opened.checks)
 
     def twice(parts):

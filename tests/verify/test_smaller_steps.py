@@ -151,6 +151,6 @@ def test_the_rate_is_multiplied_once(deep, kind):
 def test_a_shape_keeps_its_rate_and_all_its_words(deep):
     own, single = shapes_to_try(deep())
     both = with_smaller_steps(without_dropout(single))
-    assert both.words == "at batch 1, without dropout, at 1/8 of the learning rate"
+    assert both.words == "at batch 1, without random draws, at 1/8 of the learning rate"
     assert with_batch(with_smaller_steps(own), 3).rate == SMALLER_RATE
     assert len({shape.name for shape in (own, single, with_smaller_steps(own), both)}) == 4

@@ -1,17 +1,15 @@
-"""Does a step drop at random as the plain one does? By statistics: no two draw the same numbers.
+"""Does a step draw at random as the plain one does? By statistics: no two draw the same numbers.
 
-Numerics are compared with dropout off. Here it is on, the weights stay where they are, and one
-batch is taken many times: mean and spread of loss and gradients over the draws must be those of
-the plain step. A mask that is left out, applied twice, not scaled, or replayed forever shows.
+Numerics are compared without chance (`noise.py`). Here dropout is on and noise is noise, the
+weights stay where they are, and one batch is taken many times: mean and spread of loss and
+gradients over the draws must be those of the plain step. A mask that is left out, applied twice,
+not scaled, or replayed forever shows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,14 +33,6 @@ NUMBERS = 64  # that are kept of each gradient: sums over parts of it
 # not scaled: 10 or more; dropout applied three times: 20; one mask forever, or none: 25.
 MAX_DEVIATION = 5.0
 LOSS = "loss"
-FUNCTIONS = (
-    "dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-)
 
 
 def take_draws(step: Step, spec: RunSpec) -> NumericsSnapshot:
@@ -85,7 +75,7 @@ def check_draws(candidate: NumericsSnapshot, plain: NumericsSnapshot) -> Check:
         f"{name} over {DRAWS} draws: mean or spread {worst:.1f} standard errors from the plain "
         f"step's, at most {MAX_DEVIATION:g}"
     )
-    return Check("dropout", worst <= MAX_DEVIATION, detail, worst / MAX_DEVIATION)
+    return Check("random draws", worst <= MAX_DEVIATION, detail, worst / MAX_DEVIATION)
 
 
 def _deviation(a: Tensor, b: Tensor, rounding: float) -> float:
@@ -106,27 +96,3 @@ def _deviation(a: Tensor, b: Tensor, rounding: float) -> float:
 def _folded(sketch: Tensor) -> Tensor:
     short = -len(sketch) % NUMBERS
     return functional.pad(sketch, (0, short)).view(-1, NUMBERS).sum(0)
-
-
-@contextlib.contextmanager
-def dropout_off() -> Iterator[None]:
-    """Let torch's dropout functions drop nothing, also where a model calls them by itself."""
-    attention = functional.scaled_dot_product_attention
-
-    def keep(x: Tensor, *_: Any, **__: Any) -> Tensor:
-        return x
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **how: Any) -> Tensor:
-        mask, *others = rest or (how.pop("attn_mask", None),)
-        how.pop("dropout_p", None)
-        return attention(q, k, v, mask, 0.0, *others[1:], **how)
-
-    instead = {**dict.fromkeys(FUNCTIONS, keep), attention.__name__: attend}
-    before = {name: getattr(functional, name) for name in instead}
-    for name, function in instead.items():
-        setattr(functional, name, function)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(functional, name, function)

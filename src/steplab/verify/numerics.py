@@ -28,6 +28,7 @@ from steplab.modules.optimizer import MASTER, master_weight
 from steplab.modules.shards import whole
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
+from steplab.verify.noise import fixed_noise
 from steplab.verify.ranks import checksum, gather, held_bits, rank_count, state_of
 from steplab.verify.shapes import CURVE_STEPS, TRUTH, references_of
 
@@ -84,10 +85,12 @@ def take_snapshot(
     groups = {"batches": _sketch_batches(step, batches)}
     look = _curves if curves else _snapshot
     if not doubled:
-        return look(step, batches, groups)
+        with fixed_noise():
+            return look(step, batches, groups)
     torch.set_default_dtype(torch.float64)  # for tensors that a model makes in its forward pass
     try:
-        return look(step, tree_map(_to_double, batches), groups)
+        with fixed_noise():
+            return look(step, tree_map(_to_double, batches), groups)
     finally:
         torch.set_default_dtype(torch.float32)
 

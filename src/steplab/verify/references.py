@@ -29,8 +29,9 @@ from steplab.step.step import Step
 from steplab.step.trial import clean_up
 from steplab.techniques.recipes import alone
 from steplab.trace.categories import PRODUCT_OPS
-from steplab.verify.draws import dropout_off, take_draws
+from steplab.verify.draws import take_draws
 from steplab.verify.judge import judge
+from steplab.verify.noise import dropout_off, fixed_noise
 from steplab.verify.numerics import (
     BITS,
     NumericsSnapshot,
@@ -143,9 +144,9 @@ def compute_reference(
     "fp8-rounded" also rounds the operands of the Linears that fp8 pays for to e4m3.
     "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
     "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
-    "draws" are its statistics with dropout on, which is off otherwise. The learning rate is
-    multiplied by `rate`; with `curves` many steps are taken. With `widened` the model keeps its
-    dtypes, and each operator is computed in fp64 beside them.
+    "draws" are its statistics with dropout and noise, which are held still otherwise. The learning
+    rate is multiplied by `rate`; with `curves` many steps are taken. With `widened` the model keeps
+    its dtypes, and each operator is computed in fp64 beside them.
     """
     if name == DRAWS:
         return take_draws(assemble(replace(spec, recipe=PLAIN)), spec)
@@ -295,13 +296,13 @@ def why_undecided(shape: GateShape, dtype: str, folder: Path) -> str:
 
 
 def has_dropout(spec: RunSpec) -> bool:
-    """Whether the model of `spec` drops something at random: it draws, but not with dropout off."""
+    """Whether the model of `spec` draws at random what can be held still: dropout or noise."""
     try:
         if find_dropout(assemble(spec).model):
             return True
         if not _draws(assemble(spec), spec):
             return False
-        with dropout_off():
+        with dropout_off(), fixed_noise():
             return not _draws(assemble(spec), spec)
     finally:
         clean_up()

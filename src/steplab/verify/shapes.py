@@ -94,8 +94,8 @@ def with_batch(shape: GateShape, batch: int) -> GateShape:
 
 
 def without_dropout(shape: GateShape) -> GateShape:
-    """Return the shape for a model with dropout, which is off while numerics are compared."""
-    return replace(shape, words=_add_words(shape, "without dropout"), apart=True)
+    """Return the shape for a model with dropout or noise, which then are held still."""
+    return replace(shape, words=_add_words(shape, "without random draws"), apart=True)
 
 
 def widened(shape: GateShape) -> GateShape:

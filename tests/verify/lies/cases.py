@@ -19,7 +19,7 @@ from tests.verify.planted import PLANTED
 
 HERE = Path(__file__).parent
 WRONG = "wrong_models"
-DROPPING = ("dropout", "functional_dropout")
+DRAWING = ("dropout", "functional_dropout", "noise")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Case:
         found = snapshot_without_dropout(spec)
         names = references_of(found.matmul_dtype)
         checks = [*judge(found, [reference(self, n) for n in names], reference(self, "fp64"), "")]
-        if self.model in DROPPING:
+        if self.model in DRAWING:
             checks.append(check_draws(take_draws(assemble(spec), spec), reference(self, "draws")))
         return {check.name: check.detail for check in checks if not check.passed}
 
@@ -88,10 +88,11 @@ LIES = [
     technique("count_off_by_one", "two_losses", "optimizer step", "trunk.0.weight"),
     technique("not_clipped", "summed_loss", "optimizer exp_avg", "worst"),
     technique("stale_copy", "two_losses", "loss", "step"),
-    technique("dropout_thrice", "dropout", "dropout", "weight"),
-    technique("dropout_left_out", "dropout", "dropout", "weight"),
-    technique("one_mask_forever", "dropout", "dropout", "weight"),
-    technique("dropout_unscaled", "dropout", "dropout", "weight"),
+    technique("dropout_thrice", "dropout", "random draws", "weight"),
+    technique("dropout_left_out", "dropout", "random draws", "weight"),
+    technique("one_mask_forever", "dropout", "random draws", "weight"),
+    technique("noise_forever", "noise", "random draws", "weight"),
+    technique("dropout_unscaled", "dropout", "random draws", "weight"),
     technique("untied", "tied_weights", "weights", "head.weight"),
     technique("other_gelu", "plain_mlp", "outputs", "prediction 0"),
     technique("other_epsilon", "contrastive", "gradients", "norm.bias"),
@@ -123,6 +124,7 @@ HONEST = [
     "batchnorm_blocks",
     "dropout",
     "functional_dropout",
+    "noise",
     "tied_weights",
     "buffers",
     "two_losses",

@@ -130,6 +130,28 @@ def functional_dropout():
     return steplab.UserModel(Stack(FixedDropBlock), vectors(16), classify)
 
 
+class Autoencoder(nn.Module):
+    """A variational one: its noise is drawn in the dtype of what it is added to."""
+
+    def __init__(self, width=16, latent=4):
+        super().__init__()
+        self.encode = nn.Linear(width, 2 * latent)
+        self.decode = nn.Linear(latent, width)
+
+    def forward(self, x):
+        mean, log_variance = self.encode(x).chunk(2, -1)
+        self.divergence = (mean.square() + log_variance.exp() - 1 - log_variance).mean()
+        return self.decode(mean + torch.randn_like(mean) * (0.5 * log_variance).exp())
+
+
+def noise():
+    def loss(model, batch):
+        x, _ = batch
+        return F.mse_loss(model(x), x) + 0.1 * model.divergence
+
+    return steplab.UserModel(Autoencoder(), vectors(16), loss)
+
+
 class Attention(nn.Module):
     def __init__(self, width, heads=2):
         super().__init__()

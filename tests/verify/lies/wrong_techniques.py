@@ -171,6 +171,22 @@ def dropout_unscaled(parts: StepParts) -> None:
         drop.forward = lambda x, run=drop.forward, drop=drop: run(x) * (1 - drop.p)
 
 
+def noise_forever(parts: StepParts) -> None:
+    """A graph that replays the noise it was captured with."""
+    kept: dict[tuple[int, ...], torch.Tensor] = {}
+    forward = parts.model.forward
+
+    def replayed(x):
+        draw = torch.randn_like
+        torch.randn_like = lambda mean: kept.setdefault(mean.shape, draw(mean))
+        try:
+            return forward(x)
+        finally:
+            torch.randn_like = draw
+
+    parts.model.forward = replayed
+
+
 # --- the model ------------------------------------------------------------------------------------
 
 

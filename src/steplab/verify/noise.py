@@ -1,0 +1,121 @@
+"""Nothing is left to chance while numerics are compared: dropout is off, and noise stands still.
+
+Two implementations never draw the same numbers, and neither do two dtypes. So torch's functions
+that draw give numbers that depend on their shape alone, in any dtype and in compiled code too.
+Methods that fill a tensor in place (`normal_`, `exponential_`) stay as they are: Dynamo does not
+see functions put in their place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+DROPOUT = (
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+)
+BITS = 2**32
+MULTIPLIERS = (0x45D9F3B, 0x119DE1F3)  # odd, below 2^31: products stay within 63 bits
+
+
+@contextlib.contextmanager
+def dropout_off() -> Iterator[None]:
+    """Let torch's dropout functions drop nothing, also where a model calls them by itself."""
+    attention = functional.scaled_dot_product_attention
+
+    def keep(x: Tensor, *_: Any, **__: Any) -> Tensor:
+        return x
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **how: Any) -> Tensor:
+        mask, *others = rest or (how.pop("attn_mask", None),)
+        how.pop("dropout_p", None)
+        return attention(q, k, v, mask, 0.0, *others[1:], **how)
+
+    instead: dict[str, Callable[..., Any]] = dict.fromkeys(DROPOUT, keep)
+    with _replaced(functional, {**instead, attention.__name__: attend}):
+        yield
+
+
+@contextlib.contextmanager
+def fixed_noise() -> Iterator[None]:
+    """Let torch's functions that draw give the same numbers whenever they give the same shape."""
+    with _replaced(torch, NOISE):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, instead: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    before = {name: getattr(module, name) for name in instead}
+    for name, function in instead.items():
+        setattr(module, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(module, name, function)
+
+
+def _rand(*size: Any, dtype: torch.dtype | None = None, **how: Any) -> Tensor:
+    u = _uniform(_size(size, how), how.get("device"))
+    return _like_asked(u, dtype or torch.get_default_dtype(), how)
+
+
+def _randn(*size: Any, dtype: torch.dtype | None = None, **how: Any) -> Tensor:
+    n = _normal(_size(size, how), how.get("device"))
+    return _like_asked(n, dtype or torch.get_default_dtype(), how)
+
+
+def _rand_like(x: Tensor, *, dtype: torch.dtype | None = None, **how: Any) -> Tensor:
+    return _like_asked(_uniform(x.shape, how.get("device") or x.device), dtype or x.dtype, how)
+
+
+def _randn_like(x: Tensor, *, dtype: torch.dtype | None = None, **how: Any) -> Tensor:
+    return _like_asked(_normal(x.shape, how.get("device") or x.device), dtype or x.dtype, how)
+
+
+def _bernoulli(p: Tensor, *_: Any, **__: Any) -> Tensor:
+    return (_uniform(p.shape, p.device) < p).to(p.dtype)
+
+
+def _uniform(shape: Any, device: Any) -> Tensor:
+    """Return numbers between 0 and 1 in fp64: an integer hash of each index, exact everywhere."""
+    hashed = torch.arange(math.prod(shape), device=device) + 1
+    for multiplier in MULTIPLIERS:
+        hashed = (hashed * multiplier) % BITS
+        hashed = hashed ^ (hashed >> 16)
+    return ((hashed.double() + 0.5) / BITS).reshape(shape)
+
+
+def _normal(shape: Any, device: Any) -> Tensor:
+    return torch.erfinv(2 * _uniform(shape, device) - 1) * math.sqrt(2)
+
+
+def _size(size: tuple[Any, ...], how: Mapping[str, Any]) -> Any:
+    if "size" in how:
+        return how["size"]
+    return size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+
+
+def _like_asked(x: Tensor, dtype: torch.dtype, how: Mapping[str, Any]) -> Tensor:
+    x = x.to(dtype)
+    return x.requires_grad_() if how.get("requires_grad") else x
+
+
+NOISE: Mapping[str, Callable[..., Any]] = {
+    "rand": _rand,
+    "randn": _randn,
+    "rand_like": _rand_like,
+    "randn_like": _randn_like,
+    "bernoulli": _bernoulli,
+}

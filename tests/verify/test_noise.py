@@ -1,0 +1,51 @@
+"""Nothing is left to chance while numerics are compared."""
+
+import pytest
+import torch
+
+from steplab.verify.noise import fixed_noise
+
+DRAWS = {
+    "rand": lambda dtype: torch.rand(64, 33, dtype=dtype),
+    "rand of a list": lambda dtype: torch.rand([64, 33], dtype=dtype),
+    "rand of a size": lambda dtype: torch.rand(size=(64, 33), dtype=dtype),
+    "randn": lambda dtype: torch.randn(64, 33, dtype=dtype),
+    "rand_like": lambda dtype: torch.rand_like(torch.ones(64, 33, dtype=dtype)),
+    "randn_like": lambda dtype: torch.randn_like(torch.ones(64, 33), dtype=dtype),
+    "bernoulli": lambda dtype: torch.bernoulli(torch.full((64, 33), 0.5, dtype=dtype)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_every_dtype_gets_the_same_numbers_rounded(name):
+    before = torch.get_rng_state()
+    with fixed_noise():
+        wide = DRAWS[name](torch.float64)
+        again = DRAWS[name](torch.float64)
+        narrow = [DRAWS[name](dtype) for dtype in (torch.float32, torch.bfloat16)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert wide.shape == (64, 33) and torch.equal(wide, again)
+    for drawn in narrow:
+        assert torch.equal(drawn, wide.to(drawn.dtype))
+    assert not torch.equal(DRAWS[name](torch.float64), wide)  # chance is back
+
+
+@pytest.mark.parametrize("name, mean, spread", [("rand", 0.5, 1 / 12), ("randn", 0.0, 1.0)])
+def test_they_look_like_noise(name, mean, spread):
+    with fixed_noise():
+        drawn = getattr(torch, name)(4096, dtype=torch.float64)
+    assert float(drawn.mean()) == pytest.approx(mean, abs=0.05)
+    assert float(drawn.var()) == pytest.approx(spread, rel=0.1)
+    for apart in (1, 2, 16, 64):
+        together = torch.stack([drawn[apart:], drawn[:-apart]])
+        assert abs(float(torch.corrcoef(together)[0, 1])) < 0.06
+
+
+def test_compiled_code_gets_them_too_and_draws_again_afterwards():
+    def noisy(x):
+        return x + torch.randn_like(x)
+
+    compiled, x = torch.compile(noisy, backend="aot_eager", fullgraph=True), torch.ones(8)
+    with fixed_noise():
+        assert torch.equal(compiled(x), noisy(x))
+    assert not torch.equal(compiled(x), compiled(x))
