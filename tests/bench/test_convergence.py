@@ -61,7 +61,7 @@ def drawn(kind: str, generator, count: int) -> np.ndarray:
     ("kind", "least"), [("normal", 0.945), ("heavy tails", 0.945), ("skewed", 0.87)]
 )
 def test_the_interval_covers_the_true_gap_as_often_as_it_says(kind, least, count):
-    """20,000 studies each. Normal and heavy-tailed gaps: 95 %; an exponential tail: 88 to 91 %."""
+    """20,000 studies each. Normal and heavy-tailed gaps: 95 %; an exponential tail: 88 to 89 %."""
     gaps_NP = drawn(kind, np.random.default_rng(0), count)
     error_N = gaps_NP.std(1, ddof=1) / math.sqrt(count)
     inside = np.abs(gaps_NP.mean(1)) <= student_quantile(count - 1) * error_N
