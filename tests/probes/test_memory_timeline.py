@@ -226,7 +226,7 @@ def test_a_step_that_fails_leaves_nothing_installed(monkeypatch):
     def fail(*_):
         raise RuntimeError("no loss")
 
-    monkeypatch.setattr(subject.step.workload, "loss", fail)
+    monkeypatch.setattr(subject.step, "forward", fail)
     with pytest.raises(RuntimeError, match="no loss"):
         record_memory(subject)
     assert subject.step.watch is watch

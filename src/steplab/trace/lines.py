@@ -30,13 +30,15 @@ _LIBRARIES = frozenset(
 _GENERATED = re.compile(r"torchinductor_|(^|/)c[a-z2-7]{51}\.py$")
 _INSTALLED = re.compile(rf"(site|dist)-packages/|/lib/python3|{_GENERATED.pattern}")
 # Of steplab itself the model's code counts; what runs it is the same for every model. Packages are
-# named one by one, because a folder of the user's, or a clone, may be called steplab too. The last
-# line has packages and files of releases whose traces may still be stored.
+# named one by one, because a folder of the user's, or a clone, may be called steplab too; from
+# `studies` on they are those of earlier releases, whose traces may still be stored.
 _RUNNER = re.compile(
-    r"(^|/)steplab/((cli|bench|tune|estimate|forecasting|verify|train|meter|lint|profiling|workers|step"
-    r"|techniques|probes|substitute|parallel|testing|findings|compare|report|trace|store|costs|hardware|core"
+    r"(^|/)steplab/((cli|adapters|bench|tune|estimate|forecasting|verify|train|meter|lint|profiling"
+    r"|workers|step|techniques|probes|substitute|parallel|testing|findings|compare|report|trace|store"
+    r"|costs|hardware|core"
     r"|studies|engine|explain|record|spec)/|(__init__|__main__|codec|shelf|units|errors)\.py"
-    r"|workloads/(user_model|user_batches|misuse)\.py|modules/optimizer\.py)"
+    r"|workloads/((user_model|user_batches|misuse|hugging_face)\.py|script/)"
+    r"|modules/(optimizer|rates)\.py)"
 )
 _MODELS = re.compile(r"(^|/)steplab/(workloads|modules|kernels|data)/")
 
