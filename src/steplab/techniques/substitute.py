@@ -60,7 +60,7 @@ class Substitute(Technique):
         from steplab.substitute.backend import SubstitutingBackend
 
         named, every = asked_kinds(settings), takes_all(settings)
-        kinds = [k for k in known_kinds() if k in named or (every and k not in BY_NAME)]
+        kinds = [k for k in known_kinds() if k in named or (every and k in kinds_of_all())]
         parts.substituting = SubstitutingBackend(kinds)
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
@@ -97,6 +97,11 @@ class Substitute(Technique):
 def known_kinds() -> list[str]:
     """Return the names of all kinds, without importing any."""
     return registry.names("steplab.substitute", "REWRITE")
+
+
+def kinds_of_all() -> list[str]:
+    """Return the kinds that `all` stands for."""
+    return [kind for kind in known_kinds() if kind not in BY_NAME]
 
 
 def asked_kinds(settings: Mapping[str, Setting]) -> tuple[str, ...]:
