@@ -25,7 +25,7 @@ test: setup
 slow: setup
 	$(BIN)/python -m pytest -q -n 3 -m slow
 
-# All that starts ranks, the slow ones too, on up to four CPU ranks: about four minutes on two cores.
+# All that starts ranks, the slow ones too, on up to four CPU ranks: under three minutes, two cores.
 DISTRIBUTED := $(wildcard tests/*/test_rank*.py) tests/parallel tests/bench/test_collectives.py \
     tests/bench/test_ddp.py tests/probes/test_communication.py tests/train/test_launch.py \
     tests/train/test_watch.py

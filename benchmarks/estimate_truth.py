@@ -3,6 +3,10 @@
 `predict` writes what `steplab estimate` expects of twelve steps, on any machine; it is run before
 anybody has measured them. `measure` measures them on the card (about four minutes on an H200) and
 prints the errors. No size is one that kernel_efficiency.py has timed.
+
+Sharded steps follow: each on one rank, as rank 0 of 8 in a group that does nothing, and on two gloo
+ranks that share the card. The second is also told from the first as it was measured, times what
+the predictions of the two say of each other; the third has no time worth a look, only memory.
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from steplab.core import Column, RunSpec, Table
+from steplab.core import Column, Run, RunSpec, Table
 from steplab.core.codec import decode, encode
 from steplab.core.errors import SteplabError
 from steplab.core.prediction import Prediction
@@ -38,40 +43,45 @@ MODELS: tuple[tuple[str, str, dict[str, Any], tuple[int, ...]], ...] = (
     ("tsmoe", "flagship", {}, (4, 16, 16, 16)),
     (OWN, "", {"width": 1024, "heads": 16, "layers": 12}, (16, 64, 64, 64)),
 )
-# Rank 0 of 8 whose group does nothing: what sharding itself takes and holds.
-SHARDED = (
-    ("gpt", "medium", {"context": 1024}, 8, f"{BF16},parallel=fsdp"),
-    ("tsmoe", "flagship", {}, 8, f"{BF16},parallel=fsdp"),
+# Workload, preset, settings, sequences on a rank: what sharding itself takes and holds.
+SHARDED: tuple[tuple[str, str, dict[str, Any], int], ...] = (
+    ("gpt", "medium", {"context": 1024}, 8),
+    ("tsmoe", "flagship", {}, 8),
 )
 PREDICTIONS = Path(__file__).parent / "estimate_predictions.json"
 
 
 def spec_of(workload: str, size: str, config: dict[str, Any], batch: int, recipe: str) -> RunSpec:
-    """Return one of the specs."""
+    """Return one of the specs, on one rank."""
     entry = requested_workload(workload)
-    chosen = parse_recipe(recipe)
     return RunSpec(
         entry.name,
         entry.resolve(size, config),
         size,
         batch=batch,
-        recipe=chosen,
+        recipe=parse_recipe(recipe),
         device="cuda",
         warmup=5,
         steps=12,
         source=entry.source,
-        ranks=8 if "parallel" in chosen.techniques else 1,
     )
 
 
 def specs() -> list[RunSpec]:
-    """Return the twelve, and two of rank 0 of 8."""
+    """Return the twelve, and three of each that is sharded: one rank, rank 0 of 8, two ranks."""
     found = [
         spec_of(workload, size, config, batch, recipe)
         for workload, size, config, batches in MODELS
         for batch, recipe in zip(batches, RECIPES.values(), strict=True)
     ]
-    return found + [spec_of(*one) for one in SHARDED]
+    for one in SHARDED:
+        sharded = spec_of(*one, f"{BF16},parallel=fsdp")
+        found += [
+            spec_of(*one, BF16),
+            replace(sharded, ranks=8),
+            replace(sharded, ranks=2, backend="gloo", warmup=1, steps=2),
+        ]
+    return found
 
 
 def predict_all(path: Path) -> None:
@@ -101,44 +111,61 @@ def _shown(prediction: Prediction) -> dict[str, Any]:
 
 def measure_all(path: Path, out: Sequence[Path]) -> None:
     """Measure every spec and compare."""
-    from steplab.parallel.silent import join_silent
-    from steplab.parallel.world import leave
-    from steplab.step.trial import trial
+    from steplab.probes.environment import capture_environment
+    from steplab.workers.client import WorkerLost
 
     expected = [decode(Prediction, one, "prediction") for one in json.loads(path.read_text())]
+    conditions = capture_environment().conditions
     rows: list[tuple[Any, ...]] = []
+    single = 1.0  # measured over predicted, of the last step on one rank
     for spec, prediction in zip(specs(), expected, strict=True):
-        if spec.ranks > 1:
-            join_silent(spec.ranks)
-        try:
-            run = trial(spec)
-        finally:
-            leave()
         title = f"{Path(spec.workload).name} {spec.size} batch {spec.batch}, {spec.recipe}"
+        title += f", {spec.ranks} ranks" if spec.ranks > 1 else ""
+        try:
+            run = measured(spec)
+        except WorkerLost as lost:
+            rows.append((title, prediction.step_ms, *[None] * 9, f"{lost.status}: {lost.reason}"))
+            continue
         errors = prediction.error(run)
         if run.clock is None or run.memory is None or errors is None:
-            rows.append((title, prediction.step_ms, *[None] * 8, f"{run.status}: {run.reason}"))
+            rows.append((title, prediction.step_ms, *[None] * 9, f"{run.status}: {run.reason}"))
             continue
+        took = run.clock.step.median
+        single = took / prediction.step_ms if spec.ranks == 1 else single
+        timed = spec.backend != "gloo"
         rows.append((
             title, prediction.step_ms, prediction.low_ms, prediction.high_ms,
-            run.clock.step.median, 100 * errors[0], prediction.holds(run),
+            took, 100 * errors[0] if timed else None, prediction.holds(run) if timed else None,
+            100 * (single * prediction.step_ms / took - 1) if timed and spec.ranks > 1 else None,
             prediction.peak_bytes / 2**30, run.memory.peak / 2**30, 100 * (errors[1] or 0.0),
             f"host {run.clock.host.median:.1f} ms, busy {run.ran.device_busy_ms if run.ran else 0}",
         ))  # fmt: skip
         print(rows[-1], flush=True)
         for file in out:
-            write_table(_table(rows, run.environment.conditions), file)
-    print_table(_table(rows, run.environment.conditions))
+            write_table(_table(rows, conditions), file)
+    print_table(_table(rows, conditions))
+
+
+def measured(spec: RunSpec) -> Run:
+    """Measure a spec on this card: alone, as rank 0 of many, or on ranks that share it."""
+    from steplab.estimate.measured import be_first
+    from steplab.workers.ranks import start_worker
+
+    if spec.backend != "gloo":
+        return be_first(spec)
+    with start_worker(spec) as ranks:
+        return ranks.call("steplab.step.trial:trial", Run, timeout=120, spec=spec)
 
 
 def _table(rows: Sequence[tuple[Any, ...]], conditions: str) -> Table:
     columns = (
         *(Column("what"), Column("predicted", "ms"), Column("low", "ms"), Column("high", "ms")),
         *(Column("measured", "ms"), Column("error", "%"), Column("inside")),
+        Column("error from one rank", "%"),
         *(Column("predicted peak", "GiB"), Column("peak", "GiB"), Column("error of memory", "%")),
         Column("note"),
     )
-    known = [row for row in rows if row[5] is not None]
+    known = [row for row in rows if row[5] is not None][:12]
     note = conditions
     if known:
         middle = statistics.median(abs(row[5]) for row in known)

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 out=${1:-benchmarks}
 shift || true
 mkdir -p "$out"
-export PYTHONPATH=src
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 lab="python3 -m steplab"
 store="--store $out/store"
 fused=precision=bf16,optimizer=fused

@@ -9,7 +9,7 @@ out=${1:?folder}
 name=${2:?name of the machine, as in h200}
 shift 2
 mkdir -p "$out"
-export PYTHONPATH=src
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 lab="python3 -m steplab"
 store="--store $out/store"
 if python3 -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then
