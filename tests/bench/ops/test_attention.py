@@ -151,6 +151,19 @@ def test_a_mask_that_only_the_backward_applies_is_wrong(monkeypatch):
     assert cell_result(run).errors["dq"] < 1e-6 < cell_result(run).errors["out"]
 
 
+@pytest.mark.parametrize(("roundings", "right"), [(0.8, True), (4.0, False)])
+def test_a_long_sum_may_drift_by_its_root_and_no_further(roundings, right):
+    T = 1024
+    inputs = {name: torch.randn(1, 1, T, 8) for name in ("q", "k", "v", "dout")}
+    flat = {name: x.flatten(0, 1) for name, x in inputs.items()}
+    truth = attention_fp64.gradients(flat, True, torch.float64)
+    off = 1 + roundings * T**0.5 * torch.finfo(torch.float32).eps / 2
+    actual = {name: x[None] * (off if name == "dv" else 1) for name, x in truth.items()}
+    actual = {name: x.float() for name, x in actual.items()}
+    by_name = {a.name: a for a in attention_fp64.check_heads(inputs, actual, True, heads=1)}
+    assert (by_name["dv"].of_budget <= 1) == right
+
+
 def test_one_wrong_row_is_wrong(monkeypatch):
     def one_row(q, k, v, causal):
         out = op.attention("reference", q, k, v, causal)
