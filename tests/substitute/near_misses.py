@@ -221,6 +221,20 @@ def filled_later(q, k, v):
     return attend(q, k, v, mask)
 
 
+def result_changed(q, k, v):
+    mask = ones(S, S).tril()
+    first = attend(q, k, v, mask) * 1.0
+    first /= first.detach().abs().sum(-1, keepdim=True)
+    return attend(first, k, v, mask)
+
+
+def changed_between(q, k, v):
+    mask = ones(S, S).tril()
+    first = attend(q, k, v, mask)
+    mask.view(-1)[1] = True
+    return first + attend(q, k, v, mask)
+
+
 def random_mask(q, k, v):
     mask = ones(S, S).tril() & (torch.rand(S, S) > 1e-12)
     return attend(q, k, v, mask)
@@ -344,6 +358,8 @@ MASKS = {
     "set afterwards": (set_afterwards, ALONE),
     "filled through a view": (filled_through_a_view, ALONE),
     "filled in place": (filled_later, RIGHT),
+    "its result changed in place": (result_changed, SAME),
+    "changed between two uses": (changed_between, ALONE),
     "random": (random_mask, ALONE),
     "by data": (by_data, ALONE),
     "queries fewer than keys": (

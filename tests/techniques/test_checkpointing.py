@@ -126,6 +126,15 @@ def test_a_budget_is_the_compilers_and_ends_with_the_recipe(tiny_spec):
     assert torch._functorch.config.activation_memory_budget == 1.0
 
 
+def test_recomputing_elementwise_work_is_the_compilers_and_ends_with_the_recipe(tiny_spec):
+    assemble(tiny_spec("checkpointing=elementwise,compile=blocks"))
+    assert not torch._functorch.config.ban_recompute_materialized_backward
+    assemble(tiny_spec())
+    assert torch._functorch.config.ban_recompute_materialized_backward
+    with pytest.raises(UserError, match="compile=blocks"):
+        parse_recipe("checkpointing=elementwise")
+
+
 def test_a_smaller_budget_keeps_less(tiny_spec):
     kept = []
     for more in ("", ",checkpointing=budget,checkpointing.keep=0.0"):

@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="steplab")`: Inductor with the substitutions of `substitute=all`.
+"""`torch.compile(model, backend="steplab")`: Inductor with what `substitute=all` does to graphs.
 
 torch finds it by the entry point group `torch_dynamo_backends` wherever steplab is installed, also
 where a library takes only the name of a backend. Compile the loss together with the model: only
@@ -14,7 +14,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from steplab.substitute.backend import SubstitutingBackend
-from steplab.techniques.substitute import kinds_of_all
+from steplab.techniques.substitute import graph_kinds, kinds_of_all
 
 
 def steplab_backend(graph: GraphModule, inputs: Sequence[Any]) -> Any:
@@ -25,4 +25,4 @@ def steplab_backend(graph: GraphModule, inputs: Sequence[Any]) -> Any:
 @cache
 def substituting_backend() -> SubstitutingBackend:
     """Return the backend of this process; its `found` lists every place that was looked at."""
-    return SubstitutingBackend(kinds_of_all())
+    return SubstitutingBackend([kind for kind in graph_kinds() if kind in kinds_of_all()])

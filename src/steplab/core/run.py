@@ -467,12 +467,12 @@ class RankResult:
 class Substitution:
     """A place in a model's code that `substitute` looked at, and what became of it."""
 
-    rewrite: str  # "attention", "loss", "norm"
+    rewrite: str  # "attention", "experts", "loss", "norm"
     place: str  # model.py:12 (forward)
     what: str = ""  # what runs instead: "is_causal, 2 heads of keys for 8"; "": left alone
     proof: str = ""  # how far both forms are apart, and the old one from fp64
     reason: str = ""  # why it was left alone
-    count: int = 1  # of such places in one graph
+    count: int = 1  # of such places in one graph, or of such modules
 
 
 Metric = float | tuple[float, ...] | tuple[tuple[float, ...], ...]

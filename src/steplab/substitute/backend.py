@@ -24,11 +24,12 @@ class SubstitutingBackend:
     backend is the same.
     """
 
-    def __init__(self, kinds: Sequence[str]) -> None:
+    def __init__(self, kinds: Sequence[str], in_modules: Sequence[Substitution] = ()) -> None:
         self.rewrites: Mapping[str, Rewrite] = {
             kind: registry.load("steplab.substitute", kind, "REWRITE") for kind in kinds
         }
-        self.graphs: list[list[Substitution]] = []
+        # What was found in each graph, and before any was traced.
+        self.graphs: list[list[Substitution]] = [[*in_modules]]
         self.before("inductor")
 
     def before(self, backend: str, mode: str = "default") -> SubstitutingBackend:

@@ -135,7 +135,7 @@ def constant_value(node: Node) -> Tensor | str:
         if _RANDOM.search(str(getattr(source.target, "__name__", source.target))):
             return "is random"
     for other in node.graph.nodes:
-        if changes_in_place(other) and sources & _ancestors(other):
+        if changes_in_place(other) and _may_write_into(other, sources):
             return "is changed in place"
     values: dict[Node, Any] = {}
     with torch.no_grad():
@@ -150,6 +150,17 @@ def constant_value(node: Node) -> Tensor | str:
                     values[one] = one.target(*args, **kwargs)
     value: Tensor = values[node]
     return value
+
+
+def _may_write_into(node: Node, sources: set[Node]) -> bool:
+    """Whether a node that changes a tensor in place may change one of these, or a view of one."""
+    target = value_of(node.kwargs.get("out", argument(node, 0, "input")))
+    if target is None:
+        return bool(sources & _ancestors(node))
+    storages = {
+        value.untyped_storage()._cdata for value in map(value_of, sources) if value is not None
+    }
+    return target.untyped_storage()._cdata in storages
 
 
 def _ancestors(node: Node) -> set[Node]:

@@ -9,8 +9,9 @@ inside (an eps, a bound) shows in at least one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,35 +43,56 @@ class Proof:
         return f"fp64 {self.fp64:.0e}, {own}"
 
 
+# Both forms, "plain" and "ours", each as the model runs it and (True) in fp64.
+Forms = Mapping[tuple[str, bool], Callable[..., Sequence[Tensor]]]
+
+
 def prove(match: Match) -> Proof | Declined:
     """Run a match and its replacement; return how far they are apart, or why it cannot be used."""
-    with _disable_current_modes(), torch.enable_grad():
-        try:
-            found = _compare(match)
-        except Exception as error:
-            text = " ".join(str(error).split())[:120]
-            found = f"could not be run: {type(error).__name__}: {text}"
+
+    def forms() -> Forms:
+        return {
+            (name, wide): _extract(match, build, wide)
+            for name, build in (("plain", _copy_interior), ("ours", _emit_replacement))
+            for wide in (False, True)
+        }
+
+    traced = [value_of(output).dtype for output in match.outputs]
+    found = prove_forms(forms, partial(_inputs, match), traced)
     return Declined(match.outputs[0], found) if isinstance(found, str) else found
 
 
-def _compare(match: Match) -> Proof | str:
-    forms = {
-        (name, wide): _extract(match, build, wide)
-        for name, build in (("plain", _copy_interior), ("ours", _emit_replacement))
-        for wide in (False, True)
-    }
+def prove_forms(
+    forms: Callable[[], Forms],
+    inputs: Callable[[float, int], list[Tensor]],
+    dtypes: Sequence[torch.dtype] = (),
+) -> Proof | str:
+    """Compare both forms on inputs made for a scale and a seed; return why they are not the same.
+
+    `dtypes` are those that the results must have, where they are known.
+    """
+    with _disable_current_modes(), torch.enable_grad():
+        try:
+            return _compare(forms(), inputs, dtypes)
+        except Exception as error:
+            text = " ".join(str(error).split())[:120]
+            return f"could not be run: {type(error).__name__}: {text}"
+
+
+def _compare(
+    forms: Forms, inputs: Callable[[float, int], list[Tensor]], traced: Sequence[torch.dtype]
+) -> Proof | str:
     proofs: list[Proof] = []
     for number, scale in enumerate(SCALES):
-        own = _inputs(match, scale, number)
+        own = inputs(scale, number)
         wide = [t.double() if t.is_floating_point() else t for t in own]
         truth = _results(forms["plain", True], wide)
         plain, ours = (_results(forms[name, False], own) for name in ("plain", "ours"))
         if not all(bool(t.isfinite().all()) for t in (*truth, *plain)):
             continue  # the model's own code overflows there
         dtypes = [[t.dtype for t in results] for results in (plain, ours)]
-        traced = [value_of(output).dtype for output in match.outputs]
-        if dtypes[0] != dtypes[1] or dtypes[0][: len(traced)] != traced:
-            return f"results would be of {dtypes[1][0]} and not of {traced[0]}"
+        if dtypes[0] != dtypes[1] or dtypes[0][: len(traced)] != [*traced]:
+            return f"results would be of {dtypes[1][0]} and not of {[*traced, *dtypes[0]][0]}"
         fp64 = max(_differences(_results(forms["ours", True], wide), truth))
         if not fp64 <= FP64:
             return f"not the same: they differ by {fp64:.1e} in fp64"

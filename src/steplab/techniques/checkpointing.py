@@ -21,9 +21,13 @@ TRAINING = ("forward+backward", "full")
 
 @dataclass(frozen=True)
 class CheckpointingSettings:
-    """`blocks`: every n-th repeated block. `budget`: the compiler chooses what to recompute."""
+    """`blocks`: every n-th repeated block. `budget`: the compiler chooses what to recompute.
 
-    how: Literal["blocks", "budget"] = "blocks"
+    `elementwise`: the compiler recomputes norms' outputs, gates and casts that products of the
+    backward read. By itself it does so only inside kernels that are there anyway.
+    """
+
+    how: Literal["blocks", "budget", "elementwise"] = "blocks"
     every: int = 1  # blocks 0, n, 2n, ... are recomputed
     keep: float = 0.5  # for `budget`: share of the activations' bytes that may be kept
     rng: bool = True  # the same dropout again; false lets a CUDA graph capture the step
@@ -44,7 +48,9 @@ class Checkpointing(Technique):
             raise UserError(f"{name}.keep must be at least 0 and below 1, not {settings['keep']}.")
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
-        """A budget needs a compiler that sees the whole model."""
+        """A budget needs a compiler that sees the whole model, cheap parts any compiler."""
+        if settings.get("how") == "elementwise" and "compile" not in recipe:
+            return "what is cheap to recompute is found by the compiler (compile=blocks)"
         whole = recipe.get("compile", {}).get("scope") in ("whole", "loss")
         if settings.get("how") == "budget" and not whole:
             return "a budget is spent by the compiler, over the whole model (compile=whole)"
@@ -57,6 +63,9 @@ class Checkpointing(Technique):
 
         if settings["how"] == "budget":
             torch._functorch.config.activation_memory_budget = float(settings.get("keep", 0.5))
+            return
+        if settings["how"] == "elementwise":
+            torch._functorch.config.ban_recompute_materialized_backward = False
             return
         # Modules record which implementation ran; recomputing them need not record it again.
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
@@ -73,7 +82,14 @@ class Checkpointing(Technique):
         every_other = Suggestion({"how": "blocks", "every": 2}, {"memory:activations": 0.5})
         whole = context.recipe.techniques.get("compile", {}).get("scope") in ("whole", "loss")
         budget = Suggestion({"how": "budget", "keep": 0.5}, {"memory:activations": 0.5})
-        found = [all_blocks, every_other, *([budget] if whole else [])]
+        cheap = Suggestion({"how": "elementwise"}, {"memory:activations": 0.3})
+        compiled = "compile" in context.recipe.techniques
+        found = [
+            all_blocks,
+            every_other,
+            *([budget] if whole else []),
+            *([cheap] if compiled else []),
+        ]
         return [suggestion for suggestion in found if suggestion.settings != current]
 
 

@@ -1,4 +1,4 @@
-"""Faster forms of what a model of one's own computes, put into its compiled graph and proved there.
+"""Faster forms of what a model of one's own computes, put where they were and proved there.
 
 `substitute=all`, or kinds by name: `substitute=attention+loss`. See `steplab.substitute`.
 """
@@ -36,9 +36,8 @@ class SubstituteSettings:
 class Substitute(Technique):
     """Applied before the model is compiled; the graphs are changed while it is."""
 
-    stage = Stage.IMPLEMENTATION
+    stage = Stage.SUBSTITUTION
     settings: ClassVar[type] = SubstituteSettings
-    needs = ("compile",)
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
         """Every kind must exist."""
@@ -49,19 +48,32 @@ class Substitute(Technique):
                 raise UserError(f"There is no substitution called {kind!r}.", hint)
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
-        """A loss can be replaced only where the compiler sees it."""
-        scope = recipe["compile"].get("scope")
-        if "loss" in asked_kinds(settings) and scope not in WITH_LOSS:
+        """What is found in graphs needs a compiler; a loss one that sees it."""
+        asked, compiled = asked_kinds(settings), recipe.get("compile")
+        if compiled is None:
+            in_graphs = [kind for kind in asked if kind in graph_kinds()]
+            named = ALL if takes_all(settings) else next(iter(in_graphs), "")
+            return f"{named} needs compile, whose graphs are changed" if named else ""
+        if "loss" in asked and compiled.get("scope") not in WITH_LOSS:
             return "head and loss are not in the graphs of the blocks (compile=loss has them)"
         return ""
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
-        """Let `compile` hand its graphs over."""
+        """Change modules now, and let `compile` hand its graphs over."""
         from steplab.substitute.backend import SubstitutingBackend
 
         named, every = asked_kinds(settings), takes_all(settings)
         kinds = [k for k in known_kinds() if k in named or (every and k in kinds_of_all())]
-        parts.substituting = SubstitutingBackend(kinds)
+        in_modules = [
+            found
+            for kind in module_kinds()
+            if kind in kinds
+            for found in registry.load("steplab.substitute", kind, "MODULE_REWRITE").replace(
+                parts.model, parts.forward_context
+            )
+        ]
+        in_graphs = [kind for kind in kinds if kind in graph_kinds()]
+        parts.substituting = SubstitutingBackend(in_graphs, in_modules)
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
         """Offer it once the step is compiled; built-in models choose by `impl`."""
@@ -94,9 +106,19 @@ class Substitute(Technique):
         return ""
 
 
-def known_kinds() -> list[str]:
-    """Return the names of all kinds, without importing any."""
+def graph_kinds() -> list[str]:
+    """Return the kinds that are found in compiled graphs, without importing any."""
     return registry.names("steplab.substitute", "REWRITE")
+
+
+def module_kinds() -> list[str]:
+    """Return the kinds that are found among the modules of a model."""
+    return registry.names("steplab.substitute", "MODULE_REWRITE")
+
+
+def known_kinds() -> list[str]:
+    """Return the names of all kinds."""
+    return sorted(graph_kinds() + module_kinds())
 
 
 def kinds_of_all() -> list[str]:
@@ -133,6 +155,8 @@ def executed_counts(run: Run) -> dict[str, int]:
         return sum(n for op, n in ops.items() if word in op and not op.endswith("backward"))
 
     found = {"loss": calls("cross_entropy"), "norm": calls("rms_norm") + calls("layer_norm")}
+    # One op, or two grouped products and those of their gradients.
+    found["experts"] = calls("fused_experts") + calls("grouped_mm") // 2
     if run.ran.attention_ops:  # a compiler may write attention out in products of its own
         found["attention"] = sum(run.ran.attention_ops.values())
     return found

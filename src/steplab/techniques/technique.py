@@ -29,10 +29,11 @@ class Stage(IntEnum):
     PRECISION = 2
     OPTIMIZER = 3
     MEMORY = 4
-    COMPILE = 5
-    PARALLEL = 6
-    GRAPH = 7
-    DATA = 8
+    SUBSTITUTION = 5  # knows the precision in which a replacement is proved
+    COMPILE = 6
+    PARALLEL = 7
+    GRAPH = 8
+    DATA = 9
 
 
 @dataclass
@@ -50,7 +51,8 @@ class StepParts:
     wrap_forward: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     # fp32 copies of the parameters that became 16-bit, for the optimizer to update.
     master_weights: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
-    substituting: SubstitutingBackend | None = None  # changes the graphs that are compiled
+    # Changes the graphs that are compiled, and knows what was changed in modules before.
+    substituting: SubstitutingBackend | None = None
     # fp32, tf32, bf16, fp16 or fp8: which peak MFU is measured against.
     matmul_dtype: str = "fp32"
     # Every Linear by name where some multiply in fp8: "" for these, for others why they do not.
