@@ -12,17 +12,15 @@ from torch import nn
 
 from steplab.core.errors import Unsupported, UserError
 from steplab.hardware.catalog import find_card
+from steplab.kernels.e4m3 import E4M3_MAX, quantize, rounded_to_e4m3
 from steplab.modules import fp8
 from steplab.modules.fp8 import (
-    E4M3_MAX,
     PAYS,
     EmulatedProduct,
     convert_linears,
     gain,
     plan_linears,
-    quantize,
     refuse_device,
-    rounded_to_e4m3,
 )
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.trial import trial

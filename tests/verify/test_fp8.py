@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from steplab.kernels.e4m3 import E4M3_MAX, quantize
 from steplab.modules import fp8
-from steplab.modules.fp8 import E4M3_MAX, PAYS, plan_linears, quantize
+from steplab.modules.fp8 import PAYS, plan_linears
 from steplab.step.assemble import assemble
 from steplab.techniques.technique import StepParts
 from steplab.verify.candidate import Candidate

@@ -17,6 +17,7 @@ from steplab.core.errors import UserError
 from steplab.step.optimize import optimize
 from steplab.step.state_dicts import PLAIN_UPDATE
 from steplab.step.step import Step
+from steplab.techniques.precision import WITH_BF16_WEIGHTS
 from steplab.techniques.recipes import parse_recipe
 
 WHOLE_STEP = {
@@ -63,7 +64,7 @@ def refuse_ranks(count: int, loop: str) -> None:
 
 def changes_optimizer(recipe: Recipe) -> bool:
     """Whether a recipe needs an optimizer of its own making."""
-    weights = recipe.techniques.get("precision", {}).get("dtype") == "bf16-weights"
+    weights = recipe.techniques.get("precision", {}).get("dtype") in WITH_BF16_WEIGHTS
     compiled = bool(recipe.techniques.get("compile", {}).get("optimizer"))
     return "optimizer" in recipe.techniques or weights or compiled
 

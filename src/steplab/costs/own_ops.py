@@ -397,6 +397,15 @@ OWN_OPS = {
         flops=_feed_forward_flops,
         kernels={"activation_backward_kernel": _feed_forward_activation},
     ),
+    "experts_fp8": OwnOp(_EXPERTS, flops=_experts_flops),
+    "experts_fp8_backward": OwnOp(
+        f"dout_TD {_EXPERTS} z_RF scales_3R {_NEEDS}", flops=_experts_flops
+    ),
+    "feed_forward_fp8": OwnOp("x_TD w_in_FD w_out_DF weights_T1", flops=_feed_forward_flops),
+    "feed_forward_fp8_backward": OwnOp(
+        f"dout_TD x_TD w_in_FD w_out_DF weights_T1 z_TF scales_3T {_NEEDS}",
+        flops=_feed_forward_flops,
+    ),
     "place_assignments": OwnOp(
         "experts_TK experts",
         flops=_no_products,

@@ -34,6 +34,7 @@ from steplab.parallel.silent import join_silent
 from steplab.parallel.world import leave
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.step import Step
+from steplab.techniques.precision import FP8, product_dtype
 from steplab.techniques.recipes import PARALLEL
 from steplab.trace.user_frames import error_line
 from steplab.workloads.workload import Workload
@@ -87,7 +88,8 @@ def count(
 
     `scratch` tells how many bytes a call needs beside its results.
     """
-    if spec.recipe.techniques.get("precision", {}).get("dtype") == "fp8":
+    dtype = spec.recipe.techniques.get("precision", {}).get("dtype", "fp32")
+    if product_dtype(str(dtype)) == FP8:
         raise Unsupported(
             "A step with fp8 cannot be estimated: no fp8 product has been timed.",
             "Estimate precision=bf16, or measure with steplab bench step.",

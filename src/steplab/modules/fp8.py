@@ -1,11 +1,12 @@
-"""Linears that multiply in fp8: how their operands are rounded, and which ones gain by it.
+"""Layers that multiply in fp8: which ones gain by it, and what their products are by definition.
 
 The products of a converted layer (forward, input gradient, weight gradient) take e4m3 operands,
 each row or column along the sum with a scale of its own, a power of two; results are bf16. Weights
-and gradients keep their dtype: nothing in fp8 outlives a step.
+and gradients keep their dtype: nothing in fp8 outlives a step. A Linear is converted by torchao;
+the networks of a mixture have kernels of their own (`kernels/e4m3_network.py`).
 """
 
-# M rows, K inputs, N outputs of a layer
+# M rows, K inputs, N outputs of a layer; T tokens, E experts, D width, F inner width
 from __future__ import annotations
 
 import dataclasses
@@ -19,8 +20,14 @@ from torch import Tensor, nn
 
 from steplab.core.errors import Unsupported
 from steplab.hardware.catalog import Card, find_card
+from steplab.kernels import experts as experts_op
+from steplab.kernels import feed_forward as feed_forward_op
+from steplab.kernels.activation.reference import activate
+from steplab.kernels.dispatch import AUTO
+from steplab.kernels.e4m3 import rounded_to_e4m3
+from steplab.modules.experts import FeedForward, RoutedExperts
 
-E4M3_MAX = 448.0
+FP8 = "fp8"  # the implementation of experts and of feed-forward networks
 MULTIPLE = 16  # of K and N, which the units need
 LEAST_CAPABILITY = (8, 9)
 PAYS = ""  # the reason of a layer that is converted
@@ -33,31 +40,6 @@ BANDWIDTH_SHARE = 0.85
 # value, read again and written, once along each of the two sums that it takes part in.
 CAST_BYTES = 2 * (2 + 2 + 1)
 H200 = (989.4, 1978.9, 4800.0)  # TFLOP/s in bf16 and fp8, GB/s: for cards that are not known
-
-
-def quantize(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return x in e4m3 and its scales: x is about `quantized * scale`, one scale along `dim`.
-
-    A scale is the least power of two with which the largest finite value fits. What is infinite
-    takes the largest number of the format; a NaN stays one. Neither spoils its neighbors.
-    """
-    wide = x if x.dtype == torch.float64 else x.float()
-    finite = torch.nan_to_num(wide.abs(), nan=0.0, posinf=0.0)
-    # Of nothing (an expert without tokens) there is no largest value.
-    largest = finite.amax(dim, keepdim=True) if x.shape[dim] else finite.sum(dim, keepdim=True)
-    # largest / 448 = m * 2**e with m in [0.5, 1): 2**e is enough, and half of it where m is 0.5.
-    part, exponent = torch.frexp(largest / E4M3_MAX)
-    exponent = (exponent - (part == 0.5).int()).clamp(-100, 127)  # -100: a row of zeros
-    scale = torch.ldexp(torch.ones_like(largest), exponent)
-    # torch before 2.12 turns what does not fit into NaN.
-    inside = (wide / scale).clamp(-E4M3_MAX, E4M3_MAX)
-    return inside.to(torch.float8_e4m3fn), scale
-
-
-def rounded_to_e4m3(x: Tensor, dim: int) -> Tensor:
-    """Return x as the product sees it: rounded to e4m3 with a scale along `dim`, in its dtype."""
-    quantized, scale = quantize(x, dim)
-    return (quantized.to(scale.dtype) * scale).to(x.dtype)
 
 
 class EmulatedProduct(torch.autograd.Function):
@@ -100,12 +82,88 @@ def plan_linears(model: nn.Module, device: torch.device) -> dict[str, str]:
     """Return every Linear of a model by name, with why it stays in bf16; "" for those that gain.
 
     Layers at the ends of a model (the first and the last one, unless they are part of a repeated
-    block) see inputs and make outputs whose errors nothing evens out.
+    block) see inputs and make outputs whose errors nothing evens out. Those inside a network of
+    experts are that network's.
     """
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    networks = tuple(f"{name}." for name, _ in _networks(model))
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not name.startswith(networks)
+    ]
     ends = {names[0], names[-1]} - set(_in_blocks(model)) if names else set()
     card = find_card(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return {name: _reason_to_stay(model.get_submodule(name), name in ends, card) for name in names}
+
+
+def plan_networks(model: nn.Module, device: torch.device) -> dict[str, str]:
+    """Return every network of a mixture by name, with why it stays in bf16; "" for the others.
+
+    Its passes over rows are there anyway, so casts cost next to nothing and all gain.
+    """
+    return {name: _network_stays(module, device) for name, module in _networks(model)}
+
+
+def _networks(model: nn.Module) -> Iterator[tuple[str, RoutedExperts | FeedForward]]:
+    for name, module in model.named_modules():
+        if isinstance(module, RoutedExperts | FeedForward):
+            yield name, module
+
+
+def _network_stays(module: RoutedExperts | FeedForward, device: torch.device) -> str:
+    if module.impl not in (AUTO, FP8):
+        return f"impl.{module.op}={module.impl} was asked for"
+    if isinstance(module, RoutedExperts):
+        weights = experts_op.ExpertWeights(module.w_in_EFD, module.w_out_EDF, module.activation)
+        tokens = torch.empty(MULTIPLE, weights.w_out_EDF.shape[1], dtype=torch.bfloat16)
+        reason: str = experts_op.IMPLS[FP8].refuse(tokens.to(device), weights)
+    else:
+        w_in, w_out = module.w_in.weight, module.w_out.weight
+        tokens = torch.empty(MULTIPLE, w_out.shape[0], dtype=torch.bfloat16)
+        reason = feed_forward_op.IMPLS[FP8].refuse(tokens.to(device), w_in, w_out)
+    return f"fp8 {reason}" if reason else PAYS
+
+
+def convert_networks(model: nn.Module, names: Collection[str]) -> None:
+    """Let these networks multiply in fp8."""
+    for name in names:
+        model.get_submodule(name).impl = FP8  # type: ignore[assignment]
+
+
+def emulate_networks(model: nn.Module, names: Collection[str]) -> None:
+    """Let these networks multiply by EmulatedProduct, expert by expert, in the model's dtype."""
+    for name in names:
+        network: Any = model.get_submodule(name)
+        emulated = _emulated_experts if isinstance(network, RoutedExperts) else _emulated_network
+        network.forward = functools.partial(emulated, network)
+
+
+def _emulated_experts(
+    module: RoutedExperts, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor
+) -> tuple[Tensor, Tensor]:
+    out_TD = torch.zeros_like(x_TD)
+    for e, matrices in enumerate(zip(module.w_in_EFD, module.w_out_EDF, strict=True)):
+        token_R, nth_R = (experts_TK == e).nonzero(as_tuple=True)
+        weight_R1 = weights_TK[token_R, nth_R][:, None]
+        y_RD = _two_products(x_TD[token_R], *matrices, module.activation, weight_R1)
+        out_TD = out_TD.index_add(0, token_R, y_RD)
+    return out_TD, weights_TK.new_zeros(())
+
+
+def _emulated_network(
+    module: FeedForward, x_TD: Tensor, weights_T1: Tensor | None = None
+) -> Tensor:
+    matrices = module.w_in.weight, module.w_out.weight
+    return _two_products(x_TD, *matrices, module.activation, weights_T1)
+
+
+def _two_products(
+    x_RD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, activation: str, weight_R1: Tensor | None
+) -> Tensor:
+    h_RF = activate(EmulatedProduct.apply(x_RD, w_in_FD), activation)
+    h_RF = h_RF if weight_R1 is None else h_RF * weight_R1
+    y_RD: Tensor = EmulatedProduct.apply(h_RF, w_out_DF)
+    return y_RD
 
 
 def _in_blocks(model: nn.Module) -> Iterator[str]:

@@ -15,6 +15,8 @@ from steplab.techniques.technique import Stage, StepParts, Technique
 TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 BF16_WEIGHTS = "bf16-weights"
 FP8 = "fp8"
+FP8_BF16_WEIGHTS = "fp8-bf16-weights"
+WITH_BF16_WEIGHTS = (BF16_WEIGHTS, FP8_BF16_WEIGHTS)
 MASTER_WEIGHT_OPTIMIZER = "one-pass"  # the optimizer that keeps fp32 weights beside 16-bit ones
 # Work that moves numbers more than it multiplies them: half the bytes, half the time.
 MEMORY_BOUND = ("elementwise", "normalization", "softmax", "reduction", "copy", "embedding")
@@ -28,18 +30,21 @@ class PrecisionSettings:
     keeps them in fp32 as well, and gradients add up in bf16. Autocast stays on for what it computes
     in fp32: losses, softmax, the statistics of norms.
 
-    `fp8`: as `bf16`, and the `nn.Linear`s that gain by it multiply in fp8 (`modules/fp8.py`).
+    `fp8`: as `bf16`, and the `nn.Linear`s that gain by it and the networks of a mixture multiply in
+    fp8 (`modules/fp8.py`). `fp8-bf16-weights`: the same, over `bf16-weights`.
 
     `sums`: in what cuBLAS adds the partial sums of a bf16 product whose long axis it splits over
     thread blocks. torch's own choice is bf16, which is faster and rounds once more.
     """
 
-    dtype: Literal["fp32", "tf32", "bf16", "fp16", "bf16-weights", "fp8"] = "fp32"
+    dtype: Literal["fp32", "tf32", "bf16", "fp16", "bf16-weights", "fp8", "fp8-bf16-weights"] = (
+        "fp32"
+    )
     sums: Literal["bf16", "fp32"] = "bf16"
 
 
 class Precision(Technique):
-    """All but bf16-weights leave the weights in fp32; fp16 adds a scaler against underflow."""
+    """Most leave the weights in fp32; fp16 adds a scaler against underflow."""
 
     stage = Stage.PRECISION
     settings: ClassVar[type] = PrecisionSettings
@@ -60,7 +65,7 @@ class Precision(Technique):
                     "Leave it out.",
                 )
             round_bf16_sums(settings["sums"] == "bf16")
-        if dtype == BF16_WEIGHTS:
+        if dtype in WITH_BF16_WEIGHTS:
             # Norms' weights and biases too: one of them in fp32 would widen the whole stream. Not
             # those of batch norm: its op wants them in the dtype of the running statistics, which
             # are fp32, and returns the dtype of its input all the same.
@@ -77,9 +82,9 @@ class Precision(Technique):
                 )
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.allow_tf32 = True  # convolutions and recurrent layers
-        if dtype == FP8:
+        if parts.matmul_dtype == FP8:
             self._to_fp8(parts)
-        around = "bf16" if dtype == FP8 else parts.matmul_dtype
+        around = "bf16" if parts.matmul_dtype == FP8 else parts.matmul_dtype
         if around in TORCH_NAMES:
             kind = parts.device.type
             half = getattr(torch, TORCH_NAMES[around])
@@ -88,29 +93,34 @@ class Precision(Technique):
             parts.scaler = torch.amp.GradScaler(parts.device.type)
 
     def _to_fp8(self, parts: StepParts) -> None:
-        """Convert the Linears that gain by fp8, and note what became of each."""
-        from steplab.modules.fp8 import PAYS, convert_linears, plan_linears, refuse_device
+        """Convert the layers that gain by fp8, and note what became of each."""
+        from steplab.modules import fp8
 
-        refuse_device(parts.device)
-        parts.fp8_linears = plan_linears(parts.model, parts.device)
-        chosen = [name for name, reason in parts.fp8_linears.items() if reason == PAYS]
-        if not chosen:
+        fp8.refuse_device(parts.device)
+        linears = fp8.plan_linears(parts.model, parts.device)
+        networks = fp8.plan_networks(parts.model, parts.device)
+        parts.fp8_linears = {**linears, **networks}
+        chosen = [name for name, reason in linears.items() if reason == fp8.PAYS]
+        chosen_networks = [name for name, reason in networks.items() if reason == fp8.PAYS]
+        if not chosen and not chosen_networks:
             why = next(iter(parts.fp8_linears.values()), "there is none")
             raise Unsupported(
                 f"No nn.Linear of this model would gain by fp8 ({why}).", "Use precision=bf16."
             )
-        convert_linears(parts.model, chosen)
+        fp8.convert_networks(parts.model, chosen_networks)
+        if chosen:
+            fp8.convert_linears(parts.model, chosen)
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
         """bf16 weights need an optimizer that keeps them in fp32 too; none of torch's does."""
-        if settings["dtype"] == FP8 and "parallel" in recipe:
+        if product_dtype(str(settings["dtype"])) == FP8 and "parallel" in recipe:
             return "fp8 has been tried on one rank only"
         if "sums" in settings and product_dtype(str(settings["dtype"])) != "bf16":
             return f"sums are those of bf16 products, and the products are {settings['dtype']}"
         asked = recipe.get("optimizer", {}).get("impl", MASTER_WEIGHT_OPTIMIZER)
-        if settings["dtype"] == BF16_WEIGHTS and asked != MASTER_WEIGHT_OPTIMIZER:
+        if settings["dtype"] in WITH_BF16_WEIGHTS and asked != MASTER_WEIGHT_OPTIMIZER:
             needed = f"optimizer={MASTER_WEIGHT_OPTIMIZER}"
-            return f"{BF16_WEIGHTS} needs {needed}, which keeps the weights in fp32 too"
+            return f"{settings['dtype']} needs {needed}, which keeps the weights in fp32 too"
         return ""
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
@@ -165,7 +175,7 @@ class Precision(Technique):
 
 def product_dtype(dtype: str) -> str:
     """Return the dtype in which a setting multiplies matrices: fp32, tf32, bf16, fp16 or fp8."""
-    return "bf16" if dtype == BF16_WEIGHTS else dtype
+    return {BF16_WEIGHTS: "bf16", FP8_BF16_WEIGHTS: FP8}.get(dtype, dtype)
 
 
 def _savings(setting: str, present: str, context: StepContext) -> Savings:

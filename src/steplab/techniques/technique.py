@@ -55,7 +55,8 @@ class StepParts:
     substituting: SubstitutingBackend | None = None
     # fp32, tf32, bf16, fp16 or fp8: which peak MFU is measured against.
     matmul_dtype: str = "fp32"
-    # Every Linear by name where some multiply in fp8: "" for these, for others why they do not.
+    # Every Linear and every network of a mixture by name where some multiply in fp8: "" for these,
+    # for others why they do not.
     fp8_linears: dict[str, str] = field(default_factory=dict)
     settle_steps: int = 0  # steps before the warm-up: compilation, capture
     is_compiled: bool = False  # for the shapes and hooks that the first step has

@@ -21,7 +21,13 @@ from torch.utils._pytree import tree_map
 
 from steplab.core import PLAIN, RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, Unsupported, UserError
-from steplab.modules.fp8 import PAYS, emulate_linears, plan_linears
+from steplab.modules.fp8 import (
+    PAYS,
+    emulate_linears,
+    emulate_networks,
+    plan_linears,
+    plan_networks,
+)
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.failures import error_sentence, is_out_of_memory
 from steplab.step.loop import forward_eagerly
@@ -141,7 +147,7 @@ def compute_reference(
 
     "fp64" is the truth and "fp32" the plain step as it is. "bf16-rounded" is the truth with the
     factors and results of every matrix product rounded to bf16, which the precision cannot avoid;
-    "fp8-rounded" also rounds the operands of the Linears that fp8 pays for to e4m3.
+    "fp8-rounded" also rounds the operands of the layers that fp8 pays for to e4m3.
     "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
     "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
     "draws" are its statistics with dropout and noise, which are held still otherwise. The learning
@@ -166,7 +172,7 @@ def _plain_snapshot(
     if name == TRUTH or how == ROUNDED:
         rounding = RoundedProducts(dtype) if how else contextlib.nullcontext()
         if dtype == FP8:
-            _round_linears_to_fp8(step, widened)
+            _round_layers_to_fp8(step, widened)
         if widened:
             with Widened(rounding):
                 return take_snapshot(step, spec, rate, curves=curves)
@@ -176,12 +182,13 @@ def _plain_snapshot(
     return take_snapshot(step, spec, rate, curves=curves)
 
 
-def _round_linears_to_fp8(step: Step, widened: bool) -> None:
-    """Round the operands of the Linears for which the technique chooses fp8, as it does."""
+def _round_layers_to_fp8(step: Step, widened: bool) -> None:
+    """Round the operands of the layers for which the technique chooses fp8, as it does."""
     if widened:  # the fp64 beside each operator would not be rounded
         raise Unsupported("fp8 is judged only for models that run in fp64.")
-    plan = plan_linears(step.model, step.parts.device)
-    emulate_linears(step.model, [name for name, reason in plan.items() if reason == PAYS])
+    for plan, emulate in ((plan_linears, emulate_linears), (plan_networks, emulate_networks)):
+        reasons = plan(step.model, step.parts.device)
+        emulate(step.model, [name for name, reason in reasons.items() if reason == PAYS])
 
 
 def shake_weights(step: Step, sign: int) -> None:

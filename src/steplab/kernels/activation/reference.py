@@ -33,7 +33,7 @@ def backward(
     """Return dz, the weighted activation and the gradient of the weights."""
     dh_RF, dtype, z = _wide(dh_RF), z.dtype, _wide(z)
     h_RF = activate(z, activation)
-    dz = _slope(z, dh_RF, activation)
+    dz = slope(z, dh_RF, activation)
     if weights is None:
         return dz.to(dtype), h_RF.to(dtype), None
     dot_R, weight_R1 = (dh_RF * h_RF).sum(-1), _of_rows(weights)
@@ -42,7 +42,8 @@ def backward(
     return (dz * weight_R1).to(dtype), (h_RF * weight_R1).to(dtype), dot_R
 
 
-def _slope(z: Tensor, dh_RF: Tensor, activation: str) -> Tensor:
+def slope(z: Tensor, dh_RF: Tensor, activation: str) -> Tensor:
+    """Return the gradient of z, given that of act(z)."""
     if activation == "gelu":
         below = 0.5 * torch.erfc(z * -math.sqrt(0.5))
         density = torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)

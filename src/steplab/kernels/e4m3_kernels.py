@@ -1,0 +1,269 @@
+"""The Triton kernels of the passes in `e4m3_passes.py`, which defines what they compute."""
+
+# R rows of the tile, C columns of one step
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from steplab.kernels.activation.triton_rows import gelu, gelu_and_slope
+from steplab.kernels.e4m3 import (
+    E4M3_MAX,
+    LARGEST_EXPONENT,
+    LEAST_EXPONENT,
+    PRODUCT_SLACK,
+    STEEPEST,
+)
+from steplab.kernels.triton_runtime import tl, triton
+
+_LARGEST = tl.constexpr(E4M3_MAX)
+_LEAST_EXPONENT = tl.constexpr(LEAST_EXPONENT)
+_LARGEST_EXPONENT = tl.constexpr(LARGEST_EXPONENT)
+_PRODUCT_SLACK = tl.constexpr(PRODUCT_SLACK)
+_SLOPE_SLACK = tl.constexpr(PRODUCT_SLACK * STEEPEST)
+
+
+# fmt: off
+@triton.jit
+def _exponent(x):
+    """Return the exponent of positive numbers as fp32 holds it."""
+    return x.to(tl.int32, bitcast=True) >> 23
+
+
+@triton.jit
+def _power_of_two(exponent):
+    clamped = tl.minimum(tl.maximum(exponent, _LEAST_EXPONENT), _LARGEST_EXPONENT)
+    return (clamped << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _scale_for(bound):
+    """Return the least power of two with which values up to `bound` fit."""
+    significand = bound.to(tl.int32, bitcast=True) & 0x7FFFFF
+    return _power_of_two(_exponent(bound) - 8 + (significand > 0x600000).to(tl.int32))
+
+
+@triton.jit
+def _reciprocal(scale):
+    """Return 1 / scale, which is a power of two as well."""
+    return ((254 - _exponent(scale)) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _balanced(own, other, largest, FIRST: tl.constexpr):
+    """Return the scale of one of two factors (see `balanced_scales`)."""
+    missing = _exponent(largest) + 127 - _exponent(own) - _exponent(other)
+    taken = missing >> 1
+    return _power_of_two(_exponent(own) + (taken if FIRST else missing - taken))
+
+
+@triton.jit
+def _to_e4m3(x, UPCAST: tl.constexpr):
+    """Round to e4m3, to nearest even; what does not fit saturates, a NaN stays.
+
+    UPCAST: Triton's interpreter rounds otherwise and knows no NaN, so the bits are made here.
+    """
+    if UPCAST:
+        bits = x.to(tl.int32, bitcast=True)
+        size = tl.minimum(tl.abs(x), _LARGEST)
+        size_bits = size.to(tl.int32, bitcast=True)
+        normal = (size_bits + 0x7FFFF + ((size_bits >> 20) & 1)) >> 20
+        is_small = size < 0.015625
+        small = ((tl.where(is_small, size, 0.0) + 24576.0) - 24576.0) * 512.0  # multiples of 2^-9
+        code = tl.where(is_small, small.to(tl.int32), normal - 960)
+        code = tl.where(x != x, 127, code) | ((bits >> 24) & 128)
+        return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return x.to(tl.float8e4nv)  # which saturates
+
+
+@triton.jit
+def _tokens_of(source, row_R, inside_R, CHOSEN: tl.constexpr):
+    """Return the tokens of rows, and which rows have one."""
+    token_R, has_R = row_R, inside_R
+    if source is not None:
+        assignment_R = tl.load(source + row_R, mask=inside_R, other=-1)
+        token_R, has_R = assignment_R // CHOSEN, assignment_R >= 0
+    return token_R, has_R
+
+
+@triton.jit
+def _weights_of(values, source, row_R, inside_R):
+    """Return the rows' weights in fp32, where their gradients go, and which rows have any."""
+    index_R, has_R = row_R, inside_R
+    if source is not None:
+        index_R = tl.load(source + row_R, mask=inside_R, other=-1)
+        has_R = index_R >= 0
+    weight_R = has_R.to(tl.float32)
+    if values is not None:
+        weight_R = tl.load(values + index_R, mask=has_R, other=0.0).to(tl.float32)
+    return weight_R, index_R, has_R
+
+
+@triton.jit
+def quantize_rows_kernel(
+    x, source, values, scale, norm, rows, CHOSEN: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+):
+    """Round whole rows; rows without a token are zero."""
+    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside_R = row_R < rows
+    column_C = tl.arange(0, COLUMNS)
+    token_R, has_R = _tokens_of(source, row_R, inside_R, CHOSEN)
+    within_C = column_C < WIDTH
+    x_RC = x + token_R.to(tl.int64)[:, None] * WIDTH + column_C[None, :]
+    x_RC = tl.load(x_RC, mask=has_R[:, None] & within_C[None, :], other=0.0).to(tl.float32)
+    size_RC = tl.abs(x_RC)
+    finite_RC = tl.where(size_RC < float("inf"), size_RC, 0.0)
+    scale_R = _scale_for(tl.max(finite_RC, 1))
+    values_RC = values + row_R.to(tl.int64)[:, None] * WIDTH + column_C[None, :]
+    rounded_RC = _to_e4m3(x_RC * _reciprocal(scale_R)[:, None], UPCAST)
+    tl.store(values_RC, rounded_RC, mask=inside_R[:, None] & within_C[None, :])
+    tl.store(scale + row_R, scale_R, mask=inside_R)
+    tl.store(norm + row_R, tl.sqrt(tl.sum(finite_RC * finite_RC, 1)), mask=inside_R)
+
+
+@triton.jit
+def quantize_columns_kernel(
+    w, values, scale, norm, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+):
+    """Round columns of one matrix and write them as rows. Grid: blocks of columns, matrices."""
+    column_C = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    within_C = column_C < WIDTH
+    matrix = tl.program_id(1).to(tl.int64)
+    w += matrix * HEIGHT * WIDTH
+    most_RC = tl.zeros([ROWS, COLUMNS], tl.float32)
+    square_RC = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in tl.range(0, HEIGHT, ROWS):
+        row_R = first + tl.arange(0, ROWS)
+        inside_RC = (row_R < HEIGHT)[:, None] & within_C[None, :]
+        w_RC = tl.load(w + row_R[:, None] * WIDTH + column_C[None, :], mask=inside_RC, other=0.0)
+        size_RC = tl.abs(w_RC.to(tl.float32))
+        size_RC = tl.where(size_RC < float("inf"), size_RC, 0.0)
+        most_RC = tl.maximum(most_RC, size_RC)
+        square_RC += size_RC * size_RC
+    scale_C = _scale_for(tl.max(most_RC, 0))
+    factor_C = _reciprocal(scale_C)
+    tl.store(scale + matrix * WIDTH + column_C, scale_C, mask=within_C)
+    tl.store(norm + matrix * WIDTH + column_C, tl.sqrt(tl.sum(square_RC, 0)), mask=within_C)
+    values += matrix * HEIGHT * WIDTH
+    for first in tl.range(0, HEIGHT, ROWS):
+        row_R = first + tl.arange(0, ROWS)
+        inside_RC = (row_R < HEIGHT)[:, None] & within_C[None, :]
+        w_RC = tl.load(w + row_R[:, None] * WIDTH + column_C[None, :], mask=inside_RC, other=0.0)
+        rounded_RC = _to_e4m3(w_RC.to(tl.float32) * factor_C[None, :], UPCAST)
+        target_CR = values + column_C[:, None] * HEIGHT + row_R[None, :]
+        tl.store(target_CR, tl.trans(rounded_RC), mask=tl.trans(inside_RC))
+
+
+@triton.jit
+def activate_e4m3_kernel(
+    z, x_norm, w_norm, weights, source, h, h_scale, kept, kept_scale, R, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+):
+    """Write one tile of h and of z, rounded. Grid: tiles, those of the same rows in a row."""
+    across: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    row_R = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    column_C = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    inside_R = row_R < R
+    inside_RC = inside_R[:, None]
+    if WIDTH % COLUMNS:
+        inside_RC = inside_RC & (column_C < WIDTH)[None, :]
+    weight_R, _, has_R = _weights_of(weights, source, row_R, inside_R)
+    norm_R = tl.load(x_norm + row_R, mask=has_R, other=0.0)
+    z_scale_R = _scale_for(norm_R * tl.load(w_norm) * _PRODUCT_SLACK)
+    h_scale_R = _scale_for(z_scale_R * tl.abs(weight_R) * _LARGEST)
+    place_RC = row_R.to(tl.int64)[:, None] * WIDTH + column_C[None, :]
+    z_RC = tl.load(z + place_RC, mask=inside_RC & has_R[:, None], other=0.0).to(tl.float32)
+    h_RC = gelu(z_RC) * (weight_R * _reciprocal(h_scale_R))[:, None]
+    tl.store(h + place_RC, _to_e4m3(h_RC, UPCAST), mask=inside_RC)
+    z_RC *= _reciprocal(z_scale_R)[:, None]
+    tl.store(kept + place_RC, _to_e4m3(z_RC, UPCAST), mask=inside_RC)
+    if tl.program_id(0) % across == 0:
+        tl.store(h_scale + row_R, h_scale_R, mask=inside_R)
+        tl.store(kept_scale + row_R, z_scale_R, mask=inside_R)
+
+
+@triton.jit
+def gradient_scales_kernel(
+    dout_norm, w_norm, weights, source, x_scale, h_scale, dout_scale, dz_scale, largest, R,
+    ROWS: tl.constexpr,
+):
+    """Write the scales of dz, and the largest products of the scales of two factors."""
+    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside_R = row_R < R
+    weight_R, _, has_R = _weights_of(weights, source, row_R, inside_R)
+    norm_R = tl.load(dout_norm + row_R, mask=has_R, other=0.0)
+    dz_R = _scale_for(norm_R * tl.load(w_norm) * tl.abs(weight_R) * _SLOPE_SLACK)
+    tl.store(dz_scale + row_R, dz_R, mask=inside_R)
+    first_R = tl.where(has_R, dz_R, 0.0) * tl.load(x_scale + row_R, mask=has_R, other=0.0)
+    second_R = tl.load(dout_scale + row_R, mask=has_R, other=0.0)
+    second_R *= tl.load(h_scale + row_R, mask=has_R, other=0.0)
+    # Positive numbers are ordered as their bits are.
+    tl.atomic_max(largest, tl.max(first_R, 0).to(tl.int32, bitcast=True))
+    tl.atomic_max(largest + 4, tl.max(second_R, 0).to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def slopes_e4m3_kernel(
+    z, z_scale, dh, weights, source, x_scale, dz_scale, h_scale, dout_scale, largest_in,
+    largest_out, dz, dz_across, h_across, dweights, R, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+):
+    """Write rows of dz, the same and h transposed, and the gradients of the rows' weights."""
+    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside_R = row_R < R
+    weight_R, index_R, has_R = _weights_of(weights, source, row_R, inside_R)
+    z_scale_R = tl.load(z_scale + row_R, mask=inside_R, other=1.0)
+    dz_scale_R = tl.load(dz_scale + row_R, mask=inside_R, other=1.0)
+    x_scale_R = tl.load(x_scale + row_R, mask=inside_R, other=1.0)
+    h_scale_R = tl.load(h_scale + row_R, mask=inside_R, other=1.0)
+    dout_scale_R = tl.load(dout_scale + row_R, mask=inside_R, other=1.0)
+    dz_across_R = _balanced(dz_scale_R, x_scale_R, tl.load(largest_in), True)
+    h_across_R = _balanced(h_scale_R, dout_scale_R, tl.load(largest_out), False)
+    along_R = weight_R * _reciprocal(dz_scale_R)
+    across_R = dz_scale_R * _reciprocal(dz_across_R)
+    h_factor_R = weight_R * _reciprocal(h_across_R)
+    dot_RC = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for column in tl.range(0, WIDTH, COLUMNS):
+        column_C = column + tl.arange(0, COLUMNS)
+        within_C = column_C < WIDTH
+        inside_RC = inside_R[:, None] & within_C[None, :]
+        has_RC = has_R[:, None] & within_C[None, :]
+        place_RC = row_R.to(tl.int64)[:, None] * WIDTH + column_C[None, :]
+        z_RC = tl.load(z + place_RC, mask=has_RC, other=0.0).to(tl.float32) * z_scale_R[:, None]
+        dh_RC = tl.load(dh + place_RC, mask=has_RC, other=0.0).to(tl.float32)
+        h_RC, rise_RC = gelu_and_slope(z_RC)
+        dz_RC = dh_RC * rise_RC * along_R[:, None]
+        tl.store(dz + place_RC, _to_e4m3(dz_RC, UPCAST), mask=inside_RC)
+        place_CR = column_C.to(tl.int64)[:, None] * R + row_R[None, :]
+        inside_CR = tl.trans(inside_RC)
+        dz_CR = tl.trans(_to_e4m3(dz_RC * across_R[:, None], UPCAST))
+        tl.store(dz_across + place_CR, dz_CR, mask=inside_CR)
+        h_CR = tl.trans(_to_e4m3(h_RC * h_factor_R[:, None], UPCAST))
+        tl.store(h_across + place_CR, h_CR, mask=inside_CR)
+        if dweights is not None:
+            dot_RC += dh_RC * h_RC
+    if dweights is not None:
+        tl.store(dweights + index_R, tl.sum(dot_RC, 1), mask=has_R)
+
+
+@triton.jit
+def transpose_rows_kernel(
+    x, source, own_scale, other_scale, largest, out, R, CHOSEN: tl.constexpr, WIDTH: tl.constexpr,
+    FIRST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+):
+    """Round one tile and write it transposed. Grid: tiles, those of the same rows in a row."""
+    across: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    row_R = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    column_C = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    inside_R = row_R < R
+    within_C = column_C < WIDTH
+    token_R, has_R = _tokens_of(source, row_R, inside_R, CHOSEN)
+    own_R = tl.load(own_scale + row_R, mask=inside_R, other=1.0)
+    other_R = tl.load(other_scale + row_R, mask=inside_R, other=1.0)
+    scale_R = _balanced(own_R, other_R, tl.load(largest), FIRST)
+    x_RC = x + token_R.to(tl.int64)[:, None] * WIDTH + column_C[None, :]
+    x_RC = tl.load(x_RC, mask=has_R[:, None] & within_C[None, :], other=0.0).to(tl.float32)
+    out_CR = tl.trans(_to_e4m3(x_RC * _reciprocal(scale_R)[:, None], UPCAST))
+    place_CR = column_C.to(tl.int64)[:, None] * R + row_R[None, :]
+    tl.store(out + place_CR, out_CR, mask=within_C[:, None] & inside_R[None, :])
+# fmt: on
