@@ -41,7 +41,7 @@ MOST_COLUMNS = 16_384  # of a row that is read as a whole
 ELEMENTS = 4096  # of whole rows that a program reads
 COLUMNS = Tile(128, 32, 4)
 ACTIVATE = Tile(1, 1024, 2)
-SLOPES = Tile(8, 32, 1) if INTERPRETED else Tile(64, 64, 4)
+SLOPES = Tile(8, 32, 1) if INTERPRETED else Tile(64, 64, 8)
 TRANSPOSE = Tile(8, 32, 1) if INTERPRETED else Tile(64, 64, 4)
 SCALES = 256
 
