@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from steplab.cli.command import Parser
 from steplab.core import Cell, Column, Samples, Table
 from steplab.core.errors import MeasurementError, SteplabError, UserError
-from steplab.forecasting.decode import decode
+from steplab.forecasting.decode import Cached, Uncached, decode
 from steplab.forecasting.forecaster import Forecaster
 from steplab.probes.environment import capture_environment
 from steplab.report.export import write_table
@@ -143,7 +143,8 @@ def loop(
         mean, std = series.mean(), series.std()
         values_1T = torch.tensor((series - mean) / std, dtype=torch.float32, device=device)[None]
         with forecaster.forward_context():
-            points_1H = decode(model, values_1T, None, passes, cached).points_BH
+            feed = Cached(model, None) if cached else Uncached(model)
+            points_1H = decode(feed, values_1T, None, passes).points_BH
         means.append(points_1H[0].double().cpu().numpy() * std + mean)
         times.append((perf_counter() - start) * 1e3)
     return np.stack(means[1:]), Samples(tuple(times[1:]), "ms")

@@ -179,6 +179,7 @@ def streaming(deadline: float) -> None:
     """Print one token at a time: eager, replayed, and the memory after many."""
     import torch
 
+    from steplab.step.decode_step import DecodeStep, graphs_on
     from steplab.workloads.megalodon.config import PRESETS
     from steplab.workloads.megalodon.model import Megalodon
     from steplab.workloads.megalodon.streaming import Stream
@@ -190,18 +191,20 @@ def streaming(deadline: float) -> None:
     found: dict[str, float] = {}
 
     def measured(name: str, graphs: bool, count: int) -> str:
-        found[name] = token_ms(Stream(model, 1, graphs), token, count)
+        step = DecodeStep(Stream(model, 1).step, graphs_on(token.device) if graphs else None)
+        found[name] = token_ms(step, token, count)
         ratio = found["eager"] / found[name]
         return f"{found[name]:.3f} ms a token, {ratio:.2f} times eager"
 
     def many() -> str:
         """Pieces of 2048 tokens that end within a chunk, each followed by 35 single tokens."""
         stream, piece = Stream(model, 1), token.expand(1, 2048)
+        step = DecodeStep(stream.step, graphs_on(token.device))
 
         def go_on() -> None:
             stream(piece)
             for _ in range(35):
-                stream(token)
+                step(token)
 
         go_on()
         torch.cuda.synchronize()

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -94,7 +96,6 @@ def test_a_compiled_training_says_what_was_compiled(tmp_path, capsys):
         (["--compile", "--recipe", "compile=blocks"], "contradict"),
         (["--amp", "--recipe", "precision=fp16"], "contradict"),
         (["--normalize", "sereis"], "Did you mean 'series'"),
-        (["gpt", "--steps-per-epoch", "1"], "what can be trained: hydra, megalodon, tsmoe"),
         (["--lr", "fast"], "--lr needs float"),
         (["--lr", "1e38"], "must lie between"),
         (["--lr", "nan"], "must lie between"),
@@ -112,6 +113,12 @@ def test_bad_input_is_one_sentence_and_exit_2(words, said, capsys, tmp_path, mon
     assert main(["train", *words]) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.strip().splitlines()) == 1
+
+
+def test_what_has_no_data_cannot_be_trained(capsys):
+    own = Path(__file__).parents[2] / "examples" / "own_model.py"
+    assert main(["train", f"{own}:recurrent", "--steps-per-epoch", "1"]) == 2
+    assert "what can be trained: gpt, hydra, megalodon, tsmoe" in capsys.readouterr().err
 
 
 def test_resuming_another_run_is_refused(tmp_path, capsys):

@@ -4,7 +4,7 @@ import torch
 from steplab.core import PLAIN
 from steplab.core.errors import UserError
 from steplab.techniques.recipes import parse_recipe
-from steplab.train.generate import load_text_generator, sample_token
+from steplab.train.generate import Sampling, load_text_generator
 from steplab.train.log import TrainingLog
 from steplab.train.loop import train
 from steplab.train.stop import Stop
@@ -61,16 +61,27 @@ def test_a_recipe_may_change_the_precision_but_not_compile(checkpoint):
         load_text_generator(checkpoint, "cpu", parse_recipe("compile=blocks"))
 
 
+def choose(logits, *options):
+    noise = torch.empty(logits.shape, dtype=torch.float64)
+    noise.exponential_(generator=torch.Generator().manual_seed(0))
+    return Sampling(*options).choose(logits, noise)[:, 0]
+
+
 def test_sampling_follows_the_probabilities():
-    generator = torch.Generator().manual_seed(0)
     logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(4000, 3)
-    shares = sample_token(logits, 1.0, 0, generator).bincount() / 4000
+    shares = choose(logits, 1.0).bincount() / 4000
     torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.2]), atol=0.03, rtol=0)
-    best_two = sample_token(logits, 1.0, 2, generator).bincount(minlength=3) / 4000
+    best_two = choose(logits, 1.0, 2).bincount(minlength=3) / 4000
     torch.testing.assert_close(best_two, torch.tensor([0.625, 0.375, 0]), atol=0.03, rtol=0)
-    cold = sample_token(logits, 0.05, 0, generator)
-    assert (cold == 0).float().mean() > 0.99
-    assert not sample_token(logits, 0.0, 0, generator).any()
+    assert (choose(logits, 0.05) == 0).float().mean() > 0.99
+    assert not choose(logits, 0.0).any()
+
+
+def test_sampling_is_torchs_with_numbers_that_are_drawn_before():
+    logits = torch.randn(500, 40)
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.multinomial((logits.double() / 0.7).softmax(-1), 1, generator=generator)
+    assert torch.equal(choose(logits, 0.7), expected[:, 0])
 
 
 def test_a_long_prompt_in_pieces_is_the_prompt(checkpoint, monkeypatch):

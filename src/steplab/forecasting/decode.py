@@ -3,19 +3,20 @@
 # B batch, T points, H points of the horizon, Q quantiles
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from steplab.core.errors import Unsupported, UserError, did_you_mean
 from steplab.forecasting.prediction import check_horizon
 from steplab.modules.kv_cache import KVCache
+from steplab.step.decode_step import DecodeGraphs, DecodeStep
 from steplab.workloads.tsmoe.model import Forecast, Tsmoe
 
-Feed = Callable[[Tensor, Tensor | None], Forecast]
 HeadRule = Literal["largest", "next-larger"]
 
 
@@ -43,7 +44,7 @@ def choose_heads(
 ) -> tuple[HeadSlice, ...]:
     """Return the heads whose points make up `horizon`.
 
-    `largest` chosen the longest head that is not longer than what remains; `next-larger` chosen the
+    `largest` takes the longest head that is not longer than what remains; `next-larger` the
     shortest head that covers what remains, if there is one. Points that are fed back must make
     whole tokens; a head that is longer than what remains is cut.
     """
@@ -95,53 +96,66 @@ def _next_head(
     return HeadSlice(sum(heads[: list(heads).index(chosen)]), min(chosen, remaining))
 
 
-class Decoded(NamedTuple):
-    """Forecasts in the scale of the contexts, on the model's device."""
+class Feed(Protocol):
+    """A model that is given points piece by piece and predicts what follows each piece."""
+
+    def begin(self, rows: int, points: int) -> None:
+        """Forget all points; up to `points` of each of `rows` series will come."""
+        ...
+
+    def __call__(self, values_BT: Tensor, documents_BT: Tensor | None) -> Outputs:
+        """Return predictions after the new points; `documents_BT` comes with the first ones."""
+        ...
+
+
+class Outputs(NamedTuple):
+    """Predictions of all heads side by side, after the last point."""
 
     points_BH: Tensor
     quantiles_BHQ: Tensor | None
 
+    def read(self, head: HeadSlice) -> Outputs:
+        """Return those of one head."""
+        own = slice(head.offset, head.offset + head.points)
+        quantiles_BHQ = None if self.quantiles_BHQ is None else self.quantiles_BHQ[:, own]
+        return Outputs(self.points_BH[:, own], quantiles_BHQ)
+
 
 @torch.no_grad()
 def decode(
-    model: Tsmoe,
-    values_BT: Tensor,
-    documents_BT: Tensor | None,
-    passes: Sequence[DecodePass],
-    cached: bool = True,
-) -> Decoded:
+    feed: Feed, values_BT: Tensor, documents_BT: Tensor | None, passes: Sequence[DecodePass]
+) -> Outputs:
     """Return the forecasts that follow `values_BT`, which is padded on the left.
 
     `documents_BT` marks the padding by an id of its own; None if there is no padding. The points
-    that are fed back are the point forecasts, also for a model with quantiles.
+    that are fed back are the point forecasts, also for a model with quantiles. They are in the
+    scale of the contexts, on the model's device.
     """
-    points: list[Tensor] = []
+    rows, known = values_BT.shape
+    horizon = sum(head.points for one in passes for head in one.heads)
+    all_BT = F.pad(values_BT, (0, horizon))
+    if documents_BT is not None:
+        documents_BT = torch.cat([documents_BT, documents_BT[:, -1:].expand(-1, horizon)], 1)
     quantiles: list[Tensor] = []
+    stop = known  # points so far
     for one in passes:
-        window_BT = values_BT[:, -one.context :]
-        inside_BT = None if documents_BT is None else documents_BT[:, -one.context :]
+        new = slice(max(0, stop - one.context), stop)
+        inside_BT = None if documents_BT is None else documents_BT[:, new]
         fed = sum(head.points for head in one.heads[:-1])
-        batch, seen = window_BT.shape
-        feed: Feed = Cached(model, batch, seen + fed) if cached else Uncached(model)
+        feed.begin(rows, new.stop - new.start + fed)
         for head in one.heads:
-            found_Bh, found_BhQ = _read(feed(window_BT, inside_BT), head)
-            points.append(found_Bh)
-            quantiles += [] if found_BhQ is None else [found_BhQ]
-            window_BT, inside_BT = found_Bh.to(values_BT.dtype), None
-            values_BT = torch.cat([values_BT, window_BT], 1)
-        if documents_BT is not None:
-            grown = values_BT.shape[1] - documents_BT.shape[1]
-            last_Bt = documents_BT[:, -1:].expand(-1, grown)
-            documents_BT = torch.cat([documents_BT, last_Bt], 1)
-    return Decoded(torch.cat(points, 1), torch.cat(quantiles, 1) if quantiles else None)
+            points_Bh, quantiles_BhQ = feed(all_BT[:, new], inside_BT).read(head)
+            new, inside_BT = slice(stop, stop + head.points), None
+            all_BT[:, new] = points_Bh
+            quantiles += [] if quantiles_BhQ is None else [quantiles_BhQ]
+            stop = new.stop
+    return Outputs(all_BT[:, known:], torch.cat(quantiles, 1) if quantiles else None)
 
 
-def _read(forecast: Forecast, head: HeadSlice) -> tuple[Tensor, Tensor | None]:
-    """Return (B, h) and (B, h, Q) of one head, as predicted after the last token."""
-    points = slice(head.offset, head.offset + head.points)
+def _after_last(forecast: Forecast) -> Outputs:
     quantiles_BNHQ = forecast.quantiles_BNHQ
-    last_BhQ = None if quantiles_BNHQ is None else quantiles_BNHQ[:, -1, points]
-    return forecast.outputs_BNH[:, -1, points], last_BhQ
+    last_BHQ = None if quantiles_BNHQ is None else quantiles_BNHQ[:, -1]
+    return Outputs(forecast.outputs_BNH[:, -1], last_BHQ)
 
 
 class Uncached:
@@ -149,10 +163,13 @@ class Uncached:
 
     def __init__(self, model: Tsmoe) -> None:
         self.model = model
+
+    def begin(self, rows: int, points: int) -> None:
+        """Forget all points."""
         self.values: list[Tensor] = []
         self.documents: list[Tensor] = []
 
-    def __call__(self, values_BT: Tensor, documents_BT: Tensor | None) -> Forecast:
+    def __call__(self, values_BT: Tensor, documents_BT: Tensor | None) -> Outputs:
         """Return predictions after all points so far."""
         self.values.append(values_BT)
         if documents_BT is not None:
@@ -162,16 +179,48 @@ class Uncached:
         documents_BS = torch.cat(self.documents, 1) if self.documents else None
         forecast = self.model(torch.cat(self.values, 1), documents_BT=documents_BS)
         assert isinstance(forecast, Forecast)
-        return forecast
+        return _after_last(forecast)
+
+
+# Tokens by which the room of a cache grows, so that contexts of similar lengths share its graphs.
+ROOM = 64
 
 
 class Cached:
-    """The same result, with the keys and values of earlier points kept."""
+    """The same result, with the keys and values of earlier points kept.
 
-    def __init__(self, model: Tsmoe, batch: int, points: int) -> None:
-        self.model = model
-        self.cache = KVCache.empty(model, batch, points // model.config.patch_length)
+    Points that are fed back are a step of its own for each number of them, replayed as a graph
+    where `graphs` captures one. Batches of one shape share cache and graphs; another shape drops
+    them.
+    """
 
-    def __call__(self, values_BT: Tensor, documents_BT: Tensor | None) -> Forecast:
+    def __init__(self, model: Tsmoe, graphs: DecodeGraphs | None) -> None:
+        self.model, self.graphs = model, graphs
+        self.cache: KVCache | None = None
+        self.steps: dict[int, DecodeStep] = {}  # by the points that are fed back
+        self._is_first = True
+
+    def begin(self, rows: int, points: int) -> None:
+        """Make room, or reuse it."""
+        room = -(-points // self.model.config.patch_length // ROOM) * ROOM
+        if self.cache is None or self.cache.documents_BS.shape != (rows, room):
+            self.cache, self.steps = None, {}  # freed before the new one is made
+            self.cache = KVCache.empty(self.model, rows, room)
+        self.cache.clear()
+        self._is_first = True
+
+    def __call__(self, values_BT: Tensor, documents_BT: Tensor | None) -> Outputs:
         """Return predictions after the new points."""
-        return self.model.extend(values_BT, self.cache, documents_BT)
+        assert self.cache is not None
+        if self._is_first:
+            self._is_first = False
+            return _after_last(self.model.extend(values_BT, self.cache, documents_BT))
+        points = values_BT.shape[1]
+        if points not in self.steps:
+            self.steps[points] = DecodeStep(self._step, self.graphs)
+        outputs: Outputs = self.steps[points](values_BT.contiguous())
+        return outputs
+
+    def _step(self, values_BT: Tensor) -> Outputs:
+        assert self.cache is not None
+        return _after_last(self.model.extend(values_BT, self.cache.static))

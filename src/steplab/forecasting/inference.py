@@ -14,8 +14,9 @@ from torch import Tensor
 from steplab.core.errors import MeasurementError, Unsupported
 from steplab.core.input_file import check_memory
 from steplab.forecasting.contexts import ScaledContext, Series, scale_context, usable_part
-from steplab.forecasting.decode import Decoded, DecodePass, decode
+from steplab.forecasting.decode import Cached, DecodePass, Outputs, Uncached, decode
 from steplab.forecasting.prediction import Prediction
+from steplab.step.decode_step import graphs_on
 from steplab.train.pretrained import ForwardContext
 from steplab.workloads.tsmoe.model import Tsmoe
 
@@ -50,19 +51,21 @@ def forecast_batches(
     into = Prediction(mean_BH, quantiles_BHQ, levels)
     waiting: PendingBatch | None = None  # a GPU computes one batch while the next one is made
     max_points = MAX_BATCH_POINTS_CPU if device.type == "cpu" else MAX_BATCH_POINTS
-    for numbers_B in length_batches([len(part) for part in parts], batch, max_points):
-        scaled = [scale_context(parts[number]) for number in numbers_B]
-        values_BT, documents_BT = pad_batch(scaled, model)
-        try:
-            with forward_context():
-                decoded = decode(model, values_BT, documents_BT, passes, cached)
-        except torch.OutOfMemoryError as error:
-            raise Unsupported(
-                f"Out of memory with {len(scaled)} series at a time ({str(error).split('. ')[0]}).",
-                "Use a smaller --batch.",
-            ) from None
-        _collect(waiting, into, progress)
-        waiting = PendingBatch(numbers_B, scaled, decoded)
+    feed = Cached(model, graphs_on(device)) if cached else Uncached(model)
+    with forward_context():  # once: autocast drops the weights it has cast, which graphs read
+        for numbers_B in length_batches([len(part) for part in parts], batch, max_points):
+            scaled = [scale_context(parts[number]) for number in numbers_B]
+            values_BT, documents_BT = pad_batch(scaled, model)
+            try:
+                decoded = decode(feed, values_BT, documents_BT, passes)
+            except torch.OutOfMemoryError as error:
+                cause = str(error).split(". ")[0]
+                raise Unsupported(
+                    f"Out of memory with {len(scaled)} series at a time ({cause}).",
+                    "Use a smaller --batch.",
+                ) from None
+            _collect(waiting, into, progress)
+            waiting = PendingBatch(numbers_B, scaled, decoded)
     _collect(waiting, into, progress)
     _check_finite(into, names)
     return into
@@ -73,7 +76,7 @@ class PendingBatch(NamedTuple):
 
     numbers_B: NDArray[np.int64]  # which of the contexts
     scaled: list[ScaledContext]
-    decoded: Decoded
+    decoded: Outputs
 
 
 def length_batches(

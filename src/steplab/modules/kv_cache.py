@@ -1,16 +1,23 @@
-"""Keys and values of the tokens that a decoder has seen, so that it computes only new ones."""
+"""Keys and values of the tokens that a decoder has seen, so that it computes only new ones.
 
-# L layers, B batch, H heads, S places for tokens, T new tokens, D head width
+A `KVCache` takes new tokens in pieces of any size: the host knows how far it is filled. Its
+`static` view takes pieces of one size and knows their places on the device alone: every piece runs
+the same kernels on the same memory, so a CUDA graph of one can be replayed for the next.
+"""
+
+# L layers, B batch, H query heads, G key heads, N query heads that share a key head, S places for
+# tokens, T new tokens, D head width
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from steplab.core.errors import UserError
-from steplab.modules.attention import document_positions
+from steplab.modules.attention import document_positions, document_starts
 from steplab.modules.precision import matmul_dtype
 from steplab.modules.rotary import Rotary
 
@@ -18,7 +25,10 @@ from steplab.modules.rotary import Rotary
 class Cacheable(Protocol):
     """A decoder that can continue from a cache."""
 
-    rotary: Rotary
+    @property
+    def rotary(self) -> Rotary:
+        """The table of angles."""
+        ...
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -37,19 +47,76 @@ class NewTokens(NamedTuple):
     documents_BS: Tensor | None  # of all tokens, the new ones included; None: one per row
 
 
-class LayerCache(NamedTuple):
+class LayerCache(Protocol):
     """One layer's share of a cache."""
 
-    keys_BHSD: Tensor
-    values_BHSD: Tensor
+    def attend(
+        self,
+        attention: Callable[..., Tensor],
+        q_BHTD: Tensor,
+        k_BGTD: Tensor,
+        v_BGTD: Tensor,
+        documents_BS: Tensor | None = None,
+    ) -> Tensor:
+        """Store new keys (rotated) and values; return (B, H, T, D), attending to all so far."""
+        ...
+
+
+class GrowingLayer(NamedTuple):
+    """A layer whose tokens are counted on the host."""
+
+    keys_BGSD: Tensor
+    values_BGSD: Tensor
     length: int  # tokens before the new ones
 
-    def append(self, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys (rotated) and values; return all so far, (B, H, length + T, D) each."""
-        stop = self.length + k_BHTD.shape[2]
-        self.keys_BHSD[:, :, self.length : stop] = k_BHTD
-        self.values_BHSD[:, :, self.length : stop] = v_BHTD
-        return self.keys_BHSD[:, :, :stop], self.values_BHSD[:, :, :stop]
+    def attend(
+        self,
+        attention: Callable[..., Tensor],
+        q_BHTD: Tensor,
+        k_BGTD: Tensor,
+        v_BGTD: Tensor,
+        documents_BS: Tensor | None = None,
+    ) -> Tensor:
+        """Attend by `attention` to the places that are filled."""
+        stop = self.length + k_BGTD.shape[2]
+        self.keys_BGSD[:, :, self.length : stop] = k_BGTD
+        self.values_BGSD[:, :, self.length : stop] = v_BGTD
+        filled = self.keys_BGSD[:, :, :stop], self.values_BGSD[:, :, :stop]
+        return attention(q_BHTD, *filled, documents_BS)
+
+
+class StaticLayer(NamedTuple):
+    """A layer whose tokens are counted on the device."""
+
+    keys_BGSD: Tensor
+    values_BGSD: Tensor
+    places_T: Tensor  # of the new tokens
+    bias_B1TS: Tensor  # added to scores: 0 where a token sees a place, else -inf
+
+    def attend(
+        self,
+        attention: Callable[..., Tensor],
+        q_BHTD: Tensor,
+        k_BGTD: Tensor,
+        v_BGTD: Tensor,
+        documents_BS: Tensor | None = None,
+    ) -> Tensor:
+        """Attend to all places, with the bias. `attention` is not asked: none takes such a bias."""
+        self.keys_BGSD.index_copy_(2, self.places_T, k_BGTD.to(self.keys_BGSD.dtype))
+        self.values_BGSD.index_copy_(2, self.places_T, v_BGTD.to(self.values_BGSD.dtype))
+        groups, bias_B1TS = self.keys_BGSD.shape[1], self.bias_B1TS
+        sharing, T = q_BHTD.shape[1] // groups, q_BHTD.shape[2]
+        if sharing > 1:  # as rows of one query head, so that keys are not repeated
+            q_BHTD = q_BHTD.unflatten(1, (groups, sharing)).flatten(2, 3)
+            bias_B1TS = bias_B1TS if T == 1 else bias_B1TS.repeat(1, 1, sharing, 1)
+        out = F.scaled_dot_product_attention(
+            q_BHTD.to(self.keys_BGSD.dtype), self.keys_BGSD, self.values_BGSD, bias_B1TS
+        )
+        return out.unflatten(2, (sharing, T)).flatten(1, 2) if sharing > 1 else out
+
+
+# torch's attention kernel wants a bias whose rows are multiples of this, and would copy others.
+PLACES = 16
 
 
 class KVCache:
@@ -58,11 +125,11 @@ class KVCache:
     Rows of different lengths are padded on the left by tokens of another document.
     """
 
-    def __init__(self, keys_LBHSD: Tensor, values_LBHSD: Tensor, documents_BS: Tensor) -> None:
-        self.keys_LBHSD, self.values_LBHSD = keys_LBHSD, values_LBHSD
+    def __init__(self, keys_LBGSD: Tensor, values_LBGSD: Tensor, documents_BS: Tensor) -> None:
+        self.keys_LBGSD, self.values_LBGSD = keys_LBGSD, values_LBGSD
         self.documents_BS = documents_BS
-        self.length = 0  # tokens in every row
-        self.has_documents = False  # False: each row is one document
+        self.static = StaticCache(keys_LBGSD, values_LBGSD)
+        self.clear()
 
     @classmethod
     def empty(cls, model: Cacheable, batch: int, capacity: int) -> KVCache:
@@ -73,11 +140,20 @@ class KVCache:
         """
         layers, heads, width = model.cache_shape
         weight = next(model.parameters())
-        shape = (layers, batch, heads, capacity, width)
-        keys_LBHSD = torch.empty(shape, dtype=matmul_dtype(weight), device=weight.device)
+        shape = (layers, batch, heads, -(-capacity // PLACES) * PLACES, width)
+        keys_LBGSD = torch.empty(shape, dtype=matmul_dtype(weight), device=weight.device)
         documents_BS = torch.zeros(batch, capacity, dtype=torch.int32, device=weight.device)
         model.rotary.reserve(capacity)
-        return cls(keys_LBHSD, torch.empty_like(keys_LBHSD), documents_BS)
+        return cls(keys_LBGSD, torch.empty_like(keys_LBGSD), documents_BS)
+
+    def clear(self) -> None:
+        """Forget all tokens; the memory stays where it is."""
+        # The static view weighs unseen places by 0, and 0 times NaN is NaN.
+        self.keys_LBGSD.zero_()
+        self.values_LBGSD.zero_()
+        self.length = 0  # tokens in every row
+        self.has_documents = False  # False: each row is one document
+        self.static.start(0, None)
 
     @property
     def capacity(self) -> int:
@@ -109,8 +185,69 @@ class KVCache:
 
     def layer(self, index: int) -> LayerCache:
         """Return the share of one layer."""
-        return LayerCache(self.keys_LBHSD[index], self.values_LBHSD[index], self.length)
+        return GrowingLayer(self.keys_LBGSD[index], self.values_LBGSD[index], self.length)
 
     def advance(self, tokens: int) -> None:
         """Count new tokens as seen: every layer has stored them."""
         self.length += tokens
+        documents_BS = self.documents_BS[:, : self.length]
+        self.static.start(self.length, documents_BS if self.has_documents else None)
+
+
+class StaticCache:
+    """The memory of a KVCache, for tokens whose places only the device knows.
+
+    They continue the document that each row ended in. Nobody sees here whether there is room for
+    them: the caller counts. Once it was used, clear the KVCache before you use that again.
+    """
+
+    def __init__(self, keys_LBGSD: Tensor, values_LBGSD: Tensor) -> None:
+        self.keys_LBGSD, self.values_LBGSD = keys_LBGSD, values_LBGSD
+        batch, places, device = keys_LBGSD.shape[1], keys_LBGSD.shape[3], keys_LBGSD.device
+        self.place_S = torch.arange(places, device=device)
+        self.next_1 = torch.zeros(1, dtype=torch.int64, device=device)
+        self.first_B1 = torch.zeros(batch, 1, dtype=torch.int64, device=device)  # of the document
+        self._places_T, self._bias_B1TS = self.next_1, keys_LBGSD  # of the newest tokens
+
+    def start(self, length: int, documents_BS: Tensor | None) -> None:
+        """Continue behind `length` tokens; without documents each row is one."""
+        self.next_1.fill_(length)
+        if documents_BS is None:
+            self.first_B1.zero_()
+        else:
+            self.first_B1.copy_(document_starts(documents_BS)[:, -1:])
+
+    def add_tokens(self, batch: int, tokens: int, documents_BT: Tensor | None) -> NewTokens:
+        """Place new tokens; they count as seen after `advance`."""
+        assert batch == len(self.first_B1) and documents_BT is None
+        self._places_T = self.next_1 + self.place_S[:tokens]
+        place_T1 = self._places_T[:, None]
+        is_seen_BTS = (self.place_S <= place_T1) & (self.place_S >= self.first_B1[:, None])
+        hidden_BTS = torch.where(is_seen_BTS, 0.0, -torch.inf)
+        self._bias_B1TS = hidden_BTS.to(self.keys_LBGSD.dtype)[:, None]
+        return NewTokens(self._places_T - self.first_B1, None)
+
+    def layer(self, index: int) -> LayerCache:
+        """Return the share of one layer."""
+        kept = self.keys_LBGSD[index], self.values_LBGSD[index]
+        return StaticLayer(*kept, self._places_T, self._bias_B1TS)
+
+    def advance(self, tokens: int) -> None:
+        """Count new tokens as seen: every layer has stored them."""
+        self.next_1 += tokens
+
+
+class CachedReader(NamedTuple):
+    """A decoder that reads tokens; see `TokenReader` of `workloads/workload.py`."""
+
+    extend: Callable[[Tensor, Any], Tensor]  # new tokens (B, T) and a state to logits (B, V)
+    state: Any  # with a KVCache
+    static: Any  # the same with its static view
+
+    def __call__(self, tokens_BT: Tensor) -> Tensor:
+        """Read new tokens, one or more per row; return the logits (B, V) after the last."""
+        return self.extend(tokens_BT, self.state)
+
+    def step(self, token_B1: Tensor) -> Tensor:
+        """The same of one token per row; a CUDA graph of it can be replayed."""
+        return self.extend(token_B1, self.static)

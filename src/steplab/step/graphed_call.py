@@ -147,6 +147,14 @@ class CudaGraphs:
         current.wait_stream(self.stream)
         return out
 
+    def watch(self, run: Callable[[], Any]) -> tuple[Any, str]:
+        """Run eagerly on the stream of the capture; also say where the host waited, or ""."""
+        with warnings.catch_warnings(record=True) as seen, sync_debug_mode("warn"):
+            warnings.simplefilter("always")
+            out = self.warm(run, strict=False)
+        waits = [one for one in seen if SYNC_MESSAGE in str(one.message)]
+        return out, f"{waits[0].filename}:{waits[0].lineno}" if waits else ""
+
     def capture(self, run: Callable[[], Any]) -> CudaReplay:
         """Record what `run` launches, without executing it."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)

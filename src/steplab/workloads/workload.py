@@ -66,6 +66,24 @@ class Workload(Protocol):
         ...
 
 
+class TokenReader(Protocol):
+    """Reads text and predicts how it goes on; `generator` of a workload of text makes one.
+
+    `generator(model, rows, tokens)` makes room for `tokens` tokens in each of `rows` rows.
+    """
+
+    def __call__(self, tokens_BT: Tensor) -> Tensor:
+        """Read new tokens, one or more per row; return the logits (B, V) after the last."""
+        ...
+
+    def step(self, token_B1: Tensor) -> Tensor:
+        """The same of one token per row, without a number on the host and with all its state in
+        tensors that stay where they are: a CUDA graph of it can be replayed. Once a step was made,
+        only steps go on.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class WorkloadEntry:
     """A workload as the command line sees it: its config type and presets, without torch."""

@@ -1,12 +1,10 @@
 """Streaming equals one call, in a cache that does not grow."""
 
-from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from steplab.core.errors import UserError
+from steplab.step.decode_step import DecodeStep, graphs_on
 from steplab.workloads.megalodon.model import Megalodon
 from steplab.workloads.megalodon.streaming import Stream
 from steplab.workloads.workload import find_workload
@@ -112,9 +110,6 @@ def test_wrong_pieces_are_refused(model):
         stream(tokens(2, 0))
     with pytest.raises(UserError, match="at least 1 row"):
         Stream(model, 0)
-    stream.graphs = True  # as on a GPU, where tokens are copied to where a graph reads them
-    with pytest.raises(UserError, match="2 rows"):
-        stream(tokens(1, 1))
 
 
 def test_the_workload_offers_a_generator():
@@ -129,89 +124,23 @@ def test_the_workload_offers_a_generator():
         torch.testing.assert_close(found, model(one)[:, 9:], rtol=1e-4, atol=1e-4)
 
 
-class FakeStream:
-    def wait_stream(self, other):
-        pass
-
-
-@pytest.fixture
-def fake_graphs(monkeypatch):
-    """What captures does so by running; a replay runs whatever the test tells."""
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "current_stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda side: nullcontext())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, capture_error_mode: nullcontext())
-    monkeypatch.setattr(torch, "autocast", lambda *words, **settings: nullcontext())
-
-
-def test_a_capture_leaves_the_cache_where_it_was(model, fake_graphs, monkeypatch):
-    one, stream = tokens(2, 20), Stream(model, 2)
-    plain, stream.graphs = Stream(model, 2), True
-    capture = stream._capture
-
-    def replay():
-        stream.logits_BV = model.extend(stream.token_B1, stream.cache)
-
-    def capture_and_replay():
-        capture()
-        stream.graph.replay = replay
-
-    monkeypatch.setattr(stream, "_capture", capture_and_replay)
-    for piece in (one[:, :3], *one[:, 3:].split(1, 1)):
-        assert torch.equal(stream(piece), plain(piece))
-    assert stream.tokens == 20 and stream.graph is not None
-
-
-def test_a_capture_that_fails_loses_nothing(model, fake_graphs, monkeypatch):
-    one, stream = tokens(2, 5), Stream(model, 2)
-    stream.graphs = True
-    stream(one[:, :4])
-    stream(one[:, 4:])
-    before = stream.cache.state_dict()
-
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, capture_error_mode: failing())
-    with pytest.raises(torch.OutOfMemoryError):
-        stream(one[:, 4:])
-    assert stream.graph is None and stream.tokens == 5
-    after = stream.cache.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-@contextmanager
-def failing():
-    yield
-    raise torch.OutOfMemoryError
-
-
-@pytest.mark.gpu
-def test_gpu_graph_equals_eager():
-    torch.manual_seed(0)
-    model = Megalodon(SMALL).cuda().eval()
-    one = tokens(1, 60).cuda()
-    graphed, plain = Stream(model, 1), Stream(model, 1, graphs=False)
-    with torch.inference_mode():
-        for piece in (one[:, :10], *one[:, 10:].split(1, 1)):
-            torch.testing.assert_close(graphed(piece), plain(piece), rtol=1e-5, atol=1e-5)
-    assert graphed.graph is not None
-
-
 @pytest.mark.gpu
 def test_gpu_a_captured_step_goes_on_from_a_saved_cache():
     torch.manual_seed(0)
     model = Megalodon(SMALL).cuda().eval()
     one, stream = tokens(2, 12).cuda(), Stream(model, 2)
+    step = DecodeStep(stream.step, graphs_on(one.device))
     with torch.inference_mode():
         for t in range(4):
-            stream(one[:, t : t + 1])
+            step(one[:, t : t + 1])
         kept = stream.cache.state_dict()
-        expected = [stream(one[:, t : t + 1]) for t in range(4, 12)]
+        expected = [step(one[:, t : t + 1]) for t in range(4, 12)]
         stream.cache.load_state_dict(kept)
-        found = [stream(one[:, t : t + 1]) for t in range(4, 12)]
+        found = [step(one[:, t : t + 1]) for t in range(4, 12)]
         stream.cache.load_state_dict(kept)
         stream.cache.reindex(torch.tensor([1, 0], device="cuda"))
-        turned = [stream(one.flip(0)[:, t : t + 1]).flip(0) for t in range(4, 12)]
-    assert stream.graph is not None
+        turned = [step(one.flip(0)[:, t : t + 1]).flip(0) for t in range(4, 12)]
+    assert not step.why_not and stream.tokens == 12
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     torch.testing.assert_close(turned, expected, rtol=1e-5, atol=1e-5)
 

@@ -144,7 +144,7 @@ def test_under_autocast_the_cache_is_16_bit():
     values = torch.randn(2, 24)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         found = in_pieces(model, values, [16, 8])
-        assert KVCache.empty(model, 2, 4).keys_LBHSD.dtype == torch.bfloat16
+        assert KVCache.empty(model, 2, 4).keys_LBGSD.dtype == torch.bfloat16
         wanted = model(values).outputs_BNH
     exact = build()
     exact.load_state_dict(model.state_dict())

@@ -1,6 +1,6 @@
 """A plain decoder transformer: RMSNorm, RoPE, SwiGLU, untied head."""
 
-from steplab.workloads.gpt.config import PRESETS, GPTConfig
+from steplab.workloads.gpt.config import PRESETS, TRAINING, GPTConfig
 from steplab.workloads.gpt.flops import parameters
 from steplab.workloads.workload import WorkloadEntry
 
@@ -13,4 +13,6 @@ WORKLOAD = WorkloadEntry(
     parameters=parameters,
     cpu_preset="tiny",
     gpu_preset="small",
+    training=TRAINING,
+    data="text",
 )

@@ -50,3 +50,5 @@ PRESETS = {
     "xl": GPTConfig(1600, 6400, layers=48, heads=25),
     "2.7b": GPTConfig(2560, 10240, layers=32, heads=32),
 }
+
+TRAINING = {"tiny": {"lr": 3e-3, "batch_size": 8, "steps_per_epoch": 300, "log_every": 50}}

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from steplab.core import Mode, Work
 from steplab.data.random_batches import random_tokens
+from steplab.modules.kv_cache import CachedReader, KVCache
 from steplab.workloads.gpt.config import GPTConfig
 from steplab.workloads.gpt.flops import work
 from steplab.workloads.gpt.model import GPT
-from steplab.workloads.workload import StepOutput, weight_decay_groups
+from steplab.workloads.workload import StepOutput, TokenReader, weight_decay_groups
 
 Batch = tuple[Tensor, Tensor]
 
@@ -39,6 +40,12 @@ class GPTWorkload:
         """Logits (B, T, V)."""
         logits_BTV: Tensor = model(batch[0])
         return logits_BTV
+
+    def generator(self, model: nn.Module, rows: int, tokens: int) -> TokenReader:
+        """Return what reads tokens."""
+        assert isinstance(model, GPT)
+        cache = KVCache.empty(model, rows, tokens)
+        return CachedReader(model.extend, cache, cache.static)
 
     def optimizer(self, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
         """AdamW with weight decay on matrices only."""

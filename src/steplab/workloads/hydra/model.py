@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from steplab.kernels.stream_norm import Update
-from steplab.modules.kv_cache import KVCache
+from steplab.modules.kv_cache import KVCache, StaticCache
 from steplab.modules.loss import LinearCrossEntropy
 from steplab.modules.norms import RMSNorm, StreamNorm
 from steplab.modules.rotary import Rotary
@@ -44,7 +44,7 @@ STD = 0.02  # of initial weights
 class GenerationState(NamedTuple):
     """What the model keeps of the tokens it has seen, to generate the next ones."""
 
-    cache: KVCache
+    cache: KVCache | StaticCache
     latents_NBRZ: Tensor  # projections of each block's last tokens, zeros before the first
 
     @classmethod
@@ -53,7 +53,13 @@ class GenerationState(NamedTuple):
         cache = KVCache.empty(model, batch, capacity)
         channels = model.config.latent + 2 * model.config.kv_width
         shape = (model.config.blocks, batch, REACH, channels)
-        return cls(cache, cache.keys_LBHSD.new_zeros(shape))
+        return cls(cache, cache.keys_LBGSD.new_zeros(shape))
+
+    @property
+    def static(self) -> GenerationState:
+        """The same memory, for steps of one token per row."""
+        assert isinstance(self.cache, KVCache)
+        return GenerationState(self.cache.static, self.latents_NBRZ)
 
 
 class HydraLoss(NamedTuple):
@@ -135,8 +141,13 @@ class Hydra(nn.Module):
         return F.linear(y_BSD[:, -1], self.embedding.weight)
 
     def become_causal(self) -> None:
-        """Route tokens by their own scores alone, as generation has to."""
+        """Route tokens by their own scores alone, as generation has to.
+
+        `packed` becomes `masked`, which computes the same and reads no number on the host.
+        """
         for module in self.modules():
+            if getattr(module, "form", None) == "packed":
+                module.form = "masked"  # type: ignore[assignment]
             if getattr(module, "form", None) in ("top-k", "capacity"):
                 module.form = "threshold"  # type: ignore[assignment]
                 self.compares_with_thresholds = True

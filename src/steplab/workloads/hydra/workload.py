@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from steplab.core import Mode, Work
 from steplab.data.random_batches import random_tokens
+from steplab.modules.kv_cache import CachedReader
 from steplab.workloads.hydra.config import HydraConfig
 from steplab.workloads.hydra.flops import work
 from steplab.workloads.hydra.model import GenerationState, Hydra
-from steplab.workloads.workload import StepOutput, weight_decay_groups
+from steplab.workloads.workload import StepOutput, TokenReader, weight_decay_groups
 
 Batch = tuple[Tensor, Tensor]
 
@@ -41,15 +42,15 @@ class HydraWorkload:
         logits_BSV: Tensor = model(batch[0])
         return logits_BSV
 
-    def generator(self, model: nn.Module, rows: int, tokens: int) -> Callable[[Tensor], Tensor]:
-        """Return a function from new tokens (B, T) to the logits (B, V) after the last.
+    def generator(self, model: nn.Module, rows: int, tokens: int) -> TokenReader:
+        """Return what reads tokens.
 
         Routing is by thresholds: a token cannot be compared with those that follow it.
         """
         assert isinstance(model, Hydra)
         model.become_causal()
         state = GenerationState.empty(model, rows, tokens)
-        return lambda tokens_BT: model.extend(tokens_BT, state)
+        return CachedReader(model.extend, state, state.static)
 
     def optimizer(self, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
         """AdamW with weight decay on matrices, except for the embedding."""

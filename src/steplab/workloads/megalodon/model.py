@@ -115,11 +115,8 @@ class Megalodon(nn.Module):
 
     @torch.no_grad()
     def extend(self, tokens_BT: Tensor, cache: MegalodonCache) -> Tensor:
-        """Return the logits (B, V) after the last of some new tokens, and update `cache`.
-
-        `cache.position.tokens` is left to the caller: a replayed CUDA graph runs no Python.
-        """
-        cache.check(tokens_BT)
+        """Return the logits (B, V) after the last of some new tokens, and update `cache`."""
+        cache.begin(tokens_BT)
         x_BTD = self._embed(tokens_BT)
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             x_BTD, state = block(x_BTD, None, layer)

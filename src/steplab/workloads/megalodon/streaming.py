@@ -1,8 +1,8 @@
 """A stream of tokens through the model: any number of them, in a fixed amount of memory.
 
 Keys and values have as many slots as a chunk has tokens; a new chunk overwrites the old one. All
-tensors are updated in place and positions are read on the device, so that a CUDA graph of one
-token's step can be replayed forever.
+tensors are updated in place and single tokens find their position on the device, so that a CUDA
+graph of one token's step can be replayed forever.
 """
 
 # B batch, T new tokens, H heads, K width of a head's keys, V of its values (of logits: vocabulary),
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class Position:
-    """How many tokens a stream has seen: known to the host and, in a tensor, to the device."""
+    """How many tokens a stream has seen, counted on the device: a replayed graph runs no Python."""
 
     def __init__(self, chunk: int, device: torch.device) -> None:
         self.chunk = chunk
-        self.tokens = 0
+        self.tokens = 0  # on the host, where several tokens are read at once
         self.tokens_1 = torch.zeros(1, dtype=torch.int64, device=device)
         self.slot_C = torch.arange(chunk, device=device)
 
     def advance(self, tokens: int) -> None:
-        """Count new tokens as seen, on the device; the host keeps its own count."""
+        """Count new tokens as seen."""
         self.tokens_1 += tokens
 
 
@@ -113,13 +113,15 @@ class MegalodonCache:
         self.layers = [BlockCache(*shape) for _ in range(config.layers)]
         self.statistics = Statistics.fresh(batch, config.norm_groups, like)
 
-    def check(self, tokens_BT: Tensor) -> None:
-        """Refuse tokens of other rows, and none at all."""
+    def begin(self, tokens_BT: Tensor) -> None:
+        """Refuse tokens of other rows, and none at all; of several, look up where they begin."""
         if tokens_BT.shape[0] != self.batch or tokens_BT.shape[1] < 1:
             raise UserError(
                 f"A stream of {self.batch} rows cannot take {tuple(tokens_BT.shape)} tokens.",
                 "Give every row at least one token.",
             )
+        if tokens_BT.shape[1] > 1:
+            self.position.tokens = int(self.position.tokens_1)
 
     @property
     def named(self) -> dict[str, Tensor]:
@@ -157,7 +159,6 @@ class MegalodonCache:
             )
         for name, x in own.items():
             x.copy_(saved[name])
-        self.position.tokens = int(self.position.tokens_1)
 
     def reindex(self, rows_B: Tensor) -> None:
         """Let row i continue from where row `rows_B[i]` is, in place; a row may be taken twice."""
@@ -173,71 +174,22 @@ class MegalodonCache:
 class Stream:
     """Call it with new tokens (B, T); it returns the logits (B, V) after the last of them.
 
-    On a GPU the step of a single token is captured as a CUDA graph the second time: one launch
-    instead of hundreds. Weights must stay where they are; their values may change. Under
-    autocast every token casts all weights: a model cast to bf16 beforehand is faster.
+    Under autocast every call casts all weights: a model cast to bf16 beforehand is faster.
     """
 
-    def __init__(self, model: Megalodon, rows: int, graphs: bool = True) -> None:
+    def __init__(self, model: Megalodon, rows: int) -> None:
         self.model, self.cache = model, model.empty_cache(rows)
-        self.graphs = graphs and next(model.parameters()).is_cuda
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.singles = 0
-        self.token_B1 = torch.zeros(rows, 1, dtype=torch.int64, device=self.device)
-        self.logits_BV: Tensor | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device
 
     @property
     def tokens(self) -> int:
         """How many tokens each row has seen."""
-        return self.cache.position.tokens
+        return int(self.cache.position.tokens_1)
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
-        """Feed new tokens. The result stays valid: no later call overwrites it."""
-        if tokens_BT.shape[1] == 1 and self.graphs:
-            logits_BV = self._one(tokens_BT)
-        else:
-            logits_BV = self.model.extend(tokens_BT, self.cache)
-        self.cache.position.tokens += tokens_BT.shape[1]
-        return logits_BV
+        """Feed new tokens."""
+        return self.model.extend(tokens_BT, self.cache)
 
-    @torch.no_grad()
-    def _one(self, token_B1: Tensor) -> Tensor:
-        self.cache.check(token_B1)  # copy_ would broadcast the token of one row to all
-        self.token_B1.copy_(token_B1)
-        if self.graph is None:
-            self.singles += 1
-            if self.singles == 1:
-                return self.model.extend(self.token_B1, self.cache)
-            self._capture()
-        assert self.graph is not None and self.logits_BV is not None
-        self.graph.replay()
-        return self.logits_BV.clone()
-
-    def _capture(self) -> None:
-        """Record one step. The warm-up on a side stream moves the cache, so it is put back."""
-        kept = [x.clone() for x in self.cache.tensors]
-        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        # Weights cast by autocast are freed with its context, so the graph casts its own.
-        enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        alone = torch.autocast("cuda", dtype, enabled, cache_enabled=False)
-        # Other threads may use the device meanwhile.
-        recording = torch.cuda.graph(graph, capture_error_mode="thread_local")
-        try:
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self.model.extend(self.token_B1, self.cache)
-            torch.cuda.current_stream().wait_stream(side)
-            with alone, recording:
-                self.logits_BV = self.model.extend(self.token_B1, self.cache)
-            self.graph = graph
-        finally:
-            for own, old in zip(self.cache.tensors, kept, strict=True):
-                own.copy_(old)
+    step = __call__  # of one token per row a CUDA graph can be replayed
 
 
 def _named(prefix: str, statistics: Statistics) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from steplab.workloads.megalodon.config import MegalodonConfig
 from steplab.workloads.megalodon.flops import work
 from steplab.workloads.megalodon.model import Megalodon
 from steplab.workloads.megalodon.streaming import Stream
-from steplab.workloads.workload import StepOutput
+from steplab.workloads.workload import StepOutput, TokenReader
 
 Batch = tuple[Tensor, Tensor]
 
@@ -41,11 +41,8 @@ class MegalodonWorkload:
         logits_BLV: Tensor = model(batch[0])
         return logits_BLV
 
-    def generator(self, model: nn.Module, rows: int, tokens: int) -> Callable[[Tensor], Tensor]:
-        """Return a function from new tokens (B, T) to the logits (B, V) after the last.
-
-        `tokens` may be any number: the cache does not grow with it.
-        """
+    def generator(self, model: nn.Module, rows: int, tokens: int) -> TokenReader:
+        """Return what reads tokens, any number of them: the cache does not grow."""
         assert isinstance(model, Megalodon)
         return Stream(model, rows)
 

@@ -4,6 +4,7 @@
 # H points of all horizons, Q quantiles, L mixture layers, E experts
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from steplab.core.errors import UserError
 from steplab.modules.attention import Attention, document_positions
 from steplab.modules.experts import MixtureOfExperts, RoutedExperts, Router, Routing
-from steplab.modules.kv_cache import KVCache, LayerCache
+from steplab.modules.kv_cache import KVCache, LayerCache, StaticCache
 from steplab.modules.norms import RMSNorm
 from steplab.modules.rotary import Angles, Rotary, RotaryHeads
 from steplab.workloads.tsmoe.config import TsmoeConfig
@@ -75,9 +76,8 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Map (B, N, D) to (B, N, D); keys in `cache` are attended to, and the new ones added."""
         q, k, v = self.rotary(self.qkv(x_BND), positions.angles)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        mixed = self.attention(q, k, v, positions.documents_BS)
+        attend = self.attention if cache is None else partial(cache.attend, self.attention)
+        mixed = attend(q, k, v, positions.documents_BS)
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
 
@@ -198,7 +198,7 @@ class Tsmoe(nn.Module):
 
     @torch.no_grad()
     def extend(
-        self, values_BT: Tensor, cache: KVCache, documents_BT: Tensor | None = None
+        self, values_BT: Tensor, cache: KVCache | StaticCache, documents_BT: Tensor | None = None
     ) -> Forecast:
         """Return predictions after every token of `values_BT`, which follow those in `cache`.
 
@@ -230,7 +230,10 @@ class Tsmoe(nn.Module):
         return Positions(angles, documents_BN, documents_BN >= 0)
 
     def _forecast(
-        self, values_BT: Tensor, positions: Positions, cache: KVCache | None = None
+        self,
+        values_BT: Tensor,
+        positions: Positions,
+        cache: KVCache | StaticCache | None = None,
     ) -> Forecast:
         x_BND = self.embedding(values_BT.unflatten(1, (-1, self.config.patch_length)))
         routings: list[Routing] = []

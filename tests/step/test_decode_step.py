@@ -1,0 +1,85 @@
+"""A replayed step of decoding has the bits of the same step run op by op."""
+
+import pytest
+import torch
+
+from steplab.core.errors import Unsupported
+from steplab.step.decode_step import DecodeStep, graphs_on
+from tests.step.tape_graphs import TapeGraphs
+
+CPU = torch.device("cpu")
+
+
+class WatchingTape(TapeGraphs):
+    waits = ""
+
+    def watch(self, run):
+        return self.warm(run, False), self.waits
+
+
+class Counter:
+    """A step whose state is a tensor: how often it was made, and the sum of what it was given."""
+
+    def __init__(self):
+        self.state = torch.zeros(2)
+
+    def __call__(self, x):
+        self.state += torch.stack([torch.ones(()), x])
+        return self.state * 2
+
+
+def test_every_call_is_one_step_whether_run_or_replayed():
+    counter, graphs = Counter(), WatchingTape(CPU)
+    step = DecodeStep(counter, graphs)
+    given = (3.0, 5.0, 7.0, 11.0)
+    found = [step(torch.tensor(x)) for x in given]
+    assert [x.tolist() for x in found] == [[2, 6], [4, 16], [6, 30], [8, 52]]
+    assert (graphs.warmed, graphs.captures, graphs.replays) == (1, 1, 3)
+    assert counter.state.tolist() == [4, 26] and not step.why_not
+
+
+def test_a_step_that_waits_for_the_device_is_never_captured():
+    counter, graphs = Counter(), WatchingTape(CPU)
+    graphs.waits = "model.py:7"
+    step = DecodeStep(counter, graphs)
+    assert [step(torch.tensor(1.0)).tolist() for _ in range(3)] == [[2, 2], [4, 4], [6, 6]]
+    assert graphs.captures == 0 and "at model.py:7" in step.why_not
+
+
+def test_a_capture_that_fails_costs_no_step(monkeypatch):
+    def fail(run):
+        raise Unsupported("No CUDA graph: something.")
+
+    counter, graphs = Counter(), WatchingTape(CPU)
+    monkeypatch.setattr(graphs, "capture", fail)
+    step = DecodeStep(counter, graphs)
+    assert [step(torch.tensor(1.0)).tolist() for _ in range(3)] == [[2, 2], [4, 4], [6, 6]]
+    assert "something" in step.why_not
+
+
+def test_inputs_of_another_shape_are_refused():
+    step = DecodeStep(lambda x: x + 1, WatchingTape(CPU))
+    for _ in range(3):
+        step(torch.zeros(2))
+    with pytest.raises(Unsupported, match="fixed shapes"):
+        step(torch.zeros(3))
+
+
+def test_without_a_gpu_nothing_captures():
+    assert graphs_on(CPU) is None
+    counter = Counter()
+    step = DecodeStep(counter, None)
+    assert step(torch.tensor(1.0)).tolist() == [2, 2] and "GPU" in step.why_not
+
+
+@pytest.mark.gpu
+def test_gpu_a_wait_is_found_with_its_line():
+    state = torch.zeros(1, device="cuda")
+
+    def waits():
+        state.add_(1)
+        return state * float(state)
+
+    step = DecodeStep(waits, graphs_on(state.device))
+    assert [float(step()) for _ in range(3)] == [1, 4, 9]
+    assert "test_decode_step.py" in step.why_not
