@@ -130,7 +130,7 @@ def test_rows_are_sorted_by_expert_and_map_back(kind):
     assert rows.offsets_E.tolist() == [int((experts_TK <= e).sum()) for e in range(E)]
 
 
-@pytest.mark.parametrize("impl", ["loop", "aten"])
+@pytest.mark.parametrize("impl", ["loop", "dense", "aten"])
 def test_grouped_mm_equals_single_products(impl):
     torch.manual_seed(0)
     x, w = torch.randn(12, 8, requires_grad=True), torch.randn(3, 8, 16, requires_grad=True)
@@ -161,6 +161,20 @@ def test_grouped_mm_says_where_it_cannot_run():
     assert grouped.choose("auto", *odd) == "loop"
     with pytest.raises(Exception, match="fp32"):
         grouped.choose("aten", *fp64)
+    with pytest.raises(Exception, match="needs cuda, not cpu"):
+        grouped.choose("dense", *odd)
+
+
+@pytest.mark.gpu
+def test_gpu_few_rows_in_fp32_need_no_wait():
+    x, w = torch.randn(256, 8, device="cuda"), torch.randn(3, 8, 16, device="cuda")
+    offsets = torch.tensor([90, 90, 256], device="cuda")
+    assert grouped.choose("auto", x, w) == "loop"  # of a training step
+    with torch.no_grad():
+        assert grouped.choose("auto", x, w) == "dense"
+        assert grouped.choose("auto", x.repeat(2, 1), w) == "loop"
+        found, expected = (grouped.grouped_mm(impl, x, w, offsets) for impl in ("dense", "loop"))
+    torch.testing.assert_close(found, expected)
 
 
 def test_the_error_measure_sees_a_wrong_result():

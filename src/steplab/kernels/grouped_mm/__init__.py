@@ -1,8 +1,9 @@
 """Rows in groups, one matrix per group: (R, K) x (E, K, N) -> (R, N).
 
-`offsets_E` (int32) holds the end of each group; the last one is R. Two implementations: `aten`
-(torch's own op: one kernel, offsets stay on the device) and `loop` (group by group, for what
-torch's op cannot take). Each offers `product`, `weight_gradient` and the `TAGS` of its op.
+`offsets_E` (int32) holds the end of each group; the last one is R. Three implementations: `aten`
+(torch's own op: one kernel, offsets stay on the device), `dense` (all products, for few rows on
+CUDA that torch's op cannot take) and `loop` (group by group, for the rest). Each offers `product`,
+`weight_gradient` and the `TAGS` of its op.
 """
 
 # R rows, E groups, K inner width, N outer width
@@ -60,7 +61,7 @@ def make_op(impl: str, product: Product, gradient: Product, tags: tuple[torch.Ta
 
 
 IMPLS = load_all("grouped_mm")
-PREFERENCE = ("aten", "loop")
+PREFERENCE = ("aten", "dense", "loop")
 OPS = {
     name: make_op(name, impl.product, impl.weight_gradient, impl.TAGS)
     for name, impl in IMPLS.items()
