@@ -120,6 +120,17 @@ def test_replayed_forecasts_have_the_bits_of_the_step(options):
     assert_as_good_as(replayed, peer, truth, "forecasts")
 
 
+def test_graphs_are_kept_for_contexts_of_similar_length_only():
+    net, graphs = tsmoe(torch.float32), WatchingTape(CPU)
+    feed = Cached(net, graphs)
+    forecasts(net, feed, horizon=40)
+    kept = feed.cache, dict(feed.steps)
+    forecasts(net, feed, lengths=(38, 5), horizon=40)
+    assert (feed.cache, feed.steps) == kept
+    forecasts(net, feed, lengths=(20, 5), horizon=20)
+    assert feed.cache is not kept[0] and feed.steps != kept[1]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -149,8 +149,8 @@ def apply_inference_recipe(recipe: Recipe, model: nn.Module, purpose: str) -> Fo
     for name, settings in recipe.techniques.items():
         if technique(name).stage not in (Stage.IMPLEMENTATION, Stage.PRECISION):
             raise UserError(
-                f"A recipe for {purpose} cannot have {name}: every number of cached tokens is "
-                "another shape, and nothing is trained.",
+                f"A recipe for {purpose} cannot have {name}: the step of decoding is captured by "
+                "itself, all else has any length, and nothing is trained.",
                 "Use precision and impl, as in precision=bf16.",
             )
         technique(name).apply(parts, settings)
