@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -31,19 +30,20 @@ from steplab.forecasting.forecaster import Forecaster
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.step.decode_step import graphs_on
+from steplab.techniques.recipes import parse_recipe
 from steplab.train.generate import Sampling, TokenWriter
+from steplab.train.pretrained import ForwardContext, apply_inference_recipe
 from steplab.workloads.tsmoe.model import Tsmoe
 from steplab.workloads.workload import TokenReader, find_workload
 
-# By part: workload, size, precision. bf16 weights, or autocast as `--recipe precision=bf16` has it.
-PARTS = {
-    "hydra": ("hydra", "100m", "fp32"),
-    "hydra-bf16": ("hydra", "100m", "bf16"),
-    "megalodon": ("megalodon", "mega200m", "fp32"),
-    "gpt": ("gpt", "small", "fp32"),
-    "gpt-bf16": ("gpt", "small", "bf16"),
-    "tsmoe": ("tsmoe", "small", "bf16"),
-    "tsmoe-fp32": ("tsmoe", "small", "fp32"),
+PARTS = {  # workload, size, recipe
+    "hydra": ("hydra", "100m", "plain"),
+    "gpt": ("gpt", "small", "plain"),
+    "tsmoe": ("tsmoe", "small", "plain"),
+    "megalodon": ("megalodon", "mega200m", "plain"),
+    "hydra-bf16": ("hydra", "100m", "precision=bf16-weights"),
+    "gpt-bf16": ("gpt", "small", "precision=bf16-weights"),
+    "tsmoe-bf16": ("tsmoe", "small", "precision=bf16-weights"),
 }
 ROWS = (1, 16)
 PROMPT, CONTEXT, HORIZON = 64, 512, 720
@@ -99,12 +99,8 @@ def text(part: str, model: nn.Module, workload: Any, rows: int, length: int) -> 
         first = [writer().cpu() for _ in range(3)]  # from the prompt, warm, captured
         began = perf_counter()
         rest = [writer().cpu() for _ in range(count)]
-        return (
-            began - start,
-            perf_counter() - began,
-            torch.cat(first + rest, 1),
-            writer.step.why_not,
-        )
+        seconds, tokens_BT = perf_counter() - began, torch.cat(first + rest, 1)
+        return began - start, seconds, tokens_BT, writer.step.why_not
 
     yield from ways(part, rows, write, length, -(-length // 8))
 
@@ -138,7 +134,7 @@ Measure = Callable[[str, int], tuple[float, float, Tensor, str]]
 def ways(part: str, rows: int, measure: Measure, length: int, fewer: int) -> Iterator[Row]:
     """Yield a row for each way; speed-ups are over the first."""
     slowest: float | None = None
-    bits: list[Tensor] = []
+    chosen: dict[str, Tensor] = {}
     for way in ("growing", "static", "graph"):
         # The slow ways take as long for every token: fewer will do.
         count = length if way == "graph" else fewer
@@ -150,43 +146,40 @@ def ways(part: str, rows: int, measure: Measure, length: int, fewer: int) -> Ite
         seconds = sorted(one[1] for one in found)[len(found) // 2]
         rate, why = rows * count / seconds, found[0][3]
         slowest = slowest or rate
-        same = ""
-        if way == "graph" and bits:
-            known = min(bits[-1].shape[1], found[0][2].shape[1])
-            same = "equal" if torch.equal(bits[-1][:, :known], found[0][2][:, :known]) else "OTHER"
-        bits.append(found[0][2])
+        chosen[way], same = found[0][2], ""
+        if way == "graph" and "static" in chosen:
+            known = min(chosen["static"].shape[1], chosen[way].shape[1])
+            is_same = torch.equal(chosen["static"][:, :known], chosen[way][:, :known])
+            same = "equal" if is_same else "OTHER"
         status = "ok" if way != "graph" or not why else why
         times = (seconds / count * 1e3, found[0][0])
         yield (part, rows, way, rate, rate / slowest, *times, same, status)
 
 
-def build(part: str, device: torch.device, tiny: bool) -> tuple[Any, nn.Module]:
-    """Return workload and model of a part."""
-    name, size, _ = PARTS[part]
+def build(part: str, device: torch.device, tiny: bool) -> tuple[Any, nn.Module, ForwardContext]:
+    """Return workload, model and forward context of a part."""
+    name, size, recipe = PARTS[part]
     entry = find_workload(name)
-    workload = entry.open(entry.resolve("tiny" if tiny else size, {}))
+    longer = {"seq_max_len": 4096} if tiny and name == "tsmoe" else {}
+    workload = entry.open(entry.resolve("tiny" if tiny else size, longer))
     torch.manual_seed(0)
     with torch.device(device):
         model = workload.model().eval()
-    if isinstance(model, Tsmoe) and tiny:
-        model = Tsmoe(replace(model.config, seq_max_len=4096)).to(device).eval()
-    return workload, model
+    return workload, model, apply_inference_recipe(parse_recipe(recipe), model, "decoding")
 
 
 def measured(parts: list[str], device: torch.device, length: int, tiny: bool) -> Iterator[Row]:
     """Yield the rows of all parts."""
     for part in parts:
         try:
-            workload, model = build(part, device, tiny)
+            workload, model, forward_context = build(part, device, tiny)
         except Exception as error:
             yield (part, None, "", *[None] * 5, f"{type(error).__name__}: {error}"[:200])
             continue
-        halves = torch.autocast(device.type, torch.bfloat16)
         kind = series if isinstance(model, Tsmoe) else text
         count = max(length, 4 * HORIZON) if kind is series else length
         for rows in ROWS:
-            context = halves if PARTS[part][2] == "bf16" else nullcontext()
-            with torch.inference_mode(), context:
+            with torch.inference_mode(), forward_context():
                 yield from kind(part, model, workload, rows, count)
         del model
 
