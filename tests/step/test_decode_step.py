@@ -1,9 +1,13 @@
 """A replayed step of decoding has the bits of the same step run op by op."""
 
+import warnings
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from steplab.core.errors import Unsupported
+from steplab.step import graphed_call
 from steplab.step.decode_step import DecodeStep, graphs_on
 from tests.step.tape_graphs import TapeGraphs
 
@@ -70,6 +74,23 @@ def test_without_a_gpu_nothing_captures():
     counter = Counter()
     step = DecodeStep(counter, None)
     assert step(torch.tensor(1.0)).tolist() == [2, 2] and "GPU" in step.why_not
+
+
+def test_a_watched_call_tells_its_first_wait_and_passes_other_warnings_on(monkeypatch):
+    monkeypatch.setattr(graphed_call, "sync_debug_mode", lambda mode: nullcontext())
+    graphs = object.__new__(graphed_call.CudaGraphs)
+    monkeypatch.setattr(graphs, "warm", lambda run, strict: run(), raising=False)
+
+    def waits():
+        for _ in range(2):
+            warnings.warn(graphed_call.SYNC_MESSAGE, stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+        return 7
+
+    with pytest.warns(UserWarning, match="something else") as told:
+        out, where = graphs.watch(waits)
+    assert out == 7 and "test_decode_step.py:" in where and len(told) == 1
+    assert graphs.watch(lambda: 8) == (8, "")
 
 
 @pytest.mark.gpu

@@ -152,8 +152,11 @@ class CudaGraphs:
         with warnings.catch_warnings(record=True) as seen, sync_debug_mode("warn"):
             warnings.simplefilter("always")
             out = self.warm(run, strict=False)
-        waits = [one for one in seen if SYNC_MESSAGE in str(one.message)]
-        return out, f"{waits[0].filename}:{waits[0].lineno}" if waits else ""
+        waits = [f"{one.filename}:{one.lineno}" for one in seen if SYNC_MESSAGE in str(one.message)]
+        for one in seen:
+            if SYNC_MESSAGE not in str(one.message):
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        return out, waits[0] if waits else ""
 
     def capture(self, run: Callable[[], Any]) -> CudaReplay:
         """Record what `run` launches, without executing it."""
