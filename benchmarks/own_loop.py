@@ -1,0 +1,426 @@
+"""Other people's models in a loop of one's own: by hand, by their peers, by `steplab.optimize`.
+
+    PYTHONPATH=src python benchmarks/own_loop.py [nanogpt llama qwen] [--tiny] [--out FILE ...]
+
+nanogpt  its own model.py (`--nanogpt FILE`), 124 million weights, 16 x 1024 tokens
+llama    Hugging Face's Llama in the shape of Llama-3.2-1B, 4 x 4096 tokens (needs transformers)
+qwen     Hugging Face's Qwen2-MoE of 538 million weights, 16 x 4096 tokens
+
+Every row is a process of its own, because libraries patch classes and graphs keep their memory. All
+of a model's rows compile at once; from then on one at a time has the GPU, first for its warm-up,
+then in turns. A row's time is the median over all turns of the time between the ends of two steps.
+All rows see the same batches and make as many steps: their last losses differ by rounding alone. A
+row that fails, or is not ready in time, says why. `--profile` adds each row's kernels by kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo.callback
+from own_loop_models import CASES, RATE, Case, Row, adamw
+from torch import Tensor, nn
+
+import steplab
+from steplab.cli.command import Parser
+from steplab.core import Column, Table
+from steplab.core.errors import SteplabError, Unsupported, UserError, did_you_mean
+from steplab.report.export import check_suffixes, write_table
+from steplab.report.terminal import print_table
+from steplab.trace.categories import kernel_category
+
+CLIP = 1.0
+WARM_STEPS = 6  # compile, allocate, capture a graph, replay it
+UNTIMED = 2  # steps of a turn that fill the allocator's cache again
+BATCHES = 8  # used again and again
+COLUMNS = (
+    Column("model"),
+    Column("row"),
+    Column("step", "ms"),
+    Column("units/s", digits=6),
+    Column("of hand"),
+    Column("slowest", "ms"),
+    Column("peak", "GiB"),
+    Column("last loss", digits=6),
+    Column("ready", "s"),
+    Column("status"),
+)
+
+
+# One row, in its own process
+
+
+class Turn:
+    """The GPU for one process at a time: a locked file, which a process that dies lets go."""
+
+    def __init__(self, path: str) -> None:
+        self.file = os.open(path, os.O_RDWR)
+        self.is_ours = False
+
+    def take(self, *_: Any) -> None:
+        """Wait for it."""
+        if not self.is_ours:
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+            self.is_ours = True
+
+    def leave(self) -> None:
+        """Give it back, with the memory that only a running step needs."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        fcntl.flock(self.file, fcntl.LOCK_UN)
+        self.is_ours = False
+
+
+def token_batches(case: Case, device: torch.device) -> Iterator[Tensor]:
+    """Yield a few (B, T) again and again; some tokens are frequent, which is soon learned."""
+    generator = torch.Generator().manual_seed(42)
+    shape = (BATCHES, case.batch, case.context)
+    tokens = (torch.rand(shape, generator=generator) ** 4 * case.vocabulary).long().to(device)
+    return itertools.cycle(tokens)
+
+
+def rate_at(number: int) -> float:
+    """Return a learning rate that changes with every step, as a schedule's does."""
+    return RATE * min(1.0, (number + 1) / 20)
+
+
+def step_by_hand(case: Case, row: Row, model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return the step as it is written by hand: autocast, torch.compile, fused AdamW."""
+    device = next(model.parameters()).device
+    torch.set_float32_matmul_precision("high")
+    loss: Callable[..., Any] = case.loss
+    called: Any = model
+    if row.compiled == "model":
+        called = torch.compile(model)
+    elif row.compiled == "loss":
+        loss = torch.compile(case.loss)
+    optimizer = (case.optimizer or adamw)(model, fused=True)
+    numbers = itertools.count()
+
+    def step(tokens: Tensor) -> Tensor:
+        rate = rate_at(next(numbers))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        with torch.autocast(device.type, torch.bfloat16):
+            found = loss(called, tokens)
+        found.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        result: Tensor = found.detach()
+        return result
+
+    return step
+
+
+def step_by_recipe(case: Case, row: Row, model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return the same step by `steplab.optimize`."""
+    tuned = steplab.optimize(model, case.loss, row.recipe, case.optimizer or adamw, clip=CLIP)
+    numbers = itertools.count()
+
+    def step(tokens: Tensor) -> Tensor:
+        rate = rate_at(next(numbers))
+        for group in tuned.optimizer.param_groups:  # type: ignore[union-attr]
+            group["lr"] = rate
+        return tuned([tokens]).loss
+
+    step.tuned = tuned  # type: ignore[attr-defined]
+    return step
+
+
+def prepare(row: Row) -> None:
+    """Switch on what a peer needs before its model is made, or say that it is not here."""
+    if row.auto_chunker:
+        config = getattr(torch._inductor.config, "auto_chunker", None)
+        if config is None:
+            raise Unsupported(f"torch {torch.__version__} has no auto_chunker.")
+        config.enable = True
+    if row.liger:
+        if not torch.cuda.is_available():
+            raise Unsupported("Liger's kernels need a GPU.")
+        from liger_kernel.transformers import (  # type: ignore[import-not-found]
+            apply_liger_kernel_to_llama,
+        )
+
+        apply_liger_kernel_to_llama()
+
+
+def remarks(row: Row, step: Any) -> str:
+    """Return what a reader should know of a row that ran: what was really replaced."""
+    if row.auto_chunker:
+        from torch._inductor import metrics
+
+        return f"{getattr(metrics, 'num_auto_chunking', 'unknown how many')} chunked"
+    substituting = getattr(getattr(step, "tuned", None), "parts", None)
+    found = substituting.substituting.found if substituting and substituting.substituting else ()
+    replaced = [f"{one.count} x {one.what}" for one in found if one.what]
+    left = sorted({f"{one.rewrite} left: {one.reason}" for one in found if one.reason})
+    return "; ".join([*replaced, *left])
+
+
+def serve(end: Connection, case: Case, row: Row, options: Mapping[str, Any], lock: str) -> None:
+    """Build a row, warm up, and then measure a turn whenever asked; "stop" ends it."""
+    try:
+        with Path(os.devnull).open("w") as quiet, contextlib.redirect_stdout(quiet):
+            _serve(end, case, row, options, Turn(lock))
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        end.send({"failed": text})
+
+
+def _serve(end: Connection, case: Case, row: Row, options: Mapping[str, Any], turn: Turn) -> None:
+    began = time.perf_counter()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    prepare(row)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = case.build(options["tiny"], **options["build"], **row.model)
+    stream = token_batches(case, device)
+    step = (step_by_recipe if row.recipe else step_by_hand)(case, row, model)
+    if row.recipe or row.compiled:  # the GPU is asked for once the first graph is compiled
+        torch._dynamo.callback.callback_handler.register_end_callback(turn.take)
+    else:
+        turn.take()
+    for _ in range(WARM_STEPS):
+        step(next(stream))
+        turn.take()
+    turn.leave()
+    end.send({"ready": time.perf_counter() - began, "remarks": remarks(row, step)})
+    while (word := end.recv()) != "stop":
+        turn.take()
+        if word == "profile":
+            end.send(kernels_by_kind(lambda: step(next(stream))))
+        else:
+            times, loss = timed(step, stream, case.steps, device)
+            peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+            end.send({"times": times, "loss": loss.item(), "peak": peak})
+        turn.leave()
+
+
+def timed(
+    step: Callable[[Tensor], Tensor], stream: Iterator[Tensor], steps: int, device: torch.device
+) -> tuple[list[float], Tensor]:
+    """Return milliseconds between the ends of steps, and the last loss."""
+    for _ in range(UNTIMED):
+        loss = step(next(stream))
+    marks: list[Any] = []
+
+    def mark() -> None:
+        if device.type == "cuda":
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+        else:
+            marks.append(time.perf_counter())
+
+    mark()
+    for _ in range(steps):
+        loss = step(next(stream))
+        mark()
+    if device.type != "cuda":
+        return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], loss
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)], loss
+
+
+def kernels_by_kind(call: Callable[[], Any], most: int = 40) -> dict[str, Any]:
+    """Return the milliseconds of one step's kernels by kind, and of the longest ones by name."""
+    from torch.profiler import ProfilerActivity, profile
+
+    if not torch.cuda.is_available():
+        return {"kinds": {}, "kernels": []}
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        call()
+        torch.cuda.synchronize()
+    kinds: dict[str, float] = {}
+    names: dict[str, list[float]] = {}
+    for event in seen.events():
+        if event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        ms = event.self_device_time_total / 1e3
+        kind = kernel_category(event.name)
+        kinds[kind] = kinds.get(kind, 0.0) + ms
+        names.setdefault(event.name, []).append(ms)
+    longest = sorted(names.items(), key=lambda pair: -sum(pair[1]))[:most]
+    ordered = dict(sorted(kinds.items(), key=lambda pair: -pair[1]))
+    return {"kinds": ordered, "kernels": [(sum(ms), len(ms), name[:160]) for name, ms in longest]}
+
+
+# All rows, in turns
+
+
+class Worker:
+    """A row's process, as its parent sees it."""
+
+    def __init__(self, case: Case, row: Row, options: Mapping[str, Any], lock: str) -> None:
+        self.row = row
+        context = multiprocessing.get_context("spawn")
+        self.end, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, case, row, options, lock))
+        self.process.start()
+        theirs.close()
+        self.is_ready = False
+        self.status = ""
+        self.figures: dict[str, Any] = {"times": []}
+
+    def answer(self, deadline: float) -> dict[str, Any]:
+        """Return the next answer; {} where the row has failed, with the reason as its status."""
+        try:
+            if not self.end.poll(max(0.0, deadline - time.perf_counter())):
+                return self._fail("not ready in time")
+            found: dict[str, Any] = self.end.recv()
+        except EOFError:
+            self.process.join()
+            return self._fail(f"its process ended with {self.process.exitcode}")
+        if "failed" in found:
+            return self._fail(found["failed"])
+        return found
+
+    def _fail(self, reason: str) -> dict[str, Any]:
+        self.is_ready, self.status = False, reason
+        print(f"  {self.row.name}: {reason}", file=sys.stderr, flush=True)
+        self.process.kill()
+        return {}
+
+    def ask(self, word: str, deadline: float) -> dict[str, Any]:
+        """Let it do something and return what it saw."""
+        self.end.send(word)
+        return self.answer(deadline)
+
+    def stop(self) -> None:
+        """End the process."""
+        if self.is_ready:
+            self.end.send("stop")
+            self.process.join(5)
+        self.process.kill()
+
+
+def compare(
+    name: str, case: Case, options: Mapping[str, Any], seconds: float
+) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
+    """Return the rows of one model's table, and its profiles; both within so many seconds."""
+    began = time.perf_counter()
+    with tempfile.NamedTemporaryFile(suffix=".lock") as lock:
+        workers = [Worker(case, row, options, lock.name) for row in case.rows]
+        try:
+            profiles = take_turns(name, case, workers, began, seconds, options["profile"])
+        finally:
+            for worker in workers:
+                worker.stop()
+    return [cells(name, case, worker, workers[0]) for worker in workers], profiles
+
+
+def take_turns(
+    name: str, case: Case, workers: list[Worker], began: float, seconds: float, profiled: bool
+) -> dict[str, Any]:
+    """Let the rows that get ready in time measure in turns; return the profiles."""
+    for worker in workers:
+        found = worker.answer(began + 0.75 * seconds)
+        worker.is_ready = bool(found)
+        worker.figures |= found
+    for number in range(case.turns):
+        for worker in [w for w in workers if w.is_ready]:
+            found = worker.ask("turn", began + seconds)
+            worker.figures["times"] += found.pop("times", [])
+            worker.figures |= found
+        medians = [
+            (w.row.name, statistics.median(w.figures["times"])) for w in workers if w.is_ready
+        ]
+        text = ", ".join(f"{row} {ms:.2f}" for row, ms in medians)
+        print(f"{name} turn {number + 1}: {text} ms", file=sys.stderr, flush=True)
+        if time.perf_counter() - began > 0.9 * seconds:
+            break
+    profiles = {}
+    for worker in [w for w in workers if w.is_ready and profiled]:
+        if time.perf_counter() - began < seconds:
+            profiles[worker.row.name] = worker.ask("profile", began + 1.1 * seconds)
+    return profiles
+
+
+def cells(name: str, case: Case, worker: Worker, hand: Worker) -> tuple[Any, ...]:
+    """Return one row of the table."""
+    seen, times = worker.figures, worker.figures["times"]
+    title = worker.row.name if not worker.row.recipe else f"steplab: {worker.row.name}"
+    if not times:
+        return (name, title, *[None] * 7, worker.status)
+    ms = statistics.median(times)
+    of_hand = statistics.median(hand.figures["times"]) / ms if hand.figures["times"] else None
+    rate = case.batch * case.context / ms * 1e3
+    told = worker.status or seen.get("remarks") or "ok"
+    figures = (ms, rate, of_hand, max(times), seen["peak"], seen["loss"], seen["ready"])
+    return (name, title, *figures, told)
+
+
+def main() -> int:
+    """Measure, show every turn at once, print one table; return the exit code."""
+    parser = Parser("own_loop.py", "Other people's models in a loop of one's own.")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--nanogpt", default=".carry/nanogpt_model.py", help="nanoGPT's model.py")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, to try the rows out")
+    parser.add_argument("--rows", nargs="*", default=[], help="only rows with these words")
+    parser.add_argument("--profile", type=Path, help="write every row's kernels to this JSON file")
+    parser.add_argument("--seconds", type=float, default=130.0, help="for each model")
+    parser.add_argument("--out", type=Path, nargs="*", default=[], help="write the table")
+    try:
+        args = parser.parse(sys.argv[1:])
+        check_suffixes(args.out)
+        for model in args.models:
+            if model not in CASES:
+                raise UserError(f"There is no model {model!r}.", did_you_mean(model, CASES))
+        measured(args)
+    except SteplabError as error:
+        print(f"own_loop.py: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def measured(args: Any) -> Table:
+    """Return the table of the models; the files are written after every model."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    note = (
+        f"torch {torch.__version__}, bf16; every row a process, in turns; median of all steps. "
+        "By hand: autocast, fused AdamW, clipping, and torch.compile of the model where it says so"
+    )
+    table = Table(f"In one's own loop, {device}", COLUMNS, (), note)
+    profiles: dict[str, Any] = {}
+    for name in args.models or list(CASES):
+        case = CASES[name]
+        if args.tiny:
+            case = replace(case, batch=2, context=64, vocabulary=256, turns=2, steps=2)
+        if args.rows:
+            kept = tuple(r for r in case.rows if any(word in r.name for word in args.rows))
+            case = replace(case, rows=(case.rows[0], *(r for r in kept if r is not case.rows[0])))
+        build = {"file": args.nanogpt} if name == "nanogpt" else {}
+        options = {"tiny": args.tiny, "build": build, "profile": bool(args.profile)}
+        found, profiles[name] = compare(name, case, options, args.seconds)
+        table = replace(table, rows=(*table.rows, *found))
+        print_table(replace(table, rows=tuple(found)))
+        for path in args.out:
+            write_table(table, path)
+        if args.profile:
+            args.profile.write_text(json.dumps(profiles, indent=1))
+            for row, seen in profiles[name].items():
+                kinds = ", ".join(f"{k} {ms:.2f}" for k, ms in seen.get("kinds", {}).items())
+                print(f"{name}, {row}: {kinds} ms", flush=True)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
