@@ -1,11 +1,12 @@
 """Head and loss on one GPU: the parts, then the whole beside full logits; about a minute.
 
-    PYTHONPATH=src python benchmarks/loss_kernels.py [tokens width vocabulary]
+    PYTHONPATH=src python benchmarks/loss_kernels.py [tokens width vocabulary [chunks]]
 
 Parts: the products as the chunked losses call them, with the vocabulary as it is and cut to a
 multiple of 8, in rows that begin at multiples of 64 elements and in rows that do not; the row
 kernels. Whole: forward + backward of a mean, milliseconds and peak memory beyond the inputs (the
-gradients are part of it), over the number of chunks. A case that fails is a row with its reason.
+gradients are part of it), over the number of chunks; with the word `chunks` nothing but these, of
+one implementation. A case that fails is a row with its reason.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from steplab.kernels import cross_entropy as op
 from steplab.kernels.cross_entropy import _chunks, triton_chunked
 
 T, D, V = (int(word) for word in sys.argv[1:4]) if len(sys.argv) > 3 else (16_384, 768, 50_257)
+ONLY_CHUNKS = sys.argv[4:] == ["chunks"]
 WHOLE_V, PADDED_V = V // 8 * 8, -(-V // 64) * 64
 REPEATS = 7
 MIB = 2**20
@@ -153,10 +155,12 @@ def wholes(weight_dtype: torch.dtype) -> None:
     compiled = torch.compile(by("reference"), fullgraph=True, dynamic=False)
     tokens, words = "TOKEN_CHUNKS", "VOCABULARY_CHUNKS"
     cases: list[tuple[str, Any, str, int]] = [("full logits, compiled", compiled, "", 0)]
-    cases += [("full logits", by("reference"), "", 0)]
-    cases += [("chunked", by("chunked"), tokens, _chunks.TOKEN_CHUNKS)]
-    cases += [("triton_chunked", by("triton_chunked"), tokens, n) for n in (8, 12, 16, 24)]
-    cases += [("triton_lean", by("triton_lean"), words, n) for n in (16, 24, 32, 40, 56)]
+    cases += [("triton_chunked", by("triton_chunked"), tokens, n) for n in (1, 2, 4, 8, 12, 16, 24)]
+    if not ONLY_CHUNKS:
+        cases += [("full logits", by("reference"), "", 0)]
+        cases += [("chunked", by("chunked"), tokens, _chunks.TOKEN_CHUNKS)]
+        cases += [("triton_lean", by("triton_lean"), words, n) for n in (16, 24, 32, 40, 56)]
+    _chunks.MAX_TOKEN_BYTES = 2 * T * PADDED_V  # as few chunks as asked for
     base_ms = base_mib = math.nan
     for name, function, setting, chunks in cases:
         label, usual = name, getattr(_chunks, setting) if setting else 0
@@ -166,7 +170,7 @@ def wholes(weight_dtype: torch.dtype) -> None:
         try:
             ms, mib = whole(function, weight_dtype)
         except Exception as error:
-            print(f"{label:58} failed: {str(error).splitlines()[0][:90]}")
+            print(f"{label:58} failed: {str(error).splitlines()[0][:90]}", flush=True)
             continue
         finally:
             if setting:
@@ -175,7 +179,8 @@ def wholes(weight_dtype: torch.dtype) -> None:
             base_ms, base_mib = ms, mib
         less = (mib - gradients) / (base_mib - gradients)
         ratios = f"{ms / base_ms:6.3f} x time  {mib / base_mib:6.3f} x memory"
-        print(f"{label:36} {ms:8.3f} ms {mib:8.1f} MiB {ratios} {less:6.3f} x without gradients")
+        shown = f"{ms:8.3f} ms {mib:8.1f} MiB {ratios} {less:6.3f} x without gradients"
+        print(f"{label:36} {shown}", flush=True)
 
 
 def main() -> None:
@@ -186,6 +191,8 @@ def main() -> None:
     for weight_dtype in (BF16, FP32):
         torch._dynamo.reset()
         wholes(weight_dtype)
+    if ONLY_CHUNKS:
+        return
     print()
     products_by_tokens(rows)
     products_by_tokens(2 * rows)

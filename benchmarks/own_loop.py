@@ -40,6 +40,7 @@ import steplab
 from steplab.cli.command import Parser
 from steplab.core import Column, Table
 from steplab.core.errors import SteplabError, Unsupported, UserError, did_you_mean
+from steplab.kernels.cross_entropy import _chunks
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.trace.categories import kernel_category
@@ -48,11 +49,12 @@ CLIP = 1.0
 WARM_STEPS = 6  # compile, allocate, capture a graph, replay it
 UNTIMED = 2  # steps of a turn that fill the allocator's cache again
 BATCHES = 8  # used again and again
+READY = 0.78  # share of the time after which a row must have been compiled
 COLUMNS = (
     Column("model"),
     Column("row"),
     Column("step", "ms"),
-    Column("units/s", digits=6),
+    Column("tokens/s", digits=6),
     Column("of hand"),
     Column("slowest", "ms"),
     Column("peak", "GiB"),
@@ -151,6 +153,8 @@ def prepare(row: Row) -> None:
         if config is None:
             raise Unsupported(f"torch {torch.__version__} has no auto_chunker.")
         config.enable = True
+    if row.token_chunks:
+        _chunks.TOKEN_CHUNKS, _chunks.MAX_TOKEN_BYTES = row.token_chunks, 4 << 30
     if row.liger:
         if not torch.cuda.is_available():
             raise Unsupported("Liger's kernels need a GPU.")
@@ -317,6 +321,8 @@ def compare(
 ) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
     """Return the rows of one model's table, and its profiles; both within so many seconds."""
     began = time.perf_counter()
+    threads = max(2, (os.cpu_count() or 2) // len(case.rows))
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)  # the rows compile at once
     with tempfile.NamedTemporaryFile(suffix=".lock") as lock:
         workers = [Worker(case, row, options, lock.name) for row in case.rows]
         try:
@@ -332,7 +338,7 @@ def take_turns(
 ) -> dict[str, Any]:
     """Let the rows that get ready in time measure in turns; return the profiles."""
     for worker in workers:
-        found = worker.answer(began + 0.75 * seconds)
+        found = worker.answer(began + READY * seconds)
         worker.is_ready = bool(found)
         worker.figures |= found
     for number in range(case.turns):
