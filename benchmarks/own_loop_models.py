@@ -137,6 +137,7 @@ CASES = {
             Row("bf16-weights", FAST),
             Row("bf16-weights, graph", f"{FAST},cuda_graph=step"),
             Row("and norms", f"{FAST},cuda_graph=step".replace("=all", "=all+norm")),
+            Row("and feed-forward", f"{FAST},cuda_graph=step".replace("=all", "=all+feed_forward")),
             Row("and 4 chunks", f"{FAST},cuda_graph=step", token_chunks=4),
             Row("no substitution, graph", f"{FAST},cuda_graph=step".replace("substitute=all,", "")),
         ),

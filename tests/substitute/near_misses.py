@@ -493,3 +493,73 @@ NORMS = {
     "a large eps": (lambda x, w, r: rms(x, w, 0.5), SAME),
     "a whole number as eps": (lambda x, w, r: rms(x, w, 1), RIGHT),
 }
+
+
+# Feed-forward networks of x (B, T, D), w_in (F, D), w_out (D, F) and r, as wide as they are inside.
+
+
+def network(x, w, v, r, act=F.gelu):
+    return F.linear(act(F.linear(x, w)), v)
+
+
+def changed_inside(x, w, v, r):
+    h = F.gelu(F.linear(x, w))
+    h.mul_(2)
+    return F.linear(h, v)
+
+
+def changed_rows(x, w, v, r):
+    rows = x * 1.0
+    z = F.linear(rows, w.detach())
+    rows.mul_(2)
+    return F.linear(F.gelu(z), v) + 0 * w.sum() + rows
+
+
+def wide_rows_twice(x, w, v, r):
+    z = F.linear(x, w)
+    return F.linear(F.gelu(z), v) + z.mean()
+
+
+def activation_twice(x, w, v, r):
+    h = F.gelu(F.linear(x, w))
+    return F.linear(h, v) + h.square().mean()
+
+
+def as_weight(x, w, v, r):
+    return F.linear(v, F.gelu(F.linear(x[0], w)))
+
+
+FEED_FORWARDS = {
+    "gelu": (network, SAME),
+    "rows of one matrix": (lambda x, w, v, r: network(x[0], w, v, r), SAME),
+    "the module": (lambda x, w, v, r: network(x, w, v, r, torch.nn.GELU()), SAME),
+    "four axes": (lambda x, w, v, r: network(x[None], w, v, r)[0], SAME),
+    "two in a row": (lambda x, w, v, r: network(network(x, w, v, r), w, v, r), SAME),
+    "and the stream": (lambda x, w, v, r: x + network(x, w, v, r), SAME),
+    "tanh": (
+        lambda x, w, v, r: network(x, w, v, r, lambda z: F.gelu(z, approximate="tanh")),
+        ALONE,
+    ),
+    "silu": (lambda x, w, v, r: network(x, w, v, r, F.silu), ALONE),
+    "written out": (
+        lambda x, w, v, r: network(x, w, v, r, lambda z: z * (1 + torch.erf(z * 2**-0.5)) / 2),
+        ALONE,
+    ),
+    "a bias first": (lambda x, w, v, r: F.linear(F.gelu(F.linear(x, w, r)), v), ALONE),
+    "a bias last": (lambda x, w, v, r: F.linear(F.gelu(F.linear(x, w)), v, r[:D]), ALONE),
+    "gated": (lambda x, w, v, r: F.linear(F.gelu(F.linear(x, w)) * F.linear(x, w), v), ALONE),
+    "scaled before": (lambda x, w, v, r: F.linear(F.gelu(F.linear(x, w) * r), v), ALONE),
+    "scaled after": (lambda x, w, v, r: F.linear(F.gelu(F.linear(x, w)) * r, v), ALONE),
+    "dropout inside": (
+        lambda x, w, v, r: F.linear(F.dropout(F.gelu(F.linear(x, w)), 0.0), v),
+        ALONE,
+    ),
+    "another width": (lambda x, w, v, r: F.linear(F.gelu(F.linear(x, w)), v[:5]), ALONE),
+    "no matrix first": (lambda x, w, v, r: F.linear(F.gelu(x), w), ALONE),
+    "no matrix last": (lambda x, w, v, r: F.gelu(F.linear(x, w)).sum(-1), ALONE),
+    "changed inside": (changed_inside, ALONE),
+    "changed rows": (changed_rows, ALONE),
+    "wide rows twice": (wide_rows_twice, ALONE),
+    "activation twice": (activation_twice, ALONE),
+    "as a weight": (as_weight, ALONE),
+}

@@ -4,16 +4,32 @@ import pytest
 import torch
 
 from steplab.substitute.backend import SubstitutingBackend
+from steplab.substitute.feed_forward import FusedFeedForward
 from steplab.substitute.norm import FusedNorm
-from tests.substitute.near_misses import ALONE, LOSSES, MASKS, NORMS, SAME, B, D, H, S, T, V
+from tests.substitute.near_misses import (
+    ALONE,
+    FEED_FORWARDS,
+    LOSSES,
+    MASKS,
+    NORMS,
+    SAME,
+    B,
+    D,
+    H,
+    S,
+    T,
+    V,
+)
+
+# By the definition, which a CPU can run.
+BY_DEFINITION = {"norm": FusedNorm("reference"), "feed_forward": FusedFeedForward("reference")}
 
 
 def traced(function, inputs, kind):
     """Return what the function computes with and without substitutions, and what was replaced."""
     torch._dynamo.reset()
     backend = SubstitutingBackend([kind]).before("eager")
-    if kind == "norm":  # by the definition, which a CPU can run
-        backend.rewrites = {kind: FusedNorm("reference")}
+    backend.rewrites = {kind: BY_DEFINITION.get(kind, backend.rewrites[kind])}
     compiled = torch.compile(function, backend=backend)
     found = []
     for call in (function, compiled):
@@ -62,3 +78,10 @@ def test_masks(name):
 def test_norms(name):
     x, w, r = normal(B, T, D), 1 + 0.3 * normal(D), 0.5 * normal(B, T, D).flip(0)
     check(*NORMS[name], (x, w, r), "norm")
+
+
+@pytest.mark.parametrize("name", FEED_FORWARDS)
+def test_feed_forwards(name):
+    inner = 3 * D
+    x, w, v, r = normal(B, T, D), normal(inner, D) / 4, normal(D, inner).flip(0) / 6, normal(inner)
+    check(*FEED_FORWARDS[name], (x, w, v, r), "feed_forward")

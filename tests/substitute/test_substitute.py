@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from steplab.core import Ran
 from steplab.core.errors import UserError
 from steplab.core.run import Substitution, run_from_json, run_to_json
 from steplab.step.trial import trial
 from steplab.substitute.backend import SubstitutingBackend
+from steplab.substitute.feed_forward import FusedFeedForward
 from steplab.substitute.norm import FusedNorm
 from steplab.techniques.context import StepContext
 from steplab.techniques.recipes import parse_recipe, technique
@@ -167,8 +169,8 @@ def test_tune_offers_substitutions_for_compiled_models_of_ones_own():
     own = {"source": "0123456789ab"}
     assert offered("compile=loss", **own) == {"substitute=all"} == offered("compile=blocks", **own)
     assert not offered("compile=loss,substitute=all", **own)
-    with_norms = offered("compile=loss,substitute=all", device="cuda", **own)
-    assert with_norms == {"substitute=all+norm"}
+    by_name = offered("compile=loss,substitute=all", device="cuda", **own)
+    assert by_name == {"substitute=all+norm", "substitute=all+feed_forward"}
     assert not offered("compile=loss") and not offered("plain", source="0123456789ab")
 
 
@@ -201,6 +203,31 @@ def test_norms_and_the_additions_before_them_are_replaced_where_a_kernel_takes_t
         torch.compile(language_loss, backend=alone)(model, batch)
         assert not replaced(alone.found, "norm")
         assert all("'triton_norm' needs" in one.reason for one in alone.found)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_feed_forward_networks_are_replaced_where_a_kernel_takes_them(autocast):
+    """By the definition, which a CPU can run; the fused one refuses a CPU, with the reason."""
+    torch.manual_seed(0)
+    batch = torch.randn(3, 5, 8)
+    layers = [nn.Sequential(nn.Linear(8, 32, bias=False), nn.GELU(), nn.Linear(32, 8, bias=False))]
+    model = nn.Sequential(*layers, nn.LayerNorm(8), *copy.deepcopy(layers))
+
+    def loss(model, x):
+        return model(x).float().square().mean()
+
+    truth = gradients(copy.deepcopy(model).double(), loss, batch.double())
+    plain = gradients(model, loss, batch, autocast)
+    backend = SubstitutingBackend(["feed_forward"]).before("aot_eager")
+    backend.rewrites = {"feed_forward": FusedFeedForward("reference")}
+    ours = gradients(model, torch.compile(loss, backend=backend, fullgraph=True), batch, autocast)
+    assert (ours - truth).norm() < 1.5 * (plain - truth).norm() + 1e-9
+    assert replaced(backend.found, "feed_forward") == 2
+    if not torch.cuda.is_available():
+        torch._dynamo.reset()
+        alone = SubstitutingBackend(["feed_forward"]).before("eager")
+        torch.compile(loss, backend=alone)(model, batch)
+        assert all("'fused' needs" in one.reason for one in alone.found)
 
 
 def test_a_form_that_breaks_a_rewrite_does_not_break_the_model():
