@@ -185,18 +185,24 @@ def test_through_inductor():
     assert replaced(backend.found, "loss") == 1
 
 
-def test_norms_and_the_additions_before_them_are_replaced_where_a_kernel_takes_them():
+@pytest.mark.parametrize("autocast", [False, True])
+def test_norms_and_the_additions_before_them_are_replaced_where_a_kernel_takes_them(autocast):
     """By the definition, which a CPU can run; Triton's kernels refuse a CPU, with the reason."""
     torch.manual_seed(0)
     model, batch = LanguageModel(), language_batch()
-    plain = gradients(model, language_loss, batch)
-    backend = SubstitutingBackend(["norm"]).before("aot_eager")
-    backend.rewrites = {"norm": FusedNorm("reference")}
-    ours = gradients(model, torch.compile(language_loss, backend=backend, fullgraph=True), batch)
-    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
-    whats = [one.what for one in backend.found for _ in range(one.count)]
+    plain = gradients(model, language_loss, batch, autocast)
+    backend = SubstitutingBackend(["loss", "norm"]).before("aot_eager")
+    backend.rewrites = {**backend.rewrites, "norm": FusedNorm("reference")}
+    compiled = torch.compile(language_loss, backend=backend, fullgraph=True)
+    ours = gradients(model, compiled, batch, autocast)
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-3 if autocast else 1e-6)
+    norms = [one for one in backend.found if one.rewrite == "norm"]
+    whats = [one.what for one in norms for _ in range(one.count)]
     # Positions are broadcast: that addition is not of two streams.
     assert sorted(whats) == ["add and layer_norm reference"] * 4 + ["layer_norm reference"]
+    # Rounded as autocast rounds for the product behind each, head and loss among them.
+    rounding = [float(one.proof.split()[-1]) > 1e-3 for one in norms]
+    assert rounding == [autocast] * len(norms)
     if not torch.cuda.is_available():
         torch._dynamo.reset()
         alone = SubstitutingBackend(["norm"]).before("eager")

@@ -68,9 +68,10 @@ def _match(node: Node) -> Match | str:
 
     def emit(into: Graph, nodes: Sequence[Node], impl: str = impl) -> tuple[Node, ...]:
         rows, head_weight, target = nodes
+        rows = into.call_method("to", (rows, dtype))
         for step in rows_of:
             rows = step(into, rows, D)
-        rows = into.call_method("to", (into.call_method("reshape", (rows, -1, D)), dtype))
+        rows = into.call_method("reshape", (rows, -1, D))
         flat = into.call_method("reshape", (target, -1))
         name = "mean" if reduction == "mean" else "per_token"
         loss = into.call_function(getattr(IMPLS[impl], name), (rows, head_weight, flat, ignore))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -54,7 +54,10 @@ class FusedNorm:
                 found = _by_torch(node)
             else:
                 continue
-            yield Declined(node, found) if isinstance(found, str) else self._match(found)
+            if isinstance(found, str):
+                yield Declined(node, found)
+            else:
+                yield self._match(replace(found, output=_show_rounding(found.output)))
 
     def _match(self, norm: Norm) -> Match | Declined:
         vectors = [norm.weight, *([norm.bias] if norm.bias is not None else [])]
@@ -98,6 +101,32 @@ class FusedNorm:
         x, more = added or (norm.stream, None)
         bias = [like(norm.bias)] if norm.op is layer_norm else []
         return refusal(norm.op.IMPLS[self.impl], like(x), like(norm.weight), *bias, like(more))
+
+
+def _show_rounding(output: Node) -> Node:
+    """Return what the products behind a norm get: the node itself, or its rounding by autocast.
+
+    That is no node of the graph, but autocast's; it is put there, so that a kernel can round what
+    it writes. Otherwise fp32 would be written, and read again to be rounded.
+    """
+    dtypes = {_dtype_taken(user, output) for user in output.users}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    if dtype is None or dtype == value_of(output).dtype:
+        return output
+    with output.graph.inserting_after(output):
+        rounded = output.graph.call_method("to", (output, dtype))
+    rounded.meta = {**output.meta, "example_value": value_of(output).to(dtype)}
+    output.replace_all_uses_with(rounded, delete_user_cb=lambda user: user is not rounded)
+    return rounded
+
+
+def _dtype_taken(user: Node, output: Node) -> torch.dtype | None:
+    """Return the dtype in which a product takes a tensor, or a cast makes of it; else None."""
+    if is_method(user, "linear") and argument(user, 0, "input") is output:
+        dtype: torch.dtype = value_of(user).dtype
+        return dtype
+    asked = argument(user, 1, "dtype") if is_method(user, "to") else None
+    return asked if isinstance(asked, torch.dtype) else None
 
 
 def _by_torch(node: Node) -> Norm | str:
