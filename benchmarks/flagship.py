@@ -29,7 +29,8 @@ from steplab.workloads.workload import requested_workload
 
 HERE = Path(__file__).parent
 AUTOCAST = "precision=bf16,optimizer=fused"
-OURS = str(HERE.parent / "recipes" / "flagship.toml")
+OURS = "flagship"
+OURS_FP8 = f"{OURS},precision=fp8-bf16-weights"
 # torch's own kernels around the experts and the attention that a cell names.
 TORCH = f"{AUTOCAST},impl.router=reference,impl.feed_forward=reference,impl.rms_norm=aten"
 TORCH += ",impl.rotary=reference"
@@ -43,6 +44,7 @@ CELLS: dict[str, tuple[str, dict[str, str], str]] = {
         "tsmoe", {}, f"{TORCH},compile=blocks,impl.experts=grouped",
     ),
     "ours": ("tsmoe", {}, OURS),
+    "ours, fp8": ("tsmoe", {}, OURS_FP8),
     "ours, experts balanced": ("routed", {"routing": "balanced"}, OURS),
     "ours, experts skewed 2:1": ("routed", {"routing": "skewed"}, OURS),
     "ours, two experts take all": ("routed", {"routing": "collapsed"}, OURS),
@@ -103,7 +105,7 @@ def spec_of(name: str, size: str, batch: int, steps: int) -> RunSpec:
     entry = requested_workload(workload)
     if short == "routed":
         overrides = {"size": size, "batch": batch, **overrides}
-    steps = steps if name == "ours" else max(5, steps // 5)
+    steps = steps if name in ("ours", "ours, fp8") else max(5, steps // 5)
     return RunSpec(
         workload, entry.resolve(size if own else "", overrides), size if own else "",
         batch=batch, recipe=parse_recipe(recipe), device="cuda", steps=steps, source=entry.source,
