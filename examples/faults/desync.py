@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
+from hardware.card import Layer
 from torch import Tensor, nn
 
 import steplab
@@ -17,7 +18,9 @@ rule = "desync"
 where = "cpu"
 ranks = 2
 
-ROWS = 2048
+ROWS = 16
+LAYERS = 4
+LAYER_MS = 15.0
 
 
 class Exchanging(nn.Module):
@@ -25,8 +28,7 @@ class Exchanging(nn.Module):
 
     def __init__(self, width: int, ordered: bool) -> None:
         super().__init__()
-        layers = [nn.Linear(width, width) for _ in range(4)]
-        self.layers = nn.Sequential(*(part for layer in layers for part in (layer, nn.GELU())))
+        self.layers = nn.Sequential(*(Layer(width, LAYER_MS) for _ in range(LAYERS)))
         self.ordered = ordered
         self.other: dist.ProcessGroup | None = None
 
@@ -51,7 +53,7 @@ class Exchanging(nn.Module):
 
 
 def made(width: int, ordered: bool) -> steplab.UserModel:
-    """Much to compute for few weights."""
+    """Few weights, so that their gradients are sent quickly."""
 
     def batches(size: int) -> Iterator[Tensor]:
         batch = torch.randn(size * ROWS, width)
@@ -67,11 +69,11 @@ def made(width: int, ordered: bool) -> steplab.UserModel:
     return steplab.UserModel(Exchanging(width, ordered), batches, loss, ROWS, optimizer=adamw)
 
 
-def faulty(width: int = 128) -> steplab.UserModel:
+def faulty(width: int = 32) -> steplab.UserModel:
     """Each rank in its own order."""
     return made(width, ordered=False)
 
 
-def clean(width: int = 128) -> steplab.UserModel:
+def clean(width: int = 32) -> steplab.UserModel:
     """All in one order."""
     return made(width, ordered=True)

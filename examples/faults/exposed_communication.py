@@ -1,13 +1,15 @@
 """Exposed communication: steplab profile examples/faults/exposed_communication.py:faulty --ranks 2
 
-Rank 0 sends a large table to all before each step computes, and they wait for it. In the clean twin
-it comes while they compute, and they take it at the end.
+Rank 0 sends a table of 4 MiB to all before each step computes, and they wait for it: 34 ms over a
+link of 1 Gbit/s. In the clean twin it comes while they compute, and they take it at the end.
 """
 
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
+from hardware.card import Layer
+from hardware.link import slow_down
 from torch import Tensor, nn
 
 import steplab
@@ -16,17 +18,18 @@ rule = "exposed_communication"
 where = "cpu"
 ranks = 2
 
-ROWS = 2048
-TABLE = 8 << 20  # elements
+ROWS = 16
+LAYERS = 4
+LAYER_MS = 15.0
+TABLE = 1 << 20  # elements
 
 
-class Exchanging(nn.Module):
+class Sending(nn.Module):
     """Layers, and a table that rank 0 sends to all in every step."""
 
     def __init__(self, width: int, overlapped: bool) -> None:
         super().__init__()
-        layers = [nn.Linear(width, width) for _ in range(4)]
-        self.layers = nn.Sequential(*(part for layer in layers for part in (layer, nn.GELU())))
+        self.layers = nn.Sequential(*(Layer(width, LAYER_MS) for _ in range(LAYERS)))
         self.register_buffer("table", torch.zeros(TABLE))
         self.overlapped = overlapped
 
@@ -44,7 +47,8 @@ class Exchanging(nn.Module):
 
 
 def made(width: int, overlapped: bool) -> steplab.UserModel:
-    """Much to compute for few weights."""
+    """Few weights, so that their gradients are sent quickly."""
+    slow_down()
 
     def batches(size: int) -> Iterator[Tensor]:
         batch = torch.randn(size * ROWS, width)
@@ -57,14 +61,14 @@ def made(width: int, overlapped: bool) -> steplab.UserModel:
     def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
 
-    return steplab.UserModel(Exchanging(width, overlapped), batches, loss, ROWS, optimizer=adamw)
+    return steplab.UserModel(Sending(width, overlapped), batches, loss, ROWS, optimizer=adamw)
 
 
-def faulty(width: int = 128) -> steplab.UserModel:
+def faulty(width: int = 32) -> steplab.UserModel:
     """Receive, then compute."""
     return made(width, overlapped=False)
 
 
-def clean(width: int = 128) -> steplab.UserModel:
+def clean(width: int = 32) -> steplab.UserModel:
     """Receive while computing."""
     return made(width, overlapped=True)

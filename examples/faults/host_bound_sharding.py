@@ -1,13 +1,14 @@
 """Host-bound sharding: steplab profile examples/faults/host_bound_sharding.py:faulty --ranks 2 \
 --recipe parallel=fsdp
 
-Sixteen narrow blocks are gathered and reduced one by one, which costs more Python than they
-compute. The clean twin has the same weights in one block.
+Each of two blocks has 384 frozen scales, each a parameter of its own, which fully_shard gathers,
+lays out and frees one by one in Python. The clean twin has the scales of a block in one parameter.
 """
 
 from collections.abc import Iterator
 
 import torch
+from hardware.card import Layer
 from torch import Tensor, nn
 
 import steplab
@@ -16,20 +17,35 @@ rule = "host_bound_sharding"
 where = "cpu"
 ranks = 2
 recipes = {"faulty": ("parallel=fsdp",), "clean": ("parallel=fsdp",)}
-# Between CPUs, fully_shard hides nothing, whatever is sharded.
-both = ("exposed_communication", "late_allgather")
 
 ROWS = 16
-BLOCKS = 16
+BLOCKS = 2
+LAYER_MS = 50.0
+SCALES = 384
 
 
-class Blocks(nn.Module):
-    """Layers as blocks of their own, or as one."""
+class Block(nn.Module):
+    """A layer whose output is scaled."""
 
     def __init__(self, width: int, apart: bool) -> None:
         super().__init__()
-        layers = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(BLOCKS)]
-        self.blocks = nn.ModuleList(layers if apart else [nn.Sequential(*layers)])
+        self.layer = Layer(width, LAYER_MS)
+        number, rows = (SCALES, 2) if apart else (1, 2 * SCALES)
+        self.scales = nn.ParameterList(
+            nn.Parameter(torch.ones(rows, width), requires_grad=False) for _ in range(number)
+        )
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """Return (N, D)."""
+        return self.layer(x_ND) * self.scales[0][0]
+
+
+class Blocks(nn.Module):
+    """One after the other."""
+
+    def __init__(self, width: int, apart: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width, apart) for _ in range(BLOCKS))
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return (N, D)."""
@@ -39,7 +55,7 @@ class Blocks(nn.Module):
 
 
 def made(width: int, apart: bool) -> steplab.UserModel:
-    """Little to compute."""
+    """Few weights, so that they are sent quickly."""
 
     def batches(size: int) -> Iterator[Tensor]:
         batch = torch.randn(size * ROWS, width)
@@ -50,16 +66,17 @@ def made(width: int, apart: bool) -> steplab.UserModel:
         return model(x_ND).abs().mean()
 
     def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), **(implementation or {"fused": True}))
+        weights = [p for p in model.parameters() if p.requires_grad]
+        return torch.optim.AdamW(weights, **(implementation or {"fused": True}))
 
     return steplab.UserModel(Blocks(width, apart), batches, loss, ROWS, optimizer=adamw)
 
 
-def faulty(width: int = 64) -> steplab.UserModel:
-    """Sixteen blocks."""
+def faulty(width: int = 32) -> steplab.UserModel:
+    """Every scale by itself."""
     return made(width, apart=True)
 
 
-def clean(width: int = 64) -> steplab.UserModel:
-    """One block."""
+def clean(width: int = 32) -> steplab.UserModel:
+    """The scales of a block together."""
     return made(width, apart=False)

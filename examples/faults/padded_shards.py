@@ -2,12 +2,14 @@
 parallel=fsdp
 
 Two ranks share stacks of one row, none of whose dimensions is even: one of them gets it all, and
-both send and hold as much. The clean twin has two rows of half the width.
+both send and hold as much, over a link of 1 Gbit/s. The clean twin has two rows of half the width.
 """
 
 from collections.abc import Iterator
 
 import torch
+from hardware.card import Layer
+from hardware.link import slow_down
 from torch import Tensor, nn
 
 import steplab
@@ -19,8 +21,9 @@ recipes = {"faulty": ("parallel=fsdp",), "clean": ("parallel=fsdp",)}
 # Between CPUs, fully_shard hides nothing, whatever is sharded.
 both = ("exposed_communication", "late_allgather")
 
-ROWS = 64
+ROWS = 1
 LAYERS = 4
+LAYER_MS = 40.0
 
 
 class Heads(nn.Module):
@@ -31,17 +34,19 @@ class Heads(nn.Module):
         self.weights_SDF = nn.ParameterList(
             nn.Parameter(torch.randn(stacked, width, inner) / width) for _ in range(LAYERS)
         )
+        self.last = Layer(width, LAYER_MS)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return (N, D)."""
         for w_SDF in self.weights_SDF:
             z_SNF = x_ND @ w_SDF
             x_ND = x_ND + (z_SNF @ w_SDF.transpose(1, 2)).sum(0)
-        return x_ND
+        return self.last(x_ND)
 
 
 def made(stacked: int, width: int, inner: int) -> steplab.UserModel:
     """One block."""
+    slow_down()
 
     def batches(size: int) -> Iterator[Tensor]:
         batch = torch.randn(size * ROWS, width)

@@ -65,14 +65,21 @@ class Sharded(Scheme):
             for experts in routed_experts(model):
                 self._shard([experts], reshard, expert_mesh[REPLICA])
         apart = without_shared_weights(blocks)
-        in_blocks = {p for block in apart for p in block.parameters()}
+        groups = [apart[first : first + together] for first in range(0, len(apart), together)]
+        in_groups = [{p for block in group for p in block.parameters()} for group in groups]
+        others = set(names).difference(*in_groups)
         ranks = self.shard_mesh[SHARD].size()
         sizes = {p: padded_numel(p.shape, ranks) for p in names}
-        self.block_units = -(-len(apart) // together)
-        self.block_numel = sum(size for p, size in sizes.items() if p in in_blocks)
-        self.other_numel = sum(sizes.values()) - self.block_numel
-        for first in range(0, len(apart), together):
-            self._shard(apart[first : first + together], reshard, self.shard_mesh)
+        self.block_units = len(groups)
+        self.block_numel = sum(sizes[p] for group in in_groups for p in group)
+        self.other_numel = sum(sizes[p] for p in others)
+        self.trained_numel = sum(size for p, size in sizes.items() if p.requires_grad)
+        # Whether the backward gathers one again depends on what comes before it.
+        self.has_frozen_unit = not all(
+            any(p.requires_grad for p in unit) for unit in (*in_groups, others) if unit
+        )
+        for group in groups:
+            self._shard(group, reshard, self.shard_mesh)
         # What is in no block is needed first in the backward too: it stays for the whole step.
         self._shard([model], False, self.shard_mesh)
         sharded = dict(model.named_parameters())
@@ -108,10 +115,10 @@ class Sharded(Scheme):
         """A block is gathered for its forward and its backward, and scattered after it.
 
         What is in no block is gathered once a micro-batch. Without `reshard`, all is gathered once
-        a step.
+        a step. What is frozen is gathered, not scattered.
         """
         ranks = self.shard_mesh[SHARD].size()
-        if self.reduction.exact or self.mesh is not None or ranks == 1:
+        if self.reduction.exact or self.mesh is not None or ranks == 1 or self.has_frozen_unit:
             return ()
         rest = 1 if self.other_numel else 0
         units, numel = self.block_units + rest, self.block_numel + self.other_numel
@@ -122,7 +129,7 @@ class Sharded(Scheme):
         gathered = (often * numel + more * self.block_numel) * dtype.itemsize
         # The loss and the metrics of all ranks are gathered too.
         calls += 1 if ranks == self.ranks else 0
-        scattered = numel * self.reduction.dtype_for(dtype).itemsize
+        scattered = self.trained_numel * self.reduction.dtype_for(dtype).itemsize
         plan = [
             Collective("all-gather", ranks, calls, gathered),
             Collective("reduce-scatter", ranks, accumulate * units, accumulate * scattered),

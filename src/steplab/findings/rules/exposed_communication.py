@@ -2,7 +2,7 @@
 
 What it sees: communication that runs while nothing computes. Of the traces of several ranks, only
 their transfer: waiting for a late rank, small messages, late gathers, uneven exchanges and padding
-have rules of their own.
+have rules of their own, and the latency of a few small messages is what every step pays.
 Why it costs: the device could compute while the network carries gradients.
 Remedy: by what is sent. Gradients: reduce each bucket as soon as it is ready, on its own stream, or
 where that is done already, send less. Weights: gather those of the next layer ahead. Rows that are
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
-from steplab.findings.rules.late_allgather import late_ms
+from steplab.findings.rules.late_allgather import late_gathers, late_ms
 from steplab.findings.rules.padded_shards import padded_ms
-from steplab.findings.rules.small_buckets import saved_ms
+from steplab.findings.rules.small_buckets import MANY, saved_ms
 from steplab.findings.rules.uneven_exchange import uneven_ms
 from steplab.trace.ranks.analysis import TRANSFER
 
@@ -81,8 +81,9 @@ def _of_ranks(case: Case) -> Seen:
     assert case.ranks is not None and case.rows is not None
     ranks = case.ranks
     transfer = statistics.median(parts[TRANSFER] for parts in ranks.split.values())
+    transfer = min(transfer, sum(kind.exposed_ms for kind in ranks.kinds))  # no calls around them
     others = late_ms(case) + saved_ms(case) + uneven_ms(case) + padded_ms(case)
-    exposed = (transfer - others) * case.rows.scale
+    exposed = (transfer - others - _latency_ms(case)) * case.rows.scale
     evidence = tuple(
         f"{kind.kind} over {kind.size} ranks: {kind.count:.3g} a step, "
         f"{units.milliseconds(kind.transfer_ms)}, exposed {units.milliseconds(kind.exposed_ms)}"
@@ -91,6 +92,16 @@ def _of_ranks(case: Case) -> Seen:
     most = max(ranks.kinds, key=lambda kind: kind.exposed_ms, default=None)
     whole = max(sum(kind.transfer_ms for kind in ranks.kinds), exposed)
     return Seen(exposed, whole, evidence, most.kind if most else "")
+
+
+def _latency_ms(case: Case) -> float:
+    """Return what few small messages take per step: a loss, a norm, the last gradients.
+
+    They come when their numbers are there and are needed at once, so nothing can hide them.
+    """
+    assert case.ranks is not None
+    late = late_gathers(case)
+    return sum(kind.brief_ms for kind in case.ranks.kinds if kind.brief < MANY and kind not in late)
 
 
 def _remedy(case: Case, sent: str) -> str:

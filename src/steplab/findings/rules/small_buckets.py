@@ -25,12 +25,14 @@ def check(case: Case) -> Finding | None:
     """Count collectives by kind, and what their latency adds up to."""
     small = [kind for kind in case.ranks.kinds if _is_small(kind)] if case.ranks else []
     saved = saved_ms(case)
-    if not small or not saved:
+    if case.ranks is None or not saved:
         return None
+    if case.ranks.late is None:  # ranks that meet so often wait for each other in turns
+        saved += sum(_share(kind) * _waiting_ms(kind) for kind in small)
     worst = max(small, key=lambda kind: kind.count)
     return Finding(
         rule="small_buckets",
-        claim=f"{worst.count:.0f} times a step, an {worst.kind} carries "
+        claim=f"{worst.count:.0f} times a step, {_article(worst.kind)} {worst.kind} carries "
         f"{units.bytes_(worst.bytes)} only",
         evidence=tuple(
             f"{kind.kind}: {kind.count:.0f} a step, {units.bytes_(kind.bytes)} each, "
@@ -40,7 +42,7 @@ def check(case: Case) -> Finding | None:
         ),
         remedy="put them together: parallel=bucket for gradients, the setting `together` of "
         "parallel=fsdp for blocks that are gathered, bucket_cap_mb of DDP",
-        stake_ms=sum(kind.exposed_ms for kind in small),
+        stake_ms=max(saved, sum(kind.exposed_ms for kind in small)),
         why="a collective costs its latency, however little it carries",
         gain_ms=saved,
     )
@@ -49,13 +51,22 @@ def check(case: Case) -> Finding | None:
 def saved_ms(case: Case) -> float:
     """Return the exposed latency per step that fewer collectives would not pay."""
     kinds = case.ranks.kinds if case.ranks else ()
-    return sum(_saved(kind) for kind in kinds if _is_small(kind))
+    return sum(_share(kind) * kind.exposed_ms for kind in kinds if _is_small(kind))
 
 
-def _saved(kind: Kind) -> float:
+def _share(kind: Kind) -> float:
     """Return the share of the calls that would not be there: all cost about the same."""
     fewer = math.ceil(kind.count * (kind.bytes or 0.0) / BUCKET)
-    return kind.exposed_ms * (1 - fewer / kind.count)
+    return 1 - fewer / kind.count
+
+
+def _waiting_ms(kind: Kind) -> float:
+    """Return the waiting of all ranks per step that nothing hides."""
+    return max(0.0, kind.exposed * (kind.transfer_ms + kind.waiting_ms) - kind.exposed_ms)
+
+
+def _article(kind: str) -> str:
+    return "an" if kind.startswith("a") else "a"
 
 
 def _is_small(kind: Kind) -> bool:

@@ -5,7 +5,8 @@ again and again; its own extra time says why.
 Why it costs: a collective moves nothing before its last rank has come, so the slowest rank sets
 the pace of all.
 Remedy: that of the cause: its data, its extra work, its host, its card.
-When it is wrong: a rank that is late in one step of many may have been disturbed from outside.
+When it is wrong: a rank that is late in a few steps may have been disturbed from outside. If it is
+later by less than three standard errors over the steps, that is a note.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def check(case: Case) -> Finding | None:
         stake_ms=late.waiting_ms,
         why="a collective moves nothing before its last rank has come",
         gain_ms=late.waiting_ms,
+        ordinary=not late.steady,
     )
 
 

@@ -16,6 +16,7 @@ from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.trace.collectives import KIND_NAMES
 from steplab.trace.ranks.analysis import RanksAnalysis
+from steplab.trace.ranks.kinds import Kind
 
 UNEVEN = 1.25  # largest over mean
 
@@ -28,7 +29,8 @@ def check(case: Case) -> Finding | None:
     sizes_NR = _sizes(case.ranks)
     mean, most = sizes_NR.mean(), sizes_NR.max(axis=1).mean()
     fullest = case.ranks.rows[int(sizes_NR.sum(axis=0).argmax())].rank
-    gain = exposed * (1 - mean / most)
+    whole = sum(kind.transfer_ms for kind in _exchanges(case.ranks))
+    gain = min(exposed, whole * (1 - mean / most))  # what is shorter is hidden better, too
     return Finding(
         rule="uneven_exchange",
         claim=f"the largest part of an all-to-all is {units.ratio(most / mean)} the mean; rank "
@@ -51,7 +53,11 @@ def uneven_ms(case: Case) -> float:
     sizes_NR = _sizes(case.ranks)
     if not len(sizes_NR) or not sizes_NR.max(axis=1).mean() > UNEVEN * sizes_NR.mean():
         return 0.0
-    return sum(kind.exposed_ms for kind in case.ranks.kinds if kind.kind == "all-to-all")
+    return sum(kind.exposed_ms for kind in _exchanges(case.ranks))
+
+
+def _exchanges(ranks: RanksAnalysis) -> list[Kind]:
+    return [kind for kind in ranks.kinds if kind.kind == "all-to-all"]
 
 
 def _sizes(ranks: RanksAnalysis) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:

@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.trace.analysis import Floats
-from steplab.trace.collectives import KIND_NAMES, bus_bandwidth
+from steplab.trace.collectives import KIND_NAMES, Collectives, bus_bandwidth
 from steplab.trace.events import Ints
 from steplab.trace.ranks.clocks import Clocks
 from steplab.trace.ranks.matching import Matches
 from steplab.trace.ranks.rank_trace import RankTrace
 from steplab.trace.ranks.waits import MS, Waits
+
+BRIEF = 64 << 10  # bytes: the time of a smaller message is its latency, over any link
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Kind:
     exposed_ms: float  # per step, of the transfer what nothing hides
     exposed: float  # share of transfer and waiting that nothing hides
     least_ms: float  # what one takes at least: a tenth of the transfers are shorter
+    brief: float  # per step, messages of less than BRIEF bytes
+    brief_ms: float  # per step, of their transfer what nothing hides
     bus_bytes_per_s: float | None  # median over the collectives, while they transfer
 
 
@@ -57,7 +61,8 @@ def kinds_of(
 def _columns(
     rank: RankTrace, rows: Ints, begun: Ints, waits: Waits
 ) -> tuple[NDArray[np.generic], ...]:
-    """Return kind, size, bytes, and ns: in all, of transfer, and of both what nothing hides.
+    """Return kind, size, bytes, ns of each transfer; and ns of which several at a time count once:
+    in all, of transfer, and of both what nothing hides.
 
     `rows` are those of matched collectives, whose last rank came when they had `begun`.
     """
@@ -65,24 +70,37 @@ def _columns(
     moves = own.start.copy()
     moves[rows] = np.clip(begun, own.start[rows], own.end[rows])
     chosen = np.isin(own.step, waits.steps)
+    began, moved = (_after_others(own, start) for start in (own.start, moves))
     columns = (
         own.kind,
         own.size,
         own.bytes,
-        own.end - own.start,
         own.end - moves,
-        rank.exposed.within(own.start, own.end),
-        rank.exposed.within(moves, own.end),
+        own.end - began,
+        own.end - moved,
+        rank.exposed.within(began, own.end),
+        rank.exposed.within(moved, own.end),
     )
     return tuple(column[chosen] for column in columns)
 
 
+def _after_others(own: Collectives, start: Ints) -> Ints:
+    """Return `start`, or where those of the kind that began earlier have ended; at most its end."""
+    after = np.minimum(start, own.end)
+    for kind in np.unique(own.kind):
+        rows = np.flatnonzero(own.kind == kind)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        ended = np.maximum.accumulate(own.end[rows])[:-1]
+        after[rows[1:]] = np.clip(ended, start[rows[1:]], own.end[rows[1:]])
+    return after
+
+
 def _kind(pair: tuple[int, int], columns: Sequence[Floats], per_step: int) -> Kind:
-    sizes, whole, moved, shown, shown_moving = columns
+    sizes, each, whole, moved, shown, shown_moving = columns
     name, size = KIND_NAMES[pair[0]], pair[1]
     speeds = [
         bus_bandwidth(name, size, message, ns)
-        for message, ns in zip(sizes.tolist(), moved.tolist(), strict=True)
+        for message, ns in zip(sizes.tolist(), each.tolist(), strict=True)
     ]
     known = [speed for speed in speeds if np.isfinite(speed)]
     return Kind(
@@ -94,6 +112,8 @@ def _kind(pair: tuple[int, int], columns: Sequence[Floats], per_step: int) -> Ki
         waiting_ms=float((whole - moved).sum()) / per_step * MS,
         exposed_ms=float(shown_moving.sum()) / per_step * MS,
         exposed=float(shown.sum() / whole.sum()) if whole.sum() else 0.0,
-        least_ms=float(np.quantile(moved, 0.1)) * MS,
+        least_ms=float(np.quantile(each, 0.1)) * MS,
+        brief=float((sizes < BRIEF).sum()) / per_step,
+        brief_ms=float(shown_moving[sizes < BRIEF].sum()) / per_step * MS,
         bus_bytes_per_s=float(np.median(known)) if known else None,
     )

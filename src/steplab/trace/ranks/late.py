@@ -6,6 +6,7 @@ term of the budget with the largest excess, and the names of the work behind it.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from steplab.core import StepBudget, units
-from steplab.trace.analysis import UNATTRIBUTED
+from steplab.trace.analysis import UNATTRIBUTED, Floats
 from steplab.trace.ranks.rank_trace import RankTrace, Total
 from steplab.trace.ranks.waits import MS, Waits
 
 MOST_OF_ALL = 2 / 3  # of all waiting must be for one rank, or the ranks take turns in being late
 LATE = 0.5  # of the largest delay: a step with less is not one in which the rank is late
 REPEATED = 2  # steps: once, any rank of a busy machine is late
+STEADY = 3  # standard errors over the steps
 SHOWN = 3  # lines of evidence
 NOTABLE = 0.1  # of the excess: a line with less does not explain it
 SLOWER = 1.05  # times as long as on other ranks
@@ -43,6 +45,7 @@ class LateRank:
     recorded: int  # steps
     waiting_ms: float  # per step of another rank, over all steps
     share: float  # of all waiting of all ranks
+    steady: bool  # in so many steps, and by so much, that no chance disturbance explains it
     cause: str  # a key of CAUSES, "operators" for kernels without a device; "": not seen
     excess_ms: float  # that it spends on that more than the others do, per step in which it is late
     evidence: tuple[str, ...]
@@ -85,10 +88,19 @@ def find_late_rank(ranks: Sequence[RankTrace], waits: Waits) -> LateRank | None:
         recorded=len(waits.steps),
         waiting_ms=float(delay.mean()),
         share=share,
+        steady=_is_steady(delay - np.delete(delays, place, axis=0).max(axis=0)),
         cause=cause,
         excess_ms=excess / int(late.sum()),
         evidence=evidence,
     )
+
+
+def _is_steady(later: Floats) -> bool:
+    """Tell whether a rank is later than the others (ms by step) by more than the steps differ."""
+    if len(later) < 2:
+        return True
+    error = float(later.std(ddof=1)) / math.sqrt(len(later))
+    return float(later.mean()) > STEADY * error
 
 
 def rank_number(rank: RankTrace, place: int) -> int:
