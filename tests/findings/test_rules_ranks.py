@@ -38,6 +38,17 @@ def test_a_straggler_is_told_with_its_cause(tmp_path):
     assert "straggler_rank" not in found(write_ranks(tmp_path / "b", [even] * 3, [even] * 3))
 
 
+def test_a_rank_that_is_late_now_and_then_is_a_note(tmp_path):
+    def steps(*late: float) -> list[Step]:
+        return [Step(100, [(0, 40 + ms), (90, 100)], [Collective(40 + ms, 90)]) for ms in late]
+
+    disturbed = write_ranks(tmp_path / "a", steps(*[0] * 9), steps(0, 0, 40, 0, 0, 0, 40, 0, 0))
+    assert "straggler_rank" not in found(disturbed)
+    assert "straggler_rank" in {finding.rule for finding in explain(case_of_folder(disturbed))}
+    always = write_ranks(tmp_path / "b", steps(*[0] * 9), steps(30, 40, 20, 40, 30, 45, 40, 20, 30))
+    assert found(always)["straggler_rank"].gain_ms == pytest.approx(295 / 9)
+
+
 def test_exposed_communication_counts_transfer_only(tmp_path):
     on_time = Step(100, [(0, 40), (90, 100)], [Collective(40, 90)])
     late = Step(100, [(0, 70), (90, 100)], [Collective(70, 90)])
@@ -45,6 +56,30 @@ def test_exposed_communication_counts_transfer_only(tmp_path):
     assert finding["exposed_communication"].gain_ms == pytest.approx(20)
     hidden = [computing(Collective(40, 60))] * 3
     assert "exposed_communication" not in found(write_ranks(tmp_path / "b", hidden, hidden))
+
+
+def test_the_latency_of_a_few_small_messages_is_no_fault(tmp_path):
+    small = Collective(80, 88, mib=0.001)
+    steps = [apart(small)] * 3
+    assert not found(write_ranks(tmp_path / "a", steps, steps))
+    both = [apart(Collective(20, 40), small)] * 3
+    gain = found(write_ranks(tmp_path / "b", both, both))["exposed_communication"].gain_ms
+    assert gain == pytest.approx(20)
+    unknown = [apart(Collective(80, 88, mib=None))] * 3
+    every = found(write_ranks(tmp_path / "c", unknown, unknown))
+    assert every["exposed_communication"].gain_ms == pytest.approx(8)
+
+
+def test_ranks_that_meet_often_wait_for_each_other_in_turns(tmp_path):
+    def steps(rank: int) -> list[Step]:
+        begins = [10 + 4 * i + (i + rank) % 2 for i in range(20)]
+        ends = [13 + 4 * i for i in range(20)]
+        pairs = zip(begins, ends, strict=True)
+        return [apart(*(Collective(a, b, "broadcast", 0.01) for a, b in pairs))] * 2
+
+    finding = found(write_ranks(tmp_path, steps(0), steps(1)))["small_buckets"]
+    assert finding.claim == "20 times a step, a broadcast carries 10.2 KiB only"
+    assert finding.gain_ms == pytest.approx(19 * 2.5)  # 2 ms each, and every other time 1 ms more
 
 
 def test_many_small_messages_are_told(tmp_path):
@@ -82,6 +117,16 @@ def test_an_uneven_exchange_is_told_with_the_rank_that_has_most(tmp_path):
     assert finding.gain_ms == pytest.approx(20 / 3)
     even = found(write_ranks(tmp_path / "b", exchange(4), exchange(4)))
     assert "uneven_exchange" not in even
+
+
+def test_an_exchange_that_is_shorter_is_hidden_better(tmp_path):
+    def exchange(mib: float, begin: float) -> list[Step]:
+        there = Collective(begin, 30, "all_to_all", mib, "c10d::alltoall_base_")
+        return [Step(100, [(0, 25), (30, 100)], [there])] * 2
+
+    # 20 ms, of which 5 are exposed, would be 10.
+    finding = found(write_ranks(tmp_path / "a", exchange(2, 10), exchange(6, 10)))
+    assert finding["uneven_exchange"].gain_ms == pytest.approx(5)
 
 
 def test_ranks_that_disagree_on_the_order_are_told(tmp_path):
@@ -123,3 +168,17 @@ def test_a_host_that_shards_too_slowly_is_told(tmp_path):
     assert finding.gain_ms == pytest.approx(32)
     quick = [Step(100, [(0, 100)], ranges=ranges)] * 2
     assert "host_bound_sharding" not in found(write_ranks(tmp_path / "b", quick, quick))
+
+
+def test_small_operators_of_sharding_are_the_host(tmp_path):
+    # As a backward does it: a node of autograd, around the views and copies of small parameters.
+    views = [op("aten::view", 40_000_000 + 20_000 * i, 2_000) for i in range(1_000)]
+    node = op("autograd::engine::evaluate_function: Post", 40_000_000, 20_000_000)
+    steps = [Step(100, [(0, 40), (60, 100)], ranges=[("FSDP::pre_backward (0)", 40, 60)])]
+    for rank in range(2):
+        write_rank(tmp_path / "a", rank, 2, [*rank_events(steps), node, *views])
+        write_rank(
+            tmp_path / "b", rank, 2, [*rank_events(steps), op("aten::mm", 40_000_000, 15_000_000)]
+        )
+    assert found(tmp_path / "a")["host_bound_sharding"].gain_ms == pytest.approx(20)
+    assert "host_bound_sharding" not in found(tmp_path / "b")

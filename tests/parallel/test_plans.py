@@ -1,6 +1,7 @@
 """What a scheme says it will send is what the counter sees."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,26 @@ from steplab.probes.probe import Subject
 from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.parallel import TECHNIQUE
 from steplab.techniques.recipes import parse_recipe
+from steplab.workloads.user_model import load_user_model
 from tests.parallel.ranks import run_ranks
 from tests.parallel.training import small_spec
 
+FROZEN = Path(__file__).parents[2] / "examples" / "faults" / "host_bound_sharding.py"
+
 
 def seen_and_planned(workload, recipe, accumulate):
-    spec = small_spec(workload, recipe, accumulate)
+    return seen_and_planned_of(small_spec(workload, recipe, accumulate))
+
+
+def seen_and_planned_with_frozen(recipe):
+    entry = load_user_model(f"{FROZEN}:clean")
+    techniques = parse_recipe(recipe)
+    return seen_and_planned_of(
+        RunSpec(entry.name, entry.resolve("", {}), batch=1, recipe=techniques, ranks=2)
+    )
+
+
+def seen_and_planned_of(spec):
     assert spec.ranks == current_world().size
     step = assemble(spec)
     subject = Subject(step, micro_batches(step, spec), spec, capture_environment())
@@ -49,6 +64,13 @@ def test_a_step_sends_what_was_planned(recipe, accumulate):
     for found in run_ranks(seen_and_planned, 2, "tsmoe", recipe, accumulate):
         assert found.planned
         assert mismatch_of(recipe, found) == ""
+
+
+def test_what_is_frozen_is_gathered_and_not_scattered():
+    for found in run_ranks(seen_and_planned_with_frozen, 2, "parallel=fsdp"):
+        gathered, scattered = found.planned
+        assert gathered.bytes > 10 * scattered.bytes > 0
+        assert mismatch_of("parallel=fsdp", found) == ""
 
 
 def test_replicas_too():

@@ -102,6 +102,15 @@ def test_collectives_are_counted_by_kind_with_their_bandwidth(tmp_path):
     assert reduce.exposed == pytest.approx(1, abs=0.01)
 
 
+def test_collectives_under_way_together_count_once(tmp_path):
+    together = [Collective(10, 30), Collective(15, 40), Collective(20, 25)]
+    steps = [Step(100, [(0, 20)], together)] * 2
+    (kind,) = analyze_folder(write_ranks(tmp_path, steps, steps)).kinds
+    assert kind.count == 3 and kind.transfer_ms == pytest.approx(30)
+    assert kind.exposed_ms == pytest.approx(20) and kind.exposed == pytest.approx(2 / 3)
+    assert kind.least_ms == pytest.approx(5)
+
+
 def test_messages_of_unknown_size_have_no_bandwidth(tmp_path):
     bare = [replace(step(10), collectives=[Collective(10, 20, mib=None)])]
     kind = analyze_folder(write_ranks(tmp_path, bare, bare)).kinds[0]
