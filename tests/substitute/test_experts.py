@@ -9,7 +9,7 @@ import torch
 
 import steplab
 from steplab.core import Ran
-from steplab.core.errors import UserError
+from steplab.core.errors import Unsupported, UserError
 from steplab.core.run import Substitution
 from steplab.step.trial import trial
 from steplab.substitute.experts import MODULE_REWRITE, NAME
@@ -154,6 +154,11 @@ def test_compiled_with_its_masks_and_loss_it_is_one_graph(interface):
     found = tuned.loss(x).loss
     assert found.item() == pytest.approx(plain[0].square().mean().item(), rel=1e-5)
     assert [one.count for one in tuned.parts.substituting.found] == [2]
+
+
+def test_a_model_without_experts_is_refused_at_once():
+    with pytest.raises(Unsupported, match="no modules for substitute=experts"):
+        steplab.optimize(torch.nn.Linear(2, 2), lambda m, x: m(x).mean(), "substitute=experts")
 
 
 def test_fewer_than_planned_fail_the_run():

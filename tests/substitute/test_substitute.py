@@ -172,6 +172,17 @@ def test_tune_offers_substitutions_for_compiled_models_of_ones_own():
     by_name = offered("compile=loss,substitute=all", device="cuda", **own)
     assert by_name == {"substitute=all+norm", "substitute=all+feed_forward"}
     assert not offered("compile=loss") and not offered("plain", source="0123456789ab")
+    assert offered("compile=loss,substitute=experts", **own) == {"substitute=all"}
+
+
+def test_tune_offers_experts_where_a_graph_broke():
+    def offered(recipe, failed):
+        run = run_of(recipe=parse_recipe(recipe).techniques, source="0123456789ab")
+        context = StepContext(run, failed=frozenset(failed))
+        return {p.key for p in proposals(context, {}) if p.technique == "substitute"}
+
+    assert offered("plain", ["compile=blocks"]) == {"substitute=experts"}
+    assert not offered("plain", []) and not offered("substitute=experts", ["compile=blocks"])
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from steplab.core import Run, Setting, Settings, registry
-from steplab.core.errors import UserError, did_you_mean
+from steplab.core.errors import Unsupported, UserError, did_you_mean
 from steplab.core.units import counted
 from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
@@ -27,6 +27,8 @@ SAVINGS = {
     "feed_forward": {"kind:elementwise": 0.4, "memory:activations": 0.2},
     "norm": {"kind:normalization": 0.5, "kind:elementwise": 0.2, "kind:reduction": 0.2},
 }
+EXPERTS = "experts"
+SCOPES = ("blocks", "loss", "whole")
 WITH_LOSS = ("loss", "whole")  # scopes of `compile` in whose graph a loss may be
 
 
@@ -77,14 +79,25 @@ class Substitute(Technique):
             )
         ]
         in_graphs = [kind for kind in kinds if kind in graph_kinds()]
+        if not in_modules and not in_graphs:
+            raise Unsupported(
+                f"This model has no modules for substitute={settings['kinds']}.",
+                "Leave substitute out.",
+            )
         parts.substituting = SubstitutingBackend(in_graphs, in_modules)
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
-        """Offer it once the step is compiled; built-in models choose by `impl`."""
+        """Offer it once the step is compiled; built-in models choose by `impl`.
+
+        Experts that read their routing on the host are what breaks the graph of a mixture.
+        """
         compiled = context.recipe.techniques.get("compile", {})
-        if not compiled or not context.run.spec.source:
+        if not context.run.spec.source:
             return []
-        if not current:
+        if not compiled:
+            is_broken = any(f"compile={scope}" in context.failed for scope in SCOPES)
+            return [Suggestion({"kinds": EXPERTS})] if is_broken and not current else []
+        if not current or not takes_all(current):
             return [Suggestion({"kinds": ALL}, SAVINGS[ALL])]
         if not context.on_cuda:  # where Inductor's own fusion of norms stays
             return []
@@ -160,7 +173,7 @@ def executed_counts(run: Run) -> dict[str, int]:
 
     found = {"loss": calls("cross_entropy"), "norm": calls("rms_norm") + calls("layer_norm")}
     # One op, or two grouped products and those of their gradients.
-    found["experts"] = calls("fused_experts") + calls("grouped_mm") // 2
+    found[EXPERTS] = calls("fused_experts") + calls("grouped_mm") // 2
     found["feed_forward"] = calls("feed_forward")
     if run.ran.attention_ops:  # a compiler may write attention out in products of its own
         found["attention"] = sum(run.ran.attention_ops.values())
