@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from steplab.core import Setting, Settings
+from steplab.core import Run, Setting, Settings
 from steplab.core.errors import UserError
 from steplab.techniques.compile import repeated_blocks
 from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
+from steplab.trace.categories import PRODUCT_OPS
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch._ops import OpOverload
 
 TRAINING = ("forward+backward", "full")
+# Ops with products inside, by a word in their names; and ours that only pass over their inputs.
+HEAVY_WORDS = ("attention", "rnn", "lstm", "gru")
+OWN_OPS, OWN_PASSES = "steplab::", ("norm", "rotary")
+DROPOUT_ARGUMENTS = ("dropout_p", "dropout")
+# Of what a block of a transformer keeps, so much lies between products: 8 of 19 widths of gpt's.
+BETWEEN_PRODUCTS = 0.4
 
 
 @dataclass(frozen=True)
 class CheckpointingSettings:
     """`blocks`: every n-th repeated block. `budget`: the compiler chooses what to recompute.
 
-    `elementwise`: the compiler recomputes norms' outputs, gates and casts that products of the
-    backward read. By itself it does so only inside kernels that are there anyway.
+    `selective`: as `blocks`, but results of products and attention are kept, so that only what is
+    cheap is computed twice. `elementwise`: the same idea for compiled code: the compiler recomputes
+    norms' outputs, gates and casts that products of the backward read. By itself it does so only
+    inside kernels that are there anyway.
     """
 
-    how: Literal["blocks", "budget", "elementwise"] = "blocks"
+    how: Literal["blocks", "selective", "budget", "elementwise"] = "blocks"
     every: int = 1  # blocks 0, n, 2n, ... are recomputed
     keep: float = 0.5  # for `budget`: share of the activations' bytes that may be kept
     rng: bool = True  # the same dropout again; false lets a CUDA graph capture the step
@@ -48,12 +58,17 @@ class Checkpointing(Technique):
             raise UserError(f"{name}.keep must be at least 0 and below 1, not {settings['keep']}.")
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
-        """A budget needs a compiler that sees the whole model, cheap parts any compiler."""
-        if settings.get("how") == "elementwise" and "compile" not in recipe:
+        """A budget and cheap parts need a compiler; `selective` is for steps without one."""
+        how, compiled = settings.get("how"), "compile" in recipe
+        if how == "elementwise" and not compiled:
             return "what is cheap to recompute is found by the compiler (compile=blocks)"
-        whole = recipe.get("compile", {}).get("scope") in ("whole", "loss")
-        if settings.get("how") == "budget" and not whole:
-            return "a budget is spent by the compiler, over the whole model (compile=whole)"
+        if how == "budget" and not compiled:
+            return "a budget is spent by the compiler (compile=blocks, whole or loss)"
+        if how == "selective" and compiled:
+            return (
+                "selective is for blocks that run op by op; checkpointing=elementwise is its like "
+                "for compiled ones"
+            )
         return ""
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
@@ -72,29 +87,35 @@ class Checkpointing(Technique):
         every, rng = int(settings.get("every", 1)), bool(settings.get("rng", True))
         blocks = repeated_blocks(parts.model, "Use checkpointing=budget,compile=whole.")
         for index, block in enumerate(blocks):
-            recompute(block, index % every == 0, rng)
+            recompute(block, index % every == 0, rng, settings["how"] == "selective")
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
         """Suggested for memory only: it costs time."""
         if context.objective != "memory" or context.run.spec.mode not in TRAINING:
             return []
-        all_blocks = Suggestion({"how": "blocks"}, {"memory:activations": 1.0})
-        every_other = Suggestion({"how": "blocks", "every": 2}, {"memory:activations": 0.5})
-        whole = context.recipe.techniques.get("compile", {}).get("scope") in ("whole", "loss")
-        budget = Suggestion({"how": "budget", "keep": 0.5}, {"memory:activations": 0.5})
-        cheap = Suggestion({"how": "elementwise"}, {"memory:activations": 0.3})
-        compiled = "compile" in context.recipe.techniques
-        found = [
-            all_blocks,
-            every_other,
-            *([budget] if whole else []),
-            *([cheap] if compiled else []),
+        offers: list[tuple[dict[str, Setting], float]] = [
+            ({"how": "blocks"}, 1.0),
+            ({"how": "blocks", "every": 2}, 0.5),
         ]
+        if "compile" in context.recipe.techniques:
+            offers.append(({"how": "budget", "keep": 0.5}, 0.5))
+            offers.append(({"how": "elementwise"}, 0.3))
+        else:
+            offers.append(({"how": "selective"}, BETWEEN_PRODUCTS))
+        found = [Suggestion(how, {"memory:activations": share}) for how, share in offers]
         return [suggestion for suggestion in found if suggestion.settings != current]
 
+    def remedy(self, run: Run) -> str:
+        """Results that are kept must not be changed in place."""
+        how = run.spec.recipe.techniques.get("checkpointing", {}).get("how")
+        changed = run.status == "failed" and "mutated" in run.reason
+        return "checkpointing=blocks, which keeps no results" if how and changed else ""
 
-def recompute(block: nn.Module, wanted: bool, rng: bool) -> None:
+
+def recompute(block: nn.Module, wanted: bool, rng: bool, selective: bool = False) -> None:
     """Give `block` a forward pass that is repeated in the backward pass where `wanted`.
+
+    With `selective`, products and attention are not: their results are kept.
 
     It gets a subclass of its own class, the same for all blocks: a function bound to each block
     would be another one for the compiler, and cost a compilation per block. Names of parameters
@@ -103,6 +124,49 @@ def recompute(block: nn.Module, wanted: bool, rng: bool) -> None:
     block.__class__ = _recomputing(type(block))
     block.recomputes = wanted  # type: ignore[assignment]
     block.keeps_rng = rng  # type: ignore[assignment]
+    block.keeps_products = selective  # type: ignore[assignment]
+
+
+def is_kept(op: OpOverload, args: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether `selective` keeps the results of an operator: it multiplies, and draws nothing.
+
+    One that drops at random is computed again: were it skipped, what draws after it would not get
+    the numbers that it had.
+    """
+    import torch
+
+    name, schema = op._schema.name, op._schema
+    own = name.startswith(OWN_OPS) and not any(word in name for word in OWN_PASSES)
+    heavy = name in PRODUCT_OPS or name == "aten::convolution" or own
+    if schema.is_mutable or not (heavy or any(word in name for word in HEAVY_WORDS)):
+        return False
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return True
+    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
+    shares = [{**given, **options}.get(name, 0.0) for name in DROPOUT_ARGUMENTS]
+    return not any(shares)
+
+
+def _contexts(block: Any) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return what the first forward pass of a block runs in, and what the second does."""
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    if not block.keeps_products:
+        return nullcontext(), _buffers_kept(block)
+
+    def policy(context: Any, op: OpOverload, *args: Any, **options: Any) -> CheckpointPolicy:
+        keep = is_kept(op, args, options)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    first, again = create_selective_checkpoint_contexts(policy)
+    return first, _both(_buffers_kept(block), again)
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    """Enter both; what the outer one computes is not seen by the inner one."""
+    with outer, inner:
+        yield
 
 
 @contextmanager
@@ -135,7 +199,7 @@ def _recomputing(kind: type[nn.Module]) -> type[nn.Module]:
                 return super().forward(*args, **options)
             kept: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": self.keeps_rng}
             if not torch.compiler.is_compiling():  # which takes no context of ours
-                kept["context_fn"] = lambda: (nullcontext(), _buffers_kept(self))
+                kept["context_fn"] = lambda: _contexts(self)
             return checkpoint(super().forward, *args, **kept, **options)
 
     Recomputing.__name__ = Recomputing.__qualname__ = kind.__name__

@@ -40,7 +40,7 @@ class CudaGraph(Technique):
         if mode in GRAPH_MODES:
             return f"compile.mode={mode} has CUDA graphs of its own, which cannot be captured"
         recompute = recipe.get("checkpointing", {}) if "compile" not in recipe else {}
-        if recompute.get("how") == "blocks" and recompute.get("rng", True):
+        if recompute.get("how") in ("blocks", "selective") and recompute.get("rng", True):
             return (
                 "checkpointing reads the state of the random numbers, which a capture forbids "
                 "(checkpointing.rng=false where no dropout is recomputed)"
