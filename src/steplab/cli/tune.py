@@ -51,6 +51,8 @@ from steplab.tune.report import (
     RECIPE_FILE,
     REPORT_FILE,
     OutcomeFiles,
+    batch_line,
+    batches_table,
     expectation,
     impact_table,
     interval,
@@ -165,7 +167,8 @@ def search(
     minutes = args.budget or MINUTES[device]
     compared = args.against or own_recipe
     against = None if compared is None else shared_by(compared, spec.ranks)
-    options = TuneOptions(args.objective, minutes, started, limit, args.also_batch, against)
+    grow = args.batch == AUTO and args.objective == "time"
+    options = TuneOptions(args.objective, minutes, started, limit, args.also_batch, against, grow)
     ladder, folder = tune(spec, options, store, reference, environment, view, workers)
     if args.batch == AUTO and ladder.finished:
         forget_batch(spec, store, environment)
@@ -208,7 +211,8 @@ def lift_script(
 def show(ladder: Ladder, files: OutcomeFiles) -> None:
     """Print what each rung gained, why, the winner, and where the files are."""
     print_table(impact_table(ladder))
-    for table in (reasons_table(ladder, all_rungs=False), untried_table(ladder)):
+    tables = (reasons_table(ladder, all_rungs=False), batches_table(ladder), untried_table(ladder))
+    for table in tables:
         if table.rows:
             print_table(table)
     print(f"\n{total_line(ladder)}")
@@ -219,6 +223,8 @@ def show(ladder: Ladder, files: OutcomeFiles) -> None:
         print(f"the baseline waits for the device {len(ladder.waits)} times: {lines}")
     for line in outlier_lines(ladder):
         print(line)
+    if ladder.batches:
+        print(batch_line(ladder))
     if ladder.padding > MUCH_PADDING:
         share = units.percent(ladder.padding)
         print(f"{share} of the batch is padding, by its attention_mask: {PACK}")

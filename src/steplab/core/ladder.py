@@ -138,6 +138,21 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class BatchTrial:
+    """A recipe at the batch at which it has the most tokens per second."""
+
+    recipe: Recipe
+    batch: int
+    outcome: str  # "best so far" of the winner; of what makes room for more as of a Rung
+    reason: str = ""
+    tokens_per_second: float | None = None
+    memory: int | None = None  # bytes at the peak
+    cost: str = ""  # in time, and what it frees, at the winner's best batch
+    change: Change | None = None  # time per token against the winner's, in turns
+    checks: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True)
 class Ladder:
     """All that a search has done so far; complete when `finished`."""
 
@@ -163,6 +178,7 @@ class Ladder:
     after: Samples | None = None
     total: Change | None = None  # winner against baseline
     peer: Peer | None = None
+    batches: tuple[BatchTrial, ...] = ()  # of --batch auto, the winner first
     stopped: str = ""  # why the search ended
     left: tuple[str, ...] = ()  # suggestions for which there was no time
     parts: Mapping[str, float] = field(default_factory=dict)  # seconds before the first rung

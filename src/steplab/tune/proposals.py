@@ -65,6 +65,18 @@ def proposals(context: StepContext, known: Mapping[str, float]) -> list[Proposal
     return list(found.values())
 
 
+def memory_savers(context: StepContext) -> list[Proposal]:
+    """Return what saves memory and nothing else: it costs time, so only a larger batch pays it."""
+    found: dict[str, Proposal] = {}
+    for name in registry.names("steplab.techniques", "TECHNIQUE"):
+        for suggestion in technique(name).suggest(context, context.recipe.techniques.get(name, {})):
+            in_bytes = [part.startswith("memory:") for part in suggestion.savings]
+            if in_bytes and all(in_bytes):
+                proposal = _proposal(name, suggestion, context, {})
+                found.setdefault(proposal.key, proposal)
+    return [proposal for proposal in found.values() if not proposal.conflict]
+
+
 def _proposal(
     name: str, suggestion: Suggestion, context: StepContext, known: Mapping[str, float]
 ) -> Proposal:

@@ -48,6 +48,7 @@ def write_outcome(ladder: Ladder, store: Store, folder: Path, flag: str) -> Outc
         "why": reasons_table(ladder),
         "gate": gate_table(ladder),
         "untried": untried_table(ladder),
+        "batches": batches_table(ladder),
     }
     run = store.load(ladder.winner_run or ladder.baseline_run)
     analysis = analyze_run(run, store.runs / run.id)
@@ -232,6 +233,49 @@ def reasons_table(ladder: Ladder, all_rungs: bool = True) -> Table:
     )
 
 
+def batches_table(ladder: Ladder) -> Table:
+    """The winner at its best batch, and what makes room for a larger one; empty without both."""
+    rows = tuple(
+        (
+            trial.recipe.label,
+            trial.batch,
+            trial.outcome,
+            _cell(trial.tokens_per_second),
+            _cell(None if trial.memory is None else trial.memory / GIB, 3),
+            f"{speed_up(trial.change)}x ({interval(trial.change)})" if trial.change else "-",
+            trial.cost or "-",
+            trial.reason,
+        )
+        for trial in ladder.batches
+    )
+    columns = (
+        Column("recipe"),
+        Column("batch"),
+        Column("outcome"),
+        Column("tokens/s"),
+        Column("peak memory", "GiB", 3),
+        Column("tokens/s against the winner's"),
+        Column("cost"),
+        Column("reason"),
+    )
+    return Table("at the best batch of each", columns, rows)
+
+
+def batch_line(ladder: Ladder) -> str:
+    """Say at which batch there are the most tokens per second, and with which recipe."""
+    own, *savers = ladder.batches
+    kept = [trial for trial in savers if trial.outcome == "kept" and trial.change]
+    if not kept:
+        return f"most tokens/s at batch {own.batch}: {own.reason}"
+    best = min(kept, key=lambda trial: trial.change.value if trial.change else 0.0)
+    assert best.change is not None
+    gain = f"{speed_up(best.change)}x ({interval(best.change)})"
+    return (
+        f"most tokens/s at batch {best.batch} with {best.recipe.label}: {gain} of the winner's at "
+        f"batch {own.batch} ({best.cost})"
+    )
+
+
 def untried_table(ladder: Ladder) -> Table:
     """Suggestions that were not tried, and why."""
     tried = {rung.label for rung in ladder.rungs}
@@ -242,6 +286,7 @@ def untried_table(ladder: Ladder) -> Table:
 def gate_table(ladder: Ladder) -> Table:
     """Every check of every rung."""
     named = [("baseline", ladder.baseline_checks), *((r.label, r.checks) for r in ladder.rungs)]
+    named += [(f"{t.recipe.label} at batch {t.batch}", t.checks) for t in ladder.batches]
     rows = tuple(
         (label, check.name, "passed" if check.passed else "RED", check.detail)
         for label, checks in named

@@ -54,7 +54,7 @@ def try_recipe(
         if spec.device == "cuda":  # where the host's cores have nothing else to do
             gate.pool.refill()
         result = candidate.open(gate.shapes, gate.references, timeout, view.stage)
-        rung = _pass_gate(_with_run(planned, result, champion), result, champion.waits, gate)
+        rung = pass_gate(_with_run(planned, result, champion), result, champion.waits, gate)
         if rung.outcome != "kept":
             return RungResult(rung, None, result)
         gate.pool.wait(view.stage)
@@ -78,7 +78,7 @@ def _with_run(rung: Rung, result: CandidateResult, champion: Champion) -> Rung:
     )
 
 
-def _pass_gate(
+def pass_gate(
     rung: Rung, result: CandidateResult, allowed: Sequence[str], gate: GateOptions
 ) -> Rung:
     """Return the rung as failed, as red, or as kept: the gate is green and speed may decide."""
@@ -180,7 +180,7 @@ def _confirm(rung: Rung, champion: Champion, gate: GateOptions, timeout: float, 
     again = _verdict(rung, turns, gate.objective)
     if again.outcome == "kept":
         return replace(rung, reason=f"{rung.reason}; confirmed by new processes")
-    return replace(again, reason=f"not confirmed by new processes: {_verdict_text(turns)}")
+    return replace(again, reason=f"not confirmed by new processes: {verdict_text(turns)}")
 
 
 def _verdict(rung: Rung, turns: Alternation, objective: Objective) -> Rung:
@@ -191,11 +191,11 @@ def _verdict(rung: Rung, turns: Alternation, objective: Objective) -> Rung:
         rung = replace(rung, ceiling=rung.ceiling_share * turns.before.median)
     if not rung.change:  # a technique less: it goes where that surely costs nothing
         gone = turns.change.high < MAX_LOSS
-        return replace(rung, outcome="removed" if gone else "needed", reason=_verdict_text(turns))
+        return replace(rung, outcome="removed" if gone else "needed", reason=verdict_text(turns))
     if turns.verdict == "cannot tell" and turns.change.low <= -MIN_GAIN:
-        return replace(rung, outcome="cannot tell", reason=_verdict_text(turns))
+        return replace(rung, outcome="cannot tell", reason=verdict_text(turns))
     won = turns.verdict == "faster" and turns.change.value <= -MIN_GAIN
-    return replace(rung, outcome="kept" if won else "no gain", reason=_verdict_text(turns))
+    return replace(rung, outcome="kept" if won else "no gain", reason=verdict_text(turns))
 
 
 def _memory_verdict(rung: Rung) -> Rung:
@@ -209,13 +209,13 @@ def _memory_verdict(rung: Rung) -> Rung:
     return replace(rung, outcome="kept" if share >= MIN_MEMORY_GAIN else "no gain", reason=peaks)
 
 
-def _verdict_text(turns: Alternation) -> str:
-    """The verdict in a few words: time per step, and the interval."""
+def verdict_text(turns: Alternation, per: str = "step") -> str:
+    """The verdict in a few words: time per step or token, and the interval."""
     change = turns.change
     span = f"{change.low * 100:+.1f} to {change.high * 100:+.1f} %"
     if turns.verdict == "cannot tell":
-        return f"cannot tell: {span} time per step"
-    return f"{turns.verdict}: {change.value * 100:+.1f} % time per step ({span})"
+        return f"cannot tell: {span} time per {per}"
+    return f"{turns.verdict}: {change.value * 100:+.1f} % time per {per} ({span})"
 
 
 MORE_TIME = "a larger --budget"

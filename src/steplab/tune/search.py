@@ -13,6 +13,7 @@ from steplab.techniques.context import format_waits
 from steplab.tune.champion import Champion, Detail, open_champion
 from steplab.tune.climb import Climb
 from steplab.tune.folder import LadderFolder, open_ladder
+from steplab.tune.larger_batch import LargerBatches
 from steplab.tune.options import GateOptions, TuneOptions
 from steplab.tune.progress import SearchClock, Stopwatch, View, add_timings
 from steplab.tune.proposals import impls_of, is_slow
@@ -70,7 +71,14 @@ def tune(
         baseline.candidate.close()
         raise
     climb = Climb(ladder, folder, store, references, gate, clock, watch)
-    return climb.run(baseline, options.against), folder
+    ladder = climb.run(baseline, options.against)
+    if options.larger_batches:
+        winner, watch.name = climb.champion, "larger batches"
+        study = LargerBatches(winner.run, winner.waits, gate, references, store, clock, watch)
+        ladder = replace(ladder, batches=study.run())
+        ladder = replace(ladder, parts=add_timings(ladder.parts, watch.lap()))
+        folder.save(replace(ladder, seconds=clock.total))
+    return ladder, folder
 
 
 def _open_baseline(

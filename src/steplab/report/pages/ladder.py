@@ -31,9 +31,9 @@ def write_ladder_page(
 ) -> None:
     """Write the ladder as one self-contained file.
 
-    `tables` by section: "impact", "why", "gate", "untried"; `winner` is the profiled Run of the
-    last recipe (the baseline where nothing won), `analysis` its trace, `findings` what is in its
-    way; `flag` named the path.
+    `tables` by section: "impact", "why", "gate", "untried", "batches"; `winner` is the profiled Run
+    of the last recipe (the baseline where nothing won), `analysis` its trace, `findings` what is in
+    its way; `flag` named the path.
     """
     note = "Time of a step, measured in turns with the recipe below. Hover for the reasons."
     sections = [
@@ -48,6 +48,8 @@ def write_ladder_page(
         _table("gate", "The gate", tables),
         _table("untried", "Not tried", tables),
     ]
+    if ladder.batches:
+        sections.insert(3, _table("batches", "At the best batch of each", tables))
     title = f"Tuning {ladder.spec.title}"
     write_page(path, title, _head(ladder), sections, _foot(ladder), flag)
 
