@@ -246,6 +246,7 @@ class Compilation:
     # pays more: it also imports the compiler and loads the kernels.
     warm_seconds: float | None = None
     cudagraph_skips: int = 0  # graphs that Inductor was to replay by CUDA graph and could not
+    chunked: int = 0  # graphs of which Inductor computes a part chunk by chunk
 
     @property
     def cold_seconds(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from time import perf_counter
@@ -41,6 +42,7 @@ class CompilationProbe(Probe):
     def begin(self, subject: Subject) -> None:
         """Count from zero; what the model compiled while it was built stays compiled."""
         counters.clear()
+        self.chunked_before = chunked_graphs()
         clear_compilation_metrics()
         set_compilation_metrics_limit(KEPT_COMPILATIONS)
 
@@ -55,6 +57,7 @@ class CompilationProbe(Probe):
         self.hits = int(counters["inductor"]["fxgraph_cache_hit"])
         self.misses = int(counters["inductor"]["fxgraph_cache_miss"])
         self.cudagraph_skips = int(counters["inductor"]["cudagraph_skips"])
+        self.chunked = chunked_graphs() - self.chunked_before
         self.recompiles = tuple(
             Recompile(str(m.co_name), first_line(str(m.recompile_reason)))
             for m in get_compilation_metrics()
@@ -92,12 +95,19 @@ class CompilationProbe(Probe):
             cache_misses=self.misses,
             warm_seconds=self.warm_seconds,
             cudagraph_skips=self.cudagraph_skips,
+            chunked=self.chunked,
         )
 
 
 def graph_count() -> int:
     """Return how many graphs dynamo has compiled in this process since the last reset."""
     return int(counters["stats"]["unique_graphs"])
+
+
+def chunked_graphs() -> int:
+    """Return how many graphs Inductor's auto_chunker has changed in this process."""
+    metrics = sys.modules.get("torch._inductor.metrics")  # imported by what compiles, if anything
+    return int(getattr(metrics, "num_auto_chunking", 0))
 
 
 class GraphBreak(NamedTuple):

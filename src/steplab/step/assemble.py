@@ -53,6 +53,7 @@ def build_step(
     round_bf16_sums(True)  # torch's default
     torch._functorch.config.activation_memory_budget = 1.0
     torch._functorch.config.ban_recompute_materialized_backward = True
+    torch._functorch.config.enable_autograd_cache = True
     parts = StepParts(model, device, torch.amp.GradScaler(device.type, enabled=False))
     chosen = [(technique(name), settings) for name, settings in recipe.techniques.items()]
     for found, settings in sorted(chosen, key=lambda pair: pair[0].stage):

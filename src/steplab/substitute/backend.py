@@ -32,12 +32,14 @@ class SubstitutingBackend:
         self.graphs: list[list[Substitution]] = [[*in_modules]]
         self.before("inductor")
 
-    def before(self, backend: str, mode: str = "default") -> SubstitutingBackend:
-        """Hand the graphs to this backend; a mode is Inductor's. Returns itself."""
+    def before(
+        self, backend: str, mode: str = "default", options: Mapping[str, Any] | None = None
+    ) -> SubstitutingBackend:
+        """Hand the graphs to this backend; mode and options are Inductor's. Returns itself."""
         self.config: dict[str, Any] = {}
         compile_graph: Any = lookup_backend(backend)
-        if backend == "inductor" and mode != "default":
-            self.config = list_mode_options(mode)
+        if backend == "inductor" and (mode != "default" or options):
+            self.config = {**list_mode_options(mode), **(options or {})}
             compile_graph = partial(compile_graph, config_patches=self.config)
         self.compile_graph: Callable[..., Any] = compile_graph
         return self

@@ -30,12 +30,18 @@ class CompileSettings:
     fullgraph: bool = True
     backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
     optimizer: bool = False  # compile the optimizer's step too, apart from the model
+    auto_chunker: bool = False  # Inductor computes head and loss, or the like, chunk by chunk
 
 
 GRAPH_BREAK_REMEDY = (
     "steplab lint names the line; compile.fullgraph=false, tried next, compiles around it"
 )
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
+WITH_LOSS = ("loss", "whole")  # scopes in whose graph a loss may be
+# Inductor's own threshold, 8, leaves out the head of a Llama of 1B parameters (7.1).
+OUTPUT_OVER_INPUT = 4
+# What chunks can save: passes over logits that fit the cache, and the logits themselves.
+CHUNKED = {"kind:softmax": 0.5, "kind:elementwise": 0.3, "memory:activations": 0.8}
 # Timing kernels for every product took more than 136 s of gpt xl's blocks on an H200, where the
 # default needed 25 s with all that a gate asks.
 AUTOTUNE_EFFORT = 6.0
@@ -56,13 +62,21 @@ class Compile(Technique):
     slow_start = True
 
     def check(self, settings: Mapping[str, Setting], name: str) -> None:
-        """Modes belong to inductor."""
+        """Modes and chunks belong to inductor."""
         super().check(settings, name)
-        backend = settings.get("backend", "inductor")
+        backend, chunks = settings.get("backend", "inductor"), settings.get("auto_chunker", False)
         if backend != "inductor" and settings.get("mode", "default") != "default":
             raise UserError(
                 f"compile.mode={settings['mode']} has no meaning for the backend {backend}.",
                 "Leave the mode or the backend out.",
+            )
+        if chunks and backend != "inductor":
+            raise UserError("compile.auto_chunker is Inductor's.", "Leave the backend out.")
+        if chunks and settings.get("scope", "blocks") not in WITH_LOSS:
+            raise UserError(
+                "compile.auto_chunker needs head and loss in one graph, and the graphs of blocks "
+                "have neither.",
+                "Use compile=loss.",
             )
 
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
@@ -78,11 +92,15 @@ class Compile(Technique):
             )
         targets = repeated_blocks(parts.model) if chosen.scope == "blocks" else [parts.model]
         options: dict[str, Any] = {"fullgraph": chosen.fullgraph, "dynamic": False}
+        chunking = chunker_options() if chosen.auto_chunker else {}
         if parts.substituting is not None:
-            options["backend"] = parts.substituting.before(chosen.backend, chosen.mode)
+            options["backend"] = parts.substituting.before(chosen.backend, chosen.mode, chunking)
         else:
             options["backend"] = chosen.backend
-            if chosen.backend == "inductor":
+            if chunking:  # torch takes a mode or options
+                modes: dict[str, Any] = torch._inductor.list_mode_options(chosen.mode)
+                options["options"] = {**modes, **chunking}
+            elif chosen.backend == "inductor":
                 options["mode"] = chosen.mode
         # Blocks may be all different, and the first one's input needs no gradient: dynamo counts
         # graphs by the function that is compiled, and stops at 8.
@@ -120,6 +138,11 @@ class Compile(Technique):
         found = []
         if current["scope"] not in ("loss", widest):
             found.append(Suggestion({**current, "scope": widest}, fused, prior=0.5))
+        # A loss that was substituted is computed in chunks already.
+        chunked = current.get("auto_chunker") or _has_chunked_loss(context.run)
+        trains = context.run.spec.mode in ("forward+backward", "full")
+        if current["scope"] in WITH_LOSS and trains and not chunked:
+            found.append(Suggestion({**current, "auto_chunker": True}, CHUNKED, prior=0.5))
         if context.run.spec.mode == "full" and not current.get("optimizer"):
             found.append(Suggestion({**current, "optimizer": True}, {"phase:optimizer": 1.0}))
         if context.on_cuda and current.get("mode", "default") == "default":
@@ -146,6 +169,12 @@ class Compile(Technique):
         """Something must have been compiled, and CUDA graphs replayed where the mode has them."""
         if run.compilation is None or not run.compilation.graphs:
             return "compile was asked for, but nothing was compiled"
+        if settings.get("auto_chunker") and not run.compilation.chunked:
+            return (
+                "compile.auto_chunker was asked for, but Inductor cut nothing into chunks: no "
+                f"product's output is {OUTPUT_OVER_INPUT} times its inputs and has a million "
+                "numbers, or it could not follow what is computed from it"
+            )
         mode = settings.get("mode", "default")
         if mode not in GRAPH_MODES or run.spec.device != "cuda" or run.ran is None:
             return ""
@@ -153,6 +182,29 @@ class Compile(Technique):
             skips = run.compilation.cudagraph_skips
             return f"compile.mode={mode} was asked for, but CUDA graphs were skipped {skips} times"
         return ""
+
+
+def _has_chunked_loss(run: Run) -> bool:
+    return any(one.rewrite == "loss" and one.what for one in run.substitutions)
+
+
+def chunker_options() -> dict[str, Any]:
+    """Return the options of Inductor with which it looks for large outputs to cut into chunks.
+
+    A graph that AOTAutograd takes out of its cache passes the chunker by, and is not counted: the
+    cache is off until the next step is assembled.
+    """
+    import torch._functorch.config
+    import torch._inductor.config
+
+    if not hasattr(torch._inductor.config, "auto_chunker"):
+        raise Unsupported(
+            f"compile.auto_chunker: torch {torch.__version__} has no auto_chunker.",
+            "Leave it out, or use substitute=loss.",
+        )
+    torch._functorch.config.enable_autograd_cache = False
+    threshold = {"auto_chunker.amplify_ratio_threshold": OUTPUT_OVER_INPUT}
+    return {"auto_chunker.enable": True, **threshold}
 
 
 def compile_module(module: nn.Module, **options: Any) -> None:

@@ -12,6 +12,7 @@ from typing import ClassVar
 from steplab.core import Run, Setting, Settings, registry
 from steplab.core.errors import Unsupported, UserError, did_you_mean
 from steplab.core.units import counted
+from steplab.techniques.compile import WITH_LOSS
 from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
@@ -29,7 +30,6 @@ SAVINGS = {
 }
 EXPERTS = "experts"
 SCOPES = ("blocks", "loss", "whole")
-WITH_LOSS = ("loss", "whole")  # scopes of `compile` in whose graph a loss may be
 
 
 @dataclass(frozen=True)
