@@ -77,7 +77,7 @@ def study(monkeypatch, store):
         monkeypatch.setattr("steplab.tune.progress.monotonic", lambda: 0.0)
         winner = measured(SPEC, fixed)
         parts = (FakeReferences(World()), store, clock, NullView())
-        return LargerBatches(winner, (), options, *parts).run()
+        return LargerBatches(winner, (), (), options, *parts).run()
 
     return run
 

@@ -42,6 +42,7 @@ from steplab.core.printable import printable
 from steplab.report.terminal import console, print_table
 from steplab.store import Store
 from steplab.techniques.context import format_waits
+from steplab.techniques.optimizer import ADAM_8BIT
 from steplab.techniques.recipes import parse_recipe, shared_by
 from steplab.tune.batch_size import find_batch, forget_batch
 from steplab.tune.options import TuneOptions
@@ -108,6 +109,8 @@ def _flags(parser: Parser, words: Sequence[str]) -> None:
         help="memory that a step may take at most; default: all that the device has")  # fmt: skip
     add("--against", type=parse_recipe, default=None, metavar="RECIPE",
         help="compare the winner with this recipe at the end, alternating")  # fmt: skip
+    add("--allow", action="append", default=[], choices=(ADAM_8BIT,), metavar="SETTING",
+        help=f"try a setting that changes what is computed too: {ADAM_8BIT}")  # fmt: skip
     add_store_flag(parser)
     add("--out", type=folder_to_write("--out"), default=None, metavar="DIR",
         help="folder for recipe.toml and report.html; default: in the store")  # fmt: skip
@@ -167,8 +170,16 @@ def search(
     minutes = args.budget or MINUTES[device]
     compared = args.against or own_recipe
     against = None if compared is None else shared_by(compared, spec.ranks)
-    grow = args.batch == AUTO and args.objective == "time"
-    options = TuneOptions(args.objective, minutes, started, limit, args.also_batch, against, grow)
+    options = TuneOptions(
+        objective=args.objective,
+        minutes=minutes,
+        begun=started,
+        memory_limit=limit,
+        also_batch=args.also_batch,
+        against=against,
+        larger_batches=args.batch == AUTO and args.objective == "time",
+        allowed=tuple(sorted(set(args.allow))),
+    )
     ladder, folder = tune(spec, options, store, reference, environment, view, workers)
     if args.batch == AUTO and ladder.finished:
         forget_batch(spec, store, environment)

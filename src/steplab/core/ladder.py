@@ -161,6 +161,7 @@ class Ladder:
     environment: Environment
     objective: Literal["time", "memory"] = "time"
     created: str = ""
+    allowed: tuple[str, ...] = ()  # settings that change what is computed and may be tried
     baseline_run: str = ""  # id of the profiled baseline
     baseline_checks: tuple[Check, ...] = ()
     winner_run: str = ""  # id of the profiled winner

@@ -94,6 +94,11 @@ def count(
             "A step with fp8 cannot be estimated: no fp8 product has been timed.",
             "Estimate precision=bf16, or measure with steplab bench step.",
         )
+    if spec.recipe.techniques.get("optimizer", {}).get("impl") == "adam-8bit":
+        raise Unsupported(
+            "An update by adam-8bit cannot be estimated: it compiles itself while it runs.",
+            "Leave the optimizer out, or measure with steplab bench step.",
+        )
     ledger = Ledger(scratch)
     replayed, compiles = (name in spec.recipe.techniques for name in (GRAPH, COMPILE))
     eager = replace(spec, device="cuda", recipe=_eager(spec.recipe))

@@ -47,6 +47,39 @@ class ExtendedOptimizer(Protocol):
         ...
 
 
+@runtime_checkable
+class PackedState(Protocol):
+    """An optimizer that keeps some of its state in tensors of fewer bits, made of parts."""
+
+    def unpacked(self, state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Yield a parameter's state with the parts of packed tensors: `exp_avg.codes`."""
+        ...
+
+    def packed(self, parameter: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Put the parts together again; what does not fit the parameter is a UserError."""
+        ...
+
+
+def unpacked_state(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """Yield every parameter's state, all of it in plain tensors."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(optimizer, PackedState):
+            state = dict(optimizer.unpacked(state))
+        yield parameter, dict(state)
+
+
+def packed_state(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, state: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a parameter's state as the optimizer keeps it."""
+    return optimizer.packed(parameter, state) if isinstance(optimizer, PackedState) else state
+
+
+def numbers_of(state: Tensor) -> Tensor:
+    """Return the numbers that a tensor of an optimizer's state stands for."""
+    return state.dequantize() if hasattr(state, "codes") else state
+
+
 def optimizer_label(optimizer: torch.optim.Optimizer) -> str:
     """Return how the optimizer names its update, or "" for one of torch's."""
     return optimizer.label if isinstance(optimizer, ExtendedOptimizer) else ""
@@ -101,7 +134,7 @@ def master_weight(optimizer: torch.optim.Optimizer | None, parameter: Tensor) ->
 
 def moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:
     """Yield every parameter's state without its fp32 weights, which are saved as the model's."""
-    for parameter, state in optimizer.state.items():
+    for parameter, state in unpacked_state(optimizer):
         yield parameter, {key: value for key, value in state.items() if key != MASTER}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from steplab.core import Memory
+from steplab.modules.optimizer import unpacked_state
 from steplab.modules.shards import local
 from steplab.probes.allocator import CPU_SOURCE, SHARED_POOL
 from steplab.probes.known_tensors import held_by_objects
@@ -117,7 +118,7 @@ def held_bytes(subject: Subject) -> int:
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [p.grad for p in model.parameters() if p.grad is not None]
     if optimizer is not None:
-        leaves = (leaf for state in optimizer.state.values() for leaf in tree_leaves(state))
+        leaves = (leaf for _, state in unpacked_state(optimizer) for leaf in tree_leaves(state))
         tensors += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     tensors = tensors or list(held_by_objects())
     parts = (local(t) for t in tensors)  # of a tensor that ranks share, this rank's

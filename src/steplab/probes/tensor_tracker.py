@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
+from steplab.modules.optimizer import unpacked_state
 from steplab.modules.shards import local
 from steplab.probes.probe import WatchedStep
 
@@ -149,7 +150,7 @@ class TensorTracker:
     def _note_optimizer(self) -> None:
         if self.step.optimizer is None:
             return
-        for parameter, state in self.step.optimizer.state.items():
+        for parameter, state in unpacked_state(self.step.optimizer):
             for leaf in tree_leaves(state):
                 if isinstance(leaf, Tensor):
                     self._note(leaf, "optimizer state", self._owners.get(parameter, ""))

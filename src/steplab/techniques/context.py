@@ -49,6 +49,7 @@ class StepContext:
     first_impls: Mapping[str, str] = field(default_factory=dict)  # the same, in the baseline
     waits: tuple[str, ...] = ()  # lines in which the host waits for the device, one per wait
     failed: frozenset[str] = frozenset()  # changes that could not run, as a recipe names them
+    allowed: tuple[str, ...] = ()  # settings that change what is computed and may be tried
 
     @property
     def recipe(self) -> Recipe:

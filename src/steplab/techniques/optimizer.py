@@ -12,6 +12,8 @@ from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 ONE_PASS = "one-pass"
+ADAM_8BIT = "adam-8bit"  # changes what is computed: `tune` tries it where it is allowed by name
+STATE_SAVED = 0.74  # of fp32 moments: a byte of four, and a scale of four bytes for 256 numbers
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,11 @@ class OptimizerSettings:
 
     `one-pass`: AdamW in one kernel per tensor that clips too, and keeps fp32 weights beside 16-bit
     ones; on a CPU op by op.
+
+    `adam-8bit`: torchao's AdamW, whose moments are kept in 8 bits (`modules/adam_8bit.py`).
     """
 
-    impl: Literal["forloop", "foreach", "fused", "one-pass"] = "fused"
+    impl: Literal["forloop", "foreach", "fused", "one-pass", "adam-8bit"] = "fused"
 
 
 class Optimizer(Technique):
@@ -39,23 +43,43 @@ class Optimizer(Technique):
 
             parts.replace_optimizer = OnePassAdamW.from_adamw
             return
+        if asked == ADAM_8BIT:
+            from steplab.modules.adam_8bit import from_adamw, rounded_parameters
+
+            chosen = rounded_parameters(parts.model)
+            parts.replace_optimizer = lambda optimizer: from_adamw(optimizer, chosen)
+            parts.state_format = ADAM_8BIT
+            parts.settle_steps = 2  # it compiles its update, once for every shape
+            return
         parts.optimizer_options = (
             {"foreach": False, "fused": False} if asked == "forloop" else {str(asked): True}
         )
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
-        """There is nothing left to compile in the one pass."""
+        """There is nothing left to compile in the one pass, and 8 bits have limits."""
         if settings["impl"] == ONE_PASS and recipe.get("compile", {}).get("optimizer"):
             return "one-pass is a kernel already, so compile.optimizer has nothing to do"
-        return ""
+        return _conflict_of_8bit(recipe) if settings["impl"] == ADAM_8BIT else ""
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
         """Suggest what needs fewer passes than the update that ran, the fewest first."""
-        known = get_args(type_hints(self.settings)["impl"])
+        if context.objective == "memory":
+            return self._fewer_bits(context, current)
+        known = [impl for impl in get_args(type_hints(self.settings)["impl"]) if impl != ADAM_8BIT]
         known = known if context.on_cuda else known[:-1]  # one-pass is a kernel on a GPU only
         ran = context.run.ran.optimizer if context.run.ran else ""
         fewer = known[known.index(ran) + 1 :] if ran in known else ()
         return [Suggestion({"impl": impl}, {"phase:optimizer": 1.0}) for impl in reversed(fewer)]
+
+    def _fewer_bits(self, context: StepContext, current: Settings) -> list[Suggestion]:
+        """Name state in 8 bits as what it is; it is tried where that was allowed."""
+        if current.get("impl") == ADAM_8BIT or context.run.spec.mode != "full":
+            return []
+        refusal = ""
+        if ADAM_8BIT not in context.allowed:
+            refusal = f"changes the state's precision, so only with --allow {ADAM_8BIT}"
+        saved = {"memory:optimizer state": STATE_SAVED}
+        return [Suggestion({"impl": ADAM_8BIT}, saved, refusal=refusal)]
 
     def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
         """The trace must show the update that was asked for."""
@@ -67,6 +91,16 @@ class Optimizer(Technique):
     def unverified(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Without an update there is nothing to see."""
         return "" if run.spec.mode == "full" else f"no effect: {run.spec.mode} has no optimizer"
+
+
+def _conflict_of_8bit(recipe: Mapping[str, Settings]) -> str:
+    if recipe.get("compile", {}).get("optimizer"):
+        return f"{ADAM_8BIT} compiles its update by itself, so compile.optimizer has nothing to do"
+    if "cuda_graph" in recipe:
+        return f"{ADAM_8BIT} counts its steps on the host, so a replay would not count"
+    if "parallel" in recipe:
+        return f"{ADAM_8BIT} has been tried on one rank only"
+    return ""
 
 
 TECHNIQUE = Optimizer()

@@ -55,6 +55,7 @@ class StepParts:
     substituting: SubstitutingBackend | None = None
     # fp32, tf32, bf16, fp16 or fp8: which peak MFU is measured against.
     matmul_dtype: str = "fp32"
+    state_format: str = ""  # of the optimizer's state, where that is rounded: "adam-8bit"
     # Every Linear and every network of a mixture by name where some multiply in fp8: "" for these,
     # for others why they do not.
     fp8_linears: dict[str, str] = field(default_factory=dict)

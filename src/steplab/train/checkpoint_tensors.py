@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from steplab.core.codec import encode
 from steplab.core.errors import Unsupported, UserError
 from steplab.core.input_file import shorten
-from steplab.modules.optimizer import clear_moments, moments, state_keys
+from steplab.modules.optimizer import clear_moments, moments, packed_state, state_keys
 from steplab.parallel.world import gather_texts
 from steplab.train.checkpoint_files import (
     Manifest,
@@ -258,7 +258,7 @@ def restore_optimizer(
             for key in tensors.get(name, ()):
                 state[key] = _placed(saved, key, name, parameter, group)
             if state:
-                optimizer.state[parameter] |= state
+                optimizer.state[parameter] |= packed_state(optimizer, parameter, state)
         if group["params"]:
             for key, value in settings[_name(group["params"][0], names)].items():
                 group[key] = _restored(group.get(key), value)

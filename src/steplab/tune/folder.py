@@ -94,7 +94,7 @@ def open_ladder(
     What the gate asks for must be the same, or its verdicts would be those of another gate. A
     finished ladder is never taken up again: asking again measures again.
     """
-    gate = (options.objective, options.also_batch, options.memory_limit)
+    gate = (options.objective, options.also_batch, options.memory_limit, *options.allowed)
     key = machine_key(environment, encode(spec), *gate)
     root = store.root / "ladders"
     # All are looked at: where the clock went back, an older ladder has the newer name. A folder
@@ -107,7 +107,8 @@ def open_ladder(
                 raise folder.other_step(LADDER_FILE)
             return folder, ladder
     name = dated_id(key)
-    ladder = Ladder(name, spec, environment, options.objective, now(), winner=spec.recipe)
+    asked = (options.objective, now(), options.allowed)
+    ladder = Ladder(name, spec, environment, *asked, winner=spec.recipe)
     folder = LadderFolder(root / name)
     folder.save(ladder)
     return folder, ladder

@@ -34,6 +34,7 @@ class LargerBatches:
     def __init__(
         self,
         winner: Run,
+        allowed: tuple[str, ...],
         waits: Sequence[str],
         gate: GateOptions,
         references: ReferenceWorker,
@@ -42,6 +43,7 @@ class LargerBatches:
         view: View,
     ) -> None:
         self.winner = winner
+        self.allowed = allowed  # settings that change what is computed
         self.waits = waits
         self.gate = gate
         self.references = references
@@ -63,7 +65,7 @@ class LargerBatches:
         trials = [trial_of(best, "best so far", why_not or found.reason)]
         if why_not:
             return tuple(trials)
-        for saver in memory_savers(StepContext(self.winner, "memory", waits=tuple(self.waits))):
+        for saver in memory_savers(StepContext(self.winner, "memory", allowed=self.allowed)):
             if self._in_time():
                 trials.append(self._make_room(saver, best, found))
         return tuple(trials)

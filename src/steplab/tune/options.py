@@ -24,6 +24,7 @@ class TuneOptions:
     also_batch: int | None = None  # another batch size at which numerics must hold
     against: Recipe | None = None  # what the winner is compared with at the end
     larger_batches: bool = False  # whether the batch may grow at the end
+    allowed: tuple[str, ...] = ()  # settings that change what is computed and may be tried
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,8 @@ def choose(
     failed = frozenset(rung.label for rung in broken if not rung.reason.startswith("timeout"))
     given_up = {**_failing_alike(broken), **_timed_out(broken)}
     impls, first = impls_of(run), ladder.first_impls
-    found = proposals(StepContext(run, ladder.objective, impls, first, waits, failed), known)
+    context = StepContext(run, ladder.objective, impls, first, waits, failed, ladder.allowed)
+    found = proposals(context, known)
     found = [one for one in found if _why_not_worth(one) or not _is_done(one, run, ladder)]
     reasons = [(one, _why_not_worth(one) or given_up.get(one.technique, "")) for one in found]
     untried = [proposal for proposal, reason in reasons if not reason]

@@ -74,7 +74,9 @@ def tune(
     ladder = climb.run(baseline, options.against)
     if options.larger_batches:
         winner, watch.name = climb.champion, "larger batches"
-        study = LargerBatches(winner.run, winner.waits, gate, references, store, clock, watch)
+        study = LargerBatches(
+            winner.run, options.allowed, winner.waits, gate, references, store, clock, watch
+        )
         ladder = replace(ladder, batches=study.run())
         ladder = replace(ladder, parts=add_timings(ladder.parts, watch.lap()))
         folder.save(replace(ladder, seconds=clock.total))

@@ -149,7 +149,7 @@ class Candidate:
 
     def _judge(self, snapshot: NumericsSnapshot, shape: GateShape) -> None:
         """Add checks; stop at wrong numerics. All ranks go by what the first one found."""
-        truth, *peers = load_references(self.references, shape.name, snapshot.matmul_dtype)
+        truth, *peers = load_references(self.references, shape.name, snapshot.rounding)
         checks = judge(snapshot, peers, truth, shape.words)
         self.checks += gather(checks, self.spec.ranks)[0]
         if not all(check.passed for check in self.checks):

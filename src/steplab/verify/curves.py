@@ -32,9 +32,9 @@ def check_curves(spec: RunSpec, folder: Path) -> tuple[Check, ...]:
         clean_up()
     if make_references(shape, TRUTH, folder).startswith(REFUSES):
         shape = widened(shape)
-    for dtype in (TRUTH, found.matmul_dtype):
-        problem = make_references(shape, dtype, folder)
+    for rounding in (TRUTH, found.rounding):
+        problem = make_references(shape, rounding, folder)
         if problem:
             return (Check(f"curves {shape.words}", False, f"unverified: {problem}"),)
-    truth, *peers = load_references(folder, shape.name, found.matmul_dtype)
+    truth, *peers = load_references(folder, shape.name, found.rounding)
     return judge(found, peers, truth, shape.words)

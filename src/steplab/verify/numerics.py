@@ -24,13 +24,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError, UserError
 from steplab.core.output_file import write_output
-from steplab.modules.optimizer import MASTER, master_weight
+from steplab.modules.optimizer import MASTER, master_weight, numbers_of
 from steplab.modules.shards import whole
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
 from steplab.verify.noise import fixed_noise
 from steplab.verify.ranks import checksum, gather, held_bits, rank_count, state_of
-from steplab.verify.shapes import CURVE_STEPS, TRUTH, references_of
+from steplab.verify.shapes import CURVE_STEPS, TRUTH, references_of, rounding_name
 
 # Steps that are compared. A whole-step graph runs three of them eagerly, captures in the next and
 # is replayed after that, so the last ones show what the graph computes.
@@ -65,9 +65,15 @@ class NumericsSnapshot:
     matmul_dtype: str  # as declared by the techniques
     terms: int  # numbers in the largest tensor of a micro-batch: how long a sum may get
     first_seconds: float = 0.0
+    state_format: str = ""  # of the optimizer's state, where that is rounded
     bits: Mapping[str, int] = field(default_factory=dict)  # checksums of gradients, final weights
     # Of every rank that shared the step, checksums of what it holds; empty for a step of one.
     held: Sequence[Mapping[str, int]] = ()
+
+    @property
+    def rounding(self) -> str:
+        """What decides by which references it is judged (`references_of`)."""
+        return rounding_name(self.matmul_dtype, self.state_format)
 
 
 def take_snapshot(
@@ -123,7 +129,8 @@ def _snapshot(
     roundoff = {name: torch.finfo(weight.dtype).eps / 2 for name, weight in exact.items()}
     terms = _longest_sum(batches)
     dtype, every = step.parts.matmul_dtype, gather(held, rank_count(step)) if held else ()
-    return NumericsSnapshot(groups, roundoff, dtype, terms, seconds, bits, every)
+    state = step.parts.state_format
+    return NumericsSnapshot(groups, roundoff, dtype, terms, seconds, state, bits, every)
 
 
 def _curves(
@@ -144,7 +151,8 @@ def _curves(
         moved = [distance(now[n], before[n]) for n in now]
         moves[name] = torch.tensor(moved, dtype=torch.float64).norm()
         before = now
-    return NumericsSnapshot(groups, {}, step.parts.matmul_dtype, _longest_sum(batches))
+    parts, terms = step.parts, _longest_sum(batches)
+    return NumericsSnapshot(groups, {}, parts.matmul_dtype, terms, 0.0, parts.state_format)
 
 
 def _longest_sum(batches: list[Any]) -> int:
@@ -274,7 +282,7 @@ def _lasting(step: Step) -> dict[str, dict[str, Tensor]]:
     for p, state in step.optimizer.state.items() if step.optimizer is not None else ():
         for key, value in state.items():
             if isinstance(value, Tensor) and key != MASTER:
-                groups.setdefault(f"{STATE} {key}", {})[names[p]] = sketch(whole(value))
+                groups.setdefault(f"{STATE} {key}", {})[names[p]] = sketch(whole(numbers_of(value)))
     for other in gather(groups, rank_count(step)):  # a rank may keep the state of some parameters
         for group, members in other.items():
             groups[group] = {**members, **groups.get(group, {})}
@@ -348,9 +356,9 @@ def save_snapshot(snapshot: NumericsSnapshot, path: Path) -> None:
     write_output(path, save(tensors, {"snapshot": json.dumps(fields)}), "--store")
 
 
-def load_references(folder: Path, shape: str, dtype: str) -> list[NumericsSnapshot]:
-    """Return the truth, and the peers of candidates that declare `dtype`."""
-    names = (TRUTH, *references_of(dtype))
+def load_references(folder: Path, shape: str, rounding: str) -> list[NumericsSnapshot]:
+    """Return the truth, and the peers of candidates that declare `rounding`."""
+    names = (TRUTH, *references_of(rounding))
     return [load_snapshot(reference_path(folder, shape, name)) for name in names]
 
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from steplab.core import PLAIN, RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, Unsupported, UserError
+from steplab.modules.adam_8bit import round_moments, rounded_parameters
 from steplab.modules.fp8 import (
     PAYS,
     emulate_linears,
@@ -54,10 +55,12 @@ from steplab.verify.shapes import (
     FP8,
     PLAIN_DTYPE,
     ROUNDED,
+    ROUNDED_STATE,
     TRUTH,
     UP,
     GateShape,
     references_of,
+    rounding_name,
 )
 from steplab.verify.widened import Widened
 
@@ -147,7 +150,8 @@ def compute_reference(
 
     "fp64" is the truth and "fp32" the plain step as it is. "bf16-rounded" is the truth with the
     factors and results of every matrix product rounded to bf16, which the precision cannot avoid;
-    "fp8-rounded" also rounds the operands of the layers that fp8 pays for to e4m3.
+    "fp8-rounded" also rounds the operands of the layers that fp8 pays for to e4m3. "fp64-state" is
+    the truth whose AdamW keeps its moments in 8 bits.
     "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
     "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
     "draws" are its statistics with dropout and noise, which are held still otherwise. The learning
@@ -169,8 +173,10 @@ def _plain_snapshot(
         shake_weights(step, 1 if how == UP else -1)
     if how == AUTOCAST:
         _lower_precision(step, dtype)
-    if name == TRUTH or how == ROUNDED:
-        rounding = RoundedProducts(dtype) if how else contextlib.nullcontext()
+    if how == ROUNDED_STATE:
+        _round_state(step, widened)
+    if name == TRUTH or how in (ROUNDED, ROUNDED_STATE):
+        rounding = RoundedProducts(dtype) if how == ROUNDED else contextlib.nullcontext()
         if dtype == FP8:
             _round_layers_to_fp8(step, widened)
         if widened:
@@ -180,6 +186,13 @@ def _plain_snapshot(
         with rounding:
             return take_snapshot(step, spec, rate, doubled=True, curves=curves)
     return take_snapshot(step, spec, rate, curves=curves)
+
+
+def _round_state(step: Step, widened: bool) -> None:
+    """Let the optimizer keep its moments as 8 bits would."""
+    if widened or step.optimizer is None:  # the fp64 beside each operator would not be rounded
+        raise Unsupported("State in 8 bits is judged only for models that run in fp64.")
+    round_moments(step.optimizer, rounded_parameters(step.model))
 
 
 def _round_layers_to_fp8(step: Step, widened: bool) -> None:
@@ -329,13 +342,13 @@ def dry_run(spec: RunSpec, shape: GateShape) -> str:
     """Assemble a recipe at the gate's shape and run one forward pass eagerly.
 
     What it cannot do here is raised in its own words, in a tenth of a second instead of a process
-    of its own. Returns the dtype that it declares for matrix products. There is one process here:
+    of its own. Returns the rounding that it declares (`references_of`). There is one process here:
     how ranks share the step is left to the ranks.
     """
     here = replace(shape.spec, recipe=alone(spec.recipe))
     try:
         step = assemble(here)
         forward_eagerly(step, here.mode, next(micro_batches(step, here))[0])
-        return step.parts.matmul_dtype
+        return rounding_name(step.parts.matmul_dtype, step.parts.state_format)
     finally:
         clean_up()

@@ -24,6 +24,7 @@ CURVE_STEPS = 64
 DRAWS = "draws"  # the reference of a model that drops at random: the plain step's statistics
 UP, DOWN = "up", "down"  # two fp32 peers whose weights begin a few roundings off, each way
 ROUNDED, AUTOCAST = "rounded", "autocast"  # the two peers of any other dtype
+ROUNDED_STATE = "state"  # a peer in fp64 whose optimizer keeps its state in 8 bits
 FP8 = "fp8"  # of some products; the others are bf16
 
 
@@ -114,11 +115,21 @@ def _add_words(shape: GateShape, words: str) -> str:
     return f"{shape.words}, {words}" if shape.words else words
 
 
-def references_of(dtype: str) -> tuple[str, ...]:
-    """Return the names of the references for candidates that declare `dtype`, or of the truth.
+def rounding_name(dtype: str, state_format: str) -> str:
+    """Return how a candidate's rounding is called: "bf16", or "bf16+adam-8bit"."""
+    return f"{dtype}+{state_format}" if state_format else dtype
 
-    The last one is what torch itself computes in that dtype; of fp8 it knows nothing.
+
+def references_of(rounding: str) -> tuple[str, ...]:
+    """Return the names of the references for candidates that declare `rounding`, or of the truth.
+
+    The last one is what torch itself computes in that dtype; of fp8 it knows nothing. Where the
+    optimizer's state is rounded, one more is the truth with nothing but that.
     """
+    dtype, _, state_format = rounding.partition("+")
+    if state_format:
+        *others, plain = references_of(dtype)
+        return *others, f"{TRUTH}-{ROUNDED_STATE}", plain
     if dtype == TRUTH:
         return (TRUTH,)
     if dtype == PLAIN_DTYPE:
