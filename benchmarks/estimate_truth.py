@@ -5,8 +5,8 @@ anybody has measured them. `measure` measures them on the card (about four minut
 prints the errors. No size is one that kernel_efficiency.py has timed.
 
 Sharded steps follow: each on one rank, as rank 0 of 8 in a group that does nothing, and on two gloo
-ranks that share the card. The second is also told from the first as it was measured, times what
-the predictions of the two say of each other; the third has no time worth a look, only memory.
+ranks that share the card. The second is also predicted at the pace of the first as it was
+measured; the third has no time worth a look, only memory.
 """
 
 from __future__ import annotations
@@ -86,20 +86,25 @@ def specs() -> list[RunSpec]:
 
 def predict_all(path: Path) -> None:
     """Write the predictions, one after the other."""
+    found = []
+    for spec in specs():
+        prediction = predicted(spec)
+        found.append(_shown(prediction))
+        print(f"{spec.title} {spec.recipe}: {prediction.step_ms:.1f} ms, "
+              f"{prediction.peak_bytes / 2**30:.2f} GiB", flush=True)  # fmt: skip
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def predicted(spec: RunSpec, single: Run | None = None) -> Prediction:
+    """Return what is expected of a spec on an H200, in a group that does nothing."""
     from steplab.estimate.cluster import Cluster
     from steplab.estimate.kernels import find_named, shipped_times
     from steplab.estimate.predict import StepCounts, predict
     from steplab.hardware.links import Link
 
     silent = Link("silent", 1e9, 1.0, 0.0, "a group that does nothing")
-    card, cluster = find_named("h200"), Cluster(silent, silent)
-    found = []
-    for spec in specs():
-        prediction = predict(StepCounts(spec, card, shipped_times()), cluster)
-        found.append(_shown(prediction))
-        print(f"{spec.title} {spec.recipe}: {prediction.step_ms:.1f} ms, "
-              f"{prediction.peak_bytes / 2**30:.2f} GiB", flush=True)  # fmt: skip
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    counts = StepCounts(spec, find_named("h200"), shipped_times())
+    return predict(counts, Cluster(silent, silent), single=single)
 
 
 def _shown(prediction: Prediction) -> dict[str, Any]:
@@ -117,7 +122,7 @@ def measure_all(path: Path, out: Sequence[Path]) -> None:
     expected = [decode(Prediction, one, "prediction") for one in json.loads(path.read_text())]
     conditions = capture_environment().conditions
     rows: list[tuple[Any, ...]] = []
-    single = 1.0  # measured over predicted, of the last step on one rank
+    single: Run | None = None  # of the last step on one rank
     for spec, prediction in zip(specs(), expected, strict=True):
         title = f"{Path(spec.workload).name} {spec.size} batch {spec.batch}, {spec.recipe}"
         title += f", {spec.ranks} ranks" if spec.ranks > 1 else ""
@@ -131,12 +136,13 @@ def measure_all(path: Path, out: Sequence[Path]) -> None:
             rows.append((title, prediction.step_ms, *[None] * 9, f"{run.status}: {run.reason}"))
             continue
         took = run.clock.step.median
-        single = took / prediction.step_ms if spec.ranks == 1 else single
+        single = run if spec.ranks == 1 else single
         timed = spec.backend != "gloo"
+        from_one = predicted(spec, single).step_ms if timed and spec.ranks > 1 else None
         rows.append((
             title, prediction.step_ms, prediction.low_ms, prediction.high_ms,
             took, 100 * errors[0] if timed else None, prediction.holds(run) if timed else None,
-            100 * (single * prediction.step_ms / took - 1) if timed and spec.ranks > 1 else None,
+            100 * (from_one / took - 1) if from_one else None,
             prediction.peak_bytes / 2**30, run.memory.peak / 2**30, 100 * (errors[1] or 0.0),
             f"host {run.clock.host.median:.1f} ms, busy {run.ran.device_busy_ms if run.ran else 0}",
         ))  # fmt: skip

@@ -111,6 +111,36 @@ def test_a_run_of_a_predicted_step_shows_the_error(tmp_path, capsys, store):
     assert "2 of 2 inside the 80 % interval" in shown and "10.0 %" in shown
 
 
+@pytest.mark.parametrize(("busy", "host_factor"), [(0.5, 1.5), (0.99, 1.0)])
+def test_shards_are_told_at_the_pace_of_the_measured_step_on_one_rank(
+    busy, host_factor, tmp_path, capsys, store
+):
+    words = [*TINY, "--store", str(store.root)]
+    assert main(words) == 0
+    alone = next(predictions(store))
+    host = Samples((1.5 * alone.host_ms,) * 10, "ms")
+    run = run_of()
+    run = replace(
+        run,
+        id="20250101-single",
+        spec=alone.spec,
+        environment=replace(ENVIRONMENT, accelerators=(Accelerator("NVIDIA H200", 141 * 10**9),)),
+        clock=replace(run.clock, step=host, host=host),
+        ran=replace(run.ran, device_busy_ms=busy * 1.5 * alone.host_ms),
+    )
+    sharded = [*words, "--recipe", "parallel=fsdp", "--ranks", "2"]
+    assert main(sharded) == 0
+    expected = next(one for one in predictions(store) if one.spec.ranks == 2)
+    store.save(run)
+    capsys.readouterr()
+    assert main(sharded) == 0
+    told = next(one for one in predictions(store) if one.spec.ranks == 2)
+    assert told.host_ms == pytest.approx(host_factor * expected.host_ms)
+    kernels = run.ran.device_busy_ms / alone.device_ms
+    assert told.device_ms == pytest.approx(kernels * expected.device_ms)
+    assert f"at the pace of {run.id}: kernels {kernels:.2f}" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_rank_0_is_measured_here_and_its_messages_are_modelled(tmp_path, capsys, store):
     where = ["--store", str(store.root)]

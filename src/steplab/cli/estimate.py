@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from steplab.cli.command import Command
 from steplab.cli.flags import add_out_flag, add_store_flag, local_device
 from steplab.cli.step_flags import add_step_flags, add_workload_flags, step_spec
-from steplab.core import Column, Recipe, Table, units
+from steplab.core import Column, Recipe, RunSpec, Table, units
 from steplab.core.errors import UserError
-from steplab.core.prediction import Prediction
+from steplab.core.prediction import Prediction, work_key
 from steplab.core.run import Run
 from steplab.core.table import Cell
 from steplab.hardware.catalog import Card, find_card
@@ -21,7 +21,7 @@ from steplab.hardware.links import find_link, usual_link
 from steplab.report.export import write_table
 from steplab.report.terminal import print_table
 from steplab.store import Store
-from steplab.store.predictions import prediction_of, predictions, save_prediction
+from steplab.store.predictions import device_of, prediction_of, predictions, save_prediction
 from steplab.techniques.recipes import shared_by
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace) -> int:
     from steplab.estimate.kernels import find_named, shipped_times
     from steplab.estimate.measured import measure_rank
     from steplab.estimate.plan import Budget, frontier, search
-    from steplab.estimate.predict import StepCounts, largest_batch, predict
+    from steplab.estimate.predict import StepCounts, largest_batch, predict, unshared
 
     times = shipped_times()
     here = args.on == HERE
@@ -102,9 +102,12 @@ def _run(args: argparse.Namespace) -> int:
         for ranks in args.ranks:
             shared = replace(spec, ranks=ranks, recipe=_recipe(spec.recipe, ranks))
             _tell(f"{ranks} ranks: {shared.recipe}")
-            run = measure_rank(shared) if here else None
             counts = StepCounts(shared, card, times)
-            found.append(predict(counts, cluster, measured=run))
+            if here:
+                found.append(predict(counts, cluster, measured=measure_rank(shared)))
+            else:
+                single = _run_of(store, unshared(shared), name) if ranks > 1 else None
+                found.append(predict(counts, cluster, single=single))
             most.append(largest_batch(counts) if device == "cuda" else None)
         tables = [_table(spec.title, found, budget), _memory(found, most)]
         if any(p.sent for p in found):
@@ -240,6 +243,18 @@ def _sent(found: Sequence[Prediction]) -> Table:
         for s in p.sent
     )
     return Table("what a rank sends in a step: bytes counted, times modelled", columns, rows)
+
+
+def _run_of(store: Store, spec: RunSpec, card: str) -> Run | None:
+    """Return the newest Run of a step on such a card, if it tells how fast card and host are."""
+    key = work_key(spec)
+    alike = [
+        run
+        for run in _runs(store)
+        if run.status == "ok" and run.clock and run.ran and run.ran.device_busy_ms
+        if work_key(run.spec) == key and device_of(run) == card
+    ]
+    return max(alike, key=lambda run: run.id, default=None)
 
 
 def _runs(store: Store) -> Iterator[Run]:

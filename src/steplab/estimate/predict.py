@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from steplab.core import Run, RunSpec
+from steplab.core import Recipe, Run, RunSpec
 from steplab.core.errors import UserError
 from steplab.core.prediction import COUNTED, MEASURED, MODELLED, Prediction
 from steplab.estimate.cluster import Cluster
 from steplab.estimate.counted import Counted, count
 from steplab.estimate.kernels import KernelTimes
-from steplab.estimate.timeline import lay_out
+from steplab.estimate.timeline import AS_EXPECTED, Pace, lay_out
 from steplab.hardware.catalog import Card
 from steplab.store.predictions import device_of
+from steplab.techniques.recipes import PARALLEL
 
 CONTEXT_BYTES = 600 * 2**20  # that the driver and CUDA's own code take of a card
 LARGEST_BATCH = 2**20
+NEVER_IDLE = 0.95  # share of the step in which kernels ran
 
 
 class StepCounts:
@@ -39,18 +41,24 @@ class StepCounts:
 
 
 def predict(
-    counts: StepCounts, cluster: Cluster, batch: int = 0, measured: Run | None = None
+    counts: StepCounts,
+    cluster: Cluster,
+    batch: int = 0,
+    measured: Run | None = None,
+    single: Run | None = None,
 ) -> Prediction:
     """Return what one step will take and hold on each rank; `batch` 0 is that of its spec.
 
-    `measured` is a Run of its rank 0 in a group that does nothing.
+    `measured` is a Run of its rank 0 in a group that does nothing; `single` one of the step that
+    nobody shares, by which the pace of card and host is known.
     """
     card, times = counts.card, counts.times
     counted = counts.of(batch or counts.spec.batch)
     spec = counted.spec
     shared = cluster if spec.ranks > 1 else None
     clock = measured.clock if measured else None
-    timeline = lay_out(counted, times, card, shared, clock.step if clock else None)
+    pace = pace_of(single, counts) if single else AS_EXPECTED
+    timeline = lay_out(counted, times, card, shared, clock.step if clock else None, pace)
     low, high = timeline.interval_us
     peak = card.peak(_dtype(spec))
     flops = counted.model_flops
@@ -83,7 +91,32 @@ def predict(
             "communication": f"{MODELLED}: {cluster.known_by}",
         },
     )
+    if single:
+        told = f", at the pace of {single.id}: kernels {pace.kernels:.2f}, host {pace.host:.2f} "
+        known = {**prediction.known_by, "kernels": prediction.known_by["kernels"] + told + "times"}
+        prediction = replace(prediction, known_by=known)
     return _as_measured(prediction, measured) if measured else prediction
+
+
+def unshared(spec: RunSpec) -> RunSpec:
+    """Return the step as one process makes it, with what one rank has of the batch."""
+    alone = {name: how for name, how in spec.recipe.techniques.items() if name != PARALLEL}
+    return replace(spec, ranks=1, backend="", recipe=Recipe(alone))
+
+
+def pace_of(single: Run, counts: StepCounts) -> Pace:
+    """Return the pace of a Run of the unshared step, against what was expected of it.
+
+    A device that is never idle holds its host back, whose own pace is not seen then.
+    """
+    assert single.clock is not None and single.ran is not None
+    alone = StepCounts(unshared(counts.spec), counts.card, counts.times)
+    expected = lay_out(alone.of(single.spec.batch), counts.times, counts.card, None)
+    step, busy = single.clock.step.median, single.ran.device_busy_ms
+    kernels = busy * 1e3 / expected.device_us if busy else 1.0
+    is_seen = busy is not None and busy < NEVER_IDLE * step and expected.host_us
+    host = single.clock.host.median * 1e3 / expected.host_us if is_seen else 1.0
+    return Pace(kernels, host)
 
 
 def _as_measured(prediction: Prediction, run: Run) -> Prediction:

@@ -27,6 +27,17 @@ SHARED = 0.35
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How many times as long as expected kernels take on a machine, and its host."""
+
+    kernels: float = 1.0
+    host: float = 1.0
+
+
+AS_EXPECTED = Pace()
+
+
+@dataclass(frozen=True)
 class Timeline:
     """How long a step takes, of what it consists, and how sure that is."""
 
@@ -52,17 +63,21 @@ def lay_out(
     card: Card,
     cluster: Cluster | None,
     measured: Samples | None = None,
+    pace: Pace = AS_EXPECTED,
 ) -> Timeline:
     """Lay out one step; without a cluster communication takes no time.
 
     `measured` are times of this rank's step, in ms, in a group that does nothing: kernels and host
     are taken to be slower than expected by one factor, and only communication is modelled.
     """
-    free = _simulate(counted, times, card, None)
-    scale = measured.median * 1e3 / free.end if measured and free.end else 1.0
-    full = _simulate(counted, times, card, cluster, scale) if cluster or measured else free
+    free = _simulate(counted, times, card, None, pace)
+    if measured and free.end:
+        scale = measured.median * 1e3 / free.end
+        pace = Pace(scale * pace.kernels, scale * pace.host)
+        free = _simulate(counted, times, card, None, pace)
+    full = _simulate(counted, times, card, cluster, pace) if cluster else free
     step = full.end
-    exposed = max(0.0, step - scale * free.end)
+    exposed = max(0.0, step - free.end)
     link = full.link_spread * exposed / step if step else 0.0
     if measured:
         own = (measured.percentile(90) - measured.percentile(10)) / (2 * Z80 * measured.median)
@@ -80,7 +95,7 @@ def lay_out(
 
 
 class _simulate:
-    """Runs the entries once; kernels and host take `scale` times what is expected of them."""
+    """Runs the entries once, at one pace."""
 
     def __init__(
         self,
@@ -88,7 +103,7 @@ class _simulate:
         times: KernelTimes,
         card: Card,
         cluster: Cluster | None,
-        scale: float = 1.0,
+        pace: Pace,
     ) -> None:
         self.host = self.device = self.communication = self.variance = 0.0
         self.streams: dict[object, float] = {}  # stream or group -> when it is free
@@ -98,7 +113,7 @@ class _simulate:
         phase, more, unsure = "", {}, 0.0
         if "checkpointing" in counted.spec.recipe.techniques:
             more["forward"] = times.host_us["checkpointed"]
-        launch = 0.0 if counted.replayed else scale
+        launch = 0.0 if counted.replayed else pace.host
         for entry in counted.entries:
             if isinstance(entry, Kernel):
                 if entry.phase != phase:
@@ -106,7 +121,7 @@ class _simulate:
                     self.host += launch * times.host_us.get(f"{phase} base", 0.0)
                 self.host += launch * (times.host(entry) + more.get(entry.phase, 0.0) * entry.calls)
                 us, spread = times.time(entry.call, card)
-                us = scale * (us + GAP_US)
+                us = pace.kernels * (us + GAP_US)
                 begin = max(self.host, self.streams.get(entry.stream, 0.0))
                 end = begin + us
                 self.streams[entry.stream] = end
