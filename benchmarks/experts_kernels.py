@@ -1,6 +1,6 @@
 """Times the kernels of the expert layers at the flagship's shapes on one GPU; about a minute.
 
-    PYTHONPATH=src python benchmarks/experts_kernels.py [kernels] [layers]
+    PYTHONPATH=src python benchmarks/experts_kernels.py [kernels] [layers] [inside]
 
 65,536 tokens of width 768, 8 experts of inner width 3072 of which each token takes 2, bf16. A
 kernel's other tiles are listed under it, the default one marked; one that fails or gives another
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from steplab.cli.flags import exit_without_gpu
 from steplab.kernels import activation as activation_op
 from steplab.kernels import grouped_mm as grouped_mm_op
+from steplab.kernels.activation import _in_product as in_product
 from steplab.kernels.activation import triton_rows
 from steplab.kernels.experts import _rows as rows
 from steplab.kernels.experts._rows import sort_rows
@@ -198,6 +199,28 @@ def time_products(experts_TK: torch.Tensor) -> None:
     row("grouped dw_in: dz^T x", gradient(h_RF, x_RD), flops, "TFLOP/s")
 
 
+def time_inside(name: str, offsets_E: torch.Tensor, weights: activation_op.RowWeights) -> None:
+    """Products with gelu in their kernels, beside a product and a pass."""
+    count, groups = weights.values_R.shape[0], offsets_E.shape[0]
+    x, z = normal(count, D), normal(count, INNER)
+    w_in, w_out = normal(groups, INNER, D) * D**-0.5, normal(groups, D, INNER) * D**-0.5
+
+    def product(w: torch.Tensor) -> torch.Tensor:
+        if groups == 1:
+            return x @ w[0]
+        return grouped_mm_op.grouped_mm("aten", x, w, offsets_E)
+
+    flops = 2.0 * count * D * INNER
+    calls = {
+        "up, then gelu": lambda: triton_rows.forward(product(w_in.mT), "gelu", weights),
+        "up with gelu": lambda: in_product.product_gelu(x, w_in, offsets_E, weights),
+        "dh, then dz and h": lambda: triton_rows.backward(z, product(w_out), "gelu", weights),
+        "dh with dz and h": lambda: in_product.product_slope(x, w_out, offsets_E, z, weights),
+    }
+    for label, call in calls.items():
+        row(f"{name} {label}", call, flops, "TFLOP/s")
+
+
 def time_layer(label: str, impls: dict[str, str], compiled: bool) -> None:
     """Forward and backward of a whole mixture layer, what it keeps and its peak."""
     if time.monotonic() - START > LIMIT_S:
@@ -251,20 +274,29 @@ def _layer_row(label: str, run: Any, layer: Any, x: torch.Tensor, d_out: torch.T
 def main() -> None:
     """Run the parts named, or all."""
     exit_without_gpu(__file__)
-    parts = sys.argv[1:] or ["kernels", "layers"]
+    parts = sys.argv[1:] or ["kernels", "layers", "inside"]
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), torch.__version__)
     plain = {"router": "reference", "feed_forward": "reference"}
     if "layers" in parts:
         time_layer("layer: loop, eager", {**plain, "experts": "loop"}, False)
         time_layer("layer: grouped, eager", {**plain, "experts": "grouped"}, False)
-        time_layer("layer: fused, eager", {}, False)
+        passes = {"experts": "fused", "feed_forward": "fused"}
+        time_layer("layer: fused, eager", passes, False)
+        time_layer("layer: gelu in the products, eager", {}, False)
         time_layer("layer: grouped, compiled", {**plain, "experts": "grouped"}, True)
         time_layer("layer: fused experts only, compiled", {**plain, "experts": "fused"}, True)
-        time_layer("layer: fused, compiled", {}, True)
+        time_layer("layer: fused, compiled", passes, True)
+        time_layer("layer: gelu in the products, compiled", {}, True)
+    odds = torch.tensor([2.0, 1, 1, 1, 1, 1, 0.5, 0.5], device="cuda").expand(T, -1)
+    experts_TK = torch.multinomial(odds, K)
+    if "inside" in parts:
+        _, source_R, offsets_E = rows.launch_place(experts_TK, E)
+        weights_R = torch.rand(R, device="cuda")
+        time_inside("grouped", offsets_E, activation_op.RowWeights(weights_R, source_R))
+        one = offsets_E.new_full((1,), T)
+        time_inside("dense", one, activation_op.RowWeights(weights_R[:T].clone()))
     if "kernels" in parts:
-        odds = torch.tensor([2.0, 1, 1, 1, 1, 1, 0.5, 0.5], device="cuda").expand(T, -1)
-        experts_TK = torch.multinomial(odds, K)
         time_products(experts_TK)
         time_activations(experts_TK)
         time_rows(experts_TK)

@@ -200,6 +200,20 @@ def test_other_kernels_of_few_bytes():
     assert found == 2 * T * (2 * F + F) + 4 * T
 
 
+def test_a_product_with_gelu_inside_stores_no_dh():
+    gelu = [[T, D], [F, D], [D, F], [T, 1]]
+    dtypes = [BF16, BF16, BF16, FP32]
+    forward = called("steplab::fused_feed_forward", [*gelu, []], [*dtypes, ""])
+    backward = called(
+        "steplab::fused_feed_forward_backward",
+        [[T, D], *gelu, [T, F], *[[]] * 4], [BF16, *dtypes, BF16, *[""] * 4],
+    )  # fmt: skip
+    for call, wide in ((forward, 2 * F), (backward, 3 * F)):  # z and h; z, dz and h
+        cost = cost_of_call(call, "matmul_gelu_kernel")
+        assert cost.flops == 2 * T * D * F
+        assert cost.bytes == 2 * (D * F + T * D + T * wide)
+
+
 def test_attention_counts_the_pairs_that_are_seen():
     heads = [2, 4, 8, 16]
     dtypes = [BF16, BF16, BF16, "Scalar", "", ""]

@@ -12,6 +12,7 @@ from steplab.core.errors import Unsupported
 from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
 from steplab.kernels.experts._rows import place_rows
+from steplab.kernels.triton_runtime import refuse_gluon
 from tests.kernels.expert_cases import (
     ROUTINGS,
     Case,
@@ -214,9 +215,9 @@ def test_gpu_auto_takes_the_fused_kernels_and_waits_for_nobody():
     ran = {module.op: module.ran for module in layer.modules() if hasattr(module, "op")}
     assert ran == {
         "router": "triton_router",
-        "experts": "fused",
+        "experts": "fused",  # its inner width has no whole tiles for the activation in the product
         "grouped_mm": "aten",
-        "feed_forward": "fused",
+        "feed_forward": "fused" if refuse_gluon(x) else "in_product",
     }
 
 

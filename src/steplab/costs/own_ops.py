@@ -190,6 +190,22 @@ def _activation(args: Args, rows: int, w_in: TensorArg, w_out: TensorArg, weight
     return Cost(0.0, wide + weights)
 
 
+def _expert_gelu_product(args: Args) -> Cost:
+    rows = args["source_R"].numel
+    return _gelu_product(args, rows, args["w_in_EFD"], args["w_out_EDF"])
+
+
+def _feed_forward_gelu_product(args: Args) -> Cost:
+    return _gelu_product(args, args["x_TD"].dims[0], args["w_in_FD"], args["w_out_DF"])
+
+
+def _gelu_product(args: Args, rows: int, w_in: TensorArg, w_out: TensorArg) -> Cost:
+    """z and h out; the backward has z in, dz and h out, and stores no dh."""
+    D, F = w_out.dims[-2:]
+    w, wide = (w_out, 3 * F) if args.is_backward else (w_in, 2 * F)
+    return Cost(2.0 * rows * D * F, w.bytes + rows * (D + wide) * w.item)
+
+
 def _expert_segments(args: Args) -> Cost | None:
     """At least one part of every expert's weight gradient is read and written."""
     pairs = (("dw_in", "w_in_EFD"), ("dw_out", "w_out_EDF"))
@@ -374,6 +390,7 @@ OWN_OPS = {
         kernels={
             "gather_rows_kernel": _gather_rows,
             "activation_forward_kernel": _expert_activation,
+            "matmul_gelu_kernel": _expert_gelu_product,
             "gather_sum_kernel": _gather_sum,
         },
     ),
@@ -383,6 +400,7 @@ OWN_OPS = {
         kernels={
             "gather_rows_kernel": _gather_rows,
             "activation_backward_kernel": _expert_activation,
+            "matmul_gelu_kernel": _expert_gelu_product,
             "gather_sum_kernel": _gather_sum,
             "add_segments_kernel": _expert_segments,
         },
@@ -390,12 +408,18 @@ OWN_OPS = {
     "fused_feed_forward": OwnOp(
         "x_TD w_in_FD w_out_DF weights_T1 activation",
         flops=_feed_forward_flops,
-        kernels={"activation_forward_kernel": _feed_forward_activation},
+        kernels={
+            "activation_forward_kernel": _feed_forward_activation,
+            "matmul_gelu_kernel": _feed_forward_gelu_product,
+        },
     ),
     "fused_feed_forward_backward": OwnOp(
         f"dout_TD x_TD w_in_FD w_out_DF weights_T1 z_TF activation {_NEEDS}",
         flops=_feed_forward_flops,
-        kernels={"activation_backward_kernel": _feed_forward_activation},
+        kernels={
+            "activation_backward_kernel": _feed_forward_activation,
+            "matmul_gelu_kernel": _feed_forward_gelu_product,
+        },
     ),
     "experts_fp8": OwnOp(_EXPERTS, flops=_experts_flops),
     "experts_fp8_backward": OwnOp(

@@ -33,6 +33,15 @@ class _NoTriton:
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 triton: Any = importlib.import_module("triton") if HAS_TRITON else _NoTriton()
 tl: Any = importlib.import_module("triton.language") if HAS_TRITON else _NoTriton()
+# Gluon is experimental and changes; with these versions the kernels were compiled.
+GLUON_VERSIONS = ("3.6", "3.7", "3.8")
+HAS_GLUON = HAS_TRITON and triton.__version__.startswith(GLUON_VERSIONS)
+_GLUON = "triton.experimental.gluon"
+gluon: Any = importlib.import_module(_GLUON) if HAS_GLUON else _NoTriton()
+gl: Any = importlib.import_module(f"{_GLUON}.language") if HAS_GLUON else _NoTriton()
+hopper: Any = (
+    importlib.import_module(f"{_GLUON}.language.nvidia.hopper") if HAS_GLUON else _NoTriton()
+)
 # As Triton itself reads it.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -48,6 +57,17 @@ def refuse_device(x: Tensor) -> str:
         return f"needs an NVIDIA GPU, not {x.device.type}"
     if on_nvidia and torch.cuda.get_device_capability(x.device) < (8, 0):
         return "needs compute capability 8.0 or newer"
+    return ""
+
+
+def refuse_gluon(x: Tensor) -> str:
+    """Return why Gluon kernels, which are written for Hopper, cannot run on the device of `x`."""
+    if not HAS_GLUON:
+        return f"needs triton {' or '.join(GLUON_VERSIONS)}, for which its kernels are written"
+    if INTERPRETED or x.device.type != "cuda":
+        return f"needs a GPU, not {'an interpreter' if INTERPRETED else x.device.type}"
+    if torch.cuda.get_device_capability(x.device) != (9, 0):
+        return "needs compute capability 9.0, for which its kernels are written"
     return ""
 
 

@@ -186,7 +186,8 @@ BENCH = OpBench(
         ),
         dtype_axis(),
         impl_axis(
-            gpu=["fused", "grouped", "capacity", "loop"], cpu=["grouped", "capacity", "loop"]
+            gpu=["in_product", "fused", "grouped", "capacity", "loop"],
+            cpu=["grouped", "capacity", "loop"],
         ),
     ),
     build=ExpertsInstance,

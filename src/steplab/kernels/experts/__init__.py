@@ -2,8 +2,9 @@
 
 `loop` is the definition. `grouped` computes the same with static shapes: on one device K copies of
 T tokens are always T * K rows, and only the borders between experts move. `fused` does that in
-hand-written kernels and keeps half as much for the backward. `capacity` gives every expert the
-same number of rows and drops the assignments that find their expert full.
+hand-written kernels and keeps half as much for the backward; `in_product` is `fused` with the
+activation inside two of the products. `capacity` gives every expert the same number of rows and
+drops the assignments that find their expert full.
 
 Every implementation offers `experts(tokens, experts, matmul)` and, unless it takes everything,
 `refuse(x, experts)`.
@@ -54,7 +55,7 @@ class RoutedTokens(NamedTuple):
 
 # After the types above, which the implementations import.
 IMPLS = load_all("experts")
-PREFERENCE = ("fused", "grouped")
+PREFERENCE = ("in_product", "fused", "grouped")
 
 
 def choose(impl: str, x_TD: Tensor, experts: ExpertWeights) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from steplab.kernels import activation as activation_op
+from steplab.kernels.activation._in_product import IN_PRODUCT, product_gelu, product_slope
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul, RoutedTokens
 from steplab.kernels.experts._rows import gather_rows, place_rows, sum_rows
 from steplab.kernels.grouped_mm import product, weight_gradient
@@ -38,8 +39,11 @@ def fused_experts(
     x_RD = gather_rows(x_TD, source_R, row_TK.shape[1])
     # Weighted here and not after the second product: one factor in a pass that is there anyway.
     weights = activation_op.RowWeights(weights_TK.flatten(), source_R)
-    z_RF = product(matmul, x_RD, w_in_EFD.transpose(-2, -1), offsets_E)
-    h_RF = activation_op.forward(activation_op.choose(z_RF), z_RF, activation, weights)
+    if activation == IN_PRODUCT:
+        z_RF, h_RF = product_gelu(x_RD, w_in_EFD, offsets_E, weights)
+    else:
+        z_RF = product(matmul, x_RD, w_in_EFD.transpose(-2, -1), offsets_E)
+        h_RF = activation_op.forward(activation_op.choose(z_RF), z_RF, activation, weights)
     del x_RD
     y_RD = product(matmul, h_RF, w_out_EDF.transpose(-2, -1), offsets_E)
     del h_RF
@@ -75,10 +79,13 @@ def fused_experts_backward(
     chosen = row_TK.shape[1]
     dout_RD = gather_rows(dout_TD, source_R, chosen)
     weights = activation_op.RowWeights(weights_TK.flatten(), source_R)
-    dh_RF = product(matmul, dout_RD, w_out_EDF, offsets_E)
-    impl = activation_op.choose(z_RF)
-    dz_RF, h_RF, dweights_R = activation_op.backward(impl, z_RF, dh_RF, activation, weights)
-    del dh_RF
+    if activation == IN_PRODUCT:
+        dz_RF, h_RF, dweights_R = product_slope(dout_RD, w_out_EDF, offsets_E, z_RF, weights)
+    else:
+        dh_RF = product(matmul, dout_RD, w_out_EDF, offsets_E)
+        impl = activation_op.choose(z_RF)
+        dz_RF, h_RF, dweights_R = activation_op.backward(impl, z_RF, dh_RF, activation, weights)
+        del dh_RF
     assert dweights_R is not None
     dw_out_EDF, dw_in_EFD, dx_TD = (t.new_empty(0) for t in (w_out_EDF, w_in_EFD, x_TD))
     if need_dw_out:

@@ -1,8 +1,8 @@
 """A two-matrix network for every row: act(x w_in^T) w_out^T, times a weight per row if given.
 
-`reference` is the definition. `fused` keeps x and the rows before the activation, and nothing else.
-Every implementation offers `feed_forward(...)` and, unless it takes everything, `refuse(x, w_in,
-w_out)`.
+`reference` is the definition. `fused` keeps x and the rows before the activation, and nothing else;
+`in_product` is `fused` with the activation inside two of the products. Every implementation offers
+`feed_forward(...)` and, unless it takes everything, `refuse(x, w_in, w_out)`.
 """
 
 # T rows, D width, F inner width (2F in w_in for swiglu, the gate's rows first)
@@ -13,7 +13,7 @@ from torch import Tensor
 from steplab.kernels.dispatch import load_all, select
 
 IMPLS = load_all("feed_forward")
-PREFERENCE = ("fused", "reference")
+PREFERENCE = ("in_product", "fused", "reference")
 
 
 def choose(impl: str, x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from steplab.kernels import activation as activation_op
+from steplab.kernels.activation._in_product import IN_PRODUCT, product_gelu, product_slope
 from steplab.kernels.triton_runtime import refuse_device
 
 DTYPES = (torch.bfloat16, torch.float16)  # its gelu is accurate to 18 bits, too few for fp32
@@ -45,8 +46,11 @@ def fused_feed_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, z_TF)."""
     weights = _weights(weights_T1)
-    z_TF = x_TD @ w_in_FD.T
-    h_TF = activation_op.forward(activation_op.choose(z_TF), z_TF, activation, weights)
+    if activation == IN_PRODUCT:
+        z_TF, h_TF = product_gelu(x_TD, w_in_FD[None], _one_group(x_TD), weights)
+    else:
+        z_TF = x_TD @ w_in_FD.T
+        h_TF = activation_op.forward(activation_op.choose(z_TF), z_TF, activation, weights)
     return h_TF @ w_out_DF.T, z_TF
 
 
@@ -75,10 +79,14 @@ def fused_feed_forward_backward(
     Those of x and the matrices are empty where not needed.
     """
     weights = _weights(weights_T1)
-    dh_TF = dout_TD @ w_out_DF
-    impl = activation_op.choose(z_TF)
-    dz_TF, h_TF, dweights_T = activation_op.backward(impl, z_TF, dh_TF, activation, weights)
-    del dh_TF
+    if activation == IN_PRODUCT:
+        group = _one_group(z_TF)
+        dz_TF, h_TF, dweights_T = product_slope(dout_TD, w_out_DF[None], group, z_TF, weights)
+    else:
+        dh_TF = dout_TD @ w_out_DF
+        impl = activation_op.choose(z_TF)
+        dz_TF, h_TF, dweights_T = activation_op.backward(impl, z_TF, dh_TF, activation, weights)
+        del dh_TF
     dw_out_DF = dout_TD.T @ h_TF if need_dw_out else w_out_DF.new_empty(0)
     del h_TF
     dx_TD = dz_TF @ w_in_FD if need_dx else x_TD.new_empty(0)
@@ -98,6 +106,10 @@ def _(dout_TD: Tensor, *inputs: Any) -> list[Tensor]:
 
 def _weights(weights_T1: Tensor | None) -> activation_op.RowWeights | None:
     return None if weights_T1 is None else activation_op.RowWeights(weights_T1.flatten())
+
+
+def _one_group(x_TD: Tensor) -> Tensor:
+    return torch.full((1,), x_TD.shape[0], dtype=torch.int32, device=x_TD.device)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
