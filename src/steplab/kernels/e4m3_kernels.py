@@ -150,7 +150,7 @@ def quantize_rows_kernel(
 @triton.jit
 def quantize_columns_kernel(
     w, values, scale, norm, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr,
 ):
     """Round columns of one matrix and write them as rows. Grid: blocks of columns, matrices."""
     column_C = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -159,7 +159,7 @@ def quantize_columns_kernel(
     w += matrix * HEIGHT * WIDTH
     most_RC = tl.zeros([ROWS, COLUMNS], tl.float32)
     square_RC = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in tl.range(0, HEIGHT, ROWS):
+    for first in tl.range(0, HEIGHT, ROWS, num_stages=STAGES):
         row_R = first + tl.arange(0, ROWS)
         inside_RC = (row_R < HEIGHT)[:, None] & within_C[None, :]
         w_RC = tl.load(w + row_R[:, None] * WIDTH + column_C[None, :], mask=inside_RC, other=0.0)
@@ -172,7 +172,7 @@ def quantize_columns_kernel(
     tl.store(scale + matrix * WIDTH + column_C, scale_C, mask=within_C)
     tl.store(norm + matrix * WIDTH + column_C, tl.sqrt(tl.sum(square_RC, 0)), mask=within_C)
     values += matrix * HEIGHT * WIDTH
-    for first in tl.range(0, HEIGHT, ROWS):
+    for first in tl.range(0, HEIGHT, ROWS, num_stages=STAGES):
         row_R = first + tl.arange(0, ROWS)
         inside_RC = (row_R < HEIGHT)[:, None] & within_C[None, :]
         w_RC = tl.load(w + row_R[:, None] * WIDTH + column_C[None, :], mask=inside_RC, other=0.0)
@@ -233,7 +233,7 @@ def gradient_scales_kernel(
 def slopes_e4m3_kernel(
     z, z_scale, dh, weights, source, x_scale, dz_scale, h_scale, dout_scale, largest_in,
     largest_out, dz, dz_across, h_across, dweights, R, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr,
 ):
     """Write rows of dz, the same and h transposed, and the gradients of the rows' weights."""
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -249,8 +249,8 @@ def slopes_e4m3_kernel(
     along_R = weight_R * _reciprocal(dz_scale_R)
     across_R = dz_scale_R * _reciprocal(dz_across_R)
     h_factor_R = weight_R * _reciprocal(h_across_R)
-    dot_RC = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for column in tl.range(0, WIDTH, COLUMNS):
+    dot_R = tl.zeros([ROWS], tl.float32)
+    for column in tl.range(0, WIDTH, COLUMNS, num_stages=STAGES):
         column_C = column + tl.arange(0, COLUMNS)
         within_C = column_C < WIDTH
         inside_RC = inside_R[:, None] & within_C[None, :]
@@ -269,9 +269,9 @@ def slopes_e4m3_kernel(
         tl.store(dz_across + place_CR, tl.trans(across_RC), mask=inside_CR)
         tl.store(h_across + place_CR, tl.trans(h_across_RC), mask=inside_CR)
         if dweights is not None:
-            dot_RC += dh_RC * h_RC
+            dot_R += tl.sum(dh_RC * h_RC, 1)
     if dweights is not None:
-        tl.store(dweights + index_R, tl.sum(dot_RC, 1), mask=has_R)
+        tl.store(dweights + index_R, dot_R, mask=has_R)
 
 
 @triton.jit
