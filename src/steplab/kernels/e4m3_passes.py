@@ -39,11 +39,10 @@ from steplab.kernels.triton_runtime import INTERPRETED, on_device_of, triton, us
 
 MOST_COLUMNS = 16_384  # of a row that is read as a whole
 ELEMENTS = 4096  # of whole rows that a program reads
-# The fastest of a few on an H200 over 131,072 rows of 768 and of 3,072.
 COLUMNS = Tile(128, 32, 4)
 ACTIVATE = Tile(2, 1024, 4)
-SLOPES = Tile(8, 32, 1) if INTERPRETED else Tile(32, 64, 4)
-TRANSPOSE = Tile(8, 32, 1) if INTERPRETED else Tile(128, 32, 4)
+SLOPES = Tile(8, 32, 1) if INTERPRETED else Tile(64, 64, 4)
+TRANSPOSE = Tile(8, 32, 1) if INTERPRETED else Tile(64, 64, 4)
 STAGES = 3  # tiles on their way in a loop, the one that is computed included
 SCALES = 256
 
@@ -205,8 +204,9 @@ def slope_rows(
     columns = column_block(F, tile.columns)
     with on_device_of(dh_RF):
         slopes_e4m3_kernel[(triton.cdiv(R, tile.rows),)](
-            z.values, z.scale, dh_RF, *_pointers(weights), *scales, dz, dz_FR, h_FR, dweights, R, F,
-            tile.rows, columns, STAGES, UPCAST=INTERPRETED, num_warps=tile.warps,
+            z.values, z.scale, dh_RF, *_pointers(weights), *scales, dz.view(torch.uint8),
+            *(t.view(torch.int32) for t in (dz_FR, h_FR)), dweights, R, F, tile.rows // 4, columns,
+            STAGES, UPCAST=INTERPRETED, num_warps=tile.warps,
         )  # fmt: skip
     return Slopes(Rows(dz, scales.dz_R, norm_R), dz_FR, h_FR, dweights)
 
@@ -235,8 +235,8 @@ def transpose_rows(
     columns = column_block(D, tile.columns)
     with on_device_of(x_TD):
         transpose_rows_kernel[(triton.cdiv(R, tile.rows) * triton.cdiv(D, columns),)](
-            x_TD, source_R, own_R, other_R, largest, out_DR, R, chosen, D, first, tile.rows,
-            columns, UPCAST=INTERPRETED, num_warps=tile.warps,
+            x_TD, source_R, own_R, other_R, largest, out_DR.view(torch.int32), R, chosen, D, first,
+            tile.rows // 4, columns, UPCAST=INTERPRETED, num_warps=tile.warps,
         )  # fmt: skip
     return out_DR
 
