@@ -268,14 +268,20 @@ def test_recomputing_elementwise_work_is_the_compilers_and_ends_with_the_recipe(
 
 
 @pytest.mark.parametrize("scope", ["blocks", "whole"])
-def test_a_smaller_budget_keeps_less(tiny_spec, scope):
-    kept = []
-    for more in ("", ",checkpointing=budget,checkpointing.keep=0.0"):
+@pytest.mark.parametrize(
+    "less", ["checkpointing=budget,checkpointing.keep=0.0", "checkpointing=elementwise"]
+)
+def test_what_the_compiler_recomputes_is_not_kept(tiny_spec, less, scope):
+    kept, losses = [], []
+    for more in ("", f",{less}"):
         torch._dynamo.reset()
         spec = tiny_spec(f"compile={scope},compile.backend=aot_eager{more}")
         step = assemble(spec)
-        kept.append(saved_bytes(step, next(micro_batches(step, spec))[0]))
+        feed = micro_batches(step, spec)
+        kept.append(saved_bytes(step, next(feed)[0]))
+        losses.append([step(next(feed)).loss.item() for _ in range(2)])
     assert kept[1] < kept[0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 @pytest.mark.parametrize(
