@@ -7,10 +7,11 @@ llama    Hugging Face's Llama in the shape of Llama-3.2-1B, 4 x 4096 tokens (nee
 qwen     Hugging Face's Qwen2-MoE of 538 million weights, 16 x 4096 tokens
 
 Every row is a process of its own, because libraries patch classes and graphs keep their memory. All
-of a model's rows compile at once; from then on one at a time has the GPU, first for its warm-up,
-then in turns. A row's time is the median over all turns of the time between the ends of two steps.
-All rows see the same batches and make as many steps: their last losses differ by rounding alone. A
-row that fails, or is not ready in time, says why. `--profile` adds each row's kernels by kind.
+rows compile at once; from then on one at a time has the GPU, first for its warm-up, then in turns
+with the other rows of its model. Name one model in a call where several do not fit into the GPU. A
+row's time is the median over all turns of the time between the ends of two steps. All rows see the
+same batches and make as many steps: their last losses differ by rounding alone. A row that fails,
+or is not ready in time, says why. `--profile` adds each row's kernels by kind.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ import steplab
 from steplab.cli.command import Parser
 from steplab.core import Column, Table
 from steplab.core.errors import SteplabError, Unsupported, UserError, did_you_mean
-from steplab.kernels.cross_entropy import _chunks
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
 from steplab.trace.categories import kernel_category
@@ -49,7 +49,7 @@ CLIP = 1.0
 WARM_STEPS = 6  # compile, allocate, capture a graph, replay it
 UNTIMED = 2  # steps of a turn that fill the allocator's cache again
 BATCHES = 8  # used again and again
-READY = 0.78  # share of the time after which a row must have been compiled
+READY = 0.85  # share of the time after which a row must have been compiled
 COLUMNS = (
     Column("model"),
     Column("row"),
@@ -153,8 +153,6 @@ def prepare(row: Row) -> None:
         if config is None:
             raise Unsupported(f"torch {torch.__version__} has no auto_chunker.")
         config.enable = True
-    if row.token_chunks:
-        _chunks.TOKEN_CHUNKS, _chunks.MAX_TOKEN_BYTES = row.token_chunks, 4 << 30
     if row.liger:
         if not torch.cuda.is_available():
             raise Unsupported("Liger's kernels need a GPU.")
@@ -311,53 +309,57 @@ class Worker:
     def stop(self) -> None:
         """End the process."""
         if self.is_ready:
+            self.is_ready = False
             self.end.send("stop")
             self.process.join(5)
         self.process.kill()
 
 
-def compare(
-    name: str, case: Case, options: Mapping[str, Any], seconds: float
-) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
-    """Return the rows of one model's table, and its profiles; both within so many seconds."""
-    began = time.perf_counter()
-    threads = max(2, (os.cpu_count() or 2) // len(case.rows))
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)  # the rows compile at once
-    with tempfile.NamedTemporaryFile(suffix=".lock") as lock:
-        workers = [Worker(case, row, options, lock.name) for row in case.rows]
-        try:
-            profiles = take_turns(name, case, workers, began, seconds, options["profile"])
-        finally:
-            for worker in workers:
-                worker.stop()
-    return [cells(name, case, worker, workers[0]) for worker in workers], profiles
+class Contest:
+    """A model and the processes of its rows; all of them compile from the start."""
 
+    def __init__(self, name: str, case: Case, options: Mapping[str, Any], lock: str) -> None:
+        self.name, self.case = name, case
+        self.workers = [Worker(case, row, options, lock) for row in case.rows]
 
-def take_turns(
-    name: str, case: Case, workers: list[Worker], began: float, seconds: float, profiled: bool
-) -> dict[str, Any]:
-    """Let the rows that get ready in time measure in turns; return the profiles."""
-    for worker in workers:
-        found = worker.answer(began + READY * seconds)
-        worker.is_ready = bool(found)
-        worker.figures |= found
-    for number in range(case.turns):
-        for worker in [w for w in workers if w.is_ready]:
-            found = worker.ask("turn", began + seconds)
-            worker.figures["times"] += found.pop("times", [])
+    @property
+    def ready(self) -> list[Worker]:
+        """The rows that can be measured."""
+        return [worker for worker in self.workers if worker.is_ready]
+
+    def wait(self, deadline: float) -> None:
+        """Let the rows get ready; those that do not have failed."""
+        for worker in self.workers:
+            found = worker.answer(deadline)
+            worker.is_ready = bool(found)
             worker.figures |= found
-        medians = [
-            (w.row.name, statistics.median(w.figures["times"])) for w in workers if w.is_ready
-        ]
-        text = ", ".join(f"{row} {ms:.2f}" for row, ms in medians)
-        print(f"{name} turn {number + 1}: {text} ms", file=sys.stderr, flush=True)
-        if time.perf_counter() - began > 0.9 * seconds:
-            break
-    profiles = {}
-    for worker in [w for w in workers if w.is_ready and profiled]:
-        if time.perf_counter() - began < seconds:
-            profiles[worker.row.name] = worker.ask("profile", began + 1.1 * seconds)
-    return profiles
+
+    def measure(self, deadline: float) -> list[tuple[Any, ...]]:
+        """Let the rows take turns; return the rows of the table."""
+        for number in range(self.case.turns):
+            for worker in self.ready:
+                found = worker.ask("turn", deadline)
+                worker.figures["times"] += found.pop("times", [])
+                worker.figures |= found
+            medians = [(w.row.name, statistics.median(w.figures["times"])) for w in self.ready]
+            text = ", ".join(f"{row} {ms:.2f}" for row, ms in medians)
+            print(f"{self.name} turn {number + 1}: {text} ms", file=sys.stderr, flush=True)
+            if time.perf_counter() > deadline:
+                break
+        return [cells(self.name, self.case, worker, self.workers[0]) for worker in self.workers]
+
+    def profile(self, deadline: float) -> dict[str, Any]:
+        """Return the kernels of every row for which there is time."""
+        found = {}
+        for worker in self.ready:
+            if time.perf_counter() < deadline:
+                found[worker.row.name] = worker.ask("profile", deadline + 10)
+        return found
+
+    def stop(self) -> None:
+        """End the processes."""
+        for worker in self.workers:
+            worker.stop()
 
 
 def cells(name: str, case: Case, worker: Worker, hand: Worker) -> tuple[Any, ...]:
@@ -382,7 +384,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="tiny models, to try the rows out")
     parser.add_argument("--rows", nargs="*", default=[], help="only rows with these words")
     parser.add_argument("--profile", type=Path, help="write every row's kernels to this JSON file")
-    parser.add_argument("--seconds", type=float, default=130.0, help="for each model")
+    parser.add_argument("--seconds", type=float, default=130.0, help="for all of it")
     parser.add_argument("--out", type=Path, nargs="*", default=[], help="write the table")
     try:
         args = parser.parse(sys.argv[1:])
@@ -397,8 +399,21 @@ def main() -> int:
     return 0
 
 
-def measured(args: Any) -> Table:
-    """Return the table of the models; the files are written after every model."""
+def chosen(name: str, args: Any) -> tuple[Case, dict[str, Any]]:
+    """Return the case with the rows that were asked for, and what its processes must know."""
+    case = CASES[name]
+    if args.tiny:
+        case = replace(case, batch=2, context=64, vocabulary=256, turns=2, steps=2)
+    if args.rows:
+        hand, *others = case.rows
+        kept = [row for row in others if any(word in row.name for word in args.rows)]
+        case = replace(case, rows=(hand, *kept))
+    build = {"file": args.nanogpt} if name == "nanogpt" else {}
+    return case, {"tiny": args.tiny, "build": build}
+
+
+def measured(args: Any) -> None:
+    """Compare the models, print their tables; the files are written after every model."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     note = (
         f"torch {torch.__version__}, bf16; every row a process, in turns; median of all steps. "
@@ -406,26 +421,36 @@ def measured(args: Any) -> Table:
     )
     table = Table(f"In one's own loop, {device}", COLUMNS, (), note)
     profiles: dict[str, Any] = {}
-    for name in args.models or list(CASES):
-        case = CASES[name]
-        if args.tiny:
-            case = replace(case, batch=2, context=64, vocabulary=256, turns=2, steps=2)
-        if args.rows:
-            kept = tuple(r for r in case.rows if any(word in r.name for word in args.rows))
-            case = replace(case, rows=(case.rows[0], *(r for r in kept if r is not case.rows[0])))
-        build = {"file": args.nanogpt} if name == "nanogpt" else {}
-        options = {"tiny": args.tiny, "build": build, "profile": bool(args.profile)}
-        found, profiles[name] = compare(name, case, options, args.seconds)
-        table = replace(table, rows=(*table.rows, *found))
-        print_table(replace(table, rows=tuple(found)))
-        for path in args.out:
-            write_table(table, path)
-        if args.profile:
-            args.profile.write_text(json.dumps(profiles, indent=1))
-            for row, seen in profiles[name].items():
-                kinds = ", ".join(f"{k} {ms:.2f}" for k, ms in seen.get("kinds", {}).items())
-                print(f"{name}, {row}: {kinds} ms", flush=True)
-    return table
+    deadline = time.perf_counter() + args.seconds
+    cases = {name: chosen(name, args) for name in args.models or list(CASES)}
+    threads = (os.cpu_count() or 2) // sum(len(case.rows) for case, _ in cases.values())
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(2, threads))
+    with tempfile.NamedTemporaryFile(suffix=".lock") as lock:
+        contests = [Contest(name, *cases[name], lock.name) for name in cases]
+        try:
+            for contest in contests:
+                contest.wait(deadline - (1 - READY) * args.seconds)
+            for contest in contests:
+                rows = contest.measure(deadline)
+                table = replace(table, rows=(*table.rows, *rows))
+                print_table(replace(table, rows=tuple(rows)))
+                for path in args.out:
+                    write_table(table, path)
+                if args.profile:
+                    profiles[contest.name] = contest.profile(deadline)
+                    args.profile.write_text(json.dumps(profiles, indent=1))
+                    print_kinds(contest.name, profiles[contest.name])
+                contest.stop()
+        finally:
+            for contest in contests:
+                contest.stop()
+
+
+def print_kinds(name: str, profiles: Mapping[str, Any]) -> None:
+    """Print a line per row: milliseconds of a step's kernels by kind."""
+    for row, seen in profiles.items():
+        kinds = ", ".join(f"{kind} {ms:.2f}" for kind, ms in seen.get("kinds", {}).items())
+        print(f"{name}, {row}: {kinds} ms", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from steplab.core.errors import UserError
 
 RATE, BETAS, DECAY = 6e-4, (0.9, 0.95), 0.1
 FAST = "compile=loss,substitute=all,precision=bf16-weights,optimizer=one-pass"
+GRAPH = f"{FAST},cuda_graph=step"
 # Its blocks are equal, so one of them is compiled; uncompiled around them, no mask is built.
 MIXTURE = "compile=blocks,substitute=experts,precision=bf16-weights,optimizer=one-pass"
 GROUPED = {"experts": "grouped_mm"}
@@ -34,7 +35,6 @@ class Row:
     model: Mapping[str, Any] = field(default_factory=dict)  # options of the model
     liger: bool = False
     auto_chunker: bool = False
-    token_chunks: int = 0  # in how many the head and its loss are computed; 0: steplab's choice
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,11 @@ CASES = {
             Row("by hand", compiled="model"),
             Row("by hand, auto_chunker", compiled="loss", auto_chunker=True),
             Row("bf16", FAST.replace("-weights,optimizer=one-pass", ",optimizer=fused")),
-            Row("bf16-weights", FAST),
-            Row("bf16-weights, graph", f"{FAST},cuda_graph=step"),
-            Row("and norms", f"{FAST},cuda_graph=step".replace("=all", "=all+norm")),
-            Row("and feed-forward", f"{FAST},cuda_graph=step".replace("=all", "=all+feed_forward")),
-            Row("and 4 chunks", f"{FAST},cuda_graph=step", token_chunks=4),
-            Row("no substitution, graph", f"{FAST},cuda_graph=step".replace("substitute=all,", "")),
+            Row("bf16-weights, graph", GRAPH),
+            Row("norms, graph", GRAPH.replace("=all", "=all+norm")),
+            Row("feed-forward, graph", GRAPH.replace("=all", "=all+feed_forward")),
+            Row("own attention, graph", GRAPH.replace("=all", "=all+flash")),
+            Row("no substitution, graph", GRAPH.replace("substitute=all,", "")),
         ),
         batch=16, context=1024, vocabulary=50_304, steps=12, turns=5, optimizer=nanogpt_optimizer,
     ),
@@ -151,8 +150,8 @@ CASES = {
             Row("by hand", compiled="model"),
             Row("Liger, compiled", compiled="model", liger=True),
             Row("bf16-weights", FAST),
-            Row("and norms", FAST.replace("=all", "=all+norm")),
-            Row("4 chunks", FAST, token_chunks=4),
+            Row("norms", FAST.replace("=all", "=all+norm")),
+            Row("own attention", FAST.replace("=all", "=all+flash")),
         ),
         batch=4, context=4096, vocabulary=128_256, steps=4, turns=3,
     ),

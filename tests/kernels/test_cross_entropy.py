@@ -202,6 +202,8 @@ def test_chunks_are_a_fixed_share_within_bounds(monkeypatch):
     assert chunk_rows(2048, row) == 768  # 64 MiB and a little
     assert chunk_rows(1_000_000, row) * row <= _chunks.MAX_TOKEN_BYTES
     assert chunk_rows(16_384, 2**30) == 128
+    assert chunk_rows(16_384, row, 768) == 1408
+    assert chunk_rows(16_384, 2 * 128_256, 2048) == 2048  # a Llama's: 8 chunks
     assert chunk_words(50_257, 2 * 16_384) == 1280
     assert chunk_words(50_257, 2 * 1024) == 16_384  # 32 MiB
     assert chunk_words(50_257, 2**30) == 128

@@ -563,3 +563,72 @@ FEED_FORWARDS = {
     "activation twice": (activation_twice, ALONE),
     "as a weight": (as_weight, ALONE),
 }
+
+
+# Rotations of q and k (B, H, S, D) by frequencies (D / 2): tables of sines and cosines.
+
+
+def turned(x, cos, sin):
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def angles_of(frequencies):
+    positions = torch.arange(S, dtype=frequencies.dtype)
+    return torch.cat([torch.outer(positions, frequencies)] * 2, -1)
+
+
+def rotated(q, k, frequencies, change=lambda table: table):
+    angles = angles_of(frequencies)
+    cos, sin = change(angles.cos()), change(angles.sin())
+    return (turned(q, cos, sin) * turned(k, cos, sin)).sum(-1)
+
+
+def wave(q, k, frequencies):
+    return (q.sin() * k).sum(-1) + q.sin().mean() * frequencies.sum()
+
+
+def rotated_once(q, k, frequencies):
+    angles = angles_of(frequencies.detach())
+    return (q * angles.cos()).sum(-1) + 0 * k.sum() + 0 * frequencies.sum()
+
+
+def fixed(function):
+    return lambda q, k, f: function(q, k, f.detach()) + 0 * f.sum()
+
+
+ROTATIONS = {
+    "fixed frequencies": (fixed(rotated), SAME),
+    "scaled and cast": (
+        fixed(lambda q, k, f: rotated(q, k, f, lambda t: (t * 1.5).to(q.dtype))),
+        SAME,
+    ),
+    "learned frequencies": (rotated, ALONE),
+    "of the stream": (wave, ALONE),
+    "used once": (rotated_once, ALONE),
+}
+
+
+# Attentions of q, k, v (B, H, S, D) that one kernel may run, and others.
+
+
+def unmasked(q, k, v, **options):
+    return F.scaled_dot_product_attention(q, k, v, **options)
+
+
+FLASHES = {
+    "causal": (lambda q, k, v: unmasked(q, k, v, is_causal=True), SAME),
+    "no mask": (lambda q, k, v: unmasked(q, k, v), SAME),
+    "the usual scale": (lambda q, k, v: unmasked(q, k, v, is_causal=True, scale=D**-0.5), SAME),
+    "shared heads": (
+        lambda q, k, v: unmasked(q, k[:, :G], v[:, :G], is_causal=True, enable_gqa=True),
+        SAME,
+    ),
+    "fewer queries, no mask": (lambda q, k, v: unmasked(q[:, :, :4], k, v), SAME),
+    "fewer queries": (lambda q, k, v: unmasked(q[:, :, :4], k, v, is_causal=True), ALONE),
+    "its own scale": (lambda q, k, v: unmasked(q, k, v, is_causal=True, scale=0.5), ALONE),
+    "a mask": (lambda q, k, v: unmasked(q, k, v, attn_mask=q[0, 0] @ k[0, 0].T), ALONE),
+    "three axes": (lambda q, k, v: unmasked(q[0], k[0], v[0]), ALONE),
+    "wider values": (lambda q, k, v: unmasked(q, k, torch.cat([v, v], -1)), ALONE),
+    "broadcast keys": (lambda q, k, v: unmasked(q, k[:1], v[:1], is_causal=True), ALONE),
+}

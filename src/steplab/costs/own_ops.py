@@ -508,6 +508,7 @@ OWN_OPS = {
         kernels=_token_losses_backward,
     ),
     "scaled": OwnOp("gradient factor", flops=_no_products),
+    "kept_in_memory": OwnOp("table", flops=_no_products),
 }
 _ENDINGS = ("_tokens_backward", "_tokens", "_mean", "_weight_gradient", "_backward")
 # Op by op what a new implementation shares its costs with: the folder in kernels/, an entry above.
