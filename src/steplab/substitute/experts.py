@@ -159,7 +159,8 @@ def _not_read(module: Any) -> str:
 
 
 def _prove(module: Any, context: Context) -> Proof | str:
-    if module.gate_up_proj.is_cuda and _implementation(module, context) != "fused":
+    last = experts_op.PREFERENCE[-1]  # in torch alone, which reads the routing on the host
+    if module.gate_up_proj.is_cuda and _implementation(module, context) == last:
         fused = experts_op.IMPLS["fused"]
         return f"experts 'fused' {refusal(fused, *_operands(module, context))}"
 
