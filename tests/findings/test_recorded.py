@@ -1,8 +1,8 @@
 """Recorded exhibits: the rules must go on saying of them what they said, without torch or a GPU.
 
 The files are made by `benchmarks/fault_museum.py --pack`, on two CPU cores and on an H200.
-(full_logits:clean and small_expert_matmuls:faulty need `--pack-limit 450`, small_buckets:faulty
-500, small_operators 900.)
+(full_logits:clean and small_expert_matmuls:faulty need `--pack-limit 450`, those of ranks 500,
+small_operators 900.)
 """
 
 import ast
@@ -14,21 +14,14 @@ from steplab.core import Run
 from steplab.findings import case_of_run, explain, is_note
 from steplab.store import Store
 from steplab.store.pack import unpack_runs
+from steplab.trace.ranks.folder import rank_file
 
 PACKS = sorted(Path(__file__).parent.glob("museum*.zip"))
 ROOT = Path(__file__).parents[2]
-# Two ranks on two cores that ten other processes shared: ranks are really late there, and what they
-# send is really exposed, so that other rules speak of both twins as well.
-BUSY = Path(__file__).parent / "ranks_busy.zip"
 MAX_BYTES = 2_000_000  # of the pack recorded on a CPU
 UNRECORDED = {
     "compiled_not_faster": "three Runs of 400 KB; compares two moments of a quiet machine",
     "noisy_measurement": "its clean twin is clean on a quiet machine only",
-    **dict.fromkeys(
-        ("host_bound_sharding", "late_allgather"),
-        "two ranks: clean on two quiet cores only; see test_rules_ranks.py",
-    ),
-    **dict.fromkeys(("desync", "padded_shards", "uneven_exchange"), "two ranks: see BUSY"),
     "power_bound": "needs a GPU at its power limit",
     "allocator_calls": "needs a GPU",
     "host_scalars": "needs a GPU",
@@ -94,15 +87,5 @@ def test_nothing_is_found_in_a_clean_twin(museum):
 
 def test_ranks_are_recorded_with_a_trace_each(museum):
     shared = [run for _, run in museum.all() if run.spec.ranks > 1]
-    assert shared and all(case_of_run(run, museum).ranks.size == 2 for run in shared)
-
-
-def test_faults_of_ranks_are_told_on_a_busy_machine_and_of_no_clean_twin(tmp_path):
-    store = Store(tmp_path)
-    unpack_runs(store, BUSY)
-    for twin in ("faulty", "clean"):
-        runs = newest(store, twin)
-        assert {Path(file).stem for file in runs} == {"desync", "padded_shards", "uneven_exchange"}
-        for file, run in runs.items():
-            told = {finding.rule for finding in explain(case_of_run(run, store))}
-            assert (constant(file, "rule") in told) == (twin == "faulty"), file
+    names = [rank_file("trace_1.json.gz", rank) for rank in range(2)]
+    assert len(shared) == 16 and all(set(names) <= set(run.artifacts) for run in shared)
