@@ -18,6 +18,7 @@ from steplab.report.pages import write_ladder_page
 from steplab.store import Store
 from steplab.techniques.recipes import technique
 from steplab.trace.analyze import analyze_run
+from steplab.verify.shapes import FP32_TRUTH
 
 RECIPE_FILE, REPORT_FILE, PICTURE_FILE = "recipe.toml", "report.html", "ladder.svg"
 GIB = 2**30
@@ -202,7 +203,7 @@ def _note(ladder: Ladder) -> str:
         "at 95 % or more; ceiling: the most it could gain by the time budget, at the speed of "
         "these turns; cold: first step with empty compile caches, warm: with filled ones; took: "
         "trying it, profile of a winner included",
-        f"numerics against fp64 {'; '.join(ladder.gate_shapes)}",
+        f"numerics against {truth_of(ladder)} {'; '.join(ladder.gate_shapes)}",
         ladder.environment.conditions_on(ladder.spec.device),
     ]
     if ladder.contention:
@@ -210,6 +211,11 @@ def _note(ladder: Ladder) -> str:
     if ladder.spec.ranks > 1:
         lines.insert(1, "step: of the slowest rank; peak memory: the most of any rank")
     return "\n".join(lines)
+
+
+def truth_of(ladder: Ladder) -> str:
+    """Return what the numerics were compared with."""
+    return "fp32" if any(FP32_TRUTH in words for words in ladder.gate_shapes) else "fp64"
 
 
 def expectation(rung: Rung) -> str:

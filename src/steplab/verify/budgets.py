@@ -116,20 +116,22 @@ def errors_of(
     A tensor's budget is TENSOR_FACTOR times the error of the worst peer: the tensor's own, or that
     of the whole group where it is larger, since a small tensor may be near the truth by luck. One
     rounding is added. The group as a whole has GROUP_FACTOR times the worst peer's error. In fp32,
-    where sums decide, they may be taken in another order.
+    where sums decide, they may be taken in another order. Where the truth itself is of fp32, it may
+    be as far off as the shaken peers are from it, and so may the candidate be on top of its own.
     """
     true = Truth(group, truth, candidate.matmul_dtype)
     order = _order_factor(truth.terms) if true.dtype == PLAIN_DTYPE else 1.0
     found, reach = true.errors(candidate), _reach(true, peers, order)
     least = order * true.rounding
+    own = {name: 0.0 if truth.exact else off for name, off in reach.items()}
     stored = {n: _storage(group, n, candidate, truth) for n in true.norms}
     errors = []
     for name, norm in true.norms.items():
         extra = stored[name] + _one_flip(true, truth.groups[group][name])
-        budget = _tensor_budget(max(reach[name], reach[WHOLE])) + least
+        budget = _tensor_budget(max(reach[name], reach[WHOLE])) + least + own[name]
         budget += extra / true.scale(name) + (norm < true.noise)
         errors.append(TensorError(name, found[name], budget, norm / true.whole))
-    budget = GROUP_FACTOR * reach[WHOLE] + least
+    budget = GROUP_FACTOR * reach[WHOLE] + least + own[WHOLE]
     budget += math.hypot(*stored.values()) / true.whole
     return [*errors, TensorError(WHOLE, found[WHOLE], budget, 1.0)]
 

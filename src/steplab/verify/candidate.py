@@ -93,7 +93,7 @@ class Candidate:
             if self._is_own(shape):
                 continue
             spec = at_shape(self.spec, shape)
-            progress(f"comparing with fp64 {shape.words}")
+            progress(f"comparing with the truth {shape.words}")
             try:
                 self._judge(snapshot_without_dropout(spec, shape.rate), shape)
                 if shape.apart and not self._is_measured(shape):
@@ -122,7 +122,7 @@ class Candidate:
         if own.apart:
             progress("comparing what is dropped")
             return self._check_draws(subject.step, self.spec, own)
-        progress("comparing with fp64")
+        progress("comparing with the truth")
         snapshot = take_snapshot(subject.step, self.spec, own.rate)
         self._judge(snapshot, own)
         return snapshot.first_seconds

@@ -11,8 +11,8 @@ from steplab.verify.shapes import (
     REFUSES,
     TRUTH,
     GateShape,
+    forms_of_truth,
     shapes_to_try,
-    widened,
     with_batch,
     with_smaller_steps,
     without_dropout,
@@ -48,24 +48,32 @@ def _first_that_fits(
 ) -> GateShape:
     problems = []
     for shape in shapes_to_try(spec):
-        where = shape.words or "at the step's own shape"
-        stage(f"computing the truth in fp64, {where}")
-        problem = references.reference(shape, TRUTH, timeout)
-        if not problem:
-            return shape
-        problems.append(f"{where}: {problem}")
-        if problem.startswith(REFUSES):
-            stage(f"computing the truth in fp64, operator by operator, {where}")
-            wide = widened(shape)
-            problem = references.reference(wide, TRUTH, timeout)
+        refusals: list[str] = []
+        for form in forms_of_truth(shape):
+            where = form.words or "at the step's own shape"
+            stage(f"computing the truth, {where}")
+            problem = references.reference(form, TRUTH, timeout)
             if not problem:
-                say(f"{problems[-1]}; so its operators are computed in fp64 one by one")
-                return wide
-            problems.append(f"operator by operator: {problem}")
+                if refusals:
+                    say(f"{'; '.join(refusals)}; so {_instead(form)}")
+                return form
+            refusals.append(f"{where}: {problem}")
+            if not problem.startswith(REFUSES):  # it does not fit: at another shape it may
+                break
+        problems += refusals
     raise MeasurementError(
-        f"No speed-up could be verified, for want of a truth in fp64 ({'; '.join(problems)}).",
+        f"Nothing could be verified, for want of a truth ({'; '.join(problems)}).",
         "Let the model run in fp64, or choose a smaller --batch.",
     )
+
+
+def _instead(form: GateShape) -> str:
+    if form.narrow:
+        return (
+            "fp32 at the highest precision is the truth, and every budget grows by what fp32 "
+            "itself may be off"
+        )
+    return "its operators are computed in fp64 one by one"
 
 
 def _with_steps_that_decide(

@@ -16,7 +16,7 @@ from steplab.techniques.recipes import alone
 from steplab.verify.judge import judge
 from steplab.verify.numerics import load_references
 from steplab.verify.references import make_references, snapshot_without_dropout
-from steplab.verify.shapes import REFUSES, TRUTH, shape_of_curves, widened
+from steplab.verify.shapes import REFUSES, TRUTH, forms_of_truth, shape_of_curves
 
 
 def check_curves(spec: RunSpec, folder: Path) -> tuple[Check, ...]:
@@ -24,14 +24,15 @@ def check_curves(spec: RunSpec, folder: Path) -> tuple[Check, ...]:
 
     In one process: how ranks share a step has been compared before.
     """
-    shape = shape_of_curves(spec)
-    here = replace(shape.spec, recipe=alone(spec.recipe))
+    forms = forms_of_truth(shape_of_curves(spec))
+    here = replace(forms[0].spec, recipe=alone(spec.recipe))
     try:
         found = snapshot_without_dropout(here, curves=True)
     finally:
         clean_up()
-    if make_references(shape, TRUTH, folder).startswith(REFUSES):
-        shape = widened(shape)
+    for shape in forms:
+        if not make_references(shape, TRUTH, folder).startswith(REFUSES):
+            break
     for rounding in (TRUTH, found.rounding):
         problem = make_references(shape, rounding, folder)
         if problem:

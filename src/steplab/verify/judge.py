@@ -119,15 +119,15 @@ def _check(
     if doubt:
         detail = (
             f"unverified: {doubt.name} of the plain step under autocast is {doubt.value:.1e} from "
-            f"fp64, but {dtype} products explain {doubt.budget:.1e} at most: is the model's own "
-            f"{dtype} code right?"
+            f"{truth_name(truth)}, but {dtype} products explain {doubt.budget:.1e} at most: is the "
+            f"model's own {dtype} code right?"
         )
         return Check(name, False, detail, doubt.excess)
     errors = errors_of(group, candidate, peers, truth)
     nearest = worst(errors)
     wrong = sum(error.excess > 1 for error in errors)
     if wrong:
-        detail = f"{wrong} of {len(errors)} too far from fp64; worst {nearest}"
+        detail = f"{wrong} of {len(errors)} too far from {truth_name(truth)}; worst {nearest}"
         return Check(name, False, detail, nearest.excess)
     undecided = [error for error in errors if error.undecided]
     if math.hypot(*(error.share for error in undecided)) > MAX_UNDECIDED:
@@ -138,12 +138,20 @@ def _check(
     return Check(name, True, detail, nearest.excess)
 
 
+def truth_name(truth: NumericsSnapshot) -> str:
+    """Return the precision of the truth."""
+    return "fp64" if truth.exact else "fp32"
+
+
 def _not_finite(group: str, peers: Sequence[NumericsSnapshot], truth: NumericsSnapshot) -> str:
     """Name the first tensor of the references that is not finite, or "".
 
     Its norm must be finite, too: one that overflows would make any error small.
     """
-    for snapshot, where in ((truth, "in fp64"), *((peer, "in the peer") for peer in peers)):
+    for snapshot, where in (
+        (truth, f"in {truth_name(truth)}"),
+        *((peer, "in the peer") for peer in peers),
+    ):
         for name, tensor in snapshot.groups[group].items():
             if not bool(torch.isfinite(tensor).all()) or not math.isfinite(tensor.norm()):
                 return f"{name} is not finite {where}"

@@ -42,7 +42,7 @@ MAX_REPEATS = 20  # of a step that a gradient scaler skips; it halves from 65,53
 SKETCH_SIZE = 4096
 _SEED = 20_011
 # Of a snapshot in a file, beside its groups.
-PLAIN_FIELDS = ("roundoff", "matmul_dtype", "terms", "first_seconds", "bits")
+PLAIN_FIELDS = ("roundoff", "matmul_dtype", "terms", "first_seconds", "bits", "exact")
 BUFFERS = "buffers"
 STATE = "optimizer"  # begins the name of a group of the optimizer's state
 # Of the significand, the hidden one included. Products of fp8 numbers give bf16 ones.
@@ -66,6 +66,7 @@ class NumericsSnapshot:
     terms: int  # numbers in the largest tensor of a micro-batch: how long a sum may get
     first_seconds: float = 0.0
     state_format: str = ""  # of the optimizer's state, where that is rounded
+    exact: bool = True  # of a truth: whether it is one of fp64; else it is one of fp32
     bits: Mapping[str, int] = field(default_factory=dict)  # checksums of gradients, final weights
     # Of every rank that shared the step, checksums of what it holds; empty for a step of one.
     held: Sequence[Mapping[str, int]] = ()
@@ -130,7 +131,7 @@ def _snapshot(
     terms = _longest_sum(batches)
     dtype, every = step.parts.matmul_dtype, gather(held, rank_count(step)) if held else ()
     state = step.parts.state_format
-    return NumericsSnapshot(groups, roundoff, dtype, terms, seconds, state, bits, every)
+    return NumericsSnapshot(groups, roundoff, dtype, terms, seconds, state, bits=bits, held=every)
 
 
 def _curves(

@@ -103,7 +103,8 @@ def _make_reference(shape: GateShape, dtype: str, folder: Path) -> str:
     if path.exists():
         return ""
     try:
-        snapshot = compute_reference(shape.spec, dtype, shape.rate, shape.curves, shape.widened)
+        how = (shape.rate, shape.curves, shape.widened, shape.narrow)
+        snapshot = compute_reference(shape.spec, dtype, *how)
     except Exception as error:
         if is_out_of_memory(error):
             return f"{dtype} does not fit"
@@ -144,7 +145,12 @@ def _refuse_nonfinite_loss(truth: NumericsSnapshot) -> None:
 
 
 def compute_reference(
-    spec: RunSpec, name: str, rate: float = 1.0, curves: bool = False, widened: bool = False
+    spec: RunSpec,
+    name: str,
+    rate: float = 1.0,
+    curves: bool = False,
+    widened: bool = False,
+    narrow: bool = False,
 ) -> NumericsSnapshot:
     """Return what the plain step of `spec` computes, by one of the names of `references_of`.
 
@@ -156,16 +162,17 @@ def compute_reference(
     "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
     "draws" are its statistics with dropout and noise, which are held still otherwise. The learning
     rate is multiplied by `rate`; with `curves` many steps are taken. With `widened` the model keeps
-    its dtypes, and each operator is computed in fp64 beside them.
+    its dtypes, and each operator is computed in fp64 beside them. With `narrow` fp32 at the highest
+    precision takes the place of fp64.
     """
     if name == DRAWS:
         return take_draws(assemble(replace(spec, recipe=PLAIN)), spec)
     with dropout_off():
-        return _plain_snapshot(spec, name, rate, curves, widened)
+        return _plain_snapshot(spec, name, rate, curves, widened, narrow)
 
 
 def _plain_snapshot(
-    spec: RunSpec, name: str, rate: float, curves: bool, widened: bool
+    spec: RunSpec, name: str, rate: float, curves: bool, widened: bool, narrow: bool
 ) -> NumericsSnapshot:
     step = step_without_dropout(replace(spec, recipe=PLAIN))
     dtype, _, how = name.partition("-")
@@ -176,12 +183,16 @@ def _plain_snapshot(
     if how == ROUNDED_STATE:
         _round_state(step, widened)
     if name == TRUTH or how in (ROUNDED, ROUNDED_STATE):
-        rounding = RoundedProducts(dtype) if how == ROUNDED else contextlib.nullcontext()
+        kind = torch.float32 if narrow else torch.float64
+        rounding = RoundedProducts(dtype, kind) if how == ROUNDED else contextlib.nullcontext()
         if dtype == FP8:
             _round_layers_to_fp8(step, widened)
         if widened:
             with Widened(rounding):
                 return take_snapshot(step, spec, rate, curves=curves)
+        if narrow:
+            with rounding:
+                return replace(take_snapshot(step, spec, rate, curves=curves), exact=False)
         step.model.double()
         with rounding:
             return take_snapshot(step, spec, rate, doubled=True, curves=curves)
@@ -220,7 +231,7 @@ def shake_weights(step: Step, sign: int) -> None:
 def rounded(x: Tensor, bits: int) -> Tensor:
     """Round to `bits` of significand, to even, with fp64's range: overflow is not modeled."""
     if bits == BITS["bf16"]:  # whose range is fp32's, and a cast is five times quicker
-        return x.to(torch.bfloat16).double()
+        return x.to(torch.bfloat16).to(x.dtype)
     significand, exponent = torch.frexp(x)
     return torch.ldexp(torch.round(significand * 2.0**bits) * 2.0**-bits, exponent)
 
@@ -235,9 +246,10 @@ class RoundedProducts(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, kind: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.bits = BITS[dtype]
+        self.kind = kind  # of the numbers that are rounded
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -251,7 +263,7 @@ class RoundedProducts(TorchDispatchMode):
             return func(*args, **kwargs)
 
         def rounding(leaf: Any) -> Any:
-            is_factor = isinstance(leaf, Tensor) and leaf.dtype == torch.float64
+            is_factor = isinstance(leaf, Tensor) and leaf.dtype == self.kind
             return rounded(leaf, self.bits) if is_factor and leaf.ndim >= least else leaf
 
         return tree_map(rounding, func(*tree_map(rounding, args), **kwargs))

@@ -16,6 +16,7 @@ from steplab.workloads.workload import find_workload
 
 TRUTH = "fp64"
 REFUSES = f"the model does not run in {TRUTH}"  # begins the reason why there is no truth
+FP32_TRUTH = "with fp32 at the highest precision as the truth"
 PLAIN_DTYPE = "fp32"  # of a step that rounds nothing that the plain one does not round
 # Times the learning rate. At 1e-3 rounding alone carries gpt xl away: after eight steps its updates
 # in fp32 are 6 % away from those in fp64, and in bf16 41 %; at an eighth of it 0.01 % and 9 %.
@@ -39,6 +40,7 @@ class GateShape:
     rate: float = 1.0  # by which the learning rate is multiplied
     curves: bool = False  # many steps, of which only curves are compared
     widened: bool = False  # fp64 operator by operator: the model does not run in it
+    narrow: bool = False  # fp32 is the truth: not even its operators run in fp64
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9-]+", self.name):  # a path would lead out of the folder
@@ -103,6 +105,17 @@ def widened(shape: GateShape) -> GateShape:
     """Return the shape for a model that does not run in fp64: each of its operators does."""
     words = _add_words(shape, "computed operator by operator")
     return replace(shape, name=f"{shape.name}-wide", words=words, widened=True)
+
+
+def in_fp32(shape: GateShape) -> GateShape:
+    """Return the shape for a model of which fp64 cannot be had at all."""
+    words = _add_words(shape, FP32_TRUTH)
+    return replace(shape, name=f"{shape.name}-fp32", words=words, narrow=True)
+
+
+def forms_of_truth(shape: GateShape) -> tuple[GateShape, ...]:
+    """Return the shape with each way to a truth; a later one where the model refuses the former."""
+    return shape, widened(shape), in_fp32(shape)
 
 
 def with_smaller_steps(shape: GateShape) -> GateShape:
