@@ -34,7 +34,7 @@ from steplab.cli.step_flags import (
     step_spec,
     value_of,
 )
-from steplab.core import Recipe, RunSpec, units
+from steplab.core import Recipe, RunSpec
 from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder, Rung, Untried
 from steplab.core.output_file import output_file
@@ -59,6 +59,7 @@ from steplab.tune.report import (
     interval,
     outlier_lines,
     own_loop_lines,
+    padding_line,
     peer_line,
     reasons_table,
     speed_up,
@@ -84,7 +85,6 @@ SURVEY = "steplab.workloads.script.lift:survey"
 SCRIPT_SECONDS = 600.0  # for a script to load its data and to make its first steps
 # A tenth of the tokens for nothing is more than most rungs gain.
 MUCH_PADDING = 0.1
-PACK = "packing several sequences into a row could gain as much, and no recipe does it"
 TRIAL_SECONDS = 300.0  # for one batch size, when the fastest is looked for
 
 
@@ -237,8 +237,7 @@ def show(ladder: Ladder, files: OutcomeFiles) -> None:
     if ladder.batches:
         print(batch_line(ladder))
     if ladder.padding > MUCH_PADDING:
-        share = units.percent(ladder.padding)
-        print(f"{share} of the batch is padding, by its attention_mask: {PACK}")
+        print(padding_line(ladder))
     print(f"stopped: {ladder.stopped}")
     if ladder.left:
         print(f"left for another call of the same command: {', '.join(ladder.left)}")

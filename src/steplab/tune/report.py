@@ -108,6 +108,20 @@ def outlier_lines(ladder: Ladder) -> list[str]:
     return [f"{name}, {line}" for name, line in lines.items() if line]
 
 
+def padding_line(ladder: Ladder) -> str:
+    """How much of the batch is padding, what packing could gain at most, and what it asks for."""
+    share, step = ladder.padding, ladder.after or ladder.before
+    most = f"at most {1 / (1 - share):.2f}x the tokens/s"
+    if step is not None:
+        whole = units.milliseconds(step.median)
+        most += f", {units.milliseconds(share * step.median)} of {whole} a step"
+    return (
+        f"{units.percent(share)} of the batch is padding, by its attention_mask; packing several "
+        f"sequences into a row gives {most}. No recipe does it: positions must begin anew in each "
+        "sequence, the mask keep them apart, and no token predict the first of the next one"
+    )
+
+
 def peer_line(peer: Peer) -> str:
     """The winner against the peer, in one sentence."""
     if peer.change is None or peer.theirs is None or peer.ours is None:
