@@ -254,7 +254,8 @@ def kernels_by_kind(call: Callable[[], Any], most: int = 40) -> dict[str, Any]:
     kinds: dict[str, float] = {}
     names: dict[str, list[float]] = {}
     for event in seen.events():
-        if event.device_type != torch.autograd.DeviceType.CUDA:
+        is_kernel = event.device_type == torch.autograd.DeviceType.CUDA
+        if not is_kernel or getattr(event, "is_user_annotation", False):
             continue
         ms = event.self_device_time_total / 1e3
         kind = kernel_category(event.name)
