@@ -105,16 +105,21 @@ def test_what_makes_room_pays_where_the_fixed_part_of_a_step_is_large(study):
 
 
 def test_recomputing_that_costs_more_than_the_batch_brings_is_not_kept(study):
-    _, *savers = study(fixed=10.0)
+    own, *savers = study(fixed=10.0)
     blocks = next(t for t in savers if t.recipe.label == "checkpointing=blocks")
     assert blocks.outcome == "no gain" and "fewer tokens a second" in blocks.reason
     assert blocks.cost.startswith("+25 % time")
+    lost = [replace(trial, outcome="no gain") for trial in savers]
+    line = batch_line(as_ladder((own, *lost)))
+    assert line.endswith("(64 sequences: oom, and nothing that makes room for more pays)")
 
 
 def test_nothing_is_recomputed_where_the_last_doubling_brought_nothing(study):
     trials = study(fixed=0.1)
     assert len(trials) == 1 and trials[0].reason.startswith("no gain beyond")
-    assert batch_line(as_ladder(trials)).startswith(f"most tokens/s at batch {trials[0].batch}: no")
+    assert batch_line(as_ladder(trials)).endswith(
+        f"at batch {trials[0].batch} ({trials[0].reason})"
+    )
 
 
 def test_a_red_gate_is_no_gain(study):
@@ -126,7 +131,10 @@ def test_a_red_gate_is_no_gain(study):
 
 
 def test_without_time_nothing_is_tried(study):
-    assert study(seconds=1.0) == ()
+    """A candidate takes 10 s where none has been timed: two for the winner, three for a saver."""
+    assert study(seconds=19.0) == ()
+    assert len(study(fixed=60.0, seconds=21.0)) == 1
+    assert len(study(fixed=60.0, seconds=31.0)) > 1
 
 
 def test_a_memory_limit_ends_the_doubling(study):

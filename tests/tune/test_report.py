@@ -203,3 +203,9 @@ def test_padding_is_told_with_what_packing_could_gain():
     assert "at most 1.33x the tokens/s, 20.00 ms of 80.00 ms a step" in line
     unmeasured = padding_line(replace(padded, after=None, before=None))
     assert "1.33x the tokens/s. No recipe" in unmeasured
+
+
+def test_a_contended_machine_is_named_under_the_table():
+    busy = replace(ladder(), contention="contended: threads waited 40 % of the time for a core")
+    assert f"{busy.contention}, so gains are less certain" in impact_table(busy).note
+    assert "less certain" not in impact_table(ladder()).note

@@ -27,6 +27,10 @@ from steplab.verify.shapes import GateShape
 from steplab.workers.alternate import Alternation, LiveSide, alternate_until_clear
 from steplab.workers.trials import TrialRunner
 
+# What each takes, in candidates of a rung: the winner at about three batches; a technique at its
+# own batch and at two more, then both sides once more in turns.
+OWN_TRIALS, SAVER_TRIALS = 2, 3
+
 
 class LargerBatches:
     """The batches of one winner, whose profiled Run it is and whose host `waits` in these lines."""
@@ -56,7 +60,7 @@ class LargerBatches:
 
         Empty where there is no time for it.
         """
-        if not self._in_time():
+        if not self._in_time(OWN_TRIALS):
             return ()
         found = self._search(self.winner.spec, max(1, self.winner.spec.batch // 2))
         if found.best is None:
@@ -66,17 +70,16 @@ class LargerBatches:
         if why_not:
             return tuple(trials)
         for saver in memory_savers(StepContext(self.winner, "memory", allowed=self.allowed)):
-            if self._in_time():
+            if self._in_time(SAVER_TRIALS):
                 trials.append(self._make_room(saver, best, found))
         return tuple(trials)
 
     def _make_room(self, saver: Proposal, best: Run, found: BatchSearch) -> BatchTrial:
         """Try a technique at the batches that did not fit, against the winner at its best one."""
         spec = replace(self.winner.spec, recipe=saver.recipe)
-        at_own = self._search(spec, best.spec.batch, most=best.spec.batch).best
-        if at_own is None:
-            failed = replace(best, spec=spec, clock=None, memory=None)
-            return trial_of(failed, "failed", f"batch {best.spec.batch} cannot be measured")
+        (at_own,) = self._search(spec, best.spec.batch, most=best.spec.batch).runs
+        if at_own.status != "ok":
+            return trial_of(at_own, "failed", at_own.reason)
         cost = cost_of(at_own, best)
         larger = self._search(spec, did_not_fit(found)).best
         if larger is None:
@@ -94,7 +97,7 @@ class LargerBatches:
 
     def _compare(self, saver: Proposal, larger: Run, best: Run, cost: str) -> BatchTrial:
         """Put a technique through the gate; then it and the winner, each at its batch, in turns."""
-        gate, stage, timeout = self.gate, self.view.stage, self.clock.timeout
+        gate, stage, timeout = self.gate, self.view.stage, self.clock.candidate_timeout(0.0)
         problem = self.references.prepare(larger.spec, gate.shapes, timeout, stage)
         if problem:
             return trial_of(larger, "failed", problem, cost)
@@ -124,7 +127,7 @@ class LargerBatches:
         return replace(trial, change=turns.change, checks=rung.checks)
 
     def _search(self, spec: RunSpec, first: int, most: int = MAX_BATCH) -> BatchSearch:
-        with TrialRunner(self.clock.timeout, worker=self.gate.pool.take()) as trials:
+        with TrialRunner(self.clock.candidate_timeout(0.0), worker=self.gate.pool.take()) as trials:
 
             def measure(batch: int) -> Run:
                 self.view.stage(f"measuring batch {batch} with {spec.recipe.label}")
@@ -145,8 +148,9 @@ class LargerBatches:
             return run
         return replace(run, status="oom", reason="no room for it and its peer")
 
-    def _in_time(self) -> bool:
-        return self.clock.left > self.clock.expected(is_slow(self.winner.spec.recipe))
+    def _in_time(self, candidates: int) -> bool:
+        """Whether there is time for as much work as so many candidates of a rung are."""
+        return self.clock.left > candidates * self.clock.expected(is_slow(self.winner.spec.recipe))
 
 
 class SameTokens:

@@ -286,7 +286,8 @@ def batch_line(ladder: Ladder) -> str:
     own, *savers = ladder.batches
     kept = [trial for trial in savers if trial.outcome == "kept" and trial.change]
     if not kept:
-        return f"most tokens/s at batch {own.batch}: {own.reason}"
+        more = ", and nothing that makes room for more pays" if savers else ""
+        return f"most tokens/s at batch {own.batch} ({own.reason}{more})"
     best = min(kept, key=lambda trial: trial.change.value if trial.change else 0.0)
     assert best.change is not None
     gain = f"{speed_up(best.change)}x ({interval(best.change)})"
