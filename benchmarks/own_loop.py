@@ -385,7 +385,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="tiny models, to try the rows out")
     parser.add_argument("--rows", nargs="*", default=[], help="only rows with these words")
     parser.add_argument("--profile", type=Path, help="write every row's kernels to this JSON file")
-    parser.add_argument("--seconds", type=float, default=130.0, help="for all of it")
+    parser.add_argument("--seconds", type=float, default=300.0, help="for all of it")
     parser.add_argument("--out", type=Path, nargs="*", default=[], help="write the table")
     try:
         args = parser.parse(sys.argv[1:])

@@ -607,28 +607,3 @@ ROTATIONS = {
     "of the stream": (wave, ALONE),
     "used once": (rotated_once, ALONE),
 }
-
-
-# Attentions of q, k, v (B, H, S, D) that one kernel may run, and others.
-
-
-def unmasked(q, k, v, **options):
-    return F.scaled_dot_product_attention(q, k, v, **options)
-
-
-FLASHES = {
-    "causal": (lambda q, k, v: unmasked(q, k, v, is_causal=True), SAME),
-    "no mask": (lambda q, k, v: unmasked(q, k, v), SAME),
-    "the usual scale": (lambda q, k, v: unmasked(q, k, v, is_causal=True, scale=D**-0.5), SAME),
-    "shared heads": (
-        lambda q, k, v: unmasked(q, k[:, :G], v[:, :G], is_causal=True, enable_gqa=True),
-        SAME,
-    ),
-    "fewer queries, no mask": (lambda q, k, v: unmasked(q[:, :, :4], k, v), SAME),
-    "fewer queries": (lambda q, k, v: unmasked(q[:, :, :4], k, v, is_causal=True), ALONE),
-    "its own scale": (lambda q, k, v: unmasked(q, k, v, is_causal=True, scale=0.5), ALONE),
-    "a mask": (lambda q, k, v: unmasked(q, k, v, attn_mask=q[0, 0] @ k[0, 0].T), ALONE),
-    "three axes": (lambda q, k, v: unmasked(q[0], k[0], v[0]), ALONE),
-    "wider values": (lambda q, k, v: unmasked(q, k, torch.cat([v, v], -1)), ALONE),
-    "broadcast keys": (lambda q, k, v: unmasked(q, k[:1], v[:1], is_causal=True), ALONE),
-}

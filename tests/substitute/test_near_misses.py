@@ -5,12 +5,10 @@ import torch
 
 from steplab.substitute.backend import SubstitutingBackend
 from steplab.substitute.feed_forward import FusedFeedForward
-from steplab.substitute.flash import OwnAttention
 from steplab.substitute.norm import FusedNorm
 from tests.substitute.near_misses import (
     ALONE,
     FEED_FORWARDS,
-    FLASHES,
     LOSSES,
     MASKS,
     NORMS,
@@ -27,7 +25,6 @@ from tests.substitute.near_misses import (
 # By the definition, which a CPU can run.
 BY_DEFINITION = {
     "feed_forward": FusedFeedForward("reference"),
-    "flash": OwnAttention("reference"),
     "norm": FusedNorm("reference"),
 }
 
@@ -92,12 +89,6 @@ def test_feed_forwards(name):
     inner = 3 * D
     x, w, v, r = normal(B, T, D), normal(inner, D) / 4, normal(D, inner).flip(0) / 6, normal(inner)
     check(*FEED_FORWARDS[name], (x, w, v, r), "feed_forward")
-
-
-@pytest.mark.parametrize("name", FLASHES)
-def test_attentions_by_a_kernel_of_our_own(name):
-    q, k, v = normal(B, H, S, D), normal(B, H, S, D) + 0.1, normal(B, H, S, D) - 0.2
-    check(*FLASHES[name], (q, k, v), "flash")
 
 
 @pytest.mark.parametrize("name", ROTATIONS)

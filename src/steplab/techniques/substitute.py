@@ -17,14 +17,12 @@ from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 ALL = "all"
-# Whether they beat the compiler's own fusion, or torch's choice, is for a measurement to say.
-BY_NAME = ("feed_forward", "flash", "norm")
+BY_NAME = ("feed_forward", "norm")  # whether they beat the compiler's own is to be measured
 # What can go: attention to a third (a dense mask), passes over logits.
 SAVINGS = {
     ALL: {"kind:attention": 0.7, "kind:softmax": 0.5, "kind:elementwise": 0.3}
     | {"memory:activations": 0.8},
     "feed_forward": {"kind:elementwise": 0.4, "memory:activations": 0.2},
-    "flash": {"kind:attention": 0.2},
     "norm": {"kind:normalization": 0.5, "kind:elementwise": 0.2, "kind:reduction": 0.2},
 }
 EXPERTS = "experts"
@@ -175,7 +173,6 @@ def executed_counts(run: Run) -> dict[str, int]:
     found[EXPERTS] = calls("fused_experts") + calls("grouped_mm") // 2
     found["feed_forward"] = calls("feed_forward")
     found["rotary"] = calls("kept_in_memory")
-    found["flash"] = calls("flash_attention")
     if run.ran.attention_ops:  # a compiler may write attention out in products of its own
         found["attention"] = sum(run.ran.attention_ops.values())
     return found
