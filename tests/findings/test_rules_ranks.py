@@ -137,6 +137,7 @@ def test_ranks_that_disagree_on_the_order_are_told(tmp_path):
     assert finding.evidence[0] == (
         "step 0, collective 1: rank 0 calls all-reduce, rank 1 calls all-gather"
     )
+    assert finding.stake_ms == pytest.approx(100) and finding.gain_ms is None  # before all others
     assert "desync" not in found(write_ranks(tmp_path / "b", one, one, groups=2))
 
 

@@ -27,6 +27,7 @@ def check(case: Case) -> Finding | None:
         claim=f"the ranks do not call the same collectives in the same order, in {steps}",
         evidence=tuple(one.sentence for one in found[:SHOWN]),
         remedy="look for a branch, a loop or a set whose order depends on the rank or on its data",
+        stake_ms=case.step_ms,  # all of it: the step hangs, or its numbers are wrong
         why="collectives are paired by their order: unequal ones wait for each other forever",
     )
 
