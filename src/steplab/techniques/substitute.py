@@ -18,14 +18,16 @@ from steplab.techniques.technique import Stage, StepParts, Technique
 
 ALL = "all"
 BY_NAME = ("feed_forward", "norm")  # whether they beat the compiler's own is to be measured
-# What can go: attention to a third (a dense mask), passes over logits.
+EXPERTS = "experts"
+# What can go: attention to a third (a dense mask), passes over logits, a loop over experts.
 SAVINGS = {
     ALL: {"kind:attention": 0.7, "kind:softmax": 0.5, "kind:elementwise": 0.3}
     | {"memory:activations": 0.8},
+    EXPERTS: {"term:launch": 1.0, "term:synchronization": 1.0, "kind:copy": 0.5, "kind:other": 1.0}
+    | {"kind:elementwise": 0.5, "memory:activations": 0.5},
     "feed_forward": {"kind:elementwise": 0.4, "memory:activations": 0.2},
     "norm": {"kind:normalization": 0.5, "kind:elementwise": 0.2, "kind:reduction": 0.2},
 }
-EXPERTS = "experts"
 SCOPES = ("blocks", "loss", "whole")
 
 
@@ -93,7 +95,11 @@ class Substitute(Technique):
             return []
         if not compiled:
             is_broken = any(f"compile={scope}" in context.failed for scope in SCOPES)
-            return [Suggestion({"kinds": EXPERTS})] if is_broken and not current else []
+            return (
+                [Suggestion({"kinds": EXPERTS}, SAVINGS[EXPERTS])]
+                if is_broken and not current
+                else []
+            )
         if not current or not takes_all(current):
             return [Suggestion({"kinds": ALL}, SAVINGS[ALL])]
         if not context.on_cuda:  # where Inductor's own fusion of norms stays
