@@ -29,7 +29,7 @@ ATTENTION = torch.nn.functional.scaled_dot_product_attention
 ARGUMENTS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # behind q, k and v
 DEFAULTS = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
 # What may stand between shared keys and those of every head.
-VIEWS = ("getitem", "unsqueeze", "expand", "reshape", "view", "contiguous", "repeat_interleave")
+VIEWS = tuple("getitem unsqueeze expand reshape view flatten contiguous repeat_interleave".split())
 MATH = 0  # the number of torch's attention by plain products, which no other took
 SMALL = 48  # tokens that tell a group of heads from another
 

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from steplab.core import registry
 from steplab.core.run import Substitution
 from steplab.substitute.match import Declined, Match, Rewrite, changes_in_place, place_of
+from steplab.substitute.modes import is_transformed, switches_mode
 from steplab.substitute.proof import prove
 
 
@@ -104,16 +105,26 @@ def _cannot_stand(match: Match) -> Declined | None:
     if any(order[node] >= order[point] for node in match.inputs):
         return Declined(match.outputs[0], "a result is used before all inputs are there")
     last = max(order[point], *(order[output] + 1 for output in match.outputs))
-    if any(changes_in_place(node) for node in list(order)[order[interior[0]] : last]):
+    between = list(order)[order[interior[0]] : last]
+    if any(changes_in_place(node) for node in between):
         return Declined(match.outputs[0], "a tensor is changed in place in between")
+    if not match.ignores_modes and any(switches_mode(node) for node in between):
+        return Declined(match.outputs[0], "gradients or autocast are switched in between")
+    if is_transformed(interior[0]):
+        return Declined(match.outputs[0], "torch.func maps or differentiates it")
     return None
 
 
 def _place_for(match: Match) -> Node:
-    """Return the first node outside that uses a result: the replacement stands before it."""
-    interior = set(match.interior)
-    users = {user for output in match.outputs for user in output.users} - interior
-    return next(node for node in match.outputs[0].graph.nodes if node in users)
+    """Return the node before which the replacement stands.
+
+    It follows the part, where modes such as no_grad are still those of the part; or it is the first
+    one that uses a result, if that stands in between.
+    """
+    interior = match.interior
+    users = {user for output in match.outputs for user in output.users}.difference(interior)
+    stops = {interior[-1].next, *users}
+    return next(node for node in match.outputs[0].graph.nodes if node in stops)
 
 
 def _replace(match: Match) -> None:

@@ -142,6 +142,8 @@ def _row_step(node: Node, axis: int, classes: int) -> Step | str:
         return lambda into, rows, width: into.call_method("reshape", (rows, *sizes, width))
     if node.op == "call_function" and node.target is operator.getitem:
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        if not before:
+            return "a function with several results stands between head and loss"
         if not _leaves_last_axis(index, len(before)):
             return "its classes are cut off"
         return lambda into, rows, width: into.call_function(operator.getitem, (rows, index))
@@ -150,8 +152,8 @@ def _row_step(node: Node, axis: int, classes: int) -> Step | str:
 
 
 def _leaves_last_axis(index: Sequence[Any], axes: int) -> bool:
-    """Whether an index of plain slices takes all of the last of so many axes."""
-    if not all(part is ... or isinstance(part, slice) for part in index):
+    """Whether an index of numbers and slices takes all of the last of so many axes."""
+    if not all(part is ... or type(part) in (int, slice) for part in index):
         return False
     reaches_last = ... in index or len(index) == axes
     return not reaches_last or index[-1] in (..., slice(None))

@@ -34,6 +34,8 @@ class Match:
     small_shapes: Mapping[Node, tuple[int, ...]] = field(default_factory=dict)
     # The same by an implementation that takes fp64, where the one that is chosen does not.
     emit_wide: Emit | None = None
+    # Whether no_grad and autocast change nothing in it, so that it may reach across their ends.
+    ignores_modes: bool = False
 
     @property
     def interior(self) -> list[Node]:

@@ -9,7 +9,7 @@ inside (an eps, a bound) shows in at least one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import _disable_current_modes
 
 from steplab.substitute.match import Declined, Match, is_method, value_of
+from steplab.substitute.modes import autocasts_around
 
 SCALES = (1e-3, 1.0, 8.0)
 FP64 = 1e-10  # largest difference in fp64, relative to the norm of a result
@@ -156,19 +157,15 @@ def _extract(match: Match, build: Build, wide: bool) -> Callable[..., Any]:
         _adapt(node, match, wide)
     run = GraphModule(root, graph)
     device = value_of(match.outputs[0]).device.type
+    autocasts = [(device, None, False)] if wide else autocasts_around(match.outputs[0])
 
     def form(*tensors: Tensor) -> Any:
-        with _precision(device, wide):
+        with contextlib.ExitStack() as stack:  # the model's autocasts inside the step's; or none
+            for arguments in autocasts:
+                stack.enter_context(torch.autocast(*arguments))
             return run(*tensors)
 
     return form
-
-
-@contextlib.contextmanager
-def _precision(device: str, wide: bool) -> Iterator[None]:
-    """Run as the step does, under its autocast; or, in fp64, without."""
-    with torch.autocast(device, enabled=False) if wide else contextlib.nullcontext():
-        yield
 
 
 def _copy_interior(

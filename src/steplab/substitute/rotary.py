@@ -53,7 +53,8 @@ def _match(node: Node) -> Match | str:
             copies[one] = into.node_copy(one, copies.__getitem__)
         return (into.call_function(KEEP, (copies[chain[-1]],)),)
 
-    return Match((chain[-1],), (angles,), emit, "table kept")
+    # transformers computes them without autocast and rounds them outside: neither is a product.
+    return Match((chain[-1],), (angles,), emit, "table kept", ignores_modes=True)
 
 
 @torch.library.custom_op("steplab::kept_in_memory", mutates_args=())
