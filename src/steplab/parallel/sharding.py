@@ -61,9 +61,6 @@ class Sharded(Scheme):
                 "Use parallel.replicate=2 or leave it out.",
             )
         names = {p: name for name, p in model.named_parameters()}
-        if expert_mesh is not None:
-            for experts in routed_experts(model):
-                self._shard([experts], reshard, expert_mesh[REPLICA])
         apart = without_shared_weights(blocks)
         groups = [apart[first : first + together] for first in range(0, len(apart), together)]
         in_groups = [{p for block in group for p in block.parameters()} for group in groups]
@@ -78,6 +75,9 @@ class Sharded(Scheme):
         self.has_frozen_unit = not all(
             any(p.requires_grad for p in unit) for unit in (*in_groups, others) if unit
         )
+        if expert_mesh is not None:
+            for experts in routed_experts(model):
+                self._shard([experts], reshard, expert_mesh[REPLICA])
         for group in groups:
             self._shard(group, reshard, self.shard_mesh)
         # What is in no block is needed first in the backward too: it stays for the whole step.
