@@ -517,6 +517,13 @@ class Run:
     substitutions: tuple[Substitution, ...] = ()  # what `substitute` found in the compiled graphs
 
     @property
+    def outcome(self) -> str:
+        """How it ended: with the reason, or "ok" and the words that warn, which begin its notes."""
+        if self.status != "ok":
+            return f"{self.status}: {self.reason}"
+        return ", ".join(["ok", *(note.split(":")[0] for note in self.notes)])
+
+    @property
     def substituted(self) -> str:
         """One line on what was replaced and why the rest was not; "" without `substitute`."""
         done = [f"{s.rewrite} x {s.count} ({s.what})" for s in self.substitutions if s.what]
