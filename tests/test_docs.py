@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 import steplab
+from steplab.cli.command import Command, Group
 from steplab.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ALL_PAGES = [*PAGES, *sorted(ROOT.glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 
 STEP = "--batch 2 --steps 1 --warmup 0"
 OP = "--repeats 2 --seconds 0.1 --warmup 1"
@@ -176,6 +178,49 @@ def test_the_examples_of_the_reference_run(tmp_path, monkeypatch):
     shown = set(re.findall(r"steplab\.(\w+)", "".join(blocks)))
     told = set(re.findall(r"\*\*`(\w+)`\*\*", text))
     assert shown | told >= set(steplab.__all__)
+
+
+def mentioned(page: Path) -> list[str]:
+    """Return the commands in a page's sentences and in its blocks that are not run."""
+    text = page.read_text()
+    inline = re.findall(r"`(steplab [a-z][^`]*)`", text)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S)
+    blocks = "\n".join(body for kind, body in fenced if kind in ("", "text"))
+    lines = re.findall(r"^steplab [a-z].*", blocks.replace("\\\n", " "), re.M)
+    bare = [re.sub(r"\s+#.*", "", command) for command in (*inline, *lines)]
+    return [one for one in bare if re.search(r" --[\w-]+ [^-]", one) and not OPEN.search(one)]
+
+
+# A word that stands for others, or what needs transformers.
+OPEN = re.compile(r"\b[A-Z_]+\b|\.\.\.|<|[{}]|--hf")
+MENTIONED = sorted({command for page in ALL_PAGES for command in mentioned(page)})
+
+
+@pytest.mark.parametrize("command", MENTIONED)
+def test_a_command_that_is_only_mentioned_has_flags_that_exist(command, tmp_path, monkeypatch):
+    """It is parsed, not run. Of a flag that is given twice only the last would count."""
+    monkeypatch.chdir(tmp_path)
+    model = (ROOT / "examples" / "own_model.py").read_text()
+    Path("my_model.py").write_text(model.replace("def recurrent(", "def make("))
+    shutil.copytree(ROOT / "examples", "examples")
+    shutil.copytree(ROOT / "src/steplab/recipes", "recipes")
+    for name in ("mine.toml", "recipe.toml"):
+        Path(name).write_text('[optimizer]\nimpl = "fused"\n')
+    Path("train.py").touch()
+    words = shlex.split(command)[1:]
+    flags = [word for word in words if word.startswith("--")]
+    assert len(set(flags)) == len(flags)
+    monkeypatch.setattr(Group, "load", load_without_running)
+    assert main(words) == 0
+
+
+load = Group.load
+
+
+def load_without_running(group: Group, name: str) -> Command | Group:
+    """Return the command with its flags alone."""
+    found = load(group, name)
+    return found if isinstance(found, Group) else Command(found.flags, lambda args: 0)
 
 
 def test_no_block_of_a_page_is_overlooked():

@@ -4,12 +4,16 @@
 the model under measurement (kernels, modules, workloads) are left out: they are another subject.
 """
 
+import re
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.walks import walk
+from tests.architecture.walks import SOURCE, walk
+
+DESIGN = (SOURCE.parents[1] / "DESIGN.md").read_text()
 
 MODEL = ("kernels/", "modules/", "workloads/")
 GPT = "--size tiny --layers 1 --context 16 --batch 2"
@@ -28,6 +32,7 @@ class Followed:
     most: int
     left_out: tuple[str, ...] = ()
     within: tuple[str, ...] = ()
+    always: bool = True  # whether it passes through as many files whatever it measures
 
 
 WALKS = {
@@ -37,9 +42,9 @@ WALKS = {
     ),
     # 46 files, and 5 more for the Run that it stores: the probes of `bench` and the store.
     "train": Followed((f"train {TRAIN} --checkpoint-every 2 --validation-batches 1",), 51),
-    # 58 files, and 7 more where the rung wins and is profiled; without the page of that profile.
+    # Fewer where no rung wins: a winner is profiled. Without the page of that profile.
     "tune, one rung": Followed(
-        (f"tune gpt {GPT} --budget 1",), 65, ("techniques/", "trace/", "report/"), RUNG
+        (f"tune gpt {GPT} --budget 1",), 69, ("techniques/", "trace/", "report/"), RUNG, False
     ),
 }
 
@@ -56,3 +61,40 @@ def test_a_command_crosses_few_files(name, tmp_path: Path):
     found = found.without((*MODEL, *followed.left_out))
     print(f"\n**{name}**, {len(found)} files\n\n{found}")
     assert 0 < len(found) <= followed.most, f"{name} crosses {len(found)} files"
+    passed = {*found.command, *found.workers}
+    assert passed == told(name) if followed.always else passed <= told(name)
+
+
+def told(name: str) -> set[str]:
+    """Return the files that DESIGN.md lists for a walk."""
+    (section,) = re.findall(rf"^\*\*{name}\*\*, (.*?)^(?:\*\*|###)", DESIGN, re.M | re.S)
+    return set(re.findall(r"`([\w/]+\.py)`", section))
+
+
+# Rows of the table "Before and after".
+ROWS = {
+    "bench step": "files that `bench step` passes through",
+    "explain": "files that `explain` passes through, plus the rules",
+    "train": "files that `train` passes through",
+    "tune, one rung": "files that one rung of `tune` passes through",
+}
+
+
+def now(row: str) -> int:
+    """Return the last number of a row, which is today's."""
+    (line,) = (line for line in DESIGN.splitlines() if line.startswith(f"| {row} |"))
+    return int(line.split("|")[-2])
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_the_table_has_the_counts_of_the_walks(name):
+    assert f"\n**{name}**, {now(ROWS[name])} files" in DESIGN
+    assert now(ROWS[name]) == WALKS[name].most == len(told(name))
+
+
+def test_the_table_has_the_sizes_of_the_files():
+    """To within 5 %, so that not every new file is an edit."""
+    lines = [len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")]
+    assert now("source files") == pytest.approx(len(lines), rel=0.05)
+    assert now("median lines of a file") == pytest.approx(statistics.median(lines), rel=0.05)
+    assert now("files under 40 lines") == pytest.approx(sum(n < 40 for n in lines), rel=0.05)

@@ -71,6 +71,23 @@ def test_an_op_that_needs_values_is_one_sentence_with_its_line(tmp_path, capsys)
     assert "Traceback" not in said
 
 
+def test_a_model_that_raises_is_one_sentence_with_its_line(tmp_path, capsys):
+    file = tmp_path / "my_model.py"
+    file.write_text(
+        "import torch, steplab\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x) + self.nothing\n"
+        "def make():\n"
+        "    batches = lambda size: [torch.randn(size, 4)]\n"
+        "    return steplab.UserModel(Net(4, 4), batches, lambda model, x: model(x).mean())\n"
+    )
+    assert main(["estimate", f"{file}:make", "--store", str(tmp_path)]) == 4
+    said = capsys.readouterr().err
+    assert "its step fails: AttributeError: 'Net' object has no attribute 'nothing'" in said
+    assert "my_model.py:4 (forward)" in said and "Traceback" not in said
+
+
 @pytest.mark.slow
 def test_a_plan_puts_the_best_first(tmp_path, capsys, store):
     words = ["estimate", "gpt", "--size", "tiny", "--layers", "1", "--plan", "--ranks", "2"]

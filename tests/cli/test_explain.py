@@ -106,6 +106,14 @@ def test_a_failed_run_says_why(store, capsys):
     assert "oom, CUDA out of memory" in capsys.readouterr().out
 
 
+def test_of_a_step_that_was_not_measured_nothing_is_said(store, capsys):
+    run = make_run(ms=10.0)
+    store.save(replace(run, status="failed", reason="OSError: disk gone", clock=None))
+    assert main(["explain", "--store", str(store.root)]) == 0
+    said = capsys.readouterr().out
+    assert "no step was measured, so no rule can tell" in said and "no rule finds" not in said
+
+
 def test_a_trace_of_any_name_and_never_a_folder(tmp_path, store, capsys):
     """The page is named for the trace; a folder is refused as one, not looked for as a Run."""
     trace = write_trace(tmp_path / "<b>rank0.trace", [op("aten::mm", 0, 5_000)])

@@ -31,7 +31,7 @@ def test_help_needs_no_torch():
     assert done.returncode == 0 and "--temperature" in done.stdout
 
 
-def interrupted(writer, prompt, length, temperature, top_k, seed, tell):
+def interrupted(writer, prompt, length, temperature, top_k, seed, tell, warn):
     tell(ord("x"))
     raise KeyboardInterrupt
 

@@ -129,6 +129,30 @@ def test_words_behind_two_dashes_are_for_a_script(capsys, tmp_path, monkeypatch)
     assert "There is no file missing.py." in capsys.readouterr().err
 
 
+def test_words_for_a_script_without_two_dashes_say_where_they_belong(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    assert main("tune --script train.py --width 3".split()) == 2
+    said = capsys.readouterr().err
+    assert "has no flag --width. Words for train.py come after two dashes: -- --width" in said
+    assert main("tune --script train.py --budgte 3".split()) == 2
+    assert "Did you mean '--budget'?" in capsys.readouterr().err
+    assert main("tune gpt --script train.py".split()) == 2
+    assert "gpt and --script train.py both name what is tuned." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_by_itself_is_told_by_its_last_words(capsys, tmp_path, monkeypatch):
+    """No factory would help it."""
+    monkeypatch.chdir(tmp_path)
+    script = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    (tmp_path / "train.py").write_text(script)
+    assert main("tune --script train.py --store runs -- --wdth 3".split()) == 2
+    out, err = capsys.readouterr()
+    assert "train.py ended by itself with code 2, before its first backward pass" in err
+    assert "unrecognized arguments: --wdth 3" in err and "def make" not in out
+
+
 @pytest.mark.slow
 def test_a_script_that_cannot_be_lifted_gets_the_start_of_a_factory(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

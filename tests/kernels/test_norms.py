@@ -80,7 +80,7 @@ def test_inputs_that_triton_cannot_take_have_reasons():
     assert "at most" in triton_norm.refuse(torch.ones(1, 20_000), torch.ones(20_000))
     # A broadcast is the reference's: the kernel would read beyond the end.
     assert "as wide" in triton_norm.refuse(torch.ones(2, 8), torch.ones(1))
-    assert "of their shape" in triton_norm.refuse(torch.ones(2, 8), weight, torch.ones(8))
+    assert "of the shape" in triton_norm.refuse(torch.ones(2, 8), weight, torch.ones(8))
     from steplab.kernels.rotary import triton_rotary
 
     qkv = torch.zeros(3, 2, 3, 1, 4)

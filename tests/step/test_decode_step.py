@@ -44,10 +44,12 @@ def test_every_call_is_one_step_whether_run_or_replayed():
 
 def test_a_step_that_waits_for_the_device_is_never_captured():
     counter, graphs = Counter(), WatchingTape(CPU)
-    graphs.waits = "model.py:7"
-    step = DecodeStep(counter, graphs)
+    graphs.waits, told = "model.py:7", []
+    step = DecodeStep(counter, graphs, told.append)
     assert [step(torch.tensor(1.0)).tolist() for _ in range(3)] == [[2, 2], [4, 4], [6, 6]]
     assert graphs.captures == 0 and "at model.py:7" in step.why_not
+    (note,) = told
+    assert "runs op by op: the host waits for the device at model.py:7." in note
 
 
 def test_a_capture_that_fails_costs_no_step(monkeypatch):
@@ -56,9 +58,10 @@ def test_a_capture_that_fails_costs_no_step(monkeypatch):
 
     counter, graphs = Counter(), WatchingTape(CPU)
     monkeypatch.setattr(graphs, "capture", fail)
-    step = DecodeStep(counter, graphs)
+    told = []
+    step = DecodeStep(counter, graphs, told.append)
     assert [step(torch.tensor(1.0)).tolist() for _ in range(3)] == [[2, 2], [4, 4], [6, 6]]
-    assert "something" in step.why_not
+    assert "something" in step.why_not and [step.why_not in note for note in told] == [True]
 
 
 def test_inputs_of_another_shape_are_refused():
@@ -72,8 +75,9 @@ def test_inputs_of_another_shape_are_refused():
 def test_without_a_gpu_nothing_captures():
     assert graphs_on(CPU) is None
     counter = Counter()
-    step = DecodeStep(counter, None)
-    assert step(torch.tensor(1.0)).tolist() == [2, 2] and "GPU" in step.why_not
+    told = []
+    step = DecodeStep(counter, None, told.append)
+    assert step(torch.tensor(1.0)).tolist() == [2, 2] and not told  # as was to be expected
 
 
 def test_a_watched_call_tells_its_first_wait_and_passes_other_warnings_on(monkeypatch):

@@ -8,6 +8,7 @@ from steplab.train.generate import Sampling, load_text_generator
 from steplab.train.log import TrainingLog
 from steplab.train.loop import train
 from steplab.train.stop import Stop
+from tests.step.test_decode_step import WatchingTape
 from tests.train.test_text import make_spec
 
 SENTENCE = "the quick brown fox. "
@@ -46,6 +47,15 @@ def test_every_byte_is_the_likeliest_of_the_whole(checkpoint):
         logits = generator.model(torch.tensor([text]))[0, -1]
         assert int(logits.argmax()) == byte
         text.append(byte)
+
+
+def test_text_that_is_not_replayed_says_where_the_host_waits(checkpoint, monkeypatch):
+    graphs, told = WatchingTape(torch.device("cpu")), []
+    graphs.waits = "model.py:7"
+    monkeypatch.setattr("steplab.train.generate.graphs_on", lambda device: graphs)
+    generator = load_text_generator(checkpoint, "cpu", PLAIN)
+    assert len(generator.generate(b"the", 4, warn=told.append)) == 4
+    assert [note.endswith("waits for the device at model.py:7.") for note in told] == [True]
 
 
 def test_one_seed_one_text(checkpoint):

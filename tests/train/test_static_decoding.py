@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from steplab.forecasting.decode import Cached, Uncached, choose_heads, decode, plan_passes
+from steplab.forecasting.forecaster import Forecaster
 from steplab.step.decode_step import graphs_on
 from steplab.testing.tolerance import assert_as_good_as
 from steplab.train.generate import Sampling, TokenWriter
@@ -129,6 +130,18 @@ def test_graphs_are_kept_for_contexts_of_similar_length_only():
     assert (feed.cache, feed.steps) == kept
     forecasts(net, feed, lengths=(20, 5), horizon=20)
     assert feed.cache is not kept[0] and feed.steps != kept[1]
+
+
+def test_a_forecast_says_once_that_it_is_not_replayed_and_where_the_host_waits(monkeypatch):
+    graphs, told = WatchingTape(CPU), []
+    graphs.waits = "experts.py:7"
+    monkeypatch.setattr("steplab.forecasting.inference.graphs_on", lambda device: graphs)
+    forecaster = Forecaster(tsmoe(torch.float32), warn=told.append)
+    contexts = torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        forecaster.predict(contexts, 150)
+    (note,) = told
+    assert note.endswith("op by op: the host waits for the device at experts.py:7.")
 
 
 @pytest.mark.gpu

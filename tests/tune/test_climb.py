@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from steplab.core import RunSpec
-from steplab.core.ladder import Ladder
+from steplab.core import PLAIN, RunSpec
+from steplab.core.ladder import BatchTrial, Ladder
 from steplab.techniques.context import Suggestion
 from steplab.tune.options import TuneOptions
 from steplab.tune.progress import NullView, SearchClock
@@ -244,6 +244,28 @@ def test_an_interrupted_search_goes_on_where_it_was(climb):
     assert ladder.winner.label == "a=true,b=true" and ladder.finished
     again = climb(world, techniques)
     assert again.id != ladder.id
+
+
+def test_a_study_of_batches_that_is_interrupted_is_made_up_for_by_the_same_command(
+    climb, monkeypatch
+):
+    """`--batch auto` looks at larger batches last; until then the ladder is not finished."""
+    from steplab.tune import search
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    world, techniques = World({"a": 0.5}), {"a": FakeTechnique(MATMUL)}
+    with monkeypatch.context() as patch:
+        patch.setattr(search.LargerBatches, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            climb(world, techniques, larger_batches=True)
+    world.opened.clear()
+    found = (BatchTrial(PLAIN, 8, "best so far"),)
+    monkeypatch.setattr(search.LargerBatches, "run", lambda self: found)
+    ladder = climb(world, techniques, larger_batches=True)
+    assert ladder.batches == found and ladder.finished
+    assert world.opened == ["plain", "a=true"]  # nothing is tried again
 
 
 def test_memory_may_be_the_objective(climb):

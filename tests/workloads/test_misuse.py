@@ -75,6 +75,7 @@ def test_the_good_one_runs():
         ),
         (lambda: steplab.UserModel(Net()), r"got no batches and no loss"),
         (lambda: steplab.UserModel(Net(), loader=batches), r"'loader'.* It takes model, batches"),
+        (lambda: steplab.UserModel(Net(), units="images"), r"'units'.* optimizer and unit\."),
     ],
 )
 def test_what_a_factory_returns(factory, words):

@@ -55,6 +55,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=HelpFormatter,
         )
         self.takes_rest = False  # whether words after -- are somebody else's: `args.rest`
+        self.rest_of = ""  # the script that they are for, where it is named
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse all of `words`; an unknown flag is an error that names the nearest one."""
@@ -65,7 +66,10 @@ class Parser(argparse.ArgumentParser):
             word = unknown[0].split("=")[0]
             if word.startswith("-"):
                 known = [o for action in self._actions for o in action.option_strings]
-                raise UserError(f"{self.prog} has no flag {word}.", did_you_mean(word, known))
+                hint = did_you_mean(word, known)
+                if self.rest_of and not rest and hint.startswith("Known"):
+                    hint = f"Words for {self.rest_of} come after two dashes: -- {word} ..."
+                raise UserError(f"{self.prog} has no flag {word}.", hint)
             raise UserError(f"{self.prog} does not expect {word!r}.", f"See: {self.prog} --help")
         return args
 

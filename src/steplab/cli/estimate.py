@@ -1,4 +1,4 @@
-"""Know before you rent: step time, memory, bytes and cost on cards and ranks that are not here."""
+"""Predict step time, memory and cost on cards and ranks that are not here."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         help="the card, as in h200, a100-80gb-sxm, b200; here: measure rank 0 on this machine, in "
         "a group that does nothing")  # fmt: skip
     add("--ranks", type=int, nargs="+", default=[1], metavar="N", help="numbers of GPUs")
-    add("--tokens", type=float, default=None, metavar="N", help="tokens of the training, 1e11")
+    add("--tokens", type=float, default=None, metavar="N", help="tokens to train on, as in 1e11")
     add("--price", type=float, default=None, metavar="X", help="of one GPU for an hour")
     add("--link", default="", metavar="NAME",
         help="between the GPUs of a machine; default: as bench collectives has timed it on such "
@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
         found, most = [], []
         for ranks in args.ranks:
             shared = replace(spec, ranks=ranks, recipe=_recipe(spec.recipe, ranks))
-            _tell(f"{ranks} ranks: {shared.recipe}")
+            _tell(f"{units.counted(ranks, 'rank')}: {shared.recipe}")
             counts = StepCounts(shared, card, times)
             if here:
                 found.append(predict(counts, cluster, measured=measure_rank(shared)))

@@ -45,9 +45,10 @@ def _run(args: argparse.Namespace) -> int:
     own = own_model(args.model)
     generator = load_text_generator(args.checkpoint, args.device, args.recipe, own)
     if generator.note:
-        print(f"note: {generator.note}", file=sys.stderr)
+        _note(generator.note)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     times = [time.perf_counter()]
+    notes: list[str] = []
 
     def show_byte(byte: int) -> None:
         times.append(time.perf_counter())
@@ -55,7 +56,8 @@ def _run(args: argparse.Namespace) -> int:
         _show(beginning + decoder.decode(bytes([byte])))
 
     try:
-        generator.generate(prompt, args.length, args.temperature, args.top_k, args.seed, show_byte)
+        sampling = (args.temperature, args.top_k, args.seed)
+        generator.generate(prompt, args.length, *sampling, show_byte, notes.append)
     except KeyboardInterrupt:
         _show("\n")  # the message that follows begins a line
         raise
@@ -65,6 +67,8 @@ def _run(args: argparse.Namespace) -> int:
         why = f"Out of memory: {memory_sentence(error)}."
         raise Unsupported(why, "Use a shorter prompt or a smaller --length.") from None
     _show(decoder.decode(b"", final=True) + "\n")
+    for note in notes:  # not in the middle of the text
+        _note(note)
     written = units.counted(args.length, "byte")
     print(f"{written} by {generator.name}{_speed(times)}", file=sys.stderr)
     return 0
@@ -110,6 +114,10 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--temperature must be a number of 0 or more, not {args.temperature}.")
     if args.top_k < 0:
         raise UserError(f"--top-k must be 0 or more, not {args.top_k}.")
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
 
 
 def _show(text: str) -> None:

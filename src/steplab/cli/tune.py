@@ -92,8 +92,11 @@ def _flags(parser: Parser, words: Sequence[str]) -> None:
     parser.takes_rest = True
     words, _ = split_rest(words)
     script = value_of("--script", words)
+    if script and words and not words[0].startswith("-"):
+        raise UserError(f"{words[0]} and --script {script} both name what is tuned.", "Use one.")
+    parser.rest_of = script
     add_workload_flags(parser, [f"{SCRIPT}{script}"] if script else words, DEFAULT_WORKLOAD)
-    about = "a training script, which runs unedited until it has made a few steps; -- ARGS are its"
+    about = "a training script, run unedited until it has made a few steps; its words follow --"
     parser.add_argument("--script", default="", metavar="FILE", help=about)
     add_step_flags(parser, ("accumulate", "clip", "seed"), batch=BATCH, auto_batch=True)
     if script:  # it has its own
@@ -203,6 +206,10 @@ def lift_script(
     """Return the spec of a script's step, and the recipe that the script has already."""
     view.stage(f"running {args.script} until it has made a few steps")
     found = reference.worker.call(SURVEY, Survey, timeout=SCRIPT_SECONDS, spec=spec)
+    if found.refusal and not found.beginning:
+        said = reference.worker.printed()[-1:]
+        last = f" Its last words: {said[0]}" if said else ""
+        raise UserError(f"{found.refusal}{last}", f"See that {args.script} trains by itself.")
     if found.refusal:
         print(found.beginning)
         raise UserError(

@@ -58,7 +58,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     word = word[:LONGEST_WORD]
     bare = {name.lstrip("-"): name for name in names}  # leading dashes make all flags look alike
-    close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
+    asked = word.lstrip("-")
+    close = difflib.get_close_matches(asked, bare, n=1, cutoff=0.6)
+    # --data for --dataset-path; of several nobody knows which was meant.
+    begun = [name for name in bare if len(asked) > 2 and name.startswith(asked)]
+    close = close or (begun if len(begun) == 1 else [])
     if close:
         return f"Did you mean {bare[close[0]]!r}?"
     return f"Known: {', '.join(names)}." if names else "None is known."

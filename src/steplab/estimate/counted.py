@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 from steplab.core import Recipe, RunSpec
-from steplab.core.errors import Unsupported
+from steplab.core.errors import MeasurementError, SteplabError, Unsupported
 from steplab.core.run import Collective
 from steplab.estimate.calls import Call
 from steplab.estimate.compiled import compiled_modules, fuse, marking, recomputed
@@ -33,7 +33,9 @@ from steplab.hardware.catalog import Card
 from steplab.parallel.silent import join_silent
 from steplab.parallel.world import leave
 from steplab.step.assemble import assemble, micro_batches
+from steplab.step.failures import error_sentence
 from steplab.step.step import Step
+from steplab.techniques.optimizer import ADAM_8BIT
 from steplab.techniques.precision import FP8, product_dtype
 from steplab.techniques.recipes import PARALLEL
 from steplab.trace.user_frames import error_line
@@ -94,9 +96,9 @@ def count(
             "A step with fp8 cannot be estimated: no fp8 product has been timed.",
             "Estimate precision=bf16, or measure with steplab bench step.",
         )
-    if spec.recipe.techniques.get("optimizer", {}).get("impl") == "adam-8bit":
+    if spec.recipe.techniques.get("optimizer", {}).get("impl") == ADAM_8BIT:
         raise Unsupported(
-            "An update by adam-8bit cannot be estimated: it compiles itself while it runs.",
+            f"An update by {ADAM_8BIT} cannot be estimated: it compiles itself while it runs.",
             "Leave the optimizer out, or measure with steplab bench step.",
         )
     ledger = Ledger(scratch)
@@ -213,9 +215,11 @@ def _group(spec: RunSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(workload: str) -> Iterator[None]:
-    """Say in one sentence which op of a model needs the data that is not there, and where."""
+    """Say in one sentence which op of a model needs the data that is not there, or what fails."""
     try:
         yield
+    except SteplabError:
+        raise
     except NEEDS_DATA as error:
         op = error.args[0] if error.args else type(error).__name__
         raise Unsupported(
@@ -223,3 +227,8 @@ def naming(workload: str) -> Iterator[None]:
             "are only shapes.",
             "Compute it on the device without reading it, or measure with steplab bench step.",
         ) from None
+    except Exception as error:
+        raise MeasurementError(
+            f"{workload} cannot be counted, its step fails: {error_sentence(error)}.",
+            "See that it runs with steplab bench step.",
+        ) from error

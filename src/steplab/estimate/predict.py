@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from steplab.core import Recipe, Run, RunSpec
+from steplab.core import Run, RunSpec
 from steplab.core.errors import UserError
 from steplab.core.prediction import COUNTED, MEASURED, MODELLED, Prediction
 from steplab.estimate.cluster import Cluster
@@ -14,7 +14,7 @@ from steplab.estimate.kernels import KernelTimes
 from steplab.estimate.timeline import AS_EXPECTED, Pace, lay_out
 from steplab.hardware.catalog import Card
 from steplab.store.predictions import device_of
-from steplab.techniques.recipes import PARALLEL
+from steplab.techniques.recipes import alone
 
 CONTEXT_BYTES = 600 * 2**20  # that the driver and CUDA's own code take of a card
 LARGEST_BATCH = 2**20
@@ -100,8 +100,7 @@ def predict(
 
 def unshared(spec: RunSpec) -> RunSpec:
     """Return the step as one process makes it, with what one rank has of the batch."""
-    alone = {name: how for name, how in spec.recipe.techniques.items() if name != PARALLEL}
-    return replace(spec, ranks=1, backend="", recipe=Recipe(alone))
+    return replace(spec, ranks=1, backend="", recipe=alone(spec.recipe))
 
 
 def pace_of(single: Run, counts: StepCounts) -> Pace:
@@ -110,8 +109,8 @@ def pace_of(single: Run, counts: StepCounts) -> Pace:
     A device that is never idle holds its host back, whose own pace is not seen then.
     """
     assert single.clock is not None and single.ran is not None
-    alone = StepCounts(unshared(counts.spec), counts.card, counts.times)
-    expected = lay_out(alone.of(single.spec.batch), counts.times, counts.card, None)
+    own = StepCounts(unshared(counts.spec), counts.card, counts.times)
+    expected = lay_out(own.of(single.spec.batch), counts.times, counts.card, None)
     step, busy = single.clock.step.median, single.ran.device_busy_ms
     kernels = busy * 1e3 / expected.device_us if busy else 1.0
     is_seen = busy is not None and busy < NEVER_IDLE * step and expected.host_us

@@ -14,6 +14,8 @@ from steplab.trace.ranks.analysis import RanksRecord
 
 NOTE_SHARE = 0.03  # of the step, or of the device's memory
 WIDTH = 100
+NO_FINDING = "no rule finds a fault that is worth 3 % of the step"
+NOT_MEASURED = "no step was measured, so no rule can tell what slows it down"
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Findings(tuple[Finding, ...]):
             yield from _part("remedy", finding.remedy)
             yield from _part("gain", _gain(finding, self.case))
         if not record.findings:
-            yield "no rule finds a fault that is worth 3 % of the step"
+            yield NO_FINDING if self.case.step_ms > 0 else NOT_MEASURED
         if record.notes:
             yield ""
             yield "notes, each under 3 %, without effect, or the price of running op by op:"

@@ -3,7 +3,7 @@
 # B batch, T points, H points of the horizon, Q quantiles
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, get_args
 
@@ -190,12 +190,17 @@ class Cached:
     """The same result, with the keys and values of earlier points kept.
 
     Points that are fed back are a step of its own for each number of them, replayed as a graph
-    where `graphs` captures one. Batches of one shape share cache and graphs; another shape drops
-    them.
+    where `graphs` captures one; `warn` is told if that fails. Batches of one shape share cache and
+    graphs; another shape drops them.
     """
 
-    def __init__(self, model: Tsmoe, graphs: DecodeGraphs | None) -> None:
-        self.model, self.graphs = model, graphs
+    def __init__(
+        self,
+        model: Tsmoe,
+        graphs: DecodeGraphs | None,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.model, self.graphs, self.warn = model, graphs, warn
         self.cache: KVCache | None = None
         self.steps: dict[int, DecodeStep] = {}  # by the points that are fed back
         self._is_first = True
@@ -217,7 +222,7 @@ class Cached:
             return _after_last(self.model.extend(values_BT, self.cache, documents_BT))
         points = values_BT.shape[1]
         if points not in self.steps:
-            self.steps[points] = DecodeStep(self._step, self.graphs)
+            self.steps[points] = DecodeStep(self._step, self.graphs, self.warn)
         outputs: Outputs = self.steps[points](values_BT.contiguous())
         return outputs
 

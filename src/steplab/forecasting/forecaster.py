@@ -122,7 +122,15 @@ class Forecaster:
         self._warn_of_cut(series, passes[0].context, horizon)
         names = range(len(series)) if names is None else names
         found = forecast_batches(
-            self.model, self.forward_context, series, names, passes, batch, cached, progress
+            self.model,
+            self.forward_context,
+            series,
+            names,
+            passes,
+            batch,
+            cached,
+            progress,
+            self.warn_once,
         )
         if found.quantiles_BHQ is None:
             return found

@@ -36,8 +36,9 @@ def forecast_batches(
     batch: int,
     cached: bool,
     progress: Progress | None,
+    warn: Callable[[str], None],
 ) -> Prediction:
-    """Forecast all series; `names` are for messages."""
+    """Forecast all series; `names` are for messages, `warn` is told what could be faster."""
     patch = model.config.patch_length
     longest = passes[0].context
     parts = [usable_part(one, longest, repr(n)) for one, n in zip(series, names, strict=True)]
@@ -51,7 +52,7 @@ def forecast_batches(
     into = Prediction(mean_BH, quantiles_BHQ, levels)
     waiting: PendingBatch | None = None  # a GPU computes one batch while the next one is made
     max_points = MAX_BATCH_POINTS_CPU if device.type == "cpu" else MAX_BATCH_POINTS
-    feed = Cached(model, graphs_on(device)) if cached else Uncached(model)
+    feed = Cached(model, graphs_on(device), warn) if cached else Uncached(model)
     with forward_context():  # once: autocast drops the weights it has cast, which graphs read
         for numbers_B in length_batches([len(part) for part in parts], batch, max_points):
             scaled = [scale_context(parts[number]) for number in numbers_B]

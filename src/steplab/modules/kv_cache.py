@@ -5,8 +5,7 @@ A `KVCache` takes new tokens in pieces of any size: the host knows how far it is
 the same kernels on the same memory, so a CUDA graph of one can be replayed for the next.
 """
 
-# L layers, B batch, H query heads, G key heads, N query heads that share a key head, S places for
-# tokens, T new tokens, D head width
+# L layers, B batch, H query heads, G key heads, S places for tokens, T new tokens, D head width
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -47,23 +46,8 @@ class NewTokens(NamedTuple):
     documents_BS: Tensor | None  # of all tokens, the new ones included; None: one per row
 
 
-class LayerCache(Protocol):
-    """One layer's share of a cache."""
-
-    def attend(
-        self,
-        attention: Callable[..., Tensor],
-        q_BHTD: Tensor,
-        k_BGTD: Tensor,
-        v_BGTD: Tensor,
-        documents_BS: Tensor | None = None,
-    ) -> Tensor:
-        """Store new keys (rotated) and values; return (B, H, T, D), attending to all so far."""
-        ...
-
-
 class GrowingLayer(NamedTuple):
-    """A layer whose tokens are counted on the host."""
+    """One layer's share of a cache whose tokens are counted on the host."""
 
     keys_BGSD: Tensor
     values_BGSD: Tensor
@@ -77,7 +61,10 @@ class GrowingLayer(NamedTuple):
         v_BGTD: Tensor,
         documents_BS: Tensor | None = None,
     ) -> Tensor:
-        """Attend by `attention` to the places that are filled."""
+        """Store new keys (rotated) and values; attend by `attention` to all so far.
+
+        Returns (B, H, T, D).
+        """
         stop = self.length + k_BGTD.shape[2]
         self.keys_BGSD[:, :, self.length : stop] = k_BGTD
         self.values_BGSD[:, :, self.length : stop] = v_BGTD
@@ -86,7 +73,7 @@ class GrowingLayer(NamedTuple):
 
 
 class StaticLayer(NamedTuple):
-    """A layer whose tokens are counted on the device."""
+    """One layer's share of a cache whose tokens are counted on the device."""
 
     keys_BGSD: Tensor
     values_BGSD: Tensor
@@ -101,7 +88,7 @@ class StaticLayer(NamedTuple):
         v_BGTD: Tensor,
         documents_BS: Tensor | None = None,
     ) -> Tensor:
-        """Attend to all places, with the bias. `attention` is not asked: none takes such a bias."""
+        """The same, over all places, with the bias; no `attention` of ours takes such a bias."""
         self.keys_BGSD.index_copy_(2, self.places_T, k_BGTD.to(self.keys_BGSD.dtype))
         self.values_BGSD.index_copy_(2, self.places_T, v_BGTD.to(self.values_BGSD.dtype))
         groups, bias_B1TS = self.keys_BGSD.shape[1], self.bias_B1TS
@@ -114,6 +101,8 @@ class StaticLayer(NamedTuple):
         )
         return out.unflatten(2, (sharing, T)).flatten(1, 2) if sharing > 1 else out
 
+
+LayerCache = GrowingLayer | StaticLayer
 
 # torch's attention kernel wants a bias whose rows are multiples of this, and would copy others.
 PLACES = 16

@@ -29,9 +29,12 @@ class ProfilePlan:
         if len(self.schedule) != 4:
             raise UserError("A schedule has four numbers: wait, warmup, active, repeat.")
         if self.wait < 0 or self.warmup < 0:
-            raise UserError(f"wait and warmup must not be negative: {self.schedule}.")
+            raise UserError(f"A schedule waits and warms up 0 steps or more, not {self.schedule}.")
         if self.active < 1 or self.repeat < 1:
-            raise UserError(f"active and repeat must be at least 1: {self.schedule}.")
+            raise UserError(
+                f"The schedule {self.schedule} records nothing.",
+                "Of wait, warmup, active and repeat the last two must be 1 or more.",
+            )
 
     @property
     def wait(self) -> int:

@@ -30,13 +30,19 @@ class DecodeStep:
 
     The first call shows whether the host waits for the device in a step. If it does, if the
     capture fails or if `graphs` is None, as on a CPU, all calls run op by op: the same kernels, the
-    same bits. `why_not` then says why.
+    same bits. What was to be captured and cannot be is told by `warn`; `why_not` keeps the reason.
     """
 
-    def __init__(self, step: Callable[..., Any], graphs: DecodeGraphs | None) -> None:
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        graphs: DecodeGraphs | None,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.step = step
         self.graphs = graphs
-        self.why_not = "" if graphs else "CUDA graphs need a CUDA GPU."
+        self.warn = warn
+        self.why_not = ""
         self._call: GraphedCall | None = None
 
     def __call__(self, *inputs: Any) -> Any:
@@ -45,7 +51,8 @@ class DecodeStep:
             return self.step(*inputs)
         if self._call is None:
             out, waits = self.graphs.watch(partial(self.step, *inputs))
-            self.why_not = waits and f"The host waits for the device at {waits}."
+            if waits:
+                self._give_up(f"the host waits for the device at {waits}.")
             self._call = GraphedCall(lambda given: self.step(*given), self.graphs, warmup=0)
             return out
         try:
@@ -53,8 +60,12 @@ class DecodeStep:
         except Unsupported as error:
             if self._call.captures:  # inputs of another shape: the caller's fault
                 raise
-            self.why_not = str(error)
+            self._give_up(str(error))
             return self.step(*inputs)
+
+    def _give_up(self, why: str) -> None:
+        self.why_not = why
+        self.warn(f"no CUDA graph of the decoding step, which runs op by op: {why}")
 
 
 def graphs_on(device: torch.device) -> DecodeGraphs | None:

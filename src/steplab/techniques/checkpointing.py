@@ -109,7 +109,8 @@ class Checkpointing(Technique):
         """Results that are kept must not be changed in place."""
         how = run.spec.recipe.techniques.get("checkpointing", {}).get("how")
         changed = run.status == "failed" and "mutated" in run.reason
-        return "checkpointing=blocks, which keeps no results" if how and changed else ""
+        is_kept = how == "selective" and changed
+        return "checkpointing=blocks, which keeps no results" if is_kept else ""
 
 
 def recompute(block: nn.Module, wanted: bool, rng: bool, selective: bool = False) -> None:

@@ -28,7 +28,6 @@ SAVINGS = {
     "feed_forward": {"kind:elementwise": 0.4, "memory:activations": 0.2},
     "norm": {"kind:normalization": 0.5, "kind:elementwise": 0.2, "kind:reduction": 0.2},
 }
-SCOPES = ("blocks", "loss", "whole")
 
 
 @dataclass(frozen=True)
@@ -94,12 +93,9 @@ class Substitute(Technique):
         if not context.run.spec.source:
             return []
         if not compiled:
-            is_broken = any(f"compile={scope}" in context.failed for scope in SCOPES)
-            return (
-                [Suggestion({"kinds": EXPERTS}, SAVINGS[EXPERTS])]
-                if is_broken and not current
-                else []
-            )
+            is_broken = any(change.startswith("compile=") for change in context.failed)
+            experts = Suggestion({"kinds": EXPERTS}, SAVINGS[EXPERTS])
+            return [experts] if is_broken and not current else []
         if not current or not takes_all(current):
             return [Suggestion({"kinds": ALL}, SAVINGS[ALL])]
         if not context.on_cuda:  # where Inductor's own fusion of norms stays

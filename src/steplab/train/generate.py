@@ -7,6 +7,7 @@ A workload that can write text has `generator(model, rows, tokens)`, which retur
 # B batch, T tokens, V vocabulary
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,7 @@ class TokenWriter:
         sampling: Sampling,
         graphs: DecodeGraphs | None,
         vocabulary: int = BYTES,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.reader, self.sampling, self.vocabulary = reader, sampling, vocabulary
         for chunk_BT in prompt_BT.split(PROMPT_CHUNK, 1):
@@ -78,7 +80,7 @@ class TokenWriter:
         self._draw()
         self._token_B1 = sampling.choose(logits_BV, self._noise_BV)
         self._is_first = True
-        self.step = DecodeStep(self._read_and_choose, graphs)
+        self.step = DecodeStep(self._read_and_choose, graphs, warn)
 
     def __call__(self) -> Tensor:
         """Return the next token of every row."""
@@ -118,10 +120,12 @@ class TextGenerator:
         top_k: int = 0,
         seed: int = 0,
         on_byte: Callable[[int], None] = lambda byte: None,
+        warn: Callable[[str], None] = lambda text: warnings.warn(text, stacklevel=2),
     ) -> bytes:
         """Return the `length` bytes that follow the prompt, the same for one seed and device.
 
-        `on_byte` is called with each byte as soon as it is known. A vocabulary may have more ids
+        `on_byte` is called with each byte as soon as it is known, and `warn` with why a step that a
+        GPU could replay runs op by op. A vocabulary may have more ids
         than there are bytes; those are never chosen. This is not a Python generator: suspended
         inside the forward context it would leave its caller in that precision.
         """
@@ -130,7 +134,8 @@ class TextGenerator:
         with self.forward_context():
             reader = self.generator(self.model, 1, len(prompt) + length)
             sampling = Sampling(temperature, top_k, seed)
-            next_token = TokenWriter(reader, prompt_BT, sampling, graphs_on(device))
+            graphs = graphs_on(device)
+            next_token = TokenWriter(reader, prompt_BT, sampling, graphs, warn=warn)
             for _ in range(length):
                 written.append(int(next_token()))
                 on_byte(written[-1])

@@ -208,10 +208,10 @@ class Climb:
             self._judge(planned)
 
     def _finish(self, against: Recipe | None) -> None:
-        """Compare the winner with the baseline; close a ladder that has nothing left."""
+        """Compare the winner with the baseline."""
         self._lap()
         self.gate.pool.wait(self.view.stage)
-        ladder = replace(self.ladder, finished=not self.ladder.left)
+        ladder = self.ladder
         if self.champion.candidate is not self.baseline.candidate:
             self.view.name = "the winner against the baseline"
             turns = alternate_until_clear(

@@ -107,8 +107,15 @@ def open_ladder(
                 raise folder.other_step(LADDER_FILE)
             return folder, ladder
     name = dated_id(key)
-    asked = (options.objective, now(), options.allowed)
-    ladder = Ladder(name, spec, environment, *asked, winner=spec.recipe)
+    ladder = Ladder(
+        name,
+        spec,
+        environment,
+        objective=options.objective,
+        created=now(),
+        allowed=options.allowed,
+        winner=spec.recipe,
+    )
     folder = LadderFolder(root / name)
     folder.save(ladder)
     return folder, ladder

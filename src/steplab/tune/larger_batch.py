@@ -21,10 +21,10 @@ from steplab.tune.ceilings import MIN_SHARE, step_ms
 from steplab.tune.options import GateOptions
 from steplab.tune.progress import SearchClock, View
 from steplab.tune.proposals import Proposal, is_slow, memory_savers
-from steplab.tune.rung import MIN_GAIN, pass_gate, verdict_text
+from steplab.tune.rung import MIN_GAIN, outcome_of, pass_gate, verdict_text
 from steplab.verify.remote import ReferenceWorker, RemoteCandidate
 from steplab.verify.shapes import GateShape
-from steplab.workers.alternate import Alternation, LiveSide, alternate_until_clear
+from steplab.workers.alternate import LiveSide, alternate_until_clear
 from steplab.workers.trials import TrialRunner
 
 # What each takes, in candidates of a rung: the winner at about three batches; a technique at its
@@ -123,7 +123,7 @@ class LargerBatches:
                 progress=stage,
                 gain=MIN_GAIN,
             )
-        trial = trial_of(larger, _outcome(turns), verdict_text(turns, "token"), cost)
+        trial = trial_of(larger, outcome_of(turns), verdict_text(turns, "token"), cost)
         return replace(trial, change=turns.change, checks=rung.checks)
 
     def _search(self, spec: RunSpec, first: int, most: int = MAX_BATCH) -> BatchSearch:
@@ -205,12 +205,6 @@ def trial_of(run: Run, outcome: str, reason: str, cost: str = "") -> BatchTrial:
     peak = run.memory.peak if run.memory else None
     rate = run.tokens_per_second
     return BatchTrial(run.spec.recipe, run.spec.batch, outcome, reason, rate, peak, cost)
-
-
-def _outcome(turns: Alternation) -> str:
-    if turns.verdict == "faster" and turns.change.value <= -MIN_GAIN:
-        return "kept"
-    return "cannot tell" if turns.verdict == "cannot tell" else "no gain"
 
 
 def _named(shapes: Sequence[GateShape]) -> tuple[GateShape, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from steplab.core import Recipe, Run, Settings, registry, units
 from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder, Rung, change_label
-from steplab.techniques.context import StepContext, Suggestion
+from steplab.techniques.context import Savings, StepContext, Suggestion
 from steplab.techniques.recipes import check_recipe, technique
 from steplab.tune.ceilings import MIN_SHARE, Ceiling, ceiling, serves
 
@@ -56,25 +56,28 @@ def proposals(context: StepContext, known: Mapping[str, float]) -> list[Proposal
 
     Of two suggestions that make the same change, the first counts.
     """
-    found: dict[str, Proposal] = {}
-    for name in registry.names("steplab.techniques", "TECHNIQUE"):
-        for suggestion in technique(name).suggest(context, context.recipe.techniques.get(name, {})):
-            if serves(suggestion.savings, context.objective):
-                proposal = _proposal(name, suggestion, context, known)
-                found.setdefault(proposal.key, proposal)
-    return list(found.values())
+    return _suggested(context, known, lambda savings: serves(savings, context.objective))
 
 
 def memory_savers(context: StepContext) -> list[Proposal]:
     """Return what saves memory and nothing else: it costs time, so only a larger batch pays it."""
+
+    def is_memory_only(savings: Savings) -> bool:
+        return bool(savings) and all(part.startswith("memory:") for part in savings)
+
+    return [one for one in _suggested(context, {}, is_memory_only) if not one.conflict]
+
+
+def _suggested(
+    context: StepContext, known: Mapping[str, float], wanted: Callable[[Savings], bool]
+) -> list[Proposal]:
     found: dict[str, Proposal] = {}
     for name in registry.names("steplab.techniques", "TECHNIQUE"):
         for suggestion in technique(name).suggest(context, context.recipe.techniques.get(name, {})):
-            in_bytes = [part.startswith("memory:") for part in suggestion.savings]
-            if in_bytes and all(in_bytes):
-                proposal = _proposal(name, suggestion, context, {})
+            if wanted(suggestion.savings):
+                proposal = _proposal(name, suggestion, context, known)
                 found.setdefault(proposal.key, proposal)
-    return [proposal for proposal in found.values() if not proposal.conflict]
+    return list(found.values())
 
 
 def _proposal(

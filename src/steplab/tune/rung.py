@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from steplab.core import Run, units
 from steplab.core.errors import SteplabError
-from steplab.core.ladder import Check, Rung, worst_check
+from steplab.core.ladder import Check, Outcome, Rung, worst_check
 from steplab.techniques.context import Objective
 from steplab.techniques.recipes import technique
 from steplab.tune.ceilings import step_ms
@@ -192,10 +192,15 @@ def _verdict(rung: Rung, turns: Alternation, objective: Objective) -> Rung:
     if not rung.change:  # a technique less: it goes where that surely costs nothing
         gone = turns.change.high < MAX_LOSS
         return replace(rung, outcome="removed" if gone else "needed", reason=verdict_text(turns))
+    return replace(rung, outcome=outcome_of(turns), reason=verdict_text(turns))
+
+
+def outcome_of(turns: Alternation) -> Outcome:
+    """What becomes of a change by its time: kept only where it surely gains enough."""
     if turns.verdict == "cannot tell" and turns.change.low <= -MIN_GAIN:
-        return replace(rung, outcome="cannot tell", reason=verdict_text(turns))
+        return "cannot tell"
     won = turns.verdict == "faster" and turns.change.value <= -MIN_GAIN
-    return replace(rung, outcome="kept" if won else "no gain", reason=verdict_text(turns))
+    return "kept" if won else "no gain"
 
 
 def _memory_verdict(rung: Rung) -> Rung:

@@ -79,7 +79,9 @@ def tune(
         )
         ladder = replace(ladder, batches=study.run())
         ladder = replace(ladder, parts=add_timings(ladder.parts, watch.lap()))
-        folder.save(replace(ladder, seconds=clock.total))
+    # Not before: what is interrupted goes on with a ladder that is not finished.
+    ladder = replace(ladder, finished=not ladder.left, seconds=clock.total)
+    folder.save(ladder)
     return ladder, folder
 
 

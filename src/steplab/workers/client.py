@@ -221,7 +221,8 @@ class Worker(AnyWorker):
             return f"the worker was ended by {name}{hint}"
         self.log.seek(0)
         lines = [line.strip() for line in self.log if line.strip()]
-        return f"the worker ended with code {code}: {lines[-1] if lines else 'no message'}"
+        said = lines[-1] if lines else "no message, as after sys.exit() in the code of a model"
+        return f"the worker ended with code {code}: {said}"
 
 
 class WorkerOwner:

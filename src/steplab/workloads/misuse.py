@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,10 +47,13 @@ def refuse_result(where: str, result: Any) -> UserError:
     return UserError(f"{where} returned {found}.", USER_MODEL)
 
 
-def explain_factory_error(where: str, error: Exception) -> UserError | None:
-    """Return what was misunderstood where an error inside the factory shows it; else None."""
+def explain_factory_error(where: str, error: Exception, known: Sequence[str]) -> UserError | None:
+    """Return what was misunderstood where an error inside the factory shows it; else None.
+
+    `known` are the arguments of a UserModel.
+    """
     if isinstance(error, TypeError) and "UserModel.__init__() " in str(error):
-        return _wrong_arguments(where, str(error).partition("UserModel.__init__() ")[2])
+        return _wrong_arguments(where, str(error).partition("UserModel.__init__() ")[2], known)
     if re.search(NO_GPU, str(error)):
         return UserError(
             f"{where} puts its model on a GPU ({error_line(error)}), and torch sees none here.",
@@ -59,11 +62,11 @@ def explain_factory_error(where: str, error: Exception) -> UserError | None:
     return None
 
 
-def _wrong_arguments(where: str, problem: str) -> UserError:
+def _wrong_arguments(where: str, problem: str, known: Sequence[str]) -> UserError:
     names = re.findall(r"'(\w+)'", problem)
     if "missing" not in problem:
-        known = "model, batches, loss, tokens_per_sequence, predict and optimizer"
-        return UserError(f"{where}: UserModel {problem}.", f"It takes {known}.")
+        takes = f"It takes {', '.join(known[:-1])} and {known[-1]}."
+        return UserError(f"{where}: UserModel {problem}.", takes)
     lines = {"model": MODEL, "batches": BATCHES, "loss": LOSS}
     return UserError(f"{where}: UserModel got no {' and no '.join(names)}.", lines[names[-1]])
 

@@ -170,7 +170,8 @@ class UserWorkload:
         try:
             built = self.factory(**self.values)
         except Exception as error:
-            raise misuse.explain_factory_error(self.name, error) or error from None
+            known = [field.name for field in dataclasses.fields(UserModel)]
+            raise misuse.explain_factory_error(self.name, error, known) or error from None
         if not isinstance(built, UserModel):
             raise misuse.refuse_result(self.name, built)
         self.take(built)

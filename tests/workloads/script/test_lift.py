@@ -163,10 +163,13 @@ def lift(folder, text, arguments=""):
 
 
 def refusal(folder, text, arguments=""):
+    """Return why a script is refused; one that does not fail by itself gets a start."""
     entry = load_user_model(write(folder, text))
     config = entry.resolve("", {"arguments": arguments})
     found = survey(RunSpec(entry.name, config, source=entry.source))
-    assert found.beginning.startswith("# my_model.py, a start")
+    fails = any(words in found.refusal for words in (" fails with ", " ended by itself with code "))
+    assert fails or found.beginning.startswith("# my_model.py, a start")
+    assert not fails or not found.beginning
     compile(found.beginning, "my_model.py", "exec")
     return found.refusal
 
@@ -344,6 +347,11 @@ def test_words_that_the_script_refuses(folder, capfd):
     found = refusal(folder, MLP, "--wdith 3")
     assert "train.py ended by itself with code 2, before its first backward pass" in found
     assert "unrecognized arguments: --wdith" in capfd.readouterr().err
+
+
+def test_a_script_that_ends_with_code_0_has_ended(folder):
+    found = refusal(folder, "import sys\nsys.exit(0)\n")
+    assert "train.py ended, before its first backward pass" in found
 
 
 def test_files_of_the_user_stay_as_they_are(folder):

@@ -1,4 +1,4 @@
-"""Time the ComplexEMA: lengths x implementations, with errors against fp64 and memory bounds."""
+"""Time the ComplexEMA: lengths x implementations, with errors against fp64."""
 
 # B batch, L steps of time, D channels, N modes, K channels that are checked
 from __future__ import annotations

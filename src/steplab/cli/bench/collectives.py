@@ -13,7 +13,7 @@ from steplab.cli.command import Command
 from steplab.cli.flags import add_device_flag, add_out_flag, add_store_flag
 from steplab.cli.progress import CellProgress
 from steplab.cli.sweeps import collect_runs, print_count, require_success
-from steplab.core import Environment, RunSpec
+from steplab.core import Environment, RunSpec, units
 from steplab.core.codec import read_word
 from steplab.core.errors import Unsupported, no_gpu
 from steplab.report.export import write_table
@@ -83,7 +83,8 @@ def _grid(args: argparse.Namespace, environment: Environment) -> Grid:
 
 def _cell_name(spec: RunSpec) -> str:
     config = spec.config
-    return f"{config['op']} of {config['mib']:g} MiB, {config['world']} ranks"
+    ranks = units.counted(config["world"], "rank")
+    return f"{config['op']} of {config['mib']:g} MiB, {ranks}"
 
 
 COMMAND = Command(_flags, _run)

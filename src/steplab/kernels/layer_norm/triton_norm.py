@@ -13,17 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steplab.kernels.rms_norm.triton_norm import MAX_WIDTH, padded_width, tilings
-from steplab.kernels.triton_blocks import column_sums, narrow
-from steplab.kernels.triton_runtime import (
-    INTERPRETED,
-    multiprocessors,
-    on_device_of,
-    refuse_device,
-    refuse_dtype,
-    tl,
-    triton,
+from steplab.kernels.norm_rows import (
+    backward_programs,
+    empty_outputs,
+    load_stream,
+    padded_width,
+    refuse_rows,
+    split_gradient,
+    store_gradient,
+    tilings,
 )
+from steplab.kernels.triton_blocks import column_sums, narrow
+from steplab.kernels.triton_runtime import INTERPRETED, on_device_of, tl, triton
 
 NEEDS_GPU = True
 
@@ -41,12 +42,7 @@ def layer_norm_forward_kernel(
     row_R, d_D = tl.arange(0, ROWS), tl.arange(0, D)
     inside_RD = (row_R[:, None] < rows - row) & (d_D[None, :] < WIDTH)
     offset_RD = row_R[:, None] * WIDTH + d_D[None, :]
-    stream_RD = tl.load(x + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
-    if ADDED:
-        added_RD = tl.load(added + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
-        rounded_RD = narrow(stream_RD + added_RD, stream.dtype.element_ty, UPCAST)
-        tl.store(stream + origin + offset_RD, rounded_RD, mask=inside_RD)
-        stream_RD = rounded_RD.to(tl.float32)
+    stream_RD = load_stream(x, added, stream, origin, offset_RD, inside_RD, ADDED, UPCAST)
     mean_R = tl.sum(stream_RD, 1) / WIDTH
     # Beyond the width there are zeros, which would count as far from the mean.
     centered_RD = tl.where(inside_RD, stream_RD - mean_R[:, None], 0.0)
@@ -91,11 +87,7 @@ def layer_norm_backward_kernel(
         along_R = tl.sum(d_RD * unit_RD, 1) / WIDTH
         level_R = tl.sum(d_RD, 1) / WIDTH
         dx_RD = (d_RD - level_R[:, None] - unit_RD * along_R[:, None]) * rstd_R[:, None]
-        if PASSED:
-            passed_RD = tl.load(d_stream + origin + offset_RD, mask=inside_RD, other=0.0)
-            dx_RD += passed_RD.to(tl.float32)
-        target_RD = narrow(dx_RD, dx.dtype.element_ty, UPCAST)
-        tl.store(dx + origin + offset_RD, target_RD, mask=inside_RD)
+        store_gradient(dx, d_stream, dx_RD, origin, offset_RD, inside_RD, PASSED, UPCAST)
     own = partial + tl.program_id(0) * 2 * WIDTH
     tl.store(own + d_D, tl.sum(weight_sum_RD, 0), mask=d_D < WIDTH)
     tl.store(own + WIDTH + d_D, tl.sum(bias_sum_RD, 0), mask=d_D < WIDTH)
@@ -106,17 +98,7 @@ def refuse(
     x: Tensor, weight_D: Tensor, bias_D: Tensor | None = None, added: Tensor | None = None
 ) -> str:
     """Return why it cannot run, or ""."""
-    reason = refuse_dtype(x, weight_D, bias_D, added)
-    if reason:
-        return reason
-    vectors = [weight_D] if bias_D is None else [weight_D, bias_D]
-    if any(vector.shape != x.shape[-1:] for vector in vectors):
-        return "needs a weight and a bias as wide as the rows"
-    if added is not None and added.shape != x.shape:
-        return "needs an addition of the shape of the rows"
-    if x.shape[-1] > MAX_WIDTH:
-        return f"needs rows of at most {MAX_WIDTH} numbers, not {x.shape[-1]}"
-    return refuse_device(x)
+    return refuse_rows(x, added, weight_D, bias_D)
 
 
 def layer_norm(
@@ -163,11 +145,8 @@ class _AddAndNorm(torch.autograd.Function):
         if d_normed is not None:
             d_stream, dweight_D, dbias_D = _backward(d_normed, d_stream, *ctx.saved_tensors)
             dbias_D = None if ctx.bias_dtype is None else dbias_D.to(ctx.bias_dtype)
-        dx, d_added = (
-            d_stream if d_stream is None or dtype is None else d_stream.to(dtype)
-            for dtype in ctx.dtypes
-        )
-        return dx, dweight_D, dbias_D, None, None if ctx.dtypes[1] is None else d_added, None
+        dx, d_added = split_gradient(d_stream, ctx.dtypes)
+        return dx, dweight_D, dbias_D, None, d_added, None
 
 
 @torch.library.custom_op("steplab::layer_norm", mutates_args=())
@@ -203,8 +182,7 @@ def _backward(
     d_stream = None if d_stream is None else d_stream.contiguous()
     width, rows = stream.shape[-1], rstd.numel()
     tiling = tilings(padded_width(width))[1]
-    most = tiling.programs * multiprocessors(stream)
-    programs = max(1, min(triton.cdiv(rows, tiling.rows), most))
+    programs = backward_programs(tiling, rows, stream)
     dx, partial_P2D = torch.empty_like(stream), rstd.new_empty(programs, 2, width)
     with on_device_of(stream):
         layer_norm_backward_kernel[(programs,)](
@@ -243,12 +221,8 @@ def _empty_outputs(
     x: Tensor, added: Tensor | None, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return uninitialized normed, stream (`x` without `added`), means and 1 / deviations."""
-    stream = x
-    if added is not None:
-        stream = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, added.dtype))
-    normed = x.new_empty(x.shape, dtype=dtype or stream.dtype)
-    mean, rstd = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
-    return normed, stream, mean, rstd
+    normed, stream, mean = empty_outputs(x, added, dtype)
+    return normed, stream, mean, torch.empty_like(mean)
 
 
 @_norm.register_fake

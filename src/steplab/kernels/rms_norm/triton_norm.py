@@ -7,24 +7,25 @@ Saved for the backward: the stream and one number per row. torch.compile sees op
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from steplab.kernels.triton_blocks import column_sums, narrow
-from steplab.kernels.triton_runtime import (
-    INTERPRETED,
-    multiprocessors,
-    on_device_of,
-    refuse_device,
-    refuse_dtype,
-    tl,
-    triton,
+from steplab.kernels.norm_rows import (
+    Tiling,
+    backward_programs,
+    empty_outputs,
+    load_stream,
+    padded_width,
+    refuse_rows,
+    split_gradient,
+    store_gradient,
+    tilings,
 )
+from steplab.kernels.triton_blocks import column_sums, narrow
+from steplab.kernels.triton_runtime import INTERPRETED, on_device_of, tl, triton
 
-MAX_WIDTH = 8192  # a row stays in registers: 16 numbers in each of 512 threads
 NEEDS_GPU = True
 
 
@@ -40,12 +41,7 @@ def rms_norm_forward_kernel(
     row_R, d_D = tl.arange(0, ROWS), tl.arange(0, D)
     inside_RD = (row_R[:, None] < rows - row) & (d_D[None, :] < WIDTH)
     offset_RD = row_R[:, None] * WIDTH + d_D[None, :]
-    stream_RD = tl.load(x + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
-    if ADDED:
-        added_RD = tl.load(added + origin + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
-        rounded_RD = narrow(stream_RD + added_RD, stream.dtype.element_ty, UPCAST)
-        tl.store(stream + origin + offset_RD, rounded_RD, mask=inside_RD)
-        stream_RD = rounded_RD.to(tl.float32)
+    stream_RD = load_stream(x, added, stream, origin, offset_RD, inside_RD, ADDED, UPCAST)
     rstd_R = tl.rsqrt(tl.sum(stream_RD * stream_RD, 1) / WIDTH + eps)
     tl.store(rstd + row + row_R, rstd_R, mask=row_R < rows - row)
     weight_D = tl.load(weight + d_D, mask=d_D < WIDTH, other=0.0).to(tl.float32)
@@ -78,43 +74,9 @@ def rms_norm_backward_kernel(
         d_RD *= weight_D[None, :]
         along_R = tl.sum(d_RD * unit_RD, 1) / WIDTH
         dx_RD = (d_RD - unit_RD * along_R[:, None]) * rstd_R[:, None]
-        if PASSED:
-            passed_RD = tl.load(d_stream + origin + offset_RD, mask=inside_RD, other=0.0)
-            dx_RD += passed_RD.to(tl.float32)
-        target_RD = narrow(dx_RD, dx.dtype.element_ty, UPCAST)
-        tl.store(dx + origin + offset_RD, target_RD, mask=inside_RD)
+        store_gradient(dx, d_stream, dx_RD, origin, offset_RD, inside_RD, PASSED, UPCAST)
     tl.store(partial + tl.program_id(0) * WIDTH + d_D, tl.sum(sum_RD, 0), mask=d_D < WIDTH)
 # fmt: on
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How a kernel cuts its rows."""
-
-    rows: int
-    warps: int
-    programs: int = 8  # of the backward, per multiprocessor
-    stages: int = 1  # of the backward's loop
-
-
-def tilings(width: int) -> tuple[Tiling, Tiling]:
-    """Return the tilings of forward and backward for a padded width.
-
-    A fixed choice, so that the same input always runs the same kernel. For a width of 768 it is
-    the fastest on an H200: 4.0 and 3.2 TB/s over 65,536 rows (`benchmarks/norms_kernels.py`).
-    """
-    if INTERPRETED:
-        return Tiling(4, 1), Tiling(2, 1, programs=2)
-    warps = max(width // 512, 4)
-    # Loads ahead of time go through shared memory: three rows of each stage.
-    stages = 2 if width <= 4096 else 1
-    backward = Tiling(max(2048 // width, 1), warps, programs=4, stages=stages)
-    return Tiling(max(4096 // width, 1), warps), backward
-
-
-def padded_width(width: int) -> int:
-    """Return the row length that a kernel computes with: a power of two."""
-    return max(16, triton.next_power_of_2(width))
 
 
 def launch_forward(
@@ -153,8 +115,7 @@ def launch_backward(
     d_stream = None if d_stream is None else d_stream.contiguous()
     width, rows = stream.shape[-1], rstd.numel()
     tiling = tiling or tilings(padded_width(width))[1]
-    most = tiling.programs * multiprocessors(stream)
-    programs = max(1, min(triton.cdiv(rows, tiling.rows), most))
+    programs = backward_programs(tiling, rows, stream)
     dx, partial_PD = torch.empty_like(stream), rstd.new_empty(programs, width)
     with on_device_of(stream):
         rms_norm_backward_kernel[(programs,)](
@@ -167,14 +128,7 @@ def launch_backward(
 
 def refuse(x: Tensor, weight_D: Tensor, added: Tensor | None = None) -> str:
     """Return why it cannot run, or ""."""
-    reason = refuse_dtype(x, weight_D, added)
-    if reason:
-        return reason
-    if weight_D.shape != x.shape[-1:] or (added is not None and added.shape != x.shape):
-        return "needs a weight as wide as the rows, and an addition of their shape"
-    if x.shape[-1] > MAX_WIDTH:
-        return f"needs rows of at most {MAX_WIDTH} numbers, not {x.shape[-1]}"
-    return refuse_device(x)
+    return refuse_rows(x, added, weight_D)
 
 
 def rms_norm(
@@ -214,11 +168,8 @@ class _AddAndNorm(torch.autograd.Function):
         dweight_D = None
         if d_normed is not None:
             d_stream, dweight_D = _backward(d_normed, d_stream, stream, weight_D, rstd)
-        dx, d_added = (
-            d_stream if d_stream is None or dtype is None else d_stream.to(dtype)
-            for dtype in ctx.dtypes
-        )
-        return dx, dweight_D, None, None if ctx.dtypes[1] is None else d_added, None
+        dx, d_added = split_gradient(d_stream, ctx.dtypes)
+        return dx, dweight_D, None, d_added, None
 
 
 @torch.library.custom_op("steplab::rms_norm", mutates_args=())
@@ -239,20 +190,6 @@ def _backward(
     d_normed: Tensor, d_stream: Tensor | None, stream: Tensor, weight_D: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor]:
     return launch_backward(d_normed, d_stream, stream, weight_D, rstd)
-
-
-def empty_outputs(
-    x: Tensor, added: Tensor | None, dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return uninitialized normed, stream and 1 / root-mean-square, (...) in fp32.
-
-    Without `added` there is no new stream: the second is `x` itself.
-    """
-    stream = x
-    if added is not None:
-        stream = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, added.dtype))
-    normed = x.new_empty(x.shape, dtype=dtype or stream.dtype)
-    return normed, stream, x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
 @_norm.register_fake

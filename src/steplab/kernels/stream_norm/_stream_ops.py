@@ -14,15 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steplab.kernels.rms_norm.triton_norm import Tiling, padded_width, tilings
+from steplab.kernels.norm_rows import Tiling, backward_programs, padded_width, tilings
 from steplab.kernels.triton_blocks import column_sums, narrow
-from steplab.kernels.triton_runtime import (
-    INTERPRETED,
-    multiprocessors,
-    on_device_of,
-    tl,
-    triton,
-)
+from steplab.kernels.triton_runtime import INTERPRETED, on_device_of, tl, triton
 
 
 # fmt: off
@@ -212,13 +206,13 @@ def launch_backward(
     length, taken = _lengths(stream_BSD, d_normed, slots_BS)
     tiling = _backward_tiling(width)
     count = rstd_BS.numel()
-    programs = min(triton.cdiv(count, tiling.rows), tiling.programs * multiprocessors(stream_BSD))
-    partial_P3D = rstd_BS.new_empty(max(1, programs), 3, width)
+    programs = backward_programs(tiling, count, stream_BSD)
+    partial_P3D = rstd_BS.new_empty(programs, 3, width)
     dx_BSD = torch.empty_like(stream_BSD)
     gradients = (_dense(t) for t in (d_normed, slots_BS, d_score_BS, d_stream_BSD))
     vectors = (_dense(t) for t in (weight_D, offset_D, router_D))
     with on_device_of(stream_BSD):
-        stream_rms_norm_backward_kernel[(len(partial_P3D),)](
+        stream_rms_norm_backward_kernel[(programs,)](
             *gradients, stream_BSD, rstd_BS, *vectors, dx_BSD, partial_P3D, count, LENGTH=length,
             TAKEN=taken, WIDTH=width, D=padded_width(width), ROWS=tiling.rows,
             STAGES=tiling.stages, UPCAST=INTERPRETED, num_warps=tiling.warps,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steplab.kernels.rms_norm.triton_norm import MAX_WIDTH
+from steplab.kernels.norm_rows import MAX_WIDTH
 from steplab.kernels.stream_norm import Norm, RowSelection, Scored, Update
 from steplab.kernels.stream_norm._rows import index_rows
 from steplab.kernels.stream_norm._stream_ops import stream_backward, stream_forward, stream_rows

@@ -50,7 +50,10 @@ def make():
 
 
 class CannotLift(UserError):
-    """The script does what a step cannot; `beginning` is the start of a factory for it."""
+    """The script does what a step cannot; `beginning` is the start of a factory for it.
+
+    "" where the script fails by itself, and no factory would help.
+    """
 
     def __init__(self, error: UserError, beginning: str) -> None:
         super().__init__(error.message, error.suggestion)
@@ -63,8 +66,14 @@ def watch_script(script: Path, arguments: Sequence[str]) -> Watched:
     try:
         _run(script, arguments, watch)
         return watch.result()
+    except ScriptFailed as error:
+        raise CannotLift(error, "") from error
     except UserError as error:
         raise CannotLift(error, _beginning(watch)) from error
+
+
+class ScriptFailed(UserError):
+    """The script ended with an error of its own."""
 
 
 def _run(script: Path, arguments: Sequence[str], watch: Watch) -> None:
@@ -81,10 +90,12 @@ def _run(script: Path, arguments: Sequence[str], watch: Watch) -> None:
         except UserError:
             raise
         except SystemExit as end:
-            raise watch.too_early(f"ended by itself with code {end.code}") from None
+            if end.code:
+                code = f"ended by itself with code {end.code}"
+                raise ScriptFailed(watch.too_early(code).message) from None
         except Exception as error:
             said = f"fails with {type(error).__name__}: {error} ({error_line(error)})"
-            raise watch.too_early(said) from error
+            raise ScriptFailed(watch.too_early(said).message) from error
     if not watch.is_done:
         raise watch.too_early("ended")
 
