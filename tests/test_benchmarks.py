@@ -92,3 +92,27 @@ def _run(words):
     command = [sys.executable, str(FOLDER / script), *flags]
     environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent / "src")}
     return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_the_kernel_behind_a_fill_tells_what_it_is_for(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    found = importlib.import_module("step_kernels")
+    step = [
+        found.Kernel("nvjet_tst_128x256_64x4", 100, 50),
+        found.Kernel("Memset (Device)", 151, 1),  # 1 us after the product
+        found.Kernel("Memset (Device)", 153, 1),
+        found.Kernel("nvjet_tst_splitK", 157, 40),
+        found.Kernel("adamw_kernel", 180, 30),  # beside it, on another stream
+        found.Kernel("Memset (Device)", 212, 1),
+        found.Kernel("triton_red_fused_sum_0", 213, 7),
+    ]
+    seen = found.summary(step[::-1])
+    assert seen["fills"] == {"nvjet_tst_splitK": 2, "triton_red_fused_sum_0": 1}
+    assert seen["counts"]["memset"] == 3
+    assert seen["idle"]["memset"] == pytest.approx(0.001 + 0.001 + 0.002)
+    assert sum(seen["idle"].values()) == pytest.approx(0.004 + 0.003)
+    assert sum(seen["kinds"].values()) == pytest.approx(0.130)
+    assert (
+        found.lines(seen)[2] == "3 fills, before: 2 x nvjet_tst_splitK, 1 x triton_red_fused_sum_0"
+    )
+    assert found.lines(found.summary([])) == ["no kernels: there is no GPU"]

@@ -69,3 +69,24 @@ def test_what_accelerate_decides_itself_is_refused():
         optimize_for(accelerator, model, loss, "precision=bf16", optimizer)
     with pytest.raises(UserError, match="which Accelerate calls by itself"):
         optimize_for(accelerator, model, loss, "cuda_graph=step", optimizer)
+
+
+def test_a_schedule_or_a_state_of_the_old_optimizer_is_not_lost_silently():
+    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(UserError, match="a schedule was made for the old one"):
+        optimize_for(accelerator, model, loss, "optimizer=foreach", optimizer)
+    assert optimize_for(accelerator, model, loss, "plain", optimizer)[1] is optimizer
+    stepped = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 4)).sum().backward()
+    stepped.step()
+    with pytest.raises(UserError, match="the old one has taken steps"):
+        optimize_for(accelerator, model, loss, "optimizer=foreach", stepped)
+
+
+def test_weight_decay_stays_decoupled():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.1, decoupled_weight_decay=True)
+    _, made = optimize_for(Accelerator(cpu=True), model, loss, "optimizer=foreach", optimizer)
+    assert made.param_groups[0]["decoupled_weight_decay"] and made.param_groups[0]["foreach"]

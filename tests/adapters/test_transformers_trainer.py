@@ -116,3 +116,11 @@ def test_the_meter_tells_where_the_trainer_logs(tmp_path, capsys):
     rates = [entry for entry in tuned.state.log_history if "train/toks_per_sec" in entry]
     assert rates and all(entry["train/toks_per_sec"] > 0 for entry in rates), rates
     assert capsys.readouterr().out.count("tok/s") >= 3
+
+
+def test_an_evaluation_is_no_data_stall(tmp_path):
+    callback = MeterCallback(tokens_per_step=36, inspect_step=None)
+    options = {"eval_strategy": "steps", "eval_steps": 2, "callbacks": [callback]}
+    trained(make_trainer(transformers.Trainer, tmp_path, **options))
+    # Of the first step, and of the one after an evaluation, the wait is none of the loader's.
+    assert list(callback.meter.summary().data_wait.marks) == ["0", "2"]

@@ -1,7 +1,7 @@
 """A recipe in a loop that uses Hugging Face's Accelerate.
 
-step = optimize_for(accelerator, model, loss, "recipe.toml", optimizer)
-optimizer, loader = accelerator.prepare(step.optimizer, loader)
+step, optimizer = optimize_for(accelerator, model, loss, "recipe.toml", optimizer)
+optimizer, loader = accelerator.prepare(optimizer, loader)
 for batch in loader:
     with accelerator.accumulate(step.model):
         accelerator.backward(step.loss(batch).loss)
@@ -35,7 +35,8 @@ def optimize_for(
 ) -> tuple[Step, torch.optim.Optimizer]:
     """Apply a recipe to a model, which goes to the accelerator's device, and to its optimizer.
 
-    `optimizer` holds the model's parameters and has not stepped; prepare the one that is returned.
+    `optimizer` holds the model's parameters and has not stepped; prepare the one that is returned,
+    and make the schedule for that one.
     The model itself is not prepared: one process needs no wrapper.
     """
     read = read_recipe(recipe, LOOP)

@@ -116,6 +116,18 @@ class MeterCallback(TrainerCallback):
         """Leave it, after the update."""
         self.scope.__exit__(None)
 
+    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The next step has not waited for data."""
+        self._pause()
+
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The next step has not waited for data."""
+        self._pause()
+
+    def _pause(self) -> None:
+        if self.meter is not None:  # evaluated without training
+            self.meter.pause()
+
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Print the Meter's line where the Trainer logs, and add its numbers to the history."""
         assert self.meter is not None
