@@ -109,6 +109,8 @@ def _run(args: argparse.Namespace) -> int:
                 single = _run_of(store, unshared(shared), name) if ranks > 1 else None
                 found.append(predict(counts, cluster, single=single))
             most.append(largest_batch(counts) if device == "cuda" else None)
+        if not any(p.fits for p in found):
+            raise _never_fits(found, most)
         tables = [_table(spec.title, found, budget), _memory(found, most)]
         if any(p.sent for p in found):
             tables.append(_sent(found))
@@ -160,6 +162,18 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"--{name} must be more than 0, not {value}.")
+    if args.price is not None and args.tokens is None:
+        raise UserError("--price needs --tokens: a cost is of a training.")
+
+
+def _never_fits(found: Sequence[Prediction], most: Sequence[int | None]) -> UserError:
+    """Say by how much a batch is too large, on whatever number of ranks."""
+    least = min(found, key=lambda p: p.reserved_bytes)
+    return UserError(
+        f"{least.spec.title} never fits: a rank on the {least.card} needs "
+        f"{least.reserved_bytes / GIB:,.1f} GiB and has {least.card_bytes / GIB:,.1f}.",
+        f"The largest batch that fits is {max(batch or 0 for batch in most):,}.",
+    )
 
 
 def _alone(args: argparse.Namespace) -> argparse.Namespace:
