@@ -18,10 +18,13 @@ from steplab.kernels.activation.reference import activate, slope
 from steplab.kernels.e4m3 import (
     E4M3,
     E4M3_MAX,
+    LARGEST_PRODUCT,
+    LEAST_PRODUCT,
     PRODUCT_SLACK,
     STEEPEST,
     Rows,
     balanced_scales,
+    is_counting,
     quantize,
     scale_for,
     to_e4m3,
@@ -37,6 +40,7 @@ from steplab.kernels.e4m3_kernels import (
 from steplab.kernels.triton_blocks import Tile, column_block, fit_tile
 from steplab.kernels.triton_runtime import INTERPRETED, on_device_of, triton, use_triton
 
+MULTIPLE = 16  # of widths and of the rows in a group, which the units need
 MOST_COLUMNS = 16_384  # of a row that is read as a whole
 ELEMENTS = 4096  # of whole rows that a program reads
 # Tiles: the faster of two or three on an H200, over 131,072 rows of 768 and of 3,072.
@@ -66,6 +70,21 @@ class GradientScales(NamedTuple):
     dout_R: Tensor
     largest_in: Tensor  # of dz * x, one number
     largest_out: Tensor  # of dout * h
+
+
+def refuse_widths(x: Tensor, *widths: int) -> str:
+    """Return why rows of such widths cannot be multiplied on the GPU of `x`, or ""."""
+    # Where torch has rowwise grouped products; other cards with fp8 units have them dense only.
+    if x.is_cuda and torch.cuda.get_device_capability(x.device)[0] != 9:
+        return "needs compute capability 9.0"
+    if x.dtype != torch.bfloat16:
+        return f"needs bf16, not {x.dtype}"
+    words = " and ".join(map(str, widths))
+    if any(width % MULTIPLE for width in widths):
+        return f"needs widths in multiples of {MULTIPLE}, not {words}"
+    if max(widths) > MOST_COLUMNS:
+        return f"needs widths of at most {MOST_COLUMNS}, not {words}"
+    return ""
 
 
 def quantize_rows(x_TD: Tensor, source_R: Tensor | None = None, chosen: int = 1) -> Rows:
@@ -155,11 +174,13 @@ def gradient_scales(
         dz_R = scale_for(dout.norm * w_norm * weight_R.abs() * (PRODUCT_SLACK * STEEPEST))
         has_R = _has_token(weights, dz_R)
         pairs = ((dz_R, x_scale_R), (dout.scale, h_scale_R))
-        largest = ((torch.where(has_R, a, 0.0) * b).amax() for a, b in pairs)
+        products = ((torch.where(has_R, a, 0.0) * b).amax() for a, b in pairs)
+        largest = (most.clamp(LEAST_PRODUCT, LARGEST_PRODUCT) for most in products)
         return GradientScales(x_scale_R, dz_R, h_scale_R, dout.scale, *largest)
     R = x_scale_R.shape[0]
+    dz_R = torch.empty_like(x_scale_R)
     # Both 16 bytes apart, as the products want to find them.
-    dz_R, largest_24 = torch.empty_like(x_scale_R), x_scale_R.new_zeros(2, 4, dtype=torch.int32)
+    largest_24 = x_scale_R.new_full((2, 4), LEAST_PRODUCT).view(torch.int32)
     with on_device_of(x_scale_R):
         gradient_scales_kernel[(triton.cdiv(R, SCALES),)](
             dout.norm, w_norm, *_pointers(weights), x_scale_R, h_scale_R, dout.scale, dz_R,
@@ -243,7 +264,7 @@ def transpose_rows(
 
 
 def _in_triton(x: Tensor) -> bool:
-    return use_triton(x) and x.dtype == torch.bfloat16
+    return use_triton(x) and x.dtype == torch.bfloat16 and not is_counting()
 
 
 def _pointers(weights: RowWeights | None) -> tuple[Tensor | None, Tensor | None]:
