@@ -162,11 +162,14 @@ def quantize_rows_kernel(
     size_RC = tl.abs(x_RC)
     finite_RC = tl.where(size_RC < float("inf"), size_RC, 0.0)
     scale_R = _scale_for(tl.max(finite_RC, 1))
+    factor_R = _reciprocal(scale_R)
     values_RC = values + row_R.to(tl.int64)[:, None] * WIDTH + column_C[None, :]
-    rounded_RC = _to_e4m3(x_RC * _reciprocal(scale_R)[:, None], UPCAST)
+    rounded_RC = _to_e4m3(x_RC * factor_R[:, None], UPCAST)
     tl.store(values_RC, rounded_RC, mask=inside_R[:, None] & within_C[None, :])
     tl.store(scale + row_R, scale_R, mask=inside_R)
-    tl.store(norm + row_R, tl.sqrt(tl.sum(finite_RC * finite_RC, 1)), mask=inside_R)
+    # Over the scale, since squares of the numbers themselves may leave the range of fp32.
+    finite_RC *= factor_R[:, None]
+    tl.store(norm + row_R, tl.sqrt(tl.sum(finite_RC * finite_RC, 1)) * scale_R, mask=inside_R)
 
 
 @triton.jit

@@ -95,8 +95,10 @@ def quantize_rows(x_TD: Tensor, source_R: Tensor | None = None, chosen: int = 1)
     if not _in_triton(x_TD):
         x_RD = _gathered(x_TD, source_R, chosen)
         values, scale = quantize(x_RD, -1)
-        finite = torch.where(x_RD.isfinite(), x_RD, 0.0)
-        return Rows(values, scale[..., 0].float(), finite.float().norm(dim=-1))
+        scale_R = scale[..., 0].float()
+        # Over the scale, since squares of the numbers themselves may leave the range of fp32.
+        scaled = torch.where(x_RD.isfinite(), x_RD / scale, 0.0).float()
+        return Rows(values, scale_R, scaled.norm(dim=-1) * scale_R)
     x_TD = x_TD.contiguous()
     D = x_TD.shape[-1]
     shape = x_TD.shape[:-1] if source_R is None else source_R.shape
