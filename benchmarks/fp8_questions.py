@@ -11,6 +11,7 @@ recipes that a CPU can take: a typo shows before it costs minutes on a card.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -18,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from steplab.cli.command import Parser
 from steplab.cli.flags import exit_without_gpu
@@ -119,6 +120,7 @@ def main() -> int:
         note = "details in FOLDER/PART.txt; the same command goes on with what is not answered"
         table = Table("Open questions", COLUMNS, tuple(rows), note)
         print_table(table)
+        print(loss_matched(args.folder))
         write_table(table, args.folder / "questions.md")
     except SteplabError as error:
         print(f"fp8_questions.py: {error}", file=sys.stderr)
@@ -176,7 +178,36 @@ def command_of(name: str, folder: Path, tiny: bool) -> list[str]:
     program = [str(HERE / first)]
     if first == "steplab":
         program, words = ["-m", first], [*words, "--store", str(folder / "store")]
-    return [sys.executable, *program, *words, "--out", str(folder / f"{name}.md")]
+    written = [str(folder / f"{name}.{kind}") for kind in ("md", "json")]
+    return [sys.executable, *program, *words, "--out", *written]
+
+
+def loss_matched(folder: Path) -> str:
+    """Return the flagship's speed in fp8 at equal loss, once speed and losses are known; else "".
+
+    The share of its tokens that bf16 needs for the same loss is that of the reduced flagship.
+    """
+    speeds, losses = folder / "flagship.json", folder / "convergence.recipes.json"
+    if not (speeds.exists() and losses.exists()):
+        return ""
+    cells = {row["cell"]: row["tokens/s"] for row in records(speeds)}
+    bf16, fp8 = (cells.get(name) for name in ("ours", "ours, fp8"))
+    *_, recipe = records(losses)
+    rate, matched = recipe["tokens/s"], recipe["loss-matched tokens/s"]
+    if not (bf16 and fp8 and rate and matched):
+        return ""
+    equal = fp8 * matched / rate
+    return (
+        f"fp8 {fp8:,.0f} tokens/s, loss-matched {equal:,.0f}: {equal / bf16:.3f} times bf16's "
+        f"{bf16:,.0f}"
+    )
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table that was written as JSON, by the names of the columns."""
+    table = json.loads(path.read_text())
+    names = [column["name"] for column in table["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in table["rows"]]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from steplab.bench.loss_gap import LossGap, Pair, Training
+from steplab.core import Table
 from steplab.core.errors import UserError
+from steplab.report.export import write_table
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 NEED_A_GPU = [
@@ -104,6 +107,21 @@ def test_questions_that_find_no_time_are_left_for_the_next_call(monkeypatch, tmp
     rows = questions.answered(names, tmp_path, 400, tiny=False)
     assert [row[-1] for row in rows] == ["answered before", *seen[1:]]
     assert asked[2:] == [("xl", 120)]
+
+
+def test_speed_at_equal_loss_is_told_once_both_are_known(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(FOLDER)
+    questions, flagship = (importlib.import_module(name) for name in ("fp8_questions", "flagship"))
+    assert questions.loss_matched(tmp_path) == ""
+    row = (200.0, 1.0, None, 50.0, 30.0, 9.0, 2.0, "ok")
+    rows = [(name, *row[:2], rate, *row[3:]) for name, rate in (("ours", 3e5), ("ours, fp8", 36e4))]
+    write_table(Table("t", flagship.COLUMNS, tuple(rows)), tmp_path / "flagship.json")
+    losses = [Training(0, (1, 2, 3), curve, 1e5) for curve in ((4.0, 3.0, 2.0), (4.0, 3.0, 2.5))]
+    gap = LossGap("flagship", "fp8", (Pair(*losses),) * 4, 0.0025)
+    write_table(gap.recipe_table(), tmp_path / "convergence.recipes.json")
+    # bf16 has a loss of 2.5 after 2.5 of its 3 steps.
+    told = questions.loss_matched(tmp_path)
+    assert told == "fp8 360,000 tokens/s, loss-matched 300,000: 1.000 times bf16's 300,000"
 
 
 @pytest.mark.slow
