@@ -63,7 +63,7 @@ PARTS = {
     ),
     "xl": Part(
         "What does torchao's fp8 give gpt xl? (1.15 times its best bf16 recipe is asked for)",
-        120,
+        150,
         f"{STEP} gpt --mode full --size xl --batch 16 --alternate 6 --device cuda "
         f"--recipe {XL.format('')} {XL.format('fp8-')}",
         f"{STEP} gpt {TINY} --alternate 2 --recipe plain precision=bf16",

@@ -31,11 +31,18 @@ LEAST_EXPONENT, LARGEST_EXPONENT = 27, 250
 LEAST_PRODUCT, LARGEST_PRODUCT = 2.0**-126, 2.0**127
 
 
-class Rows(NamedTuple):
-    """Rows in e4m3; a row is about `values * scale`, and its norm was `norm`."""
+class Rounded(NamedTuple):
+    """Rows in e4m3; a row is about `values * scale`."""
 
     values: Tensor  # (..., R, K)
     scale: Tensor  # (..., R) fp32: powers of two
+
+
+class Rows(NamedTuple):
+    """The same of rows that were read as a whole, with their norms."""
+
+    values: Tensor
+    scale: Tensor
     norm: Tensor  # (..., R) fp32: of what is finite in the row, before it was rounded
 
 
@@ -138,8 +145,8 @@ def balanced_scales(a_R: Tensor, b_R: Tensor, largest: Tensor) -> tuple[Tensor, 
 
 
 def product(
-    x: Rows,
-    w: Rows,
+    x: Rounded | Rows,
+    w: Rounded | Rows,
     offsets_E: Tensor | None,
     dtype: torch.dtype,
     bias_N: Tensor | None = None,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from steplab.kernels.activation import RowWeights
-from steplab.kernels.e4m3 import Rows, product, weight_gradient
+from steplab.kernels.e4m3 import Rounded, product, weight_gradient
 from steplab.kernels.e4m3_passes import (
     activate_rows,
     gradient_scales,
@@ -82,7 +82,7 @@ def backward(
     w = quantize_columns(w_out)
     dh_RF = product(dout, w, offsets_E, dtype)
     scales = gradient_scales(dout, w.norm.amax(), groups.weights, x_scale_R, h_scale_R)
-    z = Rows(kept.z_RF, z_scale_R, z_scale_R)
+    z = Rounded(kept.z_RF, z_scale_R)
     dz, dz_FR, h_FR, dweights = slope_rows(z, dh_RF, groups.weights, scales)
     del dh_RF, dout, w
     dx_RD, dw_in, dw_out = (t.new_empty(0) for t in (x_TD, w_in, w_out))

@@ -22,6 +22,7 @@ from steplab.kernels.e4m3 import (
     LEAST_PRODUCT,
     PRODUCT_SLACK,
     STEEPEST,
+    Rounded,
     Rows,
     balanced_scales,
     is_counting,
@@ -55,7 +56,7 @@ SCALES = 256
 class Slopes(NamedTuple):
     """What the backward of the activation writes."""
 
-    dz: Rows
+    dz: Rounded
     dz_FR: Tensor  # e4m3, for the gradient of the first matrix
     h_FR: Tensor  # e4m3: the weighted activation again, for that of the second
     dweights: Tensor | None  # fp32 or better, in the order of the weights
@@ -137,11 +138,10 @@ def activate_rows(
     w_norm: Tensor,
     weights: RowWeights | None,
     tile: Tile = ACTIVATE,
-) -> tuple[Rows, Rows]:
+) -> tuple[Rounded, Rounded]:
     """Return weight * gelu(z), and z itself for the backward; both (R, F).
 
-    `x_norm_R` and `w_norm` are the norms of the factors of z, of `w` the largest one. The norms of
-    what is returned are not known: they are those of x.
+    `x_norm_R` and `w_norm` are the norms of the factors of z, of `w` the largest one.
     """
     if not _in_triton(z_RF):
         weight_R = _weight_of_rows(weights, z_RF)
@@ -151,7 +151,7 @@ def activate_rows(
         z_RF = torch.where(has_R1, z_RF, 0.0).to(torch.promote_types(z_RF.dtype, torch.float32))
         h_RF = activate(z_RF, "gelu") * weight_R[:, None]
         return tuple(  # type: ignore[return-value]
-            Rows(to_e4m3(rows / scale_R[:, None]), scale_R, x_norm_R)
+            Rounded(to_e4m3(rows / scale_R[:, None]), scale_R)
             for rows, scale_R in ((h_RF, h_scale_R), (z_RF, z_scale_R))
         )
     R, F = z_RF.shape
@@ -164,7 +164,7 @@ def activate_rows(
             z_RF, x_norm_R, w_norm, *_pointers(weights), h, h_scale, kept, kept_scale, R, F,
             tile.rows, tile.columns, UPCAST=INTERPRETED, num_warps=tile.warps,
         )  # fmt: skip
-    return Rows(h, h_scale, x_norm_R), Rows(kept, kept_scale, x_norm_R)
+    return Rounded(h, h_scale), Rounded(kept, kept_scale)
 
 
 def gradient_scales(
@@ -193,10 +193,13 @@ def gradient_scales(
 
 
 def slope_rows(
-    z: Rows, dh_RF: Tensor, weights: RowWeights | None, scales: GradientScales, tile: Tile = SLOPES
+    z: Rounded,
+    dh_RF: Tensor,
+    weights: RowWeights | None,
+    scales: GradientScales,
+    tile: Tile = SLOPES,
 ) -> Slopes:
     """Return what follows from dh, the gradient of the weighted activation over the weights."""
-    norm_R = z.norm  # nobody needs that of dz
     if not _in_triton(dh_RF):
         wide = torch.promote_types(dh_RF.dtype, torch.float32)
         weight_R1, has_R1 = _weight_of_rows(weights, dh_RF)[:, None], _has_token(weights, dh_RF)
@@ -214,7 +217,7 @@ def slope_rows(
                 dweights = dot_R.new_empty(weights.values_R.numel())
                 dweights[weights.source_R[own_R].long()] = dot_R[own_R]
         return Slopes(
-            Rows(to_e4m3(dz_RF / scales.dz_R[:, None]), scales.dz_R, norm_R),
+            Rounded(to_e4m3(dz_RF / scales.dz_R[:, None]), scales.dz_R),
             to_e4m3(dz_RF / dz_R[:, None]).T.contiguous(),
             to_e4m3(h_RF * weight_R1 / h_R[:, None]).T.contiguous(),
             dweights,
@@ -232,7 +235,7 @@ def slope_rows(
             *(t.view(torch.int32) for t in (dz_FR, h_FR)), dweights, R, F, tile.rows // 4, columns,
             STAGES, UPCAST=INTERPRETED, num_warps=tile.warps,
         )  # fmt: skip
-    return Slopes(Rows(dz, scales.dz_R, norm_R), dz_FR, h_FR, dweights)
+    return Slopes(Rounded(dz, scales.dz_R), dz_FR, h_FR, dweights)
 
 
 def transpose_rows(
