@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -70,10 +70,13 @@ class EmulatedProduct(torch.autograd.Function):
 
 def emulate_layers(model: nn.Module, names: Collection[str], stretch: float = 1.0) -> None:
     """Let these layers multiply by EmulatedProduct, expert by expert, in the model's dtype."""
-    kinds = {RoutedExperts: _emulated_experts, FeedForward: _emulated_network}
     for name in names:
         layer: Any = model.get_submodule(name)
-        emulated = kinds.get(type(layer), _emulated_linear)
+        emulated: Callable[..., Any] = _emulated_linear
+        if isinstance(layer, RoutedExperts):
+            emulated = _emulated_experts
+        elif isinstance(layer, FeedForward):
+            emulated = _emulated_network
         layer.forward = functools.partial(emulated, layer, stretch)
 
 
