@@ -10,7 +10,7 @@ from steplab.core.errors import Unsupported
 from steplab.kernels import e4m3_network, e4m3_passes
 from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
-from steplab.kernels.e4m3 import E4M3_MAX, balanced_scales, scale_for
+from steplab.kernels.e4m3 import E4M3_MAX, balanced_scales, counting, scale_for
 from steplab.kernels.experts._rows import place_rows
 from steplab.kernels.experts.fp8 import pad_groups
 from tests.kernels.expert_cases import ROUTINGS, Case, double, make, one_expert, results
@@ -198,6 +198,15 @@ def test_the_ops_are_registered_as_torch_wants_them():
         torch.library.opcheck(torch.ops.steplab.feed_forward_fp8, arguments, test_utils=checks)
 
 
+@pytest.mark.parametrize("rounded", [e4m3_passes.quantize_rows, e4m3_passes.quantize_columns])
+def test_what_is_rounded_lies_row_by_row(rounded):
+    """Units take rows along the sum only; a transposed tensor must be written anew."""
+    w = torch.randn(3, 32, 48)
+    for matrix in (w, w.mT):
+        found = rounded(matrix)
+        assert all(t.is_contiguous() for t in found)
+
+
 @needs_no_gpu
 def test_without_a_gpu_they_are_refused_and_auto_never_takes_them():
     (x, _, w_in, w_out), _, _ = make(fp8_case("balanced", dtype=torch.bfloat16))
@@ -319,3 +328,19 @@ def test_gpu_experts_are_those_of_the_definition(routing):
         assert off(a, t) < 0.04, (name, off(a, t))
     again = results("fp8", case, inputs, experts_TK, d_out)
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+@pytest.mark.gpu
+def test_gpu_counting_changes_the_passes_and_not_the_results():
+    """While somebody counts, the definition writes what the units multiply."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the grouped products need compute capability 9.0")
+    case = Case("skewed", tokens=512, width=128, inner=256, experts=8, dtype=torch.bfloat16)
+    inputs, experts_TK, d_out = make(case, "cuda")
+    plain = results("fp8", case, inputs, experts_TK, d_out)
+    network = one_expert("fp8", case, inputs, d_out, True)
+    with counting() as counts:
+        found = results("fp8", case, inputs, experts_TK, d_out)
+        again = one_expert("fp8", case, inputs, d_out, True)
+    assert all(off(a, b) < SAME for a, b in zip((*found, *again), (*plain, *network), strict=True))
+    assert counts.rounded > 0 and counts.not_finite == counts.saturated == 0

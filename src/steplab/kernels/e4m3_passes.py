@@ -94,7 +94,8 @@ def quantize_rows(x_TD: Tensor, source_R: Tensor | None = None, chosen: int = 1)
     Assignment a belongs to token a // chosen; a row of assignment -1 is zero.
     """
     if not _in_triton(x_TD):
-        x_RD = _gathered(x_TD, source_R, chosen)
+        # Of a transposed matrix too, the values lie row by row, as the units want them.
+        x_RD = _gathered(x_TD, source_R, chosen).contiguous()
         values, scale = quantize(x_RD, -1)
         scale_R = scale[..., 0].float()
         # Over the scale, since squares of the numbers themselves may leave the range of fp32.
