@@ -276,8 +276,8 @@ class Ran:
     exposed_communication_ms: float = 0.0
     bf16_sums: str | None = None  # partial sums of split bf16 products: bf16, fp32; None on CPU
     own_ops: Mapping[str, int] = field(default_factory=dict)  # steplab::rms_norm ... -> calls
-    # Where layers multiply in fp8: each Linear and each network of a mixture by name, "" or why it
-    # stays in bf16.
+    # Where layers multiply in fp8: each Linear, each network of a mixture and each stack of
+    # matrices by name, "" or why it stays in bf16.
     fp8_linears: Mapping[str, str] = field(default_factory=dict)
     # channels_last, contiguous -> convolutions over images or volumes that ran on such tensors
     conv_layouts: Mapping[str, int] = field(default_factory=dict)
