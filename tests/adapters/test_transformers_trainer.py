@@ -9,6 +9,8 @@ pytest.importorskip("accelerate", reason=reason)
 
 from steplab.adapters.transformers_trainer import MeterCallback, RecipeMixin
 from steplab.core.errors import UserError
+from steplab.probes import disturbances
+from steplab.probes.compilation import graph_count
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 
@@ -68,6 +70,18 @@ def test_the_trainer_trains_the_same(tmp_path, recipe, tolerance):
         torch.testing.assert_close(found[name], weight, rtol=tolerance * 100, atol=tolerance)
     assert (tuned.step.optimizer is None) == ("optimizer" not in recipe)
     assert tuned.evaluate()["eval_loss"] > 0
+
+
+def test_every_step_of_the_trainer_runs_compiled_code(tmp_path):
+    """Also where the number of tokens differs from batch to batch."""
+    tuned = make_trainer(Tuned, tmp_path, "compile=loss,compile.backend=eager", max_steps=6)
+    for row in tuned.train_dataset[::3]:
+        row["labels"] = row["labels"].clone()
+        row["labels"][:4] = -100
+    torch._dynamo.reset()
+    events, graphs = len(disturbances._notes), graph_count()
+    trained(tuned)
+    assert disturbances._notes[events:] == [] and graph_count() - graphs == 1
 
 
 def test_autocast_of_the_recipe_reaches_the_model(tmp_path):
