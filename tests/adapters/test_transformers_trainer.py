@@ -138,3 +138,16 @@ def test_an_evaluation_is_no_data_stall(tmp_path):
     trained(make_trainer(transformers.Trainer, tmp_path, **options))
     # Of the first step, and of the one after an evaluation, the wait is none of the loader's.
     assert list(callback.meter.summary().data_wait.marks) == ["0", "2"]
+
+
+def test_training_goes_on_from_a_checkpoint_of_the_trainer(tmp_path):
+    recipe = "precision=bf16-weights,optimizer=one-pass"
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    _, expected = trained(make_trainer(Tuned, tmp_path / "whole", recipe, **options))
+    again = make_trainer(Tuned, tmp_path / "resumed", recipe, **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert again.state.global_step == 4
+    for name, weight in again.model.named_parameters():
+        assert weight.dtype == torch.bfloat16 and torch.equal(weight, expected[name]), name
+    with again.step.full_weights():
+        assert {p.dtype for p in again.model.parameters()} == {torch.float32}
