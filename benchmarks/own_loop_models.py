@@ -140,6 +140,7 @@ CASES = {
             Row("norms, graph", GRAPH.replace("=all", "=all+norm")),
             Row("feed-forward, graph", GRAPH.replace("=all", "=all+feed_forward")),
             Row("no substitution, graph", GRAPH.replace("substitute=all,", "")),
+            Row("autotuned, graph", f"{GRAPH},compile.mode=max-autotune-no-cudagraphs"),
         ),
         batch=16, context=1024, vocabulary=50_304, steps=12, turns=5, optimizer=nanogpt_optimizer,
     ),

@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler
 import steplab
 from steplab.core.errors import Unsupported, UserError
 from steplab.modules.optimizer import OnePassAdamW
+from steplab.probes.compilation import graph_count
 from steplab.step.graph import graph_step
 from steplab.step.hooks import HookGuard
 from steplab.step.usual_shapes import OTHERS_IN_A_ROW, UsualShapes
@@ -189,8 +190,6 @@ def test_other_numbers_that_change_take_the_update_out_of_the_graph(key, value):
 
 
 def test_a_scheduler_goes_with_a_compiled_update_and_does_not_recompile_it():
-    from steplab.probes.compilation import graph_count
-
     step = steplab.optimize(Net(), loss_of, f"{COMPILED},compile.optimizer=true", adamw)
     scheduler = lr_scheduler.StepLR(step.optimizer, 1, 0.5)
     compiled = []
@@ -218,6 +217,20 @@ def test_a_small_first_batch_is_not_what_is_captured_and_a_lasting_change_is_cap
     twins.train(*[6] * (OTHERS_IN_A_ROW + 4))
     assert (twins.tapes.captures, twins.tapes.replays) == (2, 6)
     twins.assert_equal()
+
+
+def test_a_loop_whose_batches_are_never_of_one_shape_is_told_once():
+    """And none of its shapes is compiled: none comes often enough in a row."""
+    twins = Twins(COMPILED, captured=True)
+    graphs = graph_count()
+    with pytest.warns(UserWarning, match="20 of 21 steps had batches of changing shapes") as seen:
+        twins.train(4, *[3, 5] * 30)
+    assert len(seen) == 1 and not twins.tapes.captures
+    assert graph_count() - graphs <= 2  # of the first step, whose second block needs gradients
+    twins.assert_equal()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Twins(COMPILED, captured=True).train(*[4, 4, 4, 4, 3] * 25)
 
 
 @pytest.mark.parametrize("captured", [False, True])

@@ -62,7 +62,9 @@ class RecipeMixin:
             return super().compute_loss(  # type: ignore[misc]
                 model, inputs, return_outputs, num_items_in_batch=num_items_in_batch
             )
-        items = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
+        items = {}
+        if num_items_in_batch is not None:  # a tensor: code would be compiled for every number
+            items["num_items_in_batch"] = torch.as_tensor(num_items_in_batch)
         return self.step.loss({"inputs": dict(inputs), **items}).loss
 
     def _recipe_loss(self: Any) -> Any:

@@ -127,7 +127,11 @@ class Disturbances:
             collecting_ms,
             core_wait_ms,
             max(0, now.graphs - before.graphs),  # it is 0 again after a reset of Dynamo
-            *(new - old for new, old in zip(now[3:-1], before[3:-1], strict=True)),
+            now.kernels - before.kernels,
+            now.mallocs - before.mallocs,
+            now.frees - before.frees,
+            now.retries - before.retries,
+            now.pinned - before.pinned,
             tuple(_notes[before.notes : now.notes]),
         )
 

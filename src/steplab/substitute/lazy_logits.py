@@ -135,7 +135,7 @@ class LazyLogits(Tensor):
         """Make logits in the shape and dtype of `like`, a tensor without data."""
 
         def make() -> LazyLogits:
-            made: LazyLogits = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            made: LazyLogits = Tensor._make_wrapper_subclass(
                 cls, like.shape, like.stride(), dtype=like.dtype, device=head.weight.device
             )
             made.head, made.calls, made.source, made.value = head, calls, source, None
@@ -147,7 +147,7 @@ class LazyLogits(Tensor):
                 logits = call(logits)
             return logits
 
-        made: LazyLogits = _Deferred.apply(compute, make, *head.inputs)  # type: ignore[assignment]
+        made: LazyLogits = _Deferred.apply(compute, make, *head.inputs)
         return made
 
     def computed(self) -> Tensor:
@@ -191,7 +191,7 @@ class LazyLogits(Tensor):
         return func(*tree_map(_computed, args), **tree_map(_computed, options))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Compute for code that torch's functions do not see; autograd has its place above."""

@@ -44,11 +44,11 @@ def adamw_kernel(
     # In fp64: 1 - beta2^step in fp32 would be off by 6e-5 at the first step with beta2 0.999.
     # Triton passes a float as fp32, so what takes part in that comes in two pieces.
     number, rate = tl.load(step).to(tl.float64), tl.load(lr)
-    log_beta1 = log_beta1.to(tl.float64) + log_beta1_rest
-    log_beta2 = log_beta2.to(tl.float64) + log_beta2_rest
-    step_size = (rate / (1.0 - tl.exp(number * log_beta1))).to(tl.float32)
-    root = tl.sqrt(1.0 - tl.exp(number * log_beta2)).to(tl.float32)
-    keep = (1.0 - rate * (decay.to(tl.float64) + decay_rest)).to(tl.float32)
+    power1 = tl.exp(number * log_beta1 + number * log_beta1_rest)
+    power2 = tl.exp(number * log_beta2 + number * log_beta2_rest)
+    step_size = (rate / (1.0 - power1)).to(tl.float32)
+    root = tl.sqrt(1.0 - power2).to(tl.float32)
+    keep = (1.0 - (rate * decay + rate * decay_rest)).to(tl.float32)
     begin = tl.program_id(0).to(tl.int64) * (BLOCK * BLOCKS)
     for block in tl.range(BLOCKS):
         offset_N = begin + block * BLOCK + tl.arange(0, BLOCK)
