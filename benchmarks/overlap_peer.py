@@ -73,7 +73,7 @@ def compare(args: argparse.Namespace) -> Table:
             hidden, whole = count(folder / one["file"])
             rows.append(
                 (
-                    f"{folder.parent.name}/{folder.name}",
+                    "/".join(folder.resolve().parts[-2:]),
                     one["rank"],
                     whole / 1e6,
                     100 * hidden / whole if whole else None,

@@ -136,6 +136,13 @@ def test_scaling_to_another_card_follows_its_peak_and_bandwidth():
             assert times.time(entry.call, slower).us > times.time(entry.call, H200).us
 
 
+def test_recurrent_layers_are_not_guessed_at():
+    entry = requested_workload("examples/own_model.py:recurrent")
+    spec = RunSpec(entry.name, {}, batch=2, device="cuda", source=entry.source)
+    with pytest.raises(Unsupported, match=r"nn\.GRU cannot be estimated"):
+        count(spec, H200)
+
+
 def test_fp8_is_not_guessed_at():
     with pytest.raises(Unsupported, match="no fp8 product has been timed"):
         count(spec_of("precision=fp8"), H200)

@@ -94,8 +94,8 @@ def _run(args: argparse.Namespace) -> int:
         experts = int(spec.config.get("num_experts", 0))
         found = search(spec, args.ranks, experts, card, times, cluster, _tell)
         tables = [
-            _table("plans, the fastest per token first", found, budget),
-            _table("time against cost", frontier(found, budget), budget),
+            _table("plans, the fastest per token first", found, budget, True),
+            _table("time against cost", frontier(found, budget), budget, True),
         ]
     else:
         found, most = [], []
@@ -111,7 +111,7 @@ def _run(args: argparse.Namespace) -> int:
             most.append(largest_batch(counts) if device == "cuda" else None)
         if not any(p.fits for p in found):
             raise _never_fits(found, most)
-        tables = [_table(spec.title, found, budget), _memory(found, most)]
+        tables = [_table(spec.title, found, budget, False), _memory(found, most)]
         if any(p.sent for p in found):
             tables.append(_sent(found))
     store.check_writable()
@@ -192,20 +192,22 @@ def _tell(text: str) -> None:
     print(f"counting {text}", file=sys.stderr, flush=True)
 
 
-def _table(title: str, found: Sequence[Prediction], budget: Budget) -> Table:
+def _table(title: str, found: Sequence[Prediction], budget: Budget, has_batch: bool) -> Table:
+    """Return a row per prediction; `has_batch`: the title does not tell the batch."""
     rows = []
+    all_fit = all(p.fits for p in found)
     for p in found:
         hours, cost = budget.hours(p), budget.cost(p)
         cells: tuple[Cell, ...] = (
             p.spec.ranks,
-            p.spec.batch,
+            p.spec.batch if has_batch else None,
             str(p.spec.recipe),
             p.step_ms,
             f"{p.low_ms:.4g} to {p.high_ms:.4g}",
             p.tokens_per_second,
             units.percent(p.mfu),
             p.peak_bytes / GIB,
-            p.fits,
+            None if all_fit else p.fits,
             p.sent_bytes / 1e9,
             p.exposed_ms,
             hours / 24 if hours is not None else None,
@@ -227,7 +229,7 @@ def _memory(found: Sequence[Prediction], most: Sequence[int | None]) -> Table:
     columns = (
         Column("ranks"),
         Column("peak", "GiB"),
-        Column("reserved", "GiB"),
+        Column("reserved", "GiB", dispensable=1),
         *(Column(kind, "GiB") for kind in kinds),
         Column("largest batch that fits"),
     )

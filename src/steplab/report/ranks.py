@@ -60,7 +60,8 @@ def collectives_table(ranks: RanksAnalysis) -> Table:
         )
         for kind in ranks.kinds
     )
-    note = ["per step and rank, hidden or not; message: the median"]
+    has_sizes = any(kind.bytes is not None for kind in ranks.kinds)
+    note = ["per step and rank, hidden or not" + ("; message: the median" if has_sizes else "")]
     if ranks.tells_waits:
         note += ["waiting: before the last rank has come"]
     if any(kind.bus_bytes_per_s for kind in ranks.kinds):

@@ -297,6 +297,13 @@ def test_an_empty_folder_is_one_sentence(tmp_path):
         analyze_folder(tmp_path)
 
 
+def test_the_folder_of_a_run_is_told_how_to_name_it(tmp_path):
+    folder = write_ranks(tmp_path / "store" / "runs" / "20260101-gpt", [step(10)])
+    (folder / "run.json").write_text("{}")
+    with pytest.raises(UserError, match=r"folder of a Run\. Name the Run: 20260101-gpt --store"):
+        analyze_folder(folder)
+
+
 def test_another_order_of_collectives_is_told(tmp_path):
     def calls(*kinds: str) -> list[Step]:
         spelled = {"all_reduce": "c10d::allreduce_", "all_gather": "c10d::allgather_"}
