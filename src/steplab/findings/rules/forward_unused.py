@@ -49,7 +49,7 @@ def check(case: Case) -> Finding | None:
         rule="forward_unused",
         claim=f"{len(wasted)} of {calls} calls of {name} have no backward: "
         f"{units.milliseconds(spent)} a step",
-        evidence=tuple(f"called at {line}" for line in _callers(rows.source, spans, wasted)),
+        evidence=tuple(f"called at {line}" for line in callers(rows.source, spans, wasted)),
         remedy="take metrics from the output that the loss was computed from, or every N steps",
         stake_ms=spent,
         why="a forward pass that no gradient comes from costs a third of a step",
@@ -90,11 +90,11 @@ def _launched_in(rows: Rows, spans: Spans, wasted: Ints) -> Mask:
     return mask
 
 
-def _callers(trace: Trace, spans: Spans, wasted: Ints) -> list[str]:
-    """Return the lines that make the calls."""
+def callers(trace: Trace, spans: Spans, chosen: Ints) -> list[str]:
+    """Return the lines that make the chosen calls, three at most."""
     labels = Labels()
     host = Attribution(trace, labels)
-    lines = host.at(spans.thread[wasted].astype(np.int64), spans.start[wasted] - 1).line
+    lines = host.at(spans.thread[chosen].astype(np.int64), spans.start[chosen] - 1).line
     found = dict.fromkeys(labels.texts()[code] for code in lines)
     return [line for line in found if line != UNATTRIBUTED][:3]
 

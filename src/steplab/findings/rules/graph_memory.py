@@ -16,7 +16,7 @@ import numpy as np
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
-from steplab.findings.rules.forward_unused import outermost_calls
+from steplab.findings.rules.forward_unused import callers, outermost_calls
 from steplab.trace.attribution import forward_ops
 from steplab.trace.events import Trace
 from steplab.trace.phases import AUTOGRAD_NODE
@@ -50,6 +50,7 @@ def _micro_batches(case: Case, trace: Trace) -> tuple[Finding, ...]:
         1 - 1 / calls,
         "call backward after each of them: (loss / N).backward()",
         "nothing is freed before the one backward at the end",
+        [f"called at {line}" for line in callers(trace, spans, np.arange(len(spans)))],
     )
 
 
@@ -71,6 +72,7 @@ def _recorded_backward(case: Case, trace: Trace) -> tuple[Finding, ...]:
         BY_RECORDING,
         "no create_graph=True in backward() or torch.autograd.grad()",
         "a recorded backward keeps all that its own gradients would need",
+        [f"create_graph is given at {line}" for line in case.setup_lines("create_graph")],
     )
 
 
@@ -94,7 +96,9 @@ def _pools(case: Case) -> tuple[Finding, ...]:
     )
 
 
-def _finding(case: Case, claim: str, share: float, remedy: str, why: str) -> tuple[Finding, ...]:
+def _finding(
+    case: Case, claim: str, share: float, remedy: str, why: str, lines: list[str]
+) -> tuple[Finding, ...]:
     memory = case.run.memory if case.run is not None else None
     if memory is None or not memory.peak:
         return ()
@@ -105,7 +109,7 @@ def _finding(case: Case, claim: str, share: float, remedy: str, why: str) -> tup
         Finding(
             rule="graph_memory",
             claim=f"{claim}: {units.bytes_(held)}",
-            evidence=(f"the step's peak is {units.bytes_(memory.peak)}",),
+            evidence=(f"the step's peak is {units.bytes_(memory.peak)}", *lines),
             remedy=remedy,
             stake_bytes=held,
             of_bytes=memory.peak,
