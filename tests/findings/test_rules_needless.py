@@ -91,6 +91,10 @@ def test_an_fp32_stream_in_a_16_bit_model():
     found = fp32_stream.RULE(wide)
     assert found.stake_ms == pytest.approx(0.2) and found.gain_ms == pytest.approx(0.1)
     assert "model.py:3" in found.evidence[1] and rules(wide)[0] == "fp32_stream"
+    cast = {"shapes": [STREAM, STREAM], "dtypes": [FP32, BF16]}
+    made = RecordedOp("aten::copy_", 5, args=cast, line="norm.py(4): forward")
+    found = fp32_stream.RULE(gpu_case([made, *products, summed(FP32, BF16)]))
+    assert "cast to fp32 at norm.py:4 (forward)" in found.evidence[2]
     assert fp32_stream.RULE(gpu_case([*products, summed(BF16, BF16)])) is None
     weight = {"shapes": [[128, 512], [128, 512]], "dtypes": [BF16, FP32]}
     autocast = RecordedOp("aten::copy_", 5, args=weight)
@@ -133,6 +137,10 @@ def test_tensors_that_outlive_their_step():
     growing = kept_memory.RULE(remembered(**kept, growth_bytes=2 * GIB))
     assert growing.claim.startswith("memory grows by 2.00 GiB a step")
     assert kept_memory.RULE(remembered(**{**kept, "kept_bytes": 0})) is None
+    # A CPU's allocator does not round: 1 MiB of 10 that is left behind in every step counts.
+    small = {"kept_bytes": 2**20, "growth_bytes": 2**20, "peak_bytes": 12 * 2**20}
+    assert kept_memory.RULE(remembered(**{**kept, **small}, device="cpu")) is not None
+    assert kept_memory.RULE(remembered(**{**kept, **small}, device="cuda")) is None
     # Gradients that live on where the last step had none are growth, but nothing is kept.
     first = {**kept, "kept_bytes": 0, "kept": (), "growth_bytes": 2 * GIB}
     assert kept_memory.RULE(remembered(**first)) is None

@@ -194,10 +194,13 @@ def test_a_backward_that_is_recorded_for_nothing_is_found(store, penalty):
 def test_micro_batches_that_wait_for_one_backward_are_found(store):
     model, x_ND = layers(4), torch.randn(4, 2000, 32)
 
+    def loss_of(part_ND):
+        return model(part_ND).square().mean()
+
     def step(at_once: bool):
         losses = []
         for part_ND in x_ND:
-            losses.append(model(part_ND).square().mean())
+            losses.append(loss_of(part_ND))
             if not at_once:
                 losses.pop().backward()
         if at_once:
@@ -206,4 +209,5 @@ def test_micro_batches_that_wait_for_one_backward_are_found(store):
     calling = f"test_user_loop.py:{step.__code__.co_firstlineno + 3} (step)"
     said = findings(lambda: step(True), store)["graph_memory"]
     assert "4 forward passes live at once" in said and calling in said
+    assert f"test_user_loop.py:{loss_of.__code__.co_firstlineno + 1} (loss_of)" in said
     assert "graph_memory" not in findings(lambda: step(False), store)

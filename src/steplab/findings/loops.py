@@ -9,6 +9,7 @@ import numpy as np
 
 from steplab.core.units import fold_layer_numbers
 from steplab.findings.matmuls import matmuls
+from steplab.findings.module_calls import turning_lines
 from steplab.findings.rows import Mask, Rows
 from steplab.trace.analysis import UNATTRIBUTED
 
@@ -24,7 +25,7 @@ class PythonLoop:
     """What a loop runs in the forward pass."""
 
     line: str
-    op: str  # the operator that it calls most
+    op: str  # the operator that it calls and that takes most
     turns: int  # calls of it in one step
     whole: Mask  # what the function around it calls as often, backward included
 
@@ -51,8 +52,27 @@ def python_loops(rows: Rows) -> list[PythonLoop]:
             break
         if function not in found and UNATTRIBUTED not in (name, work.labels[line]):
             whole = _turning(rows, rows.inside & (work.function == function))
-            found[function] = PythonLoop(work.labels[line], name, turns, whole)
+            at_line = forward & (work.line == line)
+            asked, turns = _asked_most(rows, at_line, (name, turns))
+            found[function] = PythonLoop(work.labels[line], asked, turns, whole)
     return list(found.values())
+
+
+def _asked_most(rows: Rows, mask: Mask, otherwise: tuple[str, int]) -> tuple[str, int]:
+    """Return what the code of these rows calls most and takes most time in, and how often.
+
+    The innermost operators are often views: `aten::as_strided` for a cell of a recurrent network.
+    """
+    calls = {name: count // rows.steps for name, count in rows.asked_calls(mask).items()}
+    often = {name: count for name, count in calls.items() if count >= MIN_TURNS}
+    if not often:
+        return otherwise
+
+    def spent(name: str) -> float:
+        return rows.ms(mask & rows.asked_for(name.__eq__))
+
+    asked = max(often, key=spent)
+    return asked, often[asked]
 
 
 def _turning(rows: Rows, mask: Mask, turns: int = MIN_TURNS) -> Mask:
@@ -70,6 +90,7 @@ class NarrowProducts:
     inputs: int
     width: int
     whole: Mask  # with what is around them
+    lines: tuple[str, ...]  # of the loop, where it calls modules
 
 
 def narrow_products(rows: Rows) -> NarrowProducts | None:
@@ -94,7 +115,10 @@ def narrow_products(rows: Rows) -> NarrowProducts | None:
     longest = max(long, key=len)
     name, whole = _around_products(rows, [row for run in long for row in run])
     one = known[int(rows.call[longest[0]])]
-    return NarrowProducts(name, len(longest), one.k, one.n, whole)
+    ops, (first, last) = rows.source.ops, rows.work.op_row[[longest[0], longest[-1]]].tolist()
+    times = int(ops.start[first]), int(ops.start[last])
+    lines = tuple(turning_lines(rows.source, int(ops.thread[first]), *times))
+    return NarrowProducts(name, len(longest), one.k, one.n, whole, lines)
 
 
 def _around_products(rows: Rows, products: list[int]) -> tuple[str, Mask]:

@@ -74,7 +74,8 @@ def given_to_compile() -> tuple[str, ...]:
     wrapped = [one._orig_mod for one in modules if isinstance(one, OptimizedModule)]
     wrapped += [one for one in modules if one._compiled_call_impl is not None]
     known = tuple(sorted({type(module).__name__ for module in wrapped}))
-    if known or not eval_frame.cached_backends:
+    # What is kept from being compiled has no backend here.
+    if known or not any(map(callable, eval_frame.cached_backends.values())):
         return known
     # A function, or a result that was thrown away. Libraries compile theirs where they are
     # imported: the user's own files must say it.

@@ -16,9 +16,9 @@ import numpy as np
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
-from steplab.findings.rules.forward_unused import callers, outermost_calls
+from steplab.findings.module_calls import callers, outermost_calls, turning_lines
 from steplab.trace.attribution import forward_ops
-from steplab.trace.events import Trace
+from steplab.trace.events import Spans, Trace
 from steplab.trace.phases import AUTOGRAD_NODE
 from steplab.trace.spans import nest
 
@@ -50,8 +50,15 @@ def _micro_batches(case: Case, trace: Trace) -> tuple[Finding, ...]:
         1 - 1 / calls,
         "call backward after each of them: (loss / N).backward()",
         "nothing is freed before the one backward at the end",
-        [f"called at {line}" for line in callers(trace, spans, np.arange(len(spans)))],
+        [f"called in turn at {line}" for line in _loop(trace, spans)],
     )
+
+
+def _loop(trace: Trace, calls: Spans) -> list[str]:
+    """Return the line of the loop around the calls, and the lines that make them."""
+    first, last = calls.start[[0, -1]].tolist()
+    loop = turning_lines(trace, int(calls.thread[0]), first, last)
+    return list(dict.fromkeys([*loop, *callers(trace, calls, np.arange(len(calls)))]))
 
 
 def _recorded_backward(case: Case, trace: Trace) -> tuple[Finding, ...]:

@@ -76,6 +76,7 @@ def _narrow(case: Case, rows: Rows) -> Finding | None:
         f"{units.milliseconds(spent)} a step with what is around them",
         evidence=(
             f"{found.products} in a row, each from {found.inputs} columns to {found.width}",
+            *(f"called in turn at {line}" for line in found.lines),
             *rows.hot_lines(found.whole),
         ),
         remedy="one product with the weights of all of them side by side, and one call for all "
