@@ -15,7 +15,7 @@ FAULT = {
     "KIND": "time",
     "STYLE": "factory",
     "BATCH": 16,
-    "CPU_BATCH": 8,
+    "CPU_BATCH": 10,
     "CAUSE": "all experts compute all tokens and a gate of zeros throws most results away",
     "FIX": "sort the tokens by expert and give each expert its own",
 }
