@@ -3,8 +3,9 @@
 OMP_NUM_THREADS=1 python benchmarks/unseen_faults_effect.py [NAME ...]
 
 Both twins of a fault are built from the same seed in one process and their first losses compared;
-then they run in turns. The times are the minima of the second half of the rounds, so that what
-grows from step to step has grown. Of faults whose effect is memory, the peak of the resident memory
+then they run in turns. The times, by the clock and of the processor (where others use the machine,
+the steadier of the two), are the minima of the second half of the rounds, so that what grows from
+step to step has grown. Of faults whose effect is memory, the peak of the resident memory
 is measured too, in a process per twin, beyond what the imports took. Prints one line of JSON per
 fault.
 """
@@ -61,23 +62,24 @@ def pair(name: str) -> dict:
     for kind in kinds:
         steps[kind] = step_of(name, kind)
         losses[kind] = [float(steps[kind]()) for _ in range(WARMUP)]
-    times: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
+    times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
     for _ in range(ROUNDS):
         for kind in kinds:
-            times[kind].append([clocked(steps[kind]) for _ in range(STEPS)])
-    best = {k: min(t for r in times[k][ROUNDS // 2 :] for t in r) for k in kinds}
+            times[kind] += [clocked(steps[kind]) for _ in range(STEPS)]
+    least = {k: [min(t) for t in zip(*times[k][len(times[k]) // 2 :], strict=True)] for k in kinds}
     apart = max(
         abs(a - b) / max(abs(b), 1e-9)
         for a, b in zip(losses["faulty"], losses["clean"], strict=True)
     )
-    return {"ms": best, "losses": losses, "losses_apart": apart}
+    wall, cpu = ({k: least[k][clock] for k in kinds} for clock in (0, 1))
+    return {"ms": wall, "cpu_ms": cpu, "losses": losses, "losses_apart": apart}
 
 
-def clocked(step: Callable[[], object]) -> float:
-    """Return the milliseconds of one step; the loss is read, which waits for the device."""
-    began = time.perf_counter()
-    float(step())
-    return (time.perf_counter() - began) * 1e3
+def clocked(step: Callable[[], object]) -> tuple[float, float]:
+    """Return the milliseconds of one step, and those for which it had a core."""
+    began, worked = time.perf_counter(), time.process_time()
+    float(step())  # waits for the device
+    return (time.perf_counter() - began) * 1e3, (time.process_time() - worked) * 1e3
 
 
 def peak(name: str, kind: str) -> float:

@@ -18,7 +18,7 @@ FAULT = {
     "CAUSE": "the moving average goes through state_dict and load_state_dict: two products, a sum and a copy of all weights with new memory",
     "FIX": "torch._foreach_lerp_(average, weights, 1 - decay) in place",
 }
-BATCH, WIDTH, DECAY = by_device(1024, 48), by_device(4096, 1536), 0.999
+BATCH, WIDTH, DECAY = by_device(1024, 24), by_device(4096, 1536), 0.999
 
 
 class Averaged:

@@ -16,22 +16,22 @@ FAULT = {
     "CAUSE": "the discriminator's loss backpropagates through the generator, since the fakes are not detached; those gradients are cleared unread",
     "FIX": "discriminator(fake.detach()), and no retain_graph",
 }
-BATCH, WIDTH, NOISE = by_device(256, 24), by_device(64, 24), 100
+BATCH, WIDTH, NOISE = by_device(256, 12), by_device(64, 24), 100
 
 
 def networks():
     w = WIDTH
     generator = nn.Sequential(
-        nn.ConvTranspose2d(NOISE, 4 * w, 4, 1, 0, bias=False),
+        nn.ConvTranspose2d(NOISE, 8 * w, 4, 1, 0, bias=False),
+        nn.BatchNorm2d(8 * w),
+        nn.ReLU(),
+        nn.ConvTranspose2d(8 * w, 4 * w, 4, 2, 1, bias=False),
         nn.BatchNorm2d(4 * w),
         nn.ReLU(),
         nn.ConvTranspose2d(4 * w, 2 * w, 4, 2, 1, bias=False),
         nn.BatchNorm2d(2 * w),
         nn.ReLU(),
-        nn.ConvTranspose2d(2 * w, w, 4, 2, 1, bias=False),
-        nn.BatchNorm2d(w),
-        nn.ReLU(),
-        nn.ConvTranspose2d(w, 3, 4, 2, 1),
+        nn.ConvTranspose2d(2 * w, 3, 4, 2, 1),
         nn.Tanh(),
     )
     discriminator = nn.Sequential(

@@ -37,6 +37,7 @@ def network():
 def keeper(features):
     def hook(module, inputs, output):
         features["middle"] = output.detach().float().clone()
+        features["dead"] = (features["middle"] <= 0).float().mean(dim=(0, 2, 3))
 
     return hook
 
@@ -60,8 +61,8 @@ def train_step(model, optimizer, data, features):
         loss = F.cross_entropy(model(x), y)
     loss.backward()
     optimizer.step()
-    spread = features["middle"].std()
-    return loss.detach(), spread
+    dead = features["dead"].max()
+    return loss.detach(), dead
 
 
 def faulty():

@@ -33,7 +33,7 @@ PIECES = {
 def texts(count):
     chance = random.Random(0)
     words = ["".join(chance.choices(SYLLABLES, k=chance.randint(1, 5))) for _ in range(2000)]
-    return [" ".join(chance.choices(words, k=6 * CONTEXT)) for _ in range(count)]
+    return [" ".join(chance.choices(words, k=12 * CONTEXT)) for _ in range(count)]
 
 
 def tokenize(text):
