@@ -426,10 +426,11 @@ class Profile:
     switches: tuple[str, ...] = ()
     optimizers: tuple[OptimizerShape, ...] = ()  # all that are alive in the process
     graph_pools: tuple[int, ...] = ()  # bytes of each pool that only CUDA graphs use
-    # Classes of modules that torch.compile wraps, where nothing has been compiled.
+    # What torch.compile was given (classes of modules), where nothing has been compiled.
     never_compiled: tuple[str, ...] = ()
-    # Lines of the user's files that turn a switch on ("anomaly mode") or make an optimizer
-    # ("AdamW"), its groups ("params") or embeddings ("Embedding").
+    # Lines of the user's files that turn a switch on ("anomaly mode"), make an optimizer
+    # ("AdamW"), its groups ("params") or embeddings ("Embedding"), or write "torch.compile", a
+    # debugging "backend", "retain_graph" or "create_graph".
     setup_lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
