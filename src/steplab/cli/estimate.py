@@ -51,7 +51,7 @@ COLUMNS = (
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_workload_flags(parser, words, "gpt")
-    add_step_flags(parser, ("accumulate", "clip"), batch=8)
+    add_step_flags(parser, ("accumulate", "clip"), batch=4)  # as bench step, which is to confirm it
     add = parser.add_argument
     add("--on", default="h200", metavar="CARD",
         help="the card, as in h200, a100-80gb-sxm, b200; here: measure rank 0 on this machine, in "
