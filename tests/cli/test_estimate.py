@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from steplab.cli import estimate
+from steplab.cli.bench import step as bench_step
+from steplab.cli.command import Parser
 from steplab.cli.main import main
 from steplab.core import Memory, Samples
 from steplab.core.run import Accelerator
@@ -13,6 +16,15 @@ from steplab.store.predictions import predictions
 from tests.compare.sides import ENVIRONMENT, run_of
 
 TINY = ["estimate", "gpt", "--size", "tiny", "--layers", "2", "--batch", "2"]
+
+
+def test_without_a_batch_it_is_the_step_that_bench_step_measures():
+    batches = []
+    for command in (estimate.COMMAND, bench_step.COMMAND):
+        parser = Parser("", "")
+        command.flags(parser, ["gpt"])
+        batches.append(parser.get_default("batch"))
+    assert batches == [4, [4]]
 
 
 def test_a_table_over_ranks_with_cost_and_memory(tmp_path, capsys):

@@ -118,6 +118,16 @@ def test_weights_that_are_gathered_as_one_have_nothing_to_hide_behind(tmp_path):
     assert 0.1 < share["bucket"] < 1 / 3
 
 
+def test_a_cpu_has_no_launches_to_hide_communication_behind():
+    cluster = Cluster(find_link("pcie4"), find_link("ndr"))
+    share = {}
+    for device in ("cuda", "cpu"):
+        spec = spec_of("parallel=fsdp", 2, layers=2, device=device)
+        found = predict(StepCounts(spec, H200, shipped_times()), cluster)
+        share[device] = found.exposed_ms / found.communication_ms
+    assert share["cuda"] < 0.1 and share["cpu"] > 0.5  # on the card it waits for its host anyway
+
+
 def test_the_largest_batch_fits_and_is_not_a_guess():
     spec = spec_of("precision=bf16", size="small", layers=2, context=1024)
     card = find_named("a10")

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from steplab.core.errors import Unsupported, UserError
 from steplab.core.prediction import Prediction
-from steplab.estimate.plan import Budget, candidates, frontier
-from tests.estimate.specs import spec_of
+from steplab.estimate.plan import Budget, candidates, frontier, search
+from steplab.estimate.predict import TooLarge
+from tests.estimate.specs import H200, spec_of
 
 
 def prediction(ms, ranks):
@@ -29,6 +31,23 @@ def test_the_frontier_has_what_no_other_beats_in_time_and_cost():
     cheap, quick = prediction(10.0, 1), prediction(11.0, 8)
     slow, dear = prediction(12.0, 1), prediction(30.0, 8)
     assert frontier([quick, cheap, slow, dear], Budget()) == [quick, cheap]
+
+
+def test_why_there_is_no_plan_is_told(monkeypatch):
+    reasons = iter([Unsupported("one"), UserError("two")] * 3)
+
+    def refuse(counts):
+        raise next(reasons)
+
+    monkeypatch.setattr("steplab.estimate.plan.largest_batch", refuse)
+    told: list[str] = []
+    words = (spec_of(), [2], 0, H200, None, None, told.append)
+    with pytest.raises(Unsupported, match="one"):
+        search(*words)
+    assert told[:2] == ["counting 2 ranks: parallel=bucket", "left out parallel=bucket: one"]
+    reasons = iter([Unsupported("one"), TooLarge("two")] * 3)
+    with pytest.raises(TooLarge, match="No plan fits"):
+        search(*words)
 
 
 def test_every_way_of_sharing_is_considered_once():

@@ -51,7 +51,7 @@ COLUMNS = (
 
 def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add_workload_flags(parser, words, "gpt")
-    add_step_flags(parser, ("accumulate", "clip"), batch=8)
+    add_step_flags(parser, ("accumulate", "clip"), batch=4)  # as bench step, which is to confirm it
     add = parser.add_argument
     add("--on", default="h200", metavar="CARD",
         help="the card, as in h200, a100-80gb-sxm, b200; here: measure rank 0 on this machine, in "
@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
         found, most = [], []
         for ranks in args.ranks:
             shared = replace(spec, ranks=ranks, recipe=_recipe(spec.recipe, ranks))
-            _tell(f"{units.counted(ranks, 'rank')}: {shared.recipe}")
+            _tell(f"counting {units.counted(ranks, 'rank')}: {shared.recipe}")
             counts = StepCounts(shared, card, times)
             if here:
                 found.append(predict(counts, cluster, measured=measure_rank(shared)))
@@ -189,7 +189,7 @@ def _recipe(recipe: Recipe, ranks: int) -> Recipe:
 
 
 def _tell(text: str) -> None:
-    print(f"counting {text}", file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)
 
 
 def _table(title: str, found: Sequence[Prediction], budget: Budget, has_batch: bool) -> Table:

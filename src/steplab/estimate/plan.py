@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from steplab.core import Recipe, RunSpec, Setting, Settings, units
-from steplab.core.errors import SteplabError, UserError
+from steplab.core.errors import SteplabError
 from steplab.core.prediction import Prediction
 from steplab.estimate.cluster import Cluster
 from steplab.estimate.kernels import KernelTimes
-from steplab.estimate.predict import StepCounts, largest_batch, predict
+from steplab.estimate.predict import StepCounts, TooLarge, largest_batch, predict
 from steplab.hardware.catalog import Card
 from steplab.techniques.recipes import PARALLEL, alone, check_recipe
 
@@ -70,21 +70,29 @@ def search(
     cluster: Cluster,
     progress: Callable[[str], None],
 ) -> list[Prediction]:
-    """Return what fits, the fastest per token first; every recipe with its largest batch too."""
+    """Return what fits, the fastest per token first; every recipe with its largest batch too.
+
+    `progress` is told what is counted, and what is left out and why.
+    """
     found: list[Prediction] = []
+    refused: list[SteplabError] = []
     for count in ranks:
         for candidate in candidates(spec, count, experts):
             try:
                 check_recipe(candidate.recipe)
-                progress(f"{units.counted(count, 'rank')}: {candidate.recipe}")
+                progress(f"counting {units.counted(count, 'rank')}: {candidate.recipe}")
                 counts = StepCounts(candidate, card, times)
                 most = largest_batch(counts)
-            except SteplabError:  # does not go together, or not even one sequence fits
+            except SteplabError as error:  # does not go together, or not even one sequence fits
+                progress(f"left out {candidate.recipe}: {error}")
+                refused.append(error)
                 continue
             for batch in sorted({min(spec.batch, most), most}):
                 found.append(predict(counts, cluster, batch))
+    if not found and not any(isinstance(error, TooLarge) for error in refused):
+        raise refused[0]
     if not found:
-        raise UserError(
+        raise TooLarge(
             f"No plan fits: {spec.title} needs more memory than a {card.name} has, in every way "
             "of sharing it.",
             "Give more --ranks, or take a smaller --size.",

@@ -21,6 +21,10 @@ LARGEST_BATCH = 2**20
 NEVER_IDLE = 0.95  # share of the step in which kernels ran
 
 
+class TooLarge(UserError):
+    """Not even one sequence fits."""
+
+
 class StepCounts:
     """Counts of one step on one card with any batch; each is made once."""
 
@@ -140,7 +144,7 @@ def _as_measured(prediction: Prediction, run: Run) -> Prediction:
 
 
 def largest_batch(counts: StepCounts) -> int:
-    """Return the most sequences per micro-batch that fit; a UserError where not even one does.
+    """Return the most sequences per micro-batch that fit; TooLarge where not even one does.
 
     Memory grows by about the same bytes with every sequence, so two counts tell where it ends, and
     those that follow come nearer: what is small is rounded up to blocks and pools.
@@ -149,7 +153,7 @@ def largest_batch(counts: StepCounts) -> int:
     room = counts.card.board.memory_bytes - CONTEXT_BYTES
     one = reserved(1)
     if one > room:
-        raise UserError(
+        raise TooLarge(
             f"{spec.title.replace(f'batch {spec.batch}', 'batch 1')} needs "
             f"{one / 2**30:.1f} GiB, and a rank on the {counts.card.name} has {room / 2**30:.1f}.",
             "Add checkpointing=blocks, parallel=fsdp with more --ranks, or take a smaller --size.",

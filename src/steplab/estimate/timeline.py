@@ -113,6 +113,7 @@ class _simulate:
         if "checkpointing" in counted.spec.recipe.techniques:
             more["forward"] = times.host_us["checkpointed"]
         launch = 0.0 if counted.replayed else pace.host
+        is_cpu = counted.spec.device == "cpu"  # which computes itself what it asks for, and waits
         for entry in counted.entries:
             if isinstance(entry, Kernel):
                 if entry.phase != phase:
@@ -123,6 +124,7 @@ class _simulate:
                 us = pace.kernels * (us + GAP_US)
                 begin = max(self.host, self.streams.get(entry.stream, 0.0))
                 self.streams[entry.stream] = begin + us
+                self.host = begin + us if is_cpu else self.host
                 self.device += us
                 by_kind[entry.call.kind] = by_kind.get(entry.call.kind, 0.0) + us * spread
             elif isinstance(entry, Sent):
@@ -141,6 +143,8 @@ class _simulate:
             else:
                 until = reached.get(entry.number, 0.0)
                 self.streams[entry.stream] = max(self.streams.get(entry.stream, 0.0), until)
+                if is_cpu and entry.stream == 0:  # another is a thread beside it
+                    self.host = max(self.host, until)
         self.variance = (
             sum(value**2 for value in by_kind.values()) + (SHARED * sum(by_kind.values())) ** 2
         )
