@@ -91,8 +91,8 @@ def _run(script: Path, arguments: Sequence[str], watch: Watch) -> None:
             raise
         except SystemExit as end:
             if end.code:
-                code = f"ended by itself with code {end.code}"
-                raise ScriptFailed(watch.too_early(code).message) from None
+                said = f"ended by itself with code {end.code}"
+                raise ScriptFailed(watch.too_early(said).message) from None
         except Exception as error:
             said = f"fails with {type(error).__name__}: {error} ({error_line(error)})"
             raise ScriptFailed(watch.too_early(said).message) from error
