@@ -29,6 +29,7 @@ from steplab.forecasting.decode import Cached, Outputs, decode
 from steplab.forecasting.forecaster import Forecaster
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
+from steplab.step.assemble import find_device
 from steplab.step.decode_step import graphs_on
 from steplab.techniques.recipes import parse_recipe
 from steplab.train.generate import Sampling, TokenWriter
@@ -190,6 +191,8 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--length", type=int, default=400, help="tokens to write")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to try it out")
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=here, help="cpu or cuda")
     parser.add_argument("--out", type=Path, nargs="*", default=[], help="write the table")
     try:
         args = parser.parse(sys.argv[1:])
@@ -197,7 +200,7 @@ def main() -> int:
         for part in args.parts:
             if part not in PARTS:
                 raise UserError(f"There is no part {part!r}.", did_you_mean(part, PARTS))
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = find_device(args.device)
         name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
         note = f"torch {torch.__version__}; prompts of {PROMPT} tokens; tsmoe: tokens are points"
         table = Table(f"Decoding, {name}", COLUMNS, (), note)

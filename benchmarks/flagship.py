@@ -45,6 +45,7 @@ CELLS: dict[str, tuple[str, dict[str, str], str]] = {
     ),
     "ours": ("tsmoe", {}, OURS),
     "ours, fp8": ("tsmoe", {}, OURS_FP8),
+    "ours, fp8, projections in bf16": ("tsmoe", {}, f"{OURS_FP8},impl.projection=reference"),
     "ours, experts balanced": ("routed", {"routing": "balanced"}, OURS),
     "ours, experts skewed 2:1": ("routed", {"routing": "skewed"}, OURS),
     "ours, two experts take all": ("routed", {"routing": "collapsed"}, OURS),
@@ -60,7 +61,8 @@ COLUMNS = (
 def main() -> int:
     """Measure, print, write; return the exit code."""
     parser = Parser("flagship.py", "The large mixture's step beside its peers.")
-    parser.add_argument("only", nargs="*", metavar="CELL", help="cells whose names begin so")
+    about = "a cell, or all whose names begin so"
+    parser.add_argument("only", nargs="*", metavar="CELL", help=about)
     parser.add_argument("--size", default="flagship", help="preset of tsmoe")
     parser.add_argument("--batch", type=int, default=16, help="sequences per step")
     parser.add_argument(
@@ -89,11 +91,14 @@ def main() -> int:
 
 
 def chosen(only: list[str]) -> list[str]:
-    """Return the cells to measure."""
-    for word in only:
-        if not any(name.startswith(word) for name in CELLS):
+    """Return the cells to measure: those with these names, or whose names begin so."""
+    found: set[str] = set()
+    for word in only or [""]:
+        named = {word} & CELLS.keys() or {name for name in CELLS if name.startswith(word)}
+        if not named:
             raise UserError(f"There is no cell {word!r}.", did_you_mean(word, CELLS))
-    return [n for n in CELLS if not only or any(n.startswith(word) for word in only)]
+        found |= named
+    return [name for name in CELLS if name in found]
 
 
 def spec_of(name: str, size: str, batch: int, steps: int) -> RunSpec:
@@ -105,7 +110,7 @@ def spec_of(name: str, size: str, batch: int, steps: int) -> RunSpec:
     entry = requested_workload(workload)
     if short == "routed":
         overrides = {"size": size, "batch": batch, **overrides}
-    steps = steps if name in ("ours", "ours, fp8") else max(5, steps // 5)
+    steps = steps if recipe.startswith(OURS) and own else max(5, steps // 5)
     return RunSpec(
         workload, entry.resolve(size if own else "", overrides), size if own else "",
         batch=batch, recipe=parse_recipe(recipe), device="cuda", steps=steps, source=entry.source,

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, part by part: bash benchmarks/gpu_checklist.sh FOLDER PART...
 # Parts: env tests modes flagship curve small ops loss graphs museum gpt xl precision ema megalodon
-# playbook hydra texts forecast tune. Tables go to FOLDER, Runs to FOLDER/store. Runs from a bare
+# playbook hydra texts forecast tune fp8. Tables go to FOLDER, Runs to FOLDER/store. Runs from a bare
 # source tree; an interrupted table continues with the missing cells.
 set -u
 cd "$(dirname "$0")/.."
@@ -28,7 +28,7 @@ for part in "${@:-env}"; do
         $lab bench step tsmoe --size tiny --batch 8 --mode full --steps 5 $store \
             --recipe "${recipes[@]}" --out "$out/modes_gpu.md" ;;
     flagship) python3 benchmarks/flagship.py --out "$out/flagship_gpu.md" "$out/flagship_gpu.json" ;;
-    small) python3 benchmarks/flagship.py expert grouped ours --size small --batch 4 \
+    small) python3 benchmarks/flagship.py expert grouped ours ours, --size small --batch 4 \
         --out "$out/small_gpu.md" "$out/small_gpu.json" ;;
     curve) python3 benchmarks/loss_curve.py --out "$out/loss_curve_gpu.md" ;;
     ops) for op in attention experts; do bash benchmarks/op_targets.sh "$out" $op; done ;;
@@ -67,6 +67,7 @@ for part in "${@:-env}"; do
     forecast) python3 benchmarks/forecast_throughput.py --device cuda --recipe plain \
         precision=bf16 --out "$out/forecast_throughput_gpu.md" ;;
     tune) python3 benchmarks/tune_ladders.py "$out/ladders" 8 ;;
+    fp8) python3 benchmarks/fp8_questions.py "$out/fp8" ;; # goes on where the last call ended
     *) echo "There is no part $part." >&2 && exit 2 ;;
     esac
 done

@@ -9,9 +9,14 @@ qwen     Hugging Face's Qwen2-MoE of 538 million weights, 16 x 4096 tokens
 Every row is a process of its own, because libraries patch classes and graphs keep their memory. All
 rows compile at once; from then on one at a time has the GPU, first for its warm-up, then in turns
 with the other rows of its model. Name one model in a call where several do not fit into the GPU. A
-row's time is the median over all turns of the time between the ends of two steps. All rows see the
-same batches and make as many steps: their last losses differ by rounding alone. A row that fails,
-or is not ready in time, says why. `--profile` adds each row's kernels by kind.
+row's time is the median over all turns of the time between the ends of two steps; steps that took
+far longer are told, with what was seen in them. All rows see the same batches and make as many
+steps: their last losses differ by rounding alone, and by that of bf16 weights where a row has them.
+A row that fails, or is not ready in time, says why.
+
+One call is meant to fit into ten minutes. What takes longer to compile is compiled by a call with
+`--prepare` first: the next one finds the code in Inductor's cache. `--profile` adds each row's
+kernels by kind, the time between them and what fills are for (step_kernels.py).
 """
 
 from __future__ import annotations
@@ -35,15 +40,16 @@ from typing import Any
 import torch
 import torch._dynamo.callback
 from own_loop_models import CASES, RATE, Case, Row, adamw
+from step_kernels import lines, recorded, summary
 from torch import Tensor, nn
 
 import steplab
 from steplab.cli.command import Parser
-from steplab.core import Column, Table
+from steplab.core import Column, Samples, Table
 from steplab.core.errors import SteplabError, Unsupported, UserError, did_you_mean
+from steplab.probes.disturbances import Disturbance, Disturbances, mark_slow
 from steplab.report.export import check_suffixes, write_table
 from steplab.report.terminal import print_table
-from steplab.trace.categories import kernel_category
 
 CLIP = 1.0
 WARM_STEPS = 6  # compile, allocate, capture a graph, replay it
@@ -103,8 +109,13 @@ def rate_at(number: int) -> float:
 
 
 def step_by_hand(case: Case, row: Row, model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return the step as it is written by hand: autocast, torch.compile, fused AdamW."""
+    """Return the step as it is written by hand: autocast, torch.compile, fused AdamW.
+
+    With bf16 weights there is no autocast, and updates are rounded to bf16.
+    """
     device = next(model.parameters()).device
+    if row.bf16_weights:
+        model.bfloat16()
     torch.set_float32_matmul_precision("high")
     loss: Callable[..., Any] = case.loss
     called: Any = model
@@ -119,7 +130,7 @@ def step_by_hand(case: Case, row: Row, model: nn.Module) -> Callable[[Tensor], T
         rate = rate_at(next(numbers))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=not row.bf16_weights):
             found = loss(called, tokens)
         found.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -204,23 +215,38 @@ def _serve(end: Connection, case: Case, row: Row, options: Mapping[str, Any], tu
         turn.take()
     turn.leave()
     end.send({"ready": time.perf_counter() - began, "remarks": remarks(row, step)})
+    times: list[float] = []
+    disturbed: dict[int, Disturbance] = {}
     while (word := end.recv()) != "stop":
         turn.take()
         if word == "profile":
-            end.send(kernels_by_kind(lambda: step(next(stream))))
+            end.send(summary(recorded(lambda: step(next(stream)))))
         else:
-            times, loss = timed(step, stream, case.steps, device)
+            new, seen, loss = timed(step, stream, case.steps, device)
+            disturbed |= {len(times) + number: one for number, one in enumerate(seen)}
+            times += new
             peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
-            end.send({"times": times, "loss": loss.item(), "peak": peak})
+            figures = {"loss": loss.item(), "peak": peak, "slow": slow_steps(times, disturbed)}
+            end.send({"times": new, **figures})
         turn.leave()
+
+
+def slow_steps(times: list[float], disturbed: Mapping[int, Disturbance]) -> str:
+    """Return which steps took far longer than the others and why, or ""."""
+    periods = Samples(tuple(times), "ms")
+    marked = mark_slow(periods, Samples((), "ms"), disturbed)
+    return Samples(periods.values, "ms", marked).outliers
 
 
 def timed(
     step: Callable[[Tensor], Tensor], stream: Iterator[Tensor], steps: int, device: torch.device
-) -> tuple[list[float], Tensor]:
-    """Return milliseconds between the ends of steps, and the last loss."""
+) -> tuple[list[float], list[Disturbance], Tensor]:
+    """Return milliseconds between the ends of steps, what happened in each, and the last loss."""
     for _ in range(UNTIMED):
         loss = step(next(stream))
+    watch = Disturbances(device.type == "cuda")
+    watch.open()
+    seen: list[Disturbance] = []
     marks: list[Any] = []
 
     def mark() -> None:
@@ -234,36 +260,12 @@ def timed(
     for _ in range(steps):
         loss = step(next(stream))
         mark()
+        seen.append(watch.next_step())
+    watch.close()
     if device.type != "cuda":
-        return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], loss
+        return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], seen, loss
     torch.cuda.synchronize()
-    return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)], loss
-
-
-def kernels_by_kind(call: Callable[[], Any], most: int = 40) -> dict[str, Any]:
-    """Return the milliseconds of one step's kernels by kind, and of the longest ones by name."""
-    from torch.profiler import ProfilerActivity, profile
-
-    if not torch.cuda.is_available():
-        return {"kinds": {}, "kernels": []}
-    call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
-        call()
-        torch.cuda.synchronize()
-    kinds: dict[str, float] = {}
-    names: dict[str, list[float]] = {}
-    for event in seen.events():
-        is_kernel = event.device_type == torch.autograd.DeviceType.CUDA
-        if not is_kernel or getattr(event, "is_user_annotation", False):
-            continue
-        ms = event.self_device_time_total / 1e3
-        kind = kernel_category(event.name)
-        kinds[kind] = kinds.get(kind, 0.0) + ms
-        names.setdefault(event.name, []).append(ms)
-    longest = sorted(names.items(), key=lambda pair: -sum(pair[1]))[:most]
-    ordered = dict(sorted(kinds.items(), key=lambda pair: -pair[1]))
-    return {"kinds": ordered, "kernels": [(sum(ms), len(ms), name[:160]) for name, ms in longest]}
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)], seen, loss
 
 
 # All rows, in turns
@@ -298,7 +300,6 @@ class Worker:
 
     def _fail(self, reason: str) -> dict[str, Any]:
         self.is_ready, self.status = False, reason
-        print(f"  {self.row.name}: {reason}", file=sys.stderr, flush=True)
         self.process.kill()
         return {}
 
@@ -372,7 +373,7 @@ def cells(name: str, case: Case, worker: Worker, hand: Worker) -> tuple[Any, ...
     ms = statistics.median(times)
     of_hand = statistics.median(hand.figures["times"]) / ms if hand.figures["times"] else None
     rate = case.batch * case.context / ms * 1e3
-    told = worker.status or seen.get("remarks") or "ok"
+    told = "; ".join(filter(None, (worker.status, seen.get("remarks"), seen["slow"]))) or "ok"
     figures = (ms, rate, of_hand, max(times), seen["peak"], seen["loss"], seen["ready"])
     return (name, title, *figures, told)
 
@@ -385,7 +386,9 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="tiny models, to try the rows out")
     parser.add_argument("--rows", nargs="*", default=[], help="only rows with these words")
     parser.add_argument("--profile", type=Path, help="write every row's kernels to this JSON file")
-    parser.add_argument("--seconds", type=float, default=300.0, help="for all of it")
+    parser.add_argument("--seconds", type=float, default=540.0, help="for all of it")
+    parser.add_argument("--turns", type=int, help="turns of each row")
+    parser.add_argument("--prepare", action="store_true", help="compile every row, measure none")
     parser.add_argument("--out", type=Path, nargs="*", default=[], help="write the table")
     try:
         args = parser.parse(sys.argv[1:])
@@ -405,6 +408,8 @@ def chosen(name: str, args: Any) -> tuple[Case, dict[str, Any]]:
     case = CASES[name]
     if args.tiny:
         case = replace(case, batch=2, context=64, vocabulary=256, turns=2, steps=2)
+    if args.turns:
+        case = replace(case, turns=args.turns)
     if args.rows:
         hand, *others = case.rows
         kept = [row for row in others if any(word in row.name for word in args.rows)]
@@ -418,7 +423,8 @@ def measured(args: Any) -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     note = (
         f"torch {torch.__version__}, bf16; every row a process, in turns; median of all steps. "
-        "By hand: autocast, fused AdamW, clipping, and torch.compile of the model where it says so"
+        "By hand: autocast, fused AdamW, clipping, torch.compile of the model where it says so; "
+        "with bf16 weights no autocast and no fp32 weights, so that small updates are lost"
     )
     table = Table(f"In one's own loop, {device}", COLUMNS, (), note)
     profiles: dict[str, Any] = {}
@@ -430,8 +436,9 @@ def measured(args: Any) -> None:
         contests = [Contest(name, *cases[name], lock.name) for name in cases]
         try:
             for contest in contests:
-                contest.wait(deadline - (1 - READY) * args.seconds)
-            for contest in contests:
+                contest.wait(deadline - (0 if args.prepare else 1 - READY) * args.seconds)
+                print_ready(contest)
+            for contest in contests if not args.prepare else ():
                 rows = contest.measure(deadline)
                 table = replace(table, rows=(*table.rows, *rows))
                 print_table(replace(table, rows=tuple(rows)))
@@ -440,18 +447,20 @@ def measured(args: Any) -> None:
                 if args.profile:
                     profiles[contest.name] = contest.profile(deadline)
                     args.profile.write_text(json.dumps(profiles, indent=1))
-                    print_kinds(contest.name, profiles[contest.name])
+                    for row, kernels in profiles[contest.name].items():
+                        print(f"{contest.name}, {row}:", *lines(kernels), sep="\n  ", flush=True)
                 contest.stop()
         finally:
             for contest in contests:
                 contest.stop()
 
 
-def print_kinds(name: str, profiles: Mapping[str, Any]) -> None:
-    """Print a line per row: milliseconds of a step's kernels by kind."""
-    for row, seen in profiles.items():
-        kinds = ", ".join(f"{kind} {ms:.2f}" for kind, ms in seen.get("kinds", {}).items())
-        print(f"{name}, {row}: {kinds} ms", flush=True)
+def print_ready(contest: Contest) -> None:
+    """Print which rows can be measured, and after how long."""
+    for worker in contest.workers:
+        ready = worker.figures.get("ready")
+        told = worker.status if ready is None else f"ready after {ready:.0f} s"
+        print(f"{contest.name}, {worker.row.name}: {told}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

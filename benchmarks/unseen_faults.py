@@ -2,6 +2,7 @@
 
 python benchmarks/unseen_faults.py --set second --out FOLDER [NAME ...]      # on a GPU
 python benchmarks/unseen_faults.py --set second --out FOLDER --device cpu --tiny
+python benchmarks/unseen_faults.py --set third --out FOLDER --device cpu     # its own sizes there
 
 Every twin runs in processes of its own: `steplab profile FILE.py:TWIN`, or the file itself where it
 has its own loop, which calls steplab.profile. Imports of the next ones go on while one has its turn
@@ -51,10 +52,17 @@ def declaration(path: Path) -> tuple[dict, int]:
             lines = [
                 i
                 for i, line in enumerate(text.splitlines(), 1)
-                if line.rstrip().endswith("  # FAULT")
+                if line.rstrip().endswith(("  # FAULT", "  # guilty"))
             ]
             return ast.literal_eval(node.value), lines[0]
     raise ValueError(f"{path.name} declares no FAULT")
+
+
+def batch_size(declared: dict, device: str, tiny: bool) -> int:
+    """Return the batch size of a factory: a set may declare one for a CPU beside that for a GPU."""
+    if device == "cpu" and "CPU_BATCH" in declared:
+        return declared["CPU_BATCH"]
+    return min(2, declared["BATCH"]) if tiny else declared["BATCH"]
 
 
 def environment(arguments: argparse.Namespace, turn: Path) -> dict[str, str]:
@@ -78,7 +86,7 @@ def start(twin: Twin, arguments: argparse.Namespace) -> None:
     if twin.declared["STYLE"] == "loop":
         command = [sys.executable, str(twin.path), twin.kind]
     else:
-        batch = min(2, twin.declared["BATCH"]) if arguments.tiny else twin.declared["BATCH"]
+        batch = batch_size(twin.declared, arguments.device, arguments.tiny)
         command = [sys.executable, "-m", "steplab", "profile", f"{twin.path}:{twin.kind}"]
         command += ["--batch", str(batch), "--device", arguments.device, "--store", "steplab-runs"]
         command += ["--timeout", str(int(arguments.timeout + arguments.ahead * arguments.timeout))]
@@ -227,7 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--set", default="first", choices=["first", "second"])
+    parser.add_argument("--set", default="first", choices=["first", "second", "third"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try it on a CPU")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th fault, from the K-th")

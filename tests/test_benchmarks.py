@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from steplab.bench.loss_gap import LossGap, Pair, Training
+from steplab.core import Table
+from steplab.core.errors import UserError
+from steplab.report.export import write_table
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 NEED_A_GPU = [
     *("attention_tiles", "cuda_graphs", "ema_kernels"),
     *(
         "experts_kernels",
         "flagship",
+        "fp8_questions",
         "hydra_first",
         "hydra_notes",
         "loss_kernels",
@@ -24,12 +30,15 @@ NEED_A_GPU = [
 ]
 
 
+NEEDED_WORDS = {"fp8_questions": ["folder"]}
+
+
 @pytest.mark.parametrize("name", NEED_A_GPU)
 def test_without_a_gpu_a_script_ends_with_one_sentence(name, monkeypatch, capsys):
     for needed in ("triton", "rich", "msgspec"):
         pytest.importorskip(needed)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *NEEDED_WORDS.get(name, [])])
     monkeypatch.syspath_prepend(FOLDER)
     script = importlib.import_module(name)
     with pytest.raises(SystemExit) as ended:
@@ -67,6 +76,75 @@ def test_device_time_is_counted_without_steplab(monkeypatch):
     assert [(step.number, step.wall) for step in behind] == [(2, 2.5), (3, 2.5)]
 
 
+def test_a_cell_of_the_flagship_is_named_or_begun(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    flagship = importlib.import_module("flagship")
+    assert flagship.chosen(["ours"]) == ["ours"]
+    assert flagship.chosen(["ours, fp8"]) == ["ours, fp8"]
+    assert flagship.chosen(["expert", "ours"])[-1] == "ours"
+    assert len(flagship.chosen(["ours,"])) == 5 and flagship.chosen([]) == list(flagship.CELLS)
+    with pytest.raises(UserError, match="There is no cell 'theirs'"):
+        flagship.chosen(["theirs"])
+
+
+def test_questions_that_find_no_time_are_left_for_the_next_call(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(FOLDER)
+    questions = importlib.import_module("fp8_questions")
+    asked = []
+
+    def run_part(name, folder, seconds, tiny):
+        asked.append((name, seconds))
+        return {"gate": "answered: red", "xl": "failed (3): needs torchao"}.get(name, "answered")
+
+    monkeypatch.setattr(questions, "run_part", run_part)
+    ticks = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(questions, "perf_counter", lambda: next(ticks))
+    names = ["gate", "xl", "convergence"]
+    rows = questions.answered(names, tmp_path, 580, tiny=False)
+    seen = ["answered: red", "failed (3): needs torchao", "no time was left"]
+    assert [row[-1] for row in rows] == seen
+    assert asked == [("gate", 180), ("xl", 150)]
+    rows = questions.answered(names, tmp_path, 400, tiny=False)
+    assert [row[-1] for row in rows] == ["answered before", *seen[1:]]
+    assert asked[2:] == [("xl", 150)]
+
+
+def test_speed_at_equal_loss_is_told_once_both_are_known(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(FOLDER)
+    questions, flagship = (importlib.import_module(name) for name in ("fp8_questions", "flagship"))
+    assert questions.loss_matched(tmp_path) == ""
+    row = (200.0, 1.0, None, 50.0, 30.0, 9.0, 2.0, "ok")
+    rows = [(name, *row[:2], rate, *row[3:]) for name, rate in (("ours", 3e5), ("ours, fp8", 36e4))]
+    write_table(Table("t", flagship.COLUMNS, tuple(rows)), tmp_path / "flagship.json")
+    losses = [Training(0, (1, 2, 3), curve, 1e5) for curve in ((4.0, 3.0, 2.0), (4.0, 3.0, 2.5))]
+    gap = LossGap("flagship", "fp8", (Pair(*losses),) * 4, 0.0025)
+    write_table(gap.recipe_table(), tmp_path / "convergence.recipes.json")
+    # bf16 has a loss of 2.5 after 2.5 of its 3 steps.
+    told = questions.loss_matched(tmp_path)
+    assert told == "fp8 360,000 tokens/s, loss-matched 300,000: 1.000 times bf16's 300,000"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["gate", "flagship", "xl", "small", "hydra", "decode", "convergence"]
+)
+def test_every_question_can_be_asked(name, tmp_path):
+    """The tiny command runs here; the one for the card is refused for want of a GPU only."""
+    if torch.cuda.is_available():
+        pytest.skip("here it would be measured")
+    done = _run(f"fp8_questions.py {tmp_path} {name} --tiny")
+    printed = (tmp_path / f"{name}.txt").read_text()
+    assert "answered" in done.stdout and done.returncode == 0, done.stdout + done.stderr + printed
+    sys.path.insert(0, str(FOLDER))
+    try:
+        command = importlib.import_module("fp8_questions").command_of(name, tmp_path, tiny=False)
+    finally:
+        sys.path.remove(str(FOLDER))
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent / "src")}
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert refused.returncode in (2, 3) and "torch sees no GPU" in refused.stderr, refused.stderr
+
+
 @pytest.mark.slow
 def test_the_cost_of_sharding_is_measured_without_other_ranks():
     done = _run(
@@ -92,3 +170,27 @@ def _run(words):
     command = [sys.executable, str(FOLDER / script), *flags]
     environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent / "src")}
     return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_the_kernel_behind_a_fill_tells_what_it_is_for(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    found = importlib.import_module("step_kernels")
+    step = [
+        found.Kernel("nvjet_tst_128x256_64x4", 100, 50),
+        found.Kernel("Memset (Device)", 151, 1),  # 1 us after the product
+        found.Kernel("Memset (Device)", 153, 1),
+        found.Kernel("nvjet_tst_splitK", 157, 40),
+        found.Kernel("adamw_kernel", 180, 30),  # beside it, on another stream
+        found.Kernel("Memset (Device)", 212, 1),
+        found.Kernel("triton_red_fused_sum_0", 213, 7),
+    ]
+    seen = found.summary(step[::-1])
+    assert seen["fills"] == {"nvjet_tst_splitK": 2, "triton_red_fused_sum_0": 1}
+    assert seen["counts"]["memset"] == 3
+    assert seen["idle"]["memset"] == pytest.approx(0.001 + 0.001 + 0.002)
+    assert sum(seen["idle"].values()) == pytest.approx(0.004 + 0.003)
+    assert sum(seen["kinds"].values()) == pytest.approx(0.130)
+    assert (
+        found.lines(seen)[2] == "3 fills, before: 2 x nvjet_tst_splitK, 1 x triton_red_fused_sum_0"
+    )
+    assert found.lines(found.summary([])) == ["no kernels: there is no GPU"]

@@ -1,4 +1,4 @@
-"""What the faults share: sizes, the device, a plain decoder, and a turn at the GPU.
+"""What the faults share: sizes, the device, a plain decoder, and a turn at the device.
 
 UNSEEN_TINY=1 takes the tiny sizes, UNSEEN_DEVICE names the device, UNSEEN_TURN is a file that the
 runner writes when it is this process's turn to use the device.
@@ -25,6 +25,23 @@ def pick(full: int, tiny: int) -> int:
 def device() -> str:
     """Return the device of a loop of one's own."""
     return os.environ.get("UNSEEN_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def by_device(cuda: int, cpu: int) -> int:
+    """Return the size for a GPU, or the one with which a step takes 20 to 300 ms on one core."""
+    return cuda if device() == "cuda" and not TINY else cpu
+
+
+def mixed() -> torch.autocast:
+    """Return bf16 autocast on a GPU; on a CPU the step stays in fp32."""
+    return torch.autocast(device(), torch.bfloat16, enabled=device() == "cuda")
+
+
+def in_turn(make: Callable[[], object], count: int = 8) -> Iterator:
+    """Yield `count` ready batches in turn, for ever, at no cost."""
+    ready = [make() for _ in range(count)]
+    while True:
+        yield from ready
 
 
 def my_turn() -> None:

@@ -69,3 +69,54 @@ def test_what_accelerate_decides_itself_is_refused():
         optimize_for(accelerator, model, loss, "precision=bf16", optimizer)
     with pytest.raises(UserError, match="which Accelerate calls by itself"):
         optimize_for(accelerator, model, loss, "cuda_graph=step", optimizer)
+
+
+def test_a_schedule_or_a_state_of_the_old_optimizer_is_not_lost_silently():
+    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(UserError, match="a schedule was made for the old one"):
+        optimize_for(accelerator, model, loss, "optimizer=foreach", optimizer)
+    assert optimize_for(accelerator, model, loss, "plain", optimizer)[1] is optimizer
+    stepped = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 4)).sum().backward()
+    stepped.step()
+    with pytest.raises(UserError, match="the old one has taken steps"):
+        optimize_for(accelerator, model, loss, "optimizer=foreach", stepped)
+
+
+def test_weight_decay_stays_decoupled():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.1, decoupled_weight_decay=True)
+    _, made = optimize_for(Accelerator(cpu=True), model, loss, "optimizer=foreach", optimizer)
+    assert made.param_groups[0]["decoupled_weight_decay"] and made.param_groups[0]["foreach"]
+
+
+def test_the_accelerator_saves_the_model(tmp_path):
+    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    recipe = "precision=bf16-weights,optimizer=one-pass"
+    step, optimizer = optimize_for(accelerator, model, loss, recipe, optimizer)
+    optimizer = accelerator.prepare(optimizer)
+    assert step.model is model and model.weight.dtype == torch.bfloat16
+    accelerator.backward(step.loss(torch.randn(2, 4)).loss)
+    optimizer.step()
+    accelerator.save_state(tmp_path)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert before["weight"].dtype == torch.float32
+    for _ in range(2):
+        accelerator.backward(step.loss(torch.randn(2, 4)).loss)
+        optimizer.step()
+    accelerator.load_state(tmp_path)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_mixed_precision_of_the_accelerator_reaches_the_model():
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model, seen = torch.nn.Sequential(torch.nn.Linear(4, 4)), []
+    model[0].register_forward_hook(lambda module, x, y: seen.append(y.dtype))
+    optimizer = torch.optim.AdamW(model.parameters())
+    step, _ = optimize_for(accelerator, model, loss, "optimizer=foreach", optimizer)
+    step.loss(torch.randn(2, 4))
+    assert seen == [torch.bfloat16]

@@ -43,7 +43,6 @@ class Scheduled(Net):
 def fit(module, *callbacks, **options):
     rows = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
     trainer = Trainer(
-        max_epochs=1,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
@@ -52,7 +51,7 @@ def fit(module, *callbacks, **options):
         callbacks=list(callbacks),
         gradient_clip_val=0.5,
         accumulate_grad_batches=2,
-        **options,
+        **{"max_epochs": 1, **options},
     )
     trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=4))
     return trainer, module
@@ -87,6 +86,61 @@ def test_schedules_stay_where_the_recipe_leaves_the_optimizer_alone():
 def test_what_lightning_cannot_have_is_refused(recipe, said):
     with pytest.raises(UserError, match=said):
         RecipeCallback(recipe)
+
+
+class Telling(Net):
+    """Returns more than a loss, and nothing for the third batch."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx == 2 else {"loss": loss, "rows": len(batch)}
+
+
+class Outputs(lightning.pytorch.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append({**outputs, "loss": float(outputs["loss"])} if outputs else outputs)
+
+
+def test_what_training_step_returns_beside_the_loss_reaches_the_callbacks():
+    expected, found = Outputs(), Outputs()
+    fit(Telling(), expected)
+    fit(Telling(), RecipeCallback("optimizer=foreach"), found)
+    assert found.seen[0]["rows"] == 4 and not found.seen[2]
+    assert [s.get("rows") for s in found.seen] == [s.get("rows") for s in expected.seen]
+    assert [s.get("loss") for s in found.seen] == pytest.approx(
+        [s.get("loss") for s in expected.seen]
+    )
+
+
+def test_a_recipe_is_not_put_into_a_module_twice():
+    callback = RecipeCallback("precision=bf16")
+    _, module = fit(Net(), callback)
+    for second in (callback, RecipeCallback("plain")):
+        with pytest.raises(UserError, match="has been fitted with a recipe before"):
+            fit(module, second)
+
+
+class Validated(Net):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader(torch.randn(4, 4), batch_size=4)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 4 else None  # the rest of the epoch is skipped
+
+
+def test_neither_validation_nor_a_skipped_batch_disturbs_the_meter():
+    callback = MeterCallback(tokens=torch.numel, inspect_step=None)
+    fit(Validated(), callback, val_check_interval=2, max_epochs=2)
+    waits = callback.meter.summary().data_wait
+    assert len(waits.values) == 8
+    # Of the first step, and of those after a validation, the wait is none of the loader's.
+    assert list(waits.marks) == ["0", "2", "4", "6"]
 
 
 def test_precision_is_decided_once():

@@ -9,6 +9,8 @@ pytest.importorskip("accelerate", reason=reason)
 
 from steplab.adapters.transformers_trainer import MeterCallback, RecipeMixin
 from steplab.core.errors import UserError
+from steplab.probes import disturbances
+from steplab.probes.compilation import graph_count
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 
@@ -70,6 +72,18 @@ def test_the_trainer_trains_the_same(tmp_path, recipe, tolerance):
     assert tuned.evaluate()["eval_loss"] > 0
 
 
+def test_every_step_of_the_trainer_runs_compiled_code(tmp_path):
+    """Also where the number of tokens differs from batch to batch."""
+    tuned = make_trainer(Tuned, tmp_path, "compile=loss,compile.backend=eager", max_steps=6)
+    for row in tuned.train_dataset[::3]:
+        row["labels"] = row["labels"].clone()
+        row["labels"][:4] = -100
+    torch._dynamo.reset()
+    events, graphs = len(disturbances._notes), graph_count()
+    trained(tuned)
+    assert disturbances._notes[events:] == [] and graph_count() - graphs == 1
+
+
 def test_autocast_of_the_recipe_reaches_the_model(tmp_path):
     seen = []
     tuned = make_trainer(Tuned, tmp_path, "precision=bf16")
@@ -116,3 +130,24 @@ def test_the_meter_tells_where_the_trainer_logs(tmp_path, capsys):
     rates = [entry for entry in tuned.state.log_history if "train/toks_per_sec" in entry]
     assert rates and all(entry["train/toks_per_sec"] > 0 for entry in rates), rates
     assert capsys.readouterr().out.count("tok/s") >= 3
+
+
+def test_an_evaluation_is_no_data_stall(tmp_path):
+    callback = MeterCallback(tokens_per_step=36, inspect_step=None)
+    options = {"eval_strategy": "steps", "eval_steps": 2, "callbacks": [callback]}
+    trained(make_trainer(transformers.Trainer, tmp_path, **options))
+    # Of the first step, and of the one after an evaluation, the wait is none of the loader's.
+    assert list(callback.meter.summary().data_wait.marks) == ["0", "2"]
+
+
+def test_training_goes_on_from_a_checkpoint_of_the_trainer(tmp_path):
+    recipe = "precision=bf16-weights,optimizer=one-pass"
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    _, expected = trained(make_trainer(Tuned, tmp_path / "whole", recipe, **options))
+    again = make_trainer(Tuned, tmp_path / "resumed", recipe, **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert again.state.global_step == 4
+    for name, weight in again.model.named_parameters():
+        assert weight.dtype == torch.bfloat16 and torch.equal(weight, expected[name]), name
+    with again.step.full_weights():
+        assert {p.dtype for p in again.model.parameters()} == {torch.float32}

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from steplab.techniques.recipes import parse_recipe
 from tests.train.tiny_runs import make_spec
 
 LIMIT = 0.0025
+OWN_MODEL = Path(__file__).parents[2] / "examples" / "own_model.py"
 
 
 def training(*losses, seed=0, rate=100.0, reason=""):
@@ -272,4 +274,9 @@ def test_the_command_as_a_user_runs_it(capsys):
 def test_bad_requests_are_one_sentence(words, sentence, capsys):
     assert main(["bench", "convergence", *words]) == 2
     assert sentence in capsys.readouterr().err
-    assert main(["bench", "convergence", "gpt"]) == 2
+
+
+@pytest.mark.usefixtures("in_tmp_path")
+def test_a_model_without_data_of_its_own_is_refused(capsys):
+    assert main(["bench", "convergence", f"{OWN_MODEL}:recurrent"]) == 2
+    assert "There is no data to train" in capsys.readouterr().err

@@ -46,6 +46,8 @@ def test_no_number_is_cut_on_a_narrow_terminal(tmp_path, capsys):
         (["--on", "h900"], "no card 'h900'"),
         (["--network", "carrier-pigeon"], "no link 'carrier-pigeon'"),
         (["--tokens", "-1"], "--tokens must be more than 0"),
+        (["--price", "2.5"], "--price needs --tokens"),
+        (["--batch", "10000000"], "batch 10000000, full never fits: a rank on the H200 SXM needs"),
         (["--ranks", "0"], "--ranks and --per-machine must be at least 1"),
         (["--calibration"], "no Run of any of these steps"),
         (["--on", "here", "--plan"], "--plan counts on a card that is named"),

@@ -136,6 +136,7 @@ def test_a_folder_of_ranks_has_one_budget_a_late_rank_and_lanes(tmp_path, capsys
     assert "1. straggler_rank [40.00 ms, 40.0 % of the step]" in out
     text = page.read_text()
     assert "rank 0</text>" in text and "all-reduce of 4.00 MiB, waiting" in text
+    assert all(f"</i>{name}</span>" in text for name in ("computing", "waiting", "transfer"))
     assert main(["explain", str(folder), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)["ranks"]
     assert (record["late"]["rank"], record["missing"]) == (1, [])

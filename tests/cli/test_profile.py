@@ -87,14 +87,20 @@ def test_out_has_the_summary_and_a_copy(profiled):
     assert not list((root / "store" / "runs").glob(".*"))
 
 
-def test_an_unknown_range_is_reported_after_everything_else(tmp_path, capsys):
+def test_a_range_that_only_running_can_rule_out_is_reported_after_everything_else(tmp_path, capsys):
     words = ["profile", *QUICK, "--schedule", "0", "1", "1", "1", "--no-detail"]
-    assert main([*words, "--range", "forwrd", "--store", str(tmp_path)]) == 2
+    assert main([*words, "--range", "ProfilerStep#99", "--store", str(tmp_path)]) == 2
     said = capsys.readouterr()
-    assert "Did you mean 'forward'?" in said.err
+    assert "Did you mean 'ProfilerStep#" in said.err
     assert "Time budget" in said.out and "detail.json.gz" not in said.out
     assert Store(tmp_path).load("last").profile.detail is None
     assert (tmp_path / "summary.csv").is_file()
+
+
+def test_a_module_that_is_not_there_is_refused_before_anything_runs(tmp_path, capsys):
+    assert main(["profile", *QUICK, "--range", "blocks.*.atention", "--store", str(tmp_path)]) == 2
+    assert "Did you mean 'blocks.*.attention'?" in capsys.readouterr().err
+    assert Store(tmp_path).ids() == []
 
 
 @pytest.mark.parametrize(

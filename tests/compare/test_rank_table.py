@@ -41,5 +41,10 @@ def test_a_rank_that_died_is_a_row():
     assert column(table, "status") == ["ok", "crashed: rank 1: SIGKILL"]
 
 
+def test_what_makes_a_row_doubtful_stands_in_it():
+    busy = replace(shared(2, 10.0, DDP), notes=("contended: threads waited; others use it",))
+    assert column(rank_table([shared(1, 10.0), busy]), "status") == ["ok", "ok, contended"]
+
+
 def test_steps_of_one_rank_need_no_table():
     assert rank_table([shared(1, 10.0)]) is None

@@ -1,5 +1,7 @@
 """Steps counted on tensors without data, against ranks and against a card."""
 
+from dataclasses import replace
+
 import pytest
 
 from steplab.core import RunSpec
@@ -10,6 +12,7 @@ from steplab.estimate.kernels import find_named, shipped_times
 from steplab.estimate.ledger import Kernel
 from steplab.estimate.predict import CONTEXT_BYTES, StepCounts, largest_batch, predict
 from steplab.hardware.links import find_link
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import requested_workload
 from tests.estimate.specs import H200, spec_of
 
@@ -88,6 +91,33 @@ def test_a_prediction_has_an_interval_and_more_ranks_send_more():
     assert many.tokens == 64 * one.tokens
 
 
+WIDE = """
+import torch, steplab
+def make():
+    def batches(size):
+        while True:
+            yield torch.randn(size, 8192)
+    model = torch.nn.Sequential(*[torch.nn.Linear(8192, 8192) for _ in range(3)])
+    return steplab.UserModel(model, batches, lambda m, x: m(x).square().mean())
+"""
+
+
+def test_weights_that_are_gathered_as_one_have_nothing_to_hide_behind(tmp_path):
+    (tmp_path / "wide.py").write_text(WIDE)
+    entry = requested_workload(f"{tmp_path / 'wide.py'}:make")
+    plain = RunSpec(entry.name, {}, batch=8192, device="cuda", ranks=8, source=entry.source)
+    cluster = Cluster(find_link("nvlink4"), find_link("ndr"))
+    share = {}
+    for scheme in ("fsdp", "naive", "bucket"):
+        spec = replace(plain, recipe=parse_recipe(f"parallel={scheme}"))
+        found = predict(StepCounts(spec, H200, shipped_times()), cluster)
+        share[scheme] = found.exposed_ms / sum(one.ms for one in found.sent)
+    # One group of blocks: the first product waits for the all-gather, the update for the
+    # reduce-scatter. Of three buckets the last has only the copies of the others beside it.
+    assert 0.9 < share["fsdp"] <= 1 and 0.9 < share["naive"] <= 1
+    assert 0.1 < share["bucket"] < 1 / 3
+
+
 def test_the_largest_batch_fits_and_is_not_a_guess():
     spec = spec_of("precision=bf16", size="small", layers=2, context=1024)
     card = find_named("a10")
@@ -104,6 +134,13 @@ def test_scaling_to_another_card_follows_its_peak_and_bandwidth():
     for entry in entries:
         if isinstance(entry, Kernel):
             assert times.time(entry.call, slower).us > times.time(entry.call, H200).us
+
+
+def test_recurrent_layers_are_not_guessed_at():
+    entry = requested_workload("examples/own_model.py:recurrent")
+    spec = RunSpec(entry.name, {}, batch=2, device="cuda", source=entry.source)
+    with pytest.raises(Unsupported, match=r"nn\.GRU cannot be estimated"):
+        count(spec, H200)
 
 
 def test_fp8_is_not_guessed_at():

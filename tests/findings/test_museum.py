@@ -1,4 +1,4 @@
-"""The exhibits of examples/faults: one for every rule, two twins each, that compute the same."""
+"""The exhibits of examples/faults: for every rule at least one, with two twins that do the same."""
 
 import ast
 import inspect
@@ -31,7 +31,7 @@ def test_every_rule_has_its_exhibit():
     rules = set(registry.names("steplab.findings.rules", "RULE"))
     assert not rules - shown, f"no exhibit in examples/faults for {sorted(rules - shown)}"
     assert not shown - rules, f"exhibits of rules that do not exist: {sorted(shown - rules)}"
-    assert len(EXHIBITS) == len(rules)
+    assert {path.stem for path in EXHIBITS} >= rules - {"synchronization"}  # named for the fault
 
 
 @pytest.mark.parametrize("path", EXHIBITS, ids=lambda path: path.stem)

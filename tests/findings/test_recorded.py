@@ -31,6 +31,10 @@ UNRECORDED = {
         "too large, or not visited on a quiet machine yet",
     ),
     "late_start": "not visited on a GPU yet",
+    **dict.fromkeys(
+        ("uncalled_compile", "debugging_backend", "heads_in_a_loop"),
+        "not visited on a quiet machine yet",
+    ),
 }
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.core import Compilation, Ran, Recipe, Recompile, Samples
+from steplab.core import Compilation, Profile, Ran, Recipe, Recompile, Samples
 from steplab.findings import Case
 from steplab.findings.rules import compiled_not_faster, graph_breaks, other_backend, recompiles
 from tests.compare.test_step_tables import make_run
 from tests.findings.steps import RecordedOp, cpu_case, gpu_case, mm, rules
-from tests.trace.traces import op, python
+from tests.trace.traces import op, python, range_
 
 BREAK = "Data-dependent branching"
 
@@ -101,6 +101,46 @@ def test_a_compiled_step_that_is_no_faster():
     assert compiled_not_faster.RULE(Case(eager, others=(slow,))) is None
     same = compiled_not_faster.RULE(Case(with_recipe(9.9, **techniques), others=(eager,)))
     assert same.stake_ms == 0
+
+
+CASES = pytest.mark.parametrize("made", [cpu_case, gpu_case])
+SUM = RecordedOp("aten::add", 400, "vectorized_elementwise_kernel", line="net.py(9): forward")
+PRODUCT = mm(64, 64, 64, 600)
+REGION = "Torch-Compiled Region: 0/0"
+
+
+@CASES
+def test_a_result_of_compile_that_nobody_calls(made):
+    lines = {"torch.compile": ("net.py:3 (make)",)}
+    profile = Profile((0, 1, 1, 1), (), never_compiled=("Net",), setup_lines=lines)
+    case = made([SUM, PRODUCT], replace(make_run(ms=1.0), profile=profile))
+    found = compiled_not_faster.RULE(case)
+    assert "wraps Net and compiled nothing" in found.claim and "net.py:3" in found.evidence[0]
+    assert found.gain_ms == pytest.approx(0.78 * 0.4, rel=0.01)
+    assert rules(case)[0] == "compiled_not_faster"
+    never = replace(case.run, profile=replace(profile, never_compiled=()))
+    assert compiled_not_faster.RULE(Case(never, case.analysis)) is None
+
+
+@CASES
+@pytest.mark.parametrize("around", ["CompiledFunction", REGION])
+def test_a_backend_that_fuses_nothing(made, around):
+    inside = [replace(SUM, inside=around), replace(PRODUCT, inside=around)]
+    found = compiled_not_faster.RULE(made(inside))
+    assert found.claim.startswith("compiled graphs run op by op")
+    assert "net.py:9 (forward)" in found.evidence[0]
+    fused = range_("## Call CompiledFxGraph abc ##", 0, 1_000)
+    assert compiled_not_faster.RULE(made(inside, extra=[fused])) is None
+    assert compiled_not_faster.RULE(made([SUM, PRODUCT])) is None
+
+
+@CASES
+@pytest.mark.parametrize("name", ["mine::gate", "aten::softmax"])
+def test_an_operator_that_the_compiler_cannot_look_into(made, name):
+    graph = [op("CompiledFunction", 0, 2_000_000), range_("## Call CompiledFxGraph a ##", 0, 1_000)]
+    found = compiled_not_faster.RULE(made([replace(SUM, inside=name), PRODUCT], extra=graph))
+    assert found is None or "operators of one's own" in found.claim
+    assert (found is not None) == name.startswith("mine::")
 
 
 def test_another_attention_than_asked_for():

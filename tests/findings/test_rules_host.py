@@ -370,6 +370,23 @@ def test_a_cpu_waits_as_long_as_it_fetches():
     assert data_stall.RULE(Case(brief)) is None
 
 
+def test_workers_that_are_slower_than_the_step_make_it_wait_now_and_then():
+    quick, slow = [10.0] * 5, [10.0, 10.0, 10.0, 45.0]
+    loader = python("torch/utils/data/dataloader.py(700): __next__", 0, 100_000)
+    fetched = cpu_case([mm(64, 64, 64, 400)], extra=[loader])
+
+    def timed(samples: list[float]) -> Case:
+        run = make_run(ms=10.0)
+        clock = replace(run.clock, step=Samples(tuple(samples), "ms"))
+        return Case(replace(run, clock=clock), fetched.analysis)
+
+    found = data_stall.RULE(timed([*quick, *slow, *slow, *slow]))
+    assert "3 of 17 steps wait" in found.claim and found.gain_ms == pytest.approx(105 / 17)
+    assert data_stall.RULE(timed([45.0, 45.0, *quick, *quick, *quick])) is None  # warm-up
+    other = cpu_case([mm(64, 64, 64, 400)])  # no loader: another reason
+    assert data_stall.RULE(replace(timed([*quick, *slow, *slow]), analysis=other.analysis)) is None
+
+
 def test_communication_beside_kernels_is_hidden():
     ring = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     compute = [mm(64, 64, 64, 300)]

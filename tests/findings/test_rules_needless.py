@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.core import Allocation, Memory, Work
+from steplab.core import Allocation, Dataflow, Memory, Profile, Work
 from steplab.findings import Case
 from steplab.findings.rules import (
     attention_unfused,
+    broadcast_blowup,
     constant_rebuilt,
     forward_unused,
     fp32_stream,
@@ -15,10 +16,12 @@ from steplab.findings.rules import (
     index_gradient,
     kept_memory,
     padded_batch,
+    product_order,
     small_operators,
     unfused_chain,
     wide_dtype,
     zero_fills,
+    zero_products,
 )
 from steplab.trace.analyze import analyze
 from tests.compare.sides import run_of
@@ -88,6 +91,10 @@ def test_an_fp32_stream_in_a_16_bit_model():
     found = fp32_stream.RULE(wide)
     assert found.stake_ms == pytest.approx(0.2) and found.gain_ms == pytest.approx(0.1)
     assert "model.py:3" in found.evidence[1] and rules(wide)[0] == "fp32_stream"
+    cast = {"shapes": [STREAM, STREAM], "dtypes": [FP32, BF16]}
+    made = RecordedOp("aten::copy_", 5, args=cast, line="norm.py(4): forward")
+    found = fp32_stream.RULE(gpu_case([made, *products, summed(FP32, BF16)]))
+    assert "cast to fp32 at norm.py:4 (forward)" in found.evidence[2]
     assert fp32_stream.RULE(gpu_case([*products, summed(BF16, BF16)])) is None
     weight = {"shapes": [[128, 512], [128, 512]], "dtypes": [BF16, FP32]}
     autocast = RecordedOp("aten::copy_", 5, args=weight)
@@ -130,6 +137,10 @@ def test_tensors_that_outlive_their_step():
     growing = kept_memory.RULE(remembered(**kept, growth_bytes=2 * GIB))
     assert growing.claim.startswith("memory grows by 2.00 GiB a step")
     assert kept_memory.RULE(remembered(**{**kept, "kept_bytes": 0})) is None
+    # A CPU's allocator does not round: 1 MiB of 10 that is left behind in every step counts.
+    small = {"kept_bytes": 2**20, "growth_bytes": 2**20, "peak_bytes": 12 * 2**20}
+    assert kept_memory.RULE(remembered(**{**kept, **small}, device="cpu")) is not None
+    assert kept_memory.RULE(remembered(**{**kept, **small}, device="cuda")) is None
     # Gradients that live on where the last step had none are growth, but nothing is kept.
     first = {**kept, "kept_bytes": 0, "kept": (), "growth_bytes": 2 * GIB}
     assert kept_memory.RULE(remembered(**first)) is None
@@ -211,12 +222,99 @@ def test_activations_of_several_forwards_live_at_once():
     assert graph_memory.RULE(called(2, 800_000)) == ()
 
 
+def test_a_backward_that_is_recorded_though_nothing_goes_back_through_it():
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    memory = Memory(2 * GIB, 10 * GIB, None, None, "cuda allocator")
+    lines = {"create_graph": ("loop.py:7 (step)",)}
+    profile = Profile((0, 1, 1, 1), (), setup_lines=lines)
+    run = replace(remembered(device="cpu").run, memory=memory, profile=profile)
+
+    def went_back(numbers: list[int], again: int = -1) -> Case:
+        """`numbers`: of what the backward records; `again`: one of these that is gone through."""
+        events = [range_("ProfilerStep#1", 0, 1_000_000), op("aten::mm", 0, 9_000, sequence=1)]
+        events += [op(node, 100_000, 90_000, sequence=1, forward_thread=1)]
+        for place, number in enumerate(numbers):
+            events += [op("aten::mm", 110_000 + 9_000 * place, 8_000, sequence=number)]
+        events += [op(node, 500_000, 9_000, sequence=again, forward_thread=1)]
+        return Case(run, analyze(trace_of(events)))
+
+    (found,) = graph_memory.RULE(went_back([2, 3]))
+    assert "backward pass is recorded" in found.claim and "loop.py:7" in found.evidence[1]
+    assert graph_memory.RULE(went_back([-1, -1])) == ()
+    assert graph_memory.RULE(went_back([2, 3], again=3)) == ()  # a penalty on gradients
+
+
+def test_pools_of_graphs_that_run_one_after_the_other():
+    memory = Memory(2 * GIB, 10 * GIB, None, None, "cuda allocator")
+    profile = Profile((0, 1, 1, 1), (), graph_pools=(3 * GIB, 2 * GIB, 2 * GIB))
+    run = replace(remembered().run, memory=memory, profile=profile)
+    (found,) = graph_memory.RULE(Case(run))
+    assert found.stake_bytes == 4 * GIB and "3 CUDA graphs" in found.claim
+    one = replace(run, profile=replace(profile, graph_pools=(3 * GIB,)))
+    assert graph_memory.RULE(Case(one)) == ()
+
+
+@pytest.mark.parametrize(("window", "found"), [(5, True), (2, False)])
+def test_windows_that_overlap_are_a_broadcast(window, found):
+    values = ["", f"[{window}, {window}]", "[1, 1]", "[0, 0]", "[1, 1]"]
+    taken = {**tensors([8, 16, 64, 64]), "values": values}
+    spread = tensors([8, 16 * window**2, 64 * 64])
+    done = [
+        RecordedOp("aten::im2col", 300, args=taken, line="net.py(6): forward"),
+        RecordedOp("aten::mean", 200, args=spread, line="net.py(7): forward"),
+        mm(64, 64, 64, 500, FP32),
+    ]
+    said = broadcast_blowup.RULE(cpu_case(done))
+    assert (said is not None) == found
+    if said is not None:
+        assert "unfold" in said.remedy and "net.py:6 (forward)" in " ".join(said.evidence)
+
+
+@pytest.mark.parametrize("left", [4, 48])
+def test_channels_that_are_enlarged_before_they_are_dropped(left):
+    up = tensors([2, 64, 32, 32], values=["", "[64, 64]"])
+    wide = tensors([2, 64, 64, 64], [left, 64, 1, 1])
+    done = [
+        RecordedOp("aten::upsample_nearest2d", 200, args=up, line="net.py(8): forward"),
+        RecordedOp("aten::mkldnn_convolution", 300, args=wide, line="net.py(9): forward"),
+        mm(64, 64, 64, 500, FP32),
+    ]
+    found = product_order.RULE(cpu_case(done))
+    assert (found is not None) == (left < 32)
+    if found is not None:
+        assert "net.py:9 (forward)" in found.evidence[1] and "enlarged before" in found.claim
+
+
+def test_products_whose_rows_are_mostly_zeros():
+    flow = Dataflow(("aten::mm",), (0, 0), "8.")
+    profile = Profile((0, 1, 1, 1), (), dataflow=flow)
+    run = replace(remembered(device="cpu").run, clock=None, profile=profile)
+    done = [mm(512, 64, 1024, 600, line="net.py(5): head"), mm(64, 64, 64, 400)]
+    found = zero_products.RULE(cpu_case(done, run))
+    assert found.gain_ms == pytest.approx(0.8 * 0.6) and "net.py:5" in found.evidence[0]
+    usual = replace(run, profile=replace(profile, dataflow=replace(flow, verdicts="..")))
+    assert zero_products.RULE(cpu_case(done, usual)) is None
+
+
 def test_heads_that_run_one_after_the_other():
     heads = [
         mm(4096, 1024, 64, 20, module=f"layers.0.heads.{n}.query", late_us=30) for n in range(8)
     ]
     rest = mm(4096, 1024, 4096, 300, module="layers.0.up")
     found = small_operators.RULE(gpu_case([*heads, rest]))
-    assert "layers.*.heads.*" in found.claim and "8 of them" in found.evidence[0]
+    assert "layers.*.heads.*" in found.claim and "8 in a row" in found.evidence[0]
     wide = [mm(4096, 1024, 1024, 20, module=f"layers.0.blocks.{n}.up") for n in range(8)]
     assert small_operators.RULE(gpu_case([*wide, rest])) is None
+    # On a CPU too: 8 products of 67 MFLOP take 400 us, the wide one has 1 GFLOP in 600.
+    slow = [mm(256, 512, 64, 50, FP32, module=f"layers.0.heads.{n}.query") for n in range(8)]
+    large = mm(256, 2048, 1024, 600, FP32, module="layers.0.up")
+    found = small_operators.RULE(cpu_case([*slow, large]))
+    assert found.gain_ms == pytest.approx(0.4 - 1.5 * 0.6 / 8, rel=0.01)
+    quick = [replace(one, us=10) for one in slow]  # as quick as the large one
+    assert small_operators.RULE(cpu_case([*quick, large])) is None
+    # A router in every layer is as narrow, but does not follow another.
+    routers = [part for one in slow for part in (one, replace(large, us=75))]
+    assert small_operators.RULE(cpu_case(routers)) is None
+    # In a loop of one's own, modules have no names: the line counts.
+    unnamed = [replace(one, module="", line="net.py(7): forward") for one in slow]
+    assert "net.py:7 (forward)" in small_operators.RULE(cpu_case([*unnamed, large])).claim

@@ -45,6 +45,10 @@ def test_a_rank_that_is_late_now_and_then_is_a_note(tmp_path):
     disturbed = write_ranks(tmp_path / "a", steps(*[0] * 9), steps(0, 0, 40, 0, 0, 0, 40, 0, 0))
     assert "straggler_rank" not in found(disturbed)
     assert "straggler_rank" in {finding.rule for finding in explain(case_of_folder(disturbed))}
+    once = write_ranks(tmp_path / "c", steps(0), steps(40))  # they may have begun to record apart
+    claims = {f.rule: f.claim for f in explain(case_of_folder(once))}
+    assert "straggler_rank" not in found(once)
+    assert "in the one step recorded" in claims["straggler_rank"]
     always = write_ranks(tmp_path / "b", steps(*[0] * 9), steps(30, 40, 20, 40, 30, 45, 40, 20, 30))
     assert found(always)["straggler_rank"].gain_ms == pytest.approx(295 / 9)
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import profile
 
 from steplab.core.errors import Unsupported, UserError
 from steplab.kernels import cross_entropy as op
@@ -22,6 +23,18 @@ NAME = "chunked"
 @pytest.fixture(autouse=True)
 def _several_chunks(monkeypatch):
     in_small_chunks(monkeypatch)
+
+
+@pytest.mark.parametrize(("dtype", "fills"), [(BF16, 0), (torch.float16, 1)])
+def test_only_fp16_has_a_factor_that_waits_for_the_loss_scale(dtype, fills):
+    x, weight = (torch.randn(n, 8, dtype=dtype).requires_grad_() for n in (6, 5))
+    with profile() as seen:
+        op.cross_entropy(NAME, x, weight, torch.arange(6) % 5).backward()
+    names = [event.name for event in seen.events()]
+    # The gradient of the loss by itself is a 1, too.
+    assert names.count("aten::ones_like") == 1 + fills
+    scaled = [event for event in seen.events() if event.name == "aten::mul"]
+    assert len(scaled) == 2 + fills  # both gradients, and the factor by the gradient of the loss
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

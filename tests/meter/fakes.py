@@ -90,5 +90,5 @@ def install_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    monkeypatch.setattr(disturbances, "allocator_calls", lambda: (0, 0))
+    monkeypatch.setattr(disturbances, "allocator_calls", lambda: disturbances.NO_CALLS)
     return FakeEvent.device

@@ -43,6 +43,14 @@ def test_third_step_is_profiled_and_left_out(clock: FakeClock) -> None:
     assert meter.line().startswith("step 5 ")
 
 
+def test_a_slow_step_after_the_profiled_one_says_so(clock: FakeClock) -> None:
+    meter = steplab.Meter(tiny_model())
+    for step_ms in (10, 10, 999, 200, 10, 10, 10, 10):
+        with meter.step(tokens=1):
+            clock.advance(step_ms)
+    assert "200.0 ms (followed the step that was profiled)" in meter.line()
+
+
 def test_inspected_step_that_fails_is_inspected_again() -> None:
     meter = steplab.Meter(tiny_model(), inspect_step=1)
     with pytest.raises(ValueError), meter.step(tokens=1):

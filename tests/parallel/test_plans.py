@@ -58,6 +58,7 @@ def mismatch_of(recipe, communication: Communication):
         "parallel=fsdp,parallel.reshard=false",
         "parallel=fsdp,parallel.together=2",
         "parallel=fsdp,parallel.reduce=bf16,checkpointing=blocks",
+        *(f"parallel={name},parallel.exact=true" for name in ("bucket", "ddp", "zero1", "fsdp")),
     ],
 )
 def test_a_step_sends_what_was_planned(recipe, accumulate):
@@ -71,6 +72,13 @@ def test_what_is_frozen_is_gathered_and_not_scattered():
         gathered, scattered = found.planned
         assert gathered.bytes > 10 * scattered.bytes > 0
         assert mismatch_of("parallel=fsdp", found) == ""
+
+
+def test_experts_are_reduced_over_the_ranks_that_share_them():
+    recipe = "parallel=bucket,parallel.expert=2"
+    for found in run_ranks(seen_and_planned, 4, "tsmoe4", recipe, 2):
+        assert {one.ranks for one in found.planned} == {2, 4}
+        assert mismatch_of(recipe, found) == ""
 
 
 def test_replicas_too():
@@ -94,7 +102,7 @@ def test_a_collective_that_is_missing_or_repeated_is_a_mismatch(recipe):
 
 
 def test_a_run_without_a_plan_says_so():
-    recipe = parse_recipe("parallel=naive,parallel.exact=true")
+    recipe = parse_recipe("parallel=fsdp,parallel.expert=2")
     run = new_run(RunSpec("gpt", recipe=recipe), capture_environment())
     told = replace(run, communication=Communication(()))
     assert TECHNIQUE.unverified(recipe.techniques["parallel"], told).startswith("unverified")

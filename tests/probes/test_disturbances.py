@@ -9,7 +9,8 @@ import torch
 from steplab.core import Samples
 from steplab.probes import clock, disturbances
 from steplab.probes.clock import ClockProbe
-from steplab.probes.disturbances import UNDISTURBED, Disturbances, note_event
+from steplab.probes.disturbances import UNDISTURBED, AllocatorCalls, Disturbances, note_event
+from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 
 
 class FakeStep:
@@ -123,20 +124,58 @@ def test_a_capture_and_what_came_with_it(loop):
 
 
 def test_calls_of_the_allocator(monkeypatch):
-    calls = [10, 0]
-    monkeypatch.setattr(disturbances, "allocator_calls", lambda: tuple(calls))
+    calls = dict.fromkeys(AllocatorCalls._fields, 10)
+    monkeypatch.setattr(disturbances, "allocator_calls", lambda: AllocatorCalls(**calls))
     watch = Disturbances(on_cuda=True)
     watch.open()
     monkeypatch.setattr(watch, "_core_wait_ms", lambda: 0.0)
     watch.next_step()
     assert watch.next_step() is UNDISTURBED
-    calls[0] += 2
+    calls["mallocs"] += 2
     assert watch.next_step().causes(50, 0) == ["allocated device memory 2 times"]
-    calls[0] += 1
-    calls[1] += 1
+    calls["frees"] += 1  # by an empty_cache() in the loop
+    assert watch.next_step().causes(50, 0) == ["freed device memory 1 time"]
+    calls["pinned"] += 1
+    assert watch.next_step().causes(50, 0) == ["allocated pinned memory 1 time"]
+    for name in ("mallocs", "frees", "retries"):
+        calls[name] += 1
     full = "the allocator was full and freed its cache"
     assert watch.next_step().causes(50, 0) == [full, "allocated device memory 1 time"]
     watch.close()
+
+
+KERNEL_COMPILED_AT_A_LAUNCH = """
+from steplab.kernels.adamw import Hyperparameters, ParameterState, triton_update
+from steplab.probes.disturbances import Disturbances
+
+def update(weight_decay):
+    param, *others = (torch.empty(4096) for _ in range(4))
+    weight = ParameterState(param, None, *others, torch.zeros(()))
+    rate = torch.zeros((), dtype=torch.float64)
+    triton_update.update(weight, Hyperparameters(0.9, 0.95, 1e-8, weight_decay), rate, None)
+
+watch = Disturbances(on_cuda=False)
+watch.open()
+update(0.1)
+print(watch.next_step().kernels)
+update(0.2)
+update(0.0)
+print(watch.next_step().kernels)
+watch.close()
+"""
+
+
+@needs_no_gpu
+def test_a_kernel_that_a_launch_compiles_is_counted_and_a_schedule_of_the_decay_compiles_none():
+    assert compile_for_hopper(KERNEL_COMPILED_AT_A_LAUNCH).split() == ["1", "0"]
+
+
+def test_a_compiled_kernel_is_a_cause(loop):
+    def compile_kernel():
+        disturbances._note_kernel(repr="adamw_kernel")
+        loop.pass_ms(270)
+
+    assert loop.run(compile_kernel).step.marks == {"5": "slow, compiled 1 Triton kernel"}
 
 
 @pytest.mark.gpu
@@ -149,6 +188,10 @@ def test_calls_of_the_allocator_are_seen():
     del kept
     torch.empty(2**28, device="cuda")
     assert watch.next_step().mallocs == 0
+    torch.cuda.empty_cache()
+    torch.empty(2**24).pin_memory()
+    seen = watch.next_step()
+    assert seen.frees >= 1 and seen.pinned >= 1
     watch.close()
 
 

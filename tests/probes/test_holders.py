@@ -5,7 +5,9 @@ import gc
 import pytest
 import torch
 
+from steplab.estimate.counted import count
 from steplab.probes.holders import holding_places
+from tests.estimate.specs import H200, spec_of
 
 OF_THE_MODULE = []
 
@@ -58,3 +60,12 @@ def test_what_holds_a_graph_holds_the_memory_behind_it():
 
 def test_nothing_is_held_by_the_search_itself():
     assert names(torch.ones(7)) == set()
+
+
+def test_shards_without_data_that_an_estimate_left_behind_hold_nothing():
+    gc.disable()
+    try:
+        count(spec_of("parallel=fsdp", ranks=2), H200)
+        assert names(torch.ones(9)) == set()
+    finally:
+        gc.enable()

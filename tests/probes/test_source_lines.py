@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from steplab.probes import source_lines
-from steplab.probes.source_lines import written_lines
+from steplab.probes.source_lines import is_written, written_lines
 
 SETUP = """\
 import os
@@ -25,6 +25,13 @@ def layers(nn):
             nn.Linear(2, 4),
             nn.Linear(2, 5),
             nn.Linear(2, 6)]
+
+def compiled(torch, re, function):
+    @torch.compile
+    def inner(x):
+        return x
+
+    return torch.compile(function), re.compile("")
 """
 
 
@@ -53,6 +60,12 @@ def test_calls_strings_and_assigned_attributes_have_lines(imported):
         "cudnn": ("their_setup.py:5 (make)",),
         "rate": ("their_setup.py:9 (make)",),
     }
+
+
+def test_a_name_with_its_module_is_found_as_a_call_and_as_a_decorator(imported):
+    lines = ("their_setup.py:19 (inner)", "their_setup.py:23 (compiled)")
+    assert written_lines({"compile": ("torch.compile",)}) == {"compile": lines}
+    assert is_written("torch.compile", "SGD") and not is_written("re.match", "SGD")
 
 
 def test_what_is_written_everywhere_tells_nothing(imported):

@@ -6,9 +6,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from steplab.core.errors import UserError
 from steplab.probes.compilation import graph_count
 from steplab.profiling.ranges import (
     can_name_modules,
+    check_range,
     module_ranges,
     named_range,
     nearest_path,
@@ -194,3 +196,15 @@ def test_compiled_code_of_unknown_extent_is_left_alone():
     assert not can_name_modules(model)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+
+
+@pytest.mark.parametrize("name", ["0", "module:2", "forward", "step", "Sequential", "a::b", "mine"])
+def test_a_range_that_a_step_may_have_is_not_refused(name):
+    check_range(name, nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize(("name", "said"), [("0.up", "Known: "), ("module:3", "module:3")])
+def test_one_that_it_cannot_have_is(name, said):
+    with pytest.raises(UserError, match="no range and no module") as refused:
+        check_range(name, nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+    assert said in str(refused.value)

@@ -161,3 +161,53 @@ def test_what_a_loop_keeps_of_its_steps_is_found(store):
     ]
     memory = steplab.profile(lambda: step(False), steps=1, store=store).profile.memory
     assert memory.kept_bytes == 0 and memory.growth_bytes == 0
+
+
+def layers(count: int) -> torch.nn.Module:
+    parts = [(torch.nn.Linear(32, 32), torch.nn.Sigmoid()) for _ in range(count)]
+    return torch.nn.Sequential(*(part for pair in parts for part in pair))
+
+
+def findings(step, store) -> dict[str, str]:
+    """What is said of a loop, by rule."""
+    found = steplab.explain(steplab.profile(step, steps=1, store=store))
+    return {one.rule: f"{one.claim} {' '.join(one.evidence)}" for one in found}
+
+
+@pytest.mark.parametrize("penalty", [False, True])
+def test_a_backward_that_is_recorded_for_nothing_is_found(store, penalty):
+    model = layers(6)
+    weights, x_ND = list(model.parameters()), torch.randn(4000, 32)
+
+    def step():
+        loss = model(x_ND).square().mean()
+        gradients = torch.autograd.grad(loss, weights, create_graph=True)
+        if penalty:
+            torch.stack([one.square().sum() for one in gradients]).sum().backward()
+
+    said = findings(step, store).get("graph_memory", "")
+    giving = f"test_user_loop.py:{step.__code__.co_firstlineno + 2} (step)"
+    assert ("backward pass is recorded" in said) == (not penalty)
+    assert (f"create_graph is given at tests/profiling/{giving}" in said) == (not penalty)
+
+
+def test_micro_batches_that_wait_for_one_backward_are_found(store):
+    model, x_ND = layers(4), torch.randn(4, 2000, 32)
+
+    def loss_of(part_ND):
+        return model(part_ND).square().mean()
+
+    def step(at_once: bool):
+        losses = []
+        for part_ND in x_ND:
+            losses.append(loss_of(part_ND))
+            if not at_once:
+                losses.pop().backward()
+        if at_once:
+            sum(losses).backward()
+
+    calling = f"test_user_loop.py:{step.__code__.co_firstlineno + 3} (step)"
+    said = findings(lambda: step(True), store)["graph_memory"]
+    assert "4 forward passes live at once" in said and calling in said
+    assert f"test_user_loop.py:{loss_of.__code__.co_firstlineno + 1} (loss_of)" in said
+    assert "graph_memory" not in findings(lambda: step(False), store)

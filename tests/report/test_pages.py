@@ -108,11 +108,12 @@ def test_an_explanation_ranks_what_is_at_stake(tmp_path):
     findings = (
         Finding("sync", "the host waits", ("item x 3",), "do not", 2.0, None, "it idles", 1.5),
         Finding("logits", "kept whole", (), "chunk it", 0.1, 2**28),
+        Finding("launches", "op by op", (), "compile it", 4.0, ordinary=True),  # no fault: a note
     )
     write_explain_page(run_of((10.0,) * 9), analysis_of(), findings, tmp_path / "e.html")
     page = Page((tmp_path / "e.html").read_text())
     assert page.ids() == ["budget", "findings", "timeline"]
-    assert [a["class"] for a in page.all("article")] == ["finding", "finding small"]
+    assert [a["class"] for a in page.all("article")] == ["finding", *["finding small"] * 2]
     for part in ("2.000 ms (20.0 %)", "256 MiB", "it idles", "Expected gain: 1.500 ms"):
         assert part in page.text()
 

@@ -80,6 +80,15 @@ def test_headings_are_folded_before_what_people_read_in_one_piece(monkeypatch):
     assert max(map(len, text.splitlines())) <= 60
 
 
+def test_numbers_stay_whole_where_no_room_is_enough(monkeypatch):
+    columns = tuple(Column(f"reading {i}", "GiB") for i in range(12))
+    numbers = tuple(1234.0 + i for i in range(12))
+    table = Table("readings", columns, (numbers,), "a note of many words " * 8)
+    text = drawn(table, monkeypatch, 60)
+    assert all(f"{number:,.0f}" in text for number in numbers)
+    assert all(len(line) <= 60 for line in text.splitlines() if "words" in line)
+
+
 def test_csv_keeps_full_precision():
     rows = list(csv.reader(io.StringIO(to_csv(TABLE))))
     assert rows[0] == ["name", "time [ms]", "done"]

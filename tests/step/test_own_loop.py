@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler
 import steplab
 from steplab.core.errors import Unsupported, UserError
 from steplab.modules.optimizer import OnePassAdamW
+from steplab.probes.compilation import graph_count
 from steplab.step.graph import graph_step
 from steplab.step.hooks import HookGuard
 from steplab.step.usual_shapes import OTHERS_IN_A_ROW, UsualShapes
@@ -189,8 +190,6 @@ def test_other_numbers_that_change_take_the_update_out_of_the_graph(key, value):
 
 
 def test_a_scheduler_goes_with_a_compiled_update_and_does_not_recompile_it():
-    from steplab.probes.compilation import graph_count
-
     step = steplab.optimize(Net(), loss_of, f"{COMPILED},compile.optimizer=true", adamw)
     scheduler = lr_scheduler.StepLR(step.optimizer, 1, 0.5)
     compiled = []
@@ -220,6 +219,20 @@ def test_a_small_first_batch_is_not_what_is_captured_and_a_lasting_change_is_cap
     twins.assert_equal()
 
 
+def test_a_loop_whose_batches_are_never_of_one_shape_is_told_once():
+    """And none of its shapes is compiled: none comes often enough in a row."""
+    twins = Twins(COMPILED, captured=True)
+    graphs = graph_count()
+    with pytest.warns(UserWarning, match="20 of 21 steps had batches of changing shapes") as seen:
+        twins.train(4, *[3, 5] * 30)
+    assert len(seen) == 1 and not twins.tapes.captures
+    assert graph_count() - graphs <= 2  # of the first step, whose second block needs gradients
+    twins.assert_equal()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Twins(COMPILED, captured=True).train(*[4, 4, 4, 4, 3] * 25)
+
+
 @pytest.mark.parametrize("captured", [False, True])
 def test_micro_batches_add_up_and_their_number_may_vary(captured):
     twins = Twins("plain", captured=captured, clip=0.1)
@@ -245,6 +258,68 @@ def test_evaluation_in_between(recipe, captured):
         assert torch.equal(*values)
     twins.train(4, 4)
     twins.assert_equal()
+
+
+def test_layers_that_were_in_eval_mode_before_stay_there():
+    hand = Net()
+    hand.norm.eval()  # a frozen norm, as in a pretrained backbone
+    model = copy.deepcopy(hand)
+    step = steplab.optimize(model, loss_of, "plain", sgd)
+    assert not model.norm.training and model.blocks[0].training
+    batch = torch.randn(4, 8)
+    assert torch.equal(step([batch]).loss, loss_of(hand, batch))
+    assert steplab.optimize(Net().eval(), loss_of, "plain", sgd).model.norm.training
+    trained = Net()
+    assert not steplab.optimize(trained, loss_of, "plain", mode="infer").model.norm.training
+
+
+def test_what_is_replaced_by_assignment_is_captured_again():
+    twins = Twins("plain", captured=True)
+    twins.train(4, 4, 4, 4)
+    for model in (twins.model, twins.hand):
+        model.norm.running_mean = torch.ones(8)
+    twins.train(4, 4, 4, 4)
+    twins.assert_equal()
+    assert twins.tapes.captures == 2
+    for model in (twins.model, twins.hand):
+        model.blocks[1] = model.blocks[0]  # shared from now on
+    twins.train(4, 4, 4, 4)
+    twins.assert_equal()
+    assert twins.tapes.captures == 3
+
+
+def of_norm(make):
+    """An optimizer of the norm's parameters alone; all others are frozen."""
+
+    def made(model, **how):
+        model.blocks.requires_grad_(False)
+        return make(model.norm, **how)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("recipe", "optimizer", "by_hand"),
+    [("plain", sgd, sgd), ("optimizer=one-pass", adamw, one_pass)],
+    ids=["sgd", "one-pass"],
+)
+def test_a_group_of_parameters_that_is_added_later_is_trained_too(recipe, optimizer, by_hand):
+    twins = Twins(recipe, of_norm(optimizer), of_norm(by_hand), captured=True)
+    before = copy.deepcopy(twins.model.blocks[0].linear.weight)
+    twins.train(4, 4, 4, 4)
+    for model, one in zip((twins.model, twins.hand), twins.optimizers, strict=True):
+        model.blocks.requires_grad_(True)
+        one.add_param_group({"params": list(model.blocks.parameters()), "lr": 0.125})
+    twins.train(4, 4, 4, 4)
+    twins.assert_equal()
+    assert twins.tapes.captures == 2
+    assert not torch.equal(twins.model.blocks[0].linear.weight, before)
+
+
+def test_a_later_group_of_a_captured_optimizer_counts_its_steps_on_the_device():
+    twins = Twins("plain", of_norm(adamw), captured=True)
+    twins.step.optimizer.add_param_group({"params": list(twins.model.blocks.parameters())})
+    assert twins.step.optimizer.param_groups[1]["capturable"]
 
 
 def test_layers_that_are_frozen_or_put_into_eval_mode_are_captured_again():

@@ -1,12 +1,19 @@
 """The loop of examples/own_loop.py: by hand, and with a recipe."""
 
+import copy
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
+import steplab
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_loop.py"
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +48,48 @@ def test_a_recipe_with_everything_that_a_cpu_has_stays_near(example, by_hand, tm
     assert losses == pytest.approx(by_hand[0], abs=3 * 5 / 2**8)
     saved = torch.load(tmp_path / "own_loop.pt", weights_only=True)
     assert list(saved["model"]) == list(by_hand[1]["model"])
+
+
+class SmallGPT(nn.Module):
+    """What nanoGPT's train.py asks of its model."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(17, 8), nn.Linear(8, 17, bias=False)
+
+    def forward(self, idx, targets=None):
+        logits = self.head(self.words(idx))
+        return logits, F.cross_entropy(logits.view(-1, 17), targets.view(-1))
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        assert device_type == "cpu"
+        return torch.optim.AdamW(self.parameters(), learning_rate, betas, weight_decay=weight_decay)
+
+
+def test_the_lines_for_nanogpt_do_what_they_replace():
+    page = (ROOT / "docs" / "own_loop.md").read_text()
+    section = page.split("## nanoGPT's train.py")[1].split("\n## ")[0]
+    prepare, run = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
+    torch.manual_seed(0)
+    data = torch.randint(17, (12, 2, 5))
+    numbers = {"weight_decay": 0.1, "learning_rate": 1e-2, "beta1": 0.9, "beta2": 0.95}
+    names = {**numbers, "grad_clip": 0.5, "gradient_accumulation_steps": 3, "device_type": "cpu"}
+    hand, rows, stream = SmallGPT(), iter(data), iter(data)
+    names |= {"steplab": steplab, "model": copy.deepcopy(hand)}
+    names["get_batch"] = lambda split: ((words := next(stream)), words.roll(-1))
+    exec(prepare.replace('"recipe.toml"', '"plain"'), names)
+    optimizer = hand.configure_optimizers(0.1, 1e-2, (0.9, 0.95), "cpu")
+    for number in range(4):
+        for one in (optimizer, names["optimizer"]):
+            one.param_groups[0]["lr"] = 1e-2 / (number + 1)
+        losses = []
+        for words in (next(rows) for _ in range(3)):
+            losses.append(hand(words, words.roll(-1))[1])
+            (losses[-1] / 3).backward()
+        nn.utils.clip_grad_norm_(hand.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        exec(run, names)
+        assert names["loss"].item() == pytest.approx(torch.stack(losses).mean().item())
+    for mine, theirs in zip(names["model"].parameters(), hand.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -1,8 +1,10 @@
 import sys
 import types
+from collections import Counter
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from steplab.core.errors import UserError
 from steplab.step.assemble import assemble, find_device, micro_batches
@@ -29,6 +31,32 @@ def test_full_step_equals_a_loop_written_by_hand(tiny_spec):
         optimizer.zero_grad()
         assert torch.equal(loss, by_hand)
     assert torch.equal(weights(step), weights(twin))
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators that compute something."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func.overloadpacket.__name__] += (
+            not func.is_view and func.name() != "aten::detach"
+        )
+        return func(*args, **(kwargs or {}))
+
+
+def test_one_micro_batch_needs_no_operator_beside_those_of_its_loss(tiny_spec):
+    step = assemble(tiny_spec(mode="forward+backward"))
+    (batch,) = next(micro_batches(step, tiny_spec()))
+    step([batch])
+    with Operators() as by_hand:
+        step.model(*batch).backward()
+    step.model.zero_grad()
+    with Operators() as ours:
+        step([batch])
+    assert ours.calls - by_hand.calls == {"clone": 1} and not by_hand.calls - ours.calls
 
 
 def test_accumulation_equals_one_large_batch(tiny_spec):

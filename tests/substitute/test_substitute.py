@@ -102,9 +102,11 @@ def test_packed_sequences_keep_their_mask():
     assert ours < 1.1 * plain + 1e-8 and not replaced(found, "attention")
 
 
-def test_the_run_lists_places_counts_and_proofs(tiny_spec, tmp_path):
+@pytest.mark.parametrize("recipe", [RECIPE, "substitute=loss"])
+def test_the_run_lists_places_counts_and_proofs(tiny_spec, tmp_path, recipe, monkeypatch):
+    monkeypatch.setattr("steplab.substitute.lazy_logits.AMPLIFIED", 2)
     (tmp_path / "own.py").write_text(FACTORY)
-    spec = replace(tiny_spec(RECIPE), workload=named(f"{tmp_path}/own.py:make"), config={})
+    spec = replace(tiny_spec(recipe), workload=named(f"{tmp_path}/own.py:make"), config={})
     run = trial(spec)
     assert run.status == "ok", run.reason
     (one,) = run.substitutions
@@ -175,13 +177,13 @@ def test_tune_offers_substitutions_for_compiled_models_of_ones_own():
     assert offered("compile=loss,substitute=experts", **own) == {"substitute=all"}
 
 
-def test_tune_offers_experts_where_a_graph_broke():
+def test_tune_offers_what_needs_no_compiler_where_a_graph_broke():
     def offered(recipe, failed):
         run = run_of(recipe=parse_recipe(recipe).techniques, source="0123456789ab")
         context = StepContext(run, failed=frozenset(failed))
         return {p.key for p in proposals(context, {}) if p.technique == "substitute"}
 
-    assert offered("plain", ["compile=blocks"]) == {"substitute=experts"}
+    assert offered("plain", ["compile=blocks"]) == {"substitute=experts", "substitute=loss"}
     assert not offered("plain", []) and not offered("substitute=experts", ["compile=blocks"])
 
 

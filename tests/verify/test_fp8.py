@@ -6,10 +6,10 @@ import torch
 from steplab.kernels.e4m3 import E4M3_MAX, quantize
 from steplab.modules import fp8
 from steplab.modules.fp8 import PAYS, plan_linears
-from steplab.step.assemble import assemble
+from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.technique import StepParts
 from steplab.verify.candidate import Candidate
-from steplab.verify.fp8_layers import check_fp8_layers
+from steplab.verify.fp8_layers import check_fp8_products, check_fp8_range
 from steplab.verify.references import compute_reference, make_references
 from steplab.verify.shapes import references_of, shapes_to_try
 from tests.verify.planted import plant, planted_spec, verdicts
@@ -92,11 +92,11 @@ def faulty(monkeypatch):
 
 def test_the_peers_of_fp8_round_to_its_own_format(tiny_spec, faulty):
     """The rounded peer is off by what e4m3 costs, several times as far as bf16's."""
-    assert references_of("fp8") == ("fp8-rounded", "bf16-autocast")
+    assert references_of("fp8") == ("fp8-rounded", "fp8-stretched", "bf16-autocast")
     faulty("")
     spec = tiny_spec()
-    truth, narrow, wide = (
-        compute_reference(spec, n) for n in ("fp64", "fp8-rounded", "bf16-rounded")
+    truth, narrow, other, wide = (
+        compute_reference(spec, n) for n in ("fp64", "fp8-rounded", "fp8-stretched", "bf16-rounded")
     )
 
     def off(peer):
@@ -104,6 +104,11 @@ def test_the_peers_of_fp8_round_to_its_own_format(tiny_spec, faulty):
         return float((found - true).norm() / true.norm())
 
     assert off(narrow) > 3 * off(wide)
+    assert off(other) == pytest.approx(off(narrow), rel=0.5)
+    found, again = (s.groups["outputs"]["prediction 0"] for s in (narrow, other))
+    true = truth.groups["outputs"]["prediction 0"]
+    # Errors that have nothing in common are as far from each other as both of them from the truth.
+    assert float((found - again).norm() / true.norm()) > off(narrow)
 
 
 def test_an_honest_recipe_is_green(tiny_spec, faulty):
@@ -143,7 +148,7 @@ def test_a_wrong_recipe_is_red(fault, tiny_spec, faulty):
 def test_a_wrong_product_is_seen_in_its_layer(fault, product, tiny_spec, faulty):
     """Here the budget is a rounding of bf16, not one of fp8."""
     faulty(fault)
-    products, _ = check_fp8_layers(assemble(planted_spec(tiny_spec)).parts)
+    products = check_fp8_products(assemble(planted_spec(tiny_spec)).parts)
     assert not products.passed and f"worst {product} of blocks." in products.detail
 
 
@@ -165,8 +170,11 @@ def test_a_candidate_goes_through_all_levels(tiny_spec, faulty, tmp_path):
 def test_a_weight_that_is_not_finite_is_red(tiny_spec, faulty):
     faulty("")
     step = assemble(planted_spec(tiny_spec))
+    batch = next(micro_batches(step, planted_spec(tiny_spec)))[0]
+    in_range = check_fp8_range(step, batch)
+    assert in_range.passed and " 0 not finite, 0 saturated, " in in_range.detail
     layer = step.model.get_submodule("blocks.0.feed_forward.up")
     with torch.no_grad():
         layer.weight[0, 0] = torch.nan
-    _, in_range = check_fp8_layers(step.parts)
-    assert not in_range.passed and "1 not finite" in in_range.detail
+    in_range = check_fp8_range(step, batch)
+    assert not in_range.passed and " 0 not finite" not in in_range.detail

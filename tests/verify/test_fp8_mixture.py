@@ -7,11 +7,12 @@ from steplab.core import RunSpec
 from steplab.kernels import e4m3, e4m3_network
 from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
+from steplab.kernels import projection as projection_op
 from steplab.modules import fp8
 from steplab.modules.fp8 import PAYS
 from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.recipes import parse_recipe
-from steplab.verify.fp8_layers import check_fp8_layers
+from steplab.verify.fp8_layers import check_fp8_products, check_fp8_range
 from steplab.workloads.workload import find_workload
 from tests.verify.planted import verdicts
 
@@ -29,8 +30,14 @@ def mixture(recipe, **changes):
 def here(monkeypatch):
     """Let precision=fp8 run on a CPU, where torch stands in for kernels and units."""
     monkeypatch.setattr(fp8, "refuse_device", lambda device: None)
-    for op in (experts_op, feed_forward_op):
+    for op in (experts_op, feed_forward_op, projection_op):
         monkeypatch.setattr(op.IMPLS["fp8"], "refuse_device", lambda x: "")
+
+
+@pytest.fixture
+def with_projections(here, monkeypatch):
+    """Convert projections too, whatever their size."""
+    monkeypatch.setattr(fp8, "gain", lambda *shape: 2.0)
 
 
 def test_it_trains_and_keeps_nothing_in_fp8(here):
@@ -54,6 +61,37 @@ def fp8_ops():
     return ("experts", "feed_forward")
 
 
+def test_projections_that_gain_are_converted_and_torchao_is_not_asked(with_projections):
+    step = assemble(mixture(FP8))
+    batch = next(micro_batches(step, mixture(FP8)))
+    losses = [float(step(batch).loss) for _ in range(8)]
+    assert losses[-1] < losses[0]
+    assert {m.ran for m in step.model.modules() if getattr(m, "op", "") == "projection"} == {"fp8"}
+    plan = step.parts.fp8_linears
+    assert plan["blocks.0.attention.qkv"] == plan["blocks.1.attention.out"] == PAYS
+    kept = assemble(mixture(f"{FP8},impl.projection=reference")).parts.fp8_linears
+    assert kept["blocks.0.attention.out"] == "impl.projection=reference was asked for"
+
+
+def test_an_honest_mixture_with_projections_is_green(with_projections):
+    spec = mixture(FP8)
+    products = check_fp8_products(assemble(spec).parts)
+    assert products.passed, products
+    found = verdicts(spec)
+    assert all(passed for passed, _ in found.values()), found
+
+
+@pytest.mark.parametrize(("wrong", "seen"), [("product", "y"), ("gradient", "dw")])
+def test_a_wrong_projection_is_seen(with_projections, monkeypatch, wrong, seen):
+    ours = projection_op.IMPLS["fp8"]
+    if wrong == "product":
+        monkeypatch.setattr(ours, "product", one_wrong_row)
+    else:
+        monkeypatch.setattr(ours, "weight_gradient", lambda dout, x: 1.02 * dout.T @ x)
+    products = check_fp8_products(assemble(mixture(FP8)).parts)
+    assert not products.passed and f"worst {seen} of blocks." in products.detail
+
+
 def test_an_implementation_that_was_asked_for_stays(here):
     plan = assemble(mixture(f"{FP8},impl.experts=loop")).parts.fp8_linears
     assert plan["blocks.0.mixtures.0.experts"] == "impl.experts=loop was asked for"
@@ -64,8 +102,8 @@ def test_an_implementation_that_was_asked_for_stays(here):
 
 def test_an_honest_mixture_is_green(here):
     spec = mixture(FP8)
-    products, in_range = check_fp8_layers(assemble(spec).parts)
-    assert products.passed and in_range.passed, products
+    products = check_fp8_products(assemble(spec).parts)
+    assert products.passed, products
     found = verdicts(spec)
     assert all(passed for passed, _ in found.values()), found
 
@@ -75,8 +113,8 @@ def forgotten_scale(x, w, offsets_E, dtype, product=e4m3.product):
     return product(x, w, offsets_E, dtype)
 
 
-def one_wrong_row(x, w, offsets_E, dtype, product=e4m3.product):
-    out = product(x, w, offsets_E, dtype)
+def one_wrong_row(x, w, offsets_E, dtype, bias=None, product=e4m3.product):
+    out = product(x, w, offsets_E, dtype, bias)
     return out if dtype == torch.float64 else out.index_fill(0, torch.tensor(3), 1.0)
 
 
@@ -98,7 +136,7 @@ def test_a_wrong_product_is_seen_in_its_network(here, monkeypatch, name, fault):
     fault.__name__ = name
     monkeypatch.setattr(e4m3, name, fault)
     monkeypatch.setattr(e4m3_network, name, fault)
-    products, _ = check_fp8_layers(assemble(mixture(FP8)).parts)
+    products = check_fp8_products(assemble(mixture(FP8)).parts)
     assert not products.passed, products.detail
 
 
@@ -110,5 +148,44 @@ def test_a_wrong_pass_is_seen_in_the_results(here, monkeypatch):
         return found._replace(dz=found.dz._replace(scale=2 * found.dz.scale))
 
     monkeypatch.setattr(e4m3_network, "slope_rows", unweighted)
-    products, _ = check_fp8_layers(assemble(mixture(FP8)).parts)
+    products = check_fp8_products(assemble(mixture(FP8)).parts)
     assert not products.passed and "dx of blocks." in products.detail
+
+
+def count_range(spec, change=lambda model: None):
+    step = assemble(spec)
+    change(step.model)
+    return check_fp8_range(step, next(micro_batches(step, spec))[0])
+
+
+def test_all_that_a_step_rounds_is_counted(with_projections):
+    """Of each layer both matrices twice, the rows forward and backward; nothing is too large."""
+    in_range = count_range(mixture(FP8))
+    assert in_range.passed and " 0 not finite, 0 saturated, " in in_range.detail
+    counted = int(in_range.detail.split()[1].replace(",", ""))
+    T, E, D, F, inner, blocks = 4 * 64, 6, 32, 64, 48, 2
+    # Rows of the experts: two for a token, and 16 more for each expert.
+    R = 2 * T + 16 * E
+    network = [(R, inner, E), (T, F, 1)]
+    # x, h, z kept; dout, dz; dz and h again, dout and x again for the weight gradients.
+    rows = sum(r * (D + f + f + D + f + 2 * f + 2 * D) for r, f, _ in network)
+    matrices = sum(2 * 2 * e * D * f for _, f, e in network)
+    projections = sum(T * (D + n) + 2 * D * n for n in (3 * D, D))
+    assert counted == blocks * (rows + matrices + projections)
+
+
+def test_an_activation_that_is_not_finite_is_red(here):
+    def spoil(model):
+        with torch.no_grad():
+            model.blocks[0].norms[0].weight[3] = torch.inf
+
+    in_range = count_range(mixture(FP8), spoil)
+    assert not in_range.passed and " 0 not finite" not in in_range.detail
+
+
+def test_a_bound_that_is_none_is_red(here, monkeypatch):
+    """Scales that are too small let numbers saturate, which no result of a step would show."""
+    scale_for = e4m3.scale_for
+    monkeypatch.setattr("steplab.kernels.e4m3_passes.scale_for", lambda t: scale_for(t) / 2**7)
+    in_range = count_range(mixture(FP8))
+    assert not in_range.passed and " 0 saturated" not in in_range.detail

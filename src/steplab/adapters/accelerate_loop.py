@@ -1,7 +1,7 @@
 """A recipe in a loop that uses Hugging Face's Accelerate.
 
-step = optimize_for(accelerator, model, loss, "recipe.toml", optimizer)
-optimizer, loader = accelerator.prepare(step.optimizer, loader)
+step, optimizer = optimize_for(accelerator, model, loss, "recipe.toml", optimizer)
+optimizer, loader = accelerator.prepare(optimizer, loader)
 for batch in loader:
     with accelerator.accumulate(step.model):
         accelerator.backward(step.loss(batch).loss)
@@ -33,10 +33,11 @@ def optimize_for(
     recipe: Recipe | str,
     optimizer: torch.optim.Optimizer,
 ) -> tuple[Step, torch.optim.Optimizer]:
-    """Apply a recipe to a model, which goes to the accelerator's device, and to its optimizer.
+    """Apply a recipe to a model and to its optimizer.
 
-    `optimizer` holds the model's parameters and has not stepped; prepare the one that is returned.
-    The model itself is not prepared: one process needs no wrapper.
+    `optimizer` holds the model's parameters and has not stepped; prepare the one that is returned,
+    and make the schedule for that one. The model is prepared here, so that the accelerator saves it
+    and its mixed precision reaches it: `step.model`.
     """
     read = read_recipe(recipe, LOOP)
     refuse_ranks(accelerator.num_processes, LOOP)
@@ -44,5 +45,5 @@ def optimize_for(
     refuse_twice(read, "precision", f"mixed_precision={mixed!r}", mixed != "no")
     backend = accelerator.state.dynamo_plugin.backend
     refuse_twice(read, "compile", f"dynamo_backend={backend}", backend != DynamoBackend.NO)
-    step = open_step(model.to(accelerator.device), loss, read, optimizer)
+    step = open_step(accelerator.prepare_model(model), loss, read, optimizer)
     return step, step.optimizer or optimizer

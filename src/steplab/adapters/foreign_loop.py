@@ -82,14 +82,30 @@ def open_step(
     """
     if optimizer is None or not changes_optimizer(recipe):
         return optimize(model, loss, recipe, mode="forward+backward")
+    _refuse_in_use(optimizer)
     return optimize(model, loss, recipe, lambda model, **how: _remade(optimizer, **how))
+
+
+def _refuse_in_use(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer to which something is bound that a new one would not have."""
+    bound = {
+        "a schedule was made for the old one": any(
+            "initial_lr" in group for group in optimizer.param_groups
+        ),
+        "the old one has taken steps or was loaded": bool(optimizer.state),
+    }
+    for what, is_bound in bound.items():
+        if is_bound:
+            raise UserError(
+                f"The recipe makes the optimizer anew, and {what}.",
+                "Apply the recipe first, then schedule or load the optimizer that it made.",
+            )
 
 
 def _remade(optimizer: torch.optim.Optimizer, **implementation: bool) -> torch.optim.Optimizer:
     """Return an optimizer of the same kind and options, computed as the recipe asks."""
-    own = {"decoupled_weight_decay", "initial_lr", *PLAIN_UPDATE}
     groups = [
-        {key: value for key, value in group.items() if key not in own}
+        {key: value for key, value in group.items() if key not in PLAIN_UPDATE}
         for group in optimizer.param_groups
     ]
     kind: Any = type(optimizer)

@@ -6,7 +6,7 @@ trainer.fit(module, loader)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -49,6 +49,11 @@ class RecipeCallback(Callback):
         """
         if stage != "fit":
             return
+        if getattr(pl_module.training_step, "has_recipe", False):
+            raise UserError(
+                "This module has been fitted with a recipe before, which is still in it.",
+                "Fit a new module, with a new RecipeCallback.",
+            )
         refuse_ranks(trainer.world_size, LOOP)
         set_there = str(trainer.precision) not in ("32-true", "32")
         refuse_twice(self.recipe, "precision", f"precision={trainer.precision}", set_there)
@@ -77,15 +82,21 @@ class RecipeCallback(Callback):
     ) -> torch.optim.Optimizer | None:
         """Let the module's training_step run the recipe; return an optimizer that was made anew."""
         training_step = module.training_step
+        given: list[Any] = []  # what it has returned
 
         def loss(module: torch.nn.Module, words: tuple[Any, ...]) -> Any:
-            return training_step(*words)
+            given[:] = [training_step(*words)]
+            return torch.zeros(()) if given[0] is None else given[0]  # None: Lightning skips it
 
         step = open_step(module, loss, self.recipe, optimizer)
 
-        def wrapped(*words: Any) -> torch.Tensor:
-            return step.loss(words).loss
+        def wrapped(*words: Any) -> Any:
+            value, returned = step.loss(words).loss, given.pop()
+            if isinstance(returned, Mapping):  # what else is in it is for the callbacks
+                return {**returned, "loss": value}
+            return None if returned is None else value
 
+        wrapped.has_recipe = True  # type: ignore[attr-defined]
         module.training_step = wrapped
         return step.optimizer
 
@@ -93,7 +104,8 @@ class RecipeCallback(Callback):
 class MeterCallback(Callback):
     """Logs tokens per second, MFU, data stall and memory of every batch that is trained on.
 
-    `tokens(batch)` counts them; `options` are the Meter's.
+    `tokens(batch)` counts them; `options` are the Meter's. Validation, saving and the time between
+    two fits are no data stall.
     """
 
     def __init__(self, tokens: Callable[[Any], int], every: int = 10, **options: Any) -> None:
@@ -101,7 +113,7 @@ class MeterCallback(Callback):
         self.every = every
         self.options = options
         self.meter: Meter | None = None
-        self.scope: Any = None
+        self.scope: Any = None  # of the step that is running
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -109,6 +121,8 @@ class MeterCallback(Callback):
         """Enter a step."""
         if self.meter is None:
             self.meter = Meter(pl_module, **self.options)
+        if self.scope is not None:  # a batch that was skipped, or raised, has no end
+            self.scope.__exit__(StopIteration)
         self.scope = self.meter.step(self.tokens(batch))
         self.scope.__enter__()
 
@@ -118,6 +132,25 @@ class MeterCallback(Callback):
         """Leave it, and log every `every` steps."""
         assert self.meter is not None
         self.scope.__exit__(None)
+        self.scope = None
         if self.meter.due(self.every):
             for name, value in self.meter.metrics().items():
                 pl_module.log(name, value, on_step=True, on_epoch=False)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The time since another fit is not this one's."""
+        self._pause()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The next batch has not waited for data."""
+        self._pause()
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """The next batch has not waited for data."""
+        self._pause()
+
+    def _pause(self) -> None:
+        if self.meter is not None:
+            self.meter.pause()

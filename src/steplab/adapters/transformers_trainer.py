@@ -62,7 +62,9 @@ class RecipeMixin:
             return super().compute_loss(  # type: ignore[misc]
                 model, inputs, return_outputs, num_items_in_batch=num_items_in_batch
             )
-        items = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
+        items = {}
+        if num_items_in_batch is not None:  # a tensor: code would be compiled for every number
+            items["num_items_in_batch"] = torch.as_tensor(num_items_in_batch)
         return self.step.loss({"inputs": dict(inputs), **items}).loss
 
     def _recipe_loss(self: Any) -> Any:
@@ -115,6 +117,18 @@ class MeterCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Leave it, after the update."""
         self.scope.__exit__(None)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The next step has not waited for data."""
+        self._pause()
+
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The next step has not waited for data."""
+        self._pause()
+
+    def _pause(self) -> None:
+        if self.meter is not None:  # evaluated without training
+            self.meter.pause()
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Print the Meter's line where the Trainer logs, and add its numbers to the history."""

@@ -89,7 +89,7 @@ def _prices_of_exact(runs: Sequence[Run]) -> list[str]:
 def _cells(run: Run) -> list[Cell]:
     clock, sent = run.clock, run.communication
     if clock is None or sent is None:
-        return [*[None] * 7, run.verdict, _status(run)]
+        return [*[None] * 7, run.verdict, run.outcome]
     return [
         clock.step.median,
         max((rank.sync_ms for rank in run.ranks), default=None),
@@ -99,9 +99,5 @@ def _cells(run: Run) -> list[Cell]:
         sent.held_bytes["weights"] / MIB,
         sent.held_bytes["optimizer state"] / MIB,
         run.verdict,
-        _status(run),
+        run.outcome,
     ]
-
-
-def _status(run: Run) -> str:
-    return run.status if run.status == "ok" else f"{run.status}: {run.reason}"

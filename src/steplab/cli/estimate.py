@@ -94,8 +94,8 @@ def _run(args: argparse.Namespace) -> int:
         experts = int(spec.config.get("num_experts", 0))
         found = search(spec, args.ranks, experts, card, times, cluster, _tell)
         tables = [
-            _table("plans, the fastest per token first", found, budget),
-            _table("time against cost", frontier(found, budget), budget),
+            _table("plans, the fastest per token first", found, budget, True),
+            _table("time against cost", frontier(found, budget), budget, True),
         ]
     else:
         found, most = [], []
@@ -109,7 +109,9 @@ def _run(args: argparse.Namespace) -> int:
                 single = _run_of(store, unshared(shared), name) if ranks > 1 else None
                 found.append(predict(counts, cluster, single=single))
             most.append(largest_batch(counts) if device == "cuda" else None)
-        tables = [_table(spec.title, found, budget), _memory(found, most)]
+        if not any(p.fits for p in found):
+            raise _never_fits(found, most)
+        tables = [_table(spec.title, found, budget, False), _memory(found, most)]
         if any(p.sent for p in found):
             tables.append(_sent(found))
     store.check_writable()
@@ -160,6 +162,18 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"--{name} must be more than 0, not {value}.")
+    if args.price is not None and args.tokens is None:
+        raise UserError("--price needs --tokens: a cost is of a training.")
+
+
+def _never_fits(found: Sequence[Prediction], most: Sequence[int | None]) -> UserError:
+    """Say by how much a batch is too large, on whatever number of ranks."""
+    least = min(found, key=lambda p: p.reserved_bytes)
+    return UserError(
+        f"{least.spec.title} never fits: a rank on the {least.card} needs "
+        f"{least.reserved_bytes / GIB:,.1f} GiB and has {least.card_bytes / GIB:,.1f}.",
+        f"The largest batch that fits is {max(batch or 0 for batch in most):,}.",
+    )
 
 
 def _alone(args: argparse.Namespace) -> argparse.Namespace:
@@ -178,20 +192,22 @@ def _tell(text: str) -> None:
     print(f"counting {text}", file=sys.stderr, flush=True)
 
 
-def _table(title: str, found: Sequence[Prediction], budget: Budget) -> Table:
+def _table(title: str, found: Sequence[Prediction], budget: Budget, has_batch: bool) -> Table:
+    """Return a row per prediction; `has_batch`: the title does not tell the batch."""
     rows = []
+    all_fit = all(p.fits for p in found)
     for p in found:
         hours, cost = budget.hours(p), budget.cost(p)
         cells: tuple[Cell, ...] = (
             p.spec.ranks,
-            p.spec.batch,
+            p.spec.batch if has_batch else None,
             str(p.spec.recipe),
             p.step_ms,
             f"{p.low_ms:.4g} to {p.high_ms:.4g}",
             p.tokens_per_second,
             units.percent(p.mfu),
             p.peak_bytes / GIB,
-            p.fits,
+            None if all_fit else p.fits,
             p.sent_bytes / 1e9,
             p.exposed_ms,
             hours / 24 if hours is not None else None,

@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace) -> int:
     if asks_for_playbook(args):
         return run_playbook(args)
     # Everything is checked before a worker starts, which takes 2 s: typos are reported at once.
-    plan = ProfilePlan(tuple(args.schedule), not args.no_detail)
+    plan = ProfilePlan(tuple(args.schedule), not args.no_detail, shown=args.range)
     if not args.timeout > 0 or args.top < 1:
         raise UserError("--timeout must be more than 0 seconds and --top at least 1.")
     if args.range and args.by:

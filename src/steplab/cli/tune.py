@@ -43,6 +43,7 @@ from steplab.report.terminal import console, print_table
 from steplab.store import Store
 from steplab.techniques.context import format_waits
 from steplab.techniques.optimizer import ADAM_8BIT
+from steplab.techniques.precision import FP8
 from steplab.techniques.recipes import parse_recipe, shared_by
 from steplab.tune.batch_size import find_batch, forget_batch
 from steplab.tune.options import TuneOptions
@@ -112,8 +113,8 @@ def _flags(parser: Parser, words: Sequence[str]) -> None:
         help="memory that a step may take at most; default: all that the device has")  # fmt: skip
     add("--against", type=parse_recipe, default=None, metavar="RECIPE",
         help="compare the winner with this recipe at the end, alternating")  # fmt: skip
-    add("--allow", action="append", default=[], choices=(ADAM_8BIT,), metavar="SETTING",
-        help=f"try a setting that changes what is computed too: {ADAM_8BIT}")  # fmt: skip
+    add("--allow", action="append", default=[], choices=(ADAM_8BIT, FP8), metavar="SETTING",
+        help=f"try a setting that changes what is computed too: {ADAM_8BIT}, {FP8}")  # fmt: skip
     add_store_flag(parser)
     add("--out", type=folder_to_write("--out"), default=None, metavar="DIR",
         help="folder for recipe.toml and report.html; default: in the store")  # fmt: skip

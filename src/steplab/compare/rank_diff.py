@@ -24,15 +24,17 @@ def _parts(ranks: RanksAnalysis) -> dict[str, float]:
     for parts in ranks.split.values():
         for name, ms in parts.items():
             sums[name] = sums.get(name, 0.0) + ms / len(ranks.split)
-    return sums
+    return sums if ranks.tells_waits else {"transfer or waiting": sum(sums.values())}
 
 
 def _kinds(ranks: RanksAnalysis) -> dict[str, float]:
-    found = {}
+    """Return ms by kind and group, of any size: B may have more ranks."""
+    sums: dict[str, float] = {}
     for kind in ranks.kinds:
-        found[f"{kind.kind}, waiting"] = kind.waiting_ms
-        found[f"{kind.kind}, transfer"] = kind.transfer_ms
-    return found
+        name = f"{kind.kind} of {kind.group}" if kind.group else kind.kind
+        for part, ms in (("waiting", kind.waiting_ms), ("transfer", kind.transfer_ms)):
+            sums[f"{name}, {part}"] = sums.get(f"{name}, {part}", 0.0) + (ms or 0.0)
+    return sums
 
 
 def _table(title: str, what: str, a: dict[str, float], b: dict[str, float], note: str) -> Table:

@@ -41,7 +41,7 @@ def rank_table(runs: Sequence[Run]) -> Table | None:
 
 def _measured(run: Run, runs: Sequence[Run]) -> list[Cell]:
     if run.status != "ok" or run.clock is None:
-        return [*[None] * 7, run.verdict, f"{run.status}: {run.reason}"]
+        return [*[None] * 7, run.verdict, run.outcome]
     rate = run.tokens_per_second or 0.0
     base = _fewest_ranks(run, runs)
     alone = (base.tokens_per_second or 0.0) / base.spec.ranks
@@ -57,7 +57,7 @@ def _measured(run: Run, runs: Sequence[Run]) -> list[Cell]:
         run.communication.bytes / 2**20 if run.communication else None,
         None if peak is None else peak / 2**30,
         run.verdict,
-        "ok",
+        run.outcome,
     ]
 
 

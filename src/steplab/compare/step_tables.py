@@ -46,7 +46,7 @@ def step_table(runs: Sequence[Run], title: str = "training step") -> Table:
     for run in runs:
         labels: list[Cell] = [axis_value(run.spec, axis) for axis in axes]
         ran = [run.ran.impls_text if run.ran else ""] if several else []
-        rows.append((*labels, *_measured(run, with_cv), *ran, _status(run)))
+        rows.append((*labels, *_measured(run, with_cv), *ran, run.outcome))
     shared = shared_text([run.spec for run in runs]) if runs else ""
     full_title = f"{title}: {shared}" if shared else title
     table = Table(full_title, tuple(columns), tuple(rows), _note(runs))
@@ -62,13 +62,6 @@ def _measured(run: Run, with_cv: bool) -> list[Cell]:
     cells += [round(run.tokens_per_second or 0)]
     cells += [_percent(run.figures.mfu) if run.figures else None]
     return [*cells, run.memory.peak / 2**30 if run.memory else None]
-
-
-def _status(run: Run) -> str:
-    """How it ended, with the reason, or with words that warn: the beginnings of its notes."""
-    if run.status != "ok":
-        return f"{run.status}: {run.reason}"
-    return ", ".join(["ok", *(note.split(":")[0] for note in run.notes)])
 
 
 def _note(runs: Sequence[Run]) -> str:

@@ -276,8 +276,8 @@ class Ran:
     exposed_communication_ms: float = 0.0
     bf16_sums: str | None = None  # partial sums of split bf16 products: bf16, fp32; None on CPU
     own_ops: Mapping[str, int] = field(default_factory=dict)  # steplab::rms_norm ... -> calls
-    # Where layers multiply in fp8: each Linear and each network of a mixture by name, "" or why it
-    # stays in bf16.
+    # Where layers multiply in fp8: each Linear, each network of a mixture and each stack of
+    # matrices by name, "" or why it stays in bf16.
     fp8_linears: Mapping[str, str] = field(default_factory=dict)
     # channels_last, contiguous -> convolutions over images or volumes that ran on such tensors
     conv_layouts: Mapping[str, int] = field(default_factory=dict)
@@ -426,10 +426,11 @@ class Profile:
     switches: tuple[str, ...] = ()
     optimizers: tuple[OptimizerShape, ...] = ()  # all that are alive in the process
     graph_pools: tuple[int, ...] = ()  # bytes of each pool that only CUDA graphs use
-    # Classes of modules that torch.compile wraps, where nothing has been compiled.
+    # What torch.compile was given (classes of modules), where nothing has been compiled.
     never_compiled: tuple[str, ...] = ()
-    # Lines of the user's files that turn a switch on ("anomaly mode") or make an optimizer
-    # ("AdamW"), its groups ("params") or embeddings ("Embedding").
+    # Lines of the user's files that turn a switch on ("anomaly mode"), make an optimizer
+    # ("AdamW"), its groups ("params") or embeddings ("Embedding"), or write "torch.compile", a
+    # debugging "backend", "retain_graph" or "create_graph".
     setup_lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -515,6 +516,13 @@ class Run:
     artifacts: tuple[str, ...] = ()  # file names beside run.json
     ranks: tuple[RankResult, ...] = ()  # one each where several ranks share the step
     substitutions: tuple[Substitution, ...] = ()  # what `substitute` found in the compiled graphs
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: with the reason, or "ok" and the words that warn, which begin its notes."""
+        if self.status != "ok":
+            return f"{self.status}: {self.reason}"
+        return ", ".join(["ok", *(note.split(":")[0] for note in self.notes)])
 
     @property
     def substituted(self) -> str:

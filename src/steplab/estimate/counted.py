@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -106,6 +106,7 @@ def count(
     eager = replace(spec, device="cuda", recipe=_eager(spec.recipe))
     with _group(spec), fake_card(card, ledger), following(ledger), ledger, naming(spec.workload):
         step = assemble(eager, workload)
+        _refuse_recurrent(step.model)
         step.watch = ledger.watch
         for parameter in [*step.model.parameters(), *step.model.buffers()]:
             ledger.follow(_local(parameter))
@@ -198,6 +199,17 @@ def _noting_gradients(step: Step, ledger: Ledger, kinds: dict[int, str]) -> Any:
                     kinds.setdefault(ledger.follow(_local(p.grad)), "gradients")
 
     return watch
+
+
+def _refuse_recurrent(model: nn.Module) -> None:
+    """On tensors without data torch would run them word by word, in thousands of kernels."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            raise Unsupported(
+                f"A model with nn.{type(module).__name__} cannot be estimated: on a GPU cuDNN runs "
+                "it, in kernels that nobody has timed.",
+                "Measure with steplab bench step.",
+            )
 
 
 @contextlib.contextmanager

@@ -228,6 +228,8 @@ def _library_answers() -> list[Answer]:
         (torch.version, "cuda", torch.version.cuda or "13.0"),
         (fake_tensor, "init_gpu_context", lambda device: None),
         (cudnn, "HAS_CUDNN", True),
+        # nn.GRU asks where its weights move; a build without cuDNN would warn.
+        (torch.backends.cudnn, "is_acceptable", lambda tensor: False),
         (torch, "autocast", FakeAutocast),
         (torch.amp, "autocast", FakeAutocast),
         (torch.nn.Module, "_apply", convert),

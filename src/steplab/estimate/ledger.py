@@ -52,7 +52,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Sent:
-    """A collective: it begins when its stream has come so far, and has a stream of its own."""
+    """A collective: it begins when its stream has come so far, and runs beside it."""
 
     op: str
     ranks: int
@@ -64,15 +64,22 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Wait:
-    """From here on `stream` waits until `of` kernels and collectives of another are done."""
+class Mark:
+    """An event: it is reached when `stream` has done, and waited for, all that stands before."""
 
     stream: int
-    other: int  # a stream, or -1 - n for the collective number n
-    of: int
+    number: int
 
 
-Entry = Kernel | Sent | Wait
+@dataclass(frozen=True)
+class Wait:
+    """From here on `stream` waits until a Mark is reached or a collective has ended."""
+
+    stream: int
+    number: int
+
+
+Entry = Kernel | Sent | Mark | Wait
 
 
 class Ledger(TorchDispatchMode):
@@ -98,8 +105,7 @@ class Ledger(TorchDispatchMode):
         self.born: dict[int, str] = {}  # storage's number -> phase
         self._blocks: dict[int, tuple[Block | None, int, Any]] = {}  # by the storage's address
         self._numbers = 0
-        self._done: dict[int, int] = {}  # stream -> kernels and collectives so far
-        self._sent = 0
+        self._marks = 0  # events and collectives so far
         self._calls = 0
         self.is_compiled = False  # whether what runs now is inside a compiled module
         self.entered = 0  # compiled graphs since the last kernel
@@ -129,14 +135,15 @@ class Ledger(TorchDispatchMode):
         """Run what follows on another stream."""
         self.stream = stream.number
 
-    def mark(self, stream: int) -> tuple[int, int]:
-        """Return how far a stream is."""
-        return stream, self._done.get(stream, 0)
+    def mark(self, stream: int) -> int:
+        """Note an event on a stream; return its number."""
+        self._marks += 1
+        self.entries.append(Mark(stream, self._marks))
+        return self._marks
 
-    def wait(self, stream: int, mark: tuple[int, int]) -> None:
-        """Note that a stream waits for another."""
-        if mark[0] != stream and mark[1]:
-            self.entries.append(Wait(stream, *mark))
+    def wait(self, stream: int, number: int) -> None:
+        """Note that a stream waits for an event or a collective."""
+        self.entries.append(Wait(stream, number))
 
     def launched(self, name: str, args: Sequence[Any]) -> None:
         """Note a kernel that Triton launches: each of its tensors is read or written once."""
@@ -186,7 +193,6 @@ class Ledger(TorchDispatchMode):
         return out
 
     def _note(self, call: Call, is_own: bool = True) -> Kernel:
-        self._done[self.stream] = self._done.get(self.stream, 0) + 1
         calls, self._calls = max(self._calls, 1), 0
         entered, self.entered = self.entered, 0
         kernel = Kernel(call, self.phase, self.stream, calls, is_own, self.is_compiled, entered)
@@ -205,13 +211,13 @@ class Ledger(TorchDispatchMode):
         kind = collective_kind(name)
         if kind is None:
             return lambda: None
-        self._sent += 1
-        number, size = self._sent, message_bytes(kind, arguments)
+        self._marks += 1
+        number, size = self._marks, message_bytes(kind, arguments)
         where = (self.phase, self.stream, number, group.stride)
         self.entries.append(Sent(kind, group.size(), size, *where))
 
         def waited() -> None:
-            self.entries.append(Wait(self.stream, -1 - number, 1))
+            self.wait(self.stream, number)
 
         return waited
 

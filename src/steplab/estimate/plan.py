@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from steplab.core import Recipe, RunSpec, Setting, Settings
+from steplab.core import Recipe, RunSpec, Setting, Settings, units
 from steplab.core.errors import SteplabError, UserError
 from steplab.core.prediction import Prediction
 from steplab.estimate.cluster import Cluster
@@ -76,7 +76,7 @@ def search(
         for candidate in candidates(spec, count, experts):
             try:
                 check_recipe(candidate.recipe)
-                progress(f"{count} ranks, {candidate.recipe}")
+                progress(f"{units.counted(count, 'rank')}: {candidate.recipe}")
                 counts = StepCounts(candidate, card, times)
                 most = largest_batch(counts)
             except SteplabError:  # does not go together, or not even one sequence fits

@@ -2,7 +2,7 @@
 
 The host issues one call after another; a kernel begins when it was asked for, its stream has come
 so far, and all that the stream waits for is done. Collectives run on streams of their own, one for
-each group, beside the kernels.
+each group (NCCL has one for each, whatever the collective), beside the kernels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from steplab.core import Samples
 from steplab.estimate.cluster import Cluster
 from steplab.estimate.counted import Counted
 from steplab.estimate.kernels import KernelTimes
-from steplab.estimate.ledger import Kernel, Sent
+from steplab.estimate.ledger import Kernel, Mark, Sent
 from steplab.hardware.catalog import Card
 
 Z80 = 1.2816  # four fifths of a normal distribution lie within so many deviations
@@ -107,8 +107,7 @@ class _simulate:
     ) -> None:
         self.host = self.device = self.communication = self.variance = 0.0
         self.streams: dict[object, float] = {}  # stream or group -> when it is free
-        ends: dict[tuple[object, int], float] = {}  # when a stream had done so much
-        done: dict[int, int] = {}
+        reached: dict[int, float] = {}  # number of a mark or a collective -> when; before: 0
         by_kind: dict[str, float] = {}
         phase, more, unsure = "", {}, 0.0
         if "checkpointing" in counted.spec.recipe.techniques:
@@ -123,26 +122,25 @@ class _simulate:
                 us, spread = times.time(entry.call, card)
                 us = pace.kernels * (us + GAP_US)
                 begin = max(self.host, self.streams.get(entry.stream, 0.0))
-                end = begin + us
-                self.streams[entry.stream] = end
+                self.streams[entry.stream] = begin + us
                 self.device += us
                 by_kind[entry.call.kind] = by_kind.get(entry.call.kind, 0.0) + us * spread
-                done[entry.stream] = done.get(entry.stream, 0) + 1
-                ends[entry.stream, done[entry.stream]] = end
             elif isinstance(entry, Sent):
                 self.host += launch * times.host_us["collective"]
                 us = spread = 0.0
                 if cluster:
                     us, spread = cluster.time(entry.op, entry.ranks, entry.bytes, entry.stride)
-                group = (entry.op, entry.ranks)
+                group = (entry.ranks, entry.stride)
                 begin = max(self.host, self.streams.get(entry.stream, 0.0))
                 begin = max(begin, self.streams.get(group, 0.0))
-                self.streams[group] = ends[-1 - entry.number, 1] = begin + us
+                self.streams[group] = reached[entry.number] = begin + us
                 self.communication += us
                 unsure += us * spread
+            elif isinstance(entry, Mark):
+                reached[entry.number] = self.streams.get(entry.stream, 0.0)
             else:
-                reached = ends.get((entry.other, entry.of), 0.0)
-                self.streams[entry.stream] = max(self.streams.get(entry.stream, 0.0), reached)
+                until = reached.get(entry.number, 0.0)
+                self.streams[entry.stream] = max(self.streams.get(entry.stream, 0.0), until)
         self.variance = (
             sum(value**2 for value in by_kind.values()) + (SHARED * sum(by_kind.values())) ** 2
         )

@@ -73,10 +73,11 @@ class Findings(tuple[Finding, ...]):
             yield NO_FINDING if self.case.step_ms > 0 else NOT_MEASURED
         if record.notes:
             yield ""
-            yield "notes, each under 3 %, without effect, or the price of running op by op:"
+            yield "notes: under 3 %, without effect, not sure, or the price of running op by op:"
         for finding in record.notes:
             price = _stake(finding, self.case) if finding.ordinary else ""
-            yield f"  {finding.rule}{price}: {finding.claim}; {finding.remedy}"
+            text = f"{finding.rule}{price}: {finding.claim}; {finding.remedy}"
+            yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _rank(finding: Finding, case: Case) -> tuple[bool, float, bool]:

@@ -1,23 +1,23 @@
-"""Loops in Python: one line of one module that calls the same operator over and over in a step."""
+"""Loops in Python: one operator over and over, or one input by many narrow weights in a row."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from steplab.core.units import fold_layer_numbers
 from steplab.findings.matmuls import matmuls
+from steplab.findings.module_calls import turning_lines
 from steplab.findings.rows import Mask, Rows
 from steplab.trace.analysis import UNATTRIBUTED
 
 # Layers of a model are modules of their own; gradient accumulation rarely exceeds this.
 MIN_TURNS = 24
 NARROW = 128  # columns of a product that a tile of the device could have twice over
-MIN_MEMBERS = 8  # of a list
-_IN_LISTS = re.compile(r"(.*\.\d+\..*)\.(\d+)(?:\..*)?")  # a list inside a list
+MIN_PRODUCTS = 8  # in a row
+_IN_LIST = re.compile(r"((?:.*\.)?\d+\..*)\.\d+(?:\..*)?")  # a list inside a list
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PythonLoop:
     """What a loop runs in the forward pass."""
 
     line: str
-    op: str  # the operator that it calls most
+    op: str  # the operator that it calls and that takes most
     turns: int  # calls of it in one step
     whole: Mask  # what the function around it calls as often, backward included
 
@@ -52,49 +52,83 @@ def python_loops(rows: Rows) -> list[PythonLoop]:
             break
         if function not in found and UNATTRIBUTED not in (name, work.labels[line]):
             whole = _turning(rows, rows.inside & (work.function == function))
-            found[function] = PythonLoop(work.labels[line], name, turns, whole)
+            at_line = forward & (work.line == line)
+            asked, turns = _asked_most(rows, at_line, (name, turns))
+            found[function] = PythonLoop(work.labels[line], asked, turns, whole)
     return list(found.values())
 
 
-def _turning(rows: Rows, mask: Mask) -> Mask:
-    """Return the rows of lines that come at least MIN_TURNS times in a step."""
+def _asked_most(rows: Rows, mask: Mask, otherwise: tuple[str, int]) -> tuple[str, int]:
+    """Return what the code of these rows calls most and takes most time in, and how often.
+
+    The innermost operators are often views: `aten::as_strided` for a cell of a recurrent network.
+    """
+    calls = {name: count // rows.steps for name, count in rows.asked_calls(mask).items()}
+    often = {name: count for name, count in calls.items() if count >= MIN_TURNS}
+    if not often:
+        return otherwise
+
+    def spent(name: str) -> float:
+        return rows.ms(mask & rows.asked_for(name.__eq__))
+
+    asked = max(often, key=spent)
+    return asked, often[asked]
+
+
+def _turning(rows: Rows, mask: Mask, turns: int = MIN_TURNS) -> Mask:
+    """Return the rows of lines that come at least so many times in a step."""
     counts = np.bincount(rows.work.line[mask], minlength=len(rows.work.labels))
-    return mask & (counts >= MIN_TURNS * rows.steps)[rows.work.line]
+    return mask & (counts >= turns * rows.steps)[rows.work.line]
 
 
 @dataclass(frozen=True)
-class NarrowModules:
-    """Modules of a list inside a list, each with products to few columns."""
+class NarrowProducts:
+    """Products of one input with many narrow weights, one after the other: heads in a loop."""
 
-    name: str  # "layers.*.heads.*"
-    members: int  # of one list
+    name: str  # "layers.*.heads.*", or a line where the modules have no names
+    products: int  # in a row
     inputs: int
     width: int
-    whole: Mask
+    whole: Mask  # with what is around them
+    lines: tuple[str, ...]  # of the loop, where it calls modules
 
 
-def narrow_modules(rows: Rows) -> NarrowModules | None:
-    """Return the lists of modules with narrow products that take the most time; None: none."""
-    labels = rows.work.labels
-    known = {n: one for n, one in matmuls(rows).items() if one.n <= NARROW and one.k >= 4 * one.n}
-    products = rows.of_calls(known) & rows.labeled("phase", lambda label: label != "backward")
-    members: dict[str, dict[str, set[str]]] = {}  # by folded name: list -> its numbers
-    for code in np.unique(rows.work.module[products]).tolist():
-        found = _IN_LISTS.fullmatch(labels[code])
-        if found is not None:
-            lists = members.setdefault(fold_layer_numbers(f"{found[1]}.0"), {})
-            lists.setdefault(found[1], set()).add(found[2])
-    large = {name: of for name, of in members.items() if max(map(len, of.values())) >= MIN_MEMBERS}
-    if not large:
+def narrow_products(rows: Rows) -> NarrowProducts | None:
+    """Return the narrow products that follow each other with nothing wide between; None: none."""
+    known = matmuls(rows)
+    forward = rows.of_calls(known) & rows.labeled("phase", lambda label: label != "backward")
+    chosen = np.flatnonzero(forward)
+    runs: list[list[int]] = []
+    last: tuple[int, int] | None = None
+    for row in chosen[np.argsort(rows.work.start[chosen], kind="stable")].tolist():
+        one = known[int(rows.call[row])]
+        given = (one.m, one.k) if one.n <= NARROW and one.k >= 4 * one.n else None
+        if given is not None and given == last:
+            runs[-1].append(row)
+        elif given is not None:
+            runs.append([row])
+        # Products of activations, such as a head's own attention, are no weights.
+        last = given if one.batch == 1 else last
+    long = [run for run in runs if len(run) >= MIN_PRODUCTS]
+    if not long:
         return None
-    masks = {name: _in_lists(rows, of) for name, of in large.items()}
-    name = max(masks, key=lambda one: rows.ms(masks[one]))
-    one = known[int(rows.call[products & masks[name]][0])]
-    count = max(map(len, large[name].values()))
-    return NarrowModules(name, count, one.k, one.n, masks[name])
+    longest = max(long, key=len)
+    name, whole = _around_products(rows, [row for run in long for row in run])
+    one = known[int(rows.call[longest[0]])]
+    ops, (first, last) = rows.source.ops, rows.work.op_row[[longest[0], longest[-1]]].tolist()
+    times = int(ops.start[first]), int(ops.start[last])
+    lines = tuple(turning_lines(rows.source, int(ops.thread[first]), *times))
+    return NarrowProducts(name, len(longest), one.k, one.n, whole, lines)
 
 
-def _in_lists(rows: Rows, lists: Iterable[str]) -> Mask:
-    """Return the work of all modules in these lists."""
-    heads = tuple(f"{path}." for path in lists)
-    return rows.labeled("module", lambda label: label.startswith(heads))
+def _around_products(rows: Rows, products: list[int]) -> tuple[str, Mask]:
+    """Return the name and all work of the lists of modules, else of the lines of the functions."""
+    labels, work = rows.work.labels, rows.work
+    found = [_IN_LIST.fullmatch(labels[code]) for code in np.unique(work.module[products])]
+    lists = tuple({one[1] for one in found if one is not None})
+    if lists and None not in found:
+        heads = tuple(f"{path}." for path in lists)
+        name = fold_layer_numbers(f"{lists[0]}.0")
+        return name, rows.labeled("module", lambda label: label.startswith(heads))
+    inside = rows.inside & np.isin(work.function, np.unique(work.function[products]))
+    return labels[work.line[products[0]]], _turning(rows, inside, MIN_PRODUCTS)

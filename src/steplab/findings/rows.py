@@ -149,7 +149,7 @@ class Rows:
             known = [total for total in totals if total.label != UNATTRIBUTED]
             if known:
                 return tuple(
-                    f"{total.label}: {total.count:.3g} a step, {units.milliseconds(total.ms)}"
+                    f"{total.label}: {_times(total.count)} a step, {units.milliseconds(total.ms)}"
                     for total in known[:most]
                 )
         return ()
@@ -199,6 +199,10 @@ class Rows:
         middle = value((self.steps - 1) // 2) + value(self.steps // 2)
         median: Floats = middle / 2 / 1e6 * self.scale
         return median
+
+
+def _times(count: float) -> str:
+    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
 def _tops(parents: Ints) -> Ints:

@@ -10,6 +10,9 @@ pass over the row.
 # R rows, K inner width, E groups of rows, M and N widths
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,13 +26,23 @@ PRODUCT_SLACK = (1 + 2**-4) ** 2
 STEEPEST = 1.13  # gelu's largest slope, 1.1289, at the root of 2
 # As fp32 holds them: 2^-100, for rows of zeros, and 2^123, whose reciprocal is a normal number too.
 LEAST_EXPONENT, LARGEST_EXPONENT = 27, 250
+# A product of two scales is kept within these, the least and the largest power of two that fp32
+# holds as a normal number: what is below has no exponent to share, and times infinity 0 is NaN.
+LEAST_PRODUCT, LARGEST_PRODUCT = 2.0**-126, 2.0**127
 
 
-class Rows(NamedTuple):
-    """Rows in e4m3; a row is about `values * scale`, and its norm was `norm`."""
+class Rounded(NamedTuple):
+    """Rows in e4m3; a row is about `values * scale`."""
 
     values: Tensor  # (..., R, K)
     scale: Tensor  # (..., R) fp32: powers of two
+
+
+class Rows(NamedTuple):
+    """The same of rows that were read as a whole, with their norms."""
+
+    values: Tensor
+    scale: Tensor
     norm: Tensor  # (..., R) fp32: of what is finite in the row, before it was rounded
 
 
@@ -47,15 +60,58 @@ def quantize(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return to_e4m3(wide / scale), scale
 
 
-def rounded_to_e4m3(x: Tensor, dim: int) -> Tensor:
-    """Return x as the product sees it: rounded to e4m3 with a scale along `dim`, in its dtype."""
-    quantized, scale = quantize(x, dim)
-    return (quantized.to(scale.dtype) * scale).to(x.dtype)
+def rounded_to_e4m3(x: Tensor, dim: int, stretch: float = 1.0) -> Tensor:
+    """Return x as the product sees it: rounded to e4m3 with a scale along `dim`, in its dtype.
+
+    With scales that are `stretch` times as large, between 1 and 2, other numbers are near a border:
+    the errors are as large, but not the same.
+    """
+    quantized, scale = quantize(x / stretch, dim)
+    return (quantized.to(scale.dtype) * scale).to(x.dtype) * stretch
 
 
 def to_e4m3(x: Tensor) -> Tensor:
     """Round to e4m3; what does not fit saturates, which a cast of torch before 2.12 makes NaN."""
-    return x.clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
+    rounded = x.clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
+    if _counts is not None:
+        _counts.add(x, rounded)
+    return rounded
+
+
+@dataclass
+class RangeCounts:
+    """How many numbers were rounded, and how many of them e4m3 could not hold."""
+
+    rounded: int = 0
+    not_finite: int = 0
+    saturated: int = 0  # an infinite one is among both
+    flushed: int = 0  # to zero
+
+    def add(self, x: Tensor, rounded: Tensor) -> None:
+        """Count numbers, over their scales, and what they were rounded to."""
+        self.rounded += x.numel()
+        self.not_finite += int((~x.isfinite()).sum())
+        self.saturated += int((x.abs() > E4M3_MAX).sum())
+        self.flushed += int(((rounded.float() == 0) & (x != 0)).sum())
+
+
+_counts: RangeCounts | None = None
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[RangeCounts]:
+    """Count what is rounded inside; the passes then run in torch, which is their definition."""
+    global _counts
+    before, _counts = _counts, RangeCounts()
+    try:
+        yield _counts
+    finally:
+        _counts = before
+
+
+def is_counting() -> bool:
+    """Whether somebody counts what is rounded."""
+    return _counts is not None
 
 
 def scale_for(bound: Tensor) -> Tensor:
@@ -80,7 +136,7 @@ def balanced_scales(a_R: Tensor, b_R: Tensor, largest: Tensor) -> tuple[Tensor, 
 
     A sum over rows leaves no room for a scale of each: a row takes what it is smaller than the
     largest one half from one factor and half from the other, so that both stay in range. `largest`
-    is the largest a * b; all are powers of two.
+    is the largest a * b within the range of products; all are powers of two.
     """
     a, b, most = (t.float().view(torch.int32) >> 23 for t in (a_R, b_R, largest))
     missing = most + 127 - a - b
@@ -88,22 +144,31 @@ def balanced_scales(a_R: Tensor, b_R: Tensor, largest: Tensor) -> tuple[Tensor, 
     return _power_of_two(a + taken), _power_of_two(b + missing - taken)
 
 
-def product(x: Rows, w: Rows, offsets_E: Tensor | None, dtype: torch.dtype) -> Tensor:
+def product(
+    x: Rounded | Rows,
+    w: Rounded | Rows,
+    offsets_E: Tensor | None,
+    dtype: torch.dtype,
+    bias_N: Tensor | None = None,
+) -> Tensor:
     """Return (R, N) in `dtype`: x w^T, of (R, K) and (N, K), or of rows in E groups and (E, N, K).
 
     In bf16 on a GPU by its fp8 units, whose sums keep 14 bits; else by torch, of the same factors.
+    A bias, which groups do not have, is added before the sum is rounded.
     """
+    assert bias_N is None or offsets_E is None
     if not _on_units(x.values, dtype):
         x_RK, w_NK = (t.values.to(_wide(dtype)) * t.scale[..., None] for t in (x, w))
         if offsets_E is None:
-            return (x_RK @ w_NK.mT).to(dtype)
+            out = x_RK @ w_NK.mT
+            return (out if bias_N is None else out + bias_N).to(dtype)
         out = x_RK.new_zeros(x_RK.shape[0], w_NK.shape[1])
         for e, (a, b) in enumerate(_groups(offsets_E)):
             out[a:b] = x_RK[a:b] @ w_NK[e].T
         return out.to(dtype)
     if offsets_E is None:
         return torch._scaled_mm(
-            x.values, w.values.T, x.scale[:, None], w.scale[None], out_dtype=dtype,
+            x.values, w.values.T, x.scale[:, None], w.scale[None], bias_N, out_dtype=dtype,
             use_fast_accum=True,
         )  # fmt: skip
     return torch._scaled_grouped_mm(

@@ -8,6 +8,7 @@ from steplab.kernels.activation.triton_rows import gelu, gelu_and_slope
 from steplab.kernels.e4m3 import (
     E4M3_MAX,
     LARGEST_EXPONENT,
+    LARGEST_PRODUCT,
     LEAST_EXPONENT,
     PRODUCT_SLACK,
     STEEPEST,
@@ -31,6 +32,7 @@ _TWELVE_CASTS = tl.constexpr(
 _LARGEST = tl.constexpr(E4M3_MAX)
 _LEAST_EXPONENT = tl.constexpr(LEAST_EXPONENT)
 _LARGEST_EXPONENT = tl.constexpr(LARGEST_EXPONENT)
+_LARGEST_PRODUCT = tl.constexpr(LARGEST_PRODUCT)
 _PRODUCT_SLACK = tl.constexpr(PRODUCT_SLACK)
 _SLOPE_SLACK = tl.constexpr(PRODUCT_SLACK * STEEPEST)
 
@@ -160,11 +162,14 @@ def quantize_rows_kernel(
     size_RC = tl.abs(x_RC)
     finite_RC = tl.where(size_RC < float("inf"), size_RC, 0.0)
     scale_R = _scale_for(tl.max(finite_RC, 1))
+    factor_R = _reciprocal(scale_R)
     values_RC = values + row_R.to(tl.int64)[:, None] * WIDTH + column_C[None, :]
-    rounded_RC = _to_e4m3(x_RC * _reciprocal(scale_R)[:, None], UPCAST)
+    rounded_RC = _to_e4m3(x_RC * factor_R[:, None], UPCAST)
     tl.store(values_RC, rounded_RC, mask=inside_R[:, None] & within_C[None, :])
     tl.store(scale + row_R, scale_R, mask=inside_R)
-    tl.store(norm + row_R, tl.sqrt(tl.sum(finite_RC * finite_RC, 1)), mask=inside_R)
+    # Over the scale, since squares of the numbers themselves may leave the range of fp32.
+    finite_RC *= factor_R[:, None]
+    tl.store(norm + row_R, tl.sqrt(tl.sum(finite_RC * finite_RC, 1)) * scale_R, mask=inside_R)
 
 
 @triton.jit
@@ -234,7 +239,7 @@ def gradient_scales_kernel(
     dout_norm, w_norm, weights, source, x_scale, h_scale, dout_scale, dz_scale, largest, R,
     ROWS: tl.constexpr,
 ):
-    """Write the scales of dz, and the largest products of the scales of two factors."""
+    """Write the scales of dz, and raise `largest` to the products of the scales of two factors."""
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside_R = row_R < R
     weight_R, _, has_R = _weights_of(weights, source, row_R, inside_R)
@@ -244,9 +249,11 @@ def gradient_scales_kernel(
     first_R = tl.where(has_R, dz_R, 0.0) * tl.load(x_scale + row_R, mask=has_R, other=0.0)
     second_R = tl.load(dout_scale + row_R, mask=has_R, other=0.0)
     second_R *= tl.load(h_scale + row_R, mask=has_R, other=0.0)
+    first = tl.minimum(tl.max(first_R, 0), _LARGEST_PRODUCT)
+    second = tl.minimum(tl.max(second_R, 0), _LARGEST_PRODUCT)
     # Positive numbers are ordered as their bits are.
-    tl.atomic_max(largest, tl.max(first_R, 0).to(tl.int32, bitcast=True))
-    tl.atomic_max(largest + 4, tl.max(second_R, 0).to(tl.int32, bitcast=True))
+    tl.atomic_max(largest, first.to(tl.int32, bitcast=True))
+    tl.atomic_max(largest + 4, second.to(tl.int32, bitcast=True))
 
 
 @triton.jit

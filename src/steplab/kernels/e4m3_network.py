@@ -14,18 +14,16 @@ import torch
 from torch import Tensor
 
 from steplab.kernels.activation import RowWeights
-from steplab.kernels.e4m3 import Rows, product, weight_gradient
+from steplab.kernels.e4m3 import Rounded, product, weight_gradient
 from steplab.kernels.e4m3_passes import (
-    MOST_COLUMNS,
     activate_rows,
     gradient_scales,
     quantize_columns,
     quantize_rows,
+    refuse_widths,
     slope_rows,
     transpose_rows,
 )
-
-MULTIPLE = 16  # of rows in a group, D and F, which the units need
 
 
 class Groups(NamedTuple):
@@ -84,7 +82,7 @@ def backward(
     w = quantize_columns(w_out)
     dh_RF = product(dout, w, offsets_E, dtype)
     scales = gradient_scales(dout, w.norm.amax(), groups.weights, x_scale_R, h_scale_R)
-    z = Rows(kept.z_RF, z_scale_R, z_scale_R)
+    z = Rounded(kept.z_RF, z_scale_R)
     dz, dz_FR, h_FR, dweights = slope_rows(z, dh_RF, groups.weights, scales)
     del dh_RF, dout, w
     dx_RD, dw_in, dw_out = (t.new_empty(0) for t in (x_TD, w_in, w_out))
@@ -106,16 +104,7 @@ def backward(
 
 
 def refuse(x_TD: Tensor, width: int, inner: int, activation: str) -> str:
-    """Return why a network of this shape cannot run on the GPU of `x`, or ""."""
-    # Where torch has rowwise grouped products; other cards with fp8 units have them dense only.
-    if x_TD.is_cuda and torch.cuda.get_device_capability(x_TD.device)[0] != 9:
-        return "needs compute capability 9.0"
-    if x_TD.dtype != torch.bfloat16:
-        return f"needs bf16, not {x_TD.dtype}"
+    """Return why a network of this shape cannot run on the device of `x`, or ""."""
     if activation != "gelu":
         return f"has gelu only, not {activation}"
-    if width % MULTIPLE or inner % MULTIPLE:
-        return f"needs widths in multiples of {MULTIPLE}, not {width} and {inner}"
-    if max(width, inner) > MOST_COLUMNS:
-        return f"needs widths of at most {MOST_COLUMNS}, not {width} and {inner}"
-    return ""
+    return refuse_widths(x_TD, width, inner)

@@ -18,10 +18,14 @@ from steplab.kernels.activation.reference import activate, slope
 from steplab.kernels.e4m3 import (
     E4M3,
     E4M3_MAX,
+    LARGEST_PRODUCT,
+    LEAST_PRODUCT,
     PRODUCT_SLACK,
     STEEPEST,
+    Rounded,
     Rows,
     balanced_scales,
+    is_counting,
     quantize,
     scale_for,
     to_e4m3,
@@ -37,6 +41,7 @@ from steplab.kernels.e4m3_kernels import (
 from steplab.kernels.triton_blocks import Tile, column_block, fit_tile
 from steplab.kernels.triton_runtime import INTERPRETED, on_device_of, triton, use_triton
 
+MULTIPLE = 16  # of widths and of the rows in a group, which the units need
 MOST_COLUMNS = 16_384  # of a row that is read as a whole
 ELEMENTS = 4096  # of whole rows that a program reads
 # Tiles: the faster of two or three on an H200, over 131,072 rows of 768 and of 3,072.
@@ -51,7 +56,7 @@ SCALES = 256
 class Slopes(NamedTuple):
     """What the backward of the activation writes."""
 
-    dz: Rows
+    dz: Rounded
     dz_FR: Tensor  # e4m3, for the gradient of the first matrix
     h_FR: Tensor  # e4m3: the weighted activation again, for that of the second
     dweights: Tensor | None  # fp32 or better, in the order of the weights
@@ -68,16 +73,34 @@ class GradientScales(NamedTuple):
     largest_out: Tensor  # of dout * h
 
 
+def refuse_widths(x: Tensor, *widths: int) -> str:
+    """Return why rows of such widths cannot be multiplied on the GPU of `x`, or ""."""
+    # Where torch has rowwise grouped products; other cards with fp8 units have them dense only.
+    if x.is_cuda and torch.cuda.get_device_capability(x.device)[0] != 9:
+        return "needs compute capability 9.0"
+    if x.dtype != torch.bfloat16:
+        return f"needs bf16, not {x.dtype}"
+    words = " and ".join(map(str, widths))
+    if any(width % MULTIPLE for width in widths):
+        return f"needs widths in multiples of {MULTIPLE}, not {words}"
+    if max(widths) > MOST_COLUMNS:
+        return f"needs widths of at most {MOST_COLUMNS}, not {words}"
+    return ""
+
+
 def quantize_rows(x_TD: Tensor, source_R: Tensor | None = None, chosen: int = 1) -> Rows:
     """Return (R, D): every token rounded, or with `source_R` the token of each row's assignment.
 
     Assignment a belongs to token a // chosen; a row of assignment -1 is zero.
     """
     if not _in_triton(x_TD):
-        x_RD = _gathered(x_TD, source_R, chosen)
+        # Of a transposed matrix too, the values lie row by row, as the units want them.
+        x_RD = _gathered(x_TD, source_R, chosen).contiguous()
         values, scale = quantize(x_RD, -1)
-        finite = torch.where(x_RD.isfinite(), x_RD, 0.0)
-        return Rows(values, scale[..., 0].float(), finite.float().norm(dim=-1))
+        scale_R = scale[..., 0].float()
+        # Over the scale, since squares of the numbers themselves may leave the range of fp32.
+        scaled = torch.where(x_RD.isfinite(), x_RD / scale, 0.0).float()
+        return Rows(values, scale_R, scaled.norm(dim=-1) * scale_R)
     x_TD = x_TD.contiguous()
     D = x_TD.shape[-1]
     shape = x_TD.shape[:-1] if source_R is None else source_R.shape
@@ -116,11 +139,10 @@ def activate_rows(
     w_norm: Tensor,
     weights: RowWeights | None,
     tile: Tile = ACTIVATE,
-) -> tuple[Rows, Rows]:
+) -> tuple[Rounded, Rounded]:
     """Return weight * gelu(z), and z itself for the backward; both (R, F).
 
-    `x_norm_R` and `w_norm` are the norms of the factors of z, of `w` the largest one. The norms of
-    what is returned are not known: they are those of x.
+    `x_norm_R` and `w_norm` are the norms of the factors of z, of `w` the largest one.
     """
     if not _in_triton(z_RF):
         weight_R = _weight_of_rows(weights, z_RF)
@@ -130,7 +152,7 @@ def activate_rows(
         z_RF = torch.where(has_R1, z_RF, 0.0).to(torch.promote_types(z_RF.dtype, torch.float32))
         h_RF = activate(z_RF, "gelu") * weight_R[:, None]
         return tuple(  # type: ignore[return-value]
-            Rows(to_e4m3(rows / scale_R[:, None]), scale_R, x_norm_R)
+            Rounded(to_e4m3(rows / scale_R[:, None]), scale_R)
             for rows, scale_R in ((h_RF, h_scale_R), (z_RF, z_scale_R))
         )
     R, F = z_RF.shape
@@ -143,7 +165,7 @@ def activate_rows(
             z_RF, x_norm_R, w_norm, *_pointers(weights), h, h_scale, kept, kept_scale, R, F,
             tile.rows, tile.columns, UPCAST=INTERPRETED, num_warps=tile.warps,
         )  # fmt: skip
-    return Rows(h, h_scale, x_norm_R), Rows(kept, kept_scale, x_norm_R)
+    return Rounded(h, h_scale), Rounded(kept, kept_scale)
 
 
 def gradient_scales(
@@ -155,11 +177,13 @@ def gradient_scales(
         dz_R = scale_for(dout.norm * w_norm * weight_R.abs() * (PRODUCT_SLACK * STEEPEST))
         has_R = _has_token(weights, dz_R)
         pairs = ((dz_R, x_scale_R), (dout.scale, h_scale_R))
-        largest = ((torch.where(has_R, a, 0.0) * b).amax() for a, b in pairs)
+        products = ((torch.where(has_R, a, 0.0) * b).amax() for a, b in pairs)
+        largest = (most.clamp(LEAST_PRODUCT, LARGEST_PRODUCT) for most in products)
         return GradientScales(x_scale_R, dz_R, h_scale_R, dout.scale, *largest)
     R = x_scale_R.shape[0]
+    dz_R = torch.empty_like(x_scale_R)
     # Both 16 bytes apart, as the products want to find them.
-    dz_R, largest_24 = torch.empty_like(x_scale_R), x_scale_R.new_zeros(2, 4, dtype=torch.int32)
+    largest_24 = x_scale_R.new_full((2, 4), LEAST_PRODUCT).view(torch.int32)
     with on_device_of(x_scale_R):
         gradient_scales_kernel[(triton.cdiv(R, SCALES),)](
             dout.norm, w_norm, *_pointers(weights), x_scale_R, h_scale_R, dout.scale, dz_R,
@@ -170,10 +194,13 @@ def gradient_scales(
 
 
 def slope_rows(
-    z: Rows, dh_RF: Tensor, weights: RowWeights | None, scales: GradientScales, tile: Tile = SLOPES
+    z: Rounded,
+    dh_RF: Tensor,
+    weights: RowWeights | None,
+    scales: GradientScales,
+    tile: Tile = SLOPES,
 ) -> Slopes:
     """Return what follows from dh, the gradient of the weighted activation over the weights."""
-    norm_R = z.norm  # nobody needs that of dz
     if not _in_triton(dh_RF):
         wide = torch.promote_types(dh_RF.dtype, torch.float32)
         weight_R1, has_R1 = _weight_of_rows(weights, dh_RF)[:, None], _has_token(weights, dh_RF)
@@ -191,7 +218,7 @@ def slope_rows(
                 dweights = dot_R.new_empty(weights.values_R.numel())
                 dweights[weights.source_R[own_R].long()] = dot_R[own_R]
         return Slopes(
-            Rows(to_e4m3(dz_RF / scales.dz_R[:, None]), scales.dz_R, norm_R),
+            Rounded(to_e4m3(dz_RF / scales.dz_R[:, None]), scales.dz_R),
             to_e4m3(dz_RF / dz_R[:, None]).T.contiguous(),
             to_e4m3(h_RF * weight_R1 / h_R[:, None]).T.contiguous(),
             dweights,
@@ -209,7 +236,7 @@ def slope_rows(
             *(t.view(torch.int32) for t in (dz_FR, h_FR)), dweights, R, F, tile.rows // 4, columns,
             STAGES, UPCAST=INTERPRETED, num_warps=tile.warps,
         )  # fmt: skip
-    return Slopes(Rows(dz, scales.dz_R, norm_R), dz_FR, h_FR, dweights)
+    return Slopes(Rounded(dz, scales.dz_R), dz_FR, h_FR, dweights)
 
 
 def transpose_rows(
@@ -243,7 +270,7 @@ def transpose_rows(
 
 
 def _in_triton(x: Tensor) -> bool:
-    return use_triton(x) and x.dtype == torch.bfloat16
+    return use_triton(x) and x.dtype == torch.bfloat16 and not is_counting()
 
 
 def _pointers(weights: RowWeights | None) -> tuple[Tensor | None, Tensor | None]:

@@ -20,7 +20,13 @@ from torch import nn
 
 from steplab.core import Samples
 from steplab.core.errors import Unsupported, UserError
-from steplab.probes.disturbances import UNDISTURBED, Disturbance, Disturbances, mark_slow
+from steplab.probes.disturbances import (
+    UNDISTURBED,
+    Disturbance,
+    Disturbances,
+    mark_slow,
+    note_event,
+)
 from steplab.probes.ran import GRAPH_LAUNCH, LAUNCHES, RawProfile, matmul_dtype
 
 COUNTED = LAUNCHES | {GRAPH_LAUNCH}  # a replayed graph is one launch of the host
@@ -63,6 +69,8 @@ class StepTimer:
             weakref.finalize(self, self._disturbances.close)
         elif last_end is None:
             self._disturbances.next_step()  # what happened before this period is not its own
+        if self.count and self.count == self.inspected.step:
+            note_event("followed the step that was profiled")
         self._step = MarkedStep(
             tokens,
             start=self.marker.mark() if last_end is None else last_end,

@@ -3,7 +3,8 @@
 The products of a converted layer (forward, input gradient, weight gradient) take e4m3 operands,
 each row or column along the sum with a scale of its own, a power of two; results are bf16. Weights
 and gradients keep their dtype: nothing in fp8 outlives a step. A Linear is converted by torchao;
-the networks of a mixture have kernels of their own (`kernels/e4m3_network.py`).
+the layers of a mixture have kernels of their own: its networks (`kernels/e4m3_network.py`), and its
+projections, whose weight gradients stay in bf16 (`kernels/projection/fp8.py`).
 """
 
 # M rows, K inputs, N outputs of a layer; T tokens, E experts, D width, F inner width
@@ -12,68 +13,77 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from steplab.core.errors import Unsupported
+from steplab.costs.fp8 import LINEAR, PROJECTION, Conversion, gain
 from steplab.hardware.catalog import Card, find_card
 from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
+from steplab.kernels import projection as projection_op
 from steplab.kernels.activation.reference import activate
 from steplab.kernels.dispatch import AUTO
 from steplab.kernels.e4m3 import rounded_to_e4m3
+from steplab.kernels.e4m3_passes import MULTIPLE
 from steplab.modules.experts import FeedForward, RoutedExperts
+from steplab.modules.projection import Projection
 
 FP8 = "fp8"  # the implementation of experts and of feed-forward networks
-MULTIPLE = 16  # of K and N, which the units need
 LEAST_CAPABILITY = (8, 9)
 PAYS = ""  # the reason of a layer that is converted
 
-# Shares of the dense peaks that products of a width of 768 to 3,072 reach on an H200: 714 of 989
-# TFLOP/s in bf16, 1,130 to 1,230 of 1,979 in fp8.
-BF16_SHARE, FP8_SHARE = 0.72, 0.6
-BANDWIDTH_SHARE = 0.85
-# Bytes that rounding costs per number of an activation or a gradient: it is read for its largest
-# value, read again and written, once along each of the two sums that it takes part in.
-CAST_BYTES = 2 * (2 + 2 + 1)
-H200 = (989.4, 1978.9, 4800.0)  # TFLOP/s in bf16 and fp8, GB/s: for cards that are not known
+# Layers of a mixture, with kernels of their own.
+OwnLayer = RoutedExperts | FeedForward | Projection
 
 
 class EmulatedProduct(torch.autograd.Function):
     """x @ w.T with its two gradients as fp8 units compute them, but for the rounding of sums.
 
     Every operand is rounded to e4m3 along the axis over which it is summed, so each is rounded in
-    two ways: once for each of the two products that it takes part in.
+    two ways: once for each of the two products that it takes part in. With `exact_dw` the gradient
+    of w is the product of what was not rounded. Scales are `stretch` times as large as need be.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_MK: Tensor, w_NK: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_MK: Tensor, w_NK: Tensor, exact_dw: bool = False, stretch: float = 1.0
+    ) -> Tensor:
         """Return the product of the rounded operands, in their dtype."""
         ctx.save_for_backward(x_MK, w_NK)
-        return rounded_to_e4m3(x_MK, 1) @ rounded_to_e4m3(w_NK, 1).T
+        ctx.exact_dw, ctx.stretch = exact_dw, stretch
+        return rounded_to_e4m3(x_MK, 1, stretch) @ rounded_to_e4m3(w_NK, 1, stretch).T
 
     @staticmethod
-    def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Return the gradients of x and w."""
         x_MK, w_NK = ctx.saved_tensors
-        dx_MK = rounded_to_e4m3(dy_MN, 1) @ rounded_to_e4m3(w_NK, 0)
-        return dx_MK, rounded_to_e4m3(dy_MN, 0).T @ rounded_to_e4m3(x_MK, 0)
+        stretch = ctx.stretch
+        dx_MK = rounded_to_e4m3(dy_MN, 1, stretch) @ rounded_to_e4m3(w_NK, 0, stretch)
+        if not ctx.exact_dw:
+            dy_MN, x_MK = (rounded_to_e4m3(t, 0, stretch) for t in (dy_MN, x_MK))
+        return dx_MK, dy_MN.T @ x_MK, None, None
 
 
-def emulate_linears(model: nn.Module, names: Collection[str]) -> None:
-    """Let these Linears multiply by EmulatedProduct, in the dtype of the model."""
+def emulate_layers(model: nn.Module, names: Collection[str], stretch: float = 1.0) -> None:
+    """Let these layers multiply by EmulatedProduct, expert by expert, in the model's dtype."""
     for name in names:
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        linear.forward = functools.partial(_emulated_linear, linear)  # type: ignore[method-assign]
+        layer: Any = model.get_submodule(name)
+        emulated: Callable[..., Any] = _emulated_linear
+        if isinstance(layer, RoutedExperts):
+            emulated = _emulated_experts
+        elif isinstance(layer, FeedForward):
+            emulated = _emulated_network
+        layer.forward = functools.partial(emulated, layer, stretch)
 
 
-def _emulated_linear(linear: nn.Linear, x: Tensor) -> Tensor:
+def _emulated_linear(linear: nn.Linear, stretch: float, x: Tensor) -> Tensor:
     x_MK = x.reshape(-1, x.shape[-1]).to(linear.weight.dtype)
-    y_MN: Tensor = EmulatedProduct.apply(x_MK, linear.weight)
+    exact_dw = isinstance(linear, Projection)
+    y_MN: Tensor = EmulatedProduct.apply(x_MK, linear.weight, exact_dw, stretch)
     y = y_MN.reshape(*x.shape[:-1], -1)
     return (y if linear.bias is None else y + linear.bias).to(x.dtype)
 
@@ -82,87 +92,114 @@ def plan_linears(model: nn.Module, device: torch.device) -> dict[str, str]:
     """Return every Linear of a model by name, with why it stays in bf16; "" for those that gain.
 
     Layers at the ends of a model (the first and the last one, unless they are part of a repeated
-    block) see inputs and make outputs whose errors nothing evens out. Those inside a network of
-    experts are that network's.
+    block) see inputs and make outputs whose errors nothing evens out. Own layers, and what is
+    inside one, are not among them.
     """
-    networks = tuple(f"{name}." for name, _ in _networks(model))
+    own = {name for name, _ in _own_layers(model)}
+    inside = tuple(f"{name}." for name in own)
     names = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and not name.startswith(networks)
+        if isinstance(module, nn.Linear) and name not in own and not name.startswith(inside)
     ]
     ends = {names[0], names[-1]} - set(_in_blocks(model)) if names else set()
-    card = find_card(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    card = _card(device)
     return {name: _reason_to_stay(model.get_submodule(name), name in ends, card) for name in names}
 
 
-def plan_networks(model: nn.Module, device: torch.device) -> dict[str, str]:
-    """Return every network of a mixture by name, with why it stays in bf16; "" for the others.
+def plan_stacks(model: nn.Module) -> dict[str, str]:
+    """Return the modules of a stranger that hold matrices in a stack, all of which stay in bf16.
 
-    Its passes over rows are there anyway, so casts cost next to nothing and all gain.
+    So experts for torch._grouped_mm are kept. For their weight gradients the units need groups of
+    16 rows and no empty one, which the placement of rows in that model would have to see to;
+    torchao leaves that to it as well (`prototype.moe_training`).
     """
-    return {name: _network_stays(module, device) for name, module in _networks(model)}
+    why = "it is a stack of matrices: a grouped product would need groups of 16 rows, none empty"
+    return {
+        name: why
+        for name, module in model.named_modules()
+        if not isinstance(module, OwnLayer | nn.modules.conv._ConvNd)
+        and any(p.ndim == 3 and min(p.shape) > 1 for p in module.parameters(recurse=False))
+    }
 
 
-def _networks(model: nn.Module) -> Iterator[tuple[str, RoutedExperts | FeedForward]]:
+def plan_own_layers(model: nn.Module, device: torch.device) -> dict[str, str]:
+    """Return every own layer of a mixture by name, with why it stays in bf16; "" for the others.
+
+    A network's passes over rows are there anyway, so its casts cost next to nothing; a projection
+    must gain by its casts.
+    """
+    return {name: _own_layer_stays(module, device) for name, module in _own_layers(model)}
+
+
+def _own_layers(model: nn.Module) -> Iterator[tuple[str, OwnLayer]]:
     for name, module in model.named_modules():
-        if isinstance(module, RoutedExperts | FeedForward):
+        if isinstance(module, OwnLayer):
             yield name, module
 
 
-def _network_stays(module: RoutedExperts | FeedForward, device: torch.device) -> str:
+def _own_layer_stays(module: OwnLayer, device: torch.device) -> str:
     if module.impl not in (AUTO, FP8):
         return f"impl.{module.op}={module.impl} was asked for"
     if isinstance(module, RoutedExperts):
         weights = experts_op.ExpertWeights(module.w_in_EFD, module.w_out_EDF, module.activation)
-        tokens = torch.empty(MULTIPLE, weights.w_out_EDF.shape[1], dtype=torch.bfloat16)
-        reason: str = experts_op.IMPLS[FP8].refuse(tokens.to(device), weights)
-    else:
+        reason: str = experts_op.IMPLS[FP8].refuse(_tokens(weights.w_out_EDF[0], device), weights)
+    elif isinstance(module, FeedForward):
         w_in, w_out = module.w_in.weight, module.w_out.weight
-        tokens = torch.empty(MULTIPLE, w_out.shape[0], dtype=torch.bfloat16)
-        reason = feed_forward_op.IMPLS[FP8].refuse(tokens.to(device), w_in, w_out)
+        reason = feed_forward_op.IMPLS[FP8].refuse(_tokens(w_out, device), w_in, w_out)
+    else:
+        weight = module.weight
+        reason = projection_op.IMPLS[FP8].refuse(_tokens(weight.T, device), weight)
+        if not reason and module.impl == AUTO:
+            return _why_casts_cost_more(module, _card(device), PROJECTION)
     return f"fp8 {reason}" if reason else PAYS
 
 
-def convert_networks(model: nn.Module, names: Collection[str]) -> None:
-    """Let these networks multiply in fp8."""
+def _tokens(w_DF: Tensor, device: torch.device) -> Tensor:
+    """Return as few tokens as may be, as wide as the network that ends with this matrix."""
+    return torch.empty(MULTIPLE, w_DF.shape[0], dtype=torch.bfloat16, device=device)
+
+
+def _card(device: torch.device) -> Card | None:
+    return find_card(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def convert_own_layers(model: nn.Module, names: Collection[str]) -> None:
+    """Let these layers multiply in fp8."""
     for name in names:
         model.get_submodule(name).impl = FP8  # type: ignore[assignment]
 
 
-def emulate_networks(model: nn.Module, names: Collection[str]) -> None:
-    """Let these networks multiply by EmulatedProduct, expert by expert, in the model's dtype."""
-    for name in names:
-        network: Any = model.get_submodule(name)
-        emulated = _emulated_experts if isinstance(network, RoutedExperts) else _emulated_network
-        network.forward = functools.partial(emulated, network)
-
-
 def _emulated_experts(
-    module: RoutedExperts, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor
+    module: RoutedExperts, stretch: float, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor
 ) -> tuple[Tensor, Tensor]:
     out_TD = torch.zeros_like(x_TD)
     for e, matrices in enumerate(zip(module.w_in_EFD, module.w_out_EDF, strict=True)):
         token_R, nth_R = (experts_TK == e).nonzero(as_tuple=True)
         weight_R1 = weights_TK[token_R, nth_R][:, None]
-        y_RD = _two_products(x_TD[token_R], *matrices, module.activation, weight_R1)
+        y_RD = _two_products(x_TD[token_R], *matrices, module.activation, weight_R1, stretch)
         out_TD = out_TD.index_add(0, token_R, y_RD)
     return out_TD, weights_TK.new_zeros(())
 
 
 def _emulated_network(
-    module: FeedForward, x_TD: Tensor, weights_T1: Tensor | None = None
+    module: FeedForward, stretch: float, x_TD: Tensor, weights_T1: Tensor | None = None
 ) -> Tensor:
     matrices = module.w_in.weight, module.w_out.weight
-    return _two_products(x_TD, *matrices, module.activation, weights_T1)
+    return _two_products(x_TD, *matrices, module.activation, weights_T1, stretch)
 
 
 def _two_products(
-    x_RD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, activation: str, weight_R1: Tensor | None
+    x_RD: Tensor,
+    w_in_FD: Tensor,
+    w_out_DF: Tensor,
+    activation: str,
+    weight_R1: Tensor | None,
+    stretch: float,
 ) -> Tensor:
-    h_RF = activate(EmulatedProduct.apply(x_RD, w_in_FD), activation)
+    h_RF = activate(EmulatedProduct.apply(x_RD, w_in_FD, False, stretch), activation)
     h_RF = h_RF if weight_R1 is None else h_RF * weight_R1
-    y_RD: Tensor = EmulatedProduct.apply(h_RF, w_out_DF)
+    y_RD: Tensor = EmulatedProduct.apply(h_RF, w_out_DF, False, stretch)
     return y_RD
 
 
@@ -180,25 +217,13 @@ def _reason_to_stay(linear: nn.Module, at_the_end: bool, card: Card | None) -> s
         return "it is the first or the last layer"
     if linear.in_features % MULTIPLE or linear.out_features % MULTIPLE:
         return f"its {linear.in_features} x {linear.out_features} are no multiples of {MULTIPLE}"
-    if gain(linear.in_features, linear.out_features, card) <= 1:
+    return _why_casts_cost_more(linear, card, LINEAR)
+
+
+def _why_casts_cost_more(linear: nn.Linear, card: Card | None, how: Conversion) -> str:
+    if gain(linear.in_features, linear.out_features, card, how) <= 1:
         return f"casting would take longer than {linear.in_features} x {linear.out_features} gain"
     return PAYS
-
-
-def gain(inputs: int, outputs: int, card: Card | None) -> float:
-    """Return the time that fp8 saves in the three products of a layer, over that of its casts.
-
-    Both grow with the rows, so these do not matter; the cast of the weight is left out.
-    """
-    bf16, fp8, bandwidth = (
-        (card.peak("bf16"), card.peak("fp8"), card.bandwidth_gbs) if card else H200
-    )
-    if not bf16 or not fp8:
-        return 0.0
-    saved = 1 / (BF16_SHARE * bf16) - 1 / (FP8_SHARE * fp8)  # ps per FLOP
-    products = 6 * inputs * outputs * saved * 1e-12
-    casts = CAST_BYTES * (inputs + outputs) / (BANDWIDTH_SHARE * bandwidth * 1e9)
-    return products / casts
 
 
 def refuse_device(device: torch.device) -> None:

@@ -23,6 +23,16 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def stored(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, outside of autograd.
+
+    For those who look at memory: a view of a shard without data (a fake one, of an estimate), as
+    autograd takes one, ends the process.
+    """
+    with torch.no_grad():
+        return local(tensor)
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor, gathered from the ranks that share it; all of them must ask for it.
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from steplab.core.run import Collective
 from steplab.parallel.scheme import Reduction, Scheme
-from steplab.parallel.tree import tree_all_reduce
+from steplab.parallel.tree import planned_tree, tree_all_reduce
 
 
 class TransparentDDP(DistributedDataParallel):
@@ -66,10 +66,11 @@ class Ddp(Scheme):
         return contextlib.nullcontext() if reduces else self.wrapper.no_sync()
 
     def planned(self, accumulate: int) -> tuple[Collective, ...]:
-        """All gradients, once a step, in buckets that torch fills."""
+        """All gradients in buckets that torch fills: once a step; `exact`, every micro-batch."""
+        sent = self.gradient_bytes(self.held)
         if self.reduction.exact:
-            return ()
-        return (Collective("all-reduce", self.ranks, 0, self.gradient_bytes(self.held)),)
+            return planned_tree(self.ranks, 0, accumulate * sent)
+        return (Collective("all-reduce", self.ranks, 0, sent),)
 
     def reduce(self) -> None:
         """Done: the backward waits for its last bucket."""

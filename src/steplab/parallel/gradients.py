@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from steplab.core.run import Collective
 from steplab.modules.shards import local
 from steplab.parallel.scheme import Reduction, Scheme, gradients_of
-from steplab.parallel.tree import tree_all_reduce
+from steplab.parallel.tree import padded, planned_tree, tree_all_reduce
 
 
 class Pending(NamedTuple):
@@ -88,11 +89,29 @@ class Replicated(Scheme):
         self.missing = self._all_missing()
 
     def planned(self, accumulate: int) -> tuple[Collective, ...]:
-        """One all-reduce per bucket, once a step."""
-        if self.reduction.exact or self.mesh is not None:
+        """One all-reduce per bucket, once a step; `exact`, one tree for every micro-batch.
+
+        Experts of which others have the rest are reduced over fewer ranks, and so are the norms of
+        their gradients: any number of calls.
+        """
+        if self.reduction.exact and self.mesh is None:
+            calls, sent = accumulate * len(self.buckets), accumulate * self._padded_bytes()
+            return planned_tree(self.ranks, calls, sent)
+        if self.reduction.exact:
             return ()
-        sent = self.gradient_bytes(self.held)
-        return (Collective("all-reduce", self.ranks, len(self.buckets), sent),)
+        if self.mesh is None:
+            sent = self.gradient_bytes(self.held)
+            return (Collective("all-reduce", self.ranks, len(self.buckets), sent),)
+        by_ranks: Counter[int] = Counter()
+        for bucket in self.buckets:
+            ranks = dist.get_world_size(self.gradient_group(bucket[0]))
+            by_ranks[ranks] += self.gradient_bytes([local(p) for p in bucket])
+        return tuple(Collective("all-reduce", ranks, 0, sent) for ranks, sent in by_ranks.items())
+
+    def _padded_bytes(self) -> int:
+        sizes = (padded(sum(p.numel() for p in bucket), self.ranks) for bucket in self.buckets)
+        dtypes = (self.reduction.dtype_for(bucket[0].dtype) for bucket in self.buckets)
+        return sum(n * dtype.itemsize for n, dtype in zip(sizes, dtypes, strict=True))
 
     def _all_missing(self) -> list[int]:
         return [len(bucket) for bucket in self.buckets]

@@ -168,7 +168,7 @@ class Scheme:
         """Return the large collectives of a step with so many micro-batches; () where unknown."""
         return ()
 
-    def gradient_bytes(self, parameters: Sequence[nn.Parameter]) -> int:
+    def gradient_bytes(self, parameters: Sequence[Tensor]) -> int:
         """Return the bytes that the gradients of whole parameters have when they are sent."""
         return sum(p.numel() * self.reduction.dtype_for(p.dtype).itemsize for p in parameters)
 

@@ -115,21 +115,24 @@ class Sharded(Scheme):
         """A block is gathered for its forward and its backward, and scattered after it.
 
         What is in no block is gathered once a micro-batch. Without `reshard`, all is gathered once
-        a step. What is frozen is gathered, not scattered.
+        a step. What is frozen is gathered, not scattered. `exact` exchanges the slices of a sum;
+        what it gathers depends on whether gradients are clipped, and is left open.
         """
         ranks = self.shard_mesh[SHARD].size()
-        if self.reduction.exact or self.mesh is not None or ranks == 1 or self.has_frozen_unit:
+        if self.mesh is not None or ranks == 1 or self.has_frozen_unit:
             return ()
         rest = 1 if self.other_numel else 0
         units, numel = self.block_units + rest, self.block_numel + self.other_numel
         often = accumulate if self.reshard else 1
         more = accumulate if self.reshard else 0  # the second time, of the blocks
         dtype = self.held[0].dtype
+        scattered = self.trained_numel * self.reduction.dtype_for(dtype).itemsize
+        if self.reduction.exact:
+            return (Collective("all-to-all", ranks, accumulate * units, accumulate * scattered),)
         calls = often * units + more * self.block_units
         gathered = (often * numel + more * self.block_numel) * dtype.itemsize
         # The loss and the metrics of all ranks are gathered too.
         calls += 1 if ranks == self.ranks else 0
-        scattered = self.trained_numel * self.reduction.dtype_for(dtype).itemsize
         plan = [
             Collective("all-gather", ranks, calls, gathered),
             Collective("reduce-scatter", ranks, accumulate * units, accumulate * scattered),

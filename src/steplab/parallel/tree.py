@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from steplab.core.run import Collective
+
 # Its name since torch 2.13, and before.
 gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -47,12 +49,28 @@ class PairwiseSum:
 def tree_all_reduce(flat: Tensor, group: dist.ProcessGroup | None = None) -> None:
     """Sum a flat tensor over ranks in place, rank 0 + rank 1 first, then pairs of pairs."""
     size = dist.get_world_size(group)
-    padded = flat.new_zeros(-(-flat.numel() // size) * size)
-    padded[: flat.numel()] = flat
-    own = padded.new_empty(padded.numel() // size)
-    tree_reduce_scatter(own, padded, group)
-    gather_single(padded, own, group=group)
-    flat.copy_(padded[: flat.numel()])
+    whole = flat.new_zeros(padded(flat.numel(), size))
+    whole[: flat.numel()] = flat
+    own = whole.new_empty(whole.numel() // size)
+    tree_reduce_scatter(own, whole, group)
+    gather_single(whole, own, group=group)
+    flat.copy_(whole[: flat.numel()])
+
+
+def planned_tree(ranks: int, calls: int, sent: int) -> tuple[Collective, ...]:
+    """Return what so many `tree_all_reduce` of `sent` bytes call; `calls` 0: any number.
+
+    The slices are exchanged and the sums gathered; so are, once a step, the metrics of all ranks.
+    """
+    return (
+        Collective("all-to-all", ranks, calls, sent),
+        Collective("all-gather", ranks, calls + 1 if calls else 0, sent),
+    )
+
+
+def padded(numel: int, ranks: int) -> int:
+    """Return how many numbers are sent where each rank gets a slice of the same size."""
+    return -(-numel // ranks) * ranks
 
 
 def tree_reduce_scatter(

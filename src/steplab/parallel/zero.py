@@ -25,7 +25,7 @@ from steplab.parallel.scheme import (
     norm_of_norms,
     parameter_norm,
 )
-from steplab.parallel.tree import tree_all_reduce
+from steplab.parallel.tree import planned_tree, tree_all_reduce
 
 
 class Zero1(Scheme):
@@ -69,15 +69,16 @@ class Zero1(Scheme):
         return gradient
 
     def planned(self, accumulate: int) -> tuple[Collective, ...]:
-        """One reduction and one broadcast for every owner and dtype."""
-        if self.reduction.exact:
-            return ()
+        """One reduction and one broadcast for every owner and dtype.
+
+        `exact`: a tree for every micro-batch in place of the reduction, its padding not counted.
+        """
         calls = sum(len(fill_buckets(share, math.inf)) for share in self.shares)
-        weights = sum(p.nbytes for p in self.trained)
-        return (
-            Collective("reduce", self.ranks, calls, self.gradient_bytes(self.trained)),
-            Collective("broadcast", self.ranks, calls, weights),
-        )
+        weights = Collective("broadcast", self.ranks, calls, sum(p.nbytes for p in self.trained))
+        sent = self.gradient_bytes(self.trained)
+        if self.reduction.exact:
+            return (*planned_tree(self.ranks, accumulate * calls, accumulate * sent), weights)
+        return (Collective("reduce", self.ranks, calls, sent), weights)
 
     def own_weights(self, masters: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
         """Return those of this rank's parameters."""

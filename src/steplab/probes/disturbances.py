@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +27,7 @@ CAUSE_SHARE = 0.25
 KEPT_MS = 0.5  # shorter pauses of a step are not kept: its neighbors have them too
 
 _notes: list[str] = []  # what steplab itself did to a step, since the process began
+_launched: list[Any] = []  # kernels that Triton has compiled at a launch
 
 
 def note_event(text: str) -> None:
@@ -39,8 +41,11 @@ class Totals(NamedTuple):
     collecting_ms: float  # in Python's garbage collector
     core_wait_ms: float  # the loop's thread was ready to run and had no core
     graphs: int  # that Dynamo has compiled
+    kernels: int  # that Triton has compiled at a launch
     mallocs: int  # calls of cudaMalloc
+    frees: int  # calls of cudaFree, each of which waits for the device
     retries: int  # allocations that had to wait until the allocator had freed its cache
+    pinned: int  # calls of cudaHostAlloc, which wait for the device too
     notes: int
 
 
@@ -51,8 +56,11 @@ class Disturbance:
     collecting_ms: float
     core_wait_ms: float
     graphs: int
+    kernels: int
     mallocs: int
+    frees: int
     retries: int
+    pinned: int
     notes: tuple[str, ...]
 
     def causes(self, excess_ms: float, data_ms: float) -> list[str]:
@@ -60,8 +68,13 @@ class Disturbance:
         least = CAUSE_SHARE * excess_ms
         events = {
             f"compiled {units.counted(self.graphs, 'graph')}": self.graphs > 0,
+            f"compiled {units.counted(self.kernels, 'Triton kernel')}": self.kernels > 0,
             "the allocator was full and freed its cache": self.retries > 0,
             f"allocated device memory {units.counted(self.mallocs, 'time')}": self.mallocs > 0,
+            f"freed device memory {units.counted(self.frees, 'time')}": (
+                self.frees > 0 and not self.retries
+            ),
+            f"allocated pinned memory {units.counted(self.pinned, 'time')}": self.pinned > 0,
             f"waited {units.milliseconds(data_ms)} for data": data_ms >= least > 0,
             f"garbage collection took {units.milliseconds(self.collecting_ms)}": (
                 self.collecting_ms >= least
@@ -73,7 +86,7 @@ class Disturbance:
         return [*dict.fromkeys(self.notes), *(text for text, is_one in events.items() if is_one)]
 
 
-UNDISTURBED = Disturbance(0.0, 0.0, 0, 0, 0, ())
+UNDISTURBED = Disturbance(0.0, 0.0, 0, 0, 0, 0, 0, 0, ())
 
 
 class Disturbances:
@@ -88,6 +101,7 @@ class Disturbances:
     def open(self) -> None:
         """Begin to watch."""
         gc.callbacks.append(self._on_gc)
+        watch_triton()
         try:
             self._file = os.open(THREAD, os.O_RDONLY)
         except OSError:  # the system has no such file
@@ -113,15 +127,22 @@ class Disturbances:
             collecting_ms,
             core_wait_ms,
             max(0, now.graphs - before.graphs),  # it is 0 again after a reset of Dynamo
+            now.kernels - before.kernels,
             now.mallocs - before.mallocs,
+            now.frees - before.frees,
             now.retries - before.retries,
+            now.pinned - before.pinned,
             tuple(_notes[before.notes : now.notes]),
         )
 
     def _read(self) -> Totals:
-        mallocs, retries = allocator_calls() if self.on_cuda else (0, 0)
         return Totals(
-            self.collecting_ms, self._core_wait_ms(), graph_count(), mallocs, retries, len(_notes)
+            self.collecting_ms,
+            self._core_wait_ms(),
+            graph_count(),
+            len(_launched),
+            *(allocator_calls() if self.on_cuda else NO_CALLS),
+            len(_notes),
         )
 
     def _core_wait_ms(self) -> float:
@@ -140,11 +161,39 @@ class Disturbances:
             self.collecting_ms += (perf_counter() - self._since) * 1e3
 
 
-def allocator_calls() -> tuple[int, int]:
-    """Return how often the CUDA allocator called cudaMalloc, and how often it had to try twice."""
+class AllocatorCalls(NamedTuple):
+    """How often torch's allocators went to the driver, since the process began."""
+
+    mallocs: int
+    frees: int
+    retries: int
+    pinned: int
+
+
+NO_CALLS = AllocatorCalls(0, 0, 0, 0)
+
+
+def allocator_calls() -> AllocatorCalls:
+    """Ask the allocators of device and of pinned memory."""
     # Not torch.cuda.memory_stats, which sorts all of its two hundred numbers.
     stats = torch._C._cuda_memoryStats(torch.cuda.current_device())
-    return int(stats.get("num_device_alloc", 0)), int(stats["num_alloc_retries"])
+    on_host = torch._C._cuda_hostMemoryStats()
+    found = (stats.get("num_device_alloc", 0), stats.get("num_device_free", 0))
+    return AllocatorCalls(*found, stats["num_alloc_retries"], on_host.get("num_host_alloc", 0))
+
+
+def watch_triton() -> None:
+    """Let Triton tell when a launch has compiled its kernel, unless somebody else listens.
+
+    Inductor's kernels are compiled before they are launched, with their graph.
+    """
+    runtime = getattr(getattr(sys.modules.get("triton"), "knobs", None), "runtime", None)
+    if runtime is not None and runtime.jit_post_compile_hook is None:
+        runtime.jit_post_compile_hook = _note_kernel
+
+
+def _note_kernel(*_: Any, **compiled: Any) -> None:
+    _launched.append(compiled.get("repr", ""))
 
 
 def mark_disturbed(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from steplab.modules.shards import local
+from steplab.modules.shards import stored
 from steplab.probes.source_lines import written_lines
 
 CONTAINERS = (list, tuple, set, deque)
@@ -45,9 +45,9 @@ def _tensors() -> list[Tensor]:
 
 
 def _holds(tensor: Tensor, addresses: Collection[int]) -> bool:
-    if tensor.layout != torch.strided or isinstance(local(tensor), FakeTensor):
+    if tensor.layout != torch.strided or isinstance(stored(tensor), FakeTensor):
         return False
-    return tensor.grad_fn is not None or local(tensor).untyped_storage().data_ptr() in addresses
+    return tensor.grad_fn is not None or stored(tensor).untyped_storage().data_ptr() in addresses
 
 
 def _names_of(targets: Sequence[Any]) -> Iterator[str]:

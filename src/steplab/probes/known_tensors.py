@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from steplab.modules.shards import local
+from steplab.modules.shards import stored
 
 
 def known_addresses(batch: Any) -> set[int]:
@@ -26,12 +26,11 @@ def known_addresses(batch: Any) -> set[int]:
     nobody has told which ones there are.
     """
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    with torch.no_grad():  # a shard that is no part of a graph
-        return {
-            local(tensor).untyped_storage().data_ptr()
-            for tensor in (*leaves, *held_by_objects())
-            if tensor.layout == torch.strided
-        }
+    return {
+        stored(tensor).untyped_storage().data_ptr()
+        for tensor in (*leaves, *held_by_objects())
+        if tensor.layout == torch.strided
+    }
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,7 @@ def _optimizers(objects: list[Any]) -> list[torch.optim.Optimizer]:
 
 
 def _storages(tensors: list[Tensor]) -> frozenset[int]:
-    with torch.no_grad():
-        strided = [local(tensor) for tensor in tensors if tensor.layout == torch.strided]
+    strided = (stored(tensor) for tensor in tensors if tensor.layout == torch.strided)
     return frozenset(tensor.untyped_storage()._cdata for tensor in strided)
 
 
@@ -82,12 +80,7 @@ def _objects() -> list[Any]:
 
 def held_by_objects() -> Iterator[Tensor]:
     """Yield what the modules and optimizers that are alive in this process hold in memory."""
-    yield from (tensor for tensor in _held() if not _is_fake(tensor))
-
-
-def _is_fake(tensor: Tensor) -> bool:
-    with torch.no_grad():  # a view of a fake shard, as autograd takes one, ends the process
-        return isinstance(local(tensor), FakeTensor)
+    yield from (tensor for tensor in _held() if not isinstance(stored(tensor), FakeTensor))
 
 
 def _held() -> Iterator[Tensor]:

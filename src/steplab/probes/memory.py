@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from steplab.core import Memory
 from steplab.modules.optimizer import unpacked_state
-from steplab.modules.shards import local
+from steplab.modules.shards import stored
 from steplab.probes.allocator import CPU_SOURCE, SHARED_POOL
 from steplab.probes.known_tensors import held_by_objects
 from steplab.probes.probe import Probe, Subject
@@ -121,7 +121,7 @@ def held_bytes(subject: Subject) -> int:
         leaves = (leaf for _, state in unpacked_state(optimizer) for leaf in tree_leaves(state))
         tensors += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     tensors = tensors or list(held_by_objects())
-    parts = (local(t) for t in tensors)  # of a tensor that ranks share, this rank's
+    parts = (stored(t) for t in tensors)  # of a tensor that ranks share, this rank's
     storages = (t.untyped_storage() for t in parts if t.layout == torch.strided)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

@@ -23,7 +23,8 @@ def written_lines(names: Mapping[str, Collection[str]]) -> dict[str, tuple[str, 
     """Return for each key the lines that write one of its names, where these are few.
 
     `name` is written where it is called, given as a keyword, or is a string, as the keys of
-    `os.environ` and of parameter groups are; `name=` where something is assigned or added to it.
+    `os.environ` and of parameter groups are; `torch.name` wherever it stands, as a decorator too;
+    `name=` where something is assigned or added to it.
     """
     found: dict[str, list[str]] = defaultdict(list)
     sought = {name for several in names.values() for name in several}
@@ -34,6 +35,11 @@ def written_lines(names: Mapping[str, Collection[str]]) -> dict[str, tuple[str, 
                     found[key].append(line_text(path, line, function))
     distinct = {key: tuple(dict.fromkeys(lines)) for key, lines in found.items()}
     return {key: lines for key, lines in distinct.items() if len(lines) <= MOST_PLACES}
+
+
+def is_written(*names: str) -> bool:
+    """Whether a file of the user writes one of these names."""
+    return any(name in names for path in _user_files() for name, _, _ in _written(path, names))
 
 
 def _user_files() -> list[str]:
@@ -75,6 +81,8 @@ def _names(node: ast.AST) -> Iterator[str]:
         yield node.arg or ""
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        yield f"{_last_name(node.value)}.{node.attr}"
     elif isinstance(getattr(node, "ctx", None), ast.Store):
         target = node.value if isinstance(node, ast.Subscript) else node
         yield f"{_last_name(target)}="

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch._dynamo import OptimizedModule
+from torch._dynamo import OptimizedModule, eval_frame
 
 from steplab.core import OptimizerShape
 from steplab.probes.known_tensors import live_modules, live_optimizers
-from steplab.probes.source_lines import written_lines
+from steplab.probes.source_lines import is_written, written_lines
 
 # Variables that torch or the driver reads, by what they switch on.
 VARIABLES = {
@@ -32,6 +32,9 @@ WRITTEN_AS = {
     "memory-efficient attention off": ("enable_mem_efficient_sdp", "sdpa_kernel"),
     "cudnn attention off": ("enable_cudnn_sdp", "sdpa_kernel"),
 }
+
+DEBUGGING_BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "eager_noexcept")
+NOT_CALLED = "something that is not called"
 
 
 def switches_on(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -58,15 +61,25 @@ def setup_lines(switches: Iterable[str]) -> dict[str, tuple[str, ...]]:
     names = [switch.partition("=")[0] for switch in switches]
     sought = {name: WRITTEN_AS.get(name, (name,)) for name in names}
     sought |= {name: (name,) for name in {type(one).__name__ for one in live_optimizers()}}
-    sought |= {name: (name,) for name in ("params", "retain_graph")}
-    sought |= {"Embedding": ("Embedding", "EmbeddingBag")}
+    sought |= {name: (name,) for name in ("params", "retain_graph", "create_graph")}
+    sought |= {"Embedding": ("Embedding", "EmbeddingBag"), "backend": DEBUGGING_BACKENDS}
+    by_method = any(one._compiled_call_impl is not None for one in live_modules())
+    sought |= {"torch.compile": ("compile",) if by_method else ("torch.compile",)}
     return written_lines(sought)
 
 
-def compiled_modules() -> tuple[str, ...]:
-    """Return the classes of the modules that torch.compile wraps in this process."""
-    wrapped = (one._orig_mod for one in live_modules() if isinstance(one, OptimizedModule))
-    return tuple(sorted({type(module).__name__ for module in wrapped}))
+def given_to_compile() -> tuple[str, ...]:
+    """Return what torch.compile was given in this process: classes of modules, as far as known."""
+    modules = live_modules()
+    wrapped = [one._orig_mod for one in modules if isinstance(one, OptimizedModule)]
+    wrapped += [one for one in modules if one._compiled_call_impl is not None]
+    known = tuple(sorted({type(module).__name__ for module in wrapped}))
+    # What is kept from being compiled has no backend here.
+    if known or not any(map(callable, eval_frame.cached_backends.values())):
+        return known
+    # A function, or a result that was thrown away. Libraries compile theirs where they are
+    # imported: the user's own files must say it.
+    return (NOT_CALLED,) if is_written("torch.compile") else ()
 
 
 def optimizer_shapes() -> tuple[OptimizerShape, ...]:

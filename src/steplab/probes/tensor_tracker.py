@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from steplab.modules.optimizer import unpacked_state
-from steplab.modules.shards import local
+from steplab.modules.shards import stored
 from steplab.probes.probe import WatchedStep
 
 SAVED = "saved"  # beside the kinds weights, gradients and optimizer state
@@ -158,7 +158,7 @@ class TensorTracker:
     def _note(self, tensor: Tensor, role: str, module: str) -> None:
         if tensor.layout != torch.strided or tensor.device.type != self.step.parts.device.type:
             return  # the step counter of AdamW stays on the host
-        tensor = local(tensor)  # of one that ranks share, this rank's part
+        tensor = stored(tensor)  # of one that ranks share, this rank's part
         storage = tensor.untyped_storage()
         whole = tensor.numel() * tensor.element_size() == storage.nbytes()
         shape = tuple(tensor.shape) if whole else None

@@ -24,6 +24,7 @@ class ProfilePlan:
     schedule: tuple[int, ...] = DEFAULT_SCHEDULE  # wait, warmup, active, repeat
     detail: bool = True
     stacks: bool = True  # lines, memory and the flow of values as well, the slowest to record
+    shown: str = ""  # the range or module that is asked for
 
     def __post_init__(self) -> None:
         if len(self.schedule) != 4:

@@ -12,10 +12,17 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 from torch.profiler import record_function
 
+from steplab.core.errors import UserError, did_you_mean
+from steplab.core.units import fold_layer_numbers
 from steplab.probes.compilation import graph_count
 from steplab.probes.probe import Subject
+from steplab.probes.source_lines import is_written
+from steplab.trace.phases import PHASES
 
 MODULE = "module:"  # what the names of module ranges begin with
+# What opens a range in somebody's own code; torch's own have such a letter in their names.
+OPENING = ("record_function", "range_push", "nvtx.range", "annotate")
+TORCHS = ("#", "::", " ")
 
 
 @contextlib.contextmanager
@@ -30,6 +37,25 @@ def named_range(name: str, on_cuda: bool) -> Iterator[None]:
             yield
         finally:
             torch.cuda.nvtx.range_pop()
+
+
+def check_range(name: str, model: nn.Module) -> None:
+    """Refuse a range that no step of this model can have, before any has run."""
+    module = name.removeprefix(MODULE)
+    paths = [path for path, _ in outside_compiled(model)]
+    known = {*PHASES, "step", type(model).__name__, *filter(None, paths)}
+    known |= {fold_layer_numbers(path) for path in known}
+    if module in known or any(letter in name for letter in TORCHS):
+        return
+    begins = module.partition(".")[0] in {path.partition(".")[0] for path in paths}
+    if not begins and not name.startswith(MODULE) and is_written(*OPENING):
+        return  # it may be one of the user's own
+    outermost = {one for one in known if "." not in one}
+    close = did_you_mean(module, known)
+    raise UserError(
+        f"The step has no range and no module {name!r}; inside compiled code there are none.",
+        close if close.startswith("Did") else did_you_mean(module, outermost),
+    )
 
 
 @contextlib.contextmanager

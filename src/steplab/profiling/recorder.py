@@ -26,9 +26,15 @@ from steplab.probes.memory import graph_pools
 from steplab.probes.memory_timeline import record_memory
 from steplab.probes.probe import Subject
 from steplab.probes.ran import RawProfile, profiler_activities
-from steplab.probes.switches import compiled_modules, optimizer_shapes, setup_lines, switches_on
+from steplab.probes.switches import given_to_compile, optimizer_shapes, setup_lines, switches_on
 from steplab.profiling.plan import AVERAGES_FILE, DETAIL_FILE, ProfilePlan
-from steplab.profiling.ranges import can_name_modules, module_ranges, phase_ranges, run_named
+from steplab.profiling.ranges import (
+    can_name_modules,
+    check_range,
+    module_ranges,
+    phase_ranges,
+    run_named,
+)
 from steplab.profiling.trace_file import write_averages, write_trace
 from steplab.step.failures import error_sentence, is_out_of_memory
 from steplab.step.loop import Progress, settle, synchronize, warm_up
@@ -50,7 +56,11 @@ def profile_spec(spec: RunSpec, plan: ProfilePlan, folder: Path, progress: Progr
         _reach_steady_state(subject, progress)
         return record_profile(subject, run, plan, folder, progress)
 
-    return trial(spec, progress, afterwards)
+    def beforehand(subject: Subject) -> None:
+        if plan.shown:
+            check_range(plan.shown, subject.step.model)
+
+    return trial(spec, progress, afterwards, beforehand)
 
 
 def record_profile(
@@ -70,7 +80,7 @@ def record_profile(
         switches=switches_on(),
         optimizers=optimizer_shapes(),
         graph_pools=graph_pools() if subject.on_cuda else (),
-        never_compiled=() if graph_count() else compiled_modules(),
+        never_compiled=() if graph_count() else given_to_compile(),
     )
     if plan.detail:
         try:

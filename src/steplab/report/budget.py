@@ -102,13 +102,15 @@ def print_budget(budget: Budget, file: TextIO | None = None, split: Split | None
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     drawn.add_column("")
     count = "launches" if budget.on_device else "calls"
-    for title in ("ms", "%", count, *(("ideal ms", "lost ms") if has_ideal else ())):
+    has_count = any(line.kernels for line in lines)  # the mean of several ranks has none
+    titles = ["ms", "%", *([count] if has_count else [])]
+    for title in (*titles, *(("ideal ms", "lost ms") if has_ideal else ())):
         drawn.add_column(title, justify="right")
     if has_bar:
         drawn.add_column("", width=BAR_WIDTH)
     for line in lines:
-        cells: list[Text | Bar] = [_name_cell(line), *_number_cells(line, step, has_ideal)]
-        drawn.add_row(*cells, *([_bar(line, step)] if has_bar else []))
+        numbers = _number_cells(line, step, has_count, has_ideal)
+        drawn.add_row(_name_cell(line), *numbers, *([_bar(line, step)] if has_bar else []))
     out.print(Text(printable(f"\n{_title(budget, step)}"), style="bold"))
     out.print(drawn)
     for remark in _remarks(budget, step):
@@ -123,7 +125,7 @@ def _name_cell(line: _Line) -> Text:
     return name.append(f"  {meaning}", style="not bold dim") if meaning else name
 
 
-def _number_cells(line: _Line, step: StepBudget, has_ideal: bool) -> list[Text]:
+def _number_cells(line: _Line, step: StepBudget, has_count: bool, has_ideal: bool) -> list[Text]:
     decimals = step.decimals
 
     def text(ms: float | None) -> str:
@@ -133,7 +135,8 @@ def _number_cells(line: _Line, step: StepBudget, has_ideal: bool) -> list[Text]:
 
     kernels = line.kernels
     cells = [text(line.ms), f"{_percent(line, step):.1f}"]
-    cells.append(f"{kernels.launches:,}" if kernels else "")
+    if has_count:
+        cells.append(f"{kernels.launches:,}" if kernels else "")
     if has_ideal:
         cells += [text(kernels.ideal_ms), text(kernels.lost_ms)] if kernels else ["", ""]
     return [Text(cell, style="" if line.is_category else "bold") for cell in cells]
@@ -195,7 +198,8 @@ def _lines(
     for term, ms in step.terms.items():
         name = budget.term_name(term)
         if term == "kernels":
-            yield _Line(name, ms, begin, term, kernels=Category.total(name, step.categories))
+            own = Category.total(name, step.categories) if step.categories else None
+            yield _Line(name, ms, begin, term, kernels=own)
             yield from _categories(step, small * step.wall_ms)
         else:
             yield _Line(name, ms, begin, term)

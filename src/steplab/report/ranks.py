@@ -13,7 +13,7 @@ GB = 1e9
 
 def print_ranks(ranks: RanksAnalysis) -> None:
     """Print the budget of all ranks, the tables, and what limits them."""
-    print_budget(ranks.budget, split=ranks.split)
+    print_budget(ranks.budget, split=ranks.split if ranks.tells_waits else None)
     for table in (collectives_table(ranks), ranks_table(ranks)):
         if table.rows:
             print_table(table)
@@ -22,22 +22,24 @@ def print_ranks(ranks: RanksAnalysis) -> None:
 
 
 def communication_table(ranks: RanksAnalysis) -> Table:
-    """Return the parts of the exposed communication in the typical step."""
+    """Return the parts of the exposed communication in the typical step, where they are known."""
     step = ranks.budget.typical
+    parts = ranks.split[step.number] if ranks.tells_waits else {}
     columns = (Column("communication"), Column("time", "ms"), Column("of the step", "%", 3))
-    rows = tuple((name, ms, step.share(ms) * 100) for name, ms in ranks.split[step.number].items())
+    rows = tuple((name, ms, step.share(ms) * 100) for name, ms in parts.items())
     return Table("communication", columns, rows, "mean of the ranks; only what nothing hides")
 
 
 def collectives_table(ranks: RanksAnalysis) -> Table:
-    """Return a row per kind of collective and size of group."""
+    """Return a row per kind of collective, and size and purpose of group."""
     columns = (
         Column("collective"),
+        Column("group"),
         Column("ranks"),
         Column("a step", "", 3),
         Column("message"),
         Column("waiting", "ms"),
-        Column("transfer", "ms"),
+        Column(_moving(ranks), "ms"),
         Column("exposed", "%", 3),
         Column("bus", "GB/s", 3),
         Column("of the link", "%", 3),
@@ -46,6 +48,7 @@ def collectives_table(ranks: RanksAnalysis) -> Table:
     rows = tuple(
         (
             kind.kind,
+            kind.group or None,
             kind.size or None,
             kind.count,
             None if kind.bytes is None else units.bytes_(kind.bytes),
@@ -57,13 +60,15 @@ def collectives_table(ranks: RanksAnalysis) -> Table:
         )
         for kind in ranks.kinds
     )
-    note = (
-        "per step and rank, hidden or not; waiting: before the last rank has come; message: the "
-        "median; bus: what the link of a rank carries while it transfers, as NCCL's tests count"
-    )
-    if ranks.link:
-        note += f"; link: {ranks.link.name}, {ranks.link.gbs:g} GB/s ({ranks.link.source})"
-    return Table("collectives", columns, rows, note).without_unknown_columns()
+    has_sizes = any(kind.bytes is not None for kind in ranks.kinds)
+    note = ["per step and rank, hidden or not" + ("; message: the median" if has_sizes else "")]
+    if ranks.tells_waits:
+        note += ["waiting: before the last rank has come"]
+    if any(kind.bus_bytes_per_s for kind in ranks.kinds):
+        note += ["bus: what the link of a rank carries while it transfers, as NCCL's tests count"]
+        if ranks.link:
+            note += [f"link: {ranks.link.name}, {ranks.link.gbs:g} GB/s ({ranks.link.source})"]
+    return Table("collectives", columns, rows, "\n".join(note)).without_unknown_columns()
 
 
 def ranks_table(ranks: RanksAnalysis) -> Table:
@@ -73,11 +78,11 @@ def ranks_table(ranks: RanksAnalysis) -> Table:
         Column("machine"),
         Column("step", "ms"),
         Column(ranks.budget.term_name("kernels"), "ms"),
-        Column("transfer", "ms"),
+        Column(_moving(ranks), "ms"),
         Column("waiting", "ms"),
         Column("waited for", "ms"),
         Column("hidden", "%", 3),
-        Column("clock ahead", "us"),
+        Column("clock ahead", "us", dispensable=1),
     )
     moved = any(row.clock_ahead_us for row in ranks.rows)
     several = len({row.host for row in ranks.rows}) > 1
@@ -95,8 +100,14 @@ def ranks_table(ranks: RanksAnalysis) -> Table:
         )
         for row in ranks.rows
     )
-    note = (
-        "medians of the steps that all ranks have; transfer and waiting: not hidden; waited for: "
-        "by the others; hidden: share of all communication behind which something computes"
-    )
-    return Table("ranks", columns, rows, note).without_unknown_columns()
+    note = [
+        "medians of the steps that all ranks have; transfer and waiting: what nothing hides",
+        "hidden: share of all communication behind which something computes",
+    ]
+    if ranks.tells_waits:
+        note += ["waited for: by the others, each of those that waited"]
+    return Table("ranks", columns, rows, "\n".join(note)).without_unknown_columns()
+
+
+def _moving(ranks: RanksAnalysis) -> str:
+    return "transfer" if ranks.tells_waits else "transfer or waiting"

@@ -60,7 +60,11 @@ def table_svg(table: Table) -> str:
 def _draw(table: Table, out: Console) -> None:
     shown = fitted(table, out.width)
     out.print(Text(printable(f"\n{table.title}"), style="bold"))
-    out.print(_rich(shown, out.width))
+    room = out.width
+    # Where even the least is too wide, lines run on: rich would cut numbers in two.
+    out.width = max(room, _drawn_width(_column_widths(shown, room)))
+    out.print(_rich(shown, room))
+    out.width = room
     missing = [column.name for column in table.columns if column not in shown.columns]
     note = [f"no room for: {', '.join(missing)}"] if missing else []
     if table.note or note:

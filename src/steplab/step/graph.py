@@ -44,8 +44,8 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> bool:
     """
     if not all("capturable" in group for group in optimizer.param_groups):
         return False
-    for group in optimizer.param_groups:
-        group["capturable"] = True
+    for options in (optimizer.defaults, *optimizer.param_groups):  # those of later groups too
+        options["capturable"] = True
     return True
 
 
@@ -54,8 +54,8 @@ class StepGraph:
 
     Learning rates are copied in before every replay. An update that cannot be captured, or one of
     whose other numbers (weight decay, betas, ...) changes, runs op by op after the replay from then
-    on. Weights that were replaced, layers that were frozen or put into another mode are captured
-    again.
+    on. Weights, buffers or layers that were replaced, layers that were frozen or put into another
+    mode, and groups of parameters that were added are captured again.
     """
 
     usual: UsualShapes | None = None  # others run without the graph; None: they are refused
@@ -94,7 +94,7 @@ class StepGraph:
         output: StepOutput = self.call(micro_batches)
         if self.call.captures > self._captures:
             self._captures, self._state, self._numbers = self.call.captures, state, numbers
-            self._gradients = [(p, p.grad) for p in self._parameters]
+            self._gradients = [(p, p.grad) for p in self.step.model.parameters()]
         if self.call.is_captured:
             for p, gradient in self._gradients:
                 p.grad = gradient  # a step in between, or the loop, may have taken them away
@@ -106,6 +106,8 @@ class StepGraph:
         """Drop the graph: the next calls warm up and capture again."""
         self.call.forget()
         self._gradients = []
+        for name in ("_modules", "_members"):  # the model may have others by now
+            self.__dict__.pop(name, None)
 
     def _run(self, micro_batches: Sequence[Any]) -> StepOutput:
         """Run what is captured."""
@@ -114,7 +116,7 @@ class StepGraph:
 
     def _leave_update_out(self, numbers: dict[str, Any]) -> None:
         """Capture again without the update where one of its numbers is not what it was."""
-        changed = [name for name, value in numbers.items() if value != self._numbers[name]]
+        changed = [n for n, value in numbers.items() if value != self._numbers.get(n, value)]
         if self.has_update and changed:
             self.has_update = False
             self.forget()
@@ -126,36 +128,37 @@ class StepGraph:
 
     def _model_state(self) -> Any:
         """Return all that must be as it was when the graph was captured."""
-        weights = [(local(p).data_ptr(), p.requires_grad) for p in self._parameters]
-        buffers = [b.data_ptr() for b in self._buffers]
-        return weights, buffers, [module.training for module in self._modules]
+        found = [kept.get(name) for kept, name in self._members]
+        tensors = [None if t is None else (local(t).data_ptr(), t.requires_grad) for t in found]
+        layers = [(m.training, *m._modules.values()) for m in self._modules]
+        return tensors, layers, [len(group["params"]) for group in self._captured_groups()]
 
-    # Lists: to walk through a model takes longer than to look at its members.
+    # Lists: to walk through a model takes longer than to look at its members. Of each member where
+    # the model keeps it, because a loop may put another one there.
 
     @cached_property
     def _modules(self) -> list[nn.Module]:
         return list(self.step.model.modules())
 
     @cached_property
-    def _parameters(self) -> list[nn.Parameter]:
-        return list(self.step.model.parameters())
+    def _members(self) -> list[tuple[dict[str, Any], str]]:
+        kept = [members for m in self._modules for members in (m._parameters, m._buffers)]
+        return [(members, name) for members in kept for name in members]
 
-    @cached_property
-    def _buffers(self) -> list[Tensor]:
-        return list(self.step.model.buffers())
+    def _captured_groups(self) -> list[dict[str, Any]]:
+        """Return the groups of parameters whose update is in the graph."""
+        optimizer = self.step.optimizer
+        return optimizer.param_groups if optimizer is not None and self.has_update else []
 
     def _update_numbers(self) -> dict[str, Any]:
-        """Return the numbers and flags of all parameter groups that are not tensors, by name.
+        """Return the numbers and flags of captured groups that are not tensors, by name.
 
         Not the rates, which are copied in, and not what a scheduler keeps in a group.
         """
-        optimizer = self.step.optimizer
-        if optimizer is None or not self.has_update:
-            return {}
         return {
             f"{key} of parameter group {index}": group[key]
-            for index, group in enumerate(optimizer.param_groups)
-            for key in optimizer.defaults
+            for index, group in enumerate(self._captured_groups())
+            for key in self.step.optimizer.defaults  # type: ignore[union-attr]
             if key in group and key != "lr" and not _holds_tensor(group[key])
         }
 

@@ -65,7 +65,11 @@ class Step:
         self.graph: StepGraph | None = None
         self.reaches_model = False  # whether a backward pass has been seen to reach the model
         self.awaits_batches = False  # whether the recipe prefetches and `batches` is still to come
-        parts.model.train(mode != "infer")
+        # A model that trains as a whole may keep some layers in eval mode: they stay there.
+        if mode == "infer":
+            parts.model.eval()
+        elif not parts.model.training:
+            parts.model.train()
 
     @property
     def model(self) -> torch.nn.Module:
@@ -144,7 +148,10 @@ class Step:
             means = self.parts.scheme.average(values)
         else:
             # New tensors, also for one micro-batch: a CUDA graph overwrites its outputs on replay.
-            means = {name: torch.stack(parts).mean(0) for name, parts in values.items()}
+            means = {
+                name: torch.stack(parts).mean(0) if len(parts) > 1 else parts[0].clone()
+                for name, parts in values.items()
+            }
         return StepOutput(means.pop("loss"), {n[1:]: mean for n, mean in means.items()})
 
     @torch.no_grad()
@@ -211,7 +218,7 @@ class Step:
                 raise no_gradient(self.model)
             # Outside autocast, whose cache of 16-bit weights has been freed by now.
             with self.watch("backward"):
-                self.parts.scaler.scale(loss / in_all).backward()
+                self.parts.scaler.scale(loss / in_all if in_all > 1 else loss).backward()
         return StepOutput(loss.detach(), {k: v.detach() for k, v in metrics.items()})
 
     def update(self) -> None:

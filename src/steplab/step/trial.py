@@ -29,21 +29,23 @@ CLOCK_TOLERANCE = 0.03
 
 Progress = Callable[[str], None]
 Afterwards = Callable[[Subject, Run], Run]
+Beforehand = Callable[[Subject], None]
 
 
 def trial(
     spec: RunSpec,
     progress: Progress = lambda text: None,
     afterwards: Afterwards = lambda subject, run: run,
+    beforehand: Beforehand = lambda subject: None,
 ) -> Run:
     """Measure `spec` in this process. UserErrors propagate; every other failure is a status.
 
-    `afterwards` may look further at the measured step and add to its Run; not called when the
-    step did not run as asked.
+    `beforehand` may refuse the step once it is built. `afterwards` may look further at the measured
+    step and add to its Run; not called when the step did not run as asked.
     """
     empty = new_run(spec, capture_environment())
     try:
-        return _measured(empty, progress, afterwards)
+        return _measured(empty, progress, afterwards, beforehand)
     except UserError:
         raise
     except Exception as error:
@@ -52,10 +54,13 @@ def trial(
         clean_up()
 
 
-def _measured(empty: Run, progress: Progress, afterwards: Afterwards) -> Run:
+def _measured(
+    empty: Run, progress: Progress, afterwards: Afterwards, beforehand: Beforehand
+) -> Run:
     # In a function of its own: with its frame the last reference to the step is gone, so that the
     # clean-up after it can free the model.
     probed = ProbedStep(empty, progress)
+    beforehand(probed.subject)
     run = probed.run_probes(progress)
     return afterwards(probed.subject, run) if run.status == "ok" else run
 

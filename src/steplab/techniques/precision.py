@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 
 from steplab.core import Run, Setting, Settings
 from steplab.core.errors import Unsupported
+from steplab.costs.fp8 import saved_share
 from steplab.hardware.kernel_names import matmul_dtypes
 from steplab.techniques.context import Savings, StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 BF16_WEIGHTS = "bf16-weights"
-FP8 = "fp8"
+FP8 = "fp8"  # changes what is computed: `tune` tries it where it is allowed by name
 FP8_BF16_WEIGHTS = "fp8-bf16-weights"
 WITH_BF16_WEIGHTS = (BF16_WEIGHTS, FP8_BF16_WEIGHTS)
 MASTER_WEIGHT_OPTIMIZER = "one-pass"  # the optimizer that keeps fp32 weights beside 16-bit ones
@@ -98,16 +99,16 @@ class Precision(Technique):
 
         fp8.refuse_device(parts.device)
         linears = fp8.plan_linears(parts.model, parts.device)
-        networks = fp8.plan_networks(parts.model, parts.device)
-        parts.fp8_linears = {**linears, **networks}
+        own_layers = fp8.plan_own_layers(parts.model, parts.device)
+        parts.fp8_linears = {**linears, **own_layers, **fp8.plan_stacks(parts.model)}
         chosen = [name for name, reason in linears.items() if reason == fp8.PAYS]
-        chosen_networks = [name for name, reason in networks.items() if reason == fp8.PAYS]
-        if not chosen and not chosen_networks:
+        chosen_own = [name for name, reason in own_layers.items() if reason == fp8.PAYS]
+        if not chosen and not chosen_own:
             why = next(iter(parts.fp8_linears.values()), "there is none")
             raise Unsupported(
-                f"No nn.Linear of this model would gain by fp8 ({why}).", "Use precision=bf16."
+                f"No layer of this model would gain by fp8 ({why}).", "Use precision=bf16."
             )
-        fp8.convert_networks(parts.model, chosen_networks)
+        fp8.convert_own_layers(parts.model, chosen_own)
         if chosen:
             fp8.convert_linears(parts.model, chosen)
 
@@ -126,7 +127,7 @@ class Precision(Technique):
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
         """Suggest fewer bits than now; bf16 rather than fp16, which needs a scaler.
 
-        bf16 weights require the optimizer that keeps them in fp32 too.
+        bf16 weights require the optimizer that keeps them in fp32 too. fp8 follows bf16.
         """
         ladder = ("fp32", "tf32", "bf16", BF16_WEIGHTS) if context.on_cuda else ("fp32", "bf16")
         present = str(current.get("dtype", "fp32"))
@@ -145,7 +146,28 @@ class Precision(Technique):
                 found.append(Suggestion({"dtype": dtype}, savings, requires=keeper))
             else:
                 found.append(Suggestion({"dtype": dtype}, savings, refusal=refusal))
-        return found
+        return found + self._suggest_fp8(context, present)
+
+    def _suggest_fp8(self, context: StepContext, present: str) -> list[Suggestion]:
+        """Name fp8 as what it is; it is tried where that was allowed.
+
+        Which layers gain is known when the model is there: at most all bf16 products do.
+        """
+        dtype = {"bf16": FP8, BF16_WEIGHTS: FP8_BF16_WEIGHTS}.get(present)
+        is_allowed = FP8 in context.allowed
+        if dtype is None or not (context.on_cuda or is_allowed):
+            return []
+        refusal = ""
+        if not context.on_cuda:
+            refusal = "a CPU has no fp8 products"
+        elif context.card is not None and not context.card.peak(FP8):
+            refusal = f"{context.card.name} has no fp8 products"
+        elif not is_allowed:
+            refusal = f"rounds the factors of products to 8 bits, so only with --allow {FP8}"
+        saved = saved_share(context.card)
+        reason = f"products in fp8 take {1 - saved:.0%} of their time in bf16".replace("%", " %")
+        savings = {"kind:matmul bf16": saved}
+        return [Suggestion({"dtype": dtype}, savings, refusal=refusal, reason=reason)]
 
     def mismatch(self, settings: Mapping[str, Setting], run: Run) -> str:
         """Most matrix products must have run in the dtype, by the ops or kernels in the trace."""

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from steplab.core import Run, Setting, Settings, registry
 from steplab.core.errors import Unsupported, UserError, did_you_mean
@@ -16,15 +17,20 @@ from steplab.techniques.compile import WITH_LOSS
 from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
+if TYPE_CHECKING:
+    from steplab.substitute.backend import SubstitutingBackend
+
 ALL = "all"
 BY_NAME = ("feed_forward", "norm")  # whether they beat the compiler's own is to be measured
 EXPERTS = "experts"
+LOSS = "loss"  # also without a compiler, by logits that wait
 # What can go: attention to a third (a dense mask), passes over logits, a loop over experts.
 SAVINGS = {
     ALL: {"kind:attention": 0.7, "kind:softmax": 0.5, "kind:elementwise": 0.3}
     | {"memory:activations": 0.8},
     EXPERTS: {"term:launch": 1.0, "term:synchronization": 1.0, "kind:copy": 0.5, "kind:other": 1.0}
     | {"kind:elementwise": 0.5, "memory:activations": 0.5},
+    LOSS: {"kind:softmax": 0.5, "memory:activations": 0.5},
     "feed_forward": {"kind:elementwise": 0.4, "memory:activations": 0.2},
     "norm": {"kind:normalization": 0.5, "kind:elementwise": 0.2, "kind:reduction": 0.2},
 }
@@ -55,10 +61,10 @@ class Substitute(Technique):
         """What is found in graphs needs a compiler; a loss one that sees it."""
         asked, compiled = asked_kinds(settings), recipe.get("compile")
         if compiled is None:
-            in_graphs = [kind for kind in asked if kind in graph_kinds()]
+            in_graphs = [kind for kind in asked if kind in graph_kinds() and kind != LOSS]
             named = ALL if takes_all(settings) else next(iter(in_graphs), "")
             return f"{named} needs compile, whose graphs are changed" if named else ""
-        if "loss" in asked and compiled.get("scope") not in WITH_LOSS:
+        if LOSS in asked and compiled.get("scope") not in WITH_LOSS:
             return "head and loss are not in the graphs of the blocks (compile=loss has them)"
         return ""
 
@@ -83,6 +89,21 @@ class Substitute(Technique):
                 "Leave substitute out.",
             )
         parts.substituting = SubstitutingBackend(in_graphs, in_modules)
+        if LOSS in in_graphs:
+            self._wait_with_logits(parts, parts.substituting)
+
+    def _wait_with_logits(self, parts: StepParts, backend: SubstitutingBackend) -> None:
+        """Let a step that will not be compiled put its logits off."""
+        from steplab.substitute.lazy_logits import LazyHeads
+
+        around, heads = parts.forward_context, LazyHeads(backend)
+
+        @contextmanager
+        def context() -> Iterator[None]:
+            with around(), nullcontext() if parts.is_compiled else heads:
+                yield
+
+        parts.forward_context = context
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
         """Offer it once the step is compiled; built-in models choose by `impl`.
@@ -94,8 +115,8 @@ class Substitute(Technique):
             return []
         if not compiled:
             is_broken = any(change.startswith("compile=") for change in context.failed)
-            experts = Suggestion({"kinds": EXPERTS}, SAVINGS[EXPERTS])
-            return [experts] if is_broken and not current else []
+            kinds = (EXPERTS, LOSS) if is_broken and not current else ()
+            return [Suggestion({"kinds": kind}, SAVINGS[kind]) for kind in kinds]
         if not current or not takes_all(current):
             return [Suggestion({"kinds": ALL}, SAVINGS[ALL])]
         if not context.on_cuda:  # where Inductor's own fusion of norms stays
@@ -170,7 +191,7 @@ def executed_counts(run: Run) -> dict[str, int]:
         ops = run.ran.own_ops if run.ran else {}
         return sum(n for op, n in ops.items() if word in op and not op.endswith("backward"))
 
-    found = {"loss": calls("cross_entropy"), "norm": calls("rms_norm") + calls("layer_norm")}
+    found = {LOSS: calls("cross_entropy"), "norm": calls("rms_norm") + calls("layer_norm")}
     # One op, or two grouped products and those of their gradients.
     found[EXPERTS] = calls("fused_experts") + calls("grouped_mm") // 2
     found["feed_forward"] = calls("feed_forward")

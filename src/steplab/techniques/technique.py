@@ -56,8 +56,8 @@ class StepParts:
     # fp32, tf32, bf16, fp16 or fp8: which peak MFU is measured against.
     matmul_dtype: str = "fp32"
     state_format: str = ""  # of the optimizer's state, where that is rounded: "adam-8bit"
-    # Every Linear and every network of a mixture by name where some multiply in fp8: "" for these,
-    # for others why they do not.
+    # Where some layers multiply in fp8, every Linear, network of a mixture and stack of matrices by
+    # name: "" for these, for others why they do not.
     fp8_linears: dict[str, str] = field(default_factory=dict)
     settle_steps: int = 0  # steps before the warm-up: compilation, capture
     is_compiled: bool = False  # for the shapes and hooks that the first step has

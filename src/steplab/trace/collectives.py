@@ -58,6 +58,7 @@ _TORCH_DTYPES = {
     "Float8_e4m3fn": "c10::Float8_e4m3fn",
     "Float8_e5m2": "c10::Float8_e5m2",
 }
+UNNAMED = "undefined"  # what torch writes for a group that nobody has described
 _NO_MESSAGE = ("wait", "init")  # what the host also records in the form of a collective
 
 
@@ -76,6 +77,8 @@ class Collectives:
     received: Floats  # bytes, nan: unknown
     sequence: Ints  # its number in the group, -1: unknown
     groups: tuple[str, ...]  # "0 [0, 1]"; "": not recorded
+    purpose: Codes  # of the group, index in `purposes`
+    purposes: tuple[str, ...]  # "mesh_tp", alike on all ranks; "": not recorded
 
     def __len__(self) -> int:
         return len(self.start)
@@ -122,6 +125,7 @@ def find_collectives(trace: Trace, windows: Sequence[Window]) -> Collectives:
         called = start
     kind = _kinds(trace, at_rows(messages.collective, message), name, message)
     group, groups = _groups(trace, message)
+    purpose, purposes = _purposes(trace, message)
     size = np.where(message >= 0, at_rows(messages.size, message), 0)
     size = np.where(size > 0, size, trace.place.ranks or 0)
     item = _item_bytes(trace, at_rows(messages.dtype, message))
@@ -134,7 +138,8 @@ def find_collectives(trace: Trace, windows: Sequence[Window]) -> Collectives:
     sequence = at_rows(messages.sequence, message)
     step = step_at(windows, called)
     return Collectives(
-        start, end, called, step, kind, group, size, sent, received, sequence, groups
+        *(start, end, called, step, kind, group, size, sent, received, sequence, groups),
+        *(purpose, purposes),
     )
 
 
@@ -219,6 +224,14 @@ def _groups(trace: Trace, message: Ints) -> tuple[Codes, tuple[str, ...]]:
     distinct, number = np.unique(pairs, axis=1, return_inverse=True)
     names = [f"{trace.text(a)} {trace.text(b)}".strip() for a, b in distinct.T.tolist()]
     return number.ravel().astype(np.int32), tuple(names)
+
+
+def _purposes(trace: Trace, message: Ints) -> tuple[Codes, tuple[str, ...]]:
+    """Return what the group of each collective is for, as whoever made the group has written."""
+    distinct, number = np.unique(at_rows(trace.messages.purpose, message), return_inverse=True)
+    texts = (trace.text(code) for code in distinct.tolist())
+    names = tuple("" if text == UNNAMED else text for text in texts)
+    return number.ravel().astype(np.int32), names
 
 
 def _item_bytes(trace: Trace, dtype: Ints) -> Floats:

@@ -82,6 +82,7 @@ class Messages(Spans):
     collective: Codes  # "allreduce", "_allgather_base"; -1: the name of the event tells it
     group: Codes  # name of the process group, -1: unknown
     members: Codes  # its ranks, "[0, 1]"; -1: unknown
+    purpose: Codes  # what the group is for, "mesh_tp"; -1: unknown
     size: Ints  # number of its ranks, 0: unknown
     sent: Ints  # elements that go in, -1: unknown
     received: Ints  # elements that come out, -1: unknown

@@ -22,6 +22,7 @@ from steplab.trace.events import Trace
 from steplab.trace.reading.json_text import EventChunks, read_head, read_properties
 from steplab.trace.reading.limits import ReadingLimits
 from steplab.trace.reading.refusals import (
+    RUN_FILE,
     SUFFIXES,
     folder_error,
     missing_file_error,
@@ -45,7 +46,7 @@ def names_trace(word: str) -> bool:
     if word.endswith(SUFFIXES) or os.sep in word:
         return True
     path = Path(word)
-    return not (path / "run.json").exists() if path.is_dir() else os.path.lexists(path)
+    return not (path / RUN_FILE).exists() if path.is_dir() else os.path.lexists(path)
 
 
 def load_trace(path: Path) -> Trace:

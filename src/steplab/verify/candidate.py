@@ -15,14 +15,14 @@ from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Subject
 from steplab.profiling.plan import ProfilePlan
 from steplab.profiling.recorder import STEADY_STEPS, record_profile
-from steplab.step.assemble import assemble
+from steplab.step.assemble import assemble, micro_batches
 from steplab.step.failures import failed_run
 from steplab.step.graphed_call import SYNC_MESSAGE, sync_debug_mode
 from steplab.step.loop import Progress, settle, time_steps, warm_up
 from steplab.step.step import Step
 from steplab.step.trial import ProbedStep, clean_up
 from steplab.verify.draws import check_draws, take_draws
-from steplab.verify.fp8_layers import check_fp8_layers
+from steplab.verify.fp8_layers import check_fp8_products, check_fp8_range
 from steplab.verify.judge import judge
 from steplab.verify.numerics import (
     NumericsSnapshot,
@@ -105,11 +105,18 @@ class Candidate:
         """Compare fp8 products, where there are any, with fp64 ones of the same rounded operands.
 
         Against unrounded ones a product that is wrong by a rounding could not be told from fp8.
+        What fp8 cannot hold is counted in a step that is not measured.
         """
         parts = subject.step.parts
         if not self.shapes or not parts.fp8_linears:
             return
-        self.checks += check_fp8_layers(parts)
+        spec = at_shape(self.spec, self.shapes[0])
+        try:
+            step = assemble(spec)
+            in_range = check_fp8_range(step, next(micro_batches(step, spec))[0])
+        finally:
+            clean_up()
+        self.checks += (check_fp8_products(parts), in_range)
         if not all(check.passed for check in self.checks):
             raise NumericsFailed
 

@@ -24,10 +24,9 @@ from steplab.core.errors import MeasurementError, SteplabError, Unsupported, Use
 from steplab.modules.adam_8bit import round_moments, rounded_parameters
 from steplab.modules.fp8 import (
     PAYS,
-    emulate_linears,
-    emulate_networks,
+    emulate_layers,
     plan_linears,
-    plan_networks,
+    plan_own_layers,
 )
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.failures import error_sentence, is_out_of_memory
@@ -56,6 +55,7 @@ from steplab.verify.shapes import (
     PLAIN_DTYPE,
     ROUNDED,
     ROUNDED_STATE,
+    STRETCHED,
     TRUTH,
     UP,
     GateShape,
@@ -65,6 +65,7 @@ from steplab.verify.shapes import (
 from steplab.verify.widened import Widened
 
 SHAKE = 16
+STRETCH = 2**0.5  # of the scales of fp8: as far from one power of two as from the next
 _SHAKE_SEED = 20_012
 TORCH_PREFIXES = ("aten::", "prim")
 CUSTOM_OP_NDIM = 2  # a custom op hides what it does: its matrices may be factors
@@ -156,8 +157,9 @@ def compute_reference(
 
     "fp64" is the truth and "fp32" the plain step as it is. "bf16-rounded" is the truth with the
     factors and results of every matrix product rounded to bf16, which the precision cannot avoid;
-    "fp8-rounded" also rounds the operands of the layers that fp8 pays for to e4m3. "fp64-state" is
-    the truth whose AdamW keeps its moments in 8 bits.
+    "fp8-rounded" also rounds the operands of the layers that fp8 pays for to e4m3, and
+    "fp8-stretched" rounds them at other numbers, by scales that are STRETCH times as large.
+    "fp64-state" is the truth whose AdamW keeps its moments in 8 bits.
     "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
     "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
     "draws" are its statistics with dropout and noise, which are held still otherwise. The learning
@@ -182,11 +184,12 @@ def _plain_snapshot(
         _lower_precision(step, dtype)
     if how == ROUNDED_STATE:
         _round_state(step, widened)
-    if name == TRUTH or how in (ROUNDED, ROUNDED_STATE):
+    if name == TRUTH or how in (ROUNDED, STRETCHED, ROUNDED_STATE):
         kind = torch.float32 if narrow else torch.float64
-        rounding = RoundedProducts(dtype, kind) if how == ROUNDED else contextlib.nullcontext()
+        rounds = how in (ROUNDED, STRETCHED)
+        rounding = RoundedProducts(dtype, kind) if rounds else contextlib.nullcontext()
         if dtype == FP8:
-            _round_layers_to_fp8(step, widened)
+            _round_layers_to_fp8(step, widened, STRETCH if how == STRETCHED else 1.0)
         if widened:
             with Widened(rounding):
                 return take_snapshot(step, spec, rate, curves=curves)
@@ -206,13 +209,14 @@ def _round_state(step: Step, widened: bool) -> None:
     round_moments(step.optimizer, rounded_parameters(step.model))
 
 
-def _round_layers_to_fp8(step: Step, widened: bool) -> None:
+def _round_layers_to_fp8(step: Step, widened: bool, stretch: float) -> None:
     """Round the operands of the layers for which the technique chooses fp8, as it does."""
     if widened:  # the fp64 beside each operator would not be rounded
         raise Unsupported("fp8 is judged only for models that run in fp64.")
-    for plan, emulate in ((plan_linears, emulate_linears), (plan_networks, emulate_networks)):
+    for plan in (plan_linears, plan_own_layers):
         reasons = plan(step.model, step.parts.device)
-        emulate(step.model, [name for name, reason in reasons.items() if reason == PAYS])
+        names = [name for name, reason in reasons.items() if reason == PAYS]
+        emulate_layers(step.model, names, stretch)
 
 
 def shake_weights(step: Step, sign: int) -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from steplab.compare.rank_diff import collectives_diff, waits_diff
 from steplab.core import codec
 from steplab.core.errors import UserError
-from steplab.report.ranks import collectives_table
+from steplab.report.ranks import collectives_table, ranks_table
 from steplab.trace.ranks.folder import analyze_folder
 from steplab.trace.ranks.rank_trace import read_rank
 from tests.trace.ranks.folders import MS, Collective, Step, rank_events, write_rank, write_ranks
@@ -123,7 +124,7 @@ def nccl(name: str, start: int, end: int, correlation: int, **args: object) -> d
     return {**event, "args": {**event["args"], **args}}
 
 
-def all_reduce(number: int, begin: int, end: int, elements: int = 2**20) -> dict:
+def all_reduce(number: int, begin: int, end: int, elements: int = 2**20, **more: object) -> dict:
     """The kernel of the n-th all-reduce of a group of two, in ms."""
     return nccl(
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
@@ -139,7 +140,8 @@ def all_reduce(number: int, begin: int, end: int, elements: int = 2**20) -> dict
             "Out msg nelems": elements,
             "dtype": "BFloat16",
             "Seq": number,
-        },
+        }
+        | more,
     )
 
 
@@ -153,6 +155,46 @@ def test_kernels_of_nccl_match_by_group_and_number(tmp_path):
     assert found.waits.last.tolist() == [1, 0]
     assert found.kinds[0].bytes == 2 * 2**20
     assert found.late is None and found.disorder == ()
+
+
+def test_groups_for_another_purpose_are_rows_of_their_own(tmp_path):
+    def purpose(text: str) -> dict[str, object]:
+        return {"Process Group Description": text}
+
+    for rank in range(2):
+        events = [range_("ProfilerStep#0", 0, 50 * MS), *launched("gemm", 0, 100, 0, MS)]
+        events += [all_reduce(1, 10, 12, **purpose("mesh_tp")), all_reduce(2, 12, 14)]
+        events += [all_reduce(3, 20, 30, **purpose("mesh_dp"))]
+        events += [all_reduce(4, 30, 31, **purpose("undefined"))]  # torch's word for no text
+        write_rank(tmp_path, rank, 2, events)
+    found = analyze_folder(tmp_path)
+    rows = {kind.group: (kind.count, kind.transfer_ms) for kind in found.kinds}
+    assert rows == {"mesh_tp": (1, 2.0), "mesh_dp": (1, 10.0), "": (2, 3.0)}
+    assert [row[1] for row in collectives_table(found).rows] == ["mesh_dp", None, "mesh_tp"]
+
+
+def test_collectives_that_cannot_be_one_another_s_tell_no_waits(tmp_path):
+    # Files from which somebody has taken a part: of two collectives a step each lacks one, so the
+    # second of a rank is taken for the first of the other, which had ended long before.
+    first, second = (replace(step(10), collectives=[Collective(a, a + 5)]) for a in (5, 30))
+    found = analyze_folder(write_ranks(tmp_path, [first, second] * 2, [second, first] * 2))
+    assert found.late is None and not found.tells_waits and not found.clocks.ahead.any()
+    assert {row.waiting_ms for row in found.rows} == {None} == {k.waiting_ms for k in found.kinds}
+    assert found.record.communication == {}
+    assert any("who waited for whom cannot be told" in note for note in found.notes)
+    names = {column.name for column in ranks_table(found).columns}
+    assert names >= {"transfer or waiting", "hidden"} and not names & {"waiting", "waited for"}
+    assert waits_diff(found, found).rows[0][0] == "transfer or waiting"
+
+
+def test_kinds_of_several_sizes_and_groups_are_added_up_in_a_comparison(tmp_path):
+    for rank in range(2):
+        events = [range_("ProfilerStep#0", 0, 50 * MS), *launched("gemm", 0, 100, 0, MS)]
+        events += [all_reduce(1, 10, 12), all_reduce(2, 20, 30, **{"Group size": 4})]
+        write_rank(tmp_path, rank, 4, events)
+    found = analyze_folder(tmp_path)
+    rows = {row[0]: row[1] for row in collectives_diff(found, found).rows}
+    assert rows == {"all-reduce, transfer": 12.0, "all-reduce, waiting": 0.0}
 
 
 @pytest.mark.parametrize(("host", "link"), [("one", "nvlink4"), ("", None)])
@@ -253,6 +295,13 @@ def test_too_many_collectives_of_too_many_ranks_are_refused(tmp_path, monkeypatc
 def test_an_empty_folder_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"has no \.json or \.gz in it"):
         analyze_folder(tmp_path)
+
+
+def test_the_folder_of_a_run_is_told_how_to_name_it(tmp_path):
+    folder = write_ranks(tmp_path / "store" / "runs" / "20260101-gpt", [step(10)])
+    (folder / "run.json").write_text("{}")
+    with pytest.raises(UserError, match=r"folder of a Run\. Name the Run: 20260101-gpt --store"):
+        analyze_folder(folder)
 
 
 def test_another_order_of_collectives_is_told(tmp_path):

@@ -1,6 +1,7 @@
 """Training scripts run unedited; what is lifted out of them does what they do."""
 
 import sys
+import time
 
 import pytest
 import torch
@@ -368,6 +369,55 @@ def test_files_of_the_user_stay_as_they_are(folder):
     )
     lift(folder, text)
     assert (folder / "log.txt").read_text() == "mine" and not (folder / "deep").exists()
+
+
+CLEARING = """
+import os, shutil
+import torch
+from torch import nn
+
+shutil.rmtree("runs")
+os.makedirs("runs")
+os.remove("old.log")
+os.rename("best.pt", "best-before.pt")
+with open("best-before.pt") as file:
+    assert file.read() == "best"
+with open("old.log", "a") as file:
+    file.write("new")
+with open("old.log") as file:
+    assert file.read() == "new"
+os.mkdir("scratch")
+os.rmdir("scratch")
+model = nn.Linear(3, 1).eval()
+compiled = torch.compile(model)
+optimizer = torch.optim.SGD(compiled._orig_mod.parameters(), lr=0.1)
+for _ in range(9):
+    compiled(torch.randn(4, 3)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_a_script_removes_or_renames_stays(folder):
+    (folder / "runs" / "one").mkdir(parents=True)
+    for name in ("runs/one/weights.pt", "old.log", "best.pt"):
+        write(folder, name.rpartition("/")[2].partition(".")[0], name)
+    time.sleep(0.1)  # older than the script
+    found, step = lift(folder, CLEARING)
+    assert {p.name: p.read_text() for p in folder.rglob("*") if p.suffix in (".pt", ".log")} == {
+        "weights.pt": "weights",
+        "old.log": "old",
+        "best.pt": "best",
+    }
+    assert not (folder / "scratch").exists()
+    assert "_orig_mod" not in str(list(step.model.state_dict()))
+    assert found.words.endswith("trains its model in eval mode, here it is in training mode")
+
+
+def test_a_folder_that_was_there_is_not_renamed(folder):
+    (folder / "runs").mkdir()
+    text = CLEARING.replace('shutil.rmtree("runs")', 'os.rename("runs", "runs-before")')
+    assert "renames the folder" in refusal(folder, text) and (folder / "runs").exists()
 
 
 def test_a_hugging_face_loop(folder):

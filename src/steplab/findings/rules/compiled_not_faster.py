@@ -1,9 +1,9 @@
 """The compiled step is no faster than the eager one.
 
 What it sees: a Run with `compile` and one of the same step without it, in the same store. Without
-such a pair: a module that torch.compile wraps and that is never compiled, as its methods are called
-and not itself; graphs that another backend than Inductor runs op by op; operators of one's own
-inside a graph, which the compiler cannot look into.
+such a pair: a result of torch.compile that is thrown away or passed by, as where a method is called
+and not the compiled model; graphs that another backend than Inductor runs op by op; operators of
+one's own inside a graph, which the compiler cannot look into.
 Why it costs: compiling takes seconds to minutes at every start and gains nothing here.
 Remedy: leave `compile` out, or find what keeps it from fusing (graph breaks, or products that take
 most of the step anyway).
@@ -28,7 +28,8 @@ SHARE = 0.10
 FUSED = 0.78
 FUSIBLE = ("elementwise", "reduction", "copy", "normalization")
 PASSES = ("forward", "backward")
-GRAPH, INDUCTOR = "CompiledFunction", "## Call CompiledFxGraph"
+# What runs compiled code: Dynamo's region around a graph, and AOTAutograd's function in it.
+GRAPHS, INDUCTOR = ("Torch-Compiled Region", "CompiledFunction"), "## Call CompiledFxGraph"
 KNOWN = (
     "aten",
     "prims",
@@ -53,17 +54,17 @@ def check(case: Case) -> Finding | None:
 def _left_eager(case: Case) -> Finding | None:
     """Add up the memory-bound kernels of torch where compiled ones should be."""
     rows = case.rows
-    if rows is None or not case.on_device:
+    if rows is None:
         return None
     eager = rows.category(*FUSIBLE) & rows.labeled("phase", lambda label: label in PASSES)
-    claim, why, remedy, mask = _reason(case, rows, eager)
+    claim, why, remedy, mask, lines = _reason(case, rows, eager)
     spent = case.cost_ms(mask)
     if not claim or not spent > SHARE * case.step_ms:
         return None
     return Claim(
         rule="compiled_not_faster",
-        claim=f"{claim}: {units.milliseconds(spent)} a step in kernels that would fuse",
-        evidence=rows.hot_lines(mask),
+        claim=f"{claim}: {units.milliseconds(spent)} a step in operators that would fuse",
+        evidence=(*(f"asked for at {line}" for line in lines), *rows.hot_lines(mask)),
         remedy=remedy,
         stake_ms=spent,
         why=why,
@@ -72,33 +73,34 @@ def _left_eager(case: Case) -> Finding | None:
     )
 
 
-def _reason(case: Case, rows: Rows, eager: Mask) -> tuple[str, str, str, Mask]:
-    """Return claim, reason, remedy and work; no claim where nothing is amiss."""
-    trace = rows.source
-    graphs = rows.within(lambda call: call.name.startswith(GRAPH))
+def _reason(case: Case, rows: Rows, eager: Mask) -> tuple[str, str, str, Mask, tuple[str, ...]]:
+    """Return claim, reason, remedy, work and lines; no claim where nothing is amiss."""
+    graphs = rows.with_gradients(rows.within(lambda call: call.name.startswith(GRAPHS)))
     profile = case.run.profile if case.run is not None else None
     if profile is not None and profile.never_compiled and not graphs.any():
-        names = ", ".join(profile.never_compiled)
-        why = "torch.compile(model) compiles its forward; any other method runs as it was written"
         return (
-            f"torch.compile wraps {names} and compiled nothing",
-            why,
-            "call the compiled model itself, or compile the method that is called",
+            f"torch.compile wraps {', '.join(profile.never_compiled)} and compiled nothing",
+            "only a call of what torch.compile returns is compiled; a method of it, or the model "
+            "that it was given, runs as it was written",
+            "call what torch.compile returns, or compile the method that is called",
             eager,
+            case.setup_lines("torch.compile"),
         )
     if not graphs.any():
-        return "", "", "", eager
+        return "", "", "", eager, ()
+    trace = rows.source
     if not trace.named(trace.ranges, lambda name: name.startswith(INDUCTOR)).any():
         return (
             "compiled graphs run op by op",
             "the backend is not Inductor: it traces the graph and fuses nothing",
             'no backend="aot_eager" or "eager": they are for debugging',
             eager & graphs,
+            case.setup_lines("backend"),
         )
-    own = eager & graphs & rows.within(_is_ones_own)
     why = "the compiler cannot look into a custom operator, so nothing fuses in it or with it"
     remedy = "call the plain function, which the compiler fuses, or write the operator in Triton"
-    return "operators of one's own run op by op in a compiled graph", why, remedy, own
+    own = eager & graphs & rows.within(_is_ones_own)
+    return "operators of one's own run op by op in a compiled graph", why, remedy, own, ()
 
 
 def _is_ones_own(call: OpCall) -> bool:

@@ -102,7 +102,7 @@ def _lines(case: Case) -> list[str]:
     source = case.analysis.detail or case.analysis.trace
     ranged = fetching_lines(source, data_ranges(source)) if len(source.python) else []
     in_ranges = case.term_ms("data wait") > case.silent_ms("data")
-    return (ranged + silent) if in_ranges else (silent + ranged)
+    return list(dict.fromkeys((ranged + silent) if in_ranges else (silent + ranged)))
 
 
 RULE = check

@@ -56,7 +56,7 @@ def check(case: Case) -> Finding | None:
         remedy=_remedy(case, seen.sent),
         stake_ms=seen.exposed,
         why="the device waits for the network"
-        + (", or for the rank that comes last," if case.ranks is None else "")
+        + ("" if case.ranks and case.ranks.tells_waits else ", or for the rank that comes last,")
         + " and does not compute meanwhile",
         gain_ms=seen.exposed,
     )

@@ -17,12 +17,11 @@ import numpy as np
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
+from steplab.findings.module_calls import callers, outermost_calls
 from steplab.findings.rows import Mask, Rows
-from steplab.trace.analysis import UNATTRIBUTED, Labels
-from steplab.trace.attribution import MODULE_RANGE, Attribution, forward_ops
-from steplab.trace.events import Ints, Spans, Trace
+from steplab.trace.attribution import MODULE_RANGE
+from steplab.trace.events import Ints, Spans
 from steplab.trace.lines import MODULE
-from steplab.trace.phases import AUTOGRAD_NODE
 from steplab.trace.spans import nest
 
 SHARE = 0.02
@@ -49,34 +48,13 @@ def check(case: Case) -> Finding | None:
         rule="forward_unused",
         claim=f"{len(wasted)} of {calls} calls of {name} have no backward: "
         f"{units.milliseconds(spent)} a step",
-        evidence=tuple(f"called at {line}" for line in _callers(rows.source, spans, wasted)),
+        evidence=tuple(f"called at {line}" for line in callers(rows.source, spans, wasted)),
         remedy="take metrics from the output that the loss was computed from, or every N steps",
         stake_ms=spent,
         why="a forward pass that no gradient comes from costs a third of a step",
         gain_ms=spent,
         work=mask,
     )
-
-
-def outermost_calls(trace: Trace) -> tuple[Spans, Ints, Mask]:
-    """Return the calls of whole models, the name of each, and whether it has no backward."""
-    ranges = trace.named(trace.ranges, lambda name: name.startswith(MODULE_RANGE))
-    by_path = bool(ranges.any())
-    table = trace.ranges if by_path else trace.python
-    chosen = ranges if by_path else trace.named(table, lambda name: name.startswith(MODULE))
-    is_node = trace.named(trace.ops, lambda name: name.startswith(AUTOGRAD_NODE))
-    nodes = nest(trace.ops, is_node)
-    outer = chosen & (nest(table, chosen).parents() < 0)
-    rows = np.flatnonzero(outer)
-    recomputed = nodes.innermost(table.thread[rows], table.start[rows]) >= 0
-    rows = rows[~recomputed]
-    spans = Spans(table.start[rows], table.duration[rows], table.name[rows], table.thread[rows])
-    makers = forward_ops(trace.ops)
-    makers = np.unique(makers[makers >= 0])
-    inside = nest(spans).innermost(trace.ops.thread[makers], trace.ops.start[makers])
-    unused = np.ones(len(rows), np.bool_)
-    unused[inside[inside >= 0]] = False
-    return spans, spans.name.astype(np.int64), unused
 
 
 def _launched_in(rows: Rows, spans: Spans, wasted: Ints) -> Mask:
@@ -88,15 +66,6 @@ def _launched_in(rows: Rows, spans: Spans, wasted: Ints) -> Mask:
     mask: Mask = np.zeros(len(rows.work), np.bool_)
     mask[has_op] = nest(spans, chosen).innermost(ops.thread[op_row], ops.start[op_row]) >= 0
     return mask
-
-
-def _callers(trace: Trace, spans: Spans, wasted: Ints) -> list[str]:
-    """Return the lines that make the calls."""
-    labels = Labels()
-    host = Attribution(trace, labels)
-    lines = host.at(spans.thread[wasted].astype(np.int64), spans.start[wasted] - 1).line
-    found = dict.fromkeys(labels.texts()[code] for code in lines)
-    return [line for line in found if line != UNATTRIBUTED][:3]
 
 
 def _name(text: str) -> str:

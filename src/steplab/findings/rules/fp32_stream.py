@@ -35,13 +35,16 @@ def check(case: Case) -> Finding | None:
         return None
     wide = rows.called(lambda call: _has(call, sizes, ("float",))) & rows.category(*MOVES)
     casts = wide & rows.called(is_cast)
+    forward = rows.labeled("phase", lambda label: label != "backward")
+    widened = casts & forward & rows.called(_widens)
     spent = rows.ms(wide)
     return Claim(
         rule="fp32_stream",
         claim=f"activations of a 16-bit model are fp32: {units.milliseconds(spent)} around them",
         evidence=(
             f"{rows.count(widening):.0f} sums a step of a 16-bit and an fp32 tensor",
-            *(f"fp32 begins at {line}" for line in rows.hot_lines(widening, 2)),
+            *(f"fp32 meets 16 bits at {line}" for line in rows.hot_lines(widening, 2)),
+            *(f"cast to fp32 at {line}" for line in rows.hot_lines(widened, 2)),
             f"{rows.count(casts):.0f} casts a step, {units.milliseconds(rows.ms(casts))}",
         ),
         remedy="cast back to the model's dtype where fp32 begins: norm(x.float()).to(x.dtype)",
@@ -72,6 +75,11 @@ def _casts_weights(rows: Rows) -> bool:
 
 def _mixes(call: OpCall, sizes: set[int]) -> bool:
     return _has(call, sizes, ("float",)) and _has(call, sizes, HALVES)
+
+
+def _widens(call: OpCall) -> bool:
+    target = call.tensor(0)
+    return target is not None and target.dtype == "float"
 
 
 def _has(call: OpCall, sizes: set[int], dtypes: tuple[str, ...]) -> bool:

@@ -16,9 +16,9 @@ import numpy as np
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
-from steplab.findings.rules.forward_unused import outermost_calls
+from steplab.findings.module_calls import callers, outermost_calls, turning_lines
 from steplab.trace.attribution import forward_ops
-from steplab.trace.events import Trace
+from steplab.trace.events import Spans, Trace
 from steplab.trace.phases import AUTOGRAD_NODE
 from steplab.trace.spans import nest
 
@@ -50,7 +50,15 @@ def _micro_batches(case: Case, trace: Trace) -> tuple[Finding, ...]:
         1 - 1 / calls,
         "call backward after each of them: (loss / N).backward()",
         "nothing is freed before the one backward at the end",
+        [f"called in turn at {line}" for line in _loop(trace, spans)],
     )
+
+
+def _loop(trace: Trace, calls: Spans) -> list[str]:
+    """Return the line of the loop around the calls, and the lines that make them."""
+    first, last = calls.start[[0, -1]].tolist()
+    loop = turning_lines(trace, int(calls.thread[0]), first, last)
+    return list(dict.fromkeys([*loop, *callers(trace, calls, np.arange(len(calls)))]))
 
 
 def _recorded_backward(case: Case, trace: Trace) -> tuple[Finding, ...]:
@@ -71,6 +79,7 @@ def _recorded_backward(case: Case, trace: Trace) -> tuple[Finding, ...]:
         BY_RECORDING,
         "no create_graph=True in backward() or torch.autograd.grad()",
         "a recorded backward keeps all that its own gradients would need",
+        [f"create_graph is given at {line}" for line in case.setup_lines("create_graph")],
     )
 
 
@@ -94,7 +103,9 @@ def _pools(case: Case) -> tuple[Finding, ...]:
     )
 
 
-def _finding(case: Case, claim: str, share: float, remedy: str, why: str) -> tuple[Finding, ...]:
+def _finding(
+    case: Case, claim: str, share: float, remedy: str, why: str, lines: list[str]
+) -> tuple[Finding, ...]:
     memory = case.run.memory if case.run is not None else None
     if memory is None or not memory.peak:
         return ()
@@ -105,7 +116,7 @@ def _finding(case: Case, claim: str, share: float, remedy: str, why: str) -> tup
         Finding(
             rule="graph_memory",
             claim=f"{claim}: {units.bytes_(held)}",
-            evidence=(f"the step's peak is {units.bytes_(memory.peak)}",),
+            evidence=(f"the step's peak is {units.bytes_(memory.peak)}", *lines),
             remedy=remedy,
             stake_bytes=held,
             of_bytes=memory.peak,

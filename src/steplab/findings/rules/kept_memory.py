@@ -17,7 +17,7 @@ from steplab.findings.case import Case
 
 SHARE = 0.10  # of the step's peak
 GROWTH = 0.01  # of the peak, in every step
-LEAST = 2**20  # bytes; the allocator rounds up to half of this
+LEAST, LEAST_ON_CPU = 2**20, 2**16  # bytes; the allocator of a GPU rounds up to half a MiB
 SHOWN = 3
 
 
@@ -29,8 +29,10 @@ def check(case: Case) -> Finding | None:
     kept, growth, peak = timeline.kept_bytes, timeline.growth_bytes, timeline.peak_bytes
     if _is_freed_by_gloo(case, timeline):
         return None
-    grows = growth > max(LEAST, GROWTH * peak) and kept > LEAST
-    if not grows and kept < max(LEAST, SHARE * peak):
+    on_cpu = case.run is not None and case.run.spec.device == "cpu"
+    least = LEAST_ON_CPU if on_cpu else LEAST
+    grows = growth > max(least, GROWTH * peak) and kept > least
+    if not grows and kept < max(least, SHARE * peak):
         return None
     places: Counter[str] = Counter()
     for block in timeline.kept:

@@ -62,7 +62,8 @@ def _share(kind: Kind) -> float:
 
 def _waiting_ms(kind: Kind) -> float:
     """Return the waiting of all ranks per step that nothing hides."""
-    return max(0.0, kind.exposed * (kind.transfer_ms + kind.waiting_ms) - kind.exposed_ms)
+    whole = kind.transfer_ms + (kind.waiting_ms or 0.0)
+    return max(0.0, kind.exposed * whole - kind.exposed_ms)
 
 
 def _article(kind: str) -> str:

@@ -2,8 +2,8 @@
 
 What it sees: on a CPU, more than a fifth of the step is Python and framework between operators, in
 short pieces; or a loop in Python whose operators last less than what calling them costs. On a GPU,
-a loop in Python whose kernels and the waits for their launches take more than a tenth of the step,
-or eight modules of a list that each project the same input to a few columns, such as heads.
+a loop in Python whose kernels and the waits for their launches take more than a tenth of the step.
+On both, eight products in a row that each take the same input to a few columns, such as heads.
 Why it costs: a call from Python takes 5 to 10 us, whatever the operator does.
 Remedy: one operator over all turns of a loop (`torch._foreach_*` over many tensors), larger
 batches, or `compile=blocks`.
@@ -18,7 +18,7 @@ import numpy as np
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
-from steplab.findings.loops import PythonLoop, narrow_modules, python_loops
+from steplab.findings.loops import PythonLoop, narrow_products, python_loops
 from steplab.findings.matmuls import attainable_rate, matmuls
 from steplab.findings.rows import Rows
 
@@ -35,9 +35,9 @@ def check(case: Case) -> Finding | None:
     rows = case.rows
     if rows is None:
         return None
-    loops = python_loops(rows)
-    if case.on_device:
-        return _on_device(case, rows, loops)
+    narrow, loops = _narrow(case, rows), python_loops(rows)
+    if narrow is not None or case.on_device:
+        return narrow or _on_device(case, rows, loops)
     between, called = max(0.0, case.launch_wait_ms), _called_ms(rows, loops)
     lost = between + called
     if not lost > SHARE * case.step_ms:
@@ -60,35 +60,36 @@ def check(case: Case) -> Finding | None:
 
 
 def _narrow(case: Case, rows: Rows) -> Finding | None:
-    """Judge modules in a list that each multiply the same input by a narrow weight."""
-    found = narrow_modules(rows)
-    spent = case.cost_ms(found.whole) if found is not None else 0.0
-    if found is None or not spent > LOOP_SHARE * case.step_ms:
+    """Judge products of one input with many narrow weights."""
+    found = narrow_products(rows)
+    if found is None:
         return None
+    spent = case.cost_ms(found.whole)
     best = attainable_rate(case, rows.of_calls(matmuls(rows)))
     flops = float(np.nansum(rows.work.flops[found.whole])) / rows.steps
-    ideal = flops / best if best else 0.0
+    gain = spent - AROUND * (flops / best if best else 0.0)
+    if not gain > LOOP_SHARE * case.step_ms:
+        return None
     return Claim(
         rule="small_operators",
-        claim=f"{found.name} run one after the other for {units.milliseconds(spent)} a step",
+        claim=f"narrow products of {found.name} run one after the other: "
+        f"{units.milliseconds(spent)} a step with what is around them",
         evidence=(
-            f"{found.members} of them, each to {found.width} of {found.inputs} columns",
+            f"{found.products} in a row, each from {found.inputs} columns to {found.width}",
+            *(f"called in turn at {line}" for line in found.lines),
             *rows.hot_lines(found.whole),
         ),
         remedy="one product with the weights of all of them side by side, and one call for all "
         "(heads as a dimension)",
         stake_ms=spent,
         why="each reads the whole input again, and its kernels are too small to fill the device",
-        gain_ms=max(0.0, spent - AROUND * ideal),
+        gain_ms=gain,
         work=found.whole,
     )
 
 
 def _on_device(case: Case, rows: Rows, loops: list[PythonLoop]) -> Finding | None:
-    """Judge narrow modules, else the loop with most launches that are waited for."""
-    narrow = _narrow(case, rows)
-    if narrow is not None:
-        return narrow
+    """Judge the loop with most launches that are waited for."""
     costs = [(case.cost_ms(loop.whole) - rows.ms(loop.whole), loop) for loop in loops]
     waited, loop = max(costs, key=lambda pair: pair[0], default=(0.0, None))
     if loop is None or not waited > LOOP_SHARE * case.step_ms:

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import math
+import struct
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -29,20 +31,24 @@ WARPS = 4
 # fmt: off
 @triton.jit
 def adamw_kernel(
-    param, master, grad, exp_avg, exp_avg_sq, step, lr, coefficient, size, LOG_BETA1: tl.constexpr,
-    LOG_BETA2: tl.constexpr, LESS1: tl.constexpr, LESS2: tl.constexpr, EPS: tl.constexpr,
-    DECAY: tl.constexpr, HAS_MASTER: tl.constexpr, CLIPPED: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr, UPCAST: tl.constexpr,
+    param, master, grad, exp_avg, exp_avg_sq, step, lr, coefficient, size, log_beta1,
+    log_beta1_rest, log_beta2, log_beta2_rest, decay, decay_rest, less1, beta2, less2, eps,
+    HAS_MASTER: tl.constexpr, CLIPPED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):
     """Update BLOCKS times BLOCK elements. Grid: as many programs as that takes.
 
-    LESS1 and LESS2 are 1 - beta.
+    less1 and less2 are 1 - beta. No number of the rule is a constexpr: a schedule of the weight
+    decay would compile the kernel anew for every value.
     """
     # In fp64: 1 - beta2^step in fp32 would be off by 6e-5 at the first step with beta2 0.999.
+    # Triton passes a float as fp32, so what takes part in that comes in two pieces.
     number, rate = tl.load(step).to(tl.float64), tl.load(lr)
-    step_size = (rate / (1.0 - tl.exp(number * LOG_BETA1))).to(tl.float32)
-    root = tl.sqrt(1.0 - tl.exp(number * LOG_BETA2)).to(tl.float32)
-    keep = (1.0 - rate * DECAY).to(tl.float32)
+    power1 = tl.exp(number * log_beta1 + number * log_beta1_rest)
+    power2 = tl.exp(number * log_beta2 + number * log_beta2_rest)
+    step_size = (rate / (1.0 - power1)).to(tl.float32)
+    root = tl.sqrt(1.0 - power2).to(tl.float32)
+    keep = (1.0 - (rate * decay + rate * decay_rest)).to(tl.float32)
     begin = tl.program_id(0).to(tl.int64) * (BLOCK * BLOCKS)
     for block in tl.range(BLOCKS):
         offset_N = begin + block * BLOCK + tl.arange(0, BLOCK)
@@ -56,9 +62,9 @@ def adamw_kernel(
             weight_N = tl.load(master + offset_N, mask=inside_N, other=0.0)
         else:
             weight_N = tl.load(param + offset_N, mask=inside_N, other=0.0).to(tl.float32)
-        avg_N += (grad_N - avg_N) * LESS1
-        sq_N = sq_N * (1.0 - LESS2) + grad_N * grad_N * LESS2
-        weight_N = weight_N * keep - step_size * avg_N / (tl.sqrt(sq_N) / root + EPS)
+        avg_N += (grad_N - avg_N) * less1
+        sq_N = sq_N * beta2 + grad_N * grad_N * less2
+        weight_N = weight_N * keep - step_size * avg_N / (tl.sqrt(sq_N) / root + eps)
         tl.store(exp_avg + offset_N, avg_N, mask=inside_N)
         tl.store(exp_avg_sq + offset_N, sq_N, mask=inside_N)
         if HAS_MASTER:
@@ -90,9 +96,9 @@ def update(
     with on_device_of(weight.param):
         adamw_kernel[(triton.cdiv(size, block * blocks),)](
             weight.param, weight.master, weight.grad.contiguous(), weight.exp_avg,
-            weight.exp_avg_sq, weight.step, lr, coefficient, size, LOG_BETA1=_log(hyper.beta1),
-            LOG_BETA2=_log(hyper.beta2), LESS1=1 - hyper.beta1, LESS2=1 - hyper.beta2,
-            EPS=hyper.eps, DECAY=hyper.weight_decay, HAS_MASTER=weight.master is not None,
+            weight.exp_avg_sq, weight.step, lr, coefficient, size, *_in_two(_log(hyper.beta1)),
+            *_in_two(_log(hyper.beta2)), *_in_two(hyper.weight_decay), 1 - hyper.beta1,
+            hyper.beta2, 1 - hyper.beta2, hyper.eps, HAS_MASTER=weight.master is not None,
             CLIPPED=coefficient is not None, BLOCK=block, BLOCKS=blocks, UPCAST=INTERPRETED,
             num_warps=warps,
         )  # fmt: skip
@@ -101,3 +107,10 @@ def update(
 def _log(beta: float) -> float:
     """Return log(beta), or for 0 a number whose power underflows to 0, as 0^step does."""
     return math.log(beta) if beta else -1e3
+
+
+@lru_cache(maxsize=64)
+def _in_two(number: float) -> tuple[float, float]:
+    """Return the fp32 number nearest to a Python one, and what is left of it."""
+    (near,) = struct.unpack("f", struct.pack("f", number))
+    return near, number - near

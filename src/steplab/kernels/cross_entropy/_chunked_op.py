@@ -83,9 +83,9 @@ def _mean_op(name: str, rows: RowMath) -> Loss:
         targets, sums = targets.contiguous(), wide(x.dtype)
         count = (targets != ignore).sum()
         share = count.clamp_min(1).to(sums).reciprocal()
-        early, late = share, torch.ones_like(share)
+        early, late = share, share.new_empty(0)
         if x.dtype == torch.float16:  # too narrow for shares: they wait for the loss scale
-            early, late = late, early
+            early, late = torch.ones_like(share), share
         head = ChunkedHead(x, weight, need_dx, need_dw)
         factor = early.reshape(1) if need_dx or need_dw else None
         losses_T, _ = _losses(rows, head, targets, ignore, factor)
@@ -95,10 +95,11 @@ def _mean_op(name: str, rows: RowMath) -> Loss:
     def fake(
         x: Tensor, weight: Tensor, targets: Tensor, ignore: int, need_dx: bool, need_dw: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        scalars = [x.new_empty((), dtype=wide(x.dtype)) for _ in range(2)]
+        waits = x.dtype == torch.float16
+        loss, late = (x.new_empty(size, dtype=wide(x.dtype)) for size in ((), () if waits else 0))
         needed = ((x, need_dx), (weight, need_dw))
         dx, dw = (t.new_empty(t.shape if need else 0) for t, need in needed)
-        return scalars[0], scalars[1], dx, dw
+        return loss, late, dx, dw
 
     op = torch.library.custom_op(name, run, mutates_args=())
     op.register_fake(fake)
@@ -123,8 +124,9 @@ def _differentiate_mean(ctx: Any, d_loss: Tensor | None, *_: Any) -> tuple[Tenso
     if d_loss is None:
         return (None,) * 6
     late, *kept = ctx.saved_tensors
+    factor = d_loss * late if late.numel() else d_loss
     pairs = zip(kept, ctx.needs, strict=True)
-    dx, dw = (scaled(gradient, d_loss * late) if need else None for gradient, need in pairs)
+    dx, dw = (scaled(gradient, factor) if need else None for gradient, need in pairs)
     return dx, dw, None, None, None, None
 
 

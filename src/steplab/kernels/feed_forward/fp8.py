@@ -10,7 +10,8 @@ from torch import Tensor
 
 from steplab.kernels import e4m3_network
 from steplab.kernels.activation import RowWeights
-from steplab.kernels.e4m3_network import MULTIPLE, Groups, Kept, Needs
+from steplab.kernels.e4m3_network import Groups, Kept, Needs
+from steplab.kernels.e4m3_passes import MULTIPLE
 from steplab.kernels.triton_runtime import refuse_device
 
 NEEDS_GPU = True

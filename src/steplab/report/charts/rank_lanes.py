@@ -9,7 +9,7 @@ import numpy as np
 
 from steplab.core import units
 from steplab.report.charts.colors import term_class
-from steplab.report.charts.plot import Scale, axis_lane
+from steplab.report.charts.plot import Scale, axis_lane, legend
 from steplab.report.markup import NOTHING, Html, element, join
 from steplab.trace.analysis import Floats, Window
 from steplab.trace.collectives import KIND_NAMES
@@ -41,7 +41,16 @@ def rank_lanes(ranks: RanksAnalysis) -> Html:
         style=f"height:{ROW * len(shown)}px;background:none",
     )
     lane = element("div", element("div", "", class_="label"), picture, class_="lane")
-    return join([lane, axis_lane(scale)])
+    return join([_legend(ranks.tells_waits), lane, axis_lane(scale)])
+
+
+def _legend(tells_waits: bool) -> Html:
+    """Return what the colors of the boxes mean."""
+    names = {"computing": "kernels", "waiting": "launch", "transfer": "communication"}
+    if not tells_waits:
+        names = {"computing": "kernels", "transfer or waiting": "communication"}
+    # Without the hatching that idle terms have elsewhere: boxes are too small for it.
+    return legend((name, f".{term_class(term).split()[0]}") for name, term in names.items())
 
 
 def _window(rank: RankTrace, number: int, ahead: int) -> Window:

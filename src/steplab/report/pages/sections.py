@@ -60,13 +60,13 @@ def ranks_section(ranks: RanksAnalysis | None) -> Section:
         return Section("ranks", "Ranks", NOTHING)
     made = (communication_table(ranks), ranks_table(ranks), collectives_table(ranks))
     tables = [table_html(table) for table in made if table.rows]
-    note = (
-        "One step on one clock. Above what a rank computes, below its collectives: first the wait "
-        "for the last rank, then the transfer. Lines join the ranks of one collective."
-    )
+    note = "One step on one clock. Above what a rank computes, below its collectives"
+    if ranks.tells_waits:
+        note += ": first the wait for the last rank, then the transfer. Lines join the ranks of one"
+        note += " collective"
     told = [ranks.missing_sentence, *ranks.notes]
     foot = paragraphs([text for text in told if text])
-    return Section("ranks", "Ranks", join([rank_lanes(ranks), *tables, foot]), note)
+    return Section("ranks", "Ranks", join([rank_lanes(ranks), *tables, foot]), f"{note}.")
 
 
 def categories_section(analysis: Analysis | None) -> Section:
@@ -174,12 +174,12 @@ def findings_section(findings: Sequence[Finding], step_ms: float | None) -> Sect
 
 def _card(finding: Finding, step_ms: float | None) -> Html:
     gain = finding.gain_ms if finding.gain_ms is not None else finding.stake_ms
-    small = step_ms and gain is not None and gain < NOTE_BELOW * step_ms
+    small = finding.ordinary or (step_ms and gain is not None and gain < NOTE_BELOW * step_ms)
     stakes = _stakes(finding, step_ms)
     badge = element("span", stakes, class_="badge") if stakes else NOTHING
     parts = [
         element("h3", finding.claim, badge),
-        element("p", element("code", finding.rule), class_="soft"),
+        element("p", element("code", finding.rule), ", a note" if small else "", class_="soft"),
     ]
     if finding.evidence:
         parts.append(element("ul", *(element("li", line) for line in finding.evidence)))

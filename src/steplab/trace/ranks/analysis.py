@@ -12,7 +12,7 @@ from steplab.core import Budget, StepBudget
 from steplab.core.budget import TERMS
 from steplab.core.units import counted
 from steplab.hardware.links import Link, usual_link
-from steplab.trace.ranks.clocks import Clocks, align_clocks
+from steplab.trace.ranks.clocks import UNSURE, Clocks, align_clocks
 from steplab.trace.ranks.kinds import Kind, kinds_of
 from steplab.trace.ranks.late import LateRank, find_late_rank, rank_number
 from steplab.trace.ranks.matching import Disorder, Matches, find_disorder, match_collectives
@@ -21,9 +21,6 @@ from steplab.trace.ranks.waits import Waits, find_waits
 
 TRANSFER = "transfer"
 LISTED = 8  # missing ranks named in a sentence
-# Of the meetings that a rank leaves before the last one comes: with more, the files are not of one
-# moment, or collectives of several groups were taken for one.
-UNSURE = 0.1
 MOST_MISSING = 1_000  # a file may claim to be of any number of ranks
 NO_STEP = "the ranks have no step in common: nothing can be said of their waits"
 
@@ -37,9 +34,9 @@ class RankRow:
     file: str
     step_ms: float
     computing_ms: float  # kernels, or operators without a device
-    transfer_ms: float  # exposed
-    waiting_ms: float  # exposed, for any other rank
-    waited_for_ms: float  # by the others
+    transfer_ms: float  # exposed, with what is waiting where that cannot be told
+    waiting_ms: float | None  # exposed, for any other rank; None: cannot be told
+    waited_for_ms: float | None  # by the others
     overlap: float | None  # share of the communication of the steps that computing hides
     clock_ahead_us: float
 
@@ -64,6 +61,11 @@ class RanksAnalysis:
     notes: tuple[str, ...]
 
     @property
+    def tells_waits(self) -> bool:
+        """Whether waiting is told from transfer: ranks were seen in the same collectives."""
+        return self.waits.known
+
+    @property
     def missing_sentence(self) -> str:
         """Say which ranks have no trace; "" if none is missing."""
         lacking = self.size - len(self.ranks)
@@ -85,7 +87,7 @@ class RanksAnalysis:
             typical.wall_ms,
             typical.terms,
             typical.residual_ms,
-            self.split[typical.number],
+            self.split[typical.number] if self.tells_waits else {},
             self.kinds,
             self.link.name if self.link else None,
             self.rows,
@@ -106,7 +108,7 @@ class RanksRecord:
     step_ms: float
     terms: Mapping[str, float]
     residual_ms: float
-    communication: Mapping[str, float]
+    communication: Mapping[str, float]  # empty: waiting cannot be told from transfer
     collectives: Sequence[Kind]
     link: str | None
     by_rank: Sequence[RankRow]
@@ -127,6 +129,8 @@ def analyze_ranks(ranks: Sequence[RankTrace], notes: Sequence[str] = ()) -> Rank
     missing = tuple(islice((rank for rank in range(size) if rank not in here), MOST_MISSING))
     matches = match_collectives(ordered)
     clocks = align_clocks(ordered, matches)
+    if clocks.impossible > UNSURE:
+        matches = matches.none()
     waits = find_waits(ordered, matches, clocks)
     budget, split = _budget(ordered, waits, numbers)
     return RanksAnalysis(
@@ -141,7 +145,7 @@ def analyze_ranks(ranks: Sequence[RankTrace], notes: Sequence[str] = ()) -> Rank
         kinds=kinds_of(ordered, matches, clocks, waits),
         link=_link(ordered),
         rows=tuple(_rows(ordered, numbers, clocks, waits)),
-        late=find_late_rank(ordered, waits) if clocks.impossible <= UNSURE else None,
+        late=find_late_rank(ordered, waits),
         disorder=find_disorder(ordered),
         notes=(*notes, *_notes(ordered, matches, clocks, waits)),
     )
@@ -196,8 +200,8 @@ def _rows(
                 step_ms=middle([step.wall_ms for step in steps]),
                 computing_ms=middle([step.terms.get("kernels", 0.0) for step in steps]),
                 transfer_ms=middle(waits.transfer[place]),
-                waiting_ms=middle(waits.waiting[place].sum(axis=0)),
-                waited_for_ms=middle(waits.delay(place)),
+                waiting_ms=middle(waits.waiting[place].sum(axis=0)) if waits.known else None,
+                waited_for_ms=middle(waits.delay(place)) if waits.known else None,
                 overlap=rank.overlap,
                 clock_ahead_us=float(clocks.ahead[place]) / 1e3,
             )
@@ -215,7 +219,7 @@ def _notes(ranks: Sequence[RankTrace], matches: Matches, clocks: Clocks, waits: 
         notes.append(f"clocks drift by up to {worst / 1e3:.1f} us a second, which is not corrected")
     if clocks.impossible:
         share = f"{clocks.impossible:.1%}"
-        unsure = ": nobody is called late" if clocks.impossible > UNSURE else ""
+        unsure = ": who waited for whom cannot be told" if clocks.impossible > UNSURE else ""
         notes.append(
             f"{share} of the collectives end on a rank before the last one has come{unsure}"
         )

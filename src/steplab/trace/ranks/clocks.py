@@ -20,6 +20,9 @@ from steplab.trace.ranks.rank_trace import RankTrace
 
 TOLERANCE = 50_000  # ns by which a rank may leave before the last one is seen to come
 IMPOSSIBLE = 0.02  # of the meetings of one machine: more, and its traces do not share a clock
+# Of the meetings on clocks that are set: with more, the files are not of one moment, they lack
+# events, or collectives of several groups were taken for one.
+UNSURE = 0.1
 LEAST = 12  # meetings from which a drift can be told
 
 
@@ -43,8 +46,8 @@ def align_clocks(ranks: Sequence[RankTrace], matches: Matches) -> Clocks:
     share = _impossible(start, end)
     if len(hosts) == 1 and "" not in hosts and share <= IMPOSSIBLE:
         return Clocks(unmoved, np.zeros(len(ranks)), share, "one machine, one clock")
+    unknown = np.full(len(ranks), np.nan)
     if not len(start):
-        unknown = np.full(len(ranks), np.nan)
         return Clocks(unmoved, unknown, 0.0, "no collective to set the clocks by")
     with np.errstate(invalid="ignore"):
         lag = end - np.nanmedian(end, axis=1, keepdims=True)
@@ -52,6 +55,8 @@ def align_clocks(ranks: Sequence[RankTrace], matches: Matches) -> Clocks:
     drift = np.array([_slope(end[:, 0], column) for column in (lag - lag[:, :1]).T])
     ahead -= ahead[0]
     moved = _impossible(start - ahead, end - ahead)
+    if moved > UNSURE:
+        return Clocks(unmoved, unknown, moved, "no clock fits the collectives")
     note = f"clocks set by the ends of {len(start):,} collectives"
     return Clocks(np.rint(ahead).astype(np.int64), drift, moved, note)
 

@@ -15,7 +15,13 @@ from steplab.core import Run
 from steplab.core.input_file import memory_limit, set_memory_limit
 from steplab.trace.ranks.analysis import RanksAnalysis, analyze_ranks
 from steplab.trace.ranks.rank_trace import RankTrace, read_rank
-from steplab.trace.reading.refusals import folder_error, no_ranks_error, trace_names
+from steplab.trace.reading.refusals import (
+    RUN_FILE,
+    folder_error,
+    no_ranks_error,
+    run_folder_error,
+    trace_names,
+)
 
 # In names as people and tools write them: rank-0, rank_3, rank12; worker0 of TensorBoard's handler.
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d{1,6})", re.IGNORECASE)
@@ -26,6 +32,8 @@ LISTED = 8  # ranks named in a note
 def analyze_folder(folder: Path) -> RanksAnalysis:
     """Analyze a folder with traces of several ranks, gzip or not, whoever recorded them."""
     names = trace_names(folder)
+    if RUN_FILE in names:
+        raise run_folder_error(folder)
     if not names:
         raise folder_error(folder)
     found = read_ranks([(folder / name, None) for name in names])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,48 +21,55 @@ BRIEF = 64 << 10  # bytes: the time of a smaller message is its latency, over an
 
 @dataclass(frozen=True)
 class Kind:
-    """All collectives of one kind in groups of one size, per step and rank."""
+    """All collectives of one kind in groups of one size and purpose, per step and rank."""
 
     kind: str
     size: int  # ranks of the group, 0: unknown
+    group: str  # what it is for, "mesh_tp"; "": not recorded
     count: float  # per step
     bytes: float | None  # of one message, the median; None: not recorded
     transfer_ms: float  # per step, from the last arrival to the end, hidden or not
-    waiting_ms: float  # per step, before the last arrival, hidden or not
+    waiting_ms: float | None  # per step, before the last arrival, hidden or not; None: unknown
     exposed_ms: float  # per step, of the transfer what nothing hides
     exposed: float  # share of transfer and waiting that nothing hides
     least_ms: float  # what one takes at least: a tenth of the transfers are shorter
     brief: float  # per step, messages of less than BRIEF bytes
     brief_ms: float  # per step, of their transfer what nothing hides
-    bus_bytes_per_s: float | None  # median over the collectives, while they transfer
+    bus_bytes_per_s: float | None  # median over the collectives, while they are known to transfer
 
 
 def kinds_of(
     ranks: Sequence[RankTrace], matches: Matches, clocks: Clocks, waits: Waits
 ) -> tuple[Kind, ...]:
-    """Return a row per kind and size of group, the most time first."""
+    """Return a row per kind, size and purpose of group, the most time first."""
     known = np.isfinite(waits.arrived)
     arrived = np.where(known, waits.arrived, 0).astype(np.int64) + waits.origin
+    purposes = sorted({text for rank in ranks for text in rank.collectives.purposes})
     parts = []
     for place, rank in enumerate(ranks):
         rows = matches.row[:, place]
         shared = known & (rows >= 0)
         begun = (arrived + clocks.ahead[place])[shared]  # on the clock of this rank
-        parts.append(_columns(rank, rows[shared], begun, waits))
+        parts.append(_columns(rank, rows[shared], begun, waits, purposes))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    kind, size = columns[:2]
-    pairs = sorted({(int(k), int(s)) for k, s in zip(kind, size, strict=True)})
+    keys = np.stack(columns[:3], axis=1).astype(np.int64)
     per_step = max(len(ranks) * len(waits.steps), 1)
-    found = [_kind(pair, [c[(kind == pair[0]) & (size == pair[1])] for c in columns[2:]], per_step)
-             for pair in pairs]  # fmt: skip
-    return tuple(sorted(found, key=lambda one: -(one.transfer_ms + one.waiting_ms)))
+    found = []
+    for key in np.unique(keys, axis=0):
+        alike = (keys == key).all(axis=1)
+        kind, size, purpose = key.tolist()
+        chosen = [column[alike] for column in columns[3:]]
+        one = _kind(KIND_NAMES[kind], size, purposes[purpose], chosen, per_step)
+        untold = replace(one, waiting_ms=None, bus_bytes_per_s=None)
+        found.append(one if waits.known else untold)
+    return tuple(sorted(found, key=lambda one: -(one.transfer_ms + (one.waiting_ms or 0.0))))
 
 
 def _columns(
-    rank: RankTrace, rows: Ints, begun: Ints, waits: Waits
+    rank: RankTrace, rows: Ints, begun: Ints, waits: Waits, purposes: Sequence[str]
 ) -> tuple[NDArray[np.generic], ...]:
-    """Return kind, size, bytes, ns of each transfer; and ns of which several at a time count once:
-    in all, of transfer, and of both what nothing hides.
+    """Return kind, size, purpose of the group, bytes, ns of each transfer; and ns of which several
+    at a time count once: in all, of transfer, and of both what nothing hides.
 
     `rows` are those of matched collectives, whose last rank came when they had `begun`.
     """
@@ -71,9 +78,11 @@ def _columns(
     moves[rows] = np.clip(begun, own.start[rows], own.end[rows])
     chosen = np.isin(own.step, waits.steps)
     began, moved = (_after_others(own, start) for start in (own.start, moves))
+    place = np.array([purposes.index(text) for text in own.purposes], np.int64)
     columns = (
         own.kind,
         own.size,
+        place[own.purpose],
         own.bytes,
         own.end - moves,
         own.end - began,
@@ -95,9 +104,8 @@ def _after_others(own: Collectives, start: Ints) -> Ints:
     return after
 
 
-def _kind(pair: tuple[int, int], columns: Sequence[Floats], per_step: int) -> Kind:
+def _kind(name: str, size: int, group: str, columns: Sequence[Floats], per_step: int) -> Kind:
     sizes, each, whole, moved, shown, shown_moving = columns
-    name, size = KIND_NAMES[pair[0]], pair[1]
     speeds = [
         bus_bandwidth(name, size, message, ns)
         for message, ns in zip(sizes.tolist(), each.tolist(), strict=True)
@@ -106,6 +114,7 @@ def _kind(pair: tuple[int, int], columns: Sequence[Floats], per_step: int) -> Ki
     return Kind(
         kind=name,
         size=size,
+        group=group,
         count=len(sizes) / per_step,
         bytes=float(np.nanmedian(sizes)) if np.isfinite(sizes).any() else None,
         transfer_ms=float(moved.sum()) / per_step * MS,

@@ -53,6 +53,8 @@ class LateRank:
     @property
     def when(self) -> str:
         """In which steps it is late, in words."""
+        if self.recorded == 1:
+            return "in the one step recorded"
         if len(self.steps) == self.recorded:
             return "in every step"
         first, last = self.steps[0], self.steps[-1]
@@ -96,9 +98,12 @@ def find_late_rank(ranks: Sequence[RankTrace], waits: Waits) -> LateRank | None:
 
 
 def _is_steady(later: Floats) -> bool:
-    """Tell whether a rank is later than the others (ms by step) by more than the steps differ."""
+    """Tell whether a rank is later than the others (ms by step) by more than the steps differ.
+
+    One step cannot tell: ranks begin to record one after the other.
+    """
     if len(later) < 2:
-        return True
+        return False
     error = float(later.std(ddof=1)) / math.sqrt(len(later))
     return float(later.mean()) > STEADY * error
 

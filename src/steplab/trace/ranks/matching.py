@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,10 @@ class Matches:
 
     def __len__(self) -> int:
         return len(self.row)
+
+    def none(self) -> Matches:
+        """Return the same ranks without a collective that is known to be one and the same."""
+        return replace(self, row=self.row[:0], kind=self.kind[:0])
 
     @property
     def seen(self) -> NDArray[np.bool_]:

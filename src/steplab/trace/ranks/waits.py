@@ -36,6 +36,11 @@ class Waits:
     arrived: Floats  # (matched collectives): when, ns since `origin` on the first rank's clock
     origin: int
 
+    @property
+    def known(self) -> bool:
+        """Whether ranks were seen in the same collectives: else all that is exposed is transfer."""
+        return bool(len(self.last) and self.steps)
+
     def delay(self, place: int) -> Floats:
         """Return by step how long the others waited for a rank: the median of those that did."""
         others = np.delete(self.waiting[:, place], place, axis=0)

@@ -164,6 +164,7 @@ class MessageArgs(Struct, gc=False):
     collective: str = field(default="", name="Collective name")
     group: str = field(default="", name="Process Group Name")
     members: str = field(default="", name="Process Group Ranks")
+    purpose: str = field(default="", name="Process Group Description")
     size: Count = field(default=0, name="Group size")
     sent: Whole = field(default=-1, name="In msg nelems")
     received: Whole = field(default=-1, name="Out msg nelems")

@@ -12,6 +12,7 @@ from steplab.core.errors import UserError, did_you_mean
 from steplab.core.input_file import shorten
 
 SUFFIXES = (".json", ".gz")
+RUN_FILE = "run.json"  # in the folder of a stored Run
 RECORD_HINT = "Give the file that torch.profiler's export_chrome_trace wrote (.json or .json.gz)."
 # Other files that people keep beside traces, by their first bytes.
 FOREIGN_FILES = {
@@ -45,6 +46,15 @@ def folder_error(path: Path) -> UserError:
             f"{shorten(path)} is a folder, not a trace, and has no .json or .gz in it.", RECORD_HINT
         )
     return UserError(f"{shorten(path)} is a folder, not a trace.", _name_one(traces))
+
+
+def run_folder_error(path: Path) -> UserError:
+    """The folder of a stored Run, which has more than traces in it."""
+    where = path.resolve()
+    return UserError(
+        f"{shorten(path)} is the folder of a Run.",
+        f"Name the Run: {where.name} --store {where.parent.parent}.",
+    )
 
 
 def no_ranks_error(path: Path) -> UserError:

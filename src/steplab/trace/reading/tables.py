@@ -103,7 +103,8 @@ MESSAGE_TABLES = ("ops", "ranges", "device")
 # Types of the columns that are not 64-bit integers.
 COLUMN_TYPES = {
     **dict.fromkeys(("name", "thread", "shapes", "strides", "dtypes", "values"), np.int32),
-    **dict.fromkeys(("collective", "group", "members", "dtype", "device"), np.int32),
+    **dict.fromkeys(("collective", "group", "members", "purpose", "dtype"), np.int32),
+    "device": np.int32,
     "kind": np.int8,
     "on_device": np.bool_,
 }
@@ -403,6 +404,7 @@ class ColumnBuilder:
             codes(one.collective for one in args),
             codes(one.group for one in args),
             codes(one.members for one in args),
+            codes(one.purpose for one in args),
             integers([one.size for one in args]),
             integers([max(one.sent, size) for one, (size, _) in zip(args, given, strict=True)]),
             integers([one.received for one in args]),

@@ -2,7 +2,9 @@
 
 What it opens for writing is a file in a scratch folder in the place of its own, which it may read
 again; `torch.save` and safetensors save nothing; folders that it makes are removed if they stay
-empty. What other programs or libraries write past Python's `open` is theirs.
+empty. What was there before is neither removed nor renamed: a script that clears its output folder
+first only believes that it did. What other programs or libraries write past Python's `open` is
+theirs.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import contextlib
 import io
 import os
 import shutil
+import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,9 @@ from unittest.mock import patch
 
 import torch
 
+from steplab.core.errors import UserError
+
+CLOCK = 0.02  # seconds by which the clock of a file system may lag behind
 SAVERS = ("save_file", "save_model")  # of safetensors.torch
 QUIET = {"WANDB_MODE": "disabled", "MLFLOW_TRACKING_URI": "", "HF_HUB_OFFLINE": "1"}
 
@@ -40,6 +47,8 @@ class _Folder:
         self.open = builtins.open  # as it is outside
         self.twins: dict[str, str] = {}
         self.made: list[str] = []
+        self.removed: set[str] = set()  # what the script believes to be gone
+        self.began = time.time() - CLOCK
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
@@ -51,6 +60,9 @@ class _Folder:
             for name in ("replace", "rename"):
                 mover = self._mover(getattr(os, name))
                 patches.enter_context(patch.object(os, name, mover))
+            for name in ("remove", "unlink", "rmdir"):
+                remover = self._remover(getattr(os, name))
+                patches.enter_context(patch.object(os, name, remover))
             patches.enter_context(patch.object(os, "mkdir", self._maker(os.mkdir)))
             patches.enter_context(patch.object(torch, "save", _save_nothing))
             if "safetensors" in sys.modules:
@@ -72,7 +84,8 @@ class _Folder:
                 return original(file, mode, *arguments, **options)
             path = os.path.abspath(os.fsdecode(file))
             if set(mode) & set("wax+") and not path.startswith(("/dev/", "/proc/")):
-                self._twin(path, keep=not set(mode) & set("wx"))
+                is_kept = not set(mode) & set("wx") and path not in self.removed
+                self._twin(path, keep=is_kept)
             return original(self.twins.get(path, file), mode, *arguments, **options)
 
         return opened
@@ -89,18 +102,52 @@ class _Folder:
 
     def _mover(self, original: Callable[..., None]) -> Callable[..., None]:
         def move(source: Any, target: Any, **options: Any) -> None:
-            path = os.path.abspath(os.fsdecode(source))
-            if path in self.twins:
-                self.twins[os.path.abspath(os.fsdecode(target))] = self.twins.pop(path)
-            else:
+            path, goal = (os.path.abspath(os.fsdecode(word)) for word in (source, target))
+            if path not in self.twins and (self._is_new(path) or not os.path.lexists(path)):
                 original(source, target, **options)
+                return
+            if os.path.isdir(path):
+                raise UserError(
+                    f"The script renames the folder {path}, which was there before.",
+                    "Give it words with which it leaves that folder alone.",
+                )
+            if path not in self.twins:
+                self._twin(path, keep=True)
+                self.removed.add(path)
+            self.twins[goal] = self.twins.pop(path)
 
         return move
 
+    def _remover(self, original: Callable[..., None]) -> Callable[..., None]:
+        def remove(path: Any, *, dir_fd: int | None = None) -> None:
+            folder = os.getcwd() if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+            found = os.path.abspath(os.path.join(folder, os.fsdecode(path)))
+            if self.twins.pop(found, None) is not None:
+                return
+            if self._is_new(found) or not os.path.lexists(found):
+                original(path, dir_fd=dir_fd)
+            else:
+                self.removed.add(found)
+
+        return remove
+
+    def _is_new(self, path: str) -> bool:
+        """Whether something has come to be since the script began, so that it may go again."""
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return False
+        is_folder = stat.S_ISDIR(status.st_mode)  # whose time changes with what is in it
+        return path in self.made or (not is_folder and status.st_ctime >= self.began)
+
     def _maker(self, original: Callable[..., None]) -> Callable[..., None]:
         def make(path: Any, *arguments: Any, **options: Any) -> None:
+            found = os.path.abspath(os.fsdecode(path))
+            if found in self.removed:  # it is still there
+                self.removed.discard(found)
+                return
             original(path, *arguments, **options)
-            self.made.append(os.path.abspath(os.fsdecode(path)))
+            self.made.append(found)
 
         return make
 

@@ -154,6 +154,8 @@ class Watch(TorchFunctionMode):
     def _compile(self, model: Any = None, **options: Any) -> Any:
         """Stand in for torch.compile: note that it was called, and compile nothing."""
         self._note_compile(None, **options)
+        if isinstance(model, nn.Module):  # where scripts look for what was compiled
+            object.__setattr__(model, "_orig_mod", model)  # as no part of itself
         return model if model is not None else lambda function: function
 
     def _note_compile(self, module: Any, *arguments: Any, **options: Any) -> None:
@@ -323,6 +325,8 @@ class Watch(TorchFunctionMode):
         notes = []
         if self.clip and not updated <= self.clipped:
             notes.append("the gradients of some weights are clipped there, here those of all")
+        if not self.root.training:
+            notes.append("the script trains its model in eval mode, here it is in training mode")
         return Watched(
             self.root,
             self.tape,

@@ -1,0 +1,59 @@
+"""What products in fp8 save, and what rounding their factors costs, by rates that were measured."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from steplab.hardware.catalog import Card
+
+# Shares of the dense peaks that products of a width of 768 to 3,072 reach on an H200: 714 of 989
+# TFLOP/s in bf16, 1,130 to 1,230 of 1,979 in fp8.
+BF16_SHARE, FP8_SHARE = 0.72, 0.6
+BANDWIDTH_SHARE = 0.85
+H200 = (989.4, 1978.9, 4800.0)  # TFLOP/s in bf16 and fp8, GB/s: for cards that are not known
+
+
+class Conversion(NamedTuple):
+    """How a layer is converted: its products in fp8, and the bytes that rounding a number costs."""
+
+    products: int
+    cast_bytes: int  # per number of an activation or a gradient
+
+
+# torchao's Linear: forward, dx and dw. A number is read for the largest of its row, read again and
+# written, once along each of the two sums that it takes part in.
+LINEAR = Conversion(3, 2 * (2 + 2 + 1))
+# Our projection: forward and dx. A row is read once, as a whole, and written.
+PROJECTION = Conversion(2, 2 + 1)
+
+
+def gain(inputs: int, outputs: int, card: Card | None, how: Conversion = LINEAR) -> float:
+    """Return the time that fp8 saves in the products of a layer, over that of its casts.
+
+    Both grow with the rows, so these do not matter; the cast of the weight is left out. 0 for a
+    card without fp8.
+    """
+    rates = _rates(card)
+    if rates is None:
+        return 0.0
+    bf16_rate, fp8_rate, bandwidth = rates
+    saved = 1 / bf16_rate - 1 / fp8_rate  # ps per FLOP
+    products = how.products * 2 * inputs * outputs * saved * 1e-12
+    casts = how.cast_bytes * (inputs + outputs) / (bandwidth * 1e9)
+    return products / casts
+
+
+def saved_share(card: Card | None) -> float:
+    """Return the share of a bf16 product's time that the same product in fp8 saves at best."""
+    rates = _rates(card)
+    return 1 - rates[0] / rates[1] if rates else 0.0
+
+
+def _rates(card: Card | None) -> tuple[float, float, float] | None:
+    """Return TFLOP/s in bf16 and in fp8, and GB/s; None where the card has no fp8."""
+    bf16, fp8, bandwidth = (
+        (card.peak("bf16"), card.peak("fp8"), card.bandwidth_gbs) if card else H200
+    )
+    if not bf16 or not fp8:
+        return None
+    return BF16_SHARE * bf16, FP8_SHARE * fp8, BANDWIDTH_SHARE * bandwidth

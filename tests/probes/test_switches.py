@@ -1,0 +1,44 @@
+"""What was switched on, and what torch.compile was given, in this process."""
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo import eval_frame
+
+from steplab.probes import switches
+from steplab.probes.switches import NOT_CALLED, given_to_compile, switches_on
+
+
+class Compiled(nn.Linear):
+    """A class that no other test has."""
+
+
+@pytest.fixture
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_switches_and_variables_have_their_names():
+    assert "anomaly mode" not in switches_on({})
+    with torch.autograd.set_detect_anomaly(True):
+        assert switches_on({"CUDA_LAUNCH_BLOCKING": "1"})[0] == "anomaly mode"
+    assert switches_on({"CUDA_LAUNCH_BLOCKING": "1"})[-1] == "CUDA_LAUNCH_BLOCKING=1"
+    assert switches_on({"CUDA_LAUNCH_BLOCKING": "0"}) == switches_on({})
+
+
+@pytest.mark.parametrize("how", [torch.compile, lambda module: module.compile() or module])
+def test_a_module_that_was_given_to_compile_is_known_while_it_lives(fresh, how):
+    held = how(Compiled(2, 2))
+    assert held is not None and "Compiled" in given_to_compile()
+
+
+def test_so_is_a_result_that_was_thrown_away(fresh, monkeypatch):
+    monkeypatch.setattr(switches, "live_modules", lambda: [])
+    torch.compiler.disable(Compiled(2, 2))
+    assert eval_frame.cached_backends and given_to_compile() == ()
+    torch.compile(Compiled(2, 2))
+    assert given_to_compile() == (NOT_CALLED,)
+    monkeypatch.setattr(switches, "is_written", lambda *names: False)
+    assert given_to_compile() == ()  # a library's own
