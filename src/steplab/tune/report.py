@@ -214,8 +214,8 @@ def _cell(value: float | None, digits: int = 4) -> Cell:
 
 def _note(ladder: Ladder) -> str:
     lines = [
-        "speed-up over the recipe below, measured in turns by two live workers, with its interval "
-        "at 95 % or more; ceiling: the most it could gain by the time budget, at the speed of "
+        "speed-up over the best recipe so far, in turns by two live workers, with its interval at "
+        "95 % or more; ceiling: the most it could gain by the time budget, at the speed of "
         "these turns; cold: first step with empty compile caches, warm: with filled ones; took: "
         "trying it, profile of a winner included",
         f"numerics against {truth_of(ladder)} {'; '.join(ladder.gate_shapes)}",
