@@ -1,17 +1,22 @@
 """steplab estimate as a user runs it."""
 
+import io
 import json
 import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from steplab.cli import estimate
 from steplab.cli.bench import step as bench_step
 from steplab.cli.command import Parser
+from steplab.cli.estimate import _memory
 from steplab.cli.main import main
 from steplab.core import Memory, Samples
 from steplab.core.run import Accelerator
+from steplab.report.terminal import _draw
+from steplab.store import Store
 from steplab.store.predictions import predictions
 from tests.compare.sides import ENVIRONMENT, run_of
 
@@ -34,6 +39,17 @@ def test_a_table_over_ranks_with_cost_and_memory(tmp_path, capsys):
     assert "largest batch that fits" in shown and "counted" in shown and "modelled" in shown
     assert (tmp_path / "t.json").is_file()
     assert len(list((tmp_path / "predictions").glob("*.json"))) == 2
+
+
+def test_no_number_is_cut_on_a_narrow_terminal(tmp_path, capsys):
+    """The smallest parts of the memory are left out, and named."""
+    assert main([*TINY, "--ranks", "1", "8", "--store", str(tmp_path)]) == 0
+    out = Console(file=io.StringIO(), width=100)
+    _draw(_memory(list(predictions(Store(tmp_path))), [892_546] * 2), out)
+    text = out.file.getvalue()
+    assert text.count("892,546") == 2 and "weights" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "no room for: reserved" in text
 
 
 @pytest.mark.parametrize(

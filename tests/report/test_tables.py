@@ -71,6 +71,15 @@ def test_a_narrow_terminal_folds_texts_and_drops_columns_but_no_results(monkeypa
     assert "no room" not in drawn(table, monkeypatch, 200)
 
 
+def test_headings_are_folded_before_what_people_read_in_one_piece(monkeypatch):
+    titles = ("step median", "peak memory", "data wait", "samples a second")
+    columns = (Column("recipe"), *(Column(title, "unit") for title in titles))
+    table = Table("steps", columns, (("optimizer=foreach", 1.0, 2.0, 3.0, 4.0),))
+    text = drawn(table, monkeypatch, 60)
+    assert "optimizer=foreach" in text and "second [unit]" not in text
+    assert max(map(len, text.splitlines())) <= 60
+
+
 def test_numbers_stay_whole_where_no_room_is_enough(monkeypatch):
     columns = tuple(Column(f"reading {i}", "GiB") for i in range(12))
     numbers = tuple(1234.0 + i for i in range(12))

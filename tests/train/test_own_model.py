@@ -112,7 +112,7 @@ def test_forecasts_in_python(mine):
     [
         ("generate --model my_model.py:make", "my_model.py:make, which writes no text"),
         ("train --resume --model nowhere.py:make", "no file nowhere.py"),
-        ("train --resume --model my_model.py", "is neither path/to/file.py:factory"),
+        ("train --resume --model my_model.py", "Name a function of it, as in my_model.py:make."),
         ("train --resume --model gpt", "is neither path/to/file.py:factory"),
         ("train --resume --checkpoint-dir built-in --model my_model.py:make", "built-in tsmoe"),
         ("train my_model.py:make --resume --checkpoint-dir built-in", "built-in tsmoe"),

@@ -1,5 +1,6 @@
 """The files that a search leaves, and the tables it prints."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,11 +8,15 @@ import pytest
 
 pytest.importorskip("rich")
 
+from rich.console import Console
+
 from steplab.core import PLAIN, Recipe, RunSpec, Samples
 from steplab.core.comparison import Change
 from steplab.core.errors import UserError
 from steplab.core.ladder import Check, Ladder, Rung, Untried, change_label
+from steplab.core.table import cell_text
 from steplab.report.pages import write_ladder_page
+from steplab.report.terminal import _draw, fitted
 from steplab.store import Store
 from steplab.techniques.recipes import parse_recipe, read_recipe_file
 from steplab.tune.folder import LadderFolder, open_ladder
@@ -85,6 +90,25 @@ def test_the_impact_table_shows_no_speed_up_over_a_red_gate():
     assert shown[1]["gate"] == "red" and shown[1]["speed-up"] == shown[1]["gained"] == "-"
     assert shown[2]["gate"] == "not reached"
     assert "at batch 1" in table.note
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_cuts_no_number_of_the_impact_table(objective, width):
+    kept, wrong, broken = ladder().rungs
+    kept = replace(kept, warm_seconds=123.4, seconds=1234.5)
+    found = replace(ladder(), objective=objective, rungs=(kept, wrong, broken))
+    table = fitted(impact_table(found), width)
+    out = Console(file=io.StringIO(), width=width)
+    _draw(table, out)
+    lines = out.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    names = [column.name for column in table.columns]
+    assert {"rung", "outcome", "gate", "speed-up", "gained"} <= set(names)
+    assert ("step" if objective == "time" else "peak memory") in names
+    whole = {cell_text(cell, c.digits) for c, cell in zip(table.columns, table.rows[0], strict=True)
+             if isinstance(cell, float)}  # fmt: skip
+    assert whole <= set(" ".join(lines).split())
 
 
 def test_the_impact_table_tells_the_waits_of_a_green_rung():

@@ -226,11 +226,13 @@ def _table(title: str, found: Sequence[Prediction], budget: Budget, has_batch: b
 def _memory(found: Sequence[Prediction], most: Sequence[int | None]) -> Table:
     """Return what the peak consists of, and the largest batch that fits."""
     kinds = list(found[0].kinds)
+    by_size = sorted(kinds, key=lambda kind: -found[0].kinds[kind])
     columns = (
         Column("ranks"),
         Column("peak", "GiB"),
-        Column("reserved", "GiB", dispensable=1),
-        *(Column(kind, "GiB") for kind in kinds),
+        Column("reserved", "GiB", dispensable=len(kinds) + 1),
+        # Where a terminal is narrow, the smallest are left out.
+        *(Column(kind, "GiB", 3, dispensable=by_size.index(kind) + 1) for kind in kinds),
         Column("largest batch that fits"),
     )
     rows = [

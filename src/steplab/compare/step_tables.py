@@ -136,7 +136,7 @@ def phase_table(runs: Sequence[Run]) -> Table | None:
         tail = (waited, host, busy, launches, limit_of(run))
         rows.append((*_labels(runs, run), step, *phases, other, *tail))
     note = (
-        "of the step with the median time, the lower of two; phases: on the device; other: between "
+        "all of one step, the one with the median time; phases: on the device; other: between "
         "them, on a CPU the wait for data too;\nhost: time Python needed to issue the step; device "
         "busy: kernels of the profiled step"
     )

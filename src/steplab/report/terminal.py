@@ -107,18 +107,19 @@ def _rich(table: Table, width: int) -> RichTable:
 
 
 def _column_widths(table: Table, room: int) -> list[int]:
-    """Return the characters of each column; the widest that can be folded give way first.
+    """Return the characters of each column; headings are folded first, then the widest texts.
 
     Not by rich, which cuts numbers of a table that is too wide by one character.
     """
     indices = range(len(table.columns))
     widths = [_natural_width(table, i) for i in indices]
-    least = [_least_width(table, i) for i in indices]
-    while _drawn_width(widths) > room:
-        foldable = [i for i in indices if widths[i] > least[i]]
-        if not foldable:
-            break
-        widths[max(foldable, key=lambda i: widths[i])] -= 1
+    whole_cells = [max(_heading_width(table, i), *_cell_widths(table, i)) for i in indices]
+    for least in (whole_cells, [_least_width(table, i) for i in indices]):
+        while _drawn_width(widths) > room:
+            foldable = [i for i in indices if widths[i] > least[i]]
+            if not foldable:
+                break
+            widths[max(foldable, key=lambda i: widths[i])] -= 1
     return widths
 
 
@@ -133,10 +134,14 @@ def _natural_width(table: Table, index: int) -> int:
 
 def _least_width(table: Table, index: int) -> int:
     """Return the characters that a column needs: a number in one piece, text on several lines."""
-    column, longest = table.columns[index], max(_cell_widths(table, index))
-    heading = max(map(cell_len, column.title.split()), default=1)
-    whole = column.whole or _is_numeric(table, index)
-    return max(heading, longest if whole else min(longest, FOLDED))
+    longest = max(_cell_widths(table, index))
+    whole = table.columns[index].whole or _is_numeric(table, index)
+    return max(_heading_width(table, index), longest if whole else min(longest, FOLDED))
+
+
+def _heading_width(table: Table, index: int) -> int:
+    """Return the characters of the longest word of a heading, which is folded between words."""
+    return max(map(cell_len, table.columns[index].title.split()), default=1)
 
 
 def _cell_widths(table: Table, index: int) -> list[int]:

@@ -66,19 +66,20 @@ def impact_table(ladder: Ladder) -> Table:
 
     Columns without any value are left out.
     """
-    unit = "ms" if ladder.objective == "time" else "GiB"
+    is_time = ladder.objective == "time"
+    unit = "ms" if is_time else "GiB"
     columns = (
         Column("rung"),
         Column("outcome"),
         Column("gate"),
-        Column("speed-up"),
-        Column("step", "ms"),
-        Column("peak memory", "GiB", 3),
-        Column("ceiling", unit, 3),
+        Column("speed-up", whole=True),
+        Column("step", "ms", dispensable=0 if is_time else 1),
+        Column("peak memory", "GiB", 3, dispensable=1 if is_time else 0),
+        Column("ceiling", unit, 3, dispensable=2),
         Column("gained", unit, 3),
-        Column("cold compile", "s", 3),
-        Column("warm", "s", 3),
-        Column("took", "s", 3),
+        Column("cold compile", "s", 3, dispensable=3),
+        Column("warm", "s", 3, dispensable=4),
+        Column("took", "s", 3, dispensable=5),
     )
     rows = [_row(rung, ladder.objective) for rung in ladder.rungs]
     kept = [i for i in range(len(columns)) if i < 2 or any(row[i] != "-" for row in rows)]
@@ -213,8 +214,8 @@ def _cell(value: float | None, digits: int = 4) -> Cell:
 
 def _note(ladder: Ladder) -> str:
     lines = [
-        "speed-up over the recipe below, measured in turns by two live workers, with its interval "
-        "at 95 % or more; ceiling: the most it could gain by the time budget, at the speed of "
+        "speed-up over the best recipe so far, in turns by two live workers, with its interval at "
+        "95 % or more; ceiling: the most it could gain by the time budget, at the speed of "
         "these turns; cold: first step with empty compile caches, warm: with filled ones; took: "
         "trying it, profile of a winner included",
         f"numerics against {truth_of(ladder)} {'; '.join(ladder.gate_shapes)}",
@@ -273,9 +274,9 @@ def batches_table(ladder: Ladder) -> Table:
         Column("batch"),
         Column("outcome"),
         Column("tokens/s"),
-        Column("peak memory", "GiB", 3),
+        Column("peak memory", "GiB", 3, dispensable=2),
         Column("tokens/s against the winner's"),
-        Column("cost"),
+        Column("cost", dispensable=1),
         Column("reason"),
     )
     return Table("at the best batch of each", columns, rows)

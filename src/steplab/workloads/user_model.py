@@ -70,7 +70,8 @@ def load_user_model(word: str) -> WorkloadEntry:
     is_module = all(part.isidentifier() for part in place.split("."))
     if not (place.endswith(".py") or is_module) or not factory:
         raise UserError(
-            f"{shorten(word)!r} is neither path/to/file.py:factory nor package.module:factory."
+            f"{shorten(word)!r} is neither path/to/file.py:factory nor package.module:factory.",
+            f"Name a function of it, as in {word}:make." if word.endswith(".py") else "",
         )
     file = Path(place).absolute() if place.endswith(".py") else _module_file(place)
     entry = _import(word, file)
