@@ -32,7 +32,7 @@ UNRECORDED = {
     ),
     "late_start": "not visited on a GPU yet",
     **dict.fromkeys(
-        ("uncalled_compile", "debugging_backend", "heads_in_a_loop"),
+        ("uncalled_compile", "debugging_backend", "heads_in_a_loop", "partly_used"),
         "not visited on a quiet machine yet",
     ),
 }

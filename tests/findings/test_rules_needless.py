@@ -16,9 +16,12 @@ from steplab.findings.rules import (
     index_gradient,
     kept_memory,
     padded_batch,
+    partly_used,
     product_order,
+    repeated_work,
     small_operators,
     unfused_chain,
+    unused_work,
     wide_dtype,
     zero_fills,
     zero_products,
@@ -53,6 +56,14 @@ def test_a_forward_that_nothing_is_learned_from():
     assert forward_unused.RULE(two_forwards(second_learns=True)) is None  # two micro-batches
     teacher = two_forwards(second_learns=False, name="nn.Module: Net_1")
     assert forward_unused.RULE(teacher) is None
+
+
+@pytest.mark.parametrize(("letter", "found"), [("h", True), ("u", True), (".", False)])
+def test_a_forward_that_the_update_needs_is_a_target(letter, found):
+    profile = Profile((0, 1, 1, 1), (), dataflow=Dataflow(("aten::mm",), (0, 0), f".{letter}"))
+    run = replace(remembered(device="cpu").run, clock=None, profile=profile)
+    case = replace(two_forwards(second_learns=False), run=run)
+    assert (forward_unused.RULE(case) is not None) == found
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.0, False), (0.2, False), (0.4, True)])
@@ -294,6 +305,56 @@ def test_products_whose_rows_are_mostly_zeros():
     assert found.gain_ms == pytest.approx(0.8 * 0.6) and "net.py:5" in found.evidence[0]
     usual = replace(run, profile=replace(profile, dataflow=replace(flow, verdicts="..")))
     assert zero_products.RULE(cpu_case(done, usual)) is None
+
+
+def watched(done: list[RecordedOp], letters: str) -> Case:
+    """A step of products, with what each is for."""
+    names = tuple(dict.fromkeys(one.op for one in done))
+    flow = Dataflow(names, tuple(names.index(one.op) for one in done), letters)
+    profile = Profile((0, 1, 1, 1), (), dataflow=flow)
+    run = replace(remembered(device="cpu").run, clock=None, profile=profile)
+    return cpu_case(done, run)
+
+
+def test_results_of_which_most_is_dropped():
+    done = [mm(512, 64, 1024, 600, line="net.py(5): head"), mm(64, 64, 64, 400)]
+    found = partly_used.RULE(watched(done, "Y."))
+    assert found.gain_ms == pytest.approx(0.8 * 0.6) and "net.py:5" in found.evidence[1]
+    assert partly_used.RULE(watched(done, "..")) is None
+
+
+def test_what_is_multiplied_by_zero_is_for_nothing():
+    done = [mm(512, 64, 1024, 600, line="net.py(5): aux"), mm(64, 64, 64, 400)]
+    found = unused_work.RULE(watched(done, "n."))
+    assert found.gain_ms == pytest.approx(0.6) and "multiplied by zero" in found.evidence[0]
+
+
+def test_weights_that_autocast_casts_again():
+    weight = {"shapes": [[128, 512], [128, 512]], "dtypes": [BF16, FP32]}
+    cast = RecordedOp("aten::copy_", 100, args=weight, inside="aten::linear", line="net.py(5): f")
+    done = [replace(cast, outer=tensors([4, 128])), mm(64, 64, 64, 400)]
+    (found,) = repeated_work.RULE(watched(done, "w."))
+    assert "casts the same weights" in found.claim and "net.py:5 (f)" in found.evidence[1]
+    assert repeated_work.RULE(watched(done, "r.")) == ()  # activations: autocast's own
+
+
+@pytest.mark.parametrize(("stride", "found"), [(0, True), (4096, False)])
+def test_one_thing_that_is_computed_for_every_sample(stride, found):
+    shared = {**tensors([32, 64, 64]), "strides": [[stride, 64, 1]]}
+    factor = RecordedOp("aten::linalg_cholesky_ex", 500, args=shared, line="net.py(5): loss")
+    said = repeated_work.RULE(cpu_case([factor, mm(64, 64, 64, 500)]))
+    assert bool(said) == found
+    if found:
+        assert "each of 32 samples" in said[0].claim and "net.py:5 (loss)" in said[0].evidence[1]
+
+
+def test_a_loop_that_torch_has_is_no_loop_in_python():
+    inside = RecordedOp("aten::add", 4, inside="aten::gru", line="net.py(5): forward")
+    alone = [replace(inside, inside="") for _ in range(40)]
+    assert "net.py:5" in small_operators.RULE(cpu_case([*alone, mm(64, 64, 64, 40)])).claim
+    events = [op("aten::gru", 0, 160_000)]
+    hidden = cpu_case([*alone, mm(64, 64, 64, 40)], extra=events)
+    assert small_operators.RULE(hidden) is None
 
 
 def test_heads_that_run_one_after_the_other():

@@ -10,11 +10,13 @@ from torch.utils.checkpoint import checkpoint
 
 from steplab.core import Dataflow
 from steplab.core.run import (
+    CAST_AGAIN,
     CONSTANT,
     MADE_BEFORE,
     NEEDED,
     READ_ONLY,
     ROWS_OF_ZEROS,
+    TIMES_ZERO,
     UNUSED,
     ZEROS,
 )
@@ -102,6 +104,56 @@ def test_what_is_computed_twice_from_the_same_inputs():
     assert again["aten::bernoulli_"] == {NEEDED: 1, MADE_BEFORE: 1}
     twice = verdicts(Loop(lambda x: layer(x) + layer[1](x)))
     assert twice["aten::bernoulli_"] == {NEEDED: 2}  # other random numbers
+
+
+def test_weights_that_autocast_casts_again_whenever_it_is_left():
+    layer = nn.Linear(8, 8)
+
+    def cell(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x)
+
+    def twice(x):
+        return (cell(x) + cell(x)).float()
+
+    def once(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return twice(x)
+
+    assert verdicts(Loop(twice))["aten::_to_copy"][CAST_AGAIN] == 2  # weight and bias
+    assert verdicts(Loop(once))["aten::_to_copy"][CAST_AGAIN] == 0
+
+
+def test_a_loss_of_weight_zero_is_for_nothing():
+    layer = nn.Linear(8, 8)
+
+    def weighed(weight: float) -> Counter[str]:
+        def step():
+            loop = Loop(lambda x: x + weight * torch.tanh(layer(x)).square().mean())
+            return loop()
+
+        return sum(verdicts(step).values(), Counter())
+
+    assert weighed(0.5)[TIMES_ZERO] == 0
+    # Forward: a product, tanh, square, mean, times zero; backward: all of its gradients.
+    assert weighed(0.0)[TIMES_ZERO] >= 5
+
+
+@pytest.mark.parametrize(("kept", "letter"), [(8, NEEDED), (3, NEEDED), (2, "X"), (1, "Y")])
+def test_results_of_which_most_is_dropped(kept, letter):
+    wide = nn.Linear(8, 64)
+
+    def taken(x):
+        return wide(x).view(4, 8, 8)[:, :kept].sum(1)
+
+    if kept == 3:  # three quarters, each by itself
+
+        def taken(x):
+            first, second, third, _ = wide(x).view(4, 4, 16).unbind(1)
+            return (first + second + third)[:, :8]
+
+    found = verdicts(Loop(taken))["aten::addmm"]
+    assert found == ({NEEDED: 3} if letter == NEEDED else {NEEDED: 2, letter: 1})
 
 
 def test_what_is_the_same_in_every_step():

@@ -389,10 +389,13 @@ class OptimizerShape:
 # What became of an operator's result; the first that holds.
 UNUSED = "u"  # nothing that outlives the step came from it
 READ_ONLY = "h"  # only the host read it, or somebody holds it: a metric, a log
+TIMES_ZERO = "n"  # the update has it times the number zero only
 CONSTANT = "c"  # it depends on no weight, no batch and no random number: the same in every step
 MADE_BEFORE = "r"  # the step had computed it before, from the same inputs
+CAST_AGAIN = "w"  # a cast of what is older than the step, a weight, that the step had made before
 CAST_BACK = "b"  # a cast of what a cast had made: to a dtype and back
 ZEROS = "z"  # a product with a factor that is nearly all zeros
+PARTLY_USED = "VWXYZ"  # so many tenths of the result nobody reads: 5, 6, 7, 8, 9
 ROWS_OF_ZEROS = "6789"  # a product of which so many tenths of the rows are zeros
 NEEDED = "."
 

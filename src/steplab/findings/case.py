@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steplab.core import MemoryTimeline, Recipe, Run, RunSpec
 from steplab.findings.rows import Mask, Rows
-from steplab.findings.verdicts import work_with
+from steplab.findings.verdicts import letters_of_work
 from steplab.hardware.catalog import Card, find_card
 from steplab.store import Store, store_of
 from steplab.trace.analysis import CAUSES, Analysis, Floats
@@ -117,11 +118,16 @@ class Case:
 
     def verdict(self, letters: str) -> Mask:
         """Rows of work whose operators have one of these verdicts; none where it is unknown."""
+        return np.isin(self._letters, list(letters))
+
+    @cached_property
+    def _letters(self) -> NDArray[np.str_]:
+        """The verdict about each row of work, found once: aligning two steps takes a while."""
         assert self.rows is not None
         dataflow = self.run.profile.dataflow if self.run and self.run.profile else None
         if dataflow is None:
-            return np.zeros(len(self.rows.work), np.bool_)
-        return work_with(self.rows, dataflow, letters)
+            return np.zeros(len(self.rows.work), "<U1")
+        return letters_of_work(self.rows, dataflow)
 
     def cost_ms(self, mask: Mask) -> float:
         """Milliseconds per step that go if this work goes: its own, and of waits for its launches.

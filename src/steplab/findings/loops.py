@@ -46,33 +46,27 @@ def python_loops(rows: Rows) -> list[PythonLoop]:
     found: dict[int, PythonLoop] = {}
     for column in np.argsort(-counts, kind="stable").tolist():
         turns = int(counts[column]) // rows.steps
-        function, line, _, op = distinct[:, column].tolist()
+        function, line, module, op = distinct[:, column].tolist()
         name = work.labels[op]
         if turns < MIN_TURNS or len(found) >= 3:
             break
         if function not in found and UNATTRIBUTED not in (name, work.labels[line]):
-            whole = _turning(rows, rows.inside & (work.function == function))
-            at_line = forward & (work.line == line)
-            asked, turns = _asked_most(rows, at_line, (name, turns))
-            found[function] = PythonLoop(work.labels[line], asked, turns, whole)
+            asked = _asked_most(rows, forward & (work.line == line) & (work.module == module))
+            if asked is not None:
+                whole = _turning(rows, rows.inside & (work.function == function))
+                found[function] = PythonLoop(work.labels[line], *asked, whole)
     return list(found.values())
 
 
-def _asked_most(rows: Rows, mask: Mask, otherwise: tuple[str, int]) -> tuple[str, int]:
-    """Return what the code of these rows calls most and takes most time in, and how often.
+def _asked_most(rows: Rows, mask: Mask) -> tuple[str, int] | None:
+    """Return what the code calls at least MIN_TURNS times and takes most time in, and how often.
 
-    The innermost operators are often views: `aten::as_strided` for a cell of a recurrent network.
+    None where torch has the loop, as in `nn.GRU`. Innermost operators do not tell: they are views.
     """
-    calls = {name: count // rows.steps for name, count in rows.asked_calls(mask).items()}
-    often = {name: count for name, count in calls.items() if count >= MIN_TURNS}
-    if not often:
-        return otherwise
-
-    def spent(name: str) -> float:
-        return rows.ms(mask & rows.asked_for(name.__eq__))
-
-    asked = max(often, key=spent)
-    return asked, often[asked]
+    often = {name: n for name, n in rows.asked_calls(mask).items() if n >= MIN_TURNS}
+    spent = {name: rows.ms(mask & rows.asked_for(name.__eq__)) for name in often}
+    name = max(spent, key=spent.__getitem__, default="")
+    return (name, often[name]) if name else None
 
 
 def _turning(rows: Rows, mask: Mask, turns: int = MIN_TURNS) -> Mask:

@@ -1,93 +1,105 @@
 """Verdicts about the work of a trace: what the operators behind it are for, as the Run recorded it.
 
-The operators of the watched step are found again in the trace by name and order. What ran inside
-one belongs to it.
+The operators of the watched step are found again in the trace by name and order: a longest common
+subsequence of both. What ran inside one belongs to it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core import Dataflow
-from steplab.findings.rows import Mask, Rows
+from steplab.findings.rows import Rows
 from steplab.trace.budget import data_ranges
 from steplab.trace.events import Ints, Trace
 from steplab.trace.spans import nest
 from steplab.trace.windows import step_windows
 
-AHEAD = 3  # operators that follow one, and must not lie before it
+BLOCK = 4096  # operators that are looked for at a time
 FOUND = 0.9  # of the watched operators; with fewer, the trace shows another step
 
 
-def work_with(rows: Rows, dataflow: Dataflow, verdicts: str) -> Mask:
-    """Return the rows of work inside operators with one of these verdicts; none if unsure."""
+def letters_of_work(rows: Rows, dataflow: Dataflow) -> NDArray[np.str_]:
+    """Return the verdict of the operator around each row of work; "" where unsure."""
     trace = rows.source
     found = _found(trace, dataflow)
-    mask: Mask = np.zeros(len(rows.work), np.bool_)
+    result = np.zeros(len(rows.work), "<U1")
     if (found >= 0).mean() < FOUND:
-        return mask
-    letters: NDArray[np.str_] = np.array(list(dataflow.verdicts))
-    chosen = np.zeros(len(trace.ops), np.bool_)
-    chosen[found[found >= 0]] = True
-    wanted = np.zeros(len(trace.ops), np.bool_)
-    wanted[found[np.isin(letters, list(verdicts)) & (found >= 0)]] = True
+        return result
+    letters = np.zeros(len(trace.ops), "<U1")
+    there = found >= 0
+    letters[found[there]] = np.array(list(dataflow.verdicts))[there]
     has_op = (rows.work.op_row >= 0) & rows.inside
     op = rows.work.op_row[has_op]
-    around = nest(trace.ops, chosen).innermost(trace.ops.thread[op], trace.ops.start[op])
-    mask[has_op] = (around >= 0) & wanted[around]
-    return mask
+    around = nest(trace.ops, letters != "").innermost(trace.ops.thread[op], trace.ops.start[op])
+    result[has_op] = np.where(around >= 0, letters[around], "")
+    return result
 
 
 def _found(trace: Trace, dataflow: Dataflow) -> Ints:
     """Return the row in the last step's operators of each watched one, -1: not there.
 
-    Both steps run the same operators in the same order, but for a few: under watch, autograd adds
-    gradients up anew instead of in place. One that is missing must not be taken for a far later one
-    of its name, which lies behind those that follow.
+    Both steps run the same operators in the same order, but for some: under watch, autograd adds
+    up anew instead of in place, and copies what it may not write over.
     """
     ops, window = trace.ops, step_windows(trace)[-1]
+    plain = [_plain(name) for name in dataflow.names]
     inside = (ops.start >= window.start) & (ops.start < window.end)
     inside &= data_ranges(trace).within(ops.start, ops.start + 1) == 0
-    rows = np.flatnonzero(inside)
-    places = _Places(trace, rows)
+    inside &= trace.named(ops, lambda name: _plain(name) in plain)
+    # What runs inside an operator, the watcher does not see.
+    rows = np.flatnonzero(inside & (nest(ops, inside).parents() < 0))
+    there = [_plain(trace.text(code)) for code in ops.name[rows].tolist()]
     found = np.full(len(dataflow.ops), -1, np.int64)
-    names = [places.of(name) for name in dataflow.names]
-    for index, number in enumerate(dataflow.ops):
-        here = places.following(names[number])
-        after = [places.following(names[n]) for n in dataflow.ops[index + 1 : index + 1 + AHEAD]]
-        if here < len(rows) and not (after and here > max(after)):
-            found[index] = rows[here]
-            places.take(here)
+    for watched, place in aligned([plain[number] for number in dataflow.ops], there):
+        found[watched] = rows[place]
     return found
 
 
-class _Places:
-    """Where operators of each name stand, from the last one that was found on."""
+def _plain(name: str) -> str:
+    """Return the name without the mark of an operator in place."""
+    return name.removesuffix("_")
 
-    def __init__(self, trace: Trace, rows: Ints) -> None:
-        ops = trace.ops
-        self._codes = {text: code for code, text in enumerate(trace.texts)}
-        self._names = ops.name[rows]
-        self._start, self._end = ops.start[rows].tolist(), ops.end[rows].tolist()
-        self._thread = ops.thread[rows].tolist()
-        self._until: dict[int, int] = {}  # by thread: what begins before is inside the last one
-        self._place = 0
 
-    def of(self, name: str) -> list[int]:
-        """Return all places of a name, in order."""
-        return np.flatnonzero(self._names == self._codes.get(name, -2)).tolist()
+def aligned(left: Sequence[str], right: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the places of a longest common subsequence, as far as one within blocks is one."""
+    begin, there = 0, 0
+    while begin < len(left) and there < len(right):
+        block = left[begin : begin + 2 * BLOCK]
+        last, after = begin + BLOCK >= len(left), there
+        for one, other in _common(block, right[there : there + 3 * BLOCK]):
+            if last or one < BLOCK:
+                yield begin + one, there + other
+                after = there + other + 1
+        begin, there = (len(left) if last else begin + BLOCK), after
 
-    def following(self, places: list[int]) -> int:
-        """Return the first of the places that is ahead; the number of all if there is none."""
-        for place in places[bisect_left(places, self._place) :]:
-            if self._start[place] >= self._until.get(self._thread[place], 0):
-                return place
-        return len(self._start)
 
-    def take(self, place: int) -> None:
-        """Go on behind this operator and all that is inside it."""
-        self._place = place + 1
-        self._until[self._thread[place]] = self._end[place]
+def _common(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places of a longest common subsequence, in order.
+
+    A row of the table of lengths is one integer, whose zeros are where the length grows: rows are
+    computed from each other by an addition (Crochemore and others, 2001), a thousand bits at once.
+    """
+    every = (1 << len(right)) - 1
+    where: dict[str, int] = {}
+    for place, name in enumerate(right):
+        where[name] = where.get(name, 0) | 1 << place
+    rows = [every]
+    for name in left:
+        row, met = rows[-1], rows[-1] & where.get(name, 0)
+        rows.append(((row + met) | (row - met)) & every)
+    pairs = []
+    one, other = len(left), len(right)
+    while one and other:
+        bit = 1 << (other - 1)
+        if rows[one] & bit:
+            other -= 1
+        elif not rows[one - 1] & bit:
+            one -= 1
+        else:
+            one, other = one - 1, other - 1
+            pairs.append((one, other))
+    return pairs[::-1]

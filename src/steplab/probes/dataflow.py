@@ -8,8 +8,9 @@ samples of the factors of matrix products.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +21,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from steplab.core import Dataflow
-from steplab.core.run import CAST_BACK, CONSTANT, MADE_BEFORE, NEEDED, READ_ONLY, UNUSED, ZEROS
+from steplab.core.run import (
+    CAST_AGAIN,
+    CAST_BACK,
+    CONSTANT,
+    MADE_BEFORE,
+    NEEDED,
+    PARTLY_USED,
+    READ_ONLY,
+    TIMES_ZERO,
+    UNUSED,
+    ZEROS,
+)
 from steplab.probes.known_tensors import HeldTensors, held_tensors
 from steplab.probes.probe import Subject
 from steplab.probes.switches import switches_on
@@ -32,6 +44,10 @@ FILLS = frozenset(
     f"aten::{name}"
     for name in "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros "
     "new_ones new_full new_empty fill_ zero_ empty_strided new_empty_strided scalar_tensor".split()
+)
+FACTORS_ONLY = frozenset(f"aten::{name}" for name in ("mul", "mm", "bmm"))
+LINEAR = frozenset(
+    f"aten::{name}" for name in "sum mean neg div clone copy _to_copy contiguous cumsum".split()
 )
 OVERWRITES = frozenset(f"aten::{name}" for name in ("copy_", "fill_", "zero_"))
 PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
@@ -68,6 +84,7 @@ class _Value:
     number: int
     writer: int = -1  # -1: from before the step
     constant: bool = False  # depends on no weight, no batch and no random number
+    zero: bool = False  # something was multiplied by the number zero
     outside: bool = False  # the storage is older than the step
 
 
@@ -77,12 +94,22 @@ class _Op:
 
     name: str
     needs: tuple[int, ...]  # the operators that wrote what it reads
+    not_zero: tuple[int, ...] = ()  # those of them whose results are not known to be zero
     lasts: bool = False  # writes what outlives the step
     read_by_host: bool = False
     again: bool = False
     constant: bool = False
     zeros: str = ""  # ZEROS, or tenths of the rows
     casts_back: bool = False
+
+
+@dataclass
+class _Read:
+    """What was read of a result: the elements of all views of it that differ."""
+
+    elements: int  # of the whole
+    views: set[object] = field(default_factory=set)
+    seen: int = 0
 
 
 @dataclass
@@ -108,6 +135,7 @@ class _Watcher(TorchDispatchMode):
         self.sampled: dict[int, tuple[float, float]] = {}  # by the number of a value
         self.switches: set[str] = set()
         self.cast_from: dict[int, torch.dtype] = {}  # what a cast, by its number, was given
+        self.read: dict[int, dict[int, _Read]] = {}  # by writer and storage
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -131,27 +159,42 @@ class _Watcher(TorchDispatchMode):
         if len(ops) >= MOST_OPS or not any(op.lasts for op in ops):
             return None
         for_update = _behind(ops, (i for i, op in enumerate(ops) if op.lasts))
-        read = {i for i, op in enumerate(ops) if op.read_by_host}
-        for_host = _behind(ops, read | self._still_held())
+        without_zeros = [replace(op, needs=op.not_zero) for op in ops]
+        in_earnest = _behind(without_zeros, (i for i, op in enumerate(ops) if op.lasts))
+        read, held = {i for i, op in enumerate(ops) if op.read_by_host}, self._still_held()
+        for_host = _behind(ops, read | held)
         constant = _constants(ops)
         names = {name: i for i, name in enumerate(dict.fromkeys(op.name for op in ops))}
         verdicts = "".join(
             (READ_ONLY if i in for_host else UNUSED)
             if i not in for_update
+            else TIMES_ZERO
+            if i not in in_earnest
             else CONSTANT
             if i in constant
-            else MADE_BEFORE
+            else (CAST_AGAIN if op.name == CAST and not op.needs else MADE_BEFORE)
             if op.again
             else op.zeros
             if op.zeros
             else CAST_BACK
             if op.casts_back
+            else self._partly_used(i, op.name)
+            if i not in held
             else NEEDED
             for i, op in enumerate(ops)
         )
         return Dataflow(
             tuple(names), tuple(names[op.name] for op in ops), verdicts, self.seen.padding
         )
+
+    def _partly_used(self, index: int, name: str) -> str:
+        """Return the letter for the tenths of a result that nobody reads, from a half on."""
+        results = self.read.get(index, {}).values()
+        if not results or name in FILLS or name in OVERWRITES:
+            return NEEDED
+        share = max(one.seen / max(one.elements, 1) for one in results)
+        tenths = int(10 * (1 - share) + 1e-9)
+        return PARTLY_USED[tenths - 5] if 5 <= tenths <= 9 else NEEDED
 
     def _still_held(self) -> set[int]:
         """Return the operators whose results somebody holds; gradients that nobody uses are not."""
@@ -179,6 +222,8 @@ class _Watcher(TorchDispatchMode):
         if not made and not written and not to_host:
             return  # a view
         sources = [self._value(tensor) for tensor in inputs]
+        for tensor, value in zip(inputs, sources, strict=True):
+            self._note_read(tensor, value.writer)
         fresh = name in OVERWRITES and _covers(args[0])
         if fresh:
             sources = sources[1:]
@@ -190,6 +235,7 @@ class _Watcher(TorchDispatchMode):
         op = _Op(
             name,
             tuple({value.writer for value in sources if value.writer >= 0}),
+            tuple({value.writer for value in sources if value.writer >= 0 and not value.zero}),
             lasts=any(map(self._outlives, written)),
             read_by_host=to_host,
             # Without an input there is nothing to keep but a table of numbers; see _constants.
@@ -202,15 +248,27 @@ class _Watcher(TorchDispatchMode):
         self.seen.numbers.add(number)
         if name == CAST:
             self.cast_from[index] = inputs[0].dtype
+        zero = _is_zero(name, args, [value.zero for value in sources])
         for place, tensor in enumerate((*made, *written)):
             old = self.values.get(_storage(tensor))
             outside = old is not None and old.outside
-            self._set(tensor, _Value(hash((number, place)), index, constant, outside))
+            self._set(tensor, _Value(hash((number, place)), index, constant, zero, outside))
+            # Its own elements: a storage may be larger than what is in it.
+            self.read.setdefault(index, {})[_storage(tensor)] = _Read(tensor.numel())
+
+    def _note_read(self, tensor: Tensor, writer: int) -> None:
+        one = self.read.get(writer, {}).get(_storage(tensor))
+        view = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        if one is not None and view not in one.views:
+            one.views.add(view)
+            one.seen += _distinct(tensor)
 
     def _note_opaque(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Note an operator whose values cannot be followed: sparse ones, or of a higher order."""
         index = len(self.seen.ops)
         values = [self._value(tensor) for tensor in inputs if _is_plain(tensor)]
+        for tensor, value in zip(filter(_is_plain, inputs), values, strict=True):
+            self._note_read(tensor, value.writer)
         needs = {value.writer for value in values if value.writer >= 0}
         self.seen.ops.append(_Op(name, tuple(needs), lasts=True))
         for place, tensor in enumerate(filter(_is_plain, outputs)):
@@ -338,6 +396,23 @@ def _written(func: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
                 given = args[place]
             found += _tensors(given)
     return found
+
+
+def _is_zero(name: str, args: Any, zeros: list[bool]) -> bool:
+    """Whether a result is zero: something times the number zero, or what comes of such zeros."""
+    plain = name.removesuffix("_")
+    if plain == "aten::mul" and any(isinstance(a, (int, float)) and a == 0 for a in args[:2]):
+        return True
+    if plain in FACTORS_ONLY:
+        return any(zeros)
+    linear = plain in LINEAR or plain.endswith("_backward")  # in the gradient, the first argument
+    return linear and bool(zeros) and zeros[0]
+
+
+def _distinct(tensor: Tensor) -> int:
+    """Return the elements of a storage that a tensor shows; an expanded one shows each once."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size for size, stride in sizes if stride)
 
 
 def _covers(tensor: Tensor) -> bool:

@@ -4,7 +4,8 @@ What it sees: a model that is called several times in a step, where some calls h
 others have none.
 Why it costs: a forward is a third of a step.
 Remedy: take the metrics from the output that the loss was computed from, or every N steps.
-When it is wrong: a target that the same model computes without gradients, as in self-distillation.
+When it is wrong: a target that the same model computes without gradients, as in self-distillation,
+in a trace without a record of values.
 Recomputation under checkpointing, and a teacher that is a model of its own, are not meant.
 """
 
@@ -15,6 +16,7 @@ from collections import Counter
 import numpy as np
 
 from steplab.core import Finding, units
+from steplab.core.run import READ_ONLY, UNUSED
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.module_calls import callers, outermost_calls
@@ -38,7 +40,7 @@ def check(case: Case) -> Finding | None:
     wasted = np.flatnonzero(unused & np.isin(names, list(learns)))
     if not len(wasted):
         return None
-    mask = _launched_in(rows, spans, wasted)
+    mask = _launched_in(rows, spans, wasted) & ~_needed(case)
     spent = rows.ms(mask)
     if not spent > SHARE * case.step_ms:
         return None
@@ -55,6 +57,12 @@ def check(case: Case) -> Finding | None:
         gain_ms=spent,
         work=mask,
     )
+
+
+def _needed(case: Case) -> Mask:
+    """Return the work that the update needs, where the Run recorded it: a target of a loss."""
+    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
+    return case.verdict("".join(set(dataflow.verdicts if dataflow else "") - {UNUSED, READ_ONLY}))
 
 
 def _launched_in(rows: Rows, spans: Spans, wasted: Ints) -> Mask:

@@ -3,7 +3,8 @@
 What it sees: operators whose result the step had already computed from the same inputs, as the Run
 recorded the flow of values: the forward again under checkpointing, a weight that is normalized or
 cast at every use, a mask or a table in every layer; and nodes of autograd that run twice, where two
-losses go back through one graph.
+losses go back through one graph; weights that autocast casts again and again; and operators whose
+inputs are one sample, expanded to many.
 Why it costs: it is the same time once more.
 Remedy: compute it once and keep it; no checkpointing while there is room; one backward of the sum.
 When it is wrong: checkpointing makes room that is needed. It is reported where the step uses less
@@ -15,7 +16,8 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import MADE_BEFORE
+from steplab.core.run import CAST_AGAIN, MADE_BEFORE
+from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.rows import Mask, Rows, is_cast
@@ -25,6 +27,7 @@ from steplab.trace.spans import nest
 PLENTY = 0.5  # of the device's memory in use
 WORTH_IT = 0.10  # of the step
 SHARE = 0.02
+CASTS = 0.05
 
 
 def check(case: Case) -> tuple[Finding, ...]:
@@ -32,13 +35,15 @@ def check(case: Case) -> tuple[Finding, ...]:
     rows = case.rows
     if rows is None:
         return ()
-    again = case.verdict(MADE_BEFORE)
+    again, cast = case.verdict(MADE_BEFORE + CAST_AGAIN), case.verdict(CAST_AGAIN)
     backward = rows.labeled("phase", lambda label: label == "backward")
     # Casts inside other operators are autocast's own.
     own = rows.called(is_cast) & ~rows.asked_for(_asks_for_cast)
     found = (
         _recomputed(case, rows, again & backward),
         _repeated(case, rows, again & ~backward & ~own),
+        _cast_again(case, rows, cast & ~backward & own),
+        _expanded(case, rows),
         _second_backward(case, rows),
     )
     return tuple(finding for finding in found if finding is not None)
@@ -76,6 +81,58 @@ def _repeated(case: Case, rows: Rows, mask: Mask) -> Finding | None:
         "torch.nn.utils.parametrize.cached() for weights",
         stake_ms=spent,
         why="inputs and results are those of an earlier operator of the step",
+        gain_ms=spent,
+        work=mask,
+    )
+
+
+def _expanded(case: Case, rows: Rows) -> Finding | None:
+    """Find operators that compute one thing for every sample, as all samples share it."""
+    sizes = {n: size for n, call in enumerate(rows.calls) if (size := _shared_by(call)) > 1}
+    light = rows.category("elementwise", "copy", "reduction", "memset")
+    forward = rows.labeled("phase", lambda label: label != "backward")
+    mask = rows.of_calls(sizes) & forward & ~light
+    if not case.cost_ms(mask) > SHARE * case.step_ms:  # views of what is expanded take nothing
+        return None
+    mask = rows.with_gradients(mask)
+    spent = case.cost_ms(mask)
+    most = max(sizes.values())
+    return Claim(
+        rule="repeated_work",
+        claim=f"one thing is computed for each of {most} samples: {units.milliseconds(spent)}",
+        evidence=("its inputs are expanded: all samples are the same", *rows.hot_lines(mask)),
+        remedy="compute it once without the dimension of samples, and expand the result",
+        stake_ms=spent,
+        why="an expanded tensor holds one sample, and an operator takes it for many",
+        gain_ms=spent * (1 - 1 / most),
+        work=mask,
+    )
+
+
+def _shared_by(call: OpCall) -> int:
+    """Return for how many samples an operator computes the same; 1: it does not."""
+    tensors = [t for t in call.tensors if t is not None and len(t.dims) > 2]
+    # A number that is expanded to all elements is the gradient of a mean, and no sample.
+    if not tensors or any(not any(t.strides) or t.strides[0] != 0 for t in tensors):
+        return 1
+    return min(t.dims[0] for t in tensors)
+
+
+def _cast_again(case: Case, rows: Rows, mask: Mask) -> Finding | None:
+    """Judge weights that autocast casts again, beyond what micro-batches or two models would."""
+    if not case.cost_ms(mask) > CASTS * case.step_ms:
+        return None
+    # The operator that needs the cast has gradients of its own.
+    mask = rows.with_gradients(mask) & rows.called(is_cast)
+    spent = case.cost_ms(mask)
+    return Claim(
+        rule="repeated_work",
+        claim=f"autocast casts the same weights again: {units.milliseconds(spent)} a step",
+        evidence=(f"{rows.count(mask):.0f} casts a step", *rows.hot_lines(mask)),
+        remedy="enter torch.autocast once, around the whole forward: it keeps what it has cast "
+        "until it is left",
+        stake_ms=spent,
+        why="autocast forgets its copies of the weights whenever it is left",
         gain_ms=spent,
         work=mask,
     )

@@ -2,7 +2,7 @@
 
 What it sees: operators that no weight, no optimizer state and no buffer depends on, as the Run
 recorded the flow of values: gradients of weights that no optimizer has, metrics and norms for a
-log, a validation in the step.
+log, a validation in the step, a loss of weight 0.
 Why it costs: they run in every step, and what only the host reads makes it wait besides.
 Remedy: `requires_grad_(False)` for what is not trained; metrics every N steps.
 When it is wrong: the loop keeps a result in Python and uses it in a later step.
@@ -11,7 +11,7 @@ When it is wrong: the loop keeps a result in Python and uses it in a later step.
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.core.run import READ_ONLY, UNUSED
+from steplab.core.run import READ_ONLY, TIMES_ZERO, UNUSED
 from steplab.findings.case import ANOMALY, Case
 from steplab.findings.claims import Claim
 from steplab.findings.rows import Mask, Rows
@@ -25,7 +25,8 @@ def check(case: Case) -> Finding | None:
     if rows is None or ANOMALY in case.switches:
         return None
     unused, read = case.verdict(UNUSED), case.verdict(READ_ONLY)
-    mask = unused | read
+    times_zero = rows.with_gradients(case.verdict(TIMES_ZERO))  # zeros, all of them
+    mask = unused | read | times_zero
     if not case.cost_ms(mask) > SHARE * case.step_ms:
         return None
     backward = rows.labeled("phase", lambda label: label == "backward")
@@ -38,7 +39,7 @@ def check(case: Case) -> Finding | None:
         if not gradients
         else f"{what} take {units.milliseconds(gain)} a step",
         evidence=(
-            *_counts(rows, unused, read),
+            *_counts(rows, unused, read, times_zero),
             *rows.hot_lines(mask),
             *(_optimizers(case) if gradients else ()),
         ),
@@ -60,8 +61,12 @@ def _optimizers(case: Case) -> list[str]:
     return [f"{name} is made at {line}" for name in names for line in case.setup_lines(name)]
 
 
-def _counts(rows: Rows, unused: Mask, read: Mask) -> list[str]:
-    parts = ((unused, "for nothing"), (read, "for values that are only read or kept"))
+def _counts(rows: Rows, unused: Mask, read: Mask, times_zero: Mask) -> list[str]:
+    parts = (
+        (unused, "for nothing"),
+        (read, "for values that are only read or kept"),
+        (times_zero, "for values that are multiplied by zero, and their gradients"),
+    )
     return [
         f"{rows.count(mask):.0f} kernels a step {what}: {units.milliseconds(rows.ms(mask))}"
         if rows.analysis.budget.on_device
