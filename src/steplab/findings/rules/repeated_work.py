@@ -17,7 +17,7 @@ import numpy as np
 
 from steplab.core import Finding, units
 from steplab.core.run import CAST_AGAIN, MADE_BEFORE
-from steplab.costs.op_call import OpCall
+from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.rows import Mask, Rows, is_cast
@@ -112,10 +112,16 @@ def _expanded(case: Case, rows: Rows) -> Finding | None:
 def _shared_by(call: OpCall) -> int:
     """Return for how many samples an operator computes the same; 1: it does not."""
     tensors = [t for t in call.tensors if t is not None and len(t.dims) > 2]
-    # A number that is expanded to all elements is the gradient of a mean, and no sample.
-    if not tensors or any(not any(t.strides) or t.strides[0] != 0 for t in tensors):
-        return 1
-    return min(t.dims[0] for t in tensors)
+    return min(t.dims[0] for t in tensors) if tensors and all(map(_is_one_sample, tensors)) else 1
+
+
+def _is_one_sample(tensor: TensorArg) -> bool:
+    """Whether a tensor is one sample, expanded to many.
+
+    A number that is expanded to all elements is the gradient of a mean, and no sample.
+    """
+    strides = tensor.strides or ()  # older traces have none
+    return any(strides) and strides[0] == 0
 
 
 def _cast_again(case: Case, rows: Rows, mask: Mask) -> Finding | None:
