@@ -112,7 +112,7 @@ def test_a_module_that_is_not_there_is_refused_before_anything_runs(tmp_path, ca
         (["--size", "hugs"], "has no size 'hugs'"),
         (["--recipe", "precison=bf16"], "Did you mean 'precision'?"),
         (["--mode", "train"], "Known: infer, forward"),
-        (["--schedule", "1", "2", "0", "1"], "at least 1"),
+        (["--schedule", "1", "2", "0", "1"], "must be 1 or more"),
         (["--schedule", "1", "2"], "expected 4 arguments"),
         (["--device", "tpu"], "no device 'tpu'"),
         (["--timeout", "0"], "more than 0"),

@@ -46,7 +46,13 @@ def test_what_is_there_to_be_measured_against_is_not_tried():
 
 @pytest.mark.parametrize("op", ops())
 def test_what_refuses_any_cpu_says_so_without_being_imported(op):
-    words = ("refuse_device(", "refuse_gluon(", "needs an NVIDIA GPU", "needs cuda, not")
+    words = (
+        "refuse_device(",
+        "refuse_rows(",
+        "refuse_gluon(",
+        "needs an NVIDIA GPU",
+        "needs cuda, not",
+    )
     for impl in impls(op):
         refuse = getattr(load(op, impl), "refuse", None)
         refuses = refuse is not None and any(w in inspect.getsource(refuse) for w in words)

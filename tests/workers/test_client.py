@@ -45,7 +45,7 @@ def test_workers_end_with_their_parent(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
         worker = int(parent.stdout.readline())
         parent.kill()
-    for _ in range(100):
+    for _ in range(600):
         if not alive(worker):
             return
         time.sleep(0.1)
