@@ -1,6 +1,6 @@
 """Tune models that others wrote, each in a process of its own, and write one table.
 
-    PYTHONPATH=src python benchmarks/foreign_models.py OUT [NAME ...] --minutes 2 --table FILE
+    PYTHONPATH=$PWD/src python benchmarks/foreign_models.py OUT [NAME ...] --minutes 2 --table FILE
 
 The factories are in benchmarks/foreign_models/; those of transformers and x-transformers need these
 libraries. OUT/NAME.log is what `steplab tune` printed, OUT/NAME/ its recipe and report. A model
