@@ -155,12 +155,13 @@ def wholes(weight_dtype: torch.dtype) -> None:
     compiled = torch.compile(by("reference"), fullgraph=True, dynamic=False)
     tokens, words = "TOKEN_CHUNKS", "VOCABULARY_CHUNKS"
     cases: list[tuple[str, Any, str, int]] = [("full logits, compiled", compiled, "", 0)]
-    cases += [("triton_chunked", by("triton_chunked"), tokens, n) for n in (1, 2, 4, 8, 12, 16, 24)]
+    cases += [("triton_chunked", by("triton_chunked"), tokens, n) for n in (1, 2, 4, 6, 8, 12, 16)]
     if not ONLY_CHUNKS:
         cases += [("full logits", by("reference"), "", 0)]
         cases += [("chunked", by("chunked"), tokens, _chunks.TOKEN_CHUNKS)]
         cases += [("triton_lean", by("triton_lean"), words, n) for n in (16, 24, 32, 40, 56)]
     _chunks.MAX_TOKEN_BYTES = 2 * T * PADDED_V  # as few chunks as asked for
+    _chunks.TILES = 0  # and as many
     base_ms = base_mib = math.nan
     for name, function, setting, chunks in cases:
         label, usual = name, getattr(_chunks, setting) if setting else 0
@@ -187,7 +188,7 @@ def main() -> None:
     """Print all tables."""
     exit_without_gpu(__file__)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, T {T} D {D} V {V}, bf16")
-    rows, words = _chunks.chunk_rows(T, 2 * PADDED_V), _chunks.chunk_words(V, 2 * T)
+    rows, words = _chunks.chunk_rows(T, 2 * PADDED_V, D), _chunks.chunk_words(V, 2 * T)
     for weight_dtype in (BF16, FP32):
         torch._dynamo.reset()
         wholes(weight_dtype)

@@ -138,7 +138,6 @@ CASES = {
             Row("bf16", FAST.replace("-weights,optimizer=one-pass", ",optimizer=fused")),
             Row("bf16-weights, graph", GRAPH),
             Row("norms, graph", GRAPH.replace("=all", "=all+norm")),
-            Row("feed-forward, graph", GRAPH.replace("=all", "=all+feed_forward")),
             Row("no substitution, graph", GRAPH.replace("substitute=all,", "")),
             Row("autotuned, graph", f"{GRAPH},compile.mode=max-autotune-no-cudagraphs"),
         ),

@@ -34,6 +34,7 @@ def in_small_chunks(monkeypatch, rows=8):
     monkeypatch.setattr(_chunks, "TOKEN_TILE", rows)
     monkeypatch.setattr(_chunks, "VOCABULARY_TILE", 2 * rows)
     monkeypatch.setattr(_chunks, "MIN_TOKEN_BYTES", 1)
+    monkeypatch.setattr(_chunks, "TILES", 0)
     monkeypatch.setattr(_chunks, "MIN_VOCABULARY_BYTES", 1)
 
 

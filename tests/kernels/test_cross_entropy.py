@@ -207,15 +207,16 @@ def test_chunks_of_fp32_sums_beat_the_reference_in_the_weights_gradient():
     assert errors[0] < errors[1]
 
 
-def test_chunks_are_a_fixed_share_within_bounds(monkeypatch):
+def test_chunks_fill_the_gpu_within_bounds(monkeypatch):
     monkeypatch.undo()
     row = 2 * 50_304
-    assert chunk_rows(16_384, row) == 1408  # 12 chunks
-    assert chunk_rows(100, row) == 100
-    assert chunk_rows(2048, row) == 768  # 64 MiB and a little
-    assert chunk_rows(1_000_000, row) * row <= _chunks.MAX_TOKEN_BYTES
-    assert chunk_rows(16_384, 2**30) == 128
-    assert chunk_rows(16_384, row, 768) == 1408
+    assert chunk_rows(16_384, row, 768) == 2816  # 22 x 6 tiles of (tokens, width): 132
+    assert chunk_rows(65_536, row, 4096) == 5248  # 512 MiB
+    assert chunk_rows(100, row, 768) == 100
+    assert chunk_rows(2048, row, 4096) == 2048
+    assert chunk_rows(16_384, 2 * 1000, 8192) == 16_384  # 64 MiB would be more than there is
+    assert chunk_rows(1_000_000, row, 64) * row <= _chunks.MAX_TOKEN_BYTES
+    assert chunk_rows(16_384, 2**30, 64) == 128
     assert chunk_rows(16_384, 2 * 128_256, 2048) == 2048  # a Llama's: 8 chunks
     assert chunk_words(50_257, 2 * 16_384) == 1280
     assert chunk_words(50_257, 2 * 1024) == 16_384  # 32 MiB

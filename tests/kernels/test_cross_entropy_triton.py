@@ -209,7 +209,7 @@ def test_gpu_a_captured_graph_takes_new_inputs(reduction, many_chunks):
 def sizes_of_the_peak(impl, T, D, V):
     """Bytes of what lives at the fullest moments, in bf16."""
     if impl == NAME:
-        rows = chunk_rows(T, 2 * 50_304)
+        rows = chunk_rows(T, 2 * 50_304, D)
         in_chunks = 4 * V * D + 2 * rows * 50_304 + 2 * T * D + 4 * rows * D
         return max(in_chunks, 4 * V * D + 2 * V * D + 2 * T * D)
     words = chunk_words(V, 2 * T)

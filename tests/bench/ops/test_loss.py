@@ -96,6 +96,7 @@ def test_one_wrong_row_makes_the_cell_wrong(monkeypatch):
 def test_chunks_hold_less_than_whole_logits(monkeypatch):
     """4096 x 1003 fp32 logits are 15.7 MiB; a chunk of 256 tokens is a sixteenth of them."""
     monkeypatch.setattr("steplab.kernels.cross_entropy._chunks.MIN_TOKEN_BYTES", 1)
+    monkeypatch.setattr("steplab.kernels.cross_entropy._chunks.TILES", 0)
     extra = {}
     for spec in cells(tokens=[4096], vocabulary=[1003]):
         extra[spec.config["impl"]] = cell_result(measure_cell(spec)).extra_bytes

@@ -17,13 +17,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-# The most chunks of tokens. Fewer are faster (8: 7.4 ms, 12: 8.2, 16: 8.4 at 16,384 x 768 x 50,257
-# on an H200, each with rows that took 0.5 ms longer than today's), and with 12 the memory stays
-# below a tenth of what whole logits take. A chunk has as many tokens as the width or more, so that
-# the fp32 gradient of the weight, which it reads and writes, is at most twice its logits. (In the
-# step of a Llama, 16,384 x 2048 x 128,256: 164 ms of products with 16 chunks, 160 with 4.)
+# A chunk of tokens has
+# - as many as its narrowest product, (tokens, width), needs to have a tile for each of an H200's
+#   multiprocessors: with fewer, cuBLAS splits the sum over the vocabulary and adds the parts. Loss
+#   and gradients at 16,384 x 768 x 50,304 took 7.68 ms in chunks of 1,408 tokens, 6.50 of 2,816,
+#   where this ends, and 6.24 of 8,192, in 212, 353 and 885 MiB.
+# - as many as the width or more, so that the fp32 gradient of the weight, which it reads and
+#   writes, is at most twice its logits. (16,384 x 2048 x 128,256: 43.3 ms of 2,048, 42.0 of 4,096.)
+# - a twelfth of all or more, and logits that are neither too small to be worth a launch nor, where
+#   the vocabulary is long and the width small, much larger than anything else in memory.
+TILES = 132
 TOKEN_CHUNKS = 12
-MIN_TOKEN_BYTES, MAX_TOKEN_BYTES = 64 * 2**20, 256 * 2**20
+MIN_TOKEN_BYTES, MAX_TOKEN_BYTES = 64 * 2**20, 512 * 2**20
 # The most chunks of the vocabulary: at 16,384 tokens by 50,257 words, 42 MB of logits each, which
 # fit into an H200's cache.
 VOCABULARY_CHUNKS = 40
@@ -62,12 +67,13 @@ def round_up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-def chunk_rows(tokens: int, row_bytes: int, width: int = 0) -> int:
+def chunk_rows(tokens: int, row_bytes: int, width: int) -> int:
     """Return the tokens of one chunk, given the bytes that the logits of one token take."""
-    least = round_up(width, TOKEN_TILE)
-    wanted = round_up(max(-(-tokens // TOKEN_CHUNKS), MIN_TOKEN_BYTES // row_bytes), TOKEN_TILE)
+    filling = TILES * TOKEN_TILE**2 // round_up(width, TOKEN_TILE)
+    wanted = max(filling, -(-tokens // TOKEN_CHUNKS), MIN_TOKEN_BYTES // row_bytes)
     fitting = max(TOKEN_TILE, MAX_TOKEN_BYTES // row_bytes // TOKEN_TILE * TOKEN_TILE)
-    return min(max(least, min(wanted, fitting)), tokens)
+    least = round_up(width, TOKEN_TILE)
+    return min(max(least, min(round_up(wanted, TOKEN_TILE), fitting)), tokens)
 
 
 class ChunkedHead:
