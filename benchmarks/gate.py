@@ -75,7 +75,7 @@ def judged(spec: RunSpec, folder: Path, timeout: float) -> CandidateResult:
     with ReferenceWorker() as references:
         references.folder = folder
         shapes = tuple(choose_shapes(references, spec, None, timeout, say, say))
-        problem = references.prepare(spec, shapes, timeout, say)
+        shapes, problem = references.prepare(spec, shapes, timeout, say)
     if problem:
         raise MeasurementError(f"{spec.recipe} cannot be judged: {problem}")
     return Candidate(spec, shapes, folder).open(say)

@@ -123,7 +123,7 @@ class FakeReferences:
 
     def prepare(self, spec, shapes, timeout, progress):
         self.folders.append(self.folder)
-        return self.problem
+        return shapes, self.problem
 
 
 @pytest.fixture

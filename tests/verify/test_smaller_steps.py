@@ -13,8 +13,10 @@ from steplab.tune.search import find_shapes
 from steplab.verify.candidate import Candidate
 from steplab.verify.numerics import STEPS, take_snapshot
 from steplab.verify.references import make_references, step_without_dropout, why_undecided
+from steplab.verify.remote import ReferenceWorker
 from steplab.verify.shapes import (
     SMALLER_RATE,
+    TRUTH,
     shapes_to_try,
     with_batch,
     with_smaller_steps,
@@ -154,3 +156,44 @@ def test_a_shape_keeps_its_rate_and_all_its_words(deep):
     assert both.words == "at batch 1, without random draws, at 1/8 of the learning rate"
     assert with_batch(with_smaller_steps(own), 3).rate == SMALLER_RATE
     assert len({shape.name for shape in (own, single, with_smaller_steps(own), both)}) == 4
+    smallest = with_smaller_steps(both)
+    assert smallest.words == "at batch 1, without random draws, at 1/64 of the learning rate"
+    assert smallest.rate == SMALLER_RATE**2 and smallest.name != both.name
+
+
+class Undecided(ReferenceWorker):
+    """Starts no process; right and wrong differ from a `rate` down."""
+
+    def __init__(self, rounding, rate):
+        self.rounding, self.rate, self.asked, self.made = rounding, rate, [], []
+
+    def dry_run(self, spec, shape, timeout):
+        return self.rounding, ""
+
+    def reference(self, shape, dtype, timeout):
+        self.made.append((shape.name, dtype))
+        return ""
+
+    def why_undecided(self, shape, dtype, timeout):
+        assert (shape.name, dtype) in self.made and (shape.name, TRUTH) in self.made
+        self.asked.append(shape.rate)
+        return "" if shape.rate <= self.rate else "would pass whatever it held"
+
+
+@pytest.mark.parametrize(
+    ("rounding", "rate", "chosen", "asked"),
+    [
+        ("fp8", 1.0, 1.0, [1.0]),
+        ("fp8", 1 / 64, 1 / 64, [1.0, 1 / 8, 1 / 64]),
+        ("fp8", 0.0, 1.0, [1.0, 1 / 8, 1 / 64]),  # the gate will say so at the step's own rate
+        ("bf16", 1 / 64, 1.0, []),  # has been asked when the shapes were chosen
+    ],
+)
+def test_a_recipe_that_rounds_more_gets_smaller_steps_of_its_own(
+    deep, rounding, rate, chosen, asked
+):
+    references = Undecided(rounding, rate)
+    spec = replace(deep(), mode="full")
+    shapes, problem = references.prepare(spec, shapes_to_try(spec)[:1], 1.0, lambda text: None)
+    assert not problem and [shape.rate for shape in shapes] == [chosen]
+    assert references.asked == asked

@@ -69,7 +69,7 @@ class GatedTrials:
         if truth not in self.shapes:
             found = choose_shapes(references, spec, None, timeout, progress, progress)
             self.shapes[truth] = tuple(found)
-        problem = references.prepare(spec, self.shapes[truth], timeout, progress)
+        shapes, problem = references.prepare(spec, self.shapes[truth], timeout, progress)
         if problem:
             raise MeasurementError(problem)
-        return self.shapes[truth]
+        return shapes

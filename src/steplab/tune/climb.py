@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from steplab.core import Recipe, Run, new_run_id, units
+from steplab.core import Recipe, Run, RunSpec, new_run_id, units
 from steplab.core.errors import SteplabError
 from steplab.core.ladder import Ladder, Peer, Rung, Untried
 from steplab.store import Store
@@ -110,7 +110,7 @@ class Climb:
         here = self.champion.run.spec
         spec = replace(here, recipe=proposal.recipe)
         timeout = self.clock.candidate_timeout(self._last_seconds + spare)
-        problem = self.references.prepare(spec, self.gate.shapes, timeout, self.view.stage)
+        gate, problem = self._prepare(spec, timeout)
         if problem:
             untried = Untried(proposal.key, problem, here.recipe.label)
             self._leave(untried)
@@ -128,13 +128,19 @@ class Climb:
             ceiling_parts=limit.parts if limit else "",
             requires=proposal.requires,
         )
-        self._judge(planned, spare)
+        self._judge(planned, gate, spare)
 
-    def _judge(self, planned: Rung, spare: float = 0.0) -> None:
+    def _prepare(self, spec: RunSpec, timeout: float) -> tuple[GateOptions, str]:
+        """Return the gate of a recipe, with its references, and why it cannot be tried, or ""."""
+        stage = self.view.stage
+        shapes, problem = self.references.prepare(spec, self.gate.shapes, timeout, stage)
+        return replace(self.gate, shapes=shapes), problem
+
+    def _judge(self, planned: Rung, gate: GateOptions, spare: float = 0.0) -> None:
         """Try the recipe of a rung, put what came of it on the ladder, and promote a winner."""
         slow, below = is_slow(planned.recipe), self.ladder.rungs
         self.view.stage("starting")
-        gate = replace(self.gate, may_confirm=self.clock.can_confirm(slow))
+        gate = replace(gate, may_confirm=self.clock.can_confirm(slow))
         timeout = self.clock.candidate_timeout(self._last_seconds + spare)
         tried = try_recipe(planned, self.champion, gate, timeout, self.view)
         self.winning = tried.candidate
@@ -205,7 +211,10 @@ class Climb:
                 continue
             planned = Rung(name, {}, rest, recipe, "failed")
             self._lap(planned.label)
-            self._judge(planned)
+            here = replace(self.champion.run.spec, recipe=rest)
+            gate, problem = self._prepare(here, self.clock.candidate_timeout(self._last_seconds))
+            if not problem:
+                self._judge(planned, gate)
 
     def _finish(self, against: Recipe | None) -> None:
         """Compare the winner with the baseline."""
@@ -250,7 +259,8 @@ class Climb:
         """Start a recipe that has passed the gate before."""
         spec = replace(self.ladder.spec, recipe=recipe)
         timeout, stage = self.clock.timeout, self.view.stage
-        return open_champion(spec, self.ladder, self.gate, self.store, timeout, stage, self._detail)
+        gate, _ = self._prepare(spec, timeout)
+        return open_champion(spec, self.ladder, gate, self.store, timeout, stage, self._detail)
 
     @property
     def _detail(self) -> Detail:

@@ -98,7 +98,7 @@ class LargerBatches:
     def _compare(self, saver: Proposal, larger: Run, best: Run, cost: str) -> BatchTrial:
         """Put a technique through the gate; then it and the winner, each at its batch, in turns."""
         gate, stage, timeout = self.gate, self.view.stage, self.clock.candidate_timeout(0.0)
-        problem = self.references.prepare(larger.spec, gate.shapes, timeout, stage)
+        shapes, problem = self.references.prepare(larger.spec, gate.shapes, timeout, stage)
         if problem:
             return trial_of(larger, "failed", problem, cost)
         recipe, below = larger.spec.recipe, self.winner.spec.recipe
@@ -107,7 +107,7 @@ class LargerBatches:
             RemoteCandidate(best.spec, best.environment, gate.pool) as first,
             RemoteCandidate(larger.spec, larger.environment, gate.pool) as second,
         ):
-            result = second.open(_named(gate.shapes), gate.references, timeout, stage)
+            result = second.open(_named(shapes), gate.references, timeout, stage)
             rung = pass_gate(replace(planned, checks=result.checks), result, self.waits, gate)
             if rung.outcome != "kept":
                 return replace(

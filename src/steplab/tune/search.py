@@ -17,9 +17,9 @@ from steplab.tune.larger_batch import LargerBatches
 from steplab.tune.options import GateOptions, TuneOptions
 from steplab.tune.progress import SearchClock, Stopwatch, View, add_timings
 from steplab.tune.proposals import impls_of, is_slow
-from steplab.verify.choice import LIKELY_DTYPES, choose_shapes
+from steplab.verify.choice import choose_shapes
 from steplab.verify.remote import ReferenceWorker
-from steplab.verify.shapes import TRUTH, GateShape
+from steplab.verify.shapes import LIKELY_DTYPES, TRUTH, GateShape
 from steplab.workers.alternate import seconds_per_rung
 from steplab.workers.pool import WorkerPool, pool_size
 
@@ -95,7 +95,8 @@ def _open_baseline(
     view: View,
 ) -> Champion:
     """Measure and profile the recipe that the search starts from; it is the first champion."""
-    problem = references.prepare(spec, gate.shapes, timeout, view.stage)
+    shapes, problem = references.prepare(spec, gate.shapes, timeout, view.stage)
+    gate = replace(gate, shapes=shapes)
     view.stage("starting")
     if problem:
         raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")

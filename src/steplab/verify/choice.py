@@ -8,6 +8,7 @@ from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError
 from steplab.verify.remote import ReferenceWorker
 from steplab.verify.shapes import (
+    LIKELY_DTYPES,
     REFUSES,
     TRUTH,
     GateShape,
@@ -18,8 +19,6 @@ from steplab.verify.shapes import (
     without_dropout,
 )
 from steplab.workers.client import Progress
-
-LIKELY_DTYPES = ("fp32", "bf16")  # what candidates declare sooner or later; the quicker one first
 
 
 def choose_shapes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,13 @@ from steplab.core.ranks import merge_ranks
 from steplab.core.run import new_run
 from steplab.profiling.output import rank_folders
 from steplab.profiling.plan import ProfilePlan
-from steplab.verify.shapes import GateShape
+from steplab.verify.shapes import (
+    LIKELY_DTYPES,
+    SMALLER_RATES,
+    TRUTH,
+    GateShape,
+    with_smaller_steps,
+)
 from steplab.workers.alternate import RemoteStep
 from steplab.workers.client import Progress, Worker, WorkerLost, WorkerOwner
 from steplab.workers.pool import WorkerPool
@@ -160,14 +166,31 @@ class ReferenceWorker(WorkerOwner):
 
     def prepare(
         self, spec: RunSpec, shapes: Sequence[GateShape], timeout: float, progress: Progress
-    ) -> str:
-        """Dry-run a recipe and compute its references; return why it cannot be tried, or ""."""
+    ) -> tuple[tuple[GateShape, ...], str]:
+        """Dry-run a recipe and compute its references.
+
+        Return the shapes at which it is compared, and why it cannot be tried, or "". The shapes are
+        chosen for LIKELY_DTYPES; for a recipe that rounds more they get smaller steps, where only
+        after these right and wrong differ.
+        """
         progress("dry-running it")
-        dtype, problem = self.dry_run(spec, shapes[0], timeout)
+        own = tuple(shapes)
+        rounding, problem = self.dry_run(spec, own[0], timeout)
         progress("computing the references")
-        for shape in shapes if not problem else ():
-            problem = problem or self.reference(shape, dtype, timeout)
-        return problem
+        tried = own
+        for _ in range(1 + SMALLER_RATES):
+            wanted = ((shape, name) for shape in tried for name in (TRUTH, rounding))
+            problem = problem or self._first_problem(wanted, timeout)
+            if problem or rounding in LIKELY_DTYPES or spec.mode != "full":
+                return own, problem
+            if not any(self.why_undecided(shape, rounding, timeout) for shape in tried):
+                return tried, ""
+            tried = tuple(with_smaller_steps(shape) for shape in tried)
+        return own, ""  # the gate will say that it is unverified
+
+    def _first_problem(self, wanted: Iterable[tuple[GateShape, str]], timeout: float) -> str:
+        problems = (self.reference(shape, name, timeout) for shape, name in wanted)
+        return next(filter(None, problems), "")
 
     def _asked(self, shape: GateShape, dtype: str) -> dict[str, Any]:
         return {"shape": shape, "dtype": dtype, "folder": self.folder}
