@@ -32,8 +32,8 @@ HERE = Path(__file__).parent
 STEP = "steplab bench step"
 TINY = "--mode full --size tiny --batch 2 --device cpu"
 FP8 = "flagship,precision=fp8-bf16-weights"
-# The best bf16 recipe that `tune` found for gpt xl, but for the graph, and the same in fp8.
-XL = "optimizer=one-pass,compile=blocks,precision={}bf16-weights"
+# The best bf16 recipe that `tune` found for gpt xl, and the same in fp8.
+XL = "optimizer=one-pass,compile=blocks,cuda_graph=step,precision={}bf16-weights"
 HYDRA = "precision=bf16-weights,optimizer=one-pass,compile=blocks,cuda_graph=step"
 # At a width of 384 projections would not gain, but at the flagship's 768 they are in fp8.
 CONVERGENCE = f"{FP8},impl.projection=fp8"
@@ -64,9 +64,9 @@ PARTS = {
     "xl": Part(
         "What does torchao's fp8 give gpt xl? (1.15 times its best bf16 recipe is asked for)",
         150,
-        f"{STEP} gpt --mode full --size xl --batch 16 --alternate 6 --device cuda "
+        f"{STEP} gpt --mode full --size xl --batch 16 --context 256 1024 --device cuda "
         f"--recipe {XL.format('')} {XL.format('fp8-')}",
-        f"{STEP} gpt {TINY} --alternate 2 --recipe plain precision=bf16",
+        f"{STEP} gpt {TINY} --context 16 32 --steps 2 --recipe plain precision=bf16",
     ),
     "small": Part(
         "The small launch-bound mixture: at least 760,000 tokens/s?",

@@ -126,6 +126,19 @@ def test_the_choice_for_a_gpu_can_be_traced(dtype, monkeypatch):
     assert module.ran == ("cudnn" if dtype == torch.bfloat16 else "efficient")
 
 
+def test_narrow_heads_go_to_triton_where_there_is_much_to_do():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def first(device, *shape):
+        with FakeTensorMode():
+            q = torch.empty(shape, device=device, dtype=torch.bfloat16)
+            return op._preference(op.AttentionInputs(q, q, q, True))[0]
+
+    assert first("cuda", 4, 12, 4096, 32) == first("cuda", 16, 12, 4096, 16) == "triton_flash"
+    assert first("cuda", 4, 12, 4096, 64) == first("cuda", 1, 12, 4096, 32) == "cudnn"
+    assert first("cpu", 4, 12, 4096, 32) == "cudnn"
+
+
 def test_every_file_is_an_implementation():
     assert "attention" in ops()
     for name in impls("attention"):

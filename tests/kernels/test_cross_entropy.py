@@ -212,6 +212,7 @@ def test_chunks_fill_the_gpu_within_bounds(monkeypatch):
     row = 2 * 50_304
     assert chunk_rows(16_384, row, 768) == 2816  # 22 x 6 tiles of (tokens, width): 132
     assert chunk_rows(65_536, row, 4096) == 5248  # 512 MiB
+    assert chunk_rows(16_384, row, 0) == 1408  # without gradients: 12 chunks
     assert chunk_rows(100, row, 768) == 100
     assert chunk_rows(2048, row, 4096) == 2048
     assert chunk_rows(16_384, 2 * 1000, 8192) == 16_384  # 64 MiB would be more than there is

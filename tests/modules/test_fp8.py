@@ -48,7 +48,7 @@ def rows(generator: torch.Generator, count: int, width: int, sigma: float) -> to
     count=st.sampled_from([0, 1, 2, 17]),
     width=st.sampled_from([1, 3, 16, 33]),
     sigma=st.sampled_from([0.0, 3.0, 20.0]),
-    dim=st.sampled_from([0, 1]),
+    dim=st.sampled_from([0, 1, None]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
 )
 def test_rounding_is_as_near_as_four_bits_allow(seed, count, width, sigma, dim, dtype):
@@ -56,14 +56,16 @@ def test_rounding_is_as_near_as_four_bits_allow(seed, count, width, sigma, dim, 
     x = rows(torch.Generator().manual_seed(seed), count, width, sigma).to(dtype)
     quantized, scale = quantize(x, dim)
     seen = quantized.double()
-    assert quantized.shape == x.shape and scale.shape[dim] == 1
+    assert quantized.shape == x.shape
+    assert scale.numel() == 1 if dim is None else scale.shape[dim] == 1
     assert torch.isfinite(seen).all() and (seen.abs() <= E4M3_MAX).all()
     assert (torch.frexp(scale)[0] == 0.5).all()  # powers of two
     room = torch.maximum(x.double().abs() * 2.0**-4, scale.double() * STEP / 2)
     assert ((seen * scale.double() - x.double()).abs() <= room).all()
     if x.numel():  # no smaller scale would do, unless there is nothing to scale
-        largest = (x.double().abs() / scale.double()).amax(dim)
-        assert ((largest > E4M3_MAX / 2) | (x.double().abs().amax(dim) < 1e-25)).all()
+        dims = (0, 1) if dim is None else dim
+        largest = (x.double().abs() / scale.double()).amax(dims)
+        assert ((largest > E4M3_MAX / 2) | (x.double().abs().amax(dims) < 1e-25)).all()
 
 
 def test_what_does_not_fit_saturates_and_a_nan_stays_where_it_is():
@@ -141,7 +143,7 @@ def test_the_gain_is_saved_time_over_time_of_casts():
     assert gain(1600, 6400, None) == pytest.approx(gain(1600, 6400, card), rel=0.01)
     assert gain(8192, 8192, find_card("NVIDIA A100-SXM4-80GB")) == 0  # has no fp8
     products = 6 * 1600 * 6400 * (1 / (0.72 * 989.4e12) - 1 / (0.6 * 1978.9e12))
-    casts = 10 * (1600 + 6400) / (0.85 * 4800e9)
+    casts = 9 * (1600 + 6400) / (0.85 * 4800e9)
     assert gain(1600, 6400, card) == pytest.approx(products / casts)
 
 

@@ -249,6 +249,20 @@ def test_feed_forward_networks_are_replaced_where_a_kernel_takes_them(autocast):
         assert all("'in_product' needs" in one.reason for one in alone.found)
 
 
+def test_an_operand_is_not_written_out_by_an_older_torch(monkeypatch):
+    from torch._inductor.exc import OperatorIssue
+    from torch.torch_version import TorchVersion
+
+    class Long:
+        def __str__(self):
+            raise AssertionError("written out")
+
+    monkeypatch.setattr(OperatorIssue, "operator_str", staticmethod(OperatorIssue.operator_str))
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cu130"))
+    SubstitutingBackend(["loss"])
+    assert OperatorIssue.operator_str("aten.add", [Long()], {}) == "target: aten.add"
+
+
 def test_a_form_that_breaks_a_rewrite_does_not_break_the_model():
     class Broken:
         def find(self, graph):

@@ -46,22 +46,26 @@ class Rows(NamedTuple):
     norm: Tensor  # (..., R) fp32: of what is finite in the row, before it was rounded
 
 
-def quantize(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor, dim: int | None) -> tuple[Tensor, Tensor]:
     """Return x in e4m3 and its scales: x is about `quantized * scale`, one scale along `dim`.
+
+    With None there is one scale for all.
 
     A scale is the least power of two with which the largest finite value fits. What is infinite
     takes the largest number of the format; a NaN stays one. Neither spoils its neighbors.
     """
     wide = x if x.dtype == torch.float64 else x.float()
     finite = torch.nan_to_num(wide.abs(), nan=0.0, posinf=0.0)
+    dims = tuple(range(x.ndim)) if dim is None else (dim,)
     # Of nothing (an expert without tokens) there is no largest value.
-    largest = finite.amax(dim, keepdim=True) if x.shape[dim] else finite.sum(dim, keepdim=True)
+    has_some = all(x.shape[d] for d in dims)
+    largest = finite.amax(dims, keepdim=True) if has_some else finite.sum(dims, keepdim=True)
     scale = scale_for(largest).to(wide.dtype)
     return to_e4m3(wide / scale), scale
 
 
-def rounded_to_e4m3(x: Tensor, dim: int, stretch: float = 1.0) -> Tensor:
-    """Return x as the product sees it: rounded to e4m3 with a scale along `dim`, in its dtype.
+def rounded_to_e4m3(x: Tensor, dim: int | None, stretch: float = 1.0) -> Tensor:
+    """Return x as the product sees it: rounded to e4m3 as `quantize` does, in its dtype.
 
     With scales that are `stretch` times as large, between 1 and 2, other numbers are near a border:
     the errors are as large, but not the same.

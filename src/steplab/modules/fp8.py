@@ -1,20 +1,21 @@
 """Layers that multiply in fp8: which ones gain by it, and what their products are by definition.
 
-The products of a converted layer (forward, input gradient, weight gradient) take e4m3 operands,
-each row or column along the sum with a scale of its own, a power of two; results are bf16. Weights
-and gradients keep their dtype: nothing in fp8 outlives a step. A Linear is converted by torchao;
-the layers of a mixture have kernels of their own: its networks (`kernels/e4m3_network.py`), and its
+The products of a converted layer (forward, input gradient, weight gradient) take e4m3 operands
+with scales that are powers of two; results are bf16. Weights and gradients keep their dtype:
+nothing in fp8 outlives a step. A Linear is converted by torchao, with one scale for each tensor:
+passes that find one for each row and each column take as long as the products save (gpt xl on an
+H200, 16 x 1024 tokens: bf16 382 ms, by rows 376, by tensors 320). The layers of a mixture have
+kernels of their own with scales of rows: its networks (`kernels/e4m3_network.py`), and its
 projections, whose weight gradients stay in bf16 (`kernels/projection/fp8.py`).
 """
 
 # M rows, K inputs, N outputs of a layer; T tokens, E experts, D width, F inner width
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from steplab.kernels import feed_forward as feed_forward_op
 from steplab.kernels import projection as projection_op
 from steplab.kernels.activation.reference import activate
 from steplab.kernels.dispatch import AUTO
-from steplab.kernels.e4m3 import rounded_to_e4m3
+from steplab.kernels.e4m3 import E4M3, rounded_to_e4m3
 from steplab.kernels.e4m3_passes import MULTIPLE
 from steplab.modules.experts import FeedForward, RoutedExperts
 from steplab.modules.projection import Projection
@@ -40,31 +41,55 @@ PAYS = ""  # the reason of a layer that is converted
 OwnLayer = RoutedExperts | FeedForward | Projection
 
 
+class Rounding(NamedTuple):
+    """How a layer rounds the operands of its products.
+
+    `by_rows`: with a scale for each row along the sum, so that an operand is rounded in two ways,
+    once for each of the two products that it takes part in; else with one for the tensor.
+    `exact_dw`: but for the gradient of the weight.
+    """
+
+    by_rows: bool = True
+    exact_dw: bool = False
+
+
+NETWORK = Rounding()
+PROJECTION_LAYER = Rounding(exact_dw=True)
+LINEAR_LAYER = Rounding(by_rows=False)
+
+
+def rounding_of(layer: nn.Module) -> Rounding:
+    """Return how a layer that is or will be converted rounds."""
+    if isinstance(layer, Projection):
+        return PROJECTION_LAYER
+    return LINEAR_LAYER if isinstance(layer, nn.Linear) else NETWORK
+
+
 class EmulatedProduct(torch.autograd.Function):
     """x @ w.T with its two gradients as fp8 units compute them, but for the rounding of sums.
 
-    Every operand is rounded to e4m3 along the axis over which it is summed, so each is rounded in
-    two ways: once for each of the two products that it takes part in. With `exact_dw` the gradient
-    of w is the product of what was not rounded. Scales are `stretch` times as large as need be.
+    Scales are `stretch` times as large as need be.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x_MK: Tensor, w_NK: Tensor, exact_dw: bool = False, stretch: float = 1.0
+        ctx: Any, x_MK: Tensor, w_NK: Tensor, how: Rounding = NETWORK, stretch: float = 1.0
     ) -> Tensor:
         """Return the product of the rounded operands, in their dtype."""
         ctx.save_for_backward(x_MK, w_NK)
-        ctx.exact_dw, ctx.stretch = exact_dw, stretch
-        return rounded_to_e4m3(x_MK, 1, stretch) @ rounded_to_e4m3(w_NK, 1, stretch).T
+        ctx.how, ctx.stretch = how, stretch
+        along = 1 if how.by_rows else None
+        return rounded_to_e4m3(x_MK, along, stretch) @ rounded_to_e4m3(w_NK, along, stretch).T
 
     @staticmethod
     def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Return the gradients of x and w."""
         x_MK, w_NK = ctx.saved_tensors
         stretch = ctx.stretch
-        dx_MK = rounded_to_e4m3(dy_MN, 1, stretch) @ rounded_to_e4m3(w_NK, 0, stretch)
-        if not ctx.exact_dw:
-            dy_MN, x_MK = (rounded_to_e4m3(t, 0, stretch) for t in (dy_MN, x_MK))
+        rows, columns = (1, 0) if ctx.how.by_rows else (None, None)
+        dx_MK = rounded_to_e4m3(dy_MN, rows, stretch) @ rounded_to_e4m3(w_NK, columns, stretch)
+        if not ctx.how.exact_dw:
+            dy_MN, x_MK = (rounded_to_e4m3(t, columns, stretch) for t in (dy_MN, x_MK))
         return dx_MK, dy_MN.T @ x_MK, None, None
 
 
@@ -82,8 +107,7 @@ def emulate_layers(model: nn.Module, names: Collection[str], stretch: float = 1.
 
 def _emulated_linear(linear: nn.Linear, stretch: float, x: Tensor) -> Tensor:
     x_MK = x.reshape(-1, x.shape[-1]).to(linear.weight.dtype)
-    exact_dw = isinstance(linear, Projection)
-    y_MN: Tensor = EmulatedProduct.apply(x_MK, linear.weight, exact_dw, stretch)
+    y_MN: Tensor = EmulatedProduct.apply(x_MK, linear.weight, rounding_of(linear), stretch)
     y = y_MN.reshape(*x.shape[:-1], -1)
     return (y if linear.bias is None else y + linear.bias).to(x.dtype)
 
@@ -197,9 +221,9 @@ def _two_products(
     weight_R1: Tensor | None,
     stretch: float,
 ) -> Tensor:
-    h_RF = activate(EmulatedProduct.apply(x_RD, w_in_FD, False, stretch), activation)
+    h_RF = activate(EmulatedProduct.apply(x_RD, w_in_FD, NETWORK, stretch), activation)
     h_RF = h_RF if weight_R1 is None else h_RF * weight_R1
-    y_RD: Tensor = EmulatedProduct.apply(h_RF, w_out_DF, False, stretch)
+    y_RD: Tensor = EmulatedProduct.apply(h_RF, w_out_DF, NETWORK, stretch)
     return y_RD
 
 
@@ -245,17 +269,20 @@ def convert_linears(model: nn.Module, names: Collection[str], emulate: bool = Fa
     logging.getLogger("torchao").setLevel(logging.ERROR)
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-        from torchao.float8.config import Float8GemmConfig
+        from torchao.float8.config import CastConfig, Float8GemmConfig
     except ImportError:
         raise Unsupported(
             "precision=fp8 needs torchao, which is not installed.",
             "Install it: pip install 'steplab[fp8]'",
         ) from None
-    # Fast sums (14 bits) for the forward and the input's gradient. Not for the weight's: it sums
-    # over all tokens, and what is lost grows with the number of terms.
-    config = dataclasses.replace(
-        Float8LinearConfig.from_recipe_name("rowwise"),
+    # One scale for each tensor is torchao's default; its e5m2 for gradients is not taken: scales
+    # are found anew at each call, so a bit of precision is worth more than the longer range. Fast
+    # sums (14 bits) for the forward and the input's gradient. Not for the weight's: it sums over
+    # all tokens, and what is lost grows with the number of terms.
+    config = Float8LinearConfig(
+        cast_config_grad_output=CastConfig(target_dtype=E4M3),
         gemm_config_grad_input=Float8GemmConfig(use_fast_accum=True),
+        round_scales_to_power_of_2=True,
         emulate=emulate,
     )
     convert_to_float8_training(

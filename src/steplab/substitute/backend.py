@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch._dynamo import lookup_backend
 from torch._inductor import list_mode_options
 from torch.fx import GraphModule, Node
@@ -38,6 +39,7 @@ class SubstitutingBackend:
     ) -> SubstitutingBackend:
         """Hand the graphs to this backend; mode and options are Inductor's. Returns itself."""
         self.config: dict[str, Any] = {}
+        name_operators_only()
         compile_graph: Any = lookup_backend(backend)
         if backend == "inductor" and (mode != "default" or options):
             self.config = {**list_mode_options(mode), **(options or {})}
@@ -69,6 +71,21 @@ class SubstitutingBackend:
             for entry in entries:
                 most[entry] = max(most.get(entry, 0), entries.count(entry))
         return tuple(replace(entry, count=count) for entry, count in most.items())
+
+
+def name_operators_only() -> None:
+    """Keep Inductor before torch 2.13 from writing out what an operator that it meets first is of.
+
+    It does so for a log that nobody reads, and every operand is written with all that it was
+    computed from: along a residual stream the text doubles with every norm that is an op of ours.
+    nanoGPT's twelve layers were not compiled after a minute and a half.
+    """
+    if torch.__version__ < "2.13":
+        from torch._inductor.exc import OperatorIssue
+
+        OperatorIssue.operator_str = staticmethod(  # type: ignore[method-assign]
+            lambda target, args, kwargs: f"target: {target}"
+        )
 
 
 def substitute(graph: GraphModule, rewrites: Mapping[str, Rewrite]) -> list[Substitution]:

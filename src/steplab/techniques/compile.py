@@ -90,6 +90,9 @@ class Compile(Technique):
                 "compile.mode=reduce-overhead is CUDA graphs, which need a CUDA GPU.",
                 "Use compile.mode=default.",
             )
+        from steplab.substitute.backend import name_operators_only
+
+        name_operators_only()
         targets = repeated_blocks(parts.model) if chosen.scope == "blocks" else [parts.model]
         options: dict[str, Any] = {"fullgraph": chosen.fullgraph, "dynamic": False}
         chunking = chunker_options() if chosen.auto_chunker else {}

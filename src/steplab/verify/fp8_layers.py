@@ -21,7 +21,7 @@ from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
 from steplab.kernels.e4m3 import counting, quantize
 from steplab.modules.experts import FeedForward, RoutedExperts
-from steplab.modules.fp8 import FP8, PAYS, EmulatedProduct, OwnLayer
+from steplab.modules.fp8 import FP8, PAYS, EmulatedProduct, OwnLayer, rounding_of
 from steplab.modules.projection import Projection
 from steplab.step.step import Step
 from steplab.techniques.technique import StepParts
@@ -86,7 +86,7 @@ def _linear_errors(layer: nn.Linear, parts: StepParts) -> dict[str, float]:
     own = isinstance(layer, Projection)
     seen_NK = weight_NK.bfloat16() if own else weight_NK  # torchao rounds fp32 weights at once
     exact_x, exact_w = (t.detach().double().requires_grad_() for t in (x_MK, seen_NK))
-    exact_y: Tensor = EmulatedProduct.apply(exact_x, exact_w, own)
+    exact_y: Tensor = EmulatedProduct.apply(exact_x, exact_w, rounding_of(layer))
     grads = torch.autograd.grad(exact_y, (exact_x, exact_w), dy_MN.to(y_MN.dtype).double())
     expected = (exact_y if bias is None else exact_y + bias.double(), *grads)
     terms = (inputs, outputs, 0)  # the gradient of the weight has precise sums
@@ -210,9 +210,9 @@ def _row_error(found: Tensor, true: Tensor) -> float:
 def check_fp8_range(step: Step, batch: Any) -> Check:
     """Count what e4m3 could not hold of all that one step rounds; the step has not run yet.
 
-    With a scale for every row, nothing that is finite can be too large. Flushed to zero is what is
-    some 100,000 times smaller than the largest of its row; how much of that is harmless, the checks
-    of the step as a whole tell.
+    With scales that are found anew, nothing that is finite can be too large. Flushed to zero is
+    what is some 100,000 times smaller than the largest with which it shares its scale; how much of
+    that is harmless, the checks of the step as a whole tell.
     """
     eager = torch.compiler.set_stance("force_eager")
     with counting() as counts, _counted_linears(step.parts), eager:
@@ -225,19 +225,17 @@ def check_fp8_range(step: Step, batch: Any) -> Check:
 
 @contextlib.contextmanager
 def _counted_linears(parts: StepParts) -> Iterator[None]:
-    """Round beside torchao's layers what they round: along the sums of both products of each."""
+    """Round beside torchao's layers what they round, each with one scale."""
 
-    def both_ways(t: Tensor) -> None:
-        rows = t.detach().reshape(-1, t.shape[-1])
-        quantize(rows, 1)
-        quantize(rows, 0)
+    def count(t: Tensor) -> None:
+        quantize(t.detach(), None)
 
     def forward(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         assert isinstance(layer, nn.Linear)
-        both_ways(inputs[0])
-        both_ways(layer.weight)
+        count(inputs[0])
+        count(layer.weight)
         if output.requires_grad:
-            output.register_hook(both_ways)
+            output.register_hook(count)
 
     with contextlib.ExitStack() as stack:
         for _, layer in _converted(parts):

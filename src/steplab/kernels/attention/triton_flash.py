@@ -61,9 +61,12 @@ class Tilings:
 INTERPRETED_TILINGS = Tilings(Tiling(32, 16, 1, 1), Tiling(16, 32, 1, 1), Tiling(32, 16, 1, 1))
 
 # Keyed by bytes per element and padded head width. Compute capability 9.0 has the copy engine. The
-# fastest of 81 on an H200, causal, 4096 tokens (benchmarks/attention_tiles_h200.txt); a width of
-# 256 has not been measured.
+# fastest of 81 on an H200, causal, 4096 tokens (benchmarks/attention_tiles_h200.txt), and for 32 of
+# 27; a width of 256 has not been measured.
 HOPPER = {
+    (2, 32): Tilings(
+        Tiling(64, 128, 4, 3, True), Tiling(64, 64, 4, 3, True), Tiling(64, 64, 4, 2, True, 128)
+    ),
     (2, 64): Tilings(
         Tiling(64, 128, 4, 2, True), Tiling(64, 64, 4, 3, True), Tiling(64, 64, 4, 2, True, 168)
     ),
@@ -93,8 +96,8 @@ def tilings_for(width: int, itemsize: int, capability: tuple[int, int] | None) -
     """
     if capability is None:
         return INTERPRETED_TILINGS
-    key = (itemsize, max(width, 64))
-    return HOPPER[key] if capability == (9, 0) and key in HOPPER else ANY[key]
+    hopper, key = (itemsize, max(width, 32)), (itemsize, max(width, 64))
+    return HOPPER[hopper] if capability == (9, 0) and hopper in HOPPER else ANY[key]
 
 
 def padded_width(width: int) -> int:

@@ -68,8 +68,11 @@ def round_up(number: int, step: int) -> int:
 
 
 def chunk_rows(tokens: int, row_bytes: int, width: int) -> int:
-    """Return the tokens of one chunk, given the bytes that the logits of one token take."""
-    filling = TILES * TOKEN_TILE**2 // round_up(width, TOKEN_TILE)
+    """Return the tokens of one chunk, given the bytes that the logits of one token take.
+
+    A `width` of 0: there are no gradients, hence no product as narrow as the width.
+    """
+    filling = TILES * TOKEN_TILE**2 // round_up(width, TOKEN_TILE) if width else 0
     wanted = max(filling, -(-tokens // TOKEN_CHUNKS), MIN_TOKEN_BYTES // row_bytes)
     fitting = max(TOKEN_TILE, MAX_TOKEN_BYTES // row_bytes // TOKEN_TILE * TOKEN_TILE)
     least = round_up(width, TOKEN_TILE)
@@ -85,7 +88,8 @@ class ChunkedHead:
         (T, D), V = x_TD.shape, weight_VD.shape[0]
         self.x_TD, self.weight_VD = x_TD, weight_VD.to(x_TD.dtype)
         columns = round_up(V, ROW_STEP)
-        self.rows = chunk_rows(T, columns * x_TD.element_size(), D)
+        width = D if need_dx or need_dw else 0
+        self.rows = chunk_rows(T, columns * x_TD.element_size(), width)
         self.buffer_CV = x_TD.new_empty(self.rows, columns)
         self.need_dx, self.need_dw = need_dx, need_dw
         sums = wide(x_TD.dtype)
