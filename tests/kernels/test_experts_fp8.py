@@ -287,8 +287,6 @@ for source in (None, index(96)):
     passes.quantize_rows(half(96, 768), source, 2)
     passes.transpose_rows(half(96, 768), source, 2, (row, row, one), True)
 passes.quantize_columns(half(2, 768, 3072))
-passes.quantize_rows(half(96, 2304))  # of a projection: its gradient and its weight
-passes.quantize_columns(half(2304, 768))
 for weights in (routed, RowWeights(row), None):
     passes.activate_rows(half(96, 3072), row, one, weights)
     scales = passes.gradient_scales(Rows(narrow(96, 768), row, row), one, weights, row, row)
@@ -308,7 +306,7 @@ print(len(kernels), "kernels")
 @needs_no_gpu
 def test_the_kernels_compile_for_hopper():
     pytest.importorskip("triton")
-    assert compile_for_hopper(LAUNCHES) == "16 kernels"
+    assert compile_for_hopper(LAUNCHES) == "14 kernels"
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------

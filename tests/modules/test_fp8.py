@@ -12,7 +12,7 @@ from torch import nn
 
 from steplab.core import Accelerator
 from steplab.core.errors import Unsupported, UserError
-from steplab.costs.fp8 import PROJECTION, gain, saved_share
+from steplab.costs.fp8 import gain, saved_share
 from steplab.hardware.catalog import find_card
 from steplab.kernels.e4m3 import E4M3_MAX, RangeCounts, counting, quantize, rounded_to_e4m3
 from steplab.modules import fp8
@@ -143,18 +143,8 @@ def test_the_gain_is_saved_time_over_time_of_casts():
     assert gain(1600, 6400, None) == pytest.approx(gain(1600, 6400, card), rel=0.01)
     assert gain(8192, 8192, find_card("NVIDIA A100-SXM4-80GB")) == 0  # has no fp8
     products = 6 * 1600 * 6400 * (1 / (0.72 * 989.4e12) - 1 / (0.6 * 1978.9e12))
-    casts = 9 * (1600 + 6400) / (0.85 * 4800e9)
+    casts = 9.4 * (1600 + 6400) / (0.85 * 4800e9)
     assert gain(1600, 6400, card) == pytest.approx(products / casts)
-
-
-def test_a_projection_with_two_products_and_one_pass_per_cast_gains_at_768():
-    """Measured, of 65,536 rows: 126 to 84 us at 768 x 768, 317 to 214 at 768 x 2304; bytes of the
-    casts at 4.1 TB/s: 74 and 148 us. A Linear of torchao's would not."""
-    card = find_card("NVIDIA H200")
-    assert gain(768, 768, card) < 1 < gain(768, 768, card, PROJECTION)
-    assert gain(768, 768, card, PROJECTION) == pytest.approx(2 * (126 - 84) / 74, rel=0.1)
-    assert gain(768, 768, card, PROJECTION) < gain(768, 2304, card, PROJECTION)
-    assert gain(256, 256, card, PROJECTION) < 1
 
 
 def on_card(name):

@@ -7,7 +7,6 @@ from steplab.core import RunSpec
 from steplab.kernels import e4m3, e4m3_network
 from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
-from steplab.kernels import projection as projection_op
 from steplab.modules import fp8
 from steplab.modules.fp8 import PAYS
 from steplab.step.assemble import assemble, micro_batches
@@ -30,14 +29,8 @@ def mixture(recipe, **changes):
 def here(monkeypatch):
     """Let precision=fp8 run on a CPU, where torch stands in for kernels and units."""
     monkeypatch.setattr(fp8, "refuse_device", lambda device: None)
-    for op in (experts_op, feed_forward_op, projection_op):
+    for op in (experts_op, feed_forward_op):
         monkeypatch.setattr(op.IMPLS["fp8"], "refuse_device", lambda x: "")
-
-
-@pytest.fixture
-def with_projections(here, monkeypatch):
-    """Convert projections too, whatever their size."""
-    monkeypatch.setattr(fp8, "gain", lambda *shape: 2.0)
 
 
 def test_it_trains_and_keeps_nothing_in_fp8(here):
@@ -59,37 +52,6 @@ def test_it_trains_and_keeps_nothing_in_fp8(here):
 
 def fp8_ops():
     return ("experts", "feed_forward")
-
-
-def test_projections_that_gain_are_converted_and_torchao_is_not_asked(with_projections):
-    step = assemble(mixture(FP8))
-    batch = next(micro_batches(step, mixture(FP8)))
-    losses = [float(step(batch).loss) for _ in range(8)]
-    assert losses[-1] < losses[0]
-    assert {m.ran for m in step.model.modules() if getattr(m, "op", "") == "projection"} == {"fp8"}
-    plan = step.parts.fp8_linears
-    assert plan["blocks.0.attention.qkv"] == plan["blocks.1.attention.out"] == PAYS
-    kept = assemble(mixture(f"{FP8},impl.projection=reference")).parts.fp8_linears
-    assert kept["blocks.0.attention.out"] == "impl.projection=reference was asked for"
-
-
-def test_an_honest_mixture_with_projections_is_green(with_projections):
-    spec = mixture(FP8)
-    products = check_fp8_products(assemble(spec).parts)
-    assert products.passed, products
-    found = verdicts(spec)
-    assert all(passed for passed, _ in found.values()), found
-
-
-@pytest.mark.parametrize(("wrong", "seen"), [("product", "y"), ("gradient", "dw")])
-def test_a_wrong_projection_is_seen(with_projections, monkeypatch, wrong, seen):
-    ours = projection_op.IMPLS["fp8"]
-    if wrong == "product":
-        monkeypatch.setattr(ours, "product", one_wrong_row)
-    else:
-        monkeypatch.setattr(ours, "weight_gradient", lambda dout, x: 1.02 * dout.T @ x)
-    products = check_fp8_products(assemble(mixture(FP8)).parts)
-    assert not products.passed and f"worst {seen} of blocks." in products.detail
 
 
 def test_an_implementation_that_was_asked_for_stays(here):
@@ -158,7 +120,7 @@ def count_range(spec, change=lambda model: None):
     return check_fp8_range(step, next(micro_batches(step, spec))[0])
 
 
-def test_all_that_a_step_rounds_is_counted(with_projections):
+def test_all_that_a_step_rounds_is_counted(here):
     """Of each layer both matrices twice, the rows forward and backward; nothing is too large."""
     in_range = count_range(mixture(FP8))
     assert in_range.passed and " 0 not finite, 0 saturated, " in in_range.detail
@@ -170,8 +132,7 @@ def test_all_that_a_step_rounds_is_counted(with_projections):
     # x, h, z kept; dout, dz; dz and h again, dout and x again for the weight gradients.
     rows = sum(r * (D + f + f + D + f + 2 * f + 2 * D) for r, f, _ in network)
     matrices = sum(2 * 2 * e * D * f for _, f, e in network)
-    projections = sum(T * (D + n) + 2 * D * n for n in (3 * D, D))
-    assert counted == blocks * (rows + matrices + projections)
+    assert counted == blocks * (rows + matrices)
 
 
 def test_an_activation_that_is_not_finite_is_red(here):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from steplab.hardware.catalog import Card
 
 # Shares of the dense peaks that products of a width of 768 to 3,072 reach on an H200: 714 of 989
@@ -13,24 +11,15 @@ BANDWIDTH_SHARE = 0.85
 H200 = (989.4, 1978.9, 4800.0)  # TFLOP/s in bf16 and fp8, GB/s: for cards that are not known
 
 
-class Conversion(NamedTuple):
-    """How a layer is converted: its products in fp8, and the bytes that rounding a number costs."""
-
-    products: int
-    cast_bytes: int  # per number of an activation or a gradient
-
-
 # torchao's Linear: forward, dx and dw. A number is read for the largest of its tensor, read again
 # and written, and once more for the product that wants it transposed. Measured: 66.8 ms for the
 # inputs, outputs and gradients of the 336 Linears of gpt xl at 16,384 tokens, which is 9.4 bytes
-# for each input and output of a layer at the bandwidth below.
-LINEAR = Conversion(3, 9)
-# Our projection: forward and dx. A row is read once, as a whole, and written.
-PROJECTION = Conversion(2, 2 + 1)
+# for each input and output of a layer at the bandwidth above.
+PRODUCTS, CAST_BYTES = 3, 9.4
 
 
-def gain(inputs: int, outputs: int, card: Card | None, how: Conversion = LINEAR) -> float:
-    """Return the time that fp8 saves in the products of a layer, over that of its casts.
+def gain(inputs: int, outputs: int, card: Card | None) -> float:
+    """Return the time that fp8 saves in the products of a Linear, over that of its casts.
 
     Both grow with the rows, so these do not matter; the cast of the weight is left out. 0 for a
     card without fp8.
@@ -40,8 +29,8 @@ def gain(inputs: int, outputs: int, card: Card | None, how: Conversion = LINEAR)
         return 0.0
     bf16_rate, fp8_rate, bandwidth = rates
     saved = 1 / bf16_rate - 1 / fp8_rate  # ps per FLOP
-    products = how.products * 2 * inputs * outputs * saved * 1e-12
-    casts = how.cast_bytes * (inputs + outputs) / (bandwidth * 1e9)
+    products = PRODUCTS * 2 * inputs * outputs * saved * 1e-12
+    casts = CAST_BYTES * (inputs + outputs) / (bandwidth * 1e9)
     return products / casts
 
 

@@ -223,15 +223,6 @@ def _placed_assignments(args: Args) -> Cost:
     return Cost(0.0, experts_TK.bytes + 2 * INDEX * experts_TK.numel)
 
 
-# Projections.
-
-
-def _projection_flops(args: Args) -> float:
-    """The backward has a product for each of dx and dw that is needed."""
-    products = args.needs("dx") + args.needs("dw") if args.is_backward else 1
-    return 2.0 * products * args["x_TD"].dims[0] * args["w_ND"].numel
-
-
 # Grouped products.
 
 
@@ -439,8 +430,6 @@ OWN_OPS = {
         f"dout_TD x_TD w_in_FD w_out_DF weights_T1 z_TF scales_3T {_NEEDS}",
         flops=_feed_forward_flops,
     ),
-    "projection": OwnOp("x_TD w_ND bias_N", flops=_projection_flops),
-    "projection_backward": OwnOp("dout_TN x_TD w_ND need_dx need_dw", flops=_projection_flops),
     "place_assignments": OwnOp(
         "experts_TK experts",
         flops=_no_products,
@@ -531,7 +520,6 @@ _IMPLEMENTED = {
     "feed_forward": "fused_feed_forward",
     "grouped_mm": "grouped_mm",
     "layer_norm": "layer_norm",
-    "projection": "projection",
     "rms_norm": "rms_norm",
     "rotary": "rotary",
     "router": "router",

@@ -4,9 +4,8 @@ The products of a converted layer (forward, input gradient, weight gradient) tak
 with scales that are powers of two; results are bf16. Weights and gradients keep their dtype:
 nothing in fp8 outlives a step. A Linear is converted by torchao, with one scale for each tensor:
 passes that find one for each row and each column take as long as the products save (gpt xl on an
-H200, 16 x 1024 tokens: bf16 382 ms, by rows 376, by tensors 320). The layers of a mixture have
-kernels of their own with scales of rows: its networks (`kernels/e4m3_network.py`), and its
-projections, whose weight gradients stay in bf16 (`kernels/projection/fp8.py`).
+H200, 16 x 1024 tokens: bf16 382 ms, by rows 376, by tensors 320). The networks of a mixture have
+kernels of their own with scales of rows (`kernels/e4m3_network.py`).
 """
 
 # M rows, K inputs, N outputs of a layer; T tokens, E experts, D width, F inner width
@@ -15,70 +14,46 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from steplab.core.errors import Unsupported
-from steplab.costs.fp8 import LINEAR, PROJECTION, Conversion, gain
+from steplab.costs.fp8 import gain
 from steplab.hardware.catalog import Card, find_card
 from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
-from steplab.kernels import projection as projection_op
 from steplab.kernels.activation.reference import activate
 from steplab.kernels.dispatch import AUTO
 from steplab.kernels.e4m3 import E4M3, rounded_to_e4m3
 from steplab.kernels.e4m3_passes import MULTIPLE
 from steplab.modules.experts import FeedForward, RoutedExperts
-from steplab.modules.projection import Projection
 
 FP8 = "fp8"  # the implementation of experts and of feed-forward networks
 LEAST_CAPABILITY = (8, 9)
 PAYS = ""  # the reason of a layer that is converted
 
-# Layers of a mixture, with kernels of their own.
-OwnLayer = RoutedExperts | FeedForward | Projection
-
-
-class Rounding(NamedTuple):
-    """How a layer rounds the operands of its products.
-
-    `by_rows`: with a scale for each row along the sum, so that an operand is rounded in two ways,
-    once for each of the two products that it takes part in; else with one for the tensor.
-    `exact_dw`: but for the gradient of the weight.
-    """
-
-    by_rows: bool = True
-    exact_dw: bool = False
-
-
-NETWORK = Rounding()
-PROJECTION_LAYER = Rounding(exact_dw=True)
-LINEAR_LAYER = Rounding(by_rows=False)
-
-
-def rounding_of(layer: nn.Module) -> Rounding:
-    """Return how a layer that is or will be converted rounds."""
-    if isinstance(layer, Projection):
-        return PROJECTION_LAYER
-    return LINEAR_LAYER if isinstance(layer, nn.Linear) else NETWORK
+# Networks of a mixture, with kernels of their own.
+OwnLayer = RoutedExperts | FeedForward
 
 
 class EmulatedProduct(torch.autograd.Function):
     """x @ w.T with its two gradients as fp8 units compute them, but for the rounding of sums.
 
-    Scales are `stretch` times as large as need be.
+    Operands have a scale for each row along the sum, so that each is rounded in two ways, once for
+    each of the two products that it takes part in; or, not `by_rows`, one for the tensor. Scales
+    are `stretch` times as large as need be.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x_MK: Tensor, w_NK: Tensor, how: Rounding = NETWORK, stretch: float = 1.0
+        ctx: Any, x_MK: Tensor, w_NK: Tensor, by_rows: bool = True, stretch: float = 1.0
     ) -> Tensor:
         """Return the product of the rounded operands, in their dtype."""
         ctx.save_for_backward(x_MK, w_NK)
-        ctx.how, ctx.stretch = how, stretch
-        along = 1 if how.by_rows else None
+        ctx.by_rows, ctx.stretch = by_rows, stretch
+        along = 1 if by_rows else None
         return rounded_to_e4m3(x_MK, along, stretch) @ rounded_to_e4m3(w_NK, along, stretch).T
 
     @staticmethod
@@ -86,10 +61,9 @@ class EmulatedProduct(torch.autograd.Function):
         """Return the gradients of x and w."""
         x_MK, w_NK = ctx.saved_tensors
         stretch = ctx.stretch
-        rows, columns = (1, 0) if ctx.how.by_rows else (None, None)
+        rows, columns = (1, 0) if ctx.by_rows else (None, None)
         dx_MK = rounded_to_e4m3(dy_MN, rows, stretch) @ rounded_to_e4m3(w_NK, columns, stretch)
-        if not ctx.how.exact_dw:
-            dy_MN, x_MK = (rounded_to_e4m3(t, columns, stretch) for t in (dy_MN, x_MK))
+        dy_MN, x_MK = (rounded_to_e4m3(t, columns, stretch) for t in (dy_MN, x_MK))
         return dx_MK, dy_MN.T @ x_MK, None, None
 
 
@@ -107,7 +81,7 @@ def emulate_layers(model: nn.Module, names: Collection[str], stretch: float = 1.
 
 def _emulated_linear(linear: nn.Linear, stretch: float, x: Tensor) -> Tensor:
     x_MK = x.reshape(-1, x.shape[-1]).to(linear.weight.dtype)
-    y_MN: Tensor = EmulatedProduct.apply(x_MK, linear.weight, rounding_of(linear), stretch)
+    y_MN: Tensor = EmulatedProduct.apply(x_MK, linear.weight, False, stretch)
     y = y_MN.reshape(*x.shape[:-1], -1)
     return (y if linear.bias is None else y + linear.bias).to(x.dtype)
 
@@ -116,8 +90,8 @@ def plan_linears(model: nn.Module, device: torch.device) -> dict[str, str]:
     """Return every Linear of a model by name, with why it stays in bf16; "" for those that gain.
 
     Layers at the ends of a model (the first and the last one, unless they are part of a repeated
-    block) see inputs and make outputs whose errors nothing evens out. Own layers, and what is
-    inside one, are not among them.
+    block) see inputs and make outputs whose errors nothing evens out. What is inside a network of a
+    mixture is not among them.
     """
     own = {name for name, _ in _own_layers(model)}
     inside = tuple(f"{name}." for name in own)
@@ -127,7 +101,7 @@ def plan_linears(model: nn.Module, device: torch.device) -> dict[str, str]:
         if isinstance(module, nn.Linear) and name not in own and not name.startswith(inside)
     ]
     ends = {names[0], names[-1]} - set(_in_blocks(model)) if names else set()
-    card = _card(device)
+    card = find_card(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return {name: _reason_to_stay(model.get_submodule(name), name in ends, card) for name in names}
 
 
@@ -148,10 +122,9 @@ def plan_stacks(model: nn.Module) -> dict[str, str]:
 
 
 def plan_own_layers(model: nn.Module, device: torch.device) -> dict[str, str]:
-    """Return every own layer of a mixture by name, with why it stays in bf16; "" for the others.
+    """Return every network of a mixture by name, with why it stays in bf16; "" for the others.
 
-    A network's passes over rows are there anyway, so its casts cost next to nothing; a projection
-    must gain by its casts.
+    Its passes over rows are there anyway, so its casts cost next to nothing.
     """
     return {name: _own_layer_stays(module, device) for name, module in _own_layers(model)}
 
@@ -168,24 +141,15 @@ def _own_layer_stays(module: OwnLayer, device: torch.device) -> str:
     if isinstance(module, RoutedExperts):
         weights = experts_op.ExpertWeights(module.w_in_EFD, module.w_out_EDF, module.activation)
         reason: str = experts_op.IMPLS[FP8].refuse(_tokens(weights.w_out_EDF[0], device), weights)
-    elif isinstance(module, FeedForward):
+    else:
         w_in, w_out = module.w_in.weight, module.w_out.weight
         reason = feed_forward_op.IMPLS[FP8].refuse(_tokens(w_out, device), w_in, w_out)
-    else:
-        weight = module.weight
-        reason = projection_op.IMPLS[FP8].refuse(_tokens(weight.T, device), weight)
-        if not reason and module.impl == AUTO:
-            return _why_casts_cost_more(module, _card(device), PROJECTION)
     return f"fp8 {reason}" if reason else PAYS
 
 
 def _tokens(w_DF: Tensor, device: torch.device) -> Tensor:
     """Return as few tokens as may be, as wide as the network that ends with this matrix."""
     return torch.empty(MULTIPLE, w_DF.shape[0], dtype=torch.bfloat16, device=device)
-
-
-def _card(device: torch.device) -> Card | None:
-    return find_card(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
 def convert_own_layers(model: nn.Module, names: Collection[str]) -> None:
@@ -221,9 +185,9 @@ def _two_products(
     weight_R1: Tensor | None,
     stretch: float,
 ) -> Tensor:
-    h_RF = activate(EmulatedProduct.apply(x_RD, w_in_FD, NETWORK, stretch), activation)
+    h_RF = activate(EmulatedProduct.apply(x_RD, w_in_FD, True, stretch), activation)
     h_RF = h_RF if weight_R1 is None else h_RF * weight_R1
-    y_RD: Tensor = EmulatedProduct.apply(h_RF, w_out_DF, NETWORK, stretch)
+    y_RD: Tensor = EmulatedProduct.apply(h_RF, w_out_DF, True, stretch)
     return y_RD
 
 
@@ -241,11 +205,7 @@ def _reason_to_stay(linear: nn.Module, at_the_end: bool, card: Card | None) -> s
         return "it is the first or the last layer"
     if linear.in_features % MULTIPLE or linear.out_features % MULTIPLE:
         return f"its {linear.in_features} x {linear.out_features} are no multiples of {MULTIPLE}"
-    return _why_casts_cost_more(linear, card, LINEAR)
-
-
-def _why_casts_cost_more(linear: nn.Linear, card: Card | None, how: Conversion) -> str:
-    if gain(linear.in_features, linear.out_features, card, how) <= 1:
+    if gain(linear.in_features, linear.out_features, card) <= 1:
         return f"casting would take longer than {linear.in_features} x {linear.out_features} gain"
     return PAYS
 

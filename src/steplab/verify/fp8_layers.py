@@ -21,8 +21,7 @@ from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
 from steplab.kernels.e4m3 import counting, quantize
 from steplab.modules.experts import FeedForward, RoutedExperts
-from steplab.modules.fp8 import FP8, PAYS, EmulatedProduct, OwnLayer, rounding_of
-from steplab.modules.projection import Projection
+from steplab.modules.fp8 import FP8, PAYS, EmulatedProduct, OwnLayer
 from steplab.step.step import Step
 from steplab.techniques.technique import StepParts
 from steplab.verify.numerics import unit_roundoff
@@ -83,10 +82,8 @@ def _linear_errors(layer: nn.Linear, parts: StepParts) -> dict[str, float]:
     with torch.enable_grad(), parts.forward_context():
         y_MN = layer(x_MK)
     found = (y_MN, *torch.autograd.grad(y_MN, (x_MK, weight_NK), dy_MN.to(y_MN.dtype)))
-    own = isinstance(layer, Projection)
-    seen_NK = weight_NK.bfloat16() if own else weight_NK  # torchao rounds fp32 weights at once
-    exact_x, exact_w = (t.detach().double().requires_grad_() for t in (x_MK, seen_NK))
-    exact_y: Tensor = EmulatedProduct.apply(exact_x, exact_w, rounding_of(layer))
+    exact_x, exact_w = (t.detach().double().requires_grad_() for t in (x_MK, weight_NK))
+    exact_y: Tensor = EmulatedProduct.apply(exact_x, exact_w, False)
     grads = torch.autograd.grad(exact_y, (exact_x, exact_w), dy_MN.to(y_MN.dtype).double())
     expected = (exact_y if bias is None else exact_y + bias.double(), *grads)
     terms = (inputs, outputs, 0)  # the gradient of the weight has precise sums

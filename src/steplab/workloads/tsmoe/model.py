@@ -16,7 +16,6 @@ from steplab.modules.attention import Attention, document_positions
 from steplab.modules.experts import MixtureOfExperts, RoutedExperts, Router, Routing
 from steplab.modules.kv_cache import KVCache, LayerCache, StaticCache
 from steplab.modules.norms import RMSNorm
-from steplab.modules.projection import Projection
 from steplab.modules.rotary import Angles, Rotary, RotaryHeads
 from steplab.workloads.tsmoe.config import TsmoeConfig
 from steplab.workloads.tsmoe.loss import HorizonLoss, QuantileLoss, balance, balance_across_layers
@@ -67,10 +66,10 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: TsmoeConfig, rotary: Rotary) -> None:
         super().__init__()
-        self.qkv = Projection(config.hidden_size, 3 * config.hidden_size)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.rotary = RotaryHeads(rotary, config.n_head)
         self.attention = Attention(causal=True)
-        self.out = Projection(config.hidden_size, config.hidden_size, bias=False)
+        self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(
         self, x_BND: Tensor, positions: Positions = ONE_DOCUMENT, cache: LayerCache | None = None
