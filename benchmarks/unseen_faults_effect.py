@@ -1,6 +1,6 @@
-"""Measure what each fault of the third set costs on this machine, without steplab looking at it.
+"""Measure what each fault of a set costs on this machine, without steplab looking at it.
 
-OMP_NUM_THREADS=1 python benchmarks/unseen_faults_effect.py [NAME ...]
+OMP_NUM_THREADS=1 python benchmarks/unseen_faults_effect.py [--set third] [NAME ...]
 
 Both twins of a fault are built from the same seed in one process and their first losses compared;
 then they run in turns. The times, by the clock and of the processor (where others use the machine,
@@ -24,7 +24,6 @@ from pathlib import Path
 
 from unseen_faults import FAULTS, batch_size, declaration
 
-SET = FAULTS / "third"
 WARMUP, ROUNDS, STEPS = 4, 8, 3
 
 
@@ -111,23 +110,25 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--set", default="third", choices=["third", "fourth"])
     parser.add_argument("--pair", help=argparse.SUPPRESS)
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    sys.path[:0] = [str(FAULTS), str(SET), str(FAULTS.parent.parent / "src")]
+    folder = FAULTS / arguments.set
+    sys.path[:0] = [str(FAULTS), str(folder), str(FAULTS.parent.parent / "src")]
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:3])
     if arguments.pair:
         print(json.dumps(pair(arguments.pair)))
     elif arguments.peak:
         print(json.dumps({"mib": peak(*arguments.peak)}))
     else:
-        paths = sorted(SET.glob("*.py"))
+        paths = sorted(folder.glob("*.py"))
         for path in [p for p in paths if not arguments.names or p.stem in arguments.names]:
             declared, line = declaration(path)
             row = {"name": path.stem, "line": line, "cause": declared["CAUSE"]}
-            row |= apart(["--pair", path.stem])
+            row |= apart(["--set", arguments.set, "--pair", path.stem])
             for kind in ("faulty", "clean") if declared["KIND"] == "memory" else ():
-                found = apart(["--peak", path.stem, kind])
+                found = apart(["--set", arguments.set, "--peak", path.stem, kind])
                 row |= {f"{kind}_{key}": value for key, value in found.items()}
             print(json.dumps(row), flush=True)
 
