@@ -44,3 +44,11 @@ def test_updates_that_stop_when_nobody_looks_are_red(monkeypatch, tmp_path):
     found = {check.name: check for check in check_curves(case.spec(PLANTED), tmp_path)}
     moves = found["moves at batch 2, over 64 steps"]
     assert not moves.passed and "worst steps 16 to 31: error 1.0e+00" in moves.detail
+
+
+def test_so_is_a_decay_that_stops(monkeypatch, tmp_path):
+    plant(monkeypatch, wrong_techniques.decay_stops_after_eight)
+    case = Case("tied_weights")
+    assert case.red(PLANTED) == {}
+    checks = check_curves(case.spec(PLANTED), tmp_path)
+    assert [check.passed for check in checks] == [False, False]
