@@ -104,8 +104,7 @@ def _make_reference(shape: GateShape, dtype: str, folder: Path) -> str:
     if path.exists():
         return ""
     try:
-        how = (shape.rate, shape.curves, shape.widened, shape.narrow)
-        snapshot = compute_reference(shape.spec, dtype, *how)
+        snapshot = compute_reference(shape, dtype)
     except Exception as error:
         if is_out_of_memory(error):
             return f"{dtype} does not fit"
@@ -145,15 +144,8 @@ def _refuse_nonfinite_loss(truth: NumericsSnapshot) -> None:
             )
 
 
-def compute_reference(
-    spec: RunSpec,
-    name: str,
-    rate: float = 1.0,
-    curves: bool = False,
-    widened: bool = False,
-    narrow: bool = False,
-) -> NumericsSnapshot:
-    """Return what the plain step of `spec` computes, by one of the names of `references_of`.
+def compute_reference(shape: GateShape, name: str) -> NumericsSnapshot:
+    """Return what the plain step computes at a shape, by one of the names of `references_of`.
 
     "fp64" is the truth and "fp32" the plain step as it is. "bf16-rounded" is the truth with the
     factors and results of every matrix product rounded to bf16, which the precision cannot avoid;
@@ -162,20 +154,16 @@ def compute_reference(
     "fp64-state" is the truth whose AdamW keeps its moments in 8 bits.
     "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
     "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
-    "draws" are its statistics with dropout and noise, which are held still otherwise. The learning
-    rate is multiplied by `rate`; with `curves` many steps are taken. With `widened` the model keeps
-    its dtypes, and each operator is computed in fp64 beside them. With `narrow` fp32 at the highest
-    precision takes the place of fp64.
+    "draws" are its statistics with dropout and noise, which are held still otherwise.
     """
     if name == DRAWS:
-        return take_draws(assemble(replace(spec, recipe=PLAIN)), spec)
+        return take_draws(assemble(replace(shape.spec, recipe=PLAIN)), shape.spec)
     with dropout_off():
-        return _plain_snapshot(spec, name, rate, curves, widened, narrow)
+        return _plain_snapshot(shape, name)
 
 
-def _plain_snapshot(
-    spec: RunSpec, name: str, rate: float, curves: bool, widened: bool, narrow: bool
-) -> NumericsSnapshot:
+def _plain_snapshot(shape: GateShape, name: str) -> NumericsSnapshot:
+    spec, rate, curves = shape.spec, shape.rate, shape.curves
     step = step_without_dropout(replace(spec, recipe=PLAIN))
     dtype, _, how = name.partition("-")
     if how in (UP, DOWN):
@@ -183,17 +171,17 @@ def _plain_snapshot(
     if how == AUTOCAST:
         _lower_precision(step, dtype)
     if how == ROUNDED_STATE:
-        _round_state(step, widened)
+        _round_state(step, shape.widened)
     if name == TRUTH or how in (ROUNDED, STRETCHED, ROUNDED_STATE):
-        kind = torch.float32 if narrow else torch.float64
+        kind = torch.float32 if shape.narrow else torch.float64
         rounds = how in (ROUNDED, STRETCHED)
         rounding = RoundedProducts(dtype, kind) if rounds else contextlib.nullcontext()
         if dtype == FP8:
-            _round_layers_to_fp8(step, widened, STRETCH if how == STRETCHED else 1.0)
-        if widened:
+            _round_layers_to_fp8(step, shape.widened, STRETCH if how == STRETCHED else 1.0)
+        if shape.widened:
             with Widened(rounding):
                 return take_snapshot(step, spec, rate, curves=curves)
-        if narrow:
+        if shape.narrow:
             with rounding:
                 return replace(take_snapshot(step, spec, rate, curves=curves), exact=False)
         step.model.double()

@@ -13,7 +13,7 @@ from steplab.verify.draws import check_draws, take_draws
 from steplab.verify.judge import judge
 from steplab.verify.numerics import NumericsSnapshot
 from steplab.verify.references import compute_reference, snapshot_without_dropout
-from steplab.verify.shapes import references_of
+from steplab.verify.shapes import GateShape, references_of
 from tests.own_models import named
 from tests.verify.planted import PLANTED
 
@@ -51,7 +51,7 @@ class Case:
 @cache
 def reference(case: Case, name: str) -> NumericsSnapshot:
     """Return what the plain step computes; several recipes are compared with it."""
-    return compute_reference(case.spec(), name)
+    return compute_reference(GateShape("own", "", case.spec()), name)
 
 
 @dataclass(frozen=True)
