@@ -59,7 +59,7 @@ def verdicts(spec) -> dict[str, tuple[bool, str]]:
     shape = GateShape("own", "", spec)
     truth = compute_reference(shape, "fp64")
     snapshot = take_snapshot(step_without_dropout(spec), spec)
-    peers = [compute_reference(shape, name) for name in references_of(snapshot.matmul_dtype)]
+    peers = [compute_reference(shape, name) for name in references_of(snapshot.rounding)]
     found = judge(snapshot, peers, truth, "")
     return {check.name: (check.passed, check.detail) for check in found}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -67,6 +67,7 @@ class NumericsSnapshot:
     terms: int  # numbers in the largest tensor of a micro-batch: how long a sum may get
     first_seconds: float = 0.0
     state_format: str = ""  # of the optimizer's state, where that is rounded
+    narrow_weights: bool = False  # whether products and all else read weights of 16 bits
     exact: bool = True  # of a truth: whether it is one of fp64; else it is one of fp32
     bits: Mapping[str, int] = field(default_factory=dict)  # checksums of gradients, final weights
     # Of every rank that shared the step, checksums of what it holds; empty for a step of one.
@@ -75,7 +76,7 @@ class NumericsSnapshot:
     @property
     def rounding(self) -> str:
         """What decides by which references it is judged (`references_of`)."""
-        return rounding_name(self.matmul_dtype, self.state_format)
+        return rounding_name(self.matmul_dtype, self.narrow_weights, self.state_format)
 
 
 def take_snapshot(
@@ -130,8 +131,16 @@ def _snapshot(
     roundoff = {name: torch.finfo(weight.dtype).eps / 2 for name, weight in exact.items()}
     terms = _longest_sum(batches)
     dtype, every = step.parts.matmul_dtype, gather(held, rank_count(step)) if held else ()
-    state = step.parts.state_format
-    return NumericsSnapshot(groups, roundoff, dtype, terms, seconds, state, bits=bits, held=every)
+    found = NumericsSnapshot(groups, roundoff, dtype, terms, seconds, bits=bits, held=every)
+    return _declared(found, step)
+
+
+def _declared(snapshot: NumericsSnapshot, step: Step) -> NumericsSnapshot:
+    """Return the snapshot with what decides by which references it is judged."""
+    parts = step.parts
+    return replace(
+        snapshot, state_format=parts.state_format, narrow_weights=bool(parts.master_weights)
+    )
 
 
 def _curves(
@@ -152,8 +161,8 @@ def _curves(
         moved = [distance(now[n], before[n]) for n in now]
         moves[name] = torch.tensor(moved, dtype=torch.float64).norm()
         before = now
-    parts, terms = step.parts, _longest_sum(batches)
-    return NumericsSnapshot(groups, {}, parts.matmul_dtype, terms, 0.0, parts.state_format)
+    found = NumericsSnapshot(groups, {}, step.parts.matmul_dtype, _longest_sum(batches))
+    return _declared(found, step)
 
 
 def _longest_sum(batches: list[Any]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ from steplab.verify.shapes import (
     PLAIN_DTYPE,
     ROUNDED,
     ROUNDED_STATE,
+    STREAM,
     STRETCHED,
     TRUTH,
     UP,
@@ -63,11 +64,19 @@ from steplab.verify.shapes import (
     rounding_name,
 )
 from steplab.verify.widened import Widened
+from steplab.workloads.workload import StepOutput
 
 SHAKE = 16
 STRETCH = 2**0.5  # of the scales of fp8: as far from one power of two as from the next
 _SHAKE_SEED = 20_012
 TORCH_PREFIXES = ("aten::", "prim")
+# Words in the names of what stays in fp32 beside 16-bit weights: what autocast computes so, but for
+# norms, whose results are narrow; and batch norm, which also writes its statistics.
+FP32_OPS = (
+    *("softmax", "loss", "sum", "mean", "log", "exp", "pow", "var", "rsqrt", "linalg"),
+    "batch_norm",
+)
+STREAM_NDIM = 2  # the fewest dimensions of what flows through a model
 CUSTOM_OP_NDIM = 2  # a custom op hides what it does: its matrices may be factors
 # Ops with products inside, by a word in their names, and the fewest dimensions of their factors:
 # the sums of exponentials that attention hands to its backward are not factors.
@@ -151,6 +160,7 @@ def compute_reference(shape: GateShape, name: str) -> NumericsSnapshot:
     factors and results of every matrix product rounded to bf16, which the precision cannot avoid;
     "fp8-rounded" also rounds the operands of the layers that fp8 pays for to e4m3, and
     "fp8-stretched" rounds them at other numbers, by scales that are STRETCH times as large.
+    "bf16-stream" rounds what lies between products as well, but for what autocast computes in fp32.
     "fp64-state" is the truth whose AdamW keeps its moments in 8 bits.
     "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
     "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
@@ -172,10 +182,13 @@ def _plain_snapshot(shape: GateShape, name: str) -> NumericsSnapshot:
         _lower_precision(step, dtype)
     if how == ROUNDED_STATE:
         _round_state(step, shape.widened)
-    if name == TRUTH or how in (ROUNDED, STRETCHED, ROUNDED_STATE):
+    if name == TRUTH or how in (ROUNDED, STRETCHED, STREAM, ROUNDED_STATE):
         kind = torch.float32 if shape.narrow else torch.float64
-        rounds = how in (ROUNDED, STRETCHED)
-        rounding = RoundedProducts(dtype, kind) if rounds else contextlib.nullcontext()
+        rounding: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if how in (ROUNDED, STRETCHED):
+            rounding = RoundedProducts(dtype, kind)
+        if how == STREAM:
+            rounding = RoundedStream(dtype, kind, step)
         if dtype == FP8:
             _round_layers_to_fp8(step, shape.widened, STRETCH if how == STRETCHED else 1.0)
         if shape.widened:
@@ -259,6 +272,59 @@ class RoundedProducts(TorchDispatchMode):
             return rounded(leaf, self.bits) if is_factor and leaf.ndim >= least else leaf
 
         return tree_map(rounding, func(*tree_map(rounding, args), **kwargs))
+
+
+class RoundedStream(RoundedProducts):
+    """Rounds all that a model whose weights are bf16 computes, but for what autocast does in fp32.
+
+    Results of two dimensions or more: a loss is not part of the stream. What is written in place is
+    exact, and so are statistics of norms and the update.
+    """
+
+    def __init__(self, dtype: str, kind: torch.dtype, step: Step) -> None:
+        super().__init__(dtype, kind)
+        self.in_passes = False  # forward and backward
+        accumulate = step.accumulate
+
+        def passes(micro_batches: Sequence[Any]) -> StepOutput:
+            self.in_passes = True
+            try:
+                return accumulate(micro_batches)
+            finally:
+                self.in_passes = False
+
+        step.accumulate = passes  # type: ignore[method-assign]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the op, with rounded inputs and outputs where its results are in the stream."""
+        if not self.in_passes or not _is_stream(func):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+        def rounding(leaf: Any) -> Any:
+            is_number = isinstance(leaf, Tensor) and leaf.dtype == self.kind and leaf.ndim > 0
+            return rounded(leaf, self.bits) if is_number else leaf
+
+        out = func(*tree_map(rounding, args), **(kwargs or {}))
+        found = out[0] if isinstance(out, tuple) and out else out
+        if not isinstance(found, Tensor) or found.ndim < STREAM_NDIM:
+            return func(*args, **(kwargs or {}))
+        if isinstance(out, tuple) and "backward" not in func._schema.name:
+            return (rounding(out[0]), *out[1:])  # of a norm, with its statistics
+        return tree_map(rounding, out)
+
+
+def _is_stream(func: Any) -> bool:
+    """Whether an op makes new numbers between products, which bf16 would round."""
+    if isinstance(func, HigherOrderOperator) or func._schema.is_mutable:
+        return False
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    op = f"{func.namespace}::{func._overloadpacket.__name__}"
+    is_view = any(returned.alias_info for returned in func._schema.returns)
+    is_exact = any(word in op for word in FP32_OPS)
+    return not (is_view or is_exact or min_factor_ndim(op) is not None)
 
 
 def min_factor_ndim(op: str) -> int | None:
@@ -353,6 +419,7 @@ def dry_run(spec: RunSpec, shape: GateShape) -> str:
     try:
         step = assemble(here)
         forward_eagerly(step, here.mode, next(micro_batches(step, here))[0])
-        return rounding_name(step.parts.matmul_dtype, step.parts.state_format)
+        parts = step.parts
+        return rounding_name(parts.matmul_dtype, bool(parts.master_weights), parts.state_format)
     finally:
         clean_up()

@@ -19,6 +19,7 @@ from tests.verify.planted import PLANTED
 
 HERE = Path(__file__).parent
 WRONG = "wrong_models"
+BF16_WEIGHTS = "precision=bf16-weights,optimizer=one-pass"
 DRAWING = ("dropout", "functional_dropout", "noise", "sampled")
 
 
@@ -41,7 +42,7 @@ class Case:
         """Hold a recipe against the truth; return group -> detail of every red check."""
         spec = self.spec(recipe)
         found = snapshot_without_dropout(spec)
-        names = references_of(found.matmul_dtype)
+        names = references_of(found.rounding)
         checks = [*judge(found, [reference(self, n) for n in names], reference(self, "fp64"), "")]
         if self.model in DRAWING:
             checks.append(check_draws(take_draws(assemble(spec), spec), reference(self, "draws")))
@@ -118,6 +119,7 @@ LIES = [
     technique("lost_bias", "relu_convnet", "gradients", "convs.1.bias"),
     model("loss_scaled", "loss", "step"),
     model("loss_summed_in_bf16", "loss", "step"),
+    model("loss_read_in_bf16", "loss", "step"),
     model("attention_scale", "gradients", "blocks."),
     model("attention_without_mask", "gradients", "blocks"),
     model("backward_of_a_product", "gradients", "weight"),
@@ -153,15 +155,16 @@ HONEST = [
     "teacher_and_queue",
     "gradient_penalty",
     "dropped_paths",
+    "post_norm",
 ]
 BLOCKS = ["batchnorm_blocks", "dropout", "functional_dropout", "tied_weights", "moe_with_ties"]
 NARROW = [
     *("relu_convnet", "batchnorm_blocks", "dropout", "tied_weights", "two_losses"),
     *("moe_with_ties", "contrastive", "counted", "sampled", "skipped_layers"),
-    *("teacher_and_queue", "gradient_penalty", "dropped_paths"),
+    *("complex_buffers", "teacher_and_queue", "gradient_penalty", "dropped_paths"),
 ]
 RECIPES = [
     *((name, word) for word in ("precision=bf16", "optimizer=foreach") for name in HONEST),
     *((name, "checkpointing=blocks") for name in BLOCKS),
-    *((name, "precision=bf16-weights,optimizer=one-pass") for name in NARROW),
+    *((name, BF16_WEIGHTS) for name in (*NARROW, "post_norm")),
 ]

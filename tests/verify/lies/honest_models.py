@@ -501,3 +501,22 @@ class PathBlock(nn.Module):
 
 def dropped_paths():
     return steplab.UserModel(Stack(PathBlock), vectors(16), classify)
+
+
+class PostNorm(nn.Module):
+    """torch's own encoder: every norm stands in the stream, which 16-bit weights make narrow."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(32, 32)
+        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, 32)
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        return self.head(self.layers(self.embedding(x), mask=mask, is_causal=True))
+
+
+def post_norm():
+    return steplab.UserModel(PostNorm(), tokens, next_token)
