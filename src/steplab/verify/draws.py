@@ -3,7 +3,7 @@
 Numerics are compared without chance (`noise.py`). Here dropout is on and noise is noise, the
 weights stay where they are, and one batch is taken many times. Most implementations draw other
 numbers than the plain step, so mean and spread of loss and gradients over the draws are compared: a
-mask that is left out, applied twice, not scaled, shared by the rows or replayed forever shows.
+mask that is left out, applied twice, not scaled, shared by the rows or replayed shows.
 Where the losses are those of the plain step draw by draw, the same numbers were drawn: then the
 gradients must be, too, or the backward pass has drawn others.
 """
@@ -42,6 +42,7 @@ MAX_DEVIATION = 5.0
 # Of the spread over the draws. Nearer to the plain step's, draw by draw, is by the same numbers.
 # Six tiny models in bf16: losses 0.07 at most, gradients 0.03; another mask in the backward: 0.9.
 MAX_APART = 0.25
+TWIN = 1e-3  # of the spread: nearer to each other, two losses are of the same draw
 LOSS = "loss"
 NAME = "random draws"
 # Groups of draws. Equal rows show masks that rows share; replayed is the graph of the whole step.
@@ -99,10 +100,10 @@ def check_draws(candidate: NumericsSnapshot, plain: NumericsSnapshot) -> Check:
     """Compare the draws of two steps: by their statistics, and one by one where they are alike."""
     rounding = unit_roundoff(candidate.matmul_dtype)
     expected = {**plain.groups, REPLAYED: {LOSS: plain.groups[OWN_ROWS][LOSS]}}
-    found = [
-        _check_statistics(group, expected[rows], rounding)
-        for rows, group in candidate.groups.items()
-    ]
+    found = []
+    for rows, group in candidate.groups.items():
+        found.append(_check_statistics(group, expected[rows], rounding))
+        found.append(_check_repeats(group[LOSS], expected[rows][LOSS]))
     found.append(_check_pairs(candidate.groups[OWN_ROWS], expected[OWN_ROWS], rounding))
     return max(found, key=lambda check: check.excess)
 
@@ -120,6 +121,25 @@ def _check_statistics(
         f"the plain step's, at most {MAX_DEVIATION:g}"
     )
     return Check(NAME, worst <= MAX_DEVIATION, detail, worst / MAX_DEVIATION)
+
+
+def _check_repeats(found: Tensor, expected: Tensor) -> Check:
+    """Compare how many draws have a twin: the same mask twice is the same loss twice."""
+    twins = _twins(expected), _twins(found)
+    share = sum(twins) / 2 / len(found)
+    error = (2 * share * (1 - share) / len(found)) ** 0.5
+    apart = max((twins[1] - twins[0]) / len(found) / error, 0.0) if error else 0.0
+    detail = (
+        f"{LOSS} over {len(found)} draws: {twins[1]} of them were drawn before, {twins[0]} of the "
+        f"plain step's: {apart:.1f} standard errors more, at most {MAX_DEVIATION:g}"
+    )
+    return Check(NAME, apart <= MAX_DEVIATION, detail, apart / MAX_DEVIATION)
+
+
+def _twins(losses: Tensor) -> int:
+    """Return how many losses are also those of another draw."""
+    apart = (losses - losses.T).abs() + torch.diag(torch.full((len(losses),), math.inf))
+    return int((apart.amin(1) <= TWIN * float(losses.std())).sum())
 
 
 def _check_pairs(

@@ -240,6 +240,21 @@ def other_mask_in_backward(parts: StepParts) -> None:
         )
 
 
+def every_mask_twice(parts: StepParts) -> None:
+    """A generator that is advanced every other step."""
+    for drop in modules(parts, nn.Dropout):
+        masks: list[torch.Tensor] = []
+
+        def forward(x, drop=drop, masks=masks):
+            if not drop.training or not drop.p:
+                return x
+            fresh = F.dropout(torch.ones_like(x), drop.p)
+            masks.append(masks[-1] if len(masks) % 2 else fresh)
+            return x * masks[-1]
+
+        drop.forward = forward
+
+
 def dropout_unscaled(parts: StepParts) -> None:
     """What is kept is not divided by its share."""
     for drop in modules(parts, nn.Dropout):
