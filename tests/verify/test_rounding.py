@@ -5,7 +5,7 @@ import torch
 
 from steplab.step.assemble import assemble, micro_batches
 from steplab.verify.numerics import unit_roundoff
-from steplab.verify.references import RoundedProducts, RoundedStream, min_factor_ndim, rounded
+from steplab.verify.rounding import RoundedProducts, RoundedStream, min_factor_ndim, rounded
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(8, torch.bfloat16), (11, torch.float16)])
