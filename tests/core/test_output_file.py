@@ -1,5 +1,6 @@
 """What steplab writes to: regular files and new names; nothing else is replaced or waited for."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -77,10 +78,26 @@ def test_folders_to_write_into(tmp_path):
             output_folder(tmp_path / path, "--store")
 
 
-def test_a_folder_without_permission_is_refused_before_the_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+@pytest.mark.parametrize("name", ["x.csv", "new/x.csv"])
+def test_a_folder_without_permission_is_refused_before_the_work(tmp_path, monkeypatch, name):
+    (tmp_path / "x.csv").touch()
+
+    def refuse(path, **how):  # root may write anywhere, and chmod does not keep it from it
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refuse)
     with pytest.raises(UserError, match=r"no permission.*--out"):
-        output_file(tmp_path / "new" / "x.csv")
+        output_file(tmp_path / name)
+
+
+def test_a_folder_in_which_even_root_creates_nothing_is_refused_before_the_work():
+    with pytest.raises(UserError, match=r"Cannot write to /proc: .*--out"):
+        output_file(Path("/proc/new/x.csv"))
+
+
+def test_trying_a_folder_leaves_nothing_behind(tmp_path):
+    output_file(tmp_path / "x.csv")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_in_a_strangers_folder_is_not_followed(tmp_path):

@@ -23,7 +23,7 @@ from steplab.tune.proposals import memory_savers, proposals
 from steplab.verify.judge import judge
 from steplab.verify.numerics import take_snapshot
 from steplab.verify.references import compute_reference
-from steplab.verify.shapes import references_of
+from steplab.verify.shapes import GateShape, references_of
 from tests.compare.sides import run_of
 
 RECIPE = "optimizer=adam-8bit"
@@ -72,11 +72,11 @@ def test_small_tensors_and_embeddings_are_kept_as_they_are():
 def test_the_gate_is_green_for_it_and_red_for_moments_that_are_lost(torchao, tiny_spec):
     """Judged as fp32 alone it is red: its budget is the truth with rounded moments."""
     spec = tiny_spec(RECIPE, {"width": 64, "ff_width": 128, "layers": 1}, mode="full")
-    plain = replace(spec, recipe=parse_recipe("plain"))
+    shape = GateShape("own", "", replace(spec, recipe=parse_recipe("plain")))
     names = references_of("fp32+adam-8bit")
     assert names == ("fp32-up", "fp32-down", "fp64-state", "fp32")
-    truth = compute_reference(plain, "fp64")
-    peers = {name: compute_reference(plain, name) for name in names}
+    truth = compute_reference(shape, "fp64")
+    peers = {name: compute_reference(shape, name) for name in names}
     found = take_snapshot(assemble(spec), spec)
     assert found.rounding == "fp32+adam-8bit"
     checks = judge(found, list(peers.values()), truth, "")

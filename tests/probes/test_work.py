@@ -256,6 +256,20 @@ def test_an_lstm_of_the_users_has_known_work(tmp_path):
     assert work.uncovered_calls == {}
 
 
+def test_a_loss_that_asks_for_gradients_is_counted_with_them(tmp_path):
+    """A penalty on the gradient: the forward pass has a second product."""
+    work = adopted(
+        tmp_path,
+        "class Model(torch.nn.Linear):\n"
+        "    def __init__(self): super().__init__(8, 16, bias=False)\n"
+        "    def forward(self, x):\n"
+        "        y = super().forward(x.requires_grad_())\n"
+        "        return torch.autograd.grad(y.square().sum(), x, create_graph=True)[0]",
+    )
+    product = 2 * (4 * 6) * 8 * 16
+    assert work.model == work.hardware == 3 * 2 * product
+
+
 def test_a_step_with_flexible_attention_is_not_counted_in_training(tmp_path):
     """Its backward under a counter ends the process: torch throws in a destructor."""
     work = adopted(

@@ -1,5 +1,6 @@
 """Training as it is used: loss falls, resume is exact, kills lose nothing."""
 
+import contextlib
 import json
 import os
 import random
@@ -253,6 +254,28 @@ def test_validation_looks_at_many_series(tmp_path):
     first = validate(trainer.step, windows, spec.settings)
     assert len(seen) > 8
     assert validate(trainer.step, windows, spec.settings) == first
+
+
+def test_validation_routes_by_the_token_alone(tmp_path):
+    """HYDRA's routers compare a token with later ones in training, which no generation can."""
+    from steplab.data.synthetic import SyntheticSeries
+    from steplab.data.windows import Windows
+    from steplab.train.loop import validate
+
+    spec = make_spec(tmp_path, validation_batches=2)
+    trainer = Trainer(spec, silent())
+    within, seen = [], []
+
+    @contextlib.contextmanager
+    def causal_routing():
+        within.append(1)
+        yield
+        within.pop()
+
+    trainer.step.model.causal_routing = causal_routing
+    trainer.step.model.register_forward_pre_hook(lambda *_: seen.append(len(within)))
+    validate(trainer.step, Windows(SyntheticSeries(20, 2000, 1), 41, 40), spec.settings)
+    assert seen == [1, 1] and not within
 
 
 def test_a_finished_run_can_go_on(tmp_path):

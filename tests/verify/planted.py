@@ -15,7 +15,7 @@ from steplab.techniques.technique import Stage, StepParts, Technique
 from steplab.verify.judge import judge
 from steplab.verify.numerics import take_snapshot
 from steplab.verify.references import compute_reference, step_without_dropout
-from steplab.verify.shapes import references_of
+from steplab.verify.shapes import GateShape, references_of
 from tests.own_models import named
 
 
@@ -56,9 +56,10 @@ def plant(monkeypatch, change: Callable[[StepParts], None]) -> None:
 
 def verdicts(spec) -> dict[str, tuple[bool, str]]:
     """Hold the recipe of `spec` against the truth; group -> (passed, detail)."""
-    truth = compute_reference(spec, "fp64")
+    shape = GateShape("own", "", spec)
+    truth = compute_reference(shape, "fp64")
     snapshot = take_snapshot(step_without_dropout(spec), spec)
-    peers = [compute_reference(spec, name) for name in references_of(snapshot.matmul_dtype)]
+    peers = [compute_reference(shape, name) for name in references_of(snapshot.rounding)]
     found = judge(snapshot, peers, truth, "")
     return {check.name: (check.passed, check.detail) for check in found}
 

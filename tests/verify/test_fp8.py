@@ -11,7 +11,7 @@ from steplab.techniques.technique import StepParts
 from steplab.verify.candidate import Candidate
 from steplab.verify.fp8_layers import check_fp8_products, check_fp8_range
 from steplab.verify.references import compute_reference, make_references
-from steplab.verify.shapes import references_of, shapes_to_try
+from steplab.verify.shapes import GateShape, references_of, shapes_to_try
 from tests.verify.planted import plant, planted_spec, verdicts
 
 
@@ -94,10 +94,9 @@ def test_the_peers_of_fp8_round_to_its_own_format(tiny_spec, faulty):
     """The rounded peer is off by what e4m3 costs, several times as far as bf16's."""
     assert references_of("fp8") == ("fp8-rounded", "fp8-stretched", "bf16-autocast")
     faulty("")
-    spec = tiny_spec()
-    truth, narrow, other, wide = (
-        compute_reference(spec, n) for n in ("fp64", "fp8-rounded", "fp8-stretched", "bf16-rounded")
-    )
+    shape = GateShape("own", "", tiny_spec())
+    names = ("fp64", "fp8-rounded", "fp8-stretched", "bf16-rounded")
+    truth, narrow, other, wide = (compute_reference(shape, name) for name in names)
 
     def off(peer):
         found, true = (s.groups["outputs"]["prediction 0"] for s in (peer, truth))

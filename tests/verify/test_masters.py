@@ -7,16 +7,15 @@ from steplab.verify.budgets import errors_of
 from steplab.verify.judge import judge
 from steplab.verify.numerics import sketch, take_snapshot
 from steplab.verify.references import compute_reference, step_without_dropout
+from steplab.verify.shapes import GateShape
 
 NARROW = "precision=bf16-weights,optimizer=one-pass"
 
 
 @pytest.fixture
 def references(tiny_spec):
-    spec = tiny_spec(NARROW)
-    return [
-        compute_reference(spec, name, 1 / 8) for name in ("fp64", "bf16-rounded", "bf16-autocast")
-    ]
+    shape = GateShape("own", "", tiny_spec(NARROW), rate=1 / 8)
+    return [compute_reference(shape, name) for name in ("fp64", "bf16-rounded", "bf16-autocast")]
 
 
 def test_rounding_of_the_copy_is_no_error_of_the_update(tiny_spec, references):

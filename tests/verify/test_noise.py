@@ -5,6 +5,11 @@ import torch
 
 from steplab.verify.noise import fixed_noise
 
+
+def standard_normal(dtype):
+    return torch.distributions.Normal(torch.zeros(33, dtype=dtype), torch.ones(33, dtype=dtype))
+
+
 DRAWS = {
     "rand": lambda dtype: torch.rand(64, 33, dtype=dtype),
     "rand of a list": lambda dtype: torch.rand([64, 33], dtype=dtype),
@@ -12,6 +17,10 @@ DRAWS = {
     "randn": lambda dtype: torch.randn(64, 33, dtype=dtype),
     "rand_like": lambda dtype: torch.rand_like(torch.ones(64, 33, dtype=dtype)),
     "randn_like": lambda dtype: torch.randn_like(torch.ones(64, 33), dtype=dtype),
+    "normal of tensors": lambda dtype: torch.normal(torch.zeros(64, 33, dtype=dtype), 2.0),
+    "normal of numbers": lambda dtype: torch.normal(0.0, 2.0, (64, 33), dtype=dtype),
+    "a distribution": lambda dtype: standard_normal(dtype).rsample((64,)),
+    "a sample of it": lambda dtype: standard_normal(dtype).sample((64,)),
     "bernoulli": lambda dtype: torch.bernoulli(torch.full((64, 33), 0.5, dtype=dtype)),
 }
 

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from steplab.core.errors import UserError
+from steplab.step.assemble import assemble
+from steplab.step.graph import graph_step
 from steplab.verify.numerics import (
     SKETCH_SIZE,
     NumericsSnapshot,
@@ -15,8 +17,10 @@ from steplab.verify.numerics import (
     load_snapshot,
     save_snapshot,
     sketch,
+    take_snapshot,
 )
 from steplab.verify.shapes import GateShape
+from tests.step.tape_graphs import TapeGraphs
 
 
 def test_small_tensors_are_kept_whole_and_are_copies():
@@ -90,3 +94,23 @@ def test_a_shape_is_named_by_a_plain_word(name, tiny_spec):
     """Its name is part of a file's name, and gate.json may have come from somebody else."""
     with pytest.raises(UserError, match="is no name of a shape"):
         GateShape(name, "", tiny_spec())
+
+
+def test_predictions_are_those_of_the_graph_that_is_replayed(tiny_spec):
+    """Python runs in the first four of eight steps only."""
+    spec = tiny_spec(mode="infer")
+    plain, step = take_snapshot(assemble(spec), spec), assemble(spec)
+    step.parts.graph_warmup = 3
+    graph_step(step, TapeGraphs)
+    forward, calls = step.forward, []
+
+    def counted(*inputs):
+        calls.append(1)
+        return forward(*inputs)
+
+    step.forward = counted
+    found = take_snapshot(step, spec)
+    assert len(calls) == 4 and step.forward is counted
+    assert set(found.groups["outputs"]) == {f"prediction 0 in step {n}" for n in range(8)}
+    for name, seen in found.groups["outputs"].items():
+        assert torch.equal(seen, plain.groups["outputs"][name]), name

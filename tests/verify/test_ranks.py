@@ -19,7 +19,7 @@ from steplab.verify.judge import judge
 from steplab.verify.numerics import take_snapshot
 from steplab.verify.ranks import check_agreement, checksum
 from steplab.verify.references import compute_reference, make_references, step_without_dropout
-from steplab.verify.shapes import at_shape, shapes_to_try, with_batch
+from steplab.verify.shapes import GateShape, at_shape, shapes_to_try, with_batch
 from steplab.workloads.workload import find_workload
 from tests.parallel.ranks import run_ranks
 from tests.parallel.training import SMALL
@@ -61,7 +61,8 @@ def one_process(workload, layers=2):
     torch.set_num_threads(1)
     config = TWO_LAYERS[workload] if layers == 2 else ONE_LAYER
     spec = spec_of(workload, accumulate=RANKS, **config)
-    computed = [compute_reference(spec, dtype) for dtype in ("fp32", "fp64")]
+    shape = GateShape("own", "", spec)
+    computed = [compute_reference(shape, dtype) for dtype in ("fp32", "fp64")]
     return (workload, config), *computed
 
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 LONGEST_WORD = 100  # letters that are compared; the time grows with their square
+ALIKE = 0.65  # of 1, by difflib: "steps" and "store" are 0.6, "gtp" and "gpt" 0.67
 
 
 class SteplabError(Exception):
@@ -59,10 +60,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     word = word[:LONGEST_WORD]
     bare = {name.lstrip("-"): name for name in names}  # leading dashes make all flags look alike
     asked = word.lstrip("-")
-    close = difflib.get_close_matches(asked, bare, n=1, cutoff=0.6)
-    # --data for --dataset-path; of several nobody knows which was meant.
+    # --steps for --steps-per-epoch; of several that begin so nobody knows which was meant.
     begun = [name for name in bare if len(asked) > 2 and name.startswith(asked)]
-    close = close or (begun if len(begun) == 1 else [])
+    close = begun if len(begun) == 1 else []
+    close = close or difflib.get_close_matches(asked, bare, n=1, cutoff=ALIKE)
     if close:
         return f"Did you mean {bare[close[0]]!r}?"
     return f"Known: {', '.join(names)}." if names else "None is known."

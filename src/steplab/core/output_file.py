@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from steplab.core.atomic import disk_errors, draft_file
+from steplab.core.atomic import disk_errors, draft_file, draft_name
 from steplab.core.errors import UserError
 from steplab.core.input_file import kind_name, shorten
 
@@ -29,8 +29,7 @@ def output_file(path: Path, flag: str = "--out") -> Path:
             _another(flag),
         )
     target = path.resolve()
-    if mode is None:
-        _check_parent(target, flag)
+    _try_folder(target, flag)
     return target
 
 
@@ -62,7 +61,7 @@ def output_folder(path: Path, flag: str = "--out") -> Path:
         kind = "a file" if stat.S_ISREG(mode) else kind_name(mode)
         raise UserError(f"{shorten(path)} is {kind}, not a folder.", _another(flag))
     if mode is None:
-        _check_parent(path, flag)
+        _try_folder(path, flag)
     return path
 
 
@@ -98,11 +97,16 @@ def _mode(path: Path, flag: str) -> int | None:
         raise UserError(f"Cannot write {shorten(path)}: {reason}.", _another(flag)) from None
 
 
-def _check_parent(path: Path, flag: str) -> None:
-    """Refuse a new name where nothing can be created."""
+def _try_folder(path: Path, flag: str) -> None:
+    """Refuse a name where no file can be created, by creating one: permissions do not tell all.
+
+    A file that is there is replaced by a new one, so its folder is tried too.
+    """
     parent = next(p for p in path.absolute().parents if p.exists())
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise UserError(f"Cannot write to {shorten(parent)}: no permission.", _another(flag))
+    draft = draft_name(parent / path.name)
+    with disk_errors(parent, flag):
+        draft.touch(exist_ok=False)
+        draft.unlink()
 
 
 def _another(flag: str) -> str:

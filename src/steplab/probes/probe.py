@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from steplab.core import Environment, RunSpec
+
+
+T = TypeVar("T")
 
 
 class WatchedStep(Protocol):
@@ -93,3 +96,19 @@ class Probe:
     def result(self) -> Any:
         """Return the record; None if there is nothing to record."""
         raise NotImplementedError
+
+
+def without_gradients(run: Callable[[], T]) -> T:
+    """Run a forward pass without gradients, which take memory; with them where it asks for some.
+
+    A loss with a gradient penalty does.
+    """
+    import torch
+
+    try:
+        with torch.no_grad():
+            return run()
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        return run()

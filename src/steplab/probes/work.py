@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from steplab.core import Work
 from steplab.probes.formulas import VECTOR_OPS, is_heavy, matrix_formulas, own_formula
-from steplab.probes.probe import Probe, Subject
+from steplab.probes.probe import Probe, Subject, without_gradients
 
 HIGHER_ORDER = "higher_order::"  # namespace of operators that call functions
 TRAINING_MODES = ("forward+backward", "full")
@@ -93,15 +94,17 @@ def count_work(subject: Subject) -> Work:
     """
     step, spec = subject.step, subject.spec
     passes = 3 if spec.mode in TRAINING_MODES else 1
+    run = step.workload.predict if spec.mode == "infer" else step.workload.loss
+    batches = next(subject.feed)
+
+    def count_forward(visible: bool) -> FlopCounter:
+        with FlopCounter(visible) as counter, step.parts.forward_context():
+            for batch in batches:
+                run(step.model, batch)
+        return counter
+
     with torch.compiler.set_stance("force_eager"):
-        forward = {}
-        for visible in (True, False):
-            with FlopCounter(visible) as counter, torch.no_grad(), step.parts.forward_context():
-                batches = next(subject.feed)
-                for batch in batches:
-                    run = step.workload.predict if spec.mode == "infer" else step.workload.loss
-                    run(step.model, batch)
-            forward[visible] = counter
+        forward = {v: without_gradients(partial(count_forward, v)) for v in (True, False)}
         whole = forward[True]
         # The backward of flex_attention ends the process where a dispatch mode is on.
         if not any(name.startswith(HIGHER_ORDER) for name in whole.uncovered):

@@ -14,7 +14,7 @@ from steplab.core.errors import MeasurementError
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import graph_count
 from steplab.probes.disturbances import mark_disturbed
-from steplab.probes.probe import Probe, Subject, WatchedStep
+from steplab.probes.probe import Probe, Subject, WatchedStep, without_gradients
 
 # A step that still compiles after this many steps always will: its shapes keep changing.
 MAX_SETTLE_STEPS = 12
@@ -62,13 +62,14 @@ def settle_scaler(subject: Subject) -> None:
 def forward_eagerly(step: WatchedStep, mode: str, batch: Any) -> None:
     """Run one forward pass without compiling, so that a model's errors are its own.
 
-    Raised under tracing, the same exception would reach the user as dynamo's. Without gradients
-    it needs less memory than the step, so it cannot run out where the step would not.
+    Raised under tracing, the same exception would reach the user as dynamo's. Without gradients,
+    where the loss needs none, it takes less memory than the step: it cannot run out where that
+    would not.
     """
     run = step.workload.predict if mode == "infer" else step.workload.loss
     eager = torch.compiler.set_stance("force_eager")
-    with eager, torch.no_grad(), step.parts.forward_context():
-        run(step.model, batch)
+    with eager, step.parts.forward_context():
+        without_gradients(lambda: run(step.model, batch))
 
 
 def warm_up(subject: Subject, steps: int, progress: Progress) -> None:

@@ -3,18 +3,22 @@
 Two implementations never draw the same numbers, and neither do two dtypes. So torch's functions
 that draw give numbers that depend on their shape alone, in any dtype and in compiled code too.
 Methods that fill a tensor in place (`normal_`, `exponential_`) stay as they are: Dynamo does not
-see functions put in their place.
+see functions put in their place. What Python and numpy draw (a layer that is skipped now and then)
+is the same for all who ask as often.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import normal as normal_distribution
 from torch.nn import functional
 
 DROPOUT = (
@@ -27,6 +31,13 @@ DROPOUT = (
 )
 BITS = 2**32
 MULTIPLIERS = (0x45D9F3B, 0x119DE1F3)  # odd, below 2^31: products stay within 63 bits
+
+
+def seed_all(seed: int) -> None:
+    """Let all generators that a model or its batches may draw from begin anew."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % BITS)
 
 
 @contextlib.contextmanager
@@ -50,7 +61,8 @@ def dropout_off() -> Iterator[None]:
 @contextlib.contextmanager
 def fixed_noise() -> Iterator[None]:
     """Let torch's functions that draw give the same numbers whenever they give the same shape."""
-    with _replaced(torch, NOISE):
+    # `Normal.rsample` fills a tensor in place, in a function of its own.
+    with _replaced(torch, NOISE), _replaced(normal_distribution, {"_standard_normal": _randn_of}):
         yield
 
 
@@ -82,6 +94,22 @@ def _rand_like(x: Tensor, *, dtype: torch.dtype | None = None, **how: Any) -> Te
 
 def _randn_like(x: Tensor, *, dtype: torch.dtype | None = None, **how: Any) -> Tensor:
     return _like_asked(_normal(x.shape, how.get("device") or x.device), dtype or x.dtype, how)
+
+
+def _randn_of(shape: Any, dtype: torch.dtype, device: Any) -> Tensor:
+    return _normal(shape, device).to(dtype)
+
+
+def _normal_around(
+    mean: Tensor | float = 0.0, std: Tensor | float = 1.0, size: Any = None, **how: Any
+) -> Tensor:
+    """`torch.normal`: mean and spread are numbers, with a size, or tensors."""
+    if size is not None:
+        return _randn(size, **how) * std + mean
+    like = mean if isinstance(mean, Tensor) else std
+    assert isinstance(like, Tensor)
+    shape = torch.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, Tensor)))
+    return (_normal(shape, like.device) * std + mean).to(like.dtype)
 
 
 def _bernoulli(p: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -118,4 +146,5 @@ NOISE: Mapping[str, Callable[..., Any]] = {
     "rand_like": _rand_like,
     "randn_like": _randn_like,
     "bernoulli": _bernoulli,
+    "normal": _normal_around,
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,7 +28,7 @@ from steplab.modules.optimizer import MASTER, master_weight, numbers_of
 from steplab.modules.shards import whole
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
-from steplab.verify.noise import fixed_noise
+from steplab.verify.noise import fixed_noise, seed_all
 from steplab.verify.ranks import checksum, gather, held_bits, rank_count, state_of
 from steplab.verify.shapes import CURVE_STEPS, TRUTH, references_of, rounding_name
 
@@ -53,11 +53,12 @@ BITS = {"tf32": 11, "bf16": 8, "fp16": 11, "fp8": 8}
 class NumericsSnapshot:
     """Sketches in fp64 on the CPU. `first_seconds` is the first step's time, compilation included.
 
-    Groups by name: "weights" (as assembled), "outputs" (predictions and metrics), "loss" (one per
-    step), "gradients" (of each parameter, in each gradient step), "update" (how far each
-    parameter has moved after all steps), "batches" (each micro-batch that was fed), "buffers", and
-    one group for each key of the optimizer's state. Where several ranks share the step, this is
-    what they have together. Over many steps: "losses" and "moves" (of all parameters), by quarters.
+    Groups by name: "weights" (as assembled), "outputs" (predictions, and each metric over all
+    steps), "loss" (one per step), "gradients" (of each parameter, in each gradient step), "update"
+    (how far each parameter has moved after all steps), "batches" (each micro-batch that was fed),
+    "buffers", and one group for each key of the optimizer's state. Where several ranks share the
+    step, this is what they have together. Over many steps: "losses" and "moves" (of all
+    parameters), by quarters.
     """
 
     groups: Mapping[str, Mapping[str, Tensor]]
@@ -66,6 +67,7 @@ class NumericsSnapshot:
     terms: int  # numbers in the largest tensor of a micro-batch: how long a sum may get
     first_seconds: float = 0.0
     state_format: str = ""  # of the optimizer's state, where that is rounded
+    narrow_weights: bool = False  # whether products and all else read weights of 16 bits
     exact: bool = True  # of a truth: whether it is one of fp64; else it is one of fp32
     bits: Mapping[str, int] = field(default_factory=dict)  # checksums of gradients, final weights
     # Of every rank that shared the step, checksums of what it holds; empty for a step of one.
@@ -74,7 +76,7 @@ class NumericsSnapshot:
     @property
     def rounding(self) -> str:
         """What decides by which references it is judged (`references_of`)."""
-        return rounding_name(self.matmul_dtype, self.state_format)
+        return rounding_name(self.matmul_dtype, self.narrow_weights, self.state_format)
 
 
 def take_snapshot(
@@ -86,7 +88,7 @@ def take_snapshot(
     the model has been cast to fp64. With `curves` many more steps are run, and less of them kept.
     """
     scale_learning_rates(step, rate)
-    torch.manual_seed(spec.seed)
+    seed_all(spec.seed)
     feed = micro_batches(step, spec)
     batches = [next(feed) for _ in range(CURVE_STEPS if curves else STEPS)]
     groups = {"batches": _sketch_batches(step, batches)}
@@ -114,11 +116,10 @@ def _snapshot(
 ) -> NumericsSnapshot:
     gradients = Gradients(step)
     weights = groups["weights"] = _parameters(step)
-    start = perf_counter()
-    groups["outputs"] = _predictions(step, batches[0][0])
-    seconds = perf_counter() - start
-    if step.mode != "infer":
-        seconds += _train(step, batches, groups, gradients)
+    if step.mode == "infer":
+        seconds = _infer(step, batches, groups)
+    else:
+        seconds = _train(step, batches, groups, gradients)
         groups["gradients"] = gradients.sketches
     if step.mode == "full":
         moved = _parameters(step)
@@ -130,8 +131,16 @@ def _snapshot(
     roundoff = {name: torch.finfo(weight.dtype).eps / 2 for name, weight in exact.items()}
     terms = _longest_sum(batches)
     dtype, every = step.parts.matmul_dtype, gather(held, rank_count(step)) if held else ()
-    state = step.parts.state_format
-    return NumericsSnapshot(groups, roundoff, dtype, terms, seconds, state, bits=bits, held=every)
+    found = NumericsSnapshot(groups, roundoff, dtype, terms, seconds, bits=bits, held=every)
+    return _declared(found, step)
+
+
+def _declared(snapshot: NumericsSnapshot, step: Step) -> NumericsSnapshot:
+    """Return the snapshot with what decides by which references it is judged."""
+    parts = step.parts
+    return replace(
+        snapshot, state_format=parts.state_format, narrow_weights=bool(parts.master_weights)
+    )
 
 
 def _curves(
@@ -152,22 +161,52 @@ def _curves(
         moved = [distance(now[n], before[n]) for n in now]
         moves[name] = torch.tensor(moved, dtype=torch.float64).norm()
         before = now
-    parts, terms = step.parts, _longest_sum(batches)
-    return NumericsSnapshot(groups, {}, parts.matmul_dtype, terms, 0.0, parts.state_format)
+    found = NumericsSnapshot(groups, {}, step.parts.matmul_dtype, _longest_sum(batches))
+    return _declared(found, step)
 
 
 def _longest_sum(batches: list[Any]) -> int:
     return max((x.numel() for x in tree_leaves(batches[0]) if isinstance(x, Tensor)), default=1)
 
 
+def _infer(step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]) -> float:
+    """Run the steps and add "outputs"; return the seconds of the first one.
+
+    A step returns no predictions, so they are taken from its forward pass. A graph that is replayed
+    runs no Python, but writes to the tensors that the pass returned when it was captured.
+    """
+    found: list[Any] = []
+    forward = step.forward
+
+    def keeping(model: nn.Module, batch: Any) -> Any:
+        found.append(forward(model, batch))
+        return found[-1]
+
+    step.forward = keeping
+    outputs = groups.setdefault("outputs", {})
+    seconds = 0.0
+    try:
+        for number, batch in enumerate(batches):
+            start = perf_counter()
+            step(batch)
+            del found[: -len(batch)]
+            for index, sketched in enumerate(_floats(found)):
+                outputs[f"prediction {index} in step {number}"] = sketched
+            seconds = seconds or perf_counter() - start
+    finally:
+        step.forward = forward
+    return seconds
+
+
 def _train(
     step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]], gradients: Gradients
 ) -> float:
-    """Run the steps and add "loss"; return the seconds of the first one."""
+    """Run the steps and add "outputs" and "loss"; return the seconds of the first one."""
     losses: list[Tensor] = []
-    seconds = 0.0
+    metrics: dict[str, list[Tensor]] = {}
+    start, seconds = perf_counter(), 0.0
+    groups["outputs"] = _predictions(step, batches[0][0])
     for number, batch in enumerate(batches):
-        start = perf_counter()
         if number < GRADIENT_STEPS:
             with gradients.watched(number):
                 output = run_until_updated(step, step.run, batch)
@@ -175,8 +214,11 @@ def _train(
             output = run_until_updated(step, step, batch)
         losses.append(output.loss.detach().double().cpu())
         seconds = seconds or perf_counter() - start
-        if number == 0:
-            groups["outputs"] |= _metrics(output.metrics)
+        for name, metric in output.metrics.items():
+            if metric.is_floating_point():
+                metrics.setdefault(name, []).append(sketch(metric))
+    # All steps of a metric together: one that counts, as an accuracy does, jumps in a single one.
+    groups["outputs"] |= {name: torch.cat(found) for name, found in metrics.items()}
     groups["loss"] = {f"step {number}": loss for number, loss in enumerate(losses)}
     return seconds
 
@@ -235,17 +277,13 @@ class Gradients:
 
 
 def _predictions(step: Step, batch: Any) -> dict[str, Tensor]:
-    """Sketch what the model predicts, by the code that trains it.
+    """Sketch what the model predicts in training, by the code that trains it.
 
-    In training that is compiled for gradients: without them it would be compiled once more.
+    That is compiled for gradients: without them it would be compiled once more.
     """
-    with torch.set_grad_enabled(step.mode != "infer"), step.parts.forward_context():
+    with step.parts.forward_context():
         found = step.workload.predict(step.model, batch)
     return {f"prediction {n}": s for n, s in enumerate(_floats(found))}
-
-
-def _metrics(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: sketch(m) for name, m in metrics.items() if m.is_floating_point()}
 
 
 def _floats(tree: Any) -> list[Tensor]:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch import nn
 
 from steplab.core import PLAIN, RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, Unsupported, UserError
@@ -34,12 +31,10 @@ from steplab.step.loop import forward_eagerly
 from steplab.step.step import Step
 from steplab.step.trial import clean_up
 from steplab.techniques.recipes import alone
-from steplab.trace.categories import PRODUCT_OPS
 from steplab.verify.draws import take_draws
 from steplab.verify.judge import judge
 from steplab.verify.noise import dropout_off, fixed_noise
 from steplab.verify.numerics import (
-    BITS,
     NumericsSnapshot,
     load_references,
     reference_path,
@@ -47,6 +42,7 @@ from steplab.verify.numerics import (
     take_snapshot,
     unit_roundoff,
 )
+from steplab.verify.rounding import RoundedProducts, RoundedStream
 from steplab.verify.shapes import (
     AUTOCAST,
     DOWN,
@@ -55,6 +51,7 @@ from steplab.verify.shapes import (
     PLAIN_DTYPE,
     ROUNDED,
     ROUNDED_STATE,
+    STREAM,
     STRETCHED,
     TRUTH,
     UP,
@@ -67,11 +64,6 @@ from steplab.verify.widened import Widened
 SHAKE = 16
 STRETCH = 2**0.5  # of the scales of fp8: as far from one power of two as from the next
 _SHAKE_SEED = 20_012
-TORCH_PREFIXES = ("aten::", "prim")
-CUSTOM_OP_NDIM = 2  # a custom op hides what it does: its matrices may be factors
-# Ops with products inside, by a word in their names, and the fewest dimensions of their factors:
-# the sums of exponentials that attention hands to its backward are not factors.
-FACTOR_NDIM = {"attention": 4, "rnn": 2, "lstm": 2, "gru": 2}
 
 
 def make_references(shape: GateShape, dtype: str, folder: Path) -> str:
@@ -104,8 +96,7 @@ def _make_reference(shape: GateShape, dtype: str, folder: Path) -> str:
     if path.exists():
         return ""
     try:
-        how = (shape.rate, shape.curves, shape.widened, shape.narrow)
-        snapshot = compute_reference(shape.spec, dtype, *how)
+        snapshot = compute_reference(shape, dtype)
     except Exception as error:
         if is_out_of_memory(error):
             return f"{dtype} does not fit"
@@ -145,37 +136,27 @@ def _refuse_nonfinite_loss(truth: NumericsSnapshot) -> None:
             )
 
 
-def compute_reference(
-    spec: RunSpec,
-    name: str,
-    rate: float = 1.0,
-    curves: bool = False,
-    widened: bool = False,
-    narrow: bool = False,
-) -> NumericsSnapshot:
-    """Return what the plain step of `spec` computes, by one of the names of `references_of`.
+def compute_reference(shape: GateShape, name: str) -> NumericsSnapshot:
+    """Return what the plain step computes at a shape, by one of the names of `references_of`.
 
     "fp64" is the truth and "fp32" the plain step as it is. "bf16-rounded" is the truth with the
     factors and results of every matrix product rounded to bf16, which the precision cannot avoid;
     "fp8-rounded" also rounds the operands of the layers that fp8 pays for to e4m3, and
     "fp8-stretched" rounds them at other numbers, by scales that are STRETCH times as large.
+    "bf16-stream" rounds what lies between products as well, but for what autocast computes in fp32.
     "fp64-state" is the truth whose AdamW keeps its moments in 8 bits.
     "bf16-autocast" is the plain step under torch's autocast, which also rounds between products.
     "fp32-up" and "fp32-down" are the plain step from weights that are SHAKE roundings off.
-    "draws" are its statistics with dropout and noise, which are held still otherwise. The learning
-    rate is multiplied by `rate`; with `curves` many steps are taken. With `widened` the model keeps
-    its dtypes, and each operator is computed in fp64 beside them. With `narrow` fp32 at the highest
-    precision takes the place of fp64.
+    "draws" are its statistics with dropout and noise, which are held still otherwise.
     """
     if name == DRAWS:
-        return take_draws(assemble(replace(spec, recipe=PLAIN)), spec)
+        return take_draws(assemble(replace(shape.spec, recipe=PLAIN)), shape.spec)
     with dropout_off():
-        return _plain_snapshot(spec, name, rate, curves, widened, narrow)
+        return _plain_snapshot(shape, name)
 
 
-def _plain_snapshot(
-    spec: RunSpec, name: str, rate: float, curves: bool, widened: bool, narrow: bool
-) -> NumericsSnapshot:
+def _plain_snapshot(shape: GateShape, name: str) -> NumericsSnapshot:
+    spec, rate, curves = shape.spec, shape.rate, shape.curves
     step = step_without_dropout(replace(spec, recipe=PLAIN))
     dtype, _, how = name.partition("-")
     if how in (UP, DOWN):
@@ -183,17 +164,20 @@ def _plain_snapshot(
     if how == AUTOCAST:
         _lower_precision(step, dtype)
     if how == ROUNDED_STATE:
-        _round_state(step, widened)
-    if name == TRUTH or how in (ROUNDED, STRETCHED, ROUNDED_STATE):
-        kind = torch.float32 if narrow else torch.float64
-        rounds = how in (ROUNDED, STRETCHED)
-        rounding = RoundedProducts(dtype, kind) if rounds else contextlib.nullcontext()
+        _round_state(step, shape.widened)
+    if name == TRUTH or how in (ROUNDED, STRETCHED, STREAM, ROUNDED_STATE):
+        kind = torch.float32 if shape.narrow else torch.float64
+        rounding: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if how in (ROUNDED, STRETCHED):
+            rounding = RoundedProducts(dtype, kind)
+        if how == STREAM:
+            rounding = RoundedStream(dtype, kind, step)
         if dtype == FP8:
-            _round_layers_to_fp8(step, widened, STRETCH if how == STRETCHED else 1.0)
-        if widened:
+            _round_layers_to_fp8(step, shape.widened, STRETCH if how == STRETCHED else 1.0)
+        if shape.widened:
             with Widened(rounding):
                 return take_snapshot(step, spec, rate, curves=curves)
-        if narrow:
+        if shape.narrow:
             with rounding:
                 return replace(take_snapshot(step, spec, rate, curves=curves), exact=False)
         step.model.double()
@@ -230,55 +214,6 @@ def shake_weights(step: Step, sign: int) -> None:
         for p in step.model.parameters():
             way = torch.randint(0, 2, p.shape, generator=source).to(p.device) * 2 - 1
             p.mul_(1 + sign * SHAKE * unit_roundoff(PLAIN_DTYPE) * way)
-
-
-def rounded(x: Tensor, bits: int) -> Tensor:
-    """Round to `bits` of significand, to even, with fp64's range: overflow is not modeled."""
-    if bits == BITS["bf16"]:  # whose range is fp32's, and a cast is five times quicker
-        return x.to(torch.bfloat16).to(x.dtype)
-    significand, exponent = torch.frexp(x)
-    return torch.ldexp(torch.round(significand * 2.0**bits) * 2.0**-bits, exponent)
-
-
-class RoundedProducts(TorchDispatchMode):
-    """Rounds the factors and the results of every matrix product, forward and backward.
-
-    A tensor core cannot avoid these roundings; sums inside a product, and everything between
-    products, stay exact. So the distance from fp64 is what a careful implementation in `dtype` may
-    show.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self, dtype: str, kind: torch.dtype = torch.float64) -> None:
-        super().__init__()
-        self.bits = BITS[dtype]
-        self.kind = kind  # of the numbers that are rounded
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run the op, with rounded inputs and outputs where it multiplies matrices."""
-        kwargs = dict(kwargs or {})
-        if isinstance(func, HigherOrderOperator):
-            return func(*args, **kwargs)
-        least = min_factor_ndim(f"{func.namespace}::{func._overloadpacket.__name__}")
-        if least is None or func._schema.is_mutable:  # the change would be lost in a rounded copy
-            return func(*args, **kwargs)
-
-        def rounding(leaf: Any) -> Any:
-            is_factor = isinstance(leaf, Tensor) and leaf.dtype == self.kind
-            return rounded(leaf, self.bits) if is_factor and leaf.ndim >= least else leaf
-
-        return tree_map(rounding, func(*tree_map(rounding, args), **kwargs))
-
-
-def min_factor_ndim(op: str) -> int | None:
-    """Return the fewest dimensions of an op's factors; None: it has no matrix product."""
-    if op in PRODUCT_OPS or op == "aten::convolution":
-        return 1
-    inside = next((least for word, least in FACTOR_NDIM.items() if word in op), None)
-    return inside if inside or op.startswith(TORCH_PREFIXES) else CUSTOM_OP_NDIM
 
 
 def _lower_precision(step: Step, dtype: str) -> None:
@@ -365,6 +300,7 @@ def dry_run(spec: RunSpec, shape: GateShape) -> str:
     try:
         step = assemble(here)
         forward_eagerly(step, here.mode, next(micro_batches(step, here))[0])
-        return rounding_name(step.parts.matmul_dtype, step.parts.state_format)
+        parts = step.parts
+        return rounding_name(parts.matmul_dtype, bool(parts.master_weights), parts.state_format)
     finally:
         clean_up()

@@ -29,6 +29,8 @@ CURVE_STEPS = 64
 DRAWS = "draws"  # the reference of a model that drops at random: the plain step's statistics
 UP, DOWN = "up", "down"  # two fp32 peers whose weights begin a few roundings off, each way
 ROUNDED, AUTOCAST = "rounded", "autocast"  # the two peers of any other dtype
+STREAM = "stream"  # one more where weights are bf16: all that lies between products is bf16, too
+NARROW_WEIGHTS = "-weights"  # behind the dtype of such a candidate
 STRETCHED = "stretched"  # one more of fp8: as much is rounded off, but at other numbers
 ROUNDED_STATE = "state"  # a peer in fp64 whose optimizer keeps its state in 8 bits
 FP8 = "fp8"  # of some products; the others are bf16
@@ -139,9 +141,10 @@ def _add_words(shape: GateShape, words: str) -> str:
     return f"{shape.words}, {words}" if shape.words else words
 
 
-def rounding_name(dtype: str, state_format: str) -> str:
-    """Return how a candidate's rounding is called: "bf16", or "bf16+adam-8bit"."""
-    return f"{dtype}+{state_format}" if state_format else dtype
+def rounding_name(dtype: str, narrow_weights: bool, state_format: str) -> str:
+    """Return how a candidate's rounding is called: "bf16", "bf16-weights", "bf16+adam-8bit"."""
+    stored = f"{dtype}{NARROW_WEIGHTS}" if narrow_weights else dtype
+    return f"{stored}+{state_format}" if state_format else stored
 
 
 def references_of(rounding: str) -> tuple[str, ...]:
@@ -154,6 +157,9 @@ def references_of(rounding: str) -> tuple[str, ...]:
     if state_format:
         *others, plain = references_of(dtype)
         return *others, f"{TRUTH}-{ROUNDED_STATE}", plain
+    if dtype.endswith(NARROW_WEIGHTS):
+        *others, plain = references_of(dtype.removesuffix(NARROW_WEIGHTS))
+        return *others, f"bf16-{STREAM}", plain
     if dtype == TRUTH:
         return (TRUTH,)
     if dtype == PLAIN_DTYPE:

@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from steplab.core import PLAIN, Recipe, RunSpec
+from steplab.core import PLAIN, Mode, Recipe, RunSpec
 from steplab.step.assemble import assemble
 from steplab.techniques.recipes import parse_recipe
 from steplab.verify.draws import check_draws, take_draws
 from steplab.verify.judge import judge
 from steplab.verify.numerics import NumericsSnapshot
 from steplab.verify.references import compute_reference, snapshot_without_dropout
-from steplab.verify.shapes import references_of
+from steplab.verify.shapes import GateShape, references_of
 from tests.own_models import named
 from tests.verify.planted import PLANTED
 
 HERE = Path(__file__).parent
 WRONG = "wrong_models"
-DRAWING = ("dropout", "functional_dropout", "noise")
+BF16_WEIGHTS = "precision=bf16-weights,optimizer=one-pass"
+DRAWING = ("dropout", "functional_dropout", "noise", "sampled")
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,18 @@ class Case:
     file: str = "honest_models"
     accumulate: int = 1
     seed: int = 0
+    mode: Mode = "full"
 
     def spec(self, recipe: Recipe = PLAIN) -> RunSpec:
         name = named(f"{HERE / self.file}.py:{self.model}")
-        fields = {"batch": 8, "accumulate": self.accumulate, "seed": self.seed}
-        return RunSpec(name, {}, recipe=recipe, **fields)
+        how = {"batch": 8, "accumulate": self.accumulate, "seed": self.seed, "mode": self.mode}
+        return RunSpec(name, {}, recipe=recipe, **how)
 
     def red(self, recipe: Recipe) -> dict[str, str]:
         """Hold a recipe against the truth; return group -> detail of every red check."""
         spec = self.spec(recipe)
         found = snapshot_without_dropout(spec)
-        names = references_of(found.matmul_dtype)
+        names = references_of(found.rounding)
         checks = [*judge(found, [reference(self, n) for n in names], reference(self, "fp64"), "")]
         if self.model in DRAWING:
             checks.append(check_draws(take_draws(assemble(spec), spec), reference(self, "draws")))
@@ -50,7 +52,7 @@ class Case:
 @cache
 def reference(case: Case, name: str) -> NumericsSnapshot:
     """Return what the plain step computes; several recipes are compared with it."""
-    return compute_reference(case.spec(), name)
+    return compute_reference(GateShape("own", "", case.spec()), name)
 
 
 @dataclass(frozen=True)
@@ -87,18 +89,29 @@ LIES = [
     technique("decay_left_out", "tied_weights", "update", "norm.weight"),
     technique("count_off_by_one", "two_losses", "optimizer step", "trunk.0.weight"),
     technique("not_clipped", "summed_loss", "optimizer exp_avg", "worst"),
+    technique("clipped_one_by_one", "summed_loss", "optimizer exp_avg", "bias"),
+    technique("rounded_gradients", "plain_mlp", "gradients", "weight"),
+    technique("idle_rows_stay", "padded", "update", "embedding.weight"),
     technique("stale_copy", "two_losses", "loss", "step"),
     technique("dropout_thrice", "dropout", "random draws", "weight"),
     technique("dropout_left_out", "dropout", "random draws", "weight"),
     technique("one_mask_forever", "dropout", "random draws", "weight"),
     technique("noise_forever", "noise", "random draws", "weight"),
+    technique("other_rate", "dropout", "random draws", "weight"),
+    technique("rows_share_a_mask", "dropout", "random draws", "blocks.0"),
+    technique("other_mask_in_backward", "dropout", "random draws", "blocks.0"),
+    technique("every_mask_twice", "dropout", "random draws", "drawn before"),
     technique("dropout_unscaled", "dropout", "random draws", "weight"),
     technique("untied", "tied_weights", "weights", "head.weight"),
     technique("other_gelu", "plain_mlp", "outputs", "prediction 0"),
     technique("other_epsilon", "contrastive", "gradients", "norm.bias"),
     technique("truncated_experts", "moe_with_ties", "gradients", "experts"),
+    technique("wrong_every_fifth_time", "two_losses", "update", "trunk.0"),
+    technique("first_result_forever", "plain_mlp", "outputs", "prediction 0 in step", mode="infer"),
+    technique("frozen_metrics", "counted", "outputs", "accuracy"),
     technique("scaled_logits", "padded", "outputs", "prediction 0"),
     technique("bf16_loss", "tied_weights", "loss", "step"),
+    technique("lost_row", "tied_weights", "gradients", "embedding.weight"),
     technique("weights_lost_in_bf16", "tied_weights", "update", "norm.weight"),
     technique("wrong_when_compiled", "batchnorm_blocks", "gradients", "blocks.0.linear"),
     technique("blocks_compiled", "other_when_compiled", "outputs", "prediction 0", file=WRONG),
@@ -107,6 +120,7 @@ LIES = [
     technique("lost_bias", "relu_convnet", "gradients", "convs.1.bias"),
     model("loss_scaled", "loss", "step"),
     model("loss_summed_in_bf16", "loss", "step"),
+    model("loss_read_in_bf16", "loss", "step"),
     model("attention_scale", "gradients", "blocks."),
     model("attention_without_mask", "gradients", "blocks"),
     model("backward_of_a_product", "gradients", "weight"),
@@ -134,14 +148,24 @@ HONEST = [
     "summed_loss",
     "padded",
     "plain_mlp",
+    "counted",
+    "sampled",
+    "skipped_layers",
+    "complex_buffers",
+    "reparametrized",
+    "teacher_and_queue",
+    "gradient_penalty",
+    "dropped_paths",
+    "post_norm",
 ]
 BLOCKS = ["batchnorm_blocks", "dropout", "functional_dropout", "tied_weights", "moe_with_ties"]
 NARROW = [
     *("relu_convnet", "batchnorm_blocks", "dropout", "tied_weights", "two_losses"),
-    *("moe_with_ties", "contrastive"),
+    *("moe_with_ties", "contrastive", "counted", "sampled", "skipped_layers"),
+    *("complex_buffers", "teacher_and_queue", "gradient_penalty", "dropped_paths"),
 ]
 RECIPES = [
     *((name, word) for word in ("precision=bf16", "optimizer=foreach") for name in HONEST),
     *((name, "checkpointing=blocks") for name in BLOCKS),
-    *((name, "precision=bf16-weights,optimizer=one-pass") for name in NARROW),
+    *((name, BF16_WEIGHTS) for name in (*NARROW, "post_norm")),
 ]

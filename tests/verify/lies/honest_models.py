@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import steplab
 
@@ -350,3 +352,171 @@ def padded():
 def plain_mlp():
     net = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
     return steplab.UserModel(net, vectors(16), classify, optimizer=sgd(0.1))
+
+
+def counted():
+    """Metrics beside the loss, one of which jumps when a unit flips."""
+
+    def loss(model, batch):
+        x, target = batch
+        logits = model(x)
+        right = (logits.argmax(-1) == target).float().mean()
+        sure = logits.float().softmax(-1).amax(-1).mean()
+        return steplab.StepOutput(
+            F.cross_entropy(logits, target), {"accuracy": right, "confidence": sure}
+        )
+
+    net = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    return steplab.UserModel(net, vectors(16), loss)
+
+
+class SampledAutoencoder(Autoencoder):
+    """Its noise comes from torch.distributions."""
+
+    def forward(self, x):
+        mean, log_variance = self.encode(x).chunk(2, -1)
+        self.divergence = (mean.square() + log_variance.exp() - 1 - log_variance).mean()
+        return self.decode(torch.distributions.Normal(mean, (0.5 * log_variance).exp()).rsample())
+
+
+def sampled():
+    def loss(model, batch):
+        x, _ = batch
+        return F.mse_loss(model(x), x) + 0.1 * model.divergence
+
+    return steplab.UserModel(SampledAutoencoder(), vectors(16), loss)
+
+
+class SkippedBlock(nn.Module):
+    """Left out now and then, by a number that Python draws."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        if self.training and random.random() < 0.2:
+            return x
+        return x + torch.tanh(self.linear(x))
+
+
+def skipped_layers():
+    return steplab.UserModel(Stack(SkippedBlock), vectors(16), classify)
+
+
+class RotaryAttention(nn.Module):
+    """Positions as rotations, kept in a buffer of complex numbers."""
+
+    def __init__(self, width, heads=2):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        frequencies = 100 ** -torch.linspace(0, 1, width // heads // 2)
+        angles = torch.arange(16.0)[:, None] * frequencies
+        rotations = torch.polar(torch.ones_like(angles), angles)
+        self.register_buffer("rotations", rotations, persistent=False)
+
+    def turned(self, x):
+        pairs = x if x.dtype == torch.float64 else x.float()
+        pairs = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * self.rotations).flatten(-2).to(x.dtype)
+
+    def forward(self, x):
+        B, T, D = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(self.turned(q), self.turned(k), v, is_causal=True)
+        return x + mixed.transpose(1, 2).reshape(B, T, D)
+
+
+def complex_buffers():
+    model = Language()
+    model.blocks = nn.ModuleList(RotaryAttention(32) for _ in range(2))
+    return steplab.UserModel(model, tokens, next_token)
+
+
+def reparametrized():
+    """Weights that are computed from others; one by a power iteration that lives in buffers."""
+    net = nn.Sequential(spectral_norm(nn.Linear(16, 32)), nn.GELU(), weight_norm(nn.Linear(32, 4)))
+    return steplab.UserModel(net, vectors(16), classify)
+
+
+class Queue(nn.Module):
+    """A teacher that follows its student, and a queue of what it said."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(16, 8), nn.Linear(16, 8)
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.teacher.requires_grad_(False)
+        self.register_buffer("queue", F.normalize(torch.randn(32, 8), dim=-1))
+        self.register_buffer("place", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        said = F.normalize(self.student(x), dim=-1)
+        with torch.no_grad():
+            pairs = zip(self.teacher.parameters(), self.student.parameters(), strict=True)
+            for slow, fast in pairs:
+                slow.lerp_(fast, 0.01)
+            taught = F.normalize(self.teacher(x.flip(-1)), dim=-1)
+        right = (said * taught).sum(-1, keepdim=True)
+        logits = torch.cat([right, said @ self.queue.to(said.dtype).clone().T], 1) / 0.2
+        rows = (self.place + torch.arange(len(x), device=x.device)) % len(self.queue)
+        self.queue[rows] = taught.to(self.queue.dtype)
+        self.place += len(x)
+        return logits
+
+
+def teacher_and_queue():
+    def loss(model, batch):
+        logits = model(batch[0])
+        return F.cross_entropy(logits, torch.zeros_like(logits[:, 0], dtype=torch.long))
+
+    return steplab.UserModel(Queue(), vectors(16), loss)
+
+
+def gradient_penalty():
+    """A loss that differentiates the model itself."""
+
+    def loss(model, batch):
+        x = batch[0].requires_grad_()
+        y = model(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y.mean() + 10 * (slope.norm(dim=-1) - 1).square().mean()
+
+    net = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 1))
+    return steplab.UserModel(net, vectors(16), loss)
+
+
+class PathBlock(nn.Module):
+    """Whole rows are dropped, by a mask that is filled in place."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        y = torch.tanh(self.linear(x))
+        return x + y * y.new_empty(len(x), 1).bernoulli_(0.8).div_(0.8)
+
+
+def dropped_paths():
+    return steplab.UserModel(Stack(PathBlock), vectors(16), classify)
+
+
+class PostNorm(nn.Module):
+    """torch's own encoder: every norm stands in the stream, which 16-bit weights make narrow."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(32, 32)
+        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, 32)
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        return self.head(self.layers(self.embedding(x), mask=mask, is_causal=True))
+
+
+def post_norm():
+    return steplab.UserModel(PostNorm(), tokens, next_token)

@@ -5,7 +5,7 @@ import pytest
 from steplab.techniques.recipes import parse_recipe
 from steplab.verify.curves import check_curves
 from tests.verify.lies import wrong_techniques
-from tests.verify.lies.cases import HONEST, LIES, RECIPES, Case, Lie
+from tests.verify.lies.cases import BF16_WEIGHTS, HONEST, LIES, RECIPES, Case, Lie
 from tests.verify.lies.honest_technique import other_order
 from tests.verify.planted import PLANTED, plant
 
@@ -16,6 +16,11 @@ def test_a_lie_is_red_and_the_right_tensor_named(monkeypatch, lie: Lie):
         plant(monkeypatch, getattr(wrong_techniques, lie.name))
     found = lie.case.red(lie.recipe)
     assert lie.tensor in found.get(lie.group, ""), found
+
+
+@pytest.mark.parametrize("lie", [lie for lie in LIES if not lie.name], ids=str)
+def test_a_wrong_model_is_red_with_16_bit_weights_too(lie: Lie):
+    assert lie.tensor in lie.case.red(parse_recipe(BF16_WEIGHTS)).get(lie.group, "")
 
 
 @pytest.mark.parametrize(("name", "recipe"), RECIPES)
@@ -44,3 +49,11 @@ def test_updates_that_stop_when_nobody_looks_are_red(monkeypatch, tmp_path):
     found = {check.name: check for check in check_curves(case.spec(PLANTED), tmp_path)}
     moves = found["moves at batch 2, over 64 steps"]
     assert not moves.passed and "worst steps 16 to 31: error 1.0e+00" in moves.detail
+
+
+def test_so_is_a_decay_that_stops(monkeypatch, tmp_path):
+    plant(monkeypatch, wrong_techniques.decay_stops_after_eight)
+    case = Case("tied_weights")
+    assert case.red(PLANTED) == {}
+    checks = check_curves(case.spec(PLANTED), tmp_path)
+    assert [check.passed for check in checks] == [False, False]

@@ -49,6 +49,16 @@ def loss_summed_in_bf16():
     return steplab.UserModel(Language(), tokens, loss)
 
 
+def loss_read_in_bf16():
+    """Right, but for its last rounding: a curve of a few steps."""
+
+    def loss(model, batch):
+        found = next_token(model, batch)
+        return found.bfloat16().float() if is_narrow(found) else found
+
+    return steplab.UserModel(Language(), tokens, loss)
+
+
 class WrongScale(Attention):
     """Divides by the width where it runs in bf16."""
 

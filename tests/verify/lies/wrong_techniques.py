@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from steplab.techniques.technique import StepParts
 
@@ -98,6 +99,19 @@ def decay_left_out(parts: StepParts) -> None:
     parts.replace_optimizer = without
 
 
+def decay_stops_after_eight(parts: StepParts) -> None:
+    """Weight decay ends once nobody compares any more."""
+    calls: list[int] = []
+
+    def stop(optimizer):
+        calls.append(1)
+        if len(calls) > 8:
+            for group in optimizer.param_groups:
+                group["weight_decay"] = 0.0
+
+    replace_step(parts, stop)
+
+
 def count_off_by_one(parts: StepParts) -> None:
     """Adam's bias correction begins one step late."""
 
@@ -118,6 +132,47 @@ def not_clipped(parts: StepParts) -> None:
         return optimizer
 
     parts.replace_optimizer = unclipped
+
+
+def clipped_one_by_one(parts: StepParts) -> None:
+    """Every gradient is clipped by its own norm, not by that of all."""
+
+    def one_by_one(optimizer):
+        def clip(*_, **__):
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    nn.utils.clip_grad_norm_([p], 1.0)
+            return torch.zeros(())
+
+        optimizer.clips_itself, optimizer.clip = True, clip
+        return optimizer
+
+    parts.replace_optimizer = one_by_one
+
+
+def rounded_gradients(parts: StepParts) -> None:
+    """Gradients travel in bf16 where the recipe says fp32."""
+    for p in parts.model.parameters():
+        p.register_hook(lambda gradient: gradient.bfloat16().to(gradient.dtype))
+
+
+def idle_rows_stay(parts: StepParts) -> None:
+    """A sparse update: rows of the embedding that no token chose keep still, momentum or not."""
+    weight = parts.model.embedding.weight
+    before: dict[str, torch.Tensor] = {}
+
+    def look(*_):
+        before["idle"], before["weight"] = weight.grad.abs().sum(1) == 0, weight.detach().clone()
+
+    def restore(*_):
+        weight.data[before["idle"]] = before["weight"][before["idle"]]
+
+    def sparse(optimizer):
+        optimizer.register_step_pre_hook(look)
+        optimizer.register_step_post_hook(restore)
+        return optimizer
+
+    parts.replace_optimizer = sparse
 
 
 def stale_copy(parts: StepParts) -> None:
@@ -161,6 +216,41 @@ def one_mask_forever(parts: StepParts) -> None:
             if x.shape not in masks:
                 masks[x.shape] = F.dropout(torch.ones_like(x), drop.p)
             return x * masks[x.shape]
+
+        drop.forward = forward
+
+
+def other_rate(parts: StepParts) -> None:
+    """A quarter is dropped instead of a fifth, and scaled as it should be then."""
+    for drop in modules(parts, nn.Dropout):
+        drop.forward = lambda x, drop=drop: F.dropout(x, 0.25, drop.training)
+
+
+def rows_share_a_mask(parts: StepParts) -> None:
+    """A kernel that counts its random numbers from zero for every row."""
+    for drop in modules(parts, nn.Dropout):
+        drop.forward = lambda x, drop=drop: x * F.dropout(x.new_ones(x[:1].shape), drop.p)
+
+
+def other_mask_in_backward(parts: StepParts) -> None:
+    """Blocks are recomputed with whatever the generator gives by then."""
+    for block in parts.model.blocks:
+        block.forward = lambda x, run=block.forward: checkpoint(
+            run, x, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+        )
+
+
+def every_mask_twice(parts: StepParts) -> None:
+    """A generator that is advanced every other step."""
+    for drop in modules(parts, nn.Dropout):
+        masks: list[torch.Tensor] = []
+
+        def forward(x, drop=drop, masks=masks):
+            if not drop.training or not drop.p:
+                return x
+            fresh = F.dropout(torch.ones_like(x), drop.p)
+            masks.append(masks[-1] if len(masks) % 2 else fresh)
+            return x * masks[-1]
 
         drop.forward = forward
 
@@ -217,6 +307,39 @@ def truncated_experts(parts: StepParts) -> None:
         expert.forward = forward
 
 
+def wrong_every_fifth_time(parts: StepParts) -> None:
+    """A race: now and then the last row of a product is not written."""
+    calls: list[int] = []
+
+    def race(module, args, y):
+        calls.append(1)
+        return y if len(calls) % 5 else torch.cat([y[:-1], torch.zeros_like(y[-1:])])
+
+    modules(parts, nn.Linear)[0].register_forward_hook(race)
+
+
+def first_result_forever(parts: StepParts) -> None:
+    """A graph whose inputs are never copied in: it replays the first batch."""
+    kept: dict[str, torch.Tensor] = {}
+    forward = parts.model.forward
+    parts.model.forward = lambda x: kept.setdefault("y", forward(x))
+
+
+def frozen_metrics(parts: StepParts) -> None:
+    """A graph whose metrics are those of the step in which it was captured."""
+    kept: dict[str, torch.Tensor] = {}
+
+    def wrap(loss):
+        def frozen(model, batch):
+            output = loss(model, batch)
+            metrics = {n: kept.setdefault(n, m.detach()) for n, m in output.metrics.items()}
+            return output._replace(metrics=metrics)
+
+        return frozen
+
+    parts.wrap_forward = wrap
+
+
 def scaled_logits(parts: StepParts) -> None:
     """A temperature of 1 / 0.97."""
     parts.model.head.register_forward_hook(lambda module, args, y: y * 0.97)
@@ -238,6 +361,14 @@ def bf16_loss(parts: StepParts) -> None:
             self.autocast.__exit__(*exc)
 
     parts.forward_context = Context
+
+
+def lost_row(parts: StepParts) -> None:
+    """Under bf16 one token of the embedding learns nothing."""
+    parts.matmul_dtype = "bf16"
+    parts.forward_context = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+    keep = torch.arange(32)[:, None] != 7
+    parts.model.embedding.weight.register_hook(lambda gradient: gradient * keep)
 
 
 def weights_lost_in_bf16(parts: StepParts) -> None:
