@@ -154,5 +154,5 @@ def test_recurrent_layers_are_not_guessed_at():
 
 
 def test_fp8_is_not_guessed_at():
-    with pytest.raises(Unsupported, match="no fp8 product has been timed"):
+    with pytest.raises(Unsupported, match="what its casts cost is not modeled"):
         count(spec_of("precision=fp8"), H200)

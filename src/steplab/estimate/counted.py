@@ -93,7 +93,7 @@ def count(
     dtype = spec.recipe.techniques.get("precision", {}).get("dtype", "fp32")
     if product_dtype(str(dtype)) == FP8:
         raise Unsupported(
-            "A step with fp8 cannot be estimated: no fp8 product has been timed.",
+            "A step with fp8 cannot be estimated: what its casts cost is not modeled.",
             "Estimate precision=bf16, or measure with steplab bench step.",
         )
     if spec.recipe.techniques.get("optimizer", {}).get("impl") == ADAM_8BIT:
