@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -12,7 +13,10 @@ from steplab.core import Dataflow
 from steplab.core.run import (
     CAST_AGAIN,
     CONSTANT,
+    COPIED_OVER,
+    IDLE_GRADIENT,
     MADE_BEFORE,
+    MASKED,
     NEEDED,
     READ_ONLY,
     ROWS_OF_ZEROS,
@@ -206,3 +210,80 @@ def test_a_product_with_rows_of_zeros():
 
     counts = verdicts(Loop(padded))["aten::mm"]
     assert sum(counts[tenths] for tenths in ROWS_OF_ZEROS) == 2  # forward, and the weight
+
+
+def test_a_gate_that_is_written_over_has_been_read():
+    """A recurrent layer adds to each of its gates in place, one after the other."""
+    gates = nn.Linear(8, 24)
+
+    def cell(x):
+        with torch.no_grad():
+            all_gates = gates(x)
+            first, second, third = all_gates.chunk(3, 1)
+            first.sigmoid_()
+            second.sigmoid_()
+        return x + first + second * third
+
+    assert verdicts(Loop(cell))["aten::addmm"] == {NEEDED: 3}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_gradient_of_an_input_that_nobody_reads(asked):
+    conv = nn.Conv2d(3, 4, 3)
+    images = torch.randn(1, 3, 8, 8)
+
+    def convolved(x):
+        return x * conv(images.detach().requires_grad_() if asked else images).mean()
+
+    letter = IDLE_GRADIENT if asked else NEEDED
+    loop = Loop(convolved)
+    loop.optimizer.add_param_group({"params": conv.parameters()})
+    assert verdicts(loop)["aten::convolution_backward"] == {letter: 1}
+
+
+def test_an_average_that_is_computed_anew_and_copied_over():
+    average = nn.Parameter(torch.zeros(8, 8), requires_grad=False)
+
+    def loaded(loop):
+        with torch.no_grad():
+            average.copy_(0.9 * average + 0.1 * loop.first.weight)
+
+    def moved(loop):
+        with torch.no_grad():
+            average.lerp_(loop.first.weight, 0.1)
+
+    found = verdicts(Loop(after=loaded))
+    assert found["aten::copy_"] == {COPIED_OVER: 1} and found["aten::add"][COPIED_OVER] == 1
+    assert found["aten::mul"][COPIED_OVER] == 2
+    assert all(set(counts) == {NEEDED} for counts in verdicts(Loop(after=moved)).values())
+
+
+@pytest.mark.parametrize(("window", "letter"), [(32, MASKED[2]), (90, MASKED[1]), (512, NEEDED)])
+@pytest.mark.parametrize("fused", [True, False])
+def test_scores_that_a_mask_leaves_out(window, letter, fused):
+    """A window of 512 is the causal mask, which leaves out half."""
+    behind = torch.arange(512)[:, None] - torch.arange(512)
+    mask = (behind >= 0) & (behind < window)
+    project = nn.Linear(8, 512)
+
+    def attended(x):
+        q = project(x).mean(0).view(1, 1, 512, 1)
+        if fused:
+            return x + F.scaled_dot_product_attention(q, q, q, attn_mask=mask).mean()
+        return x + ((q @ q.mT).masked_fill(~mask, -1e9).softmax(-1) @ q).mean()
+
+    name = "aten::_scaled_dot_product_flash_attention_for_cpu" if fused else "aten::_softmax"
+    assert verdicts(Loop(attended))[name] == {letter: 1}
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(256, 256).tril())
+
+
+def test_buffers_that_nothing_reads_or_that_equal_another():
+    one, other, unread = Masked(), Masked(), Masked()
+    found, _ = watched(Loop(lambda x: x + one.mask[:4, :8] + other.mask[:4, :8]))
+    (buffers,) = [b for b in found.buffers if b.name == "Masked.mask"]
+    assert buffers.unread == unread.mask.nbytes and buffers.copies == other.mask.nbytes

@@ -371,6 +371,8 @@ class MemoryTimeline:
     growth_bytes: int = 0  # held at the end of the step and not at its beginning
     # Allocated in the step, still held at its end, and no weight, gradient, state or batch.
     kept_bytes: int = 0
+    # Of these, plain tensors that a variable holds and the next step replaces: a queue, a state.
+    kept_state_bytes: int = 0
     kept: tuple[Allocation, ...] = ()  # largest first, at most 20
     kept_by: tuple[
         str, ...
@@ -396,8 +398,20 @@ CAST_AGAIN = "w"  # a cast of what is older than the step, a weight, that the st
 CAST_BACK = "b"  # a cast of what a cast had made: to a dtype and back
 ZEROS = "z"  # a product with a factor that is nearly all zeros
 PARTLY_USED = "VWXYZ"  # so many tenths of the result nobody reads: 5, 6, 7, 8, 9
+IDLE_GRADIENT = "g"  # of the gradients that it computes, the input's is read by nobody
+COPIED_OVER = "k"  # made anew element by element, then copied over what is older than the step
+MASKED = "PQR"  # attention of which a mask leaves out so many tenths of the scores: 7, 8, 9
 ROWS_OF_ZEROS = "6789"  # a product of which so many tenths of the rows are zeros
 NEEDED = "."
+
+
+@dataclass(frozen=True)
+class IdleBuffers:
+    """The buffers of one class of modules that a step could do without."""
+
+    name: str  # "Attention.bias"
+    unread: int = 0  # bytes of those that no operator reads
+    copies: int = 0  # bytes of those that equal another one
 
 
 @dataclass(frozen=True)
@@ -408,6 +422,7 @@ class Dataflow:
     ops: tuple[int, ...]  # the number in `names` of each
     verdicts: str  # one letter each, from UNUSED to NEEDED
     padding: float = 0.0  # share of the token ids that repeat the last of their row to its end
+    buffers: tuple[IdleBuffers, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -428,12 +443,13 @@ class Profile:
     # Switches of torch that cost time and were on while the step ran: "anomaly mode".
     switches: tuple[str, ...] = ()
     optimizers: tuple[OptimizerShape, ...] = ()  # all that are alive in the process
+    default_optimizer: bool = False  # the user's model brings none: AdamW as torch has it
     graph_pools: tuple[int, ...] = ()  # bytes of each pool that only CUDA graphs use
     # What torch.compile was given (classes of modules), where nothing has been compiled.
     never_compiled: tuple[str, ...] = ()
     # Lines of the user's files that turn a switch on ("anomaly mode"), make an optimizer
     # ("AdamW"), its groups ("params") or embeddings ("Embedding"), or write "torch.compile", a
-    # debugging "backend", "retain_graph" or "create_graph".
+    # debugging "backend", "retain_graph", "create_graph", "requires_grad" or "register_buffer".
     setup_lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 

@@ -3,7 +3,7 @@
 Every operator reads values and makes new ones. Going back from what outlives the step (weights,
 optimizer state, buffers) finds the operators that it is for; numbering values by the operator and
 the numbers of its inputs finds those that compute what was computed before. No value is read, save
-samples of the factors of matrix products.
+samples of the factors of matrix products and of masks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from steplab.core.run import (
     CAST_AGAIN,
     CAST_BACK,
     CONSTANT,
+    COPIED_OVER,
+    IDLE_GRADIENT,
     MADE_BEFORE,
+    MASKED,
     NEEDED,
     PARTLY_USED,
     READ_ONLY,
@@ -33,9 +36,11 @@ from steplab.core.run import (
     UNUSED,
     ZEROS,
 )
+from steplab.probes.idle_buffers import idle_buffers
 from steplab.probes.known_tensors import HeldTensors, held_tensors
 from steplab.probes.probe import Subject
 from steplab.probes.switches import switches_on
+from steplab.probes.value_samples import EMPTY_ROWS, masked_share, padded_share, zero_shares
 
 CAST = "aten::_to_copy"
 HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
@@ -55,10 +60,7 @@ RECTIFIERS = frozenset(
     f"aten::{name}" for name in ("relu", "relu_", "threshold_backward", "clamp", "clamp_min")
 )
 LARGE_PRODUCT = 2**24  # multiply-adds from which the factors of a product are looked at
-SAMPLED = 4096  # elements of a factor
 MOSTLY_ZERO = 0.95  # of a sample; ReLU leaves half, a one-hot factor one in hundreds
-EMPTY_ROWS = 0.6  # of the rows; a capacity of twice the fair share leaves half of them empty
-SAMPLED_ROWS = 256
 MOST_OPS = 200_000
 LEAST_IDS = 256  # of a batch whose padding is worth a look
 
@@ -99,8 +101,12 @@ class _Op:
     read_by_host: bool = False
     again: bool = False
     constant: bool = False
-    zeros: str = ""  # ZEROS, or tenths of the rows
+    zeros: str = ""  # ZEROS, or tenths of the rows; of an attention, one of MASKED
     casts_back: bool = False
+    elementwise: bool = False
+    covers_older: bool = False  # copies a new tensor over one that is older than the step
+    readers: int = 0  # operators that read its results
+    input_gradient: int | None = None  # the storage of a gradient that it could leave out
 
 
 @dataclass
@@ -144,7 +150,7 @@ class _Watcher(TorchDispatchMode):
         given = dict(kwargs or {})
         self.switches.update(switches_on())  # a part of the step may switch them on
         before = _random_state(func, args) if _is_random(func) else None
-        zeros = self._zeros_multiplied(func, args)
+        zeros = self._zeros_multiplied(func, args) or _masked_tenths(func, args, given)
         out = func(*args, **given)
         if len(self.seen.ops) < MOST_OPS:
             if isinstance(func, OpOverload):
@@ -161,9 +167,11 @@ class _Watcher(TorchDispatchMode):
         for_update = _behind(ops, (i for i, op in enumerate(ops) if op.lasts))
         without_zeros = [replace(op, needs=op.not_zero) for op in ops]
         in_earnest = _behind(without_zeros, (i for i, op in enumerate(ops) if op.lasts))
-        read, held = {i for i, op in enumerate(ops) if op.read_by_host}, self._still_held()
+        kept = self._still_held()
+        read = {i for i, op in enumerate(ops) if op.read_by_host}
+        held = {self.values[key].writer for key in kept}
         for_host = _behind(ops, read | held)
-        constant = _constants(ops)
+        constant, copied = _constants(ops), _copied_over(ops, held)
         names = {name: i for i, name in enumerate(dict.fromkeys(op.name for op in ops))}
         verdicts = "".join(
             (READ_ONLY if i in for_host else UNUSED)
@@ -178,14 +186,27 @@ class _Watcher(TorchDispatchMode):
             if op.zeros
             else CAST_BACK
             if op.casts_back
+            else COPIED_OVER
+            if i in copied
+            else IDLE_GRADIENT
+            if op.input_gradient is not None and self._is_idle(i, op.input_gradient, kept)
             else self._partly_used(i, op.name)
             if i not in held
             else NEEDED
             for i, op in enumerate(ops)
         )
         return Dataflow(
-            tuple(names), tuple(names[op.name] for op in ops), verdicts, self.seen.padding
+            tuple(names),
+            tuple(names[op.name] for op in ops),
+            verdicts,
+            self.seen.padding,
+            idle_buffers(self.values.keys()),
         )
+
+    def _is_idle(self, index: int, storage: int, kept: set[int]) -> bool:
+        """Whether a gradient of an input was read by nobody and is not held by anybody."""
+        made = self.read[index].get(storage)  # None: it is an input of the operator
+        return made is not None and not made.seen and storage not in kept
 
     def _partly_used(self, index: int, name: str) -> str:
         """Return the letter for the tenths of a result that nobody reads, from a half on."""
@@ -197,11 +218,11 @@ class _Watcher(TorchDispatchMode):
         return PARTLY_USED[tenths - 5] if 5 <= tenths <= 9 else NEEDED
 
     def _still_held(self) -> set[int]:
-        """Return the operators whose results somebody holds; gradients that nobody uses are not."""
+        """Return the storages of results that somebody holds, but gradients that nobody uses."""
         held = {key for key, storage in self.storages.items() if not storage.expired()}
         idle = held_tensors().idle_gradients
         return {
-            value.writer
+            key
             for key, value in self.values.items()
             if key in held and value.writer >= 0 and key not in idle
         }
@@ -243,7 +264,12 @@ class _Watcher(TorchDispatchMode):
             constant=constant,
             zeros=zeros,
             casts_back=self._casts_back(name, sources, outputs),
+            elementwise=torch.Tag.pointwise in func.tags,
+            covers_older=fresh and self._copies_over(inputs),
+            input_gradient=_storage(outputs[0]) if _could_leave_out(func, args, out) else None,
         )
+        for needed in op.needs:
+            self.seen.ops[needed].readers += 1
         self.seen.ops.append(op)
         self.seen.numbers.add(number)
         if name == CAST:
@@ -252,6 +278,8 @@ class _Watcher(TorchDispatchMode):
         for place, tensor in enumerate((*made, *written)):
             old = self.values.get(_storage(tensor))
             outside = old is not None and old.outside
+            if old is not None and not _covers(tensor):
+                self._lose_sight(old.writer, _storage(tensor))
             self._set(tensor, _Value(hash((number, place)), index, constant, zero, outside))
             # Its own elements: a storage may be larger than what is in it.
             self.read.setdefault(index, {})[_storage(tensor)] = _Read(tensor.numel())
@@ -262,6 +290,22 @@ class _Watcher(TorchDispatchMode):
         if one is not None and view not in one.views:
             one.views.add(view)
             one.seen += _distinct(tensor)
+
+    def _lose_sight(self, writer: int, storage: int) -> None:
+        """Take a result for read: a part of it is written over, and the rest has a new writer."""
+        one = self.read.get(writer, {}).get(storage)
+        if one is not None:
+            one.seen = one.elements
+
+    def _copies_over(self, inputs: list[Tensor]) -> bool:
+        """Whether a copy puts a new tensor of the same dtype over one that is older."""
+        target, *source = inputs
+        return (
+            len(source) == 1
+            and source[0].dtype == target.dtype
+            and self._value(target).outside
+            and not self._value(source[0]).outside
+        )
 
     def _note_opaque(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Note an operator whose values cannot be followed: sparse ones, or of a higher order."""
@@ -325,7 +369,7 @@ class _Watcher(TorchDispatchMode):
         if value.writer < 0 or self._made_by(value) in RECTIFIERS:  # a weight, or a learned zero
             return 0.0, 0.0
         if value.number not in self.sampled:
-            self.sampled[value.number] = _zeros_in_sample(tensor)
+            self.sampled[value.number] = zero_shares(tensor)
         return self.sampled[value.number]
 
     def _made_by(self, value: _Value) -> str:
@@ -337,7 +381,7 @@ class _Watcher(TorchDispatchMode):
 
     def _look_at_ids(self, name: str, args: Any) -> None:
         if name == "aten::embedding" and args[1].dim() == 2 and args[1].numel() >= LEAST_IDS:
-            self.seen.padding = max(self.seen.padding, _padded_share(args[1]))
+            self.seen.padding = max(self.seen.padding, padded_share(args[1]))
 
 
 def _behind(ops: list[_Op], ends: Iterable[int]) -> set[int]:
@@ -364,6 +408,22 @@ def _constants(ops: list[_Op]) -> set[int]:
         if ops[index].constant and (not fills or set(users.get(index, ())) <= found != set()):
             found.add(index)
     return {i for i in found if ops[i].name not in FILLS or set(users.get(i, ())) <= found}
+
+
+def _copied_over(ops: list[_Op], held: set[int]) -> set[int]:
+    """Return chains of elementwise operators for a copy over an older tensor, with the copy."""
+    found: set[int] = set()
+    for index, op in enumerate(ops):
+        chain, waiting = set(), list(op.needs) if op.covers_older else []
+        while waiting:
+            one = waiting.pop()
+            maker = ops[one]
+            alone = maker.elementwise and maker.readers == 1 and not maker.lasts
+            if alone and one not in held and one not in chain:
+                chain.add(one)
+                waiting.extend(maker.needs)
+        found |= {index, *chain} if chain else set()
+    return found
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -409,6 +469,22 @@ def _is_zero(name: str, args: Any, zeros: list[bool]) -> bool:
     return linear and bool(zeros) and zeros[0]
 
 
+def _masked_tenths(func: Any, args: Any, kwargs: Any) -> str:
+    """Return the letter for the tenths of scores that a mask leaves out, from seven on."""
+    if not isinstance(func, OpOverload) or not all(map(_is_plain, _tensors((args, kwargs)))):
+        return ""
+    tenths = min(9, int(10 * masked_share(func, args, kwargs) + 1e-9))
+    return MASKED[tenths - 7] if tenths >= 7 else ""
+
+
+def _could_leave_out(func: OpOverload, args: Any, out: Any) -> bool:
+    """Whether an operator of backward was asked for the gradient of its input among others."""
+    masks = [n for n, a in enumerate(func._schema.arguments) if a.name == "output_mask"]
+    asked: list[bool] = list(args[masks[0]]) if masks and masks[0] < len(args) else []
+    several = sum(asked) > 1 and asked[0]
+    return several and isinstance(out, tuple) and isinstance(out[0], Tensor)
+
+
 def _distinct(tensor: Tensor) -> int:
     """Return the elements of a storage that a tensor shows; an expanded one shows each once."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -436,22 +512,3 @@ def _random_state(func: OpOverload, args: Any) -> object:
         return host
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     return host, generator.initial_seed(), generator.get_offset()
-
-
-def _zeros_in_sample(tensor: Tensor) -> tuple[float, float]:
-    """Return the share of zeros, and that of rows or columns of zeros, at random places."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        places = [torch.randint(size, (SAMPLED,)).to(tensor.device) for size in tensor.shape]
-        zeros = float((tensor[tuple(places)] == 0).float().mean())
-        if zeros < EMPTY_ROWS:
-            return zeros, 0.0
-        *batch, row, column = (place[:SAMPLED_ROWS] for place in places)
-        rows = (tensor[(*batch, row)] == 0).all(-1)
-        columns = (tensor.transpose(-2, -1)[(*batch, column)] == 0).all(-1)
-        return zeros, max(float(rows.float().mean()), float(columns.float().mean()))
-
-
-def _padded_share(ids_BT: Tensor) -> float:
-    """Return the share of tokens that repeat the last one of their row up to its end."""
-    repeated = (ids_BT == ids_BT[:, -1:]).flip(1).cumprod(1)[:, 1:]
-    return float(repeated.float().mean())

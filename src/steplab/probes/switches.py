@@ -57,11 +57,13 @@ def switches_on(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def setup_lines(switches: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return where switches are turned on and optimizers, their groups and embeddings are made."""
+    """Return where switches are turned on, and what else is written before a step runs."""
     names = [switch.partition("=")[0] for switch in switches]
     sought = {name: WRITTEN_AS.get(name, (name,)) for name in names}
     sought |= {name: (name,) for name in {type(one).__name__ for one in live_optimizers()}}
     sought |= {name: (name,) for name in ("params", "retain_graph", "create_graph")}
+    sought |= {"requires_grad": ("requires_grad_", "requires_grad")}
+    sought |= {"register_buffer": ("register_buffer",)}
     sought |= {"Embedding": ("Embedding", "EmbeddingBag"), "backend": DEBUGGING_BACKENDS}
     by_method = any(one._compiled_call_impl is not None for one in live_modules())
     sought |= {"torch.compile": ("compile",) if by_method else ("torch.compile",)}

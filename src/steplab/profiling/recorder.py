@@ -79,6 +79,7 @@ def record_profile(
         updated_weights=updated_weights(subject),
         switches=switches_on(),
         optimizers=optimizer_shapes(),
+        default_optimizer=getattr(subject.step.workload, "default_optimizer", False),
         graph_pools=graph_pools() if subject.on_cuda else (),
         never_compiled=() if graph_count() else given_to_compile(),
     )

@@ -25,6 +25,9 @@ from steplab.trace.analysis import UNATTRIBUTED
 
 BESIDE = ("elementwise", "copy", "memset", "reduction", "sort and index")
 SHARE = 0.02
+# Of the step. A loss that reads one position of a sequence leaves most of its gradient zero, and
+# the last layer multiplies it: 5 % of a step, which is no fault.
+ORDINARY = 0.10
 LEFT = 0.1  # of the time, for picking rows by index instead
 
 
@@ -51,6 +54,7 @@ def check(case: Case) -> Finding | None:
         stake_ms=spent,
         why="zeros are multiplied as slowly as any other numbers",
         gain_ms=(1 - LEFT) * spent,
+        ordinary=spent < ORDINARY * case.step_ms,
         work=mask,
     )
 
@@ -73,6 +77,7 @@ def _empty_rows(case: Case, rows: Rows) -> Finding | None:
         stake_ms=spent,
         why="zeros are multiplied as slowly as any other numbers",
         gain_ms=lost,
+        ordinary=lost < ORDINARY * case.step_ms,
         work=mask,
     )
 
