@@ -146,6 +146,16 @@ def test_a_wait_and_what_follows_it_have_one_cause():
     assert sum(claimed) <= longer.step_ms
 
 
+def test_the_garbage_collector_is_one_finding():
+    """The host stands still at the line of gc.collect(): one cause, told once, with its line."""
+    case = own_loop(python("train.py(30): step", 0, 50_000_000))
+    run = make_run(ms=case.step_ms)
+    run = replace(run, clock=replace(run.clock, collector_ms=49.9))
+    collecting = replace(case, run=run)
+    assert rules(collecting)[0] == "garbage_collection" and "host_stall" not in rules(collecting)
+    assert "train.py:30 (step)" in explain(collecting)[0].evidence[1]
+
+
 def test_a_pause_counts_where_it_comes_again():
     """A busy machine takes the host away at another line in every step."""
 

@@ -243,6 +243,9 @@ def test_activations_of_several_forwards_live_at_once():
     assert found.stake_bytes == 6 * GIB and "4 forward passes" in found.claim
     assert graph_memory.RULE(called(4, 102_000)) == ()  # a backward after the first
     assert graph_memory.RULE(called(2, 800_000)) == ()
+    case = called(4, 800_000)
+    cell = Profile((0, 1, 1, 1), (), dataflow=Dataflow((), (), "", feeds_itself=True))
+    assert graph_memory.RULE(replace(case, run=replace(case.run, profile=cell))) == ()
 
 
 def test_a_backward_that_is_recorded_though_nothing_goes_back_through_it():

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from steplab.core import Dataflow
@@ -21,6 +22,7 @@ from steplab.core.run import (
     READ_ONLY,
     ROWS_OF_ZEROS,
     TIMES_ZERO,
+    UNREAD_OUTPUT,
     UNUSED,
     ZEROS,
 )
@@ -287,3 +289,81 @@ def test_buffers_that_nothing_reads_or_that_equal_another():
     found, _ = watched(Loop(lambda x: x + one.mask[:4, :8] + other.mask[:4, :8]))
     (buffers,) = [b for b in found.buffers if b.name == "Masked.mask"]
     assert buffers.unread == unread.mask.nbytes and buffers.copies == other.mask.nbytes
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_cell_that_is_called_on_its_own_results(recurrent):
+    cell = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+    def called(x):
+        results = [x]
+        for _ in range(3):
+            results.append(cell(results[-1] if recurrent else x))
+        return sum(results)
+
+    assert watched(Loop(called))[0].feeds_itself == recurrent
+
+
+def compiled(function):
+    """Compile quickly: what is watched is the code, whatever the backend makes of it."""
+    return torch.compile(function, backend="eager")
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_values_are_followed_through_compiled_code():
+    layer = nn.Linear(8, 8)
+
+    def weighed(weight: float) -> Dataflow:
+        branch = compiled(lambda x: x + weight * torch.tanh(layer(x)).square().mean())
+        loop = Loop(branch)
+        if trained:
+            loop.optimizer.add_param_group({"params": layer.parameters()})
+        return watched(loop)[0]
+
+    trained = False
+    assert [one.verdict for one in weighed(0.5).graphs] == [UNUSED]  # its gradients
+    trained = True
+    assert weighed(0.5).graphs == ()
+    found = weighed(0.0)
+    (waste,) = found.graphs
+    assert waste.verdict == TIMES_ZERO and waste.flops == 1.0 and 0.5 < waste.bytes < 1
+    assert "test_dataflow.py" in waste.line
+    # What is compiled is no part of the rest: two layers, and one update of four tensors.
+    assert "aten::tanh" not in found.names and set(found.verdicts) == {NEEDED}
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("reads", [False, True])
+def test_outputs_of_compiled_code_that_nobody_reads(reads):
+    @compiled
+    def both(x):
+        squares = x.square()
+        return (x + squares).tanh(), squares
+
+    def taken(x):
+        result, squares = both(x)
+        return result + squares if reads else result
+
+    graphs = watched(Loop(taken))[0].graphs
+    assert [one.verdict for one in graphs] == ([] if reads else [UNREAD_OUTPUT])
+    if not reads:
+        assert "(taken)" in graphs[0].line and graphs[0].bytes == 3 / 6
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_what_nothing_reads_inside_a_graph_a_compiler_drops():
+    @compiled
+    def careful(x):
+        x.square().norm()
+        return x.tanh()
+
+    assert watched(Loop(careful))[0].graphs == ()

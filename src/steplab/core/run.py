@@ -400,6 +400,7 @@ ZEROS = "z"  # a product with a factor that is nearly all zeros
 PARTLY_USED = "VWXYZ"  # so many tenths of the result nobody reads: 5, 6, 7, 8, 9
 IDLE_GRADIENT = "g"  # of the gradients that it computes, the input's is read by nobody
 COPIED_OVER = "k"  # made anew element by element, then copied over what is older than the step
+UNREAD_OUTPUT = "o"  # of a compiled graph: it returns what nobody reads
 MASKED = "PQR"  # attention of which a mask leaves out so many tenths of the scores: 7, 8, 9
 ROWS_OF_ZEROS = "6789"  # a product of which so many tenths of the rows are zeros
 NEEDED = "."
@@ -415,14 +416,29 @@ class IdleBuffers:
 
 
 @dataclass(frozen=True)
+class GraphWaste:
+    """What compiled graphs compute for nothing, and why: one verdict."""
+
+    verdict: str
+    line: str  # that computes most of it, or calls the graph; "": unknown
+    flops: float  # share of the FLOPs of all compiled graphs
+    bytes: float  # share of what their operators read and write
+
+
+@dataclass(frozen=True)
 class Dataflow:
-    """What the operators of one step are for, in the order in which they ran; views left out."""
+    """What the operators of one step are for, in the order in which they ran; views left out.
+
+    Those inside compiled graphs are in `graphs` only.
+    """
 
     names: tuple[str, ...]  # distinct: "aten::mm"
     ops: tuple[int, ...]  # the number in `names` of each
     verdicts: str  # one letter each, from UNUSED to NEEDED
     padding: float = 0.0  # share of the token ids that repeat the last of their row to its end
     buffers: tuple[IdleBuffers, ...] = ()
+    graphs: tuple[GraphWaste, ...] = ()  # of compiled code, the most first
+    feeds_itself: bool = False  # a model is called again and again on its own results
 
 
 @dataclass(frozen=True)
@@ -439,7 +455,7 @@ class Profile:
     budget: Budget | None = None
     memory: MemoryTimeline | None = None
     updated_weights: int | None = None  # by each step; None: unknown, or none is updated
-    dataflow: Dataflow | None = None  # None: compiled, replayed, or not looked at
+    dataflow: Dataflow | None = None  # None: of several ranks, or not looked at
     # Switches of torch that cost time and were on while the step ran: "anomaly mode".
     switches: tuple[str, ...] = ()
     optimizers: tuple[OptimizerShape, ...] = ()  # all that are alive in the process

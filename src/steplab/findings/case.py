@@ -107,6 +107,12 @@ class Case:
         return float(np.median(spent.within(*borders(steps)))) / 1e6
 
     @property
+    def collector_ms(self) -> float:
+        """Milliseconds per step in Python's garbage collector; 0 where nobody counted."""
+        clock = self.run.clock if self.run is not None else None
+        return clock.collector_ms or 0.0 if clock is not None else 0.0
+
+    @property
     def contended(self) -> bool:
         """Whether others used the machine so much that the host's times show it."""
         clock = self.run.clock if self.run is not None else None

@@ -8,8 +8,10 @@ samples of the factors of matrix products and of masks.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from steplab.core import Dataflow
 from steplab.core.run import (
@@ -36,20 +39,19 @@ from steplab.core.run import (
     UNUSED,
     ZEROS,
 )
+from steplab.probes.compilation import graph_count
+from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls, running_line
+from steplab.probes.graph_waste import Borders, graph_waste
 from steplab.probes.idle_buffers import idle_buffers
 from steplab.probes.known_tensors import HeldTensors, held_tensors
+from steplab.probes.model_calls import feeds_itself, model_calls
 from steplab.probes.probe import Subject
 from steplab.probes.switches import switches_on
+from steplab.probes.value_graph import FILLS, WatchedOp, behind, constants, copied_over
 from steplab.probes.value_samples import EMPTY_ROWS, masked_share, padded_share, zero_shares
 
 CAST = "aten::_to_copy"
 HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
-# What fills memory with one number: it is no work that could have been kept.
-FILLS = frozenset(
-    f"aten::{name}"
-    for name in "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros "
-    "new_ones new_full new_empty fill_ zero_ empty_strided new_empty_strided scalar_tensor".split()
-)
 FACTORS_ONLY = frozenset(f"aten::{name}" for name in ("mul", "mm", "bmm"))
 LINEAR = frozenset(
     f"aten::{name}" for name in "sum mean neg div clone copy _to_copy contiguous cumsum".split()
@@ -68,13 +70,21 @@ LEAST_IDS = 256  # of a batch whose padding is worth a look
 def record_dataflow(subject: Subject) -> tuple[Dataflow | None, set[str]]:
     """Run one more step; return what its operators are for and the switches that were on.
 
-    None if there are too many operators. The step must run op by op: neither compiled nor replayed.
+    None if there are too many operators. Compiled code runs as it is written; a step that replays
+    a CUDA graph cannot be watched.
     """
     batches = next(subject.feed)
-    watcher = _Watcher(held_tensors())
-    with watcher:
+    calls = CompiledCalls()
+    watcher = _Watcher(held_tensors(), calls)
+    with (
+        calls.run_eagerly() if graph_count() else contextlib.nullcontext(),
+        model_calls(lambda: len(watcher.seen.ops)) as models,
+        watcher,
+    ):
         output = subject.step(batches)
     found = watcher.result()
+    if found is not None:
+        found = replace(found, feeds_itself=feeds_itself(watcher.seen.ops, models))
     del output  # what it holds was alive until now
     return found, watcher.switches
 
@@ -91,25 +101,6 @@ class _Value:
 
 
 @dataclass
-class _Op:
-    """One operator that did something."""
-
-    name: str
-    needs: tuple[int, ...]  # the operators that wrote what it reads
-    not_zero: tuple[int, ...] = ()  # those of them whose results are not known to be zero
-    lasts: bool = False  # writes what outlives the step
-    read_by_host: bool = False
-    again: bool = False
-    constant: bool = False
-    zeros: str = ""  # ZEROS, or tenths of the rows; of an attention, one of MASKED
-    casts_back: bool = False
-    elementwise: bool = False
-    covers_older: bool = False  # copies a new tensor over one that is older than the step
-    readers: int = 0  # operators that read its results
-    input_gradient: int | None = None  # the storage of a gradient that it could leave out
-
-
-@dataclass
 class _Read:
     """What was read of a result: the elements of all views of it that differ."""
 
@@ -122,7 +113,7 @@ class _Read:
 class _Seen:
     """The operators so far, and all numbers that were made."""
 
-    ops: list[_Op] = field(default_factory=list)
+    ops: list[WatchedOp] = field(default_factory=list)
     numbers: set[int] = field(default_factory=set)
     padding: float = 0.0
 
@@ -132,9 +123,12 @@ class _Watcher(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, held: HeldTensors) -> None:
+    def __init__(self, held: HeldTensors, calls: CompiledCalls) -> None:
         super().__init__()
         self.held = held
+        self.calls = calls
+        self.borders = Borders()
+        self.by_sequence: dict[int, int] = {}  # operators of forward by autograd's number
         self.values: dict[int, _Value] = {}
         self.storages: dict[int, StorageWeakRef] = {}  # keeps their numbers from being used again
         self.seen = _Seen()
@@ -164,15 +158,16 @@ class _Watcher(TorchDispatchMode):
         ops = self.seen.ops
         if len(ops) >= MOST_OPS or not any(op.lasts for op in ops):
             return None
-        for_update = _behind(ops, (i for i, op in enumerate(ops) if op.lasts))
+        for_update = behind(ops, (i for i, op in enumerate(ops) if op.lasts))
         without_zeros = [replace(op, needs=op.not_zero) for op in ops]
-        in_earnest = _behind(without_zeros, (i for i, op in enumerate(ops) if op.lasts))
+        in_earnest = behind(without_zeros, (i for i, op in enumerate(ops) if op.lasts))
         kept = self._still_held()
         read = {i for i, op in enumerate(ops) if op.read_by_host}
         held = {self.values[key].writer for key in kept}
-        for_host = _behind(ops, read | held)
-        constant, copied = _constants(ops), _copied_over(ops, held)
-        names = {name: i for i, name in enumerate(dict.fromkeys(op.name for op in ops))}
+        for_host = behind(ops, read | held)
+        constant, copied = constants(ops), copied_over(ops, held)
+        alone = [i for i, op in enumerate(ops) if op.call == OUTSIDE]
+        names = {name: i for i, name in enumerate(dict.fromkeys(ops[i].name for i in alone))}
         verdicts = "".join(
             (READ_ONLY if i in for_host else UNUSED)
             if i not in for_update
@@ -195,13 +190,24 @@ class _Watcher(TorchDispatchMode):
             else NEEDED
             for i, op in enumerate(ops)
         )
+        self._look_at_outputs(kept)
         return Dataflow(
             tuple(names),
-            tuple(names[op.name] for op in ops),
-            verdicts,
+            tuple(names[ops[i].name] for i in alone),
+            "".join(verdicts[i] for i in alone),
             self.seen.padding,
             idle_buffers(self.values.keys()),
+            graph_waste(ops, verdicts, self.calls, self.borders),
         )
+
+    def _look_at_outputs(self, kept: set[int]) -> None:
+        """Note who made the outputs of compiled code, and which of them somebody holds."""
+        for output in self.calls.outputs:
+            value = self.values.get(output.storage)
+            writer = value.writer if value is not None else -1
+            if writer >= 0 and self.seen.ops[writer].call == output.call:
+                self.borders.makers[output.storage] = writer
+        self.borders.read |= kept
 
     def _is_idle(self, index: int, storage: int, kept: set[int]) -> bool:
         """Whether a gradient of an input was read by nobody and is not held by anybody."""
@@ -243,8 +249,10 @@ class _Watcher(TorchDispatchMode):
         if not made and not written and not to_host:
             return  # a view
         sources = [self._value(tensor) for tensor in inputs]
+        call, forward = self._compiled_place()
         for tensor, value in zip(inputs, sources, strict=True):
             self._note_read(tensor, value.writer)
+            self._note_border(tensor, value.writer, call)
         fresh = name in OVERWRITES and _covers(args[0])
         if fresh:
             sources = sources[1:]
@@ -253,13 +261,13 @@ class _Watcher(TorchDispatchMode):
             (name, _plain_arguments(args, kwargs), random, *map(self._key, inputs[fresh:]))
         )
         constant = random is None and all(value.constant for value in sources)
-        op = _Op(
+        op = WatchedOp(
             name,
             tuple({value.writer for value in sources if value.writer >= 0}),
             tuple({value.writer for value in sources if value.writer >= 0 and not value.zero}),
             lasts=any(map(self._outlives, written)),
             read_by_host=to_host,
-            # Without an input there is nothing to keep but a table of numbers; see _constants.
+            # Without an input there is nothing to keep but a table of numbers; see constants.
             again=bool(sources) and name not in FILLS and number in self.seen.numbers,
             constant=constant,
             zeros=zeros,
@@ -268,6 +276,10 @@ class _Watcher(TorchDispatchMode):
             covers_older=fresh and self._copies_over(inputs),
             input_gradient=_storage(outputs[0]) if _could_leave_out(func, args, out) else None,
         )
+        if call != OUTSIDE:
+            op.call, op.forward, op.line = call, forward, self._line(forward)
+            op.flops = _flops(func, args, kwargs, out)
+            op.bytes = sum(map(_bytes, (*inputs, *made)))
         for needed in op.needs:
             self.seen.ops[needed].readers += 1
         self.seen.ops.append(op)
@@ -290,6 +302,30 @@ class _Watcher(TorchDispatchMode):
         if one is not None and view not in one.views:
             one.views.add(view)
             one.seen += _distinct(tensor)
+
+    def _compiled_place(self) -> tuple[int, int | None]:
+        """Return the call of compiled code that runs, and in backward the forward's operator."""
+        if not self.calls.followed:
+            return OUTSIDE, None
+        node = torch._C._current_autograd_node()
+        if node is not None and self.calls.current == OUTSIDE:
+            forward = self.by_sequence.get(node._sequence_nr())
+            return (OUTSIDE if forward is None else self.seen.ops[forward].call), forward
+        # The node of an operator has its number before the operator runs.
+        number = torch._C._autograd._get_sequence_nr() - 1
+        self.by_sequence.setdefault(number, len(self.seen.ops))
+        return self.calls.current, None
+
+    def _line(self, forward: int | None) -> str:
+        return self.seen.ops[forward].line if forward is not None else running_line(sys._getframe())
+
+    def _note_border(self, tensor: Tensor, writer: int, call: int) -> None:
+        made_in = self.seen.ops[writer].call if writer >= 0 else OUTSIDE
+        if made_in != call:
+            if call != OUTSIDE:
+                self.borders.entered[_storage(tensor)] = _bytes(tensor)
+            if made_in != OUTSIDE:
+                self.borders.read.add(_storage(tensor))
 
     def _lose_sight(self, writer: int, storage: int) -> None:
         """Take a result for read: a part of it is written over, and the rest has a new writer."""
@@ -314,7 +350,7 @@ class _Watcher(TorchDispatchMode):
         for tensor, value in zip(filter(_is_plain, inputs), values, strict=True):
             self._note_read(tensor, value.writer)
         needs = {value.writer for value in values if value.writer >= 0}
-        self.seen.ops.append(_Op(name, tuple(needs), lasts=True))
+        self.seen.ops.append(WatchedOp(name, tuple(needs), lasts=True))
         for place, tensor in enumerate(filter(_is_plain, outputs)):
             self._set(tensor, _Value(hash((index, place, "opaque")), index))
 
@@ -384,48 +420,6 @@ class _Watcher(TorchDispatchMode):
             self.seen.padding = max(self.seen.padding, padded_share(args[1]))
 
 
-def _behind(ops: list[_Op], ends: Iterable[int]) -> set[int]:
-    """Return the operators that these need, themselves included."""
-    found: set[int] = set()
-    waiting = list(ends)
-    while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found.add(one)
-            waiting.extend(ops[one].needs)
-    return found
-
-
-def _constants(ops: list[_Op]) -> set[int]:
-    """Return the operators that make the same in every step; fills only for others of them."""
-    users: dict[int, list[int]] = {}
-    for index, op in enumerate(ops):
-        for needed in op.needs:
-            users.setdefault(needed, []).append(index)
-    found: set[int] = set()
-    for index in reversed(range(len(ops))):
-        fills = ops[index].name in FILLS
-        if ops[index].constant and (not fills or set(users.get(index, ())) <= found != set()):
-            found.add(index)
-    return {i for i in found if ops[i].name not in FILLS or set(users.get(i, ())) <= found}
-
-
-def _copied_over(ops: list[_Op], held: set[int]) -> set[int]:
-    """Return chains of elementwise operators for a copy over an older tensor, with the copy."""
-    found: set[int] = set()
-    for index, op in enumerate(ops):
-        chain, waiting = set(), list(op.needs) if op.covers_older else []
-        while waiting:
-            one = waiting.pop()
-            maker = ops[one]
-            alone = maker.elementwise and maker.readers == 1 and not maker.lasts
-            if alone and one not in held and one not in chain:
-                chain.add(one)
-                waiting.extend(maker.needs)
-        found |= {index, *chain} if chain else set()
-    return found
-
-
 def _is_plain(tensor: Any) -> bool:
     """Whether a tensor has a storage of its own kind: no fake, sparse or quantized one."""
     return isinstance(tensor, Tensor) and tensor.layout == torch.strided and type(tensor) in PLAIN
@@ -483,6 +477,15 @@ def _could_leave_out(func: OpOverload, args: Any, out: Any) -> bool:
     asked: list[bool] = list(args[masks[0]]) if masks and masks[0] < len(args) else []
     several = sum(asked) > 1 and asked[0]
     return several and isinstance(out, tuple) and isinstance(out[0], Tensor)
+
+
+def _flops(func: OpOverload, args: Any, kwargs: Any, out: Any) -> int:
+    count = flop_registry.get(func._overloadpacket)
+    return int(count(*args, **kwargs, out_val=out)) if count is not None else 0
+
+
+def _bytes(tensor: Tensor) -> int:
+    return _distinct(tensor) * tensor.element_size()
 
 
 def _distinct(tensor: Tensor) -> int:

@@ -5,7 +5,7 @@ has run dry; without a device, in which it is in no operator. The Python stack n
 Why it costs: once the launched work is done, the device idles until the host comes back.
 Remedy: do it every N steps, in a thread or another process, or with tensors on the device.
 When it is wrong: the stretch is torch's own and the trace has no stacks to tell. Batches that are
-fetched there are a data_stall, and compilations a recompile.
+fetched there are a data_stall, compilations a recompile, and Python's garbage collector has a rule.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def check(case: Case) -> Finding | None:
     places = case.silent_lines("python", "operator")
     # A line that is silent in every step, and no more than all are in one.
     lost = min(sum(ms for _, ms in places), case.silent_ms("python", "operator")) + hidden
+    lost -= case.collector_ms
     if not lost > SHARE * case.step_ms:
         return None
     known = [(line, ms) for line, ms in places if line != UNATTRIBUTED]
