@@ -316,13 +316,16 @@ def test_products_whose_rows_are_mostly_zeros():
     profile = Profile((0, 1, 1, 1), (), dataflow=flow)
     run = replace(remembered(device="cpu").run, clock=None, profile=profile)
     done = [mm(512, 64, 1024, 600, line="net.py(5): head"), mm(64, 64, 64, 400)]
-    found = zero_products.RULE(cpu_case(done, run))
+    (found,) = zero_products.RULE(cpu_case(done, run))
     assert found.gain_ms == pytest.approx(0.8 * 0.6) and "net.py:5" in found.evidence[0]
     # A loss at one position leaves the gradient of all others zero: 5 % of a step, and no fault.
     short = [replace(done[0], us=60), replace(done[1], us=940)]
-    assert zero_products.RULE(cpu_case(short, run)).ordinary and not found.ordinary
+    (brief,) = zero_products.RULE(cpu_case(short, run))
+    assert brief.ordinary and not found.ordinary
     usual = replace(run, profile=replace(profile, dataflow=replace(flow, verdicts="..")))
-    assert zero_products.RULE(cpu_case(done, usual)) is None
+    assert zero_products.RULE(cpu_case(done, usual)) == ()
+    both = replace(run, profile=replace(profile, dataflow=replace(flow, verdicts="8z")))
+    assert len(zero_products.RULE(cpu_case(done, both))) == 2
 
 
 def watched(done: list[RecordedOp], letters: str) -> Case:

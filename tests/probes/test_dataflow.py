@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from steplab.core import Dataflow
 from steplab.core.run import (
@@ -108,6 +109,9 @@ def test_what_is_computed_twice_from_the_same_inputs():
     again = verdicts(Loop(lambda x: checkpoint(layer, x, use_reentrant=False)))
     assert again["aten::addmm"] == {NEEDED: 3, MADE_BEFORE: 1}
     assert again["aten::bernoulli_"] == {NEEDED: 1, MADE_BEFORE: 1}
+    # A pass for a metric comes first: it is the one that nothing needs.
+    metric = verdicts(Loop(lambda x: 0 * layer[0](x).sum().item() + layer[0](x)))
+    assert metric["aten::addmm"] == {NEEDED: 3, READ_ONLY: 1}
     twice = verdicts(Loop(lambda x: layer(x) + layer[1](x)))
     assert twice["aten::bernoulli_"] == {NEEDED: 2}  # other random numbers
 
@@ -193,6 +197,15 @@ def test_switches_that_a_part_of_the_step_turns_on():
         _, switches = watched(Loop(careful))
     assert switches == {"anomaly mode"} and switches_on({}) == ()
     assert switches_on({"CUDA_LAUNCH_BLOCKING": "1"}) == ("CUDA_LAUNCH_BLOCKING=1",)
+
+
+def test_modes_that_take_every_operator():
+    def counted(x):
+        with FlopCounterMode(display=False):
+            return torch.relu(x).square().sum(0) + x
+
+    _, switches = watched(Loop(counted))
+    assert switches == {"the mode FlopCounterMode"}
 
 
 def test_padding_of_token_ids():

@@ -388,6 +388,7 @@ class OptimizerShape:
     tensors: int
 
 
+MODE = "the mode "  # how the switch begins that stands for a mode of torch
 # What became of an operator's result; the first that holds.
 UNUSED = "u"  # nothing that outlives the step came from it
 READ_ONLY = "h"  # only the host read it, or somebody holds it: a metric, a log
@@ -456,7 +457,8 @@ class Profile:
     memory: MemoryTimeline | None = None
     updated_weights: int | None = None  # by each step; None: unknown, or none is updated
     dataflow: Dataflow | None = None  # None: of several ranks, or not looked at
-    # Switches of torch that cost time and were on while the step ran: "anomaly mode".
+    # Switches of torch that cost time and were on while the step ran: "anomaly mode", or modes
+    # that took every operator: "the mode FlopCounterMode".
     switches: tuple[str, ...] = ()
     optimizers: tuple[OptimizerShape, ...] = ()  # all that are alive in the process
     default_optimizer: bool = False  # the user's model brings none: AdamW as torch has it

@@ -174,10 +174,10 @@ class Case:
         for row in np.flatnonzero(silences.idle):
             if labels[silences.cause[row]] in causes:
                 line = labels[silences.line[row]]
-                spent[line][int(silences.step[row])] += silences.idle[row] / 1e6
+                spent[line][int(silences.step[row])] += int(silences.idle[row])
         steps = [step.number for step in self.analysis.budget.worked]
         lines = [
-            (line, statistics.median_low([each[step] for step in steps]) * self.rows.scale)
+            (line, statistics.median_low([each[step] for step in steps]) / 1e6 * self.rows.scale)
             for line, each in spent.items()
         ]
         return sorted(((line, ms) for line, ms in lines if ms), key=lambda one: -one[1])

@@ -11,6 +11,8 @@ from steplab.core import Finding
 from steplab.findings.case import Case
 from steplab.findings.rows import Mask
 
+NOTHING = 0.1  # of the work that a finding claims: the rest has been told by another
+
 
 @dataclass(frozen=True)
 class Claim(Finding):
@@ -36,7 +38,7 @@ def settled(found: Iterable[Finding], case: Case) -> list[Finding]:
             whole = case.rows.ms(finding.work)
             share = case.rows.ms(finding.work & ~taken) / whole if whole else 1.0
             taken = taken | finding.work
-        if share > 0:
+        if share > NOTHING:
             part = _part_of(finding, share, case.step_ms, left)
             kept.append(part)
             left -= part.gain_ms or 0.0

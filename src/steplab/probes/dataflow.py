@@ -46,8 +46,15 @@ from steplab.probes.idle_buffers import idle_buffers
 from steplab.probes.known_tensors import HeldTensors, held_tensors
 from steplab.probes.model_calls import feeds_itself, model_calls
 from steplab.probes.probe import Subject
-from steplab.probes.switches import switches_on
-from steplab.probes.value_graph import FILLS, WatchedOp, behind, constants, copied_over
+from steplab.probes.switches import modes_around, switches_on
+from steplab.probes.value_graph import (
+    FILLS,
+    WatchedOp,
+    behind,
+    constants,
+    copied_over,
+    repeated,
+)
 from steplab.probes.value_samples import EMPTY_ROWS, masked_share, padded_share, zero_shares
 
 CAST = "aten::_to_copy"
@@ -64,6 +71,7 @@ RECTIFIERS = frozenset(
 LARGE_PRODUCT = 2**24  # multiply-adds from which the factors of a product are looked at
 MOSTLY_ZERO = 0.95  # of a sample; ReLU leaves half, a one-hot factor one in hundreds
 MOST_OPS = 200_000
+LOOKED_AT = 4  # operators, of which one is asked for the modes around it
 LEAST_IDS = 256  # of a batch whose padding is worth a look
 
 
@@ -111,10 +119,9 @@ class _Read:
 
 @dataclass
 class _Seen:
-    """The operators so far, and all numbers that were made."""
+    """The operators so far, and what the batch looks like."""
 
     ops: list[WatchedOp] = field(default_factory=list)
-    numbers: set[int] = field(default_factory=set)
     padding: float = 0.0
 
 
@@ -143,6 +150,8 @@ class _Watcher(TorchDispatchMode):
         """Run the operator, then note what it read and wrote."""
         given = dict(kwargs or {})
         self.switches.update(switches_on())  # a part of the step may switch them on
+        if len(self.seen.ops) % LOOKED_AT == 0:
+            self.switches.update(modes_around(self))
         before = _random_state(func, args) if _is_random(func) else None
         zeros = self._zeros_multiplied(func, args) or _masked_tenths(func, args, given)
         out = func(*args, **given)
@@ -166,6 +175,7 @@ class _Watcher(TorchDispatchMode):
         held = {self.values[key].writer for key in kept}
         for_host = behind(ops, read | held)
         constant, copied = constants(ops), copied_over(ops, held)
+        again = repeated(ops, for_update)
         alone = [i for i, op in enumerate(ops) if op.call == OUTSIDE]
         names = {name: i for i, name in enumerate(dict.fromkeys(ops[i].name for i in alone))}
         verdicts = "".join(
@@ -176,7 +186,7 @@ class _Watcher(TorchDispatchMode):
             else CONSTANT
             if i in constant
             else (CAST_AGAIN if op.name == CAST and not op.needs else MADE_BEFORE)
-            if op.again
+            if i in again
             else op.zeros
             if op.zeros
             else CAST_BACK
@@ -267,8 +277,9 @@ class _Watcher(TorchDispatchMode):
             tuple({value.writer for value in sources if value.writer >= 0 and not value.zero}),
             lasts=any(map(self._outlives, written)),
             read_by_host=to_host,
+            number=number,
             # Without an input there is nothing to keep but a table of numbers; see constants.
-            again=bool(sources) and name not in FILLS and number in self.seen.numbers,
+            may_repeat=bool(sources) and name not in FILLS,
             constant=constant,
             zeros=zeros,
             casts_back=self._casts_back(name, sources, outputs),
@@ -283,7 +294,6 @@ class _Watcher(TorchDispatchMode):
         for needed in op.needs:
             self.seen.ops[needed].readers += 1
         self.seen.ops.append(op)
-        self.seen.numbers.add(number)
         if name == CAST:
             self.cast_from[index] = inputs[0].dtype
         zero = _is_zero(name, args, [value.zero for value in sources])

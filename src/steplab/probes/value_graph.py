@@ -24,7 +24,8 @@ class WatchedOp:
     not_zero: tuple[int, ...] = ()  # those of them whose results are not known to be zero
     lasts: bool = False  # writes what outlives the step
     read_by_host: bool = False
-    again: bool = False
+    number: int = 0  # that equal results share
+    may_repeat: bool = False  # whether it counts where an earlier one has its number
     constant: bool = False
     zeros: str = ""  # ZEROS, or tenths of the rows; of an attention, one of MASKED
     casts_back: bool = False
@@ -49,6 +50,20 @@ def behind(ops: list[WatchedOp], ends: Iterable[int]) -> set[int]:
         if one not in found:
             found.add(one)
             waiting.extend(ops[one].needs)
+    return found
+
+
+def repeated(ops: list[WatchedOp], needed: set[int]) -> set[int]:
+    """Return the operators that make what one before them had made, which the update needs.
+
+    What nothing needs is the waste itself: a pass for a metric does not make the next one needless.
+    """
+    found: set[int] = set()
+    made: set[int] = set()
+    for index in sorted(needed):
+        if ops[index].may_repeat and ops[index].number in made:
+            found.add(index)
+        made.add(ops[index].number)
     return found
 
 

@@ -31,14 +31,20 @@ ORDINARY = 0.10
 LEFT = 0.1  # of the time, for picking rows by index instead
 
 
-def check(case: Case) -> Finding | None:
-    """Add up products with zeros, and the work on tensors as large as their factors."""
+def check(case: Case) -> tuple[Finding, ...]:
+    """Look for factors that are nearly all zeros, and for those with rows of zeros."""
     rows = case.rows
     if rows is None:
-        return None
+        return ()
+    found = (_zeros(case, rows), _empty_rows(case, rows))
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _zeros(case: Case, rows: Rows) -> Finding | None:
+    """Add up products with zeros, and the work on tensors as large as their factors."""
     products = case.verdict(ZEROS)
     if not products.any():
-        return _empty_rows(case, rows)
+        return None
     mask = products | _beside(rows, products)
     spent = case.cost_ms(mask)
     return Claim(
