@@ -60,7 +60,14 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    return stored(tensor).untyped_storage().data_ptr()
+    """Return where a tensor's memory begins; 0 for one that only stands for another.
+
+    Compilers leave such tensors behind; asking them for their memory is an error.
+    """
+    try:
+        return stored(tensor).untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _names_of(targets: Sequence[Any]) -> Iterator[str]:
