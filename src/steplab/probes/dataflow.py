@@ -167,18 +167,31 @@ class _Watcher(TorchDispatchMode):
         ops = self.seen.ops
         if len(ops) >= MOST_OPS or not any(op.lasts for op in ops):
             return None
+        kept = self._still_held()
+        verdicts = self._verdicts(ops, kept)
+        alone = [i for i, op in enumerate(ops) if op.call == OUTSIDE]
+        names = {name: i for i, name in enumerate(dict.fromkeys(ops[i].name for i in alone))}
+        self._look_at_outputs(kept)
+        return Dataflow(
+            tuple(names),
+            tuple(names[ops[i].name] for i in alone),
+            "".join(verdicts[i] for i in alone),
+            self.seen.padding,
+            idle_buffers(self.values.keys()),
+            graph_waste(ops, verdicts, self.calls, self.borders),
+        )
+
+    def _verdicts(self, ops: list[WatchedOp], kept: set[int]) -> str:
+        """Return a letter for each operator. `kept`: storages of results that somebody holds."""
         for_update = behind(ops, (i for i, op in enumerate(ops) if op.lasts))
         without_zeros = [replace(op, needs=op.not_zero) for op in ops]
         in_earnest = behind(without_zeros, (i for i, op in enumerate(ops) if op.lasts))
-        kept = self._still_held()
         read = {i for i, op in enumerate(ops) if op.read_by_host}
         held = {self.values[key].writer for key in kept}
         for_host = behind(ops, read | held)
         constant, copied = constants(ops), copied_over(ops, held)
         again = repeated(ops, for_update)
-        alone = [i for i, op in enumerate(ops) if op.call == OUTSIDE]
-        names = {name: i for i, name in enumerate(dict.fromkeys(ops[i].name for i in alone))}
-        verdicts = "".join(
+        return "".join(
             (READ_ONLY if i in for_host else UNUSED)
             if i not in for_update
             else TIMES_ZERO
@@ -199,15 +212,6 @@ class _Watcher(TorchDispatchMode):
             if i not in held
             else NEEDED
             for i, op in enumerate(ops)
-        )
-        self._look_at_outputs(kept)
-        return Dataflow(
-            tuple(names),
-            tuple(names[ops[i].name] for i in alone),
-            "".join(verdicts[i] for i in alone),
-            self.seen.padding,
-            idle_buffers(self.values.keys()),
-            graph_waste(ops, verdicts, self.calls, self.borders),
         )
 
     def _look_at_outputs(self, kept: set[int]) -> None:
@@ -298,13 +302,17 @@ class _Watcher(TorchDispatchMode):
             self.cast_from[index] = inputs[0].dtype
         zero = _is_zero(name, args, [value.zero for value in sources])
         for place, tensor in enumerate((*made, *written)):
-            old = self.values.get(_storage(tensor))
-            outside = old is not None and old.outside
-            if old is not None and not _covers(tensor):
-                self._lose_sight(old.writer, _storage(tensor))
-            self._set(tensor, _Value(hash((number, place)), index, constant, zero, outside))
-            # Its own elements: a storage may be larger than what is in it.
-            self.read.setdefault(index, {})[_storage(tensor)] = _Read(tensor.numel())
+            self._note_write(tensor, _Value(hash((number, place)), index, constant, zero))
+
+    def _note_write(self, tensor: Tensor, value: _Value) -> None:
+        old, storage = self.values.get(_storage(tensor)), _storage(tensor)
+        if old is not None:
+            value.outside = old.outside
+            if not _covers(tensor):
+                self._lose_sight(old.writer, storage)
+        self._set(tensor, value)
+        # Its own elements: a storage may be larger than what is in it.
+        self.read.setdefault(value.writer, {})[storage] = _Read(tensor.numel())
 
     def _note_read(self, tensor: Tensor, writer: int) -> None:
         one = self.read.get(writer, {}).get(_storage(tensor))
