@@ -152,7 +152,7 @@ def explain(twin: Twin, arguments: argparse.Namespace, out: Path) -> None:
 
 def read_findings(row: dict, text: str) -> None:
     """Take the findings above the notes, and the lines that they name, from explain's text."""
-    body = text.split("\nnotes,")[0]
+    body = text.split("\nnotes:")[0]
     found = list(re.finditer(r"^(\d+)\. (\S+)(.*)\n +(.*)$", body, re.MULTILINE))
     row["findings"] = len(found)
     row["rules"] = [f"{m[2]}{m[3]}" for m in found]
@@ -225,7 +225,7 @@ def table(rows: list[dict]) -> str:
 def first_lines(out: Path, name: str) -> str:
     """Return the text of the first finding of a faulty twin."""
     path = out / f"{name}.faulty.txt"
-    text = path.read_text().split("\n" + "=" * 40)[0].split("\nnotes,")[0] if path.exists() else ""
+    text = path.read_text().split("\n" + "=" * 40)[0].split("\nnotes:")[0] if path.exists() else ""
     match = re.search(r"^1\. .*?(?=^2\. |\Z)", text, re.MULTILINE | re.DOTALL)
     return match[0] if match else ""
 

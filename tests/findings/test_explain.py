@@ -115,6 +115,14 @@ def test_work_that_two_rules_claim_counts_once():
     assert [(f.rule, round(f.gain_ms, 3)) for f in found] == [("large", 0.4), ("small", 0.18)]
 
 
+def test_all_gains_together_are_no_more_than_the_step():
+    case = cpu_case([RecordedOp("aten::mm", 1_000)])
+    several = [Finding(name, "", (), "", gain_ms=ms) for name, ms in (("a", 0.7), ("b", 0.6))]
+    usual = Finding("usual", "", (), "", gain_ms=0.9, ordinary=True)
+    found = settled([usual, *several], case)
+    assert [(f.rule, round(f.gain_ms, 3)) for f in found] == [("a", 0.7), ("b", 0.3), ("usual", 0)]
+
+
 def test_an_empty_case_knows_nothing():
     case = Case()
     assert math.isnan(case.step_ms) and case.rows is None and case.card is None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from steplab.core import Run
+from steplab.core.codec import encode
 from steplab.findings import case_of_run, explain, is_note
 from steplab.store import Store
 from steplab.store.pack import unpack_runs
@@ -87,6 +88,7 @@ def test_nothing_is_found_in_a_clean_twin(museum):
         case = case_of_run(run, museum)
         large = {finding.rule for finding in explain(case) if not is_note(finding, case)}
         assert large <= set(constant(file, "both", ())), file
+        encode(explain(case).record())  # plain numbers, as `explain --json` writes them
 
 
 def test_ranks_are_recorded_with_a_trace_each(museum):

@@ -4,9 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.core import Compilation, Profile, Ran, Recipe, Recompile, Samples
+from steplab.core import Compilation, Dataflow, Profile, Ran, Recipe, Recompile, Samples
+from steplab.core.run import GraphWaste
 from steplab.findings import Case
-from steplab.findings.rules import compiled_not_faster, graph_breaks, other_backend, recompiles
+from steplab.findings.rules import (
+    compiled_not_faster,
+    graph_breaks,
+    other_backend,
+    recompiles,
+    torn_graphs,
+    wasted_in_graph,
+)
 from tests.compare.test_step_tables import make_run
 from tests.findings.steps import RecordedOp, cpu_case, gpu_case, mm, rules
 from tests.trace.traces import op, python, range_
@@ -165,3 +173,42 @@ def test_another_attention_in_a_run_without_a_trace():
     for free in ("auto", "dense_mask"):  # a mask says nothing of the kernel
         asked = replace(with_recipe(1.0, impl={"attention": free}), ran=Ran(attention_ops=ops))
         assert other_backend.RULE(Case(asked)) is None
+
+
+@pytest.mark.parametrize(
+    ("waste", "gain", "said"),
+    [
+        (GraphWaste("n", "net.py:9 (forward)", 0.5, 0.25), 0.5 * 0.6 + 0.25 * 0.4, "multiplied by"),
+        (GraphWaste("o", "net.py:9 (step)", 0.0, 0.5), 0.5 * 0.4, "outputs that nobody reads"),
+        (GraphWaste("u", "", 0.01, 0.01), None, ""),
+    ],
+)
+def test_what_compiled_graphs_compute_for_nothing(waste, gain, said):
+    profile = Profile((0, 1, 1, 1), (), dataflow=Dataflow((), (), "", graphs=(waste,)))
+    run = replace(make_run(ms=1.0), clock=None, profile=profile)
+    done = [mm(64, 64, 64, 600), RecordedOp("triton_poi_fused_add", 400)]
+    case = cpu_case([replace(one, inside="CompiledFunction") for one in done], run)
+    found = wasted_in_graph.RULE(case)
+    assert bool(found) == (gain is not None)
+    if gain:
+        assert found[0].gain_ms == pytest.approx(gain) and said in found[0].claim
+        assert "net.py:9" in found[0].evidence[0]
+
+
+def called(name: str, us: int, **changes) -> RecordedOp:
+    """A compiled region with one operator in it."""
+    region = "Torch-Compiled Region: 0/0"
+    return RecordedOp(name, us, inside=region, line="net.py(4): forward", **changes)
+
+
+def test_elementwise_work_in_several_graphs():
+    piece = called("triton_poi_fused_add", 200)
+    rest = mm(64, 64, 64, 400)
+    found = torn_graphs.RULE(cpu_case([piece, piece, piece, rest]))
+    assert found.stake_ms == pytest.approx(0.6) and found.gain_ms == pytest.approx(0.5 * 0.4)
+    assert "3 compiled graphs" in found.claim and "net.py:4 (forward)" in found.evidence[1]
+    # Products between them, or in them as in blocks of a model, leave nothing to fuse.
+    assert torn_graphs.RULE(cpu_case([piece, rest, piece, rest, piece])) is None
+    block = called("aten::mm", 200)
+    assert torn_graphs.RULE(cpu_case([block, block, block, rest])) is None
+    assert torn_graphs.RULE(cpu_case([piece, rest])) is None

@@ -2,6 +2,7 @@
 
 import pytest
 
+from steplab.core import Finding
 from steplab.findings import is_note
 from steplab.findings.rules import (
     attention_unfused,
@@ -56,6 +57,17 @@ def test_a_cpu_has_no_fused_dropout():
     inside = {"inside": "aten::_scaled_dot_product_attention_math", "outer": outer}
     assert "p is 0.1" in attention_unfused.RULE(cpu_case(by_hand(**inside))).evidence[0]
     assert "no reason" in attention_unfused.RULE(gpu_case(by_hand(**inside))).evidence[0]
+
+
+def test_a_cpu_takes_masks_of_two_or_four_dimensions():
+    def masked(*mask: int) -> Finding:
+        outer = tensors(*[[2, 4, 64, 32]] * 3, list(mask))
+        inside = {"inside": "aten::_scaled_dot_product_attention_math", "outer": outer}
+        return attention_unfused.RULE(cpu_case(by_hand(**inside)))
+
+    assert "attn_mask[None]" in masked(4, 64, 64).remedy
+    assert "3 dimensions" in masked(4, 64, 64).evidence[0]
+    assert "[None]" not in masked(1, 4, 64, 64).remedy
 
 
 def test_remedies_of_attention_keep_the_model():

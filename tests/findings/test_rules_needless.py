@@ -5,16 +5,21 @@ from dataclasses import replace
 import pytest
 
 from steplab.core import Allocation, Dataflow, Memory, Profile, Work
+from steplab.core.run import IdleBuffers
 from steplab.findings import Case
 from steplab.findings.rules import (
     attention_unfused,
     broadcast_blowup,
     constant_rebuilt,
+    copied_over,
     forward_unused,
     fp32_stream,
+    gathered_matrices,
     graph_memory,
+    idle_buffers,
     index_gradient,
     kept_memory,
+    masked_scores,
     padded_batch,
     partly_used,
     product_order,
@@ -118,6 +123,9 @@ def test_fills_of_gradients_of_slices():
     found = zero_fills.RULE(cpu_case([filled] * 50 + [mm(64, 64, 64, 500, FP32)]))
     assert found.gain_ms == pytest.approx(0.5) and "unbind" in found.remedy
     plain = RecordedOp("aten::zero_", 10, args=tensors([4, 512, 64]))
+    # A fill of backward whose operator nobody knows is the gradient of a loss.
+    loss = RecordedOp("aten::fill_", 500, phase="backward")
+    assert zero_fills.RULE(cpu_case([loss, mm(64, 64, 64, 500, FP32)])) is None
     other = zero_fills.RULE(cpu_case([plain] * 50 + [mm(64, 64, 64, 500, FP32)]))
     assert "unbind" not in other.remedy
     assert zero_fills.RULE(cpu_case([plain, mm(64, 64, 64, 500, FP32)])) is None
@@ -154,6 +162,10 @@ def test_tensors_that_outlive_their_step():
     assert kept_memory.RULE(remembered(**{**kept, **small}, device="cuda")) is None
     # Gradients that live on where the last step had none are growth, but nothing is kept.
     first = {**kept, "kept_bytes": 0, "kept": (), "growth_bytes": 2 * GIB}
+    # A queue that every step replaces is there on purpose; one that grows is not.
+    queue = {**kept, "kept_state_bytes": 2 * GIB}
+    assert kept_memory.RULE(remembered(**queue)) is None
+    assert kept_memory.RULE(remembered(**queue, growth_bytes=2 * GIB)) is not None
     assert kept_memory.RULE(remembered(**first)) is None
     # What gloo's threads free, no profiler sees; what a user keeps has a holder.
     ranks = replace(case.run, spec=replace(case.run.spec, ranks=2, device="cpu"))
@@ -231,6 +243,9 @@ def test_activations_of_several_forwards_live_at_once():
     assert found.stake_bytes == 6 * GIB and "4 forward passes" in found.claim
     assert graph_memory.RULE(called(4, 102_000)) == ()  # a backward after the first
     assert graph_memory.RULE(called(2, 800_000)) == ()
+    case = called(4, 800_000)
+    cell = Profile((0, 1, 1, 1), (), dataflow=Dataflow((), (), "", feeds_itself=True))
+    assert graph_memory.RULE(replace(case, run=replace(case.run, profile=cell))) == ()
 
 
 def test_a_backward_that_is_recorded_though_nothing_goes_back_through_it():
@@ -301,10 +316,16 @@ def test_products_whose_rows_are_mostly_zeros():
     profile = Profile((0, 1, 1, 1), (), dataflow=flow)
     run = replace(remembered(device="cpu").run, clock=None, profile=profile)
     done = [mm(512, 64, 1024, 600, line="net.py(5): head"), mm(64, 64, 64, 400)]
-    found = zero_products.RULE(cpu_case(done, run))
+    (found,) = zero_products.RULE(cpu_case(done, run))
     assert found.gain_ms == pytest.approx(0.8 * 0.6) and "net.py:5" in found.evidence[0]
+    # A loss at one position leaves the gradient of all others zero: 5 % of a step, and no fault.
+    short = [replace(done[0], us=60), replace(done[1], us=940)]
+    (brief,) = zero_products.RULE(cpu_case(short, run))
+    assert brief.ordinary and not found.ordinary
     usual = replace(run, profile=replace(profile, dataflow=replace(flow, verdicts="..")))
-    assert zero_products.RULE(cpu_case(done, usual)) is None
+    assert zero_products.RULE(cpu_case(done, usual)) == ()
+    both = replace(run, profile=replace(profile, dataflow=replace(flow, verdicts="8z")))
+    assert len(zero_products.RULE(cpu_case(done, both))) == 2
 
 
 def watched(done: list[RecordedOp], letters: str) -> Case:
@@ -325,8 +346,80 @@ def test_results_of_which_most_is_dropped():
 
 def test_what_is_multiplied_by_zero_is_for_nothing():
     done = [mm(512, 64, 1024, 600, line="net.py(5): aux"), mm(64, 64, 64, 400)]
-    found = unused_work.RULE(watched(done, "n."))
+    (found,) = unused_work.RULE(watched(done, "n."))
     assert found.gain_ms == pytest.approx(0.6) and "multiplied by zero" in found.evidence[0]
+    assert not found.ordinary
+
+
+@pytest.mark.parametrize(("us", "ordinary"), [(60, True), (300, False)])
+def test_a_loop_may_look_at_itself_for_a_tenth_of_the_step(us, ordinary):
+    metric = RecordedOp("aten::mean", us, args=tensors([64, 64]), line="net.py(5): log")
+    (found,) = unused_work.RULE(watched([metric, mm(64, 64, 64, 1000 - us)], "h."))
+    assert found.ordinary == ordinary and "net.py:5 (log)" in found.evidence[1]
+
+
+def test_the_gradient_of_an_input_that_nobody_reads():
+    backward = RecordedOp("aten::convolution_backward", 600, phase="backward", line="net.py(5): f")
+    case = watched([backward, mm(64, 64, 64, 400)], "g.")
+    profile = replace(case.run.profile, setup_lines={"requires_grad": ("net.py:9 (step)",)})
+    (found,) = unused_work.RULE(replace(case, run=replace(case.run, profile=profile)))
+    assert found.gain_ms == pytest.approx(0.3) and "asked for at net.py:9" in found.evidence[0]
+    assert unused_work.RULE(watched([backward, mm(64, 64, 64, 400)], "..")) == ()
+
+
+def test_tensors_that_are_computed_anew_and_copied_over_the_old_ones():
+    size = tensors([512, 512], [512, 512])
+    mean = [RecordedOp("aten::mul", 100, args=size, line="ema.py(5): update")] * 2
+    done = [*mean, RecordedOp("aten::add", 100, args=size), RecordedOp("aten::copy_", 100)]
+    found = copied_over.RULE(watched([*done, mm(64, 64, 64, 600)], "kkkk."))
+    # Nine passes over the weights, where three would do.
+    assert found.gain_ms == pytest.approx(0.4 * (1 - 3 / 9)) and "1 tensors" in found.claim
+    assert "ema.py:5 (update)" in found.evidence[1] and "lerp_" in found.remedy
+    assert copied_over.RULE(watched([*done, mm(64, 64, 64, 600)], ".....")) is None
+
+
+@pytest.mark.parametrize(("letter", "gain"), [("P", 0.4), ("R", 0.8)])
+def test_scores_that_a_mask_leaves_out(letter, gain):
+    name = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    attention = RecordedOp(name, 800, args=tensors([1, 2, 512, 32]), line="net.py(5): attend")
+    found = masked_scores.RULE(watched([attention, mm(64, 64, 64, 200)], f"{letter}."))
+    assert found.gain_ms == pytest.approx(gain * 0.8) and "net.py:5 (attend)" in found.evidence[1]
+    assert "flex" not in found.remedy  # it has no backward on a CPU
+    assert masked_scores.RULE(watched([attention, mm(64, 64, 64, 200)], "..")) is None
+
+
+def test_masked_scores_that_are_stored():
+    scores = mm(512, 32, 512, 300, FP32, batch=2)
+    softmax = RecordedOp("aten::_softmax", 200, args=tensors([2, 512, 512]))
+    rest = mm(64, 64, 64, 500, FP32)
+    found = masked_scores.RULE(watched([scores, softmax, rest], ".R."))
+    assert found.stake_ms == pytest.approx(0.5)  # the product that makes the scores, too
+
+
+@pytest.mark.parametrize(("copies", "found"), [(512, True), (8, False)])
+def test_a_matrix_that_is_copied_for_every_row(copies, found):
+    picked = RecordedOp("aten::index", 300, args=tensors([8, 64, 128]), line="moe.py(5): forward")
+    product = mm(1, 64, 128, 300, FP32, batch=copies, line="moe.py(6): forward")
+    said = gathered_matrices.RULE(cpu_case([picked, product, mm(64, 64, 64, 400, FP32)]))
+    assert (said is not None) == found
+    if said is not None:
+        assert said.stake_ms == pytest.approx(0.6) and "8 matrices are copied to 512" in said.claim
+        assert "moe.py:5 (forward)" in " ".join(said.evidence)
+
+
+@pytest.mark.parametrize("kind", ["unread", "copies"])
+def test_buffers_that_no_step_needs(kind):
+    held = Dataflow((), (), "", buffers=(IdleBuffers("Attention.bias", **{kind: 4 * GIB}),))
+    case = remembered(peak_bytes=10 * GIB, peak_by_kind={})
+    memory = Memory(before=5 * GIB, peak=10 * GIB, reserved=None, total=None, source="")
+    lines = {"register_buffer": ("net.py:5 (__init__)",)}
+    profile = replace(case.run.profile, dataflow=held, setup_lines=lines)
+    found = idle_buffers.RULE(Case(replace(case.run, memory=memory, profile=profile)))
+    assert found.stake_bytes == 4 * GIB and "Attention.bias: 4.00 GiB" in found.evidence[0]
+    assert "registered at net.py:5" in found.evidence[1]
+    assert found.remedy.startswith("drop" if kind == "unread" else "register it once")
+    large = replace(memory, peak=80 * GIB)
+    assert idle_buffers.RULE(Case(replace(case.run, memory=large, profile=profile))) is None
 
 
 def test_weights_that_autocast_casts_again():

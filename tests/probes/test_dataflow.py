@@ -5,18 +5,25 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from steplab.core import Dataflow
 from steplab.core.run import (
     CAST_AGAIN,
     CONSTANT,
+    COPIED_OVER,
+    IDLE_GRADIENT,
     MADE_BEFORE,
+    MASKED,
     NEEDED,
     READ_ONLY,
     ROWS_OF_ZEROS,
     TIMES_ZERO,
+    UNREAD_OUTPUT,
     UNUSED,
     ZEROS,
 )
@@ -102,6 +109,9 @@ def test_what_is_computed_twice_from_the_same_inputs():
     again = verdicts(Loop(lambda x: checkpoint(layer, x, use_reentrant=False)))
     assert again["aten::addmm"] == {NEEDED: 3, MADE_BEFORE: 1}
     assert again["aten::bernoulli_"] == {NEEDED: 1, MADE_BEFORE: 1}
+    # A pass for a metric comes first: it is the one that nothing needs.
+    metric = verdicts(Loop(lambda x: 0 * layer[0](x).sum().item() + layer[0](x)))
+    assert metric["aten::addmm"] == {NEEDED: 3, READ_ONLY: 1}
     twice = verdicts(Loop(lambda x: layer(x) + layer[1](x)))
     assert twice["aten::bernoulli_"] == {NEEDED: 2}  # other random numbers
 
@@ -189,6 +199,15 @@ def test_switches_that_a_part_of_the_step_turns_on():
     assert switches_on({"CUDA_LAUNCH_BLOCKING": "1"}) == ("CUDA_LAUNCH_BLOCKING=1",)
 
 
+def test_modes_that_take_every_operator():
+    def counted(x):
+        with FlopCounterMode(display=False):
+            return torch.relu(x).square().sum(0) + x
+
+    _, switches = watched(Loop(counted))
+    assert switches == {"the mode FlopCounterMode"}
+
+
 def test_padding_of_token_ids():
     table = nn.Embedding(50, 8)
     ids = torch.randint(1, 50, (16, 64))
@@ -206,3 +225,158 @@ def test_a_product_with_rows_of_zeros():
 
     counts = verdicts(Loop(padded))["aten::mm"]
     assert sum(counts[tenths] for tenths in ROWS_OF_ZEROS) == 2  # forward, and the weight
+
+
+def test_a_gate_that_is_written_over_has_been_read():
+    """A recurrent layer adds to each of its gates in place, one after the other."""
+    gates = nn.Linear(8, 24)
+
+    def cell(x):
+        with torch.no_grad():
+            all_gates = gates(x)
+            first, second, third = all_gates.chunk(3, 1)
+            first.sigmoid_()
+            second.sigmoid_()
+        return x + first + second * third
+
+    assert verdicts(Loop(cell))["aten::addmm"] == {NEEDED: 3}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_gradient_of_an_input_that_nobody_reads(asked):
+    conv = nn.Conv2d(3, 4, 3)
+    images = torch.randn(1, 3, 8, 8)
+
+    def convolved(x):
+        return x * conv(images.detach().requires_grad_() if asked else images).mean()
+
+    letter = IDLE_GRADIENT if asked else NEEDED
+    loop = Loop(convolved)
+    loop.optimizer.add_param_group({"params": conv.parameters()})
+    assert verdicts(loop)["aten::convolution_backward"] == {letter: 1}
+
+
+def test_an_average_that_is_computed_anew_and_copied_over():
+    average = nn.Parameter(torch.zeros(8, 8), requires_grad=False)
+
+    def loaded(loop):
+        with torch.no_grad():
+            average.copy_(0.9 * average + 0.1 * loop.first.weight)
+
+    def moved(loop):
+        with torch.no_grad():
+            average.lerp_(loop.first.weight, 0.1)
+
+    found = verdicts(Loop(after=loaded))
+    assert found["aten::copy_"] == {COPIED_OVER: 1} and found["aten::add"][COPIED_OVER] == 1
+    assert found["aten::mul"][COPIED_OVER] == 2
+    assert all(set(counts) == {NEEDED} for counts in verdicts(Loop(after=moved)).values())
+
+
+@pytest.mark.parametrize(("window", "letter"), [(32, MASKED[2]), (90, MASKED[1]), (512, NEEDED)])
+@pytest.mark.parametrize("fused", [True, False])
+def test_scores_that_a_mask_leaves_out(window, letter, fused):
+    """A window of 512 is the causal mask, which leaves out half."""
+    behind = torch.arange(512)[:, None] - torch.arange(512)
+    mask = (behind >= 0) & (behind < window)
+    project = nn.Linear(8, 512)
+
+    def attended(x):
+        q = project(x).mean(0).view(1, 1, 512, 1)
+        if fused:
+            return x + F.scaled_dot_product_attention(q, q, q, attn_mask=mask).mean()
+        return x + ((q @ q.mT).masked_fill(~mask, -1e9).softmax(-1) @ q).mean()
+
+    name = "aten::_scaled_dot_product_flash_attention_for_cpu" if fused else "aten::_softmax"
+    assert verdicts(Loop(attended))[name] == {letter: 1}
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(256, 256).tril())
+
+
+def test_buffers_that_nothing_reads_or_that_equal_another():
+    one, other, unread = Masked(), Masked(), Masked()
+    found, _ = watched(Loop(lambda x: x + one.mask[:4, :8] + other.mask[:4, :8]))
+    (buffers,) = [b for b in found.buffers if b.name == "Masked.mask"]
+    assert buffers.unread == unread.mask.nbytes and buffers.copies == other.mask.nbytes
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_cell_that_is_called_on_its_own_results(recurrent):
+    cell = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+    def called(x):
+        results = [x]
+        for _ in range(3):
+            results.append(cell(results[-1] if recurrent else x))
+        return sum(results)
+
+    assert watched(Loop(called))[0].feeds_itself == recurrent
+
+
+def compiled(function):
+    """Compile quickly: what is watched is the code, whatever the backend makes of it."""
+    return torch.compile(function, backend="eager")
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_values_are_followed_through_compiled_code():
+    layer = nn.Linear(8, 8)
+
+    def weighed(weight: float) -> Dataflow:
+        branch = compiled(lambda x: x + weight * torch.tanh(layer(x)).square().mean())
+        loop = Loop(branch)
+        if trained:
+            loop.optimizer.add_param_group({"params": layer.parameters()})
+        return watched(loop)[0]
+
+    trained = False
+    assert [one.verdict for one in weighed(0.5).graphs] == [UNUSED]  # its gradients
+    trained = True
+    assert weighed(0.5).graphs == ()
+    found = weighed(0.0)
+    (waste,) = found.graphs
+    assert waste.verdict == TIMES_ZERO and waste.flops == 1.0 and 0.5 < waste.bytes < 1
+    assert "test_dataflow.py" in waste.line
+    # What is compiled is no part of the rest: two layers, and one update of four tensors.
+    assert "aten::tanh" not in found.names and set(found.verdicts) == {NEEDED}
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("reads", [False, True])
+def test_outputs_of_compiled_code_that_nobody_reads(reads):
+    @compiled
+    def both(x):
+        squares = x.square()
+        return (x + squares).tanh(), squares
+
+    def taken(x):
+        result, squares = both(x)
+        return result + squares if reads else result
+
+    graphs = watched(Loop(taken))[0].graphs
+    assert [one.verdict for one in graphs] == ([] if reads else [UNREAD_OUTPUT])
+    if not reads:
+        assert "(taken)" in graphs[0].line and graphs[0].bytes == 3 / 6
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_what_nothing_reads_inside_a_graph_a_compiler_drops():
+    @compiled
+    def careful(x):
+        x.square().norm()
+        return x.tanh()
+
+    assert watched(Loop(careful))[0].graphs == ()

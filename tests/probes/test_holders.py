@@ -7,7 +7,7 @@ import torch
 
 from steplab.estimate.counted import count
 from steplab.parallel.world import leave
-from steplab.probes.holders import holding_places
+from steplab.probes.holders import holding_places, plain_addresses
 from tests.estimate.specs import H200, spec_of
 
 OF_THE_MODULE = []
@@ -71,3 +71,13 @@ def test_shards_without_data_that_an_estimate_left_behind_hold_nothing():
         assert names(torch.ones(9)) == set()
     finally:
         gc.enable()
+
+
+def test_tensors_without_a_graph_hold_their_memory_plainly():
+    queue, weight = torch.ones(100), torch.ones(101, requires_grad=True)
+    output = (2 * weight).exp()
+    shown = output.detach()  # its memory is the output's, and that has a graph
+    stands_for_another = torch._to_functional_tensor(torch.ones(2))
+    assert address(queue) in plain_addresses() and address(shown) not in plain_addresses()
+    del output
+    assert address(shown) in plain_addresses() and stands_for_another is not None

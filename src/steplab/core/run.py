@@ -371,6 +371,8 @@ class MemoryTimeline:
     growth_bytes: int = 0  # held at the end of the step and not at its beginning
     # Allocated in the step, still held at its end, and no weight, gradient, state or batch.
     kept_bytes: int = 0
+    # Of these, plain tensors that a variable holds and the next step replaces: a queue, a state.
+    kept_state_bytes: int = 0
     kept: tuple[Allocation, ...] = ()  # largest first, at most 20
     kept_by: tuple[
         str, ...
@@ -386,6 +388,7 @@ class OptimizerShape:
     tensors: int
 
 
+MODE = "the mode "  # how the switch begins that stands for a mode of torch
 # What became of an operator's result; the first that holds.
 UNUSED = "u"  # nothing that outlives the step came from it
 READ_ONLY = "h"  # only the host read it, or somebody holds it: a metric, a log
@@ -396,18 +399,47 @@ CAST_AGAIN = "w"  # a cast of what is older than the step, a weight, that the st
 CAST_BACK = "b"  # a cast of what a cast had made: to a dtype and back
 ZEROS = "z"  # a product with a factor that is nearly all zeros
 PARTLY_USED = "VWXYZ"  # so many tenths of the result nobody reads: 5, 6, 7, 8, 9
+IDLE_GRADIENT = "g"  # of the gradients that it computes, the input's is read by nobody
+COPIED_OVER = "k"  # made anew element by element, then copied over what is older than the step
+UNREAD_OUTPUT = "o"  # of a compiled graph: it returns what nobody reads
+MASKED = "PQR"  # attention of which a mask leaves out so many tenths of the scores: 7, 8, 9
 ROWS_OF_ZEROS = "6789"  # a product of which so many tenths of the rows are zeros
 NEEDED = "."
 
 
 @dataclass(frozen=True)
+class IdleBuffers:
+    """The buffers of one class of modules that a step could do without."""
+
+    name: str  # "Attention.bias"
+    unread: int = 0  # bytes of those that no operator reads
+    copies: int = 0  # bytes of those that equal another one
+
+
+@dataclass(frozen=True)
+class GraphWaste:
+    """What compiled graphs compute for nothing, and why: one verdict."""
+
+    verdict: str
+    line: str  # that computes most of it, or calls the graph; "": unknown
+    flops: float  # share of the FLOPs of all compiled graphs
+    bytes: float  # share of what their operators read and write
+
+
+@dataclass(frozen=True)
 class Dataflow:
-    """What the operators of one step are for, in the order in which they ran; views left out."""
+    """What the operators of one step are for, in the order in which they ran; views left out.
+
+    Those inside compiled graphs are in `graphs` only.
+    """
 
     names: tuple[str, ...]  # distinct: "aten::mm"
     ops: tuple[int, ...]  # the number in `names` of each
     verdicts: str  # one letter each, from UNUSED to NEEDED
     padding: float = 0.0  # share of the token ids that repeat the last of their row to its end
+    buffers: tuple[IdleBuffers, ...] = ()
+    graphs: tuple[GraphWaste, ...] = ()  # of compiled code, the most first
+    feeds_itself: bool = False  # a model is called again and again on its own results
 
 
 @dataclass(frozen=True)
@@ -424,16 +456,18 @@ class Profile:
     budget: Budget | None = None
     memory: MemoryTimeline | None = None
     updated_weights: int | None = None  # by each step; None: unknown, or none is updated
-    dataflow: Dataflow | None = None  # None: compiled, replayed, or not looked at
-    # Switches of torch that cost time and were on while the step ran: "anomaly mode".
+    dataflow: Dataflow | None = None  # None: of several ranks, or not looked at
+    # Switches of torch that cost time and were on while the step ran: "anomaly mode", or modes
+    # that took every operator: "the mode FlopCounterMode".
     switches: tuple[str, ...] = ()
     optimizers: tuple[OptimizerShape, ...] = ()  # all that are alive in the process
+    default_optimizer: bool = False  # the user's model brings none: AdamW as torch has it
     graph_pools: tuple[int, ...] = ()  # bytes of each pool that only CUDA graphs use
     # What torch.compile was given (classes of modules), where nothing has been compiled.
     never_compiled: tuple[str, ...] = ()
     # Lines of the user's files that turn a switch on ("anomaly mode"), make an optimizer
     # ("AdamW"), its groups ("params") or embeddings ("Embedding"), or write "torch.compile", a
-    # debugging "backend", "retain_graph" or "create_graph".
+    # debugging "backend", "retain_graph", "create_graph", "requires_grad" or "register_buffer".
     setup_lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 

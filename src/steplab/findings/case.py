@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -107,6 +107,18 @@ class Case:
         return float(np.median(spent.within(*borders(steps)))) / 1e6
 
     @property
+    def collector_ms(self) -> float:
+        """Milliseconds per step in Python's garbage collector; 0 where nobody counted."""
+        clock = self.run.clock if self.run is not None else None
+        return clock.collector_ms or 0.0 if clock is not None else 0.0
+
+    @property
+    def contended(self) -> bool:
+        """Whether others used the machine so much that the host's times show it."""
+        clock = self.run.clock if self.run is not None else None
+        return clock is not None and bool(clock.contention)
+
+    @property
     def switches(self) -> tuple[str, ...]:
         """The switches for debugging that were on while the step ran."""
         return self.run.profile.switches if self.run is not None and self.run.profile else ()
@@ -150,16 +162,25 @@ class Case:
         return idle["launch"][:-1]
 
     def silent_lines(self, *causes: str) -> list[tuple[str, float]]:
-        """Lines that ran in those silences, with the ms per step of each, most first."""
+        """Lines that ran in those silences, with the ms per step of each, most first.
+
+        The median of the profiled steps: a busy machine takes the host away at another line in
+        every step, and what the code does comes again.
+        """
         if self.analysis is None or self.rows is None:
             return []
         silences, labels = self.analysis.silences, self.analysis.work.labels
-        spent: Counter[str] = Counter()
+        spent: dict[str, Counter[int]] = defaultdict(Counter)
         for row in np.flatnonzero(silences.idle):
             if labels[silences.cause[row]] in causes:
-                spent[labels[silences.line[row]]] += silences.idle[row] / 1e6
-        per_step = self.rows.scale / max(len(self.analysis.windows), 1)
-        return [(line, ms * per_step) for line, ms in spent.most_common()]
+                line = labels[silences.line[row]]
+                spent[line][int(silences.step[row])] += int(silences.idle[row])
+        steps = [step.number for step in self.analysis.budget.worked]
+        lines = [
+            (line, statistics.median_low([each[step] for step in steps]) / 1e6 * self.rows.scale)
+            for line, each in spent.items()
+        ]
+        return sorted(((line, ms) for line, ms in lines if ms), key=lambda one: -one[1])
 
     @property
     def launch_wait_ms(self) -> float:

@@ -11,6 +11,8 @@ from steplab.core import Finding
 from steplab.findings.case import Case
 from steplab.findings.rows import Mask
 
+NOTHING = 0.1  # of the work that a finding claims: the rest has been told by another
+
 
 @dataclass(frozen=True)
 class Claim(Finding):
@@ -23,10 +25,11 @@ def settled(found: Iterable[Finding], case: Case) -> list[Finding]:
     """Return the findings with gains that are possible together.
 
     Of work that several claim, the largest gain takes all, and the others keep what is left; a
-    finding that keeps nothing is dropped. None takes more than the step.
+    finding that keeps nothing is dropped. All gains together are no more than the step.
     """
     taken: Mask | None = None
     kept = []
+    left = case.step_ms
     # What every eager step pays claims nothing that a fault explains.
     for finding in sorted(found, key=lambda one: (one.ordinary, -(_ms(one) or 0.0))):
         share = 1.0
@@ -35,20 +38,23 @@ def settled(found: Iterable[Finding], case: Case) -> list[Finding]:
             whole = case.rows.ms(finding.work)
             share = case.rows.ms(finding.work & ~taken) / whole if whole else 1.0
             taken = taken | finding.work
-        if share > 0:
-            kept.append(_part_of(finding, share, case.step_ms))
+        if share > NOTHING:
+            part = _part_of(finding, share, case.step_ms, left)
+            kept.append(part)
+            left -= part.gain_ms or 0.0
     return kept
 
 
-def _part_of(finding: Finding, share: float, step_ms: float) -> Finding:
-    """Return a plain finding with a share of the stakes, none above the step."""
+def _part_of(finding: Finding, share: float, step_ms: float, left_ms: float) -> Finding:
+    """Return a plain finding with a share of the stakes, and a gain of what is left of the step."""
     plain = Finding(**{f.name: getattr(finding, f.name) for f in fields(Finding)})
 
-    def cut(ms: float | None) -> float | None:
+    def cut(ms: float | None, most: float) -> float | None:
         # min with NaN, a step of unknown length, keeps the first.
-        return None if ms is None else min(ms * share, step_ms)
+        return None if ms is None else min(ms * share, most)
 
-    return replace(plain, stake_ms=cut(finding.stake_ms), gain_ms=cut(finding.gain_ms))
+    stake, gain = cut(finding.stake_ms, step_ms), cut(finding.gain_ms, left_ms)
+    return replace(plain, stake_ms=stake, gain_ms=gain)
 
 
 def _ms(finding: Finding) -> float | None:

@@ -1,7 +1,7 @@
 """Verdicts about the work of a trace: what the operators behind it are for, as the Run recorded it.
 
 The operators of the watched step are found again in the trace by name and order: a longest common
-subsequence of both. What ran inside one belongs to it.
+subsequence of both. What ran inside one belongs to it; compiled graphs are left out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from steplab.core import Dataflow
 from steplab.findings.rows import Rows
 from steplab.trace.budget import data_ranges
+from steplab.trace.compiled import COMPILED
 from steplab.trace.events import Ints, Trace
 from steplab.trace.spans import nest
 from steplab.trace.windows import step_windows
@@ -50,6 +51,8 @@ def _found(trace: Trace, dataflow: Dataflow) -> Ints:
     inside = (ops.start >= window.start) & (ops.start < window.end)
     inside &= data_ranges(trace).within(ops.start, ops.start + 1) == 0
     inside &= trace.named(ops, lambda name: _plain(name) in plain)
+    graphs = nest(ops, trace.named(ops, lambda name: name.startswith(COMPILED)))
+    inside &= graphs.innermost(ops.thread, ops.start) < 0
     # What runs inside an operator, the watcher does not see.
     rows = np.flatnonzero(inside & (nest(ops, inside).parents() < 0))
     there = [_plain(trace.text(code)) for code in ops.name[rows].tolist()]

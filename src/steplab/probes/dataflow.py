@@ -3,13 +3,15 @@
 Every operator reads values and makes new ones. Going back from what outlives the step (weights,
 optimizer state, buffers) finds the operators that it is for; numbering values by the operator and
 the numbers of its inputs finds those that compute what was computed before. No value is read, save
-samples of the factors of matrix products.
+samples of the factors of matrix products and of masks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,13 +21,17 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from steplab.core import Dataflow
 from steplab.core.run import (
     CAST_AGAIN,
     CAST_BACK,
     CONSTANT,
+    COPIED_OVER,
+    IDLE_GRADIENT,
     MADE_BEFORE,
+    MASKED,
     NEEDED,
     PARTLY_USED,
     READ_ONLY,
@@ -33,18 +39,26 @@ from steplab.core.run import (
     UNUSED,
     ZEROS,
 )
+from steplab.probes.compilation import graph_count
+from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls, running_line
+from steplab.probes.graph_waste import Borders, graph_waste
+from steplab.probes.idle_buffers import idle_buffers
 from steplab.probes.known_tensors import HeldTensors, held_tensors
+from steplab.probes.model_calls import feeds_itself, model_calls
 from steplab.probes.probe import Subject
-from steplab.probes.switches import switches_on
+from steplab.probes.switches import modes_around, switches_on
+from steplab.probes.value_graph import (
+    FILLS,
+    WatchedOp,
+    behind,
+    constants,
+    copied_over,
+    repeated,
+)
+from steplab.probes.value_samples import EMPTY_ROWS, masked_share, padded_share, zero_shares
 
 CAST = "aten::_to_copy"
 HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
-# What fills memory with one number: it is no work that could have been kept.
-FILLS = frozenset(
-    f"aten::{name}"
-    for name in "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros "
-    "new_ones new_full new_empty fill_ zero_ empty_strided new_empty_strided scalar_tensor".split()
-)
 FACTORS_ONLY = frozenset(f"aten::{name}" for name in ("mul", "mm", "bmm"))
 LINEAR = frozenset(
     f"aten::{name}" for name in "sum mean neg div clone copy _to_copy contiguous cumsum".split()
@@ -55,24 +69,30 @@ RECTIFIERS = frozenset(
     f"aten::{name}" for name in ("relu", "relu_", "threshold_backward", "clamp", "clamp_min")
 )
 LARGE_PRODUCT = 2**24  # multiply-adds from which the factors of a product are looked at
-SAMPLED = 4096  # elements of a factor
 MOSTLY_ZERO = 0.95  # of a sample; ReLU leaves half, a one-hot factor one in hundreds
-EMPTY_ROWS = 0.6  # of the rows; a capacity of twice the fair share leaves half of them empty
-SAMPLED_ROWS = 256
 MOST_OPS = 200_000
+LOOKED_AT = 4  # operators, of which one is asked for the modes around it
 LEAST_IDS = 256  # of a batch whose padding is worth a look
 
 
 def record_dataflow(subject: Subject) -> tuple[Dataflow | None, set[str]]:
     """Run one more step; return what its operators are for and the switches that were on.
 
-    None if there are too many operators. The step must run op by op: neither compiled nor replayed.
+    None if there are too many operators. Compiled code runs as it is written; a step that replays
+    a CUDA graph cannot be watched.
     """
     batches = next(subject.feed)
-    watcher = _Watcher(held_tensors())
-    with watcher:
+    calls = CompiledCalls()
+    watcher = _Watcher(held_tensors(), calls)
+    with (
+        calls.run_eagerly() if graph_count() else contextlib.nullcontext(),
+        model_calls(lambda: len(watcher.seen.ops)) as models,
+        watcher,
+    ):
         output = subject.step(batches)
     found = watcher.result()
+    if found is not None:
+        found = replace(found, feeds_itself=feeds_itself(watcher.seen.ops, models))
     del output  # what it holds was alive until now
     return found, watcher.switches
 
@@ -89,21 +109,6 @@ class _Value:
 
 
 @dataclass
-class _Op:
-    """One operator that did something."""
-
-    name: str
-    needs: tuple[int, ...]  # the operators that wrote what it reads
-    not_zero: tuple[int, ...] = ()  # those of them whose results are not known to be zero
-    lasts: bool = False  # writes what outlives the step
-    read_by_host: bool = False
-    again: bool = False
-    constant: bool = False
-    zeros: str = ""  # ZEROS, or tenths of the rows
-    casts_back: bool = False
-
-
-@dataclass
 class _Read:
     """What was read of a result: the elements of all views of it that differ."""
 
@@ -114,10 +119,9 @@ class _Read:
 
 @dataclass
 class _Seen:
-    """The operators so far, and all numbers that were made."""
+    """The operators so far, and what the batch looks like."""
 
-    ops: list[_Op] = field(default_factory=list)
-    numbers: set[int] = field(default_factory=set)
+    ops: list[WatchedOp] = field(default_factory=list)
     padding: float = 0.0
 
 
@@ -126,9 +130,12 @@ class _Watcher(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, held: HeldTensors) -> None:
+    def __init__(self, held: HeldTensors, calls: CompiledCalls) -> None:
         super().__init__()
         self.held = held
+        self.calls = calls
+        self.borders = Borders()
+        self.by_sequence: dict[int, int] = {}  # operators of forward by autograd's number
         self.values: dict[int, _Value] = {}
         self.storages: dict[int, StorageWeakRef] = {}  # keeps their numbers from being used again
         self.seen = _Seen()
@@ -143,8 +150,10 @@ class _Watcher(TorchDispatchMode):
         """Run the operator, then note what it read and wrote."""
         given = dict(kwargs or {})
         self.switches.update(switches_on())  # a part of the step may switch them on
+        if len(self.seen.ops) % LOOKED_AT == 0:
+            self.switches.update(modes_around(self))
         before = _random_state(func, args) if _is_random(func) else None
-        zeros = self._zeros_multiplied(func, args)
+        zeros = self._zeros_multiplied(func, args) or _masked_tenths(func, args, given)
         out = func(*args, **given)
         if len(self.seen.ops) < MOST_OPS:
             if isinstance(func, OpOverload):
@@ -158,14 +167,31 @@ class _Watcher(TorchDispatchMode):
         ops = self.seen.ops
         if len(ops) >= MOST_OPS or not any(op.lasts for op in ops):
             return None
-        for_update = _behind(ops, (i for i, op in enumerate(ops) if op.lasts))
+        kept = self._still_held()
+        verdicts = self._verdicts(ops, kept)
+        alone = [i for i, op in enumerate(ops) if op.call == OUTSIDE]
+        names = {name: i for i, name in enumerate(dict.fromkeys(ops[i].name for i in alone))}
+        self._look_at_outputs(kept)
+        return Dataflow(
+            tuple(names),
+            tuple(names[ops[i].name] for i in alone),
+            "".join(verdicts[i] for i in alone),
+            self.seen.padding,
+            idle_buffers(self.values.keys()),
+            graph_waste(ops, verdicts, self.calls, self.borders),
+        )
+
+    def _verdicts(self, ops: list[WatchedOp], kept: set[int]) -> str:
+        """Return a letter for each operator. `kept`: storages of results that somebody holds."""
+        for_update = behind(ops, (i for i, op in enumerate(ops) if op.lasts))
         without_zeros = [replace(op, needs=op.not_zero) for op in ops]
-        in_earnest = _behind(without_zeros, (i for i, op in enumerate(ops) if op.lasts))
-        read, held = {i for i, op in enumerate(ops) if op.read_by_host}, self._still_held()
-        for_host = _behind(ops, read | held)
-        constant = _constants(ops)
-        names = {name: i for i, name in enumerate(dict.fromkeys(op.name for op in ops))}
-        verdicts = "".join(
+        in_earnest = behind(without_zeros, (i for i, op in enumerate(ops) if op.lasts))
+        read = {i for i, op in enumerate(ops) if op.read_by_host}
+        held = {self.values[key].writer for key in kept}
+        for_host = behind(ops, read | held)
+        constant, copied = constants(ops), copied_over(ops, held)
+        again = repeated(ops, for_update)
+        return "".join(
             (READ_ONLY if i in for_host else UNUSED)
             if i not in for_update
             else TIMES_ZERO
@@ -173,19 +199,34 @@ class _Watcher(TorchDispatchMode):
             else CONSTANT
             if i in constant
             else (CAST_AGAIN if op.name == CAST and not op.needs else MADE_BEFORE)
-            if op.again
+            if i in again
             else op.zeros
             if op.zeros
             else CAST_BACK
             if op.casts_back
+            else COPIED_OVER
+            if i in copied
+            else IDLE_GRADIENT
+            if op.input_gradient is not None and self._is_idle(i, op.input_gradient, kept)
             else self._partly_used(i, op.name)
             if i not in held
             else NEEDED
             for i, op in enumerate(ops)
         )
-        return Dataflow(
-            tuple(names), tuple(names[op.name] for op in ops), verdicts, self.seen.padding
-        )
+
+    def _look_at_outputs(self, kept: set[int]) -> None:
+        """Note who made the outputs of compiled code, and which of them somebody holds."""
+        for output in self.calls.outputs:
+            value = self.values.get(output.storage)
+            writer = value.writer if value is not None else -1
+            if writer >= 0 and self.seen.ops[writer].call == output.call:
+                self.borders.makers[output.storage] = writer
+        self.borders.read |= kept
+
+    def _is_idle(self, index: int, storage: int, kept: set[int]) -> bool:
+        """Whether a gradient of an input was read by nobody and is not held by anybody."""
+        made = self.read[index].get(storage)  # None: it is an input of the operator
+        return made is not None and not made.seen and storage not in kept
 
     def _partly_used(self, index: int, name: str) -> str:
         """Return the letter for the tenths of a result that nobody reads, from a half on."""
@@ -197,11 +238,11 @@ class _Watcher(TorchDispatchMode):
         return PARTLY_USED[tenths - 5] if 5 <= tenths <= 9 else NEEDED
 
     def _still_held(self) -> set[int]:
-        """Return the operators whose results somebody holds; gradients that nobody uses are not."""
+        """Return the storages of results that somebody holds, but gradients that nobody uses."""
         held = {key for key, storage in self.storages.items() if not storage.expired()}
         idle = held_tensors().idle_gradients
         return {
-            value.writer
+            key
             for key, value in self.values.items()
             if key in held and value.writer >= 0 and key not in idle
         }
@@ -222,8 +263,10 @@ class _Watcher(TorchDispatchMode):
         if not made and not written and not to_host:
             return  # a view
         sources = [self._value(tensor) for tensor in inputs]
+        call, forward = self._compiled_place()
         for tensor, value in zip(inputs, sources, strict=True):
             self._note_read(tensor, value.writer)
+            self._note_border(tensor, value.writer, call)
         fresh = name in OVERWRITES and _covers(args[0])
         if fresh:
             sources = sources[1:]
@@ -232,29 +275,44 @@ class _Watcher(TorchDispatchMode):
             (name, _plain_arguments(args, kwargs), random, *map(self._key, inputs[fresh:]))
         )
         constant = random is None and all(value.constant for value in sources)
-        op = _Op(
+        op = WatchedOp(
             name,
             tuple({value.writer for value in sources if value.writer >= 0}),
             tuple({value.writer for value in sources if value.writer >= 0 and not value.zero}),
             lasts=any(map(self._outlives, written)),
             read_by_host=to_host,
-            # Without an input there is nothing to keep but a table of numbers; see _constants.
-            again=bool(sources) and name not in FILLS and number in self.seen.numbers,
+            number=number,
+            # Without an input there is nothing to keep but a table of numbers; see constants.
+            may_repeat=bool(sources) and name not in FILLS,
             constant=constant,
             zeros=zeros,
             casts_back=self._casts_back(name, sources, outputs),
+            elementwise=torch.Tag.pointwise in func.tags,
+            covers_older=fresh and self._copies_over(inputs),
+            input_gradient=_storage(outputs[0]) if _could_leave_out(func, args, out) else None,
         )
+        if call != OUTSIDE:
+            op.call, op.forward, op.line = call, forward, self._line(forward)
+            op.flops = _flops(func, args, kwargs, out)
+            op.bytes = sum(map(_bytes, (*inputs, *made)))
+        for needed in op.needs:
+            self.seen.ops[needed].readers += 1
         self.seen.ops.append(op)
-        self.seen.numbers.add(number)
         if name == CAST:
             self.cast_from[index] = inputs[0].dtype
         zero = _is_zero(name, args, [value.zero for value in sources])
         for place, tensor in enumerate((*made, *written)):
-            old = self.values.get(_storage(tensor))
-            outside = old is not None and old.outside
-            self._set(tensor, _Value(hash((number, place)), index, constant, zero, outside))
-            # Its own elements: a storage may be larger than what is in it.
-            self.read.setdefault(index, {})[_storage(tensor)] = _Read(tensor.numel())
+            self._note_write(tensor, _Value(hash((number, place)), index, constant, zero))
+
+    def _note_write(self, tensor: Tensor, value: _Value) -> None:
+        old, storage = self.values.get(_storage(tensor)), _storage(tensor)
+        if old is not None:
+            value.outside = old.outside
+            if not _covers(tensor):
+                self._lose_sight(old.writer, storage)
+        self._set(tensor, value)
+        # Its own elements: a storage may be larger than what is in it.
+        self.read.setdefault(value.writer, {})[storage] = _Read(tensor.numel())
 
     def _note_read(self, tensor: Tensor, writer: int) -> None:
         one = self.read.get(writer, {}).get(_storage(tensor))
@@ -263,6 +321,46 @@ class _Watcher(TorchDispatchMode):
             one.views.add(view)
             one.seen += _distinct(tensor)
 
+    def _compiled_place(self) -> tuple[int, int | None]:
+        """Return the call of compiled code that runs, and in backward the forward's operator."""
+        if not self.calls.followed:
+            return OUTSIDE, None
+        node = torch._C._current_autograd_node()
+        if node is not None and self.calls.current == OUTSIDE:
+            forward = self.by_sequence.get(node._sequence_nr())
+            return (OUTSIDE if forward is None else self.seen.ops[forward].call), forward
+        # The node of an operator has its number before the operator runs.
+        number = torch._C._autograd._get_sequence_nr() - 1
+        self.by_sequence.setdefault(number, len(self.seen.ops))
+        return self.calls.current, None
+
+    def _line(self, forward: int | None) -> str:
+        return self.seen.ops[forward].line if forward is not None else running_line(sys._getframe())
+
+    def _note_border(self, tensor: Tensor, writer: int, call: int) -> None:
+        made_in = self.seen.ops[writer].call if writer >= 0 else OUTSIDE
+        if made_in != call:
+            if call != OUTSIDE:
+                self.borders.entered[_storage(tensor)] = _bytes(tensor)
+            if made_in != OUTSIDE:
+                self.borders.read.add(_storage(tensor))
+
+    def _lose_sight(self, writer: int, storage: int) -> None:
+        """Take a result for read: a part of it is written over, and the rest has a new writer."""
+        one = self.read.get(writer, {}).get(storage)
+        if one is not None:
+            one.seen = one.elements
+
+    def _copies_over(self, inputs: list[Tensor]) -> bool:
+        """Whether a copy puts a new tensor of the same dtype over one that is older."""
+        target, *source = inputs
+        return (
+            len(source) == 1
+            and source[0].dtype == target.dtype
+            and self._value(target).outside
+            and not self._value(source[0]).outside
+        )
+
     def _note_opaque(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Note an operator whose values cannot be followed: sparse ones, or of a higher order."""
         index = len(self.seen.ops)
@@ -270,7 +368,7 @@ class _Watcher(TorchDispatchMode):
         for tensor, value in zip(filter(_is_plain, inputs), values, strict=True):
             self._note_read(tensor, value.writer)
         needs = {value.writer for value in values if value.writer >= 0}
-        self.seen.ops.append(_Op(name, tuple(needs), lasts=True))
+        self.seen.ops.append(WatchedOp(name, tuple(needs), lasts=True))
         for place, tensor in enumerate(filter(_is_plain, outputs)):
             self._set(tensor, _Value(hash((index, place, "opaque")), index))
 
@@ -325,7 +423,7 @@ class _Watcher(TorchDispatchMode):
         if value.writer < 0 or self._made_by(value) in RECTIFIERS:  # a weight, or a learned zero
             return 0.0, 0.0
         if value.number not in self.sampled:
-            self.sampled[value.number] = _zeros_in_sample(tensor)
+            self.sampled[value.number] = zero_shares(tensor)
         return self.sampled[value.number]
 
     def _made_by(self, value: _Value) -> str:
@@ -337,33 +435,7 @@ class _Watcher(TorchDispatchMode):
 
     def _look_at_ids(self, name: str, args: Any) -> None:
         if name == "aten::embedding" and args[1].dim() == 2 and args[1].numel() >= LEAST_IDS:
-            self.seen.padding = max(self.seen.padding, _padded_share(args[1]))
-
-
-def _behind(ops: list[_Op], ends: Iterable[int]) -> set[int]:
-    """Return the operators that these need, themselves included."""
-    found: set[int] = set()
-    waiting = list(ends)
-    while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found.add(one)
-            waiting.extend(ops[one].needs)
-    return found
-
-
-def _constants(ops: list[_Op]) -> set[int]:
-    """Return the operators that make the same in every step; fills only for others of them."""
-    users: dict[int, list[int]] = {}
-    for index, op in enumerate(ops):
-        for needed in op.needs:
-            users.setdefault(needed, []).append(index)
-    found: set[int] = set()
-    for index in reversed(range(len(ops))):
-        fills = ops[index].name in FILLS
-        if ops[index].constant and (not fills or set(users.get(index, ())) <= found != set()):
-            found.add(index)
-    return {i for i in found if ops[i].name not in FILLS or set(users.get(i, ())) <= found}
+            self.seen.padding = max(self.seen.padding, padded_share(args[1]))
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -409,6 +481,31 @@ def _is_zero(name: str, args: Any, zeros: list[bool]) -> bool:
     return linear and bool(zeros) and zeros[0]
 
 
+def _masked_tenths(func: Any, args: Any, kwargs: Any) -> str:
+    """Return the letter for the tenths of scores that a mask leaves out, from seven on."""
+    if not isinstance(func, OpOverload) or not all(map(_is_plain, _tensors((args, kwargs)))):
+        return ""
+    tenths = min(9, int(10 * masked_share(func, args, kwargs) + 1e-9))
+    return MASKED[tenths - 7] if tenths >= 7 else ""
+
+
+def _could_leave_out(func: OpOverload, args: Any, out: Any) -> bool:
+    """Whether an operator of backward was asked for the gradient of its input among others."""
+    masks = [n for n, a in enumerate(func._schema.arguments) if a.name == "output_mask"]
+    asked: list[bool] = list(args[masks[0]]) if masks and masks[0] < len(args) else []
+    several = sum(asked) > 1 and asked[0]
+    return several and isinstance(out, tuple) and isinstance(out[0], Tensor)
+
+
+def _flops(func: OpOverload, args: Any, kwargs: Any, out: Any) -> int:
+    count = flop_registry.get(func._overloadpacket)
+    return int(count(*args, **kwargs, out_val=out)) if count is not None else 0
+
+
+def _bytes(tensor: Tensor) -> int:
+    return _distinct(tensor) * tensor.element_size()
+
+
 def _distinct(tensor: Tensor) -> int:
     """Return the elements of a storage that a tensor shows; an expanded one shows each once."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -436,22 +533,3 @@ def _random_state(func: OpOverload, args: Any) -> object:
         return host
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     return host, generator.initial_seed(), generator.get_offset()
-
-
-def _zeros_in_sample(tensor: Tensor) -> tuple[float, float]:
-    """Return the share of zeros, and that of rows or columns of zeros, at random places."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        places = [torch.randint(size, (SAMPLED,)).to(tensor.device) for size in tensor.shape]
-        zeros = float((tensor[tuple(places)] == 0).float().mean())
-        if zeros < EMPTY_ROWS:
-            return zeros, 0.0
-        *batch, row, column = (place[:SAMPLED_ROWS] for place in places)
-        rows = (tensor[(*batch, row)] == 0).all(-1)
-        columns = (tensor.transpose(-2, -1)[(*batch, column)] == 0).all(-1)
-        return zeros, max(float(rows.float().mean()), float(columns.float().mean()))
-
-
-def _padded_share(ids_BT: Tensor) -> float:
-    """Return the share of tokens that repeat the last one of their row up to its end."""
-    repeated = (ids_BT == ids_BT[:, -1:]).flip(1).cumprod(1)[:, 1:]
-    return float(repeated.float().mean())

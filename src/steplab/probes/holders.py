@@ -38,6 +38,13 @@ def holding_places(addresses: Collection[int]) -> tuple[str, ...]:
     )
 
 
+def plain_addresses() -> set[int]:
+    """Return the addresses of memory that only tensors without a graph hold, of all in Python."""
+    tensors = [tensor for tensor in _tensors() if _has_memory(tensor)]
+    graphs = {_address(tensor) for tensor in tensors if tensor.requires_grad}
+    return {_address(tensor) for tensor in tensors} - graphs
+
+
 def _tensors() -> list[Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some objects warn when they are asked for their class
@@ -45,9 +52,22 @@ def _tensors() -> list[Tensor]:
 
 
 def _holds(tensor: Tensor, addresses: Collection[int]) -> bool:
-    if tensor.layout != torch.strided or isinstance(stored(tensor), FakeTensor):
-        return False
-    return tensor.grad_fn is not None or stored(tensor).untyped_storage().data_ptr() in addresses
+    return _has_memory(tensor) and (tensor.grad_fn is not None or _address(tensor) in addresses)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not isinstance(stored(tensor), FakeTensor)
+
+
+def _address(tensor: Tensor) -> int:
+    """Return where a tensor's memory begins; 0 for one that only stands for another.
+
+    Compilers leave such tensors behind; asking them for their memory is an error.
+    """
+    try:
+        return stored(tensor).untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _names_of(targets: Sequence[Any]) -> Iterator[str]:

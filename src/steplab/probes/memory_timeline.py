@@ -29,7 +29,7 @@ from steplab.probes.allocator import (
     reserved_ranges,
 )
 from steplab.probes.compilation import graph_count
-from steplab.probes.holders import holding_places
+from steplab.probes.holders import holding_places, plain_addresses
 from steplab.probes.known_tensors import known_addresses
 from steplab.probes.probe import Subject
 from steplab.probes.tensor_tracker import SAVED, Phase, TensorRecord, TensorTracker
@@ -105,6 +105,7 @@ def timeline_of(
         notes=_notes(recording, tracker, int(totals[peak]), counted),
         growth_bytes=int(totals[-1] - totals[0]),
         kept_bytes=sum(block.bytes for block in kept_on),
+        kept_state_bytes=_held_plainly(kept_on),
         kept=_largest(kept_on),
         kept_by=holding_places({block.address for block in kept_on}) if kept_on else (),
     )
@@ -135,6 +136,12 @@ def _kept(blocks: Sequence[Block], known: Set[int]) -> list[Block]:
         return ordered[first : first + 1] < [block.address + block.bytes] and first < len(ordered)
 
     return [block for block in left if block.kind not in LASTING and not is_known(block)]
+
+
+def _held_plainly(kept: Sequence[Block]) -> int:
+    """Return the bytes of blocks that tensors without a graph hold by themselves."""
+    plain = plain_addresses() if kept else set()
+    return sum(block.bytes for block in kept if block.address in plain)
 
 
 def _ms(moment_ns: int, tracker: TensorTracker) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch._dynamo import OptimizedModule, eval_frame
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from steplab.core import OptimizerShape
+from steplab.core.run import MODE
 from steplab.probes.known_tensors import live_modules, live_optimizers
 from steplab.probes.source_lines import is_written, written_lines
 
@@ -34,6 +37,8 @@ WRITTEN_AS = {
 }
 
 DEBUGGING_BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "eager_noexcept")
+DISPATCH = "__torch_dispatch__"
+MEANT = ("torch.utils.checkpoint",)
 NOT_CALLED = "something that is not called"
 
 
@@ -56,12 +61,30 @@ def switches_on(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     return (*named, *set_)
 
 
+def modes_around(own: TorchDispatchMode) -> set[str]:
+    """Return the dispatch modes that called `own` with an operator, by their classes.
+
+    A mode that runs has been taken from torch's stack of modes; it is still on Python's. Those of
+    checkpointing decide what is kept, and are meant.
+    """
+    found, frame = set(), sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        mode = frame.f_locals.get("self") if frame.f_code.co_name == DISPATCH else None
+        kind = type(mode)
+        if isinstance(mode, TorchDispatchMode) and mode is not own and kind.__module__ not in MEANT:
+            found.add(f"{MODE}{kind.__name__.lstrip('_')}")
+    return found
+
+
 def setup_lines(switches: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return where switches are turned on and optimizers, their groups and embeddings are made."""
+    """Return where switches are turned on, and what else is written before a step runs."""
     names = [switch.partition("=")[0] for switch in switches]
-    sought = {name: WRITTEN_AS.get(name, (name,)) for name in names}
+    sought = {name: WRITTEN_AS.get(name, (name.removeprefix(MODE),)) for name in names}
     sought |= {name: (name,) for name in {type(one).__name__ for one in live_optimizers()}}
     sought |= {name: (name,) for name in ("params", "retain_graph", "create_graph")}
+    sought |= {"requires_grad": ("requires_grad_", "requires_grad")}
+    sought |= {"register_buffer": ("register_buffer",)}
     sought |= {"Embedding": ("Embedding", "EmbeddingBag"), "backend": DEBUGGING_BACKENDS}
     by_method = any(one._compiled_call_impl is not None for one in live_modules())
     sought |= {"torch.compile": ("compile",) if by_method else ("torch.compile",)}

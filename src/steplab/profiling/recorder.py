@@ -79,6 +79,7 @@ def record_profile(
         updated_weights=updated_weights(subject),
         switches=switches_on(),
         optimizers=optimizer_shapes(),
+        default_optimizer=getattr(subject.step.workload, "default_optimizer", False),
         graph_pools=graph_pools() if subject.on_cuda else (),
         never_compiled=() if graph_count() else given_to_compile(),
     )
@@ -99,9 +100,9 @@ def record_profile(
 
 
 def _runs_op_by_op(run: Run) -> bool:
-    """Whether the ops of a step can be watched one by one: alone, not compiled, not replayed."""
+    """Whether the ops of a step can be watched one by one: alone, and not replayed."""
     replays = run.ran is not None and bool(run.ran.graph_launches)
-    return not (replays or graph_count() or torch.distributed.is_initialized())
+    return not (replays or torch.distributed.is_initialized())
 
 
 def _with_dataflow(

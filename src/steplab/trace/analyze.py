@@ -277,9 +277,11 @@ def match_rows(
 
 
 def _same_work(lean: WorkTable, detail: WorkTable, rows: Ints) -> Ints:
-    """Return rows of `detail` by phase and name; by name alone where the lean trace has no phase.
+    """Return rows of `detail` by phase and name; by name alone where that finds none.
 
-    All kernels of a replayed CUDA graph have one launch: there the order on the device counts.
+    Without stacks a lean trace of somebody's own loop takes the first gradient, which is filled
+    with ones, for no part of backward: 8 fills there are 7 here, and 1 without a phase. All
+    kernels of a replayed CUDA graph have one launch: there the order on the device counts.
     """
     scale = 1 + int(max(lean.name.max(initial=0), detail.name.max(initial=0)))
     orders = (lean.launched, lean.start), (detail.launched[rows], detail.start[rows])
@@ -290,6 +292,5 @@ def _same_work(lean: WorkTable, detail: WorkTable, rows: Ints) -> Ints:
         return match_rows(key, lean.step, orders[0], other, orders[1])
 
     by_phase = partners(1)
-    by_name = np.where(lean.phase == 0, partners(0), -1)
-    partner = np.where(by_phase >= 0, by_phase, by_name)
+    partner = np.where(by_phase >= 0, by_phase, partners(0))
     return np.where(partner >= 0, rows[partner], -1) if len(rows) else partner

@@ -17,6 +17,7 @@ LINE_RANGE = "line:"
 # Kineto writes paths relative to sys.path: "torch/nn/modules/linear.py(130): forward". The number
 # is the first line of the function.
 _CALL = re.compile(r"(?P<path>.+)\((?P<line>\d+)\): (?P<function>.+)")
+NEXT = "<built-in function next>"  # of a generator or another iterator, whatever its name
 MODULE = "nn.Module: "  # how a module's call begins
 
 # Libraries that user code calls. Of the standard library, only what can stand between user code and
@@ -70,7 +71,9 @@ def is_framework(call: str) -> bool:
 
 
 def is_loader(call: str) -> bool:
-    """Whether a call fetches a batch, by the name of its function or file."""
+    """Whether a call fetches a batch, by the name of its function or file, or by `next`."""
+    if call == NEXT:
+        return True
     parts = _CALL.fullmatch(call)
     if parts is None or (_is_library(parts["path"]) and "torch/utils/data/" not in parts["path"]):
         return False

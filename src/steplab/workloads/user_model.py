@@ -230,6 +230,11 @@ class UserWorkload:
         with misuse.explained(self.name, name, function, model, batch):
             return function(model, batch)
 
+    @property
+    def default_optimizer(self) -> bool:
+        """Whether the model brings no optimizer of its own."""
+        return self._user_model.optimizer is None
+
     def optimizer(self, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
         """Call the user's optimizer, or AdamW with torch's defaults."""
         import torch

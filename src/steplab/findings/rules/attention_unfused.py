@@ -35,6 +35,7 @@ HALF_KERNEL = re.compile(r"\bfmha_cutlass[FB]_b?f16_")
 EFFICIENT_OVER_CUDNN = 3.3
 # The same by cuDNN with a mask, T 4096, on an H200: 11.0 ms a step against 3.7 with is_causal.
 MASKED_OVER_CAUSAL = 3
+CPU_MASKS = (2, 4)  # dimensions
 CALL = "F.scaled_dot_product_attention"
 # Not aten::dropout, which is also called in evaluation, where it does nothing.
 DROPOUTS = ("aten::native_dropout", "aten::_fused_dropout", "aten::bernoulli_")
@@ -65,7 +66,7 @@ def _stored_scores(case: Case) -> Finding | None:
         rule="attention_unfused",
         claim=f"attention stores its scores: {units.milliseconds(spent)} around them",
         evidence=(_reason(case, rows, "math", MATH), *rows.hot_lines(touching)),
-        remedy=_remedy(case, impossible, _is_masked(rows, sizes), dropped),
+        remedy=_cure(refusals) or _remedy(case, impossible, _is_masked(rows, sizes), dropped),
         stake_ms=spent,
         why=f"{units.milliseconds(moved)} go into moving scores that a fused kernel never stores",
         gain_ms=0.0 if impossible else moved,
@@ -176,6 +177,12 @@ def _has_square_mask(rows: Rows) -> bool:
     return any(mask is not None and len(mask.dims) > 1 and mask.dims[-2] > 1 for mask in masks)
 
 
+def _cure(refusals: list[_Refusal]) -> str:
+    """Return what makes fused kernels take the inputs; "" where nothing is known to."""
+    cures = [refusal.cure for refusal in refusals]
+    return cures[0] if cures and all(cures) else ""
+
+
 def _remedy(case: Case, impossible: list[str], masked: bool, dropped: bool) -> str:
     """Return a call that computes the same, where a fused kernel takes it."""
     if impossible:
@@ -209,6 +216,7 @@ class _Refusal(NamedTuple):
 
     why: str
     final: bool
+    cure: str = ""  # what makes fused kernels take them
 
 
 def _refusals(case: Case, rows: Rows, op: str) -> list[_Refusal]:
@@ -235,6 +243,9 @@ def _refusal(call: OpCall, on_device: bool) -> _Refusal | None:
     if not on_device and dropout and float(dropout) > 0:
         why = f"the CPU's fused kernel has no dropout, and p is {float(dropout):g}"
         return _Refusal(why, final=True)
+    if mask is not None and not on_device and len(mask.dims) not in CPU_MASKS:
+        why = f"a mask of {len(mask.dims)} dimensions, where the CPU's fused kernel takes 2 or 4"
+        return _Refusal(why, final=False, cure=f"{CALL} with attn_mask[None], of 4 dimensions")
     if mask is not None:
         return _Refusal(f"a mask of {'x'.join(map(str, mask.dims))} is given", final=False)
     return None

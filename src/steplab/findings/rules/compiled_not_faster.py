@@ -20,6 +20,7 @@ from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.rows import Mask, Rows
+from steplab.trace.compiled import COMPILED, INDUCTOR
 
 # Two medians measured at different times must differ by more than this to mean anything.
 MIN_GAIN = 0.03
@@ -28,8 +29,6 @@ SHARE = 0.10
 FUSED = 0.78
 FUSIBLE = ("elementwise", "reduction", "copy", "normalization")
 PASSES = ("forward", "backward")
-# What runs compiled code: Dynamo's region around a graph, and AOTAutograd's function in it.
-GRAPHS, INDUCTOR = ("Torch-Compiled Region", "CompiledFunction"), "## Call CompiledFxGraph"
 KNOWN = (
     "aten",
     "prims",
@@ -75,7 +74,7 @@ def _left_eager(case: Case) -> Finding | None:
 
 def _reason(case: Case, rows: Rows, eager: Mask) -> tuple[str, str, str, Mask, tuple[str, ...]]:
     """Return claim, reason, remedy, work and lines; no claim where nothing is amiss."""
-    graphs = rows.with_gradients(rows.within(lambda call: call.name.startswith(GRAPHS)))
+    graphs = rows.with_gradients(rows.within(lambda call: call.name.startswith(COMPILED)))
     profile = case.run.profile if case.run is not None else None
     if profile is not None and profile.never_compiled and not graphs.any():
         return (

@@ -35,11 +35,22 @@ def check(case: Case) -> Finding | None:
             f"data wait is {units.percent(wait / step)} of {units.milliseconds(step)}",
             *(f"fetched at {line}" for line in lines[:SHOWN]),
         ),
-        remedy="prefetch=2; in a loop of your own DataLoader(..., num_workers=2, pin_memory=True, "
-        "persistent_workers=True), and copies with non_blocking=True",
+        remedy=_remedy(case),
         stake_ms=wait,
         why="nothing computes until the batch is there",
         gain_ms=wait,
+    )
+
+
+def _remedy(case: Case) -> str:
+    """Return how batches come ahead of time; pinned memory only where there is a device."""
+    on_cpu = case.run.spec.device == "cpu" if case.run is not None else not case.on_device
+    workers = "num_workers=2, persistent_workers=True"
+    if on_cpu:
+        return f"prefetch=2; in a loop of your own DataLoader(..., {workers})"
+    return (
+        f"prefetch=2; in a loop of your own DataLoader(..., {workers}, pin_memory=True), and "
+        "copies with non_blocking=True"
     )
 
 

@@ -12,26 +12,32 @@ from __future__ import annotations
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
+from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.03
 
 
 def check(case: Case) -> Finding | None:
     """Compare the collector's time with the step."""
-    clock = case.run.clock if case.run is not None else None
-    spent = clock.collector_ms if clock is not None else None
-    if spent is None or not spent > SHARE * case.step_ms:
+    spent = case.collector_ms
+    if not spent > SHARE * case.step_ms:
         return None
     return Finding(
         rule="garbage_collection",
         claim=f"Python's garbage collector takes {units.milliseconds(spent)} of a step",
-        evidence=("counted in the timed steps",),
+        evidence=("counted in the timed steps", *_lines(case, spent)),
         remedy="no gc.collect() in the step; gc.freeze() after the start, or gc.disable() and a "
         "collection every N steps",
         stake_ms=spent,
         why="it looks at every object that Python holds, and nothing is launched meanwhile",
         gain_ms=spent,
     )
+
+
+def _lines(case: Case, spent: float) -> list[str]:
+    """Return the line that the host is at meanwhile, as it is with gc.collect()."""
+    lines = [line for line, ms in case.silent_lines("python", "operator") if ms > spent / 2]
+    return [f"at {line}" for line in lines if line != UNATTRIBUTED]
 
 
 RULE = check

@@ -7,7 +7,8 @@ Why it costs: activations of a micro-batch could be freed before the next; a rec
 all that it computes; of several graphs one runs at a time.
 Remedy: backward after every micro-batch; no `create_graph=True`; one pool for all graphs
 (`torch.cuda.graph(g, pool=first.pool())`).
-When it is wrong: the loss needs all calls at once, as with pairs of views.
+When it is wrong: the loss needs all calls at once, as with pairs of views. A cell that is called on
+its own results is not meant.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ def check(case: Case) -> tuple[Finding, ...]:
 
 
 def _micro_batches(case: Case, trace: Trace) -> tuple[Finding, ...]:
+    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
+    if dataflow is not None and dataflow.feeds_itself:
+        return ()  # a recurrent cell: no backward is possible between its calls
     spans, names, _ = outermost_calls(trace)
     nodes = trace.ops.start[_nodes(trace)]
     before = names[spans.start < nodes.min()] if len(nodes) else names[:0]

@@ -1,9 +1,10 @@
 """A switch for debugging is on.
 
 What it sees: anomaly mode, launches that block, deterministic algorithms and the like, as the Run
-recorded them while the step ran.
+recorded them while the step ran; and dispatch modes that take every operator, as a counter of FLOPs
+does.
 Why it costs: anomaly mode keeps a Python stack per operator and reads every gradient; a launch that
-blocks leaves the device idle while the host prepares the next.
+blocks leaves the device idle while the host prepares the next; a mode runs Python for each.
 Remedy: turn it off where nothing is debugged.
 When it is wrong: bit-exact results are wanted; deterministic algorithms are a note then.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
+from steplab.core.run import MODE
 from steplab.findings.case import ANOMALY, Case
 from steplab.trace.windows import step_at
 
@@ -37,6 +39,8 @@ def _finding(case: Case, switch: str) -> Finding:
     name, _, _ = switch.partition("=")
     lost = _lost_ms(case, name)
     remedy = HOW.get(name) or (f"unset {name}" if name.isupper() else f"turn it on again ({name})")
+    if name.startswith(MODE):
+        remedy = "no such mode around the training step: count or check once, before it"
     return Finding(
         rule="slow_switch",
         claim=f"{switch} is on" + (f": {units.milliseconds(lost)} a step" if lost else ""),
@@ -61,6 +65,10 @@ def _lost_ms(case: Case, name: str) -> float:
     if name in BLOCKING and case.on_device:
         # Without the waits the slower of host and device sets the pace.
         return max(0.0, min(case.step_ms - busy, _waits_in_launches_ms(case)))
+    if name.startswith(MODE):
+        # Its Python is the operators' own time on a CPU, and late launches of a device.
+        own = 0.0 if case.on_device else rows.ms(rows.category("other"))
+        return own + max(0.0, case.launch_wait_ms)
     if name != ANOMALY:
         return 0.0
     checking = rows.labeled("op", lambda label: label in CHECKS)

@@ -2,28 +2,61 @@
 
 What it sees: operators that no weight, no optimizer state and no buffer depends on, as the Run
 recorded the flow of values: gradients of weights that no optimizer has, metrics and norms for a
-log, a validation in the step, a loss of weight 0.
+log, a validation in the step, a loss of weight 0; and gradients of inputs that nobody reads, which
+an operator of backward computes beside those of its weights.
 Why it costs: they run in every step, and what only the host reads makes it wait besides.
-Remedy: `requires_grad_(False)` for what is not trained; metrics every N steps.
+Remedy: `requires_grad_(False)` for what is not trained, none at all for a batch; metrics every N
+steps.
 When it is wrong: the loop keeps a result in Python and uses it in a later step.
 """
 
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.core.run import READ_ONLY, TIMES_ZERO, UNUSED
+from steplab.core.run import IDLE_GRADIENT, READ_ONLY, TIMES_ZERO, UNUSED
 from steplab.findings.case import ANOMALY, Case
 from steplab.findings.claims import Claim
 from steplab.findings.rows import Mask, Rows
 
 SHARE = 0.005
+METRICS = 0.10  # of the step: a loop may look at itself, and checks of arguments are torch's own
+# A convolution's gradient of the input is a product as large as that of its weights. One of 3
+# channels, 7 x 7 to 32, took 24 of 41 ms on one core: narrow results are slow.
+OF_INPUT = 0.5
 
 
-def check(case: Case) -> Finding | None:
-    """Add up the work without effect, by whether anybody looks at it."""
+def check(case: Case) -> tuple[Finding, ...]:
+    """Look for work without effect, and for operators of which a part has none."""
     rows = case.rows
     if rows is None or ANOMALY in case.switches:
+        return ()
+    found = (_without_effect(case, rows), _idle_gradient(case, rows))
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _idle_gradient(case: Case, rows: Rows) -> Finding | None:
+    mask = case.verdict(IDLE_GRADIENT)
+    spent = case.cost_ms(mask)
+    if not OF_INPUT * spent > SHARE * case.step_ms:
         return None
+    asked = case.setup_lines("requires_grad")
+    return Claim(
+        rule="unused_work",
+        claim="backward computes the gradient of an input that nobody reads: about half of "
+        f"{units.milliseconds(spent)} a step",
+        evidence=(*(f"asked for at {line}" for line in asked), *rows.hot_lines(mask)),
+        remedy="no requires_grad_() on the batch, or detach() before the layer: only weights need "
+        "gradients here",
+        stake_ms=spent,
+        why="the operator computes it beside the gradients of its weights, because its input "
+        "requires one",
+        gain_ms=OF_INPUT * spent,
+        work=mask,
+    )
+
+
+def _without_effect(case: Case, rows: Rows) -> Finding | None:
+    """Add up the work without effect, by whether anybody looks at it."""
     unused, read = case.verdict(UNUSED), case.verdict(READ_ONLY)
     times_zero = rows.with_gradients(case.verdict(TIMES_ZERO))  # zeros, all of them
     mask = unused | read | times_zero
@@ -50,6 +83,9 @@ def check(case: Case) -> Finding | None:
         stake_ms=gain,
         why="no weight, no optimizer state and no buffer depends on it",
         gain_ms=max(spent, gain),
+        ordinary=not gradients
+        and not rows.ms(times_zero) > spent / 2
+        and gain < METRICS * case.step_ms,
         work=mask,
     )
 

@@ -31,7 +31,9 @@ def check(case: Case) -> Finding | None:
     fills = rows.category("memset")
     sliced = fills & rows.within(lambda call: SLICES.fullmatch(call.name) is not None)
     # Other fills of backward are the operators' own: the gradient of a loss or an embedding.
-    fills &= sliced | ~rows.within(lambda call: call.name.startswith(AUTOGRAD_NODE))
+    backward = rows.labeled("phase", lambda label: label == "backward")
+    backward |= rows.within(lambda call: call.name.startswith(AUTOGRAD_NODE))
+    fills &= sliced | ~backward
     spent = rows.ms(fills)
     if not spent > SHARE * case.step_ms:
         return None

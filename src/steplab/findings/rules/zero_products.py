@@ -25,17 +25,26 @@ from steplab.trace.analysis import UNATTRIBUTED
 
 BESIDE = ("elementwise", "copy", "memset", "reduction", "sort and index")
 SHARE = 0.02
+# Of the step. A loss that reads one position of a sequence leaves most of its gradient zero, and
+# the last layer multiplies it: 5 % of a step, which is no fault.
+ORDINARY = 0.10
 LEFT = 0.1  # of the time, for picking rows by index instead
 
 
-def check(case: Case) -> Finding | None:
-    """Add up products with zeros, and the work on tensors as large as their factors."""
+def check(case: Case) -> tuple[Finding, ...]:
+    """Look for factors that are nearly all zeros, and for those with rows of zeros."""
     rows = case.rows
     if rows is None:
-        return None
+        return ()
+    found = (_zeros(case, rows), _empty_rows(case, rows))
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _zeros(case: Case, rows: Rows) -> Finding | None:
+    """Add up products with zeros, and the work on tensors as large as their factors."""
     products = case.verdict(ZEROS)
     if not products.any():
-        return _empty_rows(case, rows)
+        return None
     mask = products | _beside(rows, products)
     spent = case.cost_ms(mask)
     return Claim(
@@ -51,6 +60,7 @@ def check(case: Case) -> Finding | None:
         stake_ms=spent,
         why="zeros are multiplied as slowly as any other numbers",
         gain_ms=(1 - LEFT) * spent,
+        ordinary=spent < ORDINARY * case.step_ms,
         work=mask,
     )
 
@@ -73,6 +83,7 @@ def _empty_rows(case: Case, rows: Rows) -> Finding | None:
         stake_ms=spent,
         why="zeros are multiplied as slowly as any other numbers",
         gain_ms=lost,
+        ordinary=lost < ORDINARY * case.step_ms,
         work=mask,
     )
 

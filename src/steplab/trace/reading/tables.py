@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from steplab.core.input_file import shorten
 from steplab.costs.op_call import are_sizes, are_strides, are_types, are_values
+from steplab.trace.compiled import INDUCTOR
 from steplab.trace.events import (
     COPY,
     FILL,
@@ -158,7 +159,10 @@ class TraceBuilder:
     def _add_spans(self, spans: Sequence[Span]) -> None:
         sorted_by_table: dict[str, list[Span]] = defaultdict(list)
         for span in spans:
-            sorted_by_table[TABLE_OF.get(span.cat, UNREAD)].append(span)
+            table = TABLE_OF.get(span.cat, UNREAD)
+            # With shapes Inductor opens a range around its kernels, without them an operator.
+            is_graph = table == "ops" and span.name.startswith(INDUCTOR)
+            sorted_by_table["ranges" if is_graph else table].append(span)
         for span in sorted_by_table.pop(EARLY_OPERATOR, ()):
             is_range = span.name.startswith(RANGE_PREFIXES)
             sorted_by_table["ranges" if is_range else "ops"].append(span)

@@ -1,0 +1,50 @@
+"""Buffers hold memory that no step needs.
+
+What it sees: buffers of modules that no operator reads in a step, or that equal another one, as the
+Run recorded it, above 10 % of the step's peak: a causal mask of the longest context in every layer.
+Why it costs: buffers live as long as the model, on the device and in every checkpoint.
+Remedy: drop what nothing reads; share one among all layers.
+When it is wrong: a buffer is read every N steps, or for evaluation only.
+"""
+
+from __future__ import annotations
+
+from steplab.core import Finding, units
+from steplab.findings.case import Case
+
+SHARE = 0.10  # of the step's peak
+SHOWN = 3
+
+
+def check(case: Case) -> Finding | None:
+    """Compare the bytes of such buffers with the peak."""
+    profile = case.run.profile if case.run is not None else None
+    memory = case.run.memory if case.run is not None else None
+    buffers = profile.dataflow.buffers if profile is not None and profile.dataflow else ()
+    unread, copies = sum(one.unread for one in buffers), sum(one.copies for one in buffers)
+    if memory is None or not unread + copies > SHARE * memory.peak:
+        return None
+    what = "that nothing reads" if unread >= copies else "that equal another one"
+    names = [
+        f"{one.name}: {units.bytes_(size)} {kind}"
+        for one in buffers[:SHOWN]
+        for size, kind in ((one.unread, "unread"), (one.copies, "of copies"))
+        if size
+    ]
+    return Finding(
+        rule="idle_buffers",
+        claim=f"{units.bytes_(unread + copies)} are buffers {what}",
+        evidence=(
+            *names,
+            *(f"registered at {line}" for line in case.setup_lines("register_buffer")),
+        ),
+        remedy="drop the buffer: is_causal=True needs no mask"
+        if unread >= copies
+        else "register it once and pass it to all layers",
+        stake_bytes=unread + copies,
+        of_bytes=max(memory.peak, unread + copies),
+        why="a buffer lives as long as its module, on the device and in every checkpoint",
+    )
+
+
+RULE = check

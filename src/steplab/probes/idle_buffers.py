@@ -1,0 +1,49 @@
+"""Buffers that a step could do without: nothing reads them, or another one holds the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Set
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from steplab.core.run import IdleBuffers
+from steplab.modules.shards import stored
+from steplab.probes.known_tensors import live_modules
+
+LEAST_BYTES = 2**16  # of a buffer; running means and tables of angles are smaller
+
+
+def idle_buffers(read: Set[int]) -> tuple[IdleBuffers, ...]:
+    """Return them by name, most bytes first. `read`: the storages that the step has read."""
+    unread: dict[str, int] = defaultdict(int)
+    copies: dict[str, int] = defaultdict(int)
+    seen: dict[int, str] = {}
+    first: dict[object, list[Tensor]] = defaultdict(list)
+    for name, buffer in _buffers():
+        storage = buffer.untyped_storage()
+        if storage._cdata in seen:
+            continue  # one that several modules share
+        seen[storage._cdata] = name
+        others = first[(tuple(buffer.shape), buffer.dtype, buffer.device)]
+        if storage._cdata not in read:
+            unread[name] += storage.nbytes()
+        elif any(torch.equal(buffer, other) for other in others):
+            copies[name] += storage.nbytes()
+        else:
+            others.append(buffer)
+    found = (IdleBuffers(name, unread[name], copies[name]) for name in {**unread, **copies})
+    return tuple(sorted(found, key=lambda one: -one.unread - one.copies))
+
+
+def _buffers() -> Iterator[tuple[str, Tensor]]:
+    """Yield the large buffers of all modules, named by the class of their module."""
+    for module in live_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is None or buffer.layout != torch.strided or buffer.device.type == "meta":
+                continue
+            own = stored(buffer)
+            if not isinstance(own, FakeTensor) and own.untyped_storage().nbytes() >= LEAST_BYTES:
+                yield f"{type(module).__name__}.{name}", own

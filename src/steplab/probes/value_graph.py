@@ -1,0 +1,97 @@
+"""The operators of a watched step as a graph: who needs whom, and what that says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from steplab.probes.compiled_calls import OUTSIDE
+
+# What fills memory with one number: it is no work that could have been kept.
+FILLS = frozenset(
+    f"aten::{name}"
+    for name in "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros "
+    "new_ones new_full new_empty fill_ zero_ empty_strided new_empty_strided scalar_tensor".split()
+)
+
+
+@dataclass
+class WatchedOp:
+    """One operator that did something."""
+
+    name: str
+    needs: tuple[int, ...]  # the operators that wrote what it reads
+    not_zero: tuple[int, ...] = ()  # those of them whose results are not known to be zero
+    lasts: bool = False  # writes what outlives the step
+    read_by_host: bool = False
+    number: int = 0  # that equal results share
+    may_repeat: bool = False  # whether it counts where an earlier one has its number
+    constant: bool = False
+    zeros: str = ""  # ZEROS, or tenths of the rows; of an attention, one of MASKED
+    casts_back: bool = False
+    elementwise: bool = False
+    covers_older: bool = False  # copies a new tensor over one that is older than the step
+    readers: int = 0  # operators that read its results
+    input_gradient: int | None = None  # the storage of a gradient that it could leave out
+    # Of operators that a compiled graph would run, with their gradients:
+    call: int = OUTSIDE  # of compiled code
+    forward: int | None = None  # of a gradient: the operator that it belongs to
+    line: str = ""
+    flops: int = 0
+    bytes: int = 0  # read and written
+
+
+def behind(ops: list[WatchedOp], ends: Iterable[int]) -> set[int]:
+    """Return the operators that these need, themselves included."""
+    found: set[int] = set()
+    waiting = list(ends)
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting.extend(ops[one].needs)
+    return found
+
+
+def repeated(ops: list[WatchedOp], needed: set[int]) -> set[int]:
+    """Return the operators that make what one before them had made, which the update needs.
+
+    What nothing needs is the waste itself: a pass for a metric does not make the next one needless.
+    """
+    found: set[int] = set()
+    made: set[int] = set()
+    for index in sorted(needed):
+        if ops[index].may_repeat and ops[index].number in made:
+            found.add(index)
+        made.add(ops[index].number)
+    return found
+
+
+def constants(ops: list[WatchedOp]) -> set[int]:
+    """Return the operators that make the same in every step; fills only for others of them."""
+    users: dict[int, list[int]] = {}
+    for index, op in enumerate(ops):
+        for needed in op.needs:
+            users.setdefault(needed, []).append(index)
+    found: set[int] = set()
+    for index in reversed(range(len(ops))):
+        fills = ops[index].name in FILLS
+        if ops[index].constant and (not fills or set(users.get(index, ())) <= found != set()):
+            found.add(index)
+    return {i for i in found if ops[i].name not in FILLS or set(users.get(i, ())) <= found}
+
+
+def copied_over(ops: list[WatchedOp], held: set[int]) -> set[int]:
+    """Return chains of elementwise operators for a copy over an older tensor, with the copy."""
+    found: set[int] = set()
+    for index, op in enumerate(ops):
+        chain, waiting = set(), list(op.needs) if op.covers_older else []
+        while waiting:
+            one = waiting.pop()
+            maker = ops[one]
+            alone = maker.elementwise and maker.readers == 1 and not maker.lasts
+            if alone and one not in held and one not in chain:
+                chain.add(one)
+                waiting.extend(maker.needs)
+        found |= {index, *chain} if chain else set()
+    return found

@@ -1,0 +1,64 @@
+"""What a tensor holds, by a few thousand of its elements: zeros, masked scores, padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+SAMPLED = 4096  # elements
+SAMPLED_ROWS = 256
+EMPTY_ROWS = 0.6  # of the rows; a capacity of twice the fair share leaves half of them empty
+LEAST_SCORES = 256  # queries and keys of an attention whose mask is worth a look
+MASKED_SCORE = -1e4  # and below; fp16 ends at -6.5e4, bf16 and fp32 are masked with -1e9 or -inf
+SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
+MASKS = ("attn_mask", "attn_bias")
+
+
+def zero_shares(tensor: Tensor) -> tuple[float, float]:
+    """Return the share of zeros, and that of rows or columns of zeros, at random places."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        places = _places(tensor)
+        zeros = float((tensor[places] == 0).float().mean())
+        if zeros < EMPTY_ROWS:
+            return zeros, 0.0
+        *batch, row, column = (place[:SAMPLED_ROWS] for place in places)
+        rows = (tensor[(*batch, row)] == 0).all(-1)
+        columns = (tensor.transpose(-2, -1)[(*batch, column)] == 0).all(-1)
+        return zeros, max(float(rows.float().mean()), float(columns.float().mean()))
+
+
+def masked_share(func: OpOverload, args: Any, kwargs: Any) -> float:
+    """Return the share of the scores of an attention that its mask leaves out; 0 if it has none.
+
+    A fused attention is given the mask, a softmax the scores behind it.
+    """
+    scores = args[0] if func._schema.name in SOFTMAXES else _mask_of(func, args, kwargs)
+    if scores is None or scores.dim() < 2 or min(scores.shape[-2:]) < LEAST_SCORES:
+        return 0.0
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        sample = scores[_places(scores)]
+        masked = ~sample if sample.dtype == torch.bool else sample <= MASKED_SCORE
+        return float(masked.float().mean())
+
+
+def padded_share(ids_BT: Tensor) -> float:
+    """Return the share of tokens that repeat the last one of their row up to its end."""
+    repeated = (ids_BT == ids_BT[:, -1:]).flip(1).cumprod(1)[:, 1:]
+    return float(repeated.float().mean())
+
+
+def _mask_of(func: OpOverload, args: Any, kwargs: Any) -> Tensor | None:
+    if "scaled_dot_product" not in func._schema.name or "backward" in func._schema.name:
+        return None
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name in MASKS:
+            given = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            return given if isinstance(given, Tensor) else None
+    return None
+
+
+def _places(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.randint(size, (SAMPLED,)).to(tensor.device) for size in tensor.shape)
