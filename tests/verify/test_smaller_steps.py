@@ -17,6 +17,8 @@ from steplab.verify.remote import ReferenceWorker
 from steplab.verify.shapes import (
     SMALLER_RATE,
     TRUTH,
+    dtype_of,
+    rounding_name,
     shapes_to_try,
     with_batch,
     with_smaller_steps,
@@ -159,6 +161,13 @@ def test_a_shape_keeps_its_rate_and_all_its_words(deep):
     smallest = with_smaller_steps(both)
     assert smallest.words == "at batch 1, without random draws, at 1/64 of the learning rate"
     assert smallest.rate == SMALLER_RATE**2 and smallest.name != both.name
+
+
+@pytest.mark.parametrize("state", ["", "adam-8bit"])
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp8"])
+def test_the_dtype_of_a_rounding_is_known_by_its_bits(dtype, narrow, state):
+    assert dtype_of(rounding_name(dtype, narrow, state)) == dtype
 
 
 class Undecided(ReferenceWorker):

@@ -56,6 +56,7 @@ from steplab.verify.shapes import (
     TRUTH,
     UP,
     GateShape,
+    dtype_of,
     references_of,
     rounding_name,
 )
@@ -257,12 +258,12 @@ def find_dropout(model: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 def why_undecided(shape: GateShape, dtype: str, folder: Path) -> str:
-    """Return what of an honest step in `dtype` would not pass, and why; or "".
+    """Return what of an honest step that rounds to `dtype` would not pass, and why; or "".
 
     The references of the shape lie in the folder.
     """
     truth, *peers = load_references(folder, shape.name, dtype)
-    checks = judge(replace(peers[-1], matmul_dtype=dtype), peers, truth, "")
+    checks = judge(replace(peers[-1], matmul_dtype=dtype_of(dtype)), peers, truth, "")
     return next((f"{c.name} in {dtype}: {c.detail}" for c in checks if not c.passed), "")
 
 

@@ -147,6 +147,11 @@ def rounding_name(dtype: str, narrow_weights: bool, state_format: str) -> str:
     return f"{stored}+{state_format}" if state_format else stored
 
 
+def dtype_of(rounding: str) -> str:
+    """Return the dtype of the products, without how weights and state are stored."""
+    return rounding.partition("+")[0].removesuffix(NARROW_WEIGHTS)
+
+
 def references_of(rounding: str) -> tuple[str, ...]:
     """Return the names of the references for candidates that declare `rounding`, or of the truth.
 
