@@ -1,5 +1,6 @@
 """What the operators of a step are for, on small loops whose answer is known."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -102,6 +103,18 @@ def test_what_only_the_host_reads_or_somebody_holds():
     assert held["aten::linalg_vector_norm"] == {READ_ONLY: 1}
     dropped = verdicts(Loop(after=lambda loop: loop.first.weight.grad.norm()))
     assert dropped["aten::linalg_vector_norm"] == {UNUSED: 1}
+
+
+def test_a_storage_is_not_written_out(monkeypatch):
+    """`copy.deepcopy` of a tensor hands one to an operator; its text is a line for each byte."""
+
+    def written_out(storage):
+        raise AssertionError("written out")
+
+    monkeypatch.setattr(torch.UntypedStorage, "__repr__", written_out)
+    kept = []
+    found, _ = watched(Loop(after=lambda loop: kept.append(copy.deepcopy(loop.x))))
+    assert found.ops
 
 
 def test_what_is_computed_twice_from_the_same_inputs():

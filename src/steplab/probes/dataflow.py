@@ -518,8 +518,12 @@ def _covers(tensor: Tensor) -> bool:
 
 
 def _plain_arguments(args: Any, kwargs: Any) -> str:
-    """Return the arguments that are no tensors, as text."""
-    return repr([leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)])
+    """Return the arguments that are no tensors, as text.
+
+    A storage, which `copy.deepcopy` hands over, would be written out byte by byte.
+    """
+    plain = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
+    return repr([x._cdata if isinstance(x, torch.UntypedStorage) else x for x in plain])
 
 
 def _is_random(func: Any) -> bool:
