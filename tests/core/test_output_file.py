@@ -91,7 +91,7 @@ def test_a_folder_without_permission_is_refused_before_the_work(tmp_path, monkey
 
 
 def test_a_folder_in_which_even_root_creates_nothing_is_refused_before_the_work():
-    with pytest.raises(UserError, match=r"Cannot write to /proc: .*--out"):
+    with pytest.raises(UserError, match=r"Cannot write to /proc/new: .*--out"):
         output_file(Path("/proc/new/x.csv"))
 
 

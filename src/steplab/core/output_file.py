@@ -29,7 +29,7 @@ def output_file(path: Path, flag: str = "--out") -> Path:
             _another(flag),
         )
     target = path.resolve()
-    _try_folder(target, flag)
+    _try_folder(target.parent, flag)
     return target
 
 
@@ -97,14 +97,14 @@ def _mode(path: Path, flag: str) -> int | None:
         raise UserError(f"Cannot write {shorten(path)}: {reason}.", _another(flag)) from None
 
 
-def _try_folder(path: Path, flag: str) -> None:
-    """Refuse a name where no file can be created, by creating one: permissions do not tell all.
+def _try_folder(folder: Path, flag: str) -> None:
+    """Refuse a folder in which no file can be created, by creating one: permissions do not tell.
 
-    A file that is there is replaced by a new one, so its folder is tried too.
+    A new folder is tried in the nearest one that is there.
     """
-    parent = next(p for p in path.absolute().parents if p.exists())
-    draft = draft_name(parent / path.name)
-    with disk_errors(parent, flag):
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    draft = draft_name(there / "steplab")
+    with disk_errors(folder, flag):
         draft.touch(exist_ok=False)
         draft.unlink()
 
