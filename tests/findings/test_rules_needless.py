@@ -443,6 +443,16 @@ def test_one_thing_that_is_computed_for_every_sample(strides, found):
         assert "each of 32 samples" in said[0].claim and "net.py:5 (loss)" in said[0].evidence[1]
 
 
+def test_rows_that_are_computed_for_each_of_their_copies():
+    copy = RecordedOp("aten::clone", 20, args=tensors([4, 64]), line="net.py(4): forward")
+    product = mm(512, 64, 1024, 600, line="net.py(5): forward")
+    done = [copy, product, mm(64, 64, 64, 380)]
+    (found,) = repeated_work.RULE(watched(done, "mC."))
+    assert found.gain_ms == pytest.approx(0.6 * 7 / 8) and "8 times or more" in found.claim
+    assert "made at net.py:4 (forward)" in found.evidence[0] and "net.py:5" in found.evidence[1]
+    assert repeated_work.RULE(watched(done, "...")) == ()
+
+
 def test_a_loop_that_torch_has_is_no_loop_in_python():
     inside = RecordedOp("aten::add", 4, inside="aten::gru", line="net.py(5): forward")
     alone = [replace(inside, inside="") for _ in range(40)]
