@@ -229,6 +229,9 @@ class Recompile:
 
     function: str
     reason: str
+    begins: str = ""  # the function's first line: "model.py:12 (forward)"
+    line: str = ""  # that the guard is for; "": an input's
+    given_up: bool = False  # one too many: from here on what fails the guard runs uncompiled
 
 
 @dataclass(frozen=True)
