@@ -297,6 +297,11 @@ def test_padding_of_token_ids():
     ids[:, 32:] = 0
     found, _ = watched(Loop(lambda x: x + table(ids).mean((0, 1))))
     assert found.padding == pytest.approx(31 / 63, abs=0.02)
+    model = nn.Module()
+    model.register_buffer("apart", ids)  # distances that end with the farthest one, no batch
+    built, _ = watched(Loop(lambda x: x + table(model.apart).mean((0, 1))))
+    made, _ = watched(Loop(lambda x: x + table(torch.arange(512).view(8, 64).clamp(max=9)).sum()))
+    assert built.padding == made.padding == 0
 
 
 def test_a_product_with_rows_of_zeros():

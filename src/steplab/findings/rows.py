@@ -108,6 +108,19 @@ class Rows:
         behind[has_op] = np.isin(self._roots[self.work.op_row[has_op]], asked)
         return mask | (behind & self.labeled("phase", lambda label: label == "backward"))
 
+    def whole_calls(self, mask: Mask) -> Mask:
+        """The rows in `mask` that are most of what the operator does that the code called."""
+        known = (self.work.op_row >= 0) & self.inside
+        known &= ~self.labeled("phase", lambda label: label == "backward")
+        root = np.where(known, self._roots[self.work.op_row], -1)
+        size, spent = len(self._roots), self.work.duration
+        there = known & mask
+        part = np.bincount(root[there], spent[there], size)
+        whole = part > 0.5 * np.bincount(root[known], spent[known], size)
+        chosen: Mask = np.zeros(len(self.work), dtype=bool)
+        chosen[there] = whole[root[there]]
+        return chosen
+
     @cached_property
     def _roots(self) -> Ints:
         """The outermost operator around each operator; of backward, around the one of forward."""

@@ -471,7 +471,10 @@ class _Watcher(TorchDispatchMode):
         return op.name
 
     def _look_at_ids(self, name: str, args: Any) -> None:
-        if name == "aten::embedding" and args[1].dim() == 2 and args[1].numel() >= LEAST_IDS:
+        """Look for padding in the ids of a batch; a table that the model keeps is constant."""
+        if name != "aten::embedding" or self._value(args[1]).constant:
+            return
+        if args[1].dim() == 2 and args[1].numel() >= LEAST_IDS:
             self.seen.padding = max(self.seen.padding, padded_share(args[1]))
 
 

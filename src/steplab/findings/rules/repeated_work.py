@@ -69,12 +69,13 @@ def _recomputed(case: Case, rows: Rows, mask: Mask) -> Finding | None:
 
 
 def _repeated(case: Case, rows: Rows, mask: Mask) -> Finding | None:
-    if not case.cost_ms(mask) > SHARE * case.step_ms:
-        return None
     ops = [total.label for total in rows.totals("op", mask, 3)]
-    # The gradient of something that is computed again is computed again as well.
-    mask = rows.with_gradients(mask)
+    # The gradient of something that is computed again is computed again as well, and may take far
+    # longer: that of a lookup adds up rows.
+    mask |= rows.with_gradients(rows.whole_calls(mask))
     spent = case.cost_ms(mask)
+    if not spent > SHARE * case.step_ms:
+        return None
     return Claim(
         rule="repeated_work",
         claim=f"the same values are computed again: {units.milliseconds(spent)} a step",
