@@ -112,13 +112,12 @@ class Rows:
         """The rows in `mask` that are most of what the operator does that the code called."""
         known = (self.work.op_row >= 0) & self.inside
         known &= ~self.labeled("phase", lambda label: label == "backward")
-        root = np.where(known, self._roots[self.work.op_row], -1)
-        size, spent = len(self._roots), self.work.duration
-        there = known & mask
-        part = np.bincount(root[there], spent[there], size)
-        whole = part > 0.5 * np.bincount(root[known], spent[known], size)
+        root = self._roots[self.work.op_row[known]]
+        spent, there = self.work.duration[known], mask[known]
+        all_of_it = np.bincount(root, spent, len(self._roots))
+        part = np.bincount(root, spent * there, len(self._roots))
         chosen: Mask = np.zeros(len(self.work), dtype=bool)
-        chosen[there] = whole[root[there]]
+        chosen[known] = there & (part > 0.5 * all_of_it)[root]
         return chosen
 
     @cached_property
