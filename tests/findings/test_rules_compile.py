@@ -93,6 +93,25 @@ def test_recompiles_before_the_window_are_a_note():
     assert recompiles.RULE(Case(compiled(graphs_in_window=0))) is None
 
 
+def test_what_was_compiled_too_often_costs_what_runs_op_by_op():
+    guards = [
+        Recompile(
+            "forward", f"0/{n}: self.number == {n}", "net.py:5 (forward)", "net.py:9 (forward)"
+        )
+        for n in range(7)
+    ]
+    run = compiled(graphs_in_window=6, recompiles=(*guards, replace(guards[0], given_up=True)))
+    stack = "net.py(5): forward"
+    done = [RecordedOp("aten::mm", 300, line=stack), RecordedOp("aten::tanh", 200, line=stack)]
+    case = cpu_case([*done, RecordedOp("aten::mm", 500, line="net.py(30): head")], run)
+    found = recompiles.RULE(case)
+    assert found.stake_ms == pytest.approx(0.5) and found.gain_ms == pytest.approx(0.2)
+    assert found.evidence[0] == "forward: 0/0: self.number == 0 (x 8), net.py:9 (forward)"
+    assert "tensor" in found.remedy and rules(case)[0] == "recompiles"
+    fewer = cpu_case(done, compiled(graphs_in_window=0, recompiles=tuple(guards)))
+    assert recompiles.RULE(fewer).stake_ms == 0
+
+
 def with_recipe(ms: float, **techniques):
     return replace(make_run(ms=ms), spec=replace(make_run().spec, recipe=Recipe(techniques)))
 

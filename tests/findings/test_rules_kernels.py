@@ -67,7 +67,17 @@ def test_a_cpu_takes_masks_of_two_or_four_dimensions():
 
     assert "attn_mask[None]" in masked(4, 64, 64).remedy
     assert "3 dimensions" in masked(4, 64, 64).evidence[0]
-    assert "[None]" not in masked(1, 4, 64, 64).remedy
+    # Of four dimensions it is taken, unless it asks for a gradient.
+    learned = masked(1, 4, 64, 64)
+    assert learned.gain_ms == 0 and "gradient of a mask" in learned.remedy
+
+
+def test_a_table_as_large_as_the_scores_is_none_of_them():
+    lookup = RecordedOp("aten::embedding", 400, args=tensors([9, 8], [64, 64, 8]))
+    found = attention_unfused.RULE(gpu_case([lookup, *by_hand()]))
+    assert found.stake_ms == pytest.approx(0.25)
+    biased = RecordedOp("aten::add", 400, args=tensors(SCORES, [1, 64, 64]))
+    assert attention_unfused.RULE(gpu_case([biased, *by_hand()])).stake_ms == pytest.approx(0.65)
 
 
 def test_remedies_of_attention_keep_the_model():

@@ -431,6 +431,29 @@ def test_weights_that_autocast_casts_again():
     assert repeated_work.RULE(watched(done, "r.")) == ()  # activations: autocast's own
 
 
+@pytest.mark.parametrize(("rest_us", "found"), [(0, True), (90, False)])
+def test_a_short_lookup_that_is_repeated_has_a_long_gradient(rest_us, found):
+    """`rest_us`: what the operator around the second lookup does beside it."""
+    node = "autograd::engine::evaluate_function: EmbeddingBackward0"
+    events = [
+        range_("ProfilerStep#1", 0, 1_000_000),
+        op("aten::embedding", 0, 10_000, sequence=1),
+        op("aten::bag", 20_000, 12_000 + 1_000 * rest_us, sequence=2),
+        op("aten::embedding", 21_000, 10_000),
+        op("aten::tanh", 31_000, 1_000 + 1_000 * rest_us),
+        op(node, 200_000, 300_000, sequence=2, forward_thread=1),
+        op("aten::embedding_dense_backward", 210_000, 280_000),
+        op("aten::mm", 500_000, 400_000),
+    ]
+    names = ("aten::embedding", "aten::tanh", "aten::embedding_dense_backward", "aten::mm")
+    profile = Profile((0, 1, 1, 1), (), dataflow=Dataflow(names, (0, 0, 1, 2, 3), ".r..."))
+    run = replace(remembered(device="cpu").run, clock=None, profile=profile)
+    said = repeated_work.RULE(Case(run, analyze(trace_of(events))))
+    assert bool(said) == found
+    if found:
+        assert said[0].gain_ms > 0.28
+
+
 @pytest.mark.parametrize(
     ("strides", "found"), [([0, 64, 1], True), ([4096, 64, 1], False), ([], False)]
 )
@@ -441,6 +464,16 @@ def test_one_thing_that_is_computed_for_every_sample(strides, found):
     assert bool(said) == found
     if found:
         assert "each of 32 samples" in said[0].claim and "net.py:5 (loss)" in said[0].evidence[1]
+
+
+def test_rows_that_are_computed_for_each_of_their_copies():
+    copy = RecordedOp("aten::clone", 20, args=tensors([4, 64]), line="net.py(4): forward")
+    product = mm(512, 64, 1024, 600, line="net.py(5): forward")
+    done = [copy, product, mm(64, 64, 64, 380)]
+    (found,) = repeated_work.RULE(watched(done, "mC."))
+    assert found.gain_ms == pytest.approx(0.6 * 7 / 8) and "8 times or more" in found.claim
+    assert "made at net.py:4 (forward)" in found.evidence[0] and "net.py:5" in found.evidence[1]
+    assert repeated_work.RULE(watched(done, "...")) == ()
 
 
 def test_a_loop_that_torch_has_is_no_loop_in_python():

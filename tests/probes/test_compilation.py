@@ -52,6 +52,30 @@ def test_recompiles_are_seen_after_many_earlier_compilations():
     assert len(found.recompiles) == 1 and "size" in found.recompiles[0].reason
 
 
+class Numbered(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def forward(self, x):
+        x = x.sin()
+        return x / (self.number + 1)
+
+
+def test_the_limit_of_recompilations_is_no_break():
+    blocks = [Numbered(number) for number in range(12)]
+    for block in blocks:
+        block.compile(backend="eager")
+    found = watched(lambda: [block(torch.ones(2)) for block in blocks])
+    *before, last = found.recompiles
+    assert not found.breaks and last.given_up and not any(one.given_up for one in before)
+    line = Numbered.forward.__code__.co_firstlineno
+    for one in found.recompiles:
+        assert one.function == "forward" and one.reason.partition(": ")[2].startswith("self.number")
+        assert one.begins.endswith(f"test_compilation.py:{line} (forward)")
+        assert one.line.endswith(f"test_compilation.py:{line + 2} (forward)")
+
+
 @pytest.mark.slow
 def test_more_recompiles_than_dynamo_keeps_by_itself():
     step = compiled()

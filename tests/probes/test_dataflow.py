@@ -17,11 +17,13 @@ from steplab.core.run import (
     CAST_AGAIN,
     CONSTANT,
     COPIED_OVER,
+    COPIED_ROWS,
     IDLE_GRADIENT,
     MADE_BEFORE,
     MASKED,
     NEEDED,
     READ_ONLY,
+    ROWS_COPIED,
     ROWS_OF_ZEROS,
     TIMES_ZERO,
     UNREAD_OUTPUT,
@@ -147,6 +149,74 @@ def test_weights_that_autocast_casts_again_whenever_it_is_left():
     assert verdicts(Loop(once))["aten::_to_copy"][CAST_AGAIN] == 0
 
 
+def per_row(x):
+    """Return each row's own numbers."""
+    return torch.randn(len(x) * 12, 8)
+
+
+COPY = torch.randint(4, (48,))
+LAYER, CONV, NORM = nn.Linear(8, 8), nn.Conv2d(8, 8, 1), nn.LayerNorm(8)
+TABLE, KERNEL = nn.Embedding(4, 8), torch.randn(8, 8, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("between", "name", "letter"),
+    [
+        (lambda x: LAYER(x.repeat_interleave(12, 0)), "aten::addmm", "C"),
+        (lambda x: LAYER(x.repeat(12, 1)), "aten::addmm", "C"),
+        (lambda x: LAYER(x[:, None].expand(-1, 5, -1)).flatten(0, 1), "aten::mm", "B"),
+        (lambda x: LAYER(x[COPY]), "aten::addmm", "C"),
+        (lambda x: LAYER(x.index_select(0, COPY)), "aten::addmm", "C"),
+        (
+            lambda x: LAYER(x[None].gather(1, COPY[None, :, None].expand(1, 48, 8))[0]),
+            "aten::addmm",
+            "C",
+        ),
+        (
+            lambda x: CONV(x[:, :, None, None].expand(-1, -1, 6, 6)).mean((2, 3)),
+            "aten::convolution",
+            "E",
+        ),
+        (lambda x: NORM(x.repeat_interleave(12, 0)), "aten::native_layer_norm", "C"),
+        # What is the same for all copies, or copied alike, leaves them copies.
+        (lambda x: LAYER(2 * x[COPY] + x.mean(0)), "aten::addmm", "C"),
+        (lambda x: LAYER(x[COPY] * x.square()[COPY]), "aten::addmm", "C"),
+    ],
+)
+def test_rows_that_are_computed_for_each_of_their_copies(between, name, letter):
+    found = verdicts(Loop(between))
+    assert found[name][letter] >= 1  # the layer behind it takes them too
+
+
+def test_all_that_follows_the_first_product_is_computed_again():
+    found = verdicts(Loop(lambda x: torch.tanh(LAYER(torch.sin(x.repeat(12, 1))))))
+    assert found["aten::sin"] == {NEEDED: 1} and found["aten::tanh"]["C"] == 1
+    assert found["aten::repeat"] == {ROWS_COPIED: 1}
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda x: LAYER(x.repeat_interleave(12, 0) + per_row(x)),
+        lambda x: LAYER(x[:, None].expand(4, 12, 8) + torch.randn(12, 8)).flatten(0, 1),
+        lambda x: LAYER(x[COPY] + x[COPY.flip(0)]),  # pairs of rows
+        lambda x: LAYER(torch.cat([x[COPY], per_row(x)])),
+        lambda x: LAYER(F.dropout(x.repeat(12, 1))),
+        lambda x: LAYER(x)[COPY] + per_row(x),  # multiplied first
+        lambda x: LAYER(x[COPY[:12]]),  # not so many
+        lambda x: x.sum() + LAYER(TABLE(COPY)),
+        lambda x: F.scaled_dot_product_attention(  # one head of keys for many of queries
+            per_row(x).view(4, 3, 4, 8), *[x.view(1, 1, 4, 8).expand(4, 3, 4, 8)] * 2
+        ).reshape(48, 8),
+        lambda x: (x.repeat(12, 1) - per_row(x)).square(),  # labels
+        lambda x: F.conv2d(x[:, :, None, None].expand(4, 8, 6, 6), KERNEL, padding=1).mean((2, 3)),
+    ],
+)
+def test_rows_that_something_of_their_own_is_added_to(between):
+    found = sum(verdicts(Loop(between)).values(), Counter())
+    assert not set(found) & set(COPIED_ROWS)
+
+
 def test_a_loss_of_weight_zero_is_for_nothing():
     layer = nn.Linear(8, 8)
 
@@ -227,6 +297,11 @@ def test_padding_of_token_ids():
     ids[:, 32:] = 0
     found, _ = watched(Loop(lambda x: x + table(ids).mean((0, 1))))
     assert found.padding == pytest.approx(31 / 63, abs=0.02)
+    model = nn.Module()
+    model.register_buffer("apart", ids)  # distances that end with the farthest one, no batch
+    built, _ = watched(Loop(lambda x: x + table(model.apart).mean((0, 1))))
+    made, _ = watched(Loop(lambda x: x + table(torch.arange(512).view(8, 64).clamp(max=9)).sum()))
+    assert built.padding == made.padding == 0
 
 
 def test_a_product_with_rows_of_zeros():

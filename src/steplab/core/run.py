@@ -229,6 +229,9 @@ class Recompile:
 
     function: str
     reason: str
+    begins: str = ""  # the function's first line: "model.py:12 (forward)"
+    line: str = ""  # that the guard is for; "": an input's
+    given_up: bool = False  # one too many: from here on what fails the guard runs uncompiled
 
 
 @dataclass(frozen=True)
@@ -404,6 +407,9 @@ COPIED_OVER = "k"  # made anew element by element, then copied over what is olde
 UNREAD_OUTPUT = "o"  # of a compiled graph: it returns what nobody reads
 MASKED = "PQR"  # attention of which a mask leaves out so many tenths of the scores: 7, 8, 9
 ROWS_OF_ZEROS = "6789"  # a product of which so many tenths of the rows are zeros
+# Rows that are copies of fewer ones, each computed at least so often: 2, 4, 8 and on to 1024.
+COPIED_ROWS = "ABCDEFGHIJ"
+ROWS_COPIED = "m"  # made these copies
 NEEDED = "."
 
 

@@ -108,6 +108,18 @@ class Rows:
         behind[has_op] = np.isin(self._roots[self.work.op_row[has_op]], asked)
         return mask | (behind & self.labeled("phase", lambda label: label == "backward"))
 
+    def whole_calls(self, mask: Mask) -> Mask:
+        """The rows in `mask` that are most of what the operator does that the code called."""
+        known = (self.work.op_row >= 0) & self.inside
+        known &= ~self.labeled("phase", lambda label: label == "backward")
+        root = self._roots[self.work.op_row[known]]
+        spent, there = self.work.duration[known], mask[known]
+        all_of_it = np.bincount(root, spent, len(self._roots))
+        part = np.bincount(root, spent * there, len(self._roots))
+        chosen: Mask = np.zeros(len(self.work), dtype=bool)
+        chosen[known] = there & (part > 0.5 * all_of_it)[root]
+        return chosen
+
     @cached_property
     def _roots(self) -> Ints:
         """The outermost operator around each operator; of backward, around the one of forward."""

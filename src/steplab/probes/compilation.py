@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch._dynamo
 from torch._dynamo.utils import (
+    CompilationMetrics,
     clear_compilation_metrics,
     counters,
     get_compilation_metrics,
@@ -31,6 +33,10 @@ BREAK_REASONS = {
     "comprehension_graph_break": "Break inside a comprehension",
 }
 GIVEN_UP = "Unsupported"  # the exception that makes dynamo leave a function uncompiled
+LIMIT = "recompile limit"  # in its reason, where a function was compiled too often
+# Behind a guard dynamo writes the source line and where that is, then the stack.
+GUARD_SOURCE = re.compile(r"\s+# ")
+STACK_LINE = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
 class CompilationProbe(Probe):
@@ -58,11 +64,7 @@ class CompilationProbe(Probe):
         self.misses = int(counters["inductor"]["fxgraph_cache_miss"])
         self.cudagraph_skips = int(counters["inductor"]["cudagraph_skips"])
         self.chunked = chunked_graphs() - self.chunked_before
-        self.recompiles = tuple(
-            Recompile(str(m.co_name), first_line(str(m.recompile_reason)))
-            for m in get_compilation_metrics()
-            if m.recompile_reason
-        )
+        self.recompiles = tuple(recorded_recompiles())
 
     def inspect(self, subject: Subject) -> None:
         """Reset and time the first step again in the same process, with the disk cache filled.
@@ -129,11 +131,44 @@ def recorded_graph_breaks() -> Iterator[GraphBreak]:
         frames = [(f.filename, f.lineno or 0, f.name) for f in reversed(cut.user_stack)]
         yield GraphBreak(cut.reason, frames)
     for compiled in get_compilation_metrics():
-        if compiled.fail_type == GIVEN_UP:
+        if compiled.fail_type == GIVEN_UP and not _is_limit(compiled):
             path, line = compiled.fail_user_frame_filename, compiled.fail_user_frame_lineno
             function = compiled.co_name or ""
             frame = (path or "", line or 0, function)
             yield GraphBreak(compiled.fail_reason or "", [frame], given_up=function)
+
+
+def recorded_recompiles() -> Iterator[Recompile]:
+    """Yield all recompilations since dynamo was last reset.
+
+    The one beyond the limit has no function of its own: it is that of the same frame before.
+    """
+    frames: dict[str, Frame] = {}
+    for compiled in get_compilation_metrics():
+        frame = str(compiled.compile_id).partition("/")[0]
+        if compiled.co_name:
+            place = compiled.co_filename or "", compiled.co_firstlineno or 0, compiled.co_name
+            frames[frame] = place
+        if compiled.recompile_reason:
+            place = frames.get(frame, ("", 0, ""))
+            reason = str(compiled.recompile_reason)
+            yield Recompile(
+                place[2],
+                GUARD_SOURCE.split(first_line(reason), maxsplit=1)[0],
+                innermost_line([place]) or "",
+                innermost_line(_stack(reason)) or "",
+                _is_limit(compiled),
+            )
+
+
+def _stack(reason: str) -> list[Frame]:
+    """Return the frames that a guard's reason ends with, innermost first."""
+    found = [(m["path"], int(m["line"]), m["function"]) for m in STACK_LINE.finditer(reason)]
+    return found[::-1]
+
+
+def _is_limit(compiled: CompilationMetrics) -> bool:
+    return LIMIT in first_line(compiled.fail_reason or "")
 
 
 def count_graph_breaks() -> dict[str, int]:

@@ -29,18 +29,21 @@ from steplab.core.run import (
     CAST_BACK,
     CONSTANT,
     COPIED_OVER,
+    COPIED_ROWS,
     IDLE_GRADIENT,
     MADE_BEFORE,
     MASKED,
     NEEDED,
     PARTLY_USED,
     READ_ONLY,
+    ROWS_COPIED,
     TIMES_ZERO,
     UNUSED,
     ZEROS,
 )
 from steplab.probes.compilation import graph_count
 from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls, running_line
+from steplab.probes.copied_rows import SELECTS, Places, copied_rows, times_computed
 from steplab.probes.graph_waste import Borders, graph_waste
 from steplab.probes.idle_buffers import idle_buffers
 from steplab.probes.known_tensors import HeldTensors, held_tensors
@@ -106,6 +109,7 @@ class _Value:
     constant: bool = False  # depends on no weight, no batch and no random number
     zero: bool = False  # something was multiplied by the number zero
     outside: bool = False  # the storage is older than the step
+    copied: Places = ()
 
 
 @dataclass
@@ -191,6 +195,7 @@ class _Watcher(TorchDispatchMode):
         for_host = behind(ops, read | held)
         constant, copied = constants(ops), copied_over(ops, held)
         again = repeated(ops, for_update)
+        row_makers = {p.maker for op in ops if times_computed(op.copied) > 1 for p in op.copied}
         return "".join(
             (READ_ONLY if i in for_host else UNUSED)
             if i not in for_update
@@ -202,6 +207,10 @@ class _Watcher(TorchDispatchMode):
             if i in again
             else op.zeros
             if op.zeros
+            else _copies_letter(times_computed(op.copied))
+            if times_computed(op.copied) > 1
+            else ROWS_COPIED
+            if i in row_makers
             else CAST_BACK
             if op.casts_back
             else COPIED_OVER
@@ -291,6 +300,8 @@ class _Watcher(TorchDispatchMode):
             covers_older=fresh and self._copies_over(inputs),
             input_gradient=_storage(outputs[0]) if _could_leave_out(func, args, out) else None,
         )
+        if random is None:
+            op.copied = self._copied_rows(func, args, inputs, [*made, *written])
         if call != OUTSIDE:
             op.call, op.forward, op.line = call, forward, self._line(forward)
             op.flops = _flops(func, args, kwargs, out)
@@ -302,7 +313,33 @@ class _Watcher(TorchDispatchMode):
             self.cast_from[index] = inputs[0].dtype
         zero = _is_zero(name, args, [value.zero for value in sources])
         for place, tensor in enumerate((*made, *written)):
-            self._note_write(tensor, _Value(hash((number, place)), index, constant, zero))
+            copied = () if place else op.copied
+            value = _Value(hash((number, place)), index, constant, zero, copied=copied)
+            self._note_write(tensor, value)
+
+    def _copied_rows(
+        self, func: OpOverload, args: Any, inputs: list[Tensor], results: list[Tensor]
+    ) -> Places:
+        """Return which rows of the first result are copies.
+
+        A gradient's are left to the forward; rows of a weight, or of data, that an index takes are
+        an embedding.
+        """
+        if not results or not _covers(results[0]):
+            return ()
+        if torch._C._current_autograd_node() is not None:
+            return ()
+        if func._schema.name in SELECTS and self._value(inputs[0]).writer < 0:
+            return ()
+        return copied_rows(func, args, inputs, results[0], self, len(self.seen.ops))
+
+    def places(self, tensor: Tensor) -> Places:
+        """Return the rows of a storage that are copies."""
+        return self._value(tensor).copied
+
+    def number(self, tensor: Tensor) -> int:
+        """Return a number that only equal values share."""
+        return hash(self._key(tensor))
 
     def _note_write(self, tensor: Tensor, value: _Value) -> None:
         old, storage = self.values.get(_storage(tensor)), _storage(tensor)
@@ -434,7 +471,10 @@ class _Watcher(TorchDispatchMode):
         return op.name
 
     def _look_at_ids(self, name: str, args: Any) -> None:
-        if name == "aten::embedding" and args[1].dim() == 2 and args[1].numel() >= LEAST_IDS:
+        """Look for padding in the ids of a batch; a table that the model keeps is constant."""
+        if name != "aten::embedding" or self._value(args[1]).constant:
+            return
+        if args[1].dim() == 2 and args[1].numel() >= LEAST_IDS:
             self.seen.padding = max(self.seen.padding, padded_share(args[1]))
 
 
@@ -487,6 +527,11 @@ def _masked_tenths(func: Any, args: Any, kwargs: Any) -> str:
         return ""
     tenths = min(9, int(10 * masked_share(func, args, kwargs) + 1e-9))
     return MASKED[tenths - 7] if tenths >= 7 else ""
+
+
+def _copies_letter(times: int) -> str:
+    """Return the letter for rows that are computed so often."""
+    return COPIED_ROWS[min(times.bit_length() - 2, len(COPIED_ROWS) - 1)]
 
 
 def _could_leave_out(func: OpOverload, args: Any, out: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from steplab.probes.compiled_calls import OUTSIDE
+from steplab.probes.copied_rows import Places
 
 # What fills memory with one number: it is no work that could have been kept.
 FILLS = frozenset(
@@ -28,6 +29,7 @@ class WatchedOp:
     may_repeat: bool = False  # whether it counts where an earlier one has its number
     constant: bool = False
     zeros: str = ""  # ZEROS, or tenths of the rows; of an attention, one of MASKED
+    copied: Places = ()  # rows of its result that are copies of others
     casts_back: bool = False
     elementwise: bool = False
     covers_older: bool = False  # copies a new tensor over one that is older than the step

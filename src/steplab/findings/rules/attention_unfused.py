@@ -15,6 +15,7 @@ kernel takes (fp64, heads above 256, dropout on a CPU) is a note without a gain.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from steplab.core import Finding, units
@@ -40,6 +41,8 @@ CALL = "F.scaled_dot_product_attention"
 # Not aten::dropout, which is also called in evaluation, where it does nothing.
 DROPOUTS = ("aten::native_dropout", "aten::_fused_dropout", "aten::bernoulli_")
 
+_Shape = tuple[int, int, int]  # elements, and the last two dimensions
+
 
 def check(case: Case) -> Finding | None:
     """Look for stored scores, else for the slow kernel, else for a mask that costs."""
@@ -52,7 +55,8 @@ def _stored_scores(case: Case) -> Finding | None:
     sizes = _score_sizes(rows) if rows is not None else set()
     if rows is None or not sizes:
         return None
-    touching = rows.called(lambda call: _is_of(call, sizes))
+    shapes = _score_shapes(rows, sizes)
+    touching = rows.called(lambda call: any(map(shapes.__contains__, _shapes(call))))
     products = matmuls(rows)
     multiplied = rows.of_calls(products)
     scoring = rows.of_calls(n for n, one in products.items() if _result_size(one) in sizes)
@@ -151,6 +155,30 @@ def _score_sizes(rows: Rows) -> set[int]:
     return softmax & results
 
 
+def _score_shapes(rows: Rows, sizes: set[int]) -> set[_Shape]:
+    """Return the shapes that scores have in softmaxes and products, and their transposes.
+
+    A table of positions that a bias is looked up in may be as large, and is none of them.
+    """
+    products = [one for one in matmuls(rows).values() if _result_size(one) in sizes]
+    found = {(_result_size(one), one.m, one.n) for one in products}
+    found |= {
+        shape
+        for call in rows.calls
+        if "softmax" in call.name
+        for shape in _shapes(call)
+        if shape[0] in sizes
+    }
+    return found | {(size, last, first) for size, first, last in found}
+
+
+def _shapes(call: OpCall) -> Iterator[_Shape]:
+    """Yield the elements of a call's tensors, and their last two dimensions."""
+    for tensor in call.tensors:
+        if tensor is not None and len(tensor.dims) > 1:
+            yield tensor.numel, tensor.dims[-2], tensor.dims[-1]
+
+
 def _result_size(one: Matmul) -> int:
     return one.batch * one.m * one.n
 
@@ -222,6 +250,8 @@ class _Refusal(NamedTuple):
 def _refusals(case: Case, rows: Rows, op: str) -> list[_Refusal]:
     """Return why torch's attention took the path of `op`, a reason for each distinct call."""
     named = {name: [call for call in rows.calls if call.name == name] for name in (ENTRY, op)}
+    if not named[op]:
+        return []
     found = (_refusal(call, case.on_device) for call in named[ENTRY] or named[op])
     return [refusal for refusal in found if refusal is not None]
 
@@ -246,6 +276,9 @@ def _refusal(call: OpCall, on_device: bool) -> _Refusal | None:
     if mask is not None and not on_device and len(mask.dims) not in CPU_MASKS:
         why = f"a mask of {len(mask.dims)} dimensions, where the CPU's fused kernel takes 2 or 4"
         return _Refusal(why, final=False, cure=f"{CALL} with attn_mask[None], of 4 dimensions")
+    if mask is not None and not on_device:
+        why = "the CPU's fused kernel has no gradient of a mask, and this one asks for it"
+        return _Refusal(why, final=True)
     if mask is not None:
         return _Refusal(f"a mask of {'x'.join(map(str, mask.dims))} is given", final=False)
     return None

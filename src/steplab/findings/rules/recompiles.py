@@ -1,6 +1,7 @@
 """torch.compile compiles the same function again and again.
 
-What it sees: recompilations with the guard that failed, and the time they take per step.
+What it sees: recompilations with the guard that failed and its line, and the time they take per
+step; beyond Dynamo's limit, the work of the function that then runs op by op.
 Why it costs: every new shape or value that fails a guard costs seconds; after 8 of them the
 function runs uncompiled.
 Remedy: pad to few sizes, mark the dimension dynamic, turn changing numbers into tensors.
@@ -9,35 +10,91 @@ When it is wrong: recompilations that end during warm-up cost only start-up time
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Collection, Sequence
 
-from steplab.core import Finding, units
+from steplab.core import Finding, Recompile, units
 from steplab.findings.case import Case
+from steplab.findings.claims import Claim
+from steplab.findings.rows import Rows
 from steplab.trace.silences import COMPILING
+
+NUMBER = re.compile(r"\d+")
+MOVES = ("elementwise", "reduction", "copy")  # what a graph fuses
+SIZES = (
+    "pad to few sizes, compile with dynamic=True, or mark the changing dimension with "
+    "torch._dynamo.mark_dynamic"
+)
+NUMBERS = "keep the number that the guard is for as a tensor, which graphs take as an input"
 
 
 def check(case: Case) -> Finding | None:
-    """Count the recompilations by guard, and their time in the steps."""
+    """Count the recompilations by guard, and their time in the steps or what is not compiled."""
     compilation = case.run.compilation if case.run else None
     recompiles = compilation.recompiles if compilation else ()
+    given_up = {one.begins for one in recompiles if one.given_up}
+    if given_up and case.rows is not None:
+        return _given_up(case, case.rows, recompiles, given_up)
     spent = _traced_ms(case) or _timed_ms(case)
     if not recompiles and not spent:
         return None
-    guards = Counter((recompile.function, recompile.reason) for recompile in recompiles)
-    evidence = [f"{name}: {reason} (x {n})" for (name, reason), n in guards.most_common(3)]
+    evidence = _guards(case, recompiles)
     if spent:
         evidence.append(f"compiling takes {units.milliseconds(spent)} of a step")
     again = f"the same code was compiled {len(recompiles)} times more"
-    claim = again if recompiles else "the steps still compile"
     return Finding(
         rule="recompiles",
-        claim=claim,
+        claim=again if recompiles else "the steps still compile",
         evidence=tuple(evidence),
-        remedy="pad to few sizes, or mark the changing dimension with torch._dynamo.mark_dynamic",
+        remedy=_remedy(recompiles),
         stake_ms=spent,
         why="each failed guard compiles the function anew, which takes seconds",
         gain_ms=spent,
     )
+
+
+def _given_up(
+    case: Case, rows: Rows, recompiles: Sequence[Recompile], functions: Collection[str]
+) -> Finding:
+    """Take what functions run op by op that were compiled too often; their graphs have callers."""
+    eager = rows.labeled("function", functions.__contains__)
+    spent = case.cost_ms(eager)
+    return Claim(
+        rule="recompiles",
+        claim=f"compiled {len(recompiles)} times more and given up: {units.milliseconds(spent)} "
+        "a step run uncompiled",
+        evidence=(*_guards(case, recompiles), *rows.hot_lines(eager)),
+        remedy=_remedy(recompiles),
+        stake_ms=spent,
+        why="beyond Dynamo's limit, what fails all guards runs op by op",
+        gain_ms=case.cost_ms(eager & rows.category(*MOVES)),
+        work=eager,
+    )
+
+
+def _guards(case: Case, recompiles: Sequence[Recompile]) -> list[str]:
+    """Return the guards that failed most, those apart in numbers only as one, with their lines."""
+    kinds = Counter((one.begins, one.line, _kind(one)) for one in recompiles)
+    found = []
+    for kind, count in kinds.most_common(3):
+        one = next(o for o in recompiles if (o.begins, o.line, _kind(o)) == kind)
+        place = f", {one.line or one.begins}" if one.line or one.begins else ""
+        found.append(f"{one.function}: {one.reason} (x {count}){place}")
+    # The size of an input is nobody's line; whether it may change is said where it is compiled.
+    of_inputs = any(not one.line for one in recompiles)
+    compiled_at = case.setup_lines("torch.compile") if of_inputs else ()
+    return [*found, *(f"compiled at {line}" for line in compiled_at)]
+
+
+def _kind(one: Recompile) -> str:
+    return NUMBER.sub("", one.reason)
+
+
+def _remedy(recompiles: Sequence[Recompile]) -> str:
+    """Return the remedy for the guards of which most failed: on sizes, or on a line's numbers."""
+    of_lines = sum(bool(one.line) for one in recompiles)
+    return NUMBERS if 2 * of_lines > len(recompiles) else SIZES
 
 
 def _traced_ms(case: Case) -> float:

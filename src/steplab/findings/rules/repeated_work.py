@@ -3,10 +3,12 @@
 What it sees: operators whose result the step had already computed from the same inputs, as the Run
 recorded the flow of values: the forward again under checkpointing, a weight that is normalized or
 cast at every use, a mask or a table in every layer; and nodes of autograd that run twice, where two
-losses go back through one graph; weights that autocast casts again and again; and operators whose
-inputs are one sample, expanded to many.
+losses go back through one graph; weights that autocast casts again and again; operators whose
+inputs are one sample, expanded to many; and operators that take each row by itself, of rows that
+`expand`, `repeat` or an index copied from fewer ones.
 Why it costs: it is the same time once more.
-Remedy: compute it once and keep it; no checkpointing while there is room; one backward of the sum.
+Remedy: compute it once and keep it, or before it is copied; no checkpointing while there is room;
+one backward of the sum.
 When it is wrong: checkpointing makes room that is needed. It is reported where the step uses less
 than half of the device's memory, and where it costs 10 % of the step: below that it may well pay.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import CAST_AGAIN, MADE_BEFORE
+from steplab.core.run import CAST_AGAIN, COPIED_ROWS, MADE_BEFORE, ROWS_COPIED
 from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
@@ -43,7 +45,7 @@ def check(case: Case) -> tuple[Finding, ...]:
         _recomputed(case, rows, again & backward),
         _repeated(case, rows, again & ~backward & ~own),
         _cast_again(case, rows, cast & ~backward & own),
-        _expanded(case, rows),
+        _copied_rows(case, rows) or _expanded(case, rows),
         _second_backward(case, rows),
     )
     return tuple(finding for finding in found if finding is not None)
@@ -67,12 +69,13 @@ def _recomputed(case: Case, rows: Rows, mask: Mask) -> Finding | None:
 
 
 def _repeated(case: Case, rows: Rows, mask: Mask) -> Finding | None:
-    if not case.cost_ms(mask) > SHARE * case.step_ms:
-        return None
     ops = [total.label for total in rows.totals("op", mask, 3)]
-    # The gradient of something that is computed again is computed again as well.
-    mask = rows.with_gradients(mask)
+    # The gradient of something that is computed again is computed again as well, and may take far
+    # longer: that of a lookup adds up rows.
+    mask |= rows.with_gradients(rows.whole_calls(mask))
     spent = case.cost_ms(mask)
+    if not spent > SHARE * case.step_ms:
+        return None
     return Claim(
         rule="repeated_work",
         claim=f"the same values are computed again: {units.milliseconds(spent)} a step",
@@ -82,6 +85,37 @@ def _repeated(case: Case, rows: Rows, mask: Mask) -> Finding | None:
         stake_ms=spent,
         why="inputs and results are those of an earlier operator of the step",
         gain_ms=spent,
+        work=mask,
+    )
+
+
+def _copied_rows(case: Case, rows: Rows) -> Finding | None:
+    """Find operators that compute each of many rows that are copies of fewer."""
+    masks = {
+        2**power: rows.with_gradients(case.verdict(letter))
+        for power, letter in enumerate(COPIED_ROWS, 1)
+    }
+    costs = {times: case.cost_ms(mask) for times, mask in masks.items()}
+    lost = sum((1 - 1 / times) * cost for times, cost in costs.items())
+    if not lost > SHARE * case.step_ms:
+        return None
+    mask = np.logical_or.reduce(list(masks.values()))
+    spent, most = case.cost_ms(mask), max(costs, key=costs.__getitem__)
+    makers = rows.totals("line", case.verdict(ROWS_COPIED), 1)
+    return Claim(
+        rule="repeated_work",
+        claim=f"each row is computed {most} times or more: {units.milliseconds(spent)} a step",
+        evidence=(
+            "its input has copies of fewer rows, by expand, repeat or an index"
+            + "".join(f", made at {total.label}" for total in makers),
+            *rows.hot_lines(mask),
+        ),
+        remedy="compute the rows before they are copied: layer(x).repeat_interleave(n, 0) instead "
+        "of layer(x.repeat_interleave(n, 0)), layer(x)[index] instead of layer(x[index]); what is "
+        "added to them later broadcasts",
+        stake_ms=spent,
+        why="every operator on the way takes each row by itself, and equal rows give equal results",
+        gain_ms=lost,
         work=mask,
     )
 
