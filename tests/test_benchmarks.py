@@ -125,6 +125,7 @@ def test_speed_at_equal_loss_is_told_once_both_are_known(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["gate", "flagship", "xl", "small", "hydra", "decode", "convergence"]
 )
@@ -146,6 +147,7 @@ def test_every_question_can_be_asked(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_cost_of_sharding_is_measured_without_other_ranks():
     done = _run(
         "sharding_cost.py --size tiny --context 16 --device cpu --batch 1 "
@@ -156,6 +158,7 @@ def test_the_cost_of_sharding_is_measured_without_other_ranks():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_implementations_are_compared_with_fp64_at_their_shapes(tmp_path):
     table = tmp_path / "table.csv"
     ops = "router rotary rms_norm timestep_norm"

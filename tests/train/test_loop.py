@@ -120,6 +120,7 @@ def train_command(folder, steps) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # tests/machine/test_kill_campaign.py has a shorter one
 def test_kills_at_random_moments_lose_nothing(tmp_path):
     """Killed several times, also while saving; the last run ends where an unbroken one does."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}

@@ -18,6 +18,8 @@ def test_a_lie_is_red_and_the_right_tensor_named(monkeypatch, lie: Lie):
     assert lie.tensor in found.get(lie.group, ""), found
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("lie", [lie for lie in LIES if not lie.name], ids=str)
 def test_a_wrong_model_is_red_with_16_bit_weights_too(lie: Lie):
     assert lie.tensor in lie.case.red(parse_recipe(BF16_WEIGHTS)).get(lie.group, "")
