@@ -18,7 +18,7 @@ FAST := architecture compare core costs data findings forecasting hardware lint 
 fast: setup
 	$(BIN)/python -m pytest -q -n 3 -m 'not slow' $(addprefix tests/,$(FAST))
 
-# The README's test command: all but the slow tests, ten minutes on two cores.
+# The README's test command: all but the slow tests, twelve minutes on two cores.
 test: setup
 	$(BIN)/python -m pytest -q -n 3 -m 'not slow'
 
