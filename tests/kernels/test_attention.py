@@ -126,8 +126,10 @@ def test_the_choice_for_a_gpu_can_be_traced(dtype, monkeypatch):
     assert module.ran == ("cudnn" if dtype == torch.bfloat16 else "efficient")
 
 
-def test_narrow_heads_go_to_triton_where_there_is_much_to_do():
+def test_narrow_heads_go_to_triton_where_there_is_much_to_do(monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
 
     def first(device, *shape):
         with FakeTensorMode():
@@ -137,6 +139,8 @@ def test_narrow_heads_go_to_triton_where_there_is_much_to_do():
     assert first("cuda", 4, 12, 4096, 32) == first("cuda", 16, 12, 4096, 16) == "triton_flash"
     assert first("cuda", 4, 12, 4096, 64) == first("cuda", 1, 12, 4096, 32) == "cudnn"
     assert first("cpu", 4, 12, 4096, 32) == "cudnn"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    assert first("cuda", 4, 12, 4096, 32) == "cudnn"  # not measured there
 
 
 def test_every_file_is_an_implementation():

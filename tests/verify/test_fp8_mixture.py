@@ -75,8 +75,8 @@ def forgotten_scale(x, w, offsets_E, dtype, product=e4m3.product):
     return product(x, w, offsets_E, dtype)
 
 
-def one_wrong_row(x, w, offsets_E, dtype, bias=None, product=e4m3.product):
-    out = product(x, w, offsets_E, dtype, bias)
+def one_wrong_row(x, w, offsets_E, dtype, product=e4m3.product):
+    out = product(x, w, offsets_E, dtype)
     return out if dtype == torch.float64 else out.index_fill(0, torch.tensor(3), 1.0)
 
 

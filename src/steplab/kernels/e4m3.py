@@ -149,30 +149,23 @@ def balanced_scales(a_R: Tensor, b_R: Tensor, largest: Tensor) -> tuple[Tensor, 
 
 
 def product(
-    x: Rounded | Rows,
-    w: Rounded | Rows,
-    offsets_E: Tensor | None,
-    dtype: torch.dtype,
-    bias_N: Tensor | None = None,
+    x: Rounded | Rows, w: Rounded | Rows, offsets_E: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """Return (R, N) in `dtype`: x w^T, of (R, K) and (N, K), or of rows in E groups and (E, N, K).
 
     In bf16 on a GPU by its fp8 units, whose sums keep 14 bits; else by torch, of the same factors.
-    A bias, which groups do not have, is added before the sum is rounded.
     """
-    assert bias_N is None or offsets_E is None
     if not _on_units(x.values, dtype):
         x_RK, w_NK = (t.values.to(_wide(dtype)) * t.scale[..., None] for t in (x, w))
         if offsets_E is None:
-            out = x_RK @ w_NK.mT
-            return (out if bias_N is None else out + bias_N).to(dtype)
+            return (x_RK @ w_NK.mT).to(dtype)
         out = x_RK.new_zeros(x_RK.shape[0], w_NK.shape[1])
         for e, (a, b) in enumerate(_groups(offsets_E)):
             out[a:b] = x_RK[a:b] @ w_NK[e].T
         return out.to(dtype)
     if offsets_E is None:
         return torch._scaled_mm(
-            x.values, w.values.T, x.scale[:, None], w.scale[None], bias_N, out_dtype=dtype,
+            x.values, w.values.T, x.scale[:, None], w.scale[None], out_dtype=dtype,
             use_fast_accum=True,
         )  # fmt: skip
     return torch._scaled_grouped_mm(

@@ -46,7 +46,7 @@ PLAIN_FIELDS = ("roundoff", "matmul_dtype", "terms", "first_seconds", "bits", "e
 BUFFERS = "buffers"
 STATE = "optimizer"  # begins the name of a group of the optimizer's state
 # Of the significand, the hidden one included. Products of fp8 numbers give bf16 ones.
-BITS = {"tf32": 11, "bf16": 8, "fp16": 11, "fp8": 8}
+BITS = {"fp32": 24, "tf32": 11, "bf16": 8, "fp16": 11, "fp8": 8}
 
 
 @dataclass(frozen=True)
@@ -374,8 +374,8 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def unit_roundoff(dtype: str) -> float:
-    """Return the largest relative error of one rounding to fp32, tf32, bf16 or fp16."""
-    return 2.0 ** -BITS.get(dtype, 24)
+    """Return the largest relative error of one rounding to a dtype of BITS."""
+    return 2.0 ** -BITS[dtype]
 
 
 def reference_path(folder: Path, shape: str, name: str) -> Path:

@@ -10,6 +10,7 @@ the first one's backend.
 # B batch, H heads, T queries, S keys, D head width
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from steplab.core.errors import UserError
@@ -25,9 +26,9 @@ IMPLS = load_all("attention")
 # behind, and its host needs a third of the time. cuDNN and flash take 16-bit inputs only; flash
 # also runs on CPU. triton_flash takes what they refuse (documents, shared heads).
 PREFERENCE = ("cudnn", "flash", "efficient", "triton_flash", "math", "reference")
-# Of narrow heads cuDNN's kernels make less: B4 H12 T4096 D32, forward and backward in a replayed
-# step, 0.93 ms by cuDNN and 0.75 by triton_flash. Where there is so much to do, or more, the GPU
-# takes as long as the host needs for the launches.
+# cuDNN is slower with narrow heads: B4 H12 T4096 D32, forward and backward in a replayed step on an
+# H200, 0.93 ms by cuDNN and 0.75 by triton_flash. With as many pairs or more, the GPU takes as long
+# as the host needs for the launches. Other cards than Hopper have not been measured.
 NARROW_HEADS = ("triton_flash", *PREFERENCE)
 NARROW, MANY_PAIRS = 32, 4 * 12 * 4096**2
 
@@ -42,7 +43,7 @@ def choose(
 ) -> str:
     """Return the implementation to run. `auto` takes the first that accepts the inputs.
 
-    Which is asked first depends on shapes alone.
+    Which is asked first depends on shapes and card alone.
     """
     if documents_BS is not None and documents_BS.shape != (k_BHSD.shape[0], k_BHSD.shape[2]):
         raise UserError(
@@ -56,8 +57,10 @@ def choose(
 
 def _preference(inputs: AttentionInputs) -> tuple[str, ...]:
     (B, H, T, D), S = inputs.q_BHTD.shape, inputs.k_BHSD.shape[2]
-    is_narrow = inputs.q_BHTD.is_cuda and D <= NARROW and B * H * T * S >= MANY_PAIRS
-    return NARROW_HEADS if is_narrow else PREFERENCE
+    if not inputs.q_BHTD.is_cuda or D > NARROW or B * H * T * S < MANY_PAIRS:
+        return PREFERENCE
+    hopper = torch.cuda.get_device_capability(inputs.q_BHTD.device) == (9, 0)
+    return NARROW_HEADS if hopper else PREFERENCE
 
 
 def attention(
