@@ -33,6 +33,10 @@ from steplab.modules.experts import MixtureOfExperts
 
 T, K, E, D, INNER = 65_536, 2, 8, 768, 3072
 R = T * K
+# One network: the shared one of the flagship, nanoGPT's, and hydra's, routed and not.
+DENSE = (
+    (T, "gelu", INNER), (16_384, "gelu", INNER), (8192, "swiglu", 2304), (16_384, "swiglu", 2304)
+)  # fmt: skip
 LIMIT_S = 80.0  # rows after that are not run
 GIB = 2**30
 ROW_TILES = "2,256,4 4,256,4 8,256,4 16,256,4 32,256,4 4,256,2 8,256,8 16,256,8"
@@ -199,25 +203,43 @@ def time_products(experts_TK: torch.Tensor) -> None:
     row("grouped dw_in: dz^T x", gradient(h_RF, x_RD), flops, "TFLOP/s")
 
 
-def time_inside(name: str, offsets_E: torch.Tensor, weights: activation_op.RowWeights) -> None:
-    """Products with gelu in their kernels, beside a product and a pass."""
+def time_inside(
+    name: str,
+    offsets_E: torch.Tensor,
+    weights: activation_op.RowWeights,
+    activation: str,
+    inner: int,
+) -> None:
+    """Products with the activation in their kernels, beside a product and a pass."""
     count, groups = weights.values_R.shape[0], offsets_E.shape[0]
-    x, z = normal(count, D), normal(count, INNER)
-    w_in, w_out = normal(groups, INNER, D) * D**-0.5, normal(groups, D, INNER) * D**-0.5
+    wide = 2 * inner if activation == "swiglu" else inner
+    x, z = normal(count, D), normal(count, wide)
+    w_in, w_out = normal(groups, wide, D) * D**-0.5, normal(groups, D, inner) * D**-0.5
+    inside, ends = in_product.IN_PRODUCT[activation], None if groups == 1 else offsets_E
 
     def product(w: torch.Tensor) -> torch.Tensor:
         if groups == 1:
             return x @ w[0]
         return grouped_mm_op.grouped_mm("aten", x, w, offsets_E)
 
-    flops = 2.0 * count * D * INNER
+    def forward_apart() -> Any:
+        return triton_rows.forward(product(w_in.mT), activation, weights)
+
+    def backward_apart() -> Any:
+        return triton_rows.backward(z, product(w_out), activation, weights)
+
+    up, down = 2.0 * count * D * wide, 2.0 * count * D * inner
     calls = {
-        "up, then gelu": lambda: triton_rows.forward(product(w_in.mT), "gelu", weights),
-        "up with gelu": lambda: in_product.product_gelu(x, w_in, offsets_E, weights),
-        "dh, then dz and h": lambda: triton_rows.backward(z, product(w_out), "gelu", weights),
-        "dh with dz and h": lambda: in_product.product_slope(x, w_out, offsets_E, z, weights),
-    }
-    for label, call in calls.items():
+        "up, then the activation": (forward_apart, up),
+        "up with it": (
+            lambda: in_product.forward_in_product(x, w_in, ends, inside, weights), up
+        ),
+        "dh, then dz and h": (backward_apart, down),
+        "dh with dz and h": (
+            lambda: in_product.backward_in_product(x, w_out, ends, z, inside, weights), down
+        ),
+    }  # fmt: skip
+    for label, (call, flops) in calls.items():
         row(f"{name} {label}", call, flops, "TFLOP/s")
 
 
@@ -293,9 +315,13 @@ def main() -> None:
     if "inside" in parts:
         _, source_R, offsets_E = rows.launch_place(experts_TK, E)
         weights_R = torch.rand(R, device="cuda")
-        time_inside("grouped", offsets_E, activation_op.RowWeights(weights_R, source_R))
-        one = offsets_E.new_full((1,), T)
-        time_inside("dense", one, activation_op.RowWeights(weights_R[:T].clone()))
+        routed = activation_op.RowWeights(weights_R, source_R)
+        for activation in ("gelu", "swiglu"):
+            time_inside(f"grouped {activation}", offsets_E, routed, activation, INNER)
+        for count, activation, inner in DENSE:
+            one, weights = offsets_E.new_full((1,), count), weights_R[:count].clone()
+            label = f"{count:,} rows {activation}"
+            time_inside(label, one, activation_op.RowWeights(weights), activation, inner)
     if "kernels" in parts:
         time_products(experts_TK)
         time_activations(experts_TK)

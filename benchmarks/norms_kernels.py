@@ -164,6 +164,40 @@ def update_rows() -> Iterator[Row]:
         yield Row(f"torch {kind} fp32, clipped", 32.0 * count, torchs(kind, True))
 
 
+def small_rows() -> Iterator[Row]:
+    """The update of 80 small weights in a CUDA graph: together, and in a launch for each."""
+    from steplab.kernels.adamw import update, update_all
+
+    def captured(size: int, is_together: bool) -> Callable[[], Run]:
+        def prepare() -> Run:
+            weights = []
+            for _ in range(80):
+                master, avg, sq = (normal(size, dtype=torch.float32).abs_() for _ in range(3))
+                step = torch.ones((), device="cuda")
+                weights.append(ParameterState(normal(size), master, normal(size), avg, sq, step))
+            lr = torch.tensor(1e-4, device="cuda", dtype=torch.float64)
+            rule = Hyperparameters(0.9, 0.95, 1e-8, 0.1)
+
+            def run() -> None:
+                if is_together:
+                    update_all("triton_update", weights, rule, lr)
+                else:
+                    for weight in weights:
+                        update("triton_update", weight, rule, lr)
+
+            run()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                run()
+            return graph.replay
+
+        return prepare
+
+    for size in (768, 8192, 65_536):
+        for is_together, how in ((True, "together"), (False, "one by one")):
+            yield Row(f"80 updates of {size}, {how}", 80 * 28.0 * size, captured(size, is_together))
+
+
 def one_pass(dtype: torch.dtype, clipped: bool) -> Callable[[], Run]:
     """Return what prepares a step of our own optimizer."""
 
@@ -283,7 +317,7 @@ def main() -> None:
     source = normal(4, ROWS, WIDTH)
     target = torch.empty_like(source)
     show(Row("copy", 8.0 * A, lambda: lambda: target.copy_(source)))
-    parts = (norm_rows(""), rotary_rows(""), update_rows())
+    parts = (norm_rows(""), rotary_rows(""), small_rows(), update_rows())
     for row in chain(*parts, norm_rows(COMPILED), rotary_rows(COMPILED)):
         if time.monotonic() < deadline:
             show(row)

@@ -192,6 +192,10 @@ def test_other_kernels_of_few_bytes():
     experts = case([[T, K], []], [INT, "Scalar"], ["", str(E)])
     assert bytes_of("place_assignments", experts, "routing_count_kernel") == 8 * R
     assert bytes_of("place_assignments", experts, "routing_place_kernel") == 8 * R + 2 * 4 * R
+    scores = case([[T, K], []], [FP32, "Scalar"], ["", "2"])
+    assert bytes_of("top_rows_triton_rank", scores, "rank_rows_kernel") == (
+        4 * T * K + 8 * T * K + 8 * T * 2 + 4 * T
+    )
     weights = case([[R, D], [R, F], [E]], [BF16, BF16, INT32])
     name = "grouped_mm_aten_weight_gradient"
     assert bytes_of(name, weights, "add_segments_kernel") == 2 * 2 * E * D * F
@@ -200,18 +204,20 @@ def test_other_kernels_of_few_bytes():
     assert found == 2 * T * (2 * F + F) + 4 * T
 
 
-def test_a_product_with_gelu_inside_stores_no_dh():
-    gelu = [[T, D], [F, D], [D, F], [T, 1]]
+@pytest.mark.parametrize("z", [F, 2 * F], ids=["gelu", "swiglu"])
+def test_a_product_with_the_activation_inside_stores_no_dh(z):
+    network = [[T, D], [z, D], [D, F], [T, 1]]
     dtypes = [BF16, BF16, BF16, FP32]
-    forward = called("steplab::fused_feed_forward", [*gelu, []], [*dtypes, ""])
+    forward = called("steplab::fused_feed_forward", [*network, []], [*dtypes, ""])
     backward = called(
         "steplab::fused_feed_forward_backward",
-        [[T, D], *gelu, [T, F], *[[]] * 4], [BF16, *dtypes, BF16, *[""] * 4],
+        [[T, D], *network, [T, z], *[[]] * 4], [BF16, *dtypes, BF16, *[""] * 4],
     )  # fmt: skip
-    for call, wide in ((forward, 2 * F), (backward, 3 * F)):  # z and h; z, dz and h
-        cost = cost_of_call(call, "matmul_gelu_kernel")
-        assert cost.flops == 2 * T * D * F
-        assert cost.bytes == 2 * (D * F + T * D + T * wide)
+    # z and h are written; z is read, dz and h are written
+    for call, columns, wide in ((forward, z, z + F), (backward, F, 2 * z + F)):
+        cost = cost_of_call(call, "matmul_activation_kernel")
+        assert cost.flops == 2 * T * D * columns
+        assert cost.bytes == 2 * (D * columns + T * D + T * wide)
 
 
 def test_attention_counts_the_pairs_that_are_seen():
@@ -223,6 +229,22 @@ def test_attention_counts_the_pairs_that_are_seen():
     ragged = called("steplab::triton_flash_attention", [heads] * 3 + [[], [2, 8], [2, 8]],
                     [*dtypes[:4], INT, INT], ["", "", "", "True", "", ""])  # fmt: skip
     assert cost_of_call(ragged, "attention_forward_kernel") is None
+
+
+def test_packed_attention_has_the_costs_of_its_views():
+    place = "[2, 4, 8, 16, 1536, 16, 192, 1, 0]"
+    places, packed = [place] * 3, [2, 8, 3, 4, 16]
+    forward = called("steplab::packed_attention", [packed, *[[]] * 4], [BF16, *[""] * 3, "Scalar"],
+                     ["", *places, "True"])  # fmt: skip
+    cost = cost_of_call(forward, "attention_forward_kernel")
+    assert cost.flops == 2 * 4 * 4 * (8 * 9 / 2) * 16 and cost.bytes == 4 * 2 * 2 * 8 * 4 * 16
+    heads = [2, 4, 8, 16]
+    backward = called("steplab::packed_attention_backward",
+                      [heads, packed, [], [], [], heads, heads[:3], []],
+                      [BF16, BF16, "", "", "", BF16, FP32, "Scalar"],
+                      ["", "", *places, "", "", "True"])  # fmt: skip
+    assert cost_of_call(backward, "attention_dq_kernel").flops == 2.5 * cost.flops
+    assert find_own_op("packed_attention").call_flops(forward) == cost.flops
 
 
 def test_each_kernel_of_an_op_has_its_own_ideal():

@@ -12,6 +12,7 @@ from steplab.estimate.kernels import find_named, shipped_times
 from steplab.estimate.ledger import Kernel
 from steplab.estimate.predict import CONTEXT_BYTES, StepCounts, largest_batch, predict
 from steplab.hardware.links import find_link
+from steplab.kernels.triton_runtime import HAS_TRITON
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import requested_workload
 from tests.estimate.specs import H200, spec_of
@@ -57,8 +58,14 @@ def test_a_sharded_rank_holds_a_part_of_weights_and_state():
 
 def test_an_update_whose_rates_are_on_the_device_is_counted():
     counted = count(spec_of("optimizer=one-pass,precision=bf16-weights", layers=1), H200)
-    kinds = {entry.phase for entry in counted.entries if isinstance(entry, Kernel)}
-    assert "optimizer" in kinds
+    kernels = [entry for entry in counted.entries if isinstance(entry, Kernel)]
+    assert "optimizer" in {kernel.phase for kernel in kernels}
+    if HAS_TRITON:
+        updates = [k.call for k in kernels if k.call.kind.endswith("adamw_kernel")]
+        # Of each weight 2 bytes, 4 of its master, 2 of its gradient and 8 of its moments.
+        moved = sum(call.bytes for call in updates)
+        assert moved == pytest.approx(16 * counted.parameters, rel=1e-4)
+        assert sum(call.kind == "triton small_adamw_kernel" for call in updates) == 2  # groups
 
 
 def test_an_op_that_needs_values_is_named_with_its_line(tmp_path):

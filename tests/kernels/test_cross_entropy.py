@@ -210,15 +210,16 @@ def test_chunks_of_fp32_sums_beat_the_reference_in_the_weights_gradient():
 def test_chunks_fill_the_gpu_within_bounds(monkeypatch):
     monkeypatch.undo()
     row = 2 * 50_304
-    assert chunk_rows(16_384, row, 768) == 2816  # 22 x 6 tiles of (tokens, width): 132
-    assert chunk_rows(65_536, row, 4096) == 5248  # 512 MiB
+    assert chunk_rows(4096, row, 768) == 2816  # 22 x 6 tiles of (tokens, width): 132
+    assert chunk_rows(16_384, row, 768) == 4096  # nanoGPT's and HYDRA's: 4 chunks
+    assert chunk_rows(65_536, row, 4096) == 10_624  # 1 GiB
     assert chunk_rows(16_384, row, 0) == 1408  # without gradients: 12 chunks
     assert chunk_rows(100, row, 768) == 100
     assert chunk_rows(2048, row, 4096) == 2048
     assert chunk_rows(16_384, 2 * 1000, 8192) == 16_384  # 64 MiB would be more than there is
     assert chunk_rows(1_000_000, row, 64) * row <= _chunks.MAX_TOKEN_BYTES
     assert chunk_rows(16_384, 2**30, 64) == 128
-    assert chunk_rows(16_384, 2 * 128_256, 2048) == 2048  # a Llama's: 8 chunks
+    assert chunk_rows(16_384, 2 * 128_256, 2048) == 4096  # a Llama's: 4 chunks
     assert chunk_words(50_257, 2 * 16_384) == 1280
     assert chunk_words(50_257, 2 * 1024) == 16_384  # 32 MiB
     assert chunk_words(50_257, 2**30) == 128
@@ -229,7 +230,7 @@ def test_no_buffer_is_larger_than_a_chunk(monkeypatch):
     in_small_chunks(monkeypatch, 128)
     x, weight, *_ = make(Case(tokens=9000, width=8, vocabulary=203, dtype=BF16))
     head = ChunkedHead(x, weight, need_dx=True, need_dw=True)
-    assert head.buffer_CV.shape == (768, 256) and len(list(head.chunks())) == 12
+    assert head.buffer_CV.shape == (2304, 256) and len(list(head.chunks())) == 4
     assert head.dx_TD.dtype == BF16 and head.dw_VD.dtype == torch.float32
     assert [part.stop - part.start for part in head.parts] == [200, 3]
     assert head.weight_VD is weight

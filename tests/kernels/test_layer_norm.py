@@ -112,4 +112,6 @@ class Interpreted:
         torch.library.opcheck(ops.layer_norm.default, (x, weight, bias, EPS, FP32))
         torch.library.opcheck(ops.add_layer_norm.default, (x, added, weight, None, EPS, None))
         rows = x.mean(-1), x.std(-1).reciprocal()
-        torch.library.opcheck(ops.layer_norm_backward.default, (d_normed, None, x, weight, *rows))
+        for has_bias in (False, True):
+            given = (d_normed, None, x, weight, *rows, has_bias)
+            torch.library.opcheck(ops.layer_norm_backward.default, given)

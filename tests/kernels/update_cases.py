@@ -2,14 +2,20 @@
 
 import torch
 
-from steplab.kernels.adamw import Hyperparameters, ParameterState, update
+from steplab.kernels.adamw import Hyperparameters, ParameterState, update, update_all
 from steplab.testing.tolerance import assert_as_good_as
 
 RULE = Hyperparameters(0.9, 0.999, 1e-8, 0.1)
 STEPS = 3
 
 
-def updated(impl, start, grads, param_dtype, coefficient):
+def update_among_others(impl, weight, *rule):
+    """Update a parameter between two others, in the launch of all three where it is small."""
+    others = [ParameterState(*(None if t is None else t.clone() for t in weight)) for _ in range(2)]
+    update_all(impl, [others[0], weight, others[1]], *rule)
+
+
+def updated(impl, start, grads, param_dtype, coefficient, update=update):
     """Return the weights after some steps, and the moments; by a master where 16-bit."""
     wide = torch.promote_types(param_dtype, torch.float32)
     exact = start.to(wide, copy=True)
@@ -25,13 +31,13 @@ def updated(impl, start, grads, param_dtype, coefficient):
     return {"param": param, "weight": exact, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
 
 
-def check_update(impl, param_dtype, grad_dtype, size, clipped, device="cpu"):
+def check_update(impl, param_dtype, grad_dtype, size, clipped, device="cpu", update=update):
     """Compare an implementation with the definition in fp64, after steps of a falling rate."""
     generator = torch.Generator().manual_seed(0)
     start, *grads = (torch.randn(size, generator=generator) for _ in range(STEPS + 1))
     start, grads = start.to(device), [(1e-2 * g).to(device, grad_dtype) for g in grads]
     coefficient = torch.tensor(0.37, device=device) if clipped else None
-    actual = updated(impl, start, grads, param_dtype, coefficient)
+    actual = updated(impl, start, grads, param_dtype, coefficient, update)
     peer = updated("reference", start, grads, param_dtype, coefficient)
     wide = None if coefficient is None else coefficient.double()
     truth = updated("reference", start.double(), [g.double() for g in grads], torch.float64, wide)

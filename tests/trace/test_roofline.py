@@ -158,6 +158,8 @@ def test_a_fused_update_moves_seven_numbers_per_weight():
 
 def test_an_update_that_no_operator_surrounds():
     assert analyzed("optimizer", [("adamw_kernel", 9_000)]).bytes.tolist() == [28 * WEIGHTS]
+    both = analyzed("optimizer", [("adamw_kernel", 9_000), ("small_adamw_kernel", 1_000)])
+    assert both.bytes == pytest.approx([0.9 * 28 * WEIGHTS, 0.1 * 28 * WEIGHTS])
 
 
 def test_what_is_quicker_than_memory_has_lost_nothing():

@@ -54,6 +54,13 @@ class Args:
             raise LookupError(f"no number {name} in a call of {self._call.name}")
         return found
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Return a list of numbers; LookupError where none was recorded."""
+        found = self._call.integers(self._position[name])
+        if found is None:
+            raise LookupError(f"no numbers {name} in a call of {self._call.name}")
+        return found
+
     def flag(self, name: str) -> bool:
         """Return a bool; LookupError where none was recorded."""
         found = self._call.truth(self._position[name])
@@ -190,20 +197,22 @@ def _activation(args: Args, rows: int, w_in: TensorArg, w_out: TensorArg, weight
     return Cost(0.0, wide + weights)
 
 
-def _expert_gelu_product(args: Args) -> Cost:
+def _expert_product_inside(args: Args) -> Cost:
     rows = args["source_R"].numel
-    return _gelu_product(args, rows, args["w_in_EFD"], args["w_out_EDF"])
+    return _product_inside(args, rows, args["w_in_EFD"], args["w_out_EDF"])
 
 
-def _feed_forward_gelu_product(args: Args) -> Cost:
-    return _gelu_product(args, args["x_TD"].dims[0], args["w_in_FD"], args["w_out_DF"])
+def _feed_forward_product_inside(args: Args) -> Cost:
+    return _product_inside(args, args["x_TD"].dims[0], args["w_in_FD"], args["w_out_DF"])
 
 
-def _gelu_product(args: Args, rows: int, w_in: TensorArg, w_out: TensorArg) -> Cost:
+def _product_inside(args: Args, rows: int, w_in: TensorArg, w_out: TensorArg) -> Cost:
     """z and h out; the backward has z in, dz and h out, and stores no dh."""
     D, F = w_out.dims[-2:]
-    w, wide = (w_out, 3 * F) if args.is_backward else (w_in, 2 * F)
-    return Cost(2.0 * rows * D * F, w.bytes + rows * (D + wide) * w.item)
+    z = w_in.dims[-2]  # 2F for swiglu
+    w, wide = (w_out, 2 * z + F) if args.is_backward else (w_in, z + F)
+    product = 2.0 * rows * D * (F if args.is_backward else z)
+    return Cost(product, w.bytes + rows * (D + wide) * w.item)
 
 
 def _expert_segments(args: Args) -> Cost | None:
@@ -221,6 +230,13 @@ def _placed_assignments(args: Args) -> Cost:
     """Experts of the assignments in, two numbers for each of them out."""
     experts_TK = args["experts_TK"]
     return Cost(0.0, experts_TK.bytes + 2 * INDEX * experts_TK.numel)
+
+
+def _ranked_rows(args: Args) -> Cost:
+    """Scores in; the slot of every row, the rows taken and the lowest score out."""
+    score_BS, taken = args["score_BS"], args.integer("taken")
+    B = score_BS.dims[0]
+    return Cost(0.0, score_BS.bytes + 8 * score_BS.numel + B * (8 * taken + score_BS.item))
 
 
 # Grouped products.
@@ -371,6 +387,21 @@ def _attention(args: Args) -> Cost | None:
     return attention_cost(q, k, v, args.flag("causal"), args.is_backward)
 
 
+def _packed_attention(args: Args) -> Cost | None:
+    """Of q, k and v only their places in `packed` are recorded: four sizes, then strides."""
+    packed = args["packed"]
+    q, k, v = (TensorArg(args.integers(name)[:4], packed.dtype) for name in "qkv")
+    return attention_cost(q, k, v, args.flag("causal"), args.is_backward)
+
+
+def _packed_attention_flops(args: Args) -> float:
+    (B, H, T, D), S, d_v = args.integers("q")[:4], args.integers("k")[2], args.integers("v")[3]
+    shape = (B * op_flops.attention_pairs(T, S, args.flag("causal")), H, D, d_v)
+    if args.is_backward:
+        return op_flops.attention_backward(*shape, recompute=True)
+    return op_flops.attention_forward(*shape)
+
+
 def _attention_by_blocks_flops(args: Args) -> float:
     """Scores and values over the pairs that are computed; the backward has twice the products."""
     (B, H, T, D), (S, d_v) = args["q"].dims, args["v"].dims[2:]
@@ -390,7 +421,7 @@ OWN_OPS = {
         kernels={
             "gather_rows_kernel": _gather_rows,
             "activation_forward_kernel": _expert_activation,
-            "matmul_gelu_kernel": _expert_gelu_product,
+            "matmul_activation_kernel": _expert_product_inside,
             "gather_sum_kernel": _gather_sum,
         },
     ),
@@ -400,7 +431,7 @@ OWN_OPS = {
         kernels={
             "gather_rows_kernel": _gather_rows,
             "activation_backward_kernel": _expert_activation,
-            "matmul_gelu_kernel": _expert_gelu_product,
+            "matmul_activation_kernel": _expert_product_inside,
             "gather_sum_kernel": _gather_sum,
             "add_segments_kernel": _expert_segments,
         },
@@ -410,7 +441,7 @@ OWN_OPS = {
         flops=_feed_forward_flops,
         kernels={
             "activation_forward_kernel": _feed_forward_activation,
-            "matmul_gelu_kernel": _feed_forward_gelu_product,
+            "matmul_activation_kernel": _feed_forward_product_inside,
         },
     ),
     "fused_feed_forward_backward": OwnOp(
@@ -418,7 +449,7 @@ OWN_OPS = {
         flops=_feed_forward_flops,
         kernels={
             "activation_backward_kernel": _feed_forward_activation,
-            "matmul_gelu_kernel": _feed_forward_gelu_product,
+            "matmul_activation_kernel": _feed_forward_product_inside,
         },
     ),
     "experts_fp8": OwnOp(_EXPERTS, flops=_experts_flops),
@@ -429,6 +460,9 @@ OWN_OPS = {
     "feed_forward_fp8_backward": OwnOp(
         f"dout_TD x_TD w_in_FD w_out_DF weights_T1 z_TF scales_3T {_NEEDS}",
         flops=_feed_forward_flops,
+    ),
+    "top_rows_triton_rank": OwnOp(
+        "score_BS taken", flops=_no_products, kernels={"rank_rows_kernel": _ranked_rows}
     ),
     "place_assignments": OwnOp(
         "experts_TK experts",
@@ -457,7 +491,7 @@ OWN_OPS = {
     "add_rms_norm": OwnOp("x added weight_D eps dtype", flops=_no_products, kernels=_add_rms_norm),
     "layer_norm": OwnOp("x weight_D bias_D eps dtype", flops=_no_products, kernels=_rms_norm),
     "layer_norm_backward": OwnOp(
-        "d_normed d_stream stream weight_D mean rstd",
+        "d_normed d_stream stream weight_D mean rstd has_bias",
         flops=_no_products,
         kernels=_rms_norm_backward,
     ),
@@ -486,6 +520,14 @@ OWN_OPS = {
     "triton_flash_attention": OwnOp("q k v causal first past", flops=None, kernels=_attention),
     "triton_flash_attention_backward": OwnOp(
         "d_out q k v out lse causal first past", flops=None, kernels=_attention
+    ),
+    "packed_attention": OwnOp(
+        "packed q k v causal", flops=_packed_attention_flops, kernels=_packed_attention
+    ),
+    "packed_attention_backward": OwnOp(
+        "d_out packed q k v out lse causal",
+        flops=_packed_attention_flops,
+        kernels=_packed_attention,
     ),
     "blocks_attention": OwnOp("q k v causal", flops=_attention_by_blocks_flops),
     "blocks_attention_backward": OwnOp(

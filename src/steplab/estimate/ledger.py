@@ -146,9 +146,12 @@ class Ledger(TorchDispatchMode):
         self.entries.append(Wait(stream, number))
 
     def launched(self, name: str, args: Sequence[Any]) -> None:
-        """Note a kernel that Triton launches: each of its tensors is read or written once."""
-        tensors = [t for t in args if isinstance(t, Tensor) and t.device.type == "cuda"]
-        moved = float(sum(t.numel() * t.element_size() for t in tensors))
+        """Note a kernel that Triton launches: each of its tensors is read or written once.
+
+        A tuple of tensors may be filled up with one of them.
+        """
+        tensors = {id(t): t for t in tree_leaves(list(args)) if isinstance(t, Tensor)}.values()
+        moved = float(sum(t.nbytes for t in tensors if t.device.type == "cuda"))
         self._note(Call(f"triton {name}", (math.log2(max(moved, 1.0)),), 0.0, moved))
 
     @contextlib.contextmanager

@@ -218,10 +218,9 @@ class OnePassAdamW(torch.optim.Optimizer):
                 _place_rate(group)
             beta1, beta2 = group["betas"]
             hyper = adamw_op.Hyperparameters(beta1, beta2, group["eps"], group["weight_decay"])
-            for p in group["params"]:
-                if p.grad is not None:
-                    weight = _weight(p, p.grad, self.state[p])
-                    adamw_op.update(self.ran, weight, hyper, group["lr"], self.coefficient)
+            given = [(p, p.grad) for p in group["params"] if p.grad is not None]
+            weights = [_weight(p, grad, self.state[p]) for p, grad in given]
+            adamw_op.update_all(self.ran, weights, hyper, group["lr"], self.coefficient)
         self.coefficient = None
         return loss
 

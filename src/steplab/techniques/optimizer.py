@@ -20,8 +20,8 @@ STATE_SAVED = 0.74  # of fp32 moments: a byte of four, and a scale of four bytes
 class OptimizerSettings:
     """`forloop`: tensor by tensor. `foreach`: op by op over lists. `fused`: one kernel.
 
-    `one-pass`: AdamW in one kernel per tensor that clips too, and keeps fp32 weights beside 16-bit
-    ones; on a CPU op by op.
+    `one-pass`: AdamW in one kernel for each large tensor and for 64 small ones, which clips too and
+    keeps fp32 weights beside 16-bit ones; on a CPU op by op.
 
     `adam-8bit`: torchao's AdamW, whose moments are kept in 8 bits (`modules/adam_8bit.py`).
     """

@@ -238,7 +238,7 @@ _PASSES = (
     # Gradient, weight and two moments in; the last three out.
     _Pass(re.compile(r"FusedAdamMathFunctor<\w[\w:]*, 4\b"), "optimizer", 7),
     # With fp32 weights kept beside 16-bit ones it is 28 bytes too: 2 + 2 for 4.
-    _Pass(re.compile(r"^adamw_kernel$"), "optimizer", 7, 4),
+    _Pass(re.compile(r"^(small_)?adamw_kernel$"), "optimizer", 7, 4),
     _Pass(re.compile(r"\bLpNormFunctor<"), "clip", 1),
     _Pass(re.compile(r"BinaryOpScalarTensorFunctor<.*std::multiplies"), "clip", 2),
 )

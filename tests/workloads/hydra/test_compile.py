@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from steplab.workloads.hydra.routing import top_rows
 from tests.workloads.hydra.models import gradients, make, tokens
 
 # mod, mor, and the graphs that serve 4 blocks: the first and the last have no token router.
@@ -45,20 +44,3 @@ def test_blocks_that_are_alike_share_one_graph(mod, mor, graphs, backend):
     assert not counters["graph_break"]
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-8, atol=1e-9, msg=name)
-
-
-@pytest.mark.parametrize("taken", [1, 5, 12])
-def test_places_by_comparison_are_a_selection(taken):
-    """With scores of few values, so that equal ones straddle the border."""
-    generator = torch.Generator().manual_seed(taken)
-    score = torch.randint(4, (3, 12), generator=generator).double()
-    score[1] = torch.randn(12, generator=generator, dtype=torch.float64)
-    _, expected = top_rows(score, taken)
-    choice, least = torch.compile(top_rows, backend="eager", fullgraph=True)(score, taken)
-    assert torch.equal(least, expected)
-    chosen = score.gather(1, choice.rows_BK)
-    assert torch.equal(chosen, score.sort(1, descending=True).values[:, :taken])
-    for rows, places in zip(*choice, strict=True):
-        assert len(set(rows.tolist())) == taken
-        assert places[rows].tolist() == list(range(taken))
-        assert (places == taken).sum() == 12 - taken

@@ -1,4 +1,4 @@
-"""Products with gelu, or its derivative, in the same kernel (Gluon, Hopper), by warps of its own.
+"""Products with the activation, or its derivative, in the same kernel (Gluon, Hopper).
 
 A pass over (131,072, 3072) rows after a product waits for memory as long as the product took; in
 one kernel the two overlap: `benchmarks/in_product_h200.md`.
@@ -13,97 +13,118 @@ import torch
 from torch import Tensor
 
 from steplab.kernels.activation import Gradients, RowWeights
-from steplab.kernels.activation._in_product_kernels import matmul_gelu_kernel, sum_dots_kernel
+from steplab.kernels.activation._in_product_kernels import (
+    matmul_activation_kernel,
+    sum_dots_kernel,
+)
 from steplab.kernels.triton_runtime import gl, multiprocessors, on_device_of, triton
 
-IN_PRODUCT = "gelu in the product"  # the activation by which fused layers ask for these kernels
+# By these fused layers ask for these kernels, in place of the name of the activation.
+IN_PRODUCT = {"gelu": "gelu in the product", "swiglu": "swiglu in the product"}
+GATED = IN_PRODUCT["swiglu"]
 
 
 class Tiling(NamedTuple):
     """How a product is cut, and what its warps get."""
 
     rows: int = 128
-    columns: int = 256
+    columns: int = 256  # of the product; for swiglu, half of them are the gate's
     inner: int = 64  # of one step along the sum
     stages: int = 3
-    finished: int = 8  # rows that the activation takes at a time; two such parts are under way
+    finished: int = 8  # rows that the activation takes at a time
+    ahead: int = 3  # such parts of z that are under way in the backward
     warps: int = 8  # of the activation
     registers: int = 64  # of each of their threads; what is left is for those that multiply
 
 
-TILING = Tiling()
+FORWARD = Tiling()
+# The backward of swiglu has twice as much of z under way, which leaves room for shorter steps of
+# the product: five of 32 take 132 us, four 145 (16,384 rows, inner width 2304).
+BACKWARD = {IN_PRODUCT["gelu"]: Tiling(), GATED: Tiling(inner=32, stages=5, ahead=4)}
 SUM_BLOCK = 256
 
 
-def refuse_layer(D: int, F: int, activation: str) -> str:
+def refuse_layer(D: int, F: int) -> str:
     """Return why these kernels cannot compute a layer of such widths, or ""."""
-    if activation != "gelu":
-        return f"needs gelu, not {activation}"
-    if D % TILING.inner or F % TILING.columns:
-        widths = f"{TILING.inner} and inner ones of {TILING.columns}"
+    if D % FORWARD.inner or F % FORWARD.columns:
+        widths = f"{FORWARD.inner} and inner ones of {FORWARD.columns}"
         return f"needs widths in multiples of {widths}, not {D} and {F}"
     return ""
 
 
-def product_gelu(
+def forward_in_product(
     x_RD: Tensor,
-    w_EFD: Tensor,
-    offsets_E: Tensor,
+    w: Tensor,
+    offsets_E: Tensor | None,
+    activation: str,
     weights: RowWeights | None,
-    tiling: Tiling = TILING,
+    tiling: Tiling = FORWARD,
 ) -> tuple[Tensor, Tensor]:
-    """Return (z_RF, h_RF): x w^T of each group, and weight times gelu of it."""
-    R, F = x_RD.shape[0], w_EFD.shape[1]
-    z_RF, h_RF = x_RD.new_empty(R, F), x_RD.new_empty(R, F)
-    _launch(x_RD, w_EFD, offsets_E, weights, z_RF, None, h_RF, None, True, tiling)
-    return z_RF, h_RF
+    """Return (z, h_RF): z = x w^T of each group, and weight times the activation of it.
+
+    `w` is (E, F, D), or (E, 2F, D) for swiglu, whose gate's rows come first; `offsets_E` holds the
+    ends of the groups, None where there is one. `activation` is one of IN_PRODUCT.
+    """
+    R, wide = x_RD.shape[0], w.shape[1]
+    z = x_RD.new_empty(R, wide)
+    h_RF = x_RD.new_empty(R, wide // 2 if activation == GATED else wide)
+    _launch(x_RD, w, offsets_E, activation, weights, z, None, h_RF, None, True, tiling)
+    return z, h_RF
 
 
-def product_slope(
+def backward_in_product(
     dout_RD: Tensor,
     w_EDF: Tensor,
-    offsets_E: Tensor,
-    z_RF: Tensor,
+    offsets_E: Tensor | None,
+    z: Tensor,
+    activation: str,
     weights: RowWeights | None,
-    tiling: Tiling = TILING,
+    tiling: Tiling | None = None,
 ) -> Gradients:
     """Like `activation.backward`, with dh = dout w of each group."""
-    (R, F), dweights_R, dots_NR = z_RF.shape, None, None
-    dz_RF, h_RF = torch.empty_like(z_RF), torch.empty_like(z_RF)
+    tiling = tiling or BACKWARD[activation]
+    R, F = z.shape[0], w_EDF.shape[2]
+    dz, h_RF, dweights_R, dots_NR = torch.empty_like(z), z.new_empty(R, F), None, None
     if weights is not None:
-        dots_NR = z_RF.new_empty(F // tiling.columns, R, dtype=torch.float32)
+        dots_NR = z.new_empty(F // tiling.columns, R, dtype=torch.float32)
         dweights_R = dots_NR.new_empty(R)
-    _launch(dout_RD, w_EDF, offsets_E, weights, z_RF, dz_RF, h_RF, dots_NR, False, tiling)
+    _launch(dout_RD, w_EDF, offsets_E, activation, weights, z, dz, h_RF, dots_NR, False, tiling)
     if weights is not None and R:
-        with on_device_of(z_RF):
+        with on_device_of(z):
             sum_dots_kernel[(triton.cdiv(R, SUM_BLOCK),)](
                 dots_NR, weights.source_R, dweights_R, R, F // tiling.columns, SUM_BLOCK
             )
-    return Gradients(dz_RF, h_RF, dweights_R)
+    return Gradients(dz, h_RF, dweights_R)
 
 
 def _launch(
     x_RD: Tensor,
     w: Tensor,
-    offsets_E: Tensor,
+    offsets_E: Tensor | None,
+    activation: str,
     weights: RowWeights | None,
-    z_RF: Tensor,
-    dz_RF: Tensor | None,
+    z: Tensor,
+    dz: Tensor | None,
     h_RF: Tensor,
     dots_NR: Tensor | None,
     forward: bool,
     tiling: Tiling,
 ) -> None:
-    """Run the kernel; `w` is (E, F, D) forward and (E, D, F) backward."""
-    (R, D), F = x_RD.shape, z_RF.shape[1]
+    """Run the kernel; `w` is (E, F, D) forward, or (E, 2F, D), and (E, D, F) backward."""
+    (R, D), F, gated = x_RD.shape, h_RF.shape[1], activation == GATED
     if not R:
         return
-    of_w = (tiling.columns, tiling.inner) if forward else (tiling.inner, tiling.columns)
+    half = tiling.columns // 2
+    # Before swiglu a thread takes its columns of both halves, so of twice the rows.
+    finished = 2 * tiling.finished if gated and forward else tiling.finished
+    of_w = (half, tiling.inner) if forward else (tiling.inner, half)
     with on_device_of(x_RD):
-        matmul_gelu_kernel[(multiprocessors(x_RD),)](
+        matmul_activation_kernel[(multiprocessors(x_RD),)](
             _describe(x_RD, tiling.rows, tiling.inner), _describe(w.flatten(0, 1), *of_w),
-            offsets_E, _of_rows(weights), z_RF, dz_RF, h_RF, dots_NR, R, D, F, w.shape[0], forward,
-            tiling.stages, tiling.finished, tiling.warps, tiling.registers, num_warps=8,
+            offsets_E, _of_rows(weights),
+            z if forward else _describe(z, finished, tiling.columns), dz, h_RF, dots_NR, R, D, F,
+            w.shape[0], gated, forward, tiling.stages, finished, tiling.ahead, tiling.warps,
+            tiling.registers, num_warps=8,
         )  # fmt: skip
 
 

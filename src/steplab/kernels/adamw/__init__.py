@@ -2,12 +2,13 @@
 
 Nothing is read on the host: the step count, the learning rate and the clip coefficient are tensors
 on the device, so that an update can be captured in a CUDA graph. Every implementation offers
-`update(weight, hyper, lr, coefficient)` and, unless it takes everything, `refuse(param)`.
+`update(weight, hyper, lr, coefficient)`, `update_all` of several weights and, unless it takes
+everything, `refuse(param)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -63,3 +64,14 @@ def update(
     `lr` is a scalar in fp64. The gradient is multiplied by `coefficient`, a scalar in fp32.
     """
     IMPLS[impl].update(weight, hyper, lr, coefficient)
+
+
+def update_all(
+    impl: str,
+    weights: Sequence[ParameterState],
+    hyper: Hyperparameters,
+    lr: Tensor,
+    coefficient: Tensor | None = None,
+) -> None:
+    """Update each as `update` would, to the same bits, in few launches."""
+    IMPLS[impl].update_all(weights, hyper, lr, coefficient)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,3 +32,14 @@ def update(
     exact.sub_(step_size * weight.exp_avg / spread)
     if weight.master is not None:
         weight.param.copy_(weight.master)
+
+
+def update_all(
+    weights: Sequence[ParameterState],
+    hyper: Hyperparameters,
+    lr: Tensor,
+    coefficient: Tensor | None,
+) -> None:
+    """Update one after the other."""
+    for weight in weights:
+        update(weight, hyper, lr, coefficient)

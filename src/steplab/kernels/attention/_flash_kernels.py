@@ -139,13 +139,14 @@ def load_line(
 
 @triton.jit
 def store_tile(
-    target, tile_RD, batch, head, heads, row, length, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    target, strides, tile_RD, batch, head, row, length, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     D: tl.constexpr, UPCAST: tl.constexpr,
 ):
-    """Store (ROWS, D) as rows of one head of a tensor that is contiguous as (B, T, H, D)."""
-    origin = target + ((batch.to(tl.int64) * length + row) * heads + head) * WIDTH
+    """Store (ROWS, D) as rows of one head of a (B, H, T, D) that lies anyhow."""
+    offset = batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
+    origin = target + offset + tl.cast(row, tl.int64) * strides[2]
     row_R1, d_1D = tl.arange(0, ROWS)[:, None], tl.arange(0, D)[None, :]
-    pointers_RD = origin + (row_R1 * (heads * WIDTH) + d_1D)
+    pointers_RD = origin + (row_R1 * strides[2] + d_1D * strides[3])
     mask_RD = (row_R1 < length - row) & (d_1D < WIDTH)
     tl.store(pointers_RD, narrow(tile_RD, target.dtype.element_ty, UPCAST), mask=mask_RD)
 
@@ -199,7 +200,7 @@ def _attend(
 
 @triton.jit
 def attention_forward_kernel(
-    q, k, v, out, lse, first, past, q_strides, k_strides, v_strides, T, S, to_bits,
+    q, k, v, out, lse, first, past, q_strides, k_strides, v_strides, out_strides, T, S, to_bits,
     SHARING: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
     DESCRIPTORS: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
@@ -230,7 +231,8 @@ def attention_forward_kernel(
                 WIDTH, D, DESCRIPTORS, UPCAST, PRECISION,
             )
 
-    store_tile(out, sum_RD / total_R[:, None], batch, head, heads, row, T, ROWS, WIDTH, D, UPCAST)
+    out_RD = sum_RD / total_R[:, None]
+    store_tile(out, out_strides, out_RD, batch, head, row, T, ROWS, WIDTH, D, UPCAST)
     lse_row = lse + (batch.to(tl.int64) * heads + head) * T
     tl.store(lse_row + query_R, top_R + tl.log2(total_R), mask=query_R < T)
 
@@ -265,7 +267,7 @@ def _add_to_dq(
 @triton.jit
 def attention_dq_kernel(
     q, k, v, out, d_out, lse, delta, dq, first, past, q_strides, k_strides, v_strides, out_strides,
-    dout_strides, T, S, to_bits, scale, SHARING: tl.constexpr, WIDTH: tl.constexpr,
+    dout_strides, dq_strides, T, S, to_bits, scale, SHARING: tl.constexpr, WIDTH: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
     DOCUMENTS: tl.constexpr, DESCRIPTORS: tl.constexpr, UPCAST: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -298,7 +300,7 @@ def attention_dq_kernel(
                 head // SHARING, ends[span], ends[span + 1], start_R, stop_R, S, to_bits,
                 span != 1, COLUMNS, WIDTH, D, DESCRIPTORS, UPCAST, PRECISION,
             )
-    store_tile(dq, dq_RD * scale, batch, head, heads, row, T, ROWS, WIDTH, D, UPCAST)
+    store_tile(dq, dq_strides, dq_RD * scale, batch, head, row, T, ROWS, WIDTH, D, UPCAST)
 
 
 @triton.jit
@@ -338,9 +340,10 @@ def _add_to_dkdv(
 @triton.jit
 def attention_dkdv_kernel(
     q, k, v, d_out, lse, delta, dk, dv, first, past, q_strides, k_strides, v_strides, dout_strides,
-    T, S, to_bits, scale, SHARING: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
+    dk_strides, dv_strides, T, S, to_bits, scale, SHARING: tl.constexpr, WIDTH: tl.constexpr,
+    D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
+    DOCUMENTS: tl.constexpr, DESCRIPTORS: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Write one tile of dk and dv, over all query heads of a key head in turn.
 
@@ -365,6 +368,6 @@ def attention_dkdv_kernel(
                     head, key_heads * SHARING, ends[span], ends[span + 1], start_R, stop_R, T,
                     to_bits, span != 1, COLUMNS, WIDTH, D, DESCRIPTORS, UPCAST, PRECISION,
                 )
-    store_tile(dk, dk_RD * scale, batch, key_head, key_heads, row, S, ROWS, WIDTH, D, UPCAST)
-    store_tile(dv, dv_RD, batch, key_head, key_heads, row, S, ROWS, WIDTH, D, UPCAST)
+    store_tile(dk, dk_strides, dk_RD * scale, batch, key_head, row, S, ROWS, WIDTH, D, UPCAST)
+    store_tile(dv, dv_strides, dv_RD, batch, key_head, row, S, ROWS, WIDTH, D, UPCAST)
 # fmt: on

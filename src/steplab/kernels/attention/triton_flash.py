@@ -165,9 +165,9 @@ def forward_by(
     out_BHTD, lse_BHT = empty_as_BTHD(q_BHTD), empty_lse(q_BHTD)
     descriptors, (q, k, v) = _sources(tiling, [q_BHTD], [k_BGSD, v_BGSD])
     attention_forward_kernel[(triton.cdiv(T, tiling.rows), H, B)](
-        q, k, v, out_BHTD, lse_BHT, *mask[1:], *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD)), T,
-        k_BGSD.shape[2], LOG2_E / math.sqrt(D),
-        **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
+        q, k, v, out_BHTD, lse_BHT, *mask[1:], 
+        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, out_BHTD)), T, k_BGSD.shape[2],
+        LOG2_E / math.sqrt(D), **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
     )  # fmt: skip
     return out_BHTD, lse_BHT
 
@@ -181,15 +181,17 @@ def dq_by(
     out_BHTD: Tensor,
     lse_BHT: Tensor,
     *mask: Any,
+    into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return dq and delta = sum(out d_out) (B, H, T)."""
+    """Return dq, which is written into a tensor that is given, and delta = sum(out d_out)."""
     B, H, T, D = q_BHTD.shape
-    dq_BHTD, delta_BHT = empty_as_BTHD(q_BHTD), torch.empty_like(lse_BHT)
+    dq_BHTD = empty_as_BTHD(q_BHTD) if into is None else into
+    delta_BHT = torch.empty_like(lse_BHT)
     descriptors, (q, d_out, k, v) = _sources(tiling, [q_BHTD, dout_BHTD], [k_BGSD, v_BGSD])
     attention_dq_kernel[(triton.cdiv(T, tiling.rows), H, B)](
         q, k, v, out_BHTD, d_out, lse_BHT, delta_BHT, dq_BHTD, *mask[1:],
-        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, out_BHTD, dout_BHTD)), T, k_BGSD.shape[2],
-        LOG2_E / math.sqrt(D), 1 / math.sqrt(D),
+        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, out_BHTD, dout_BHTD, dq_BHTD)), T,
+        k_BGSD.shape[2], LOG2_E / math.sqrt(D), 1 / math.sqrt(D),
         **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
     )  # fmt: skip
     return dq_BHTD, delta_BHT
@@ -204,17 +206,18 @@ def dkdv_by(
     lse_BHT: Tensor,
     delta_BHT: Tensor,
     *mask: Any,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return dk and dv."""
+    """Return dk and dv, which are written into tensors that are given."""
     B, G, S, D = k_BGSD.shape
-    dk_BGSD, dv_BGSD = empty_as_BTHD(k_BGSD), empty_as_BTHD(v_BGSD)
+    dk_BGSD, dv_BGSD = into or (empty_as_BTHD(k_BGSD), empty_as_BTHD(v_BGSD))
     descriptors, (k, v, q, d_out, lse, delta) = _sources(
         tiling, [k_BGSD, v_BGSD], [q_BHTD, dout_BHTD, lse_BHT, delta_BHT]
     )
     attention_dkdv_kernel[(triton.cdiv(S, tiling.rows), G, B)](
         q, k, v, d_out, lse, delta, dk_BGSD, dv_BGSD, *mask[1:],
-        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, dout_BHTD)), q_BHTD.shape[2], S,
-        LOG2_E / math.sqrt(D), 1 / math.sqrt(D),
+        *(x.stride() for x in (q_BHTD, k_BGSD, v_BGSD, dout_BHTD, dk_BGSD, dv_BGSD)),
+        q_BHTD.shape[2], S, LOG2_E / math.sqrt(D), 1 / math.sqrt(D),
         **_options(tiling, descriptors, q_BHTD, k_BGSD, mask),
     )  # fmt: skip
     return dk_BGSD, dv_BGSD
@@ -236,12 +239,17 @@ def launch_backward(
     out_BHTD: Tensor,
     lse_BHT: Tensor,
     *mask: Any,
+    into: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq, dk and dv; `mask` is causal, first and past."""
+    """Return dq, dk and dv; `mask` is causal, first and past.
+
+    They are written `into` three tensors of any strides, where these are given.
+    """
     chosen, inputs = tilings(q_BHTD), (dout_BHTD, q_BHTD, k_BGSD, v_BGSD)
+    dq, dkdv = (None, None) if into is None else (into[0], into[1:])
     with on_device_of(q_BHTD):
-        dq_BHTD, delta_BHT = dq_by(chosen.dq, *inputs, out_BHTD, lse_BHT, *mask)
-        return dq_BHTD, *dkdv_by(chosen.dkdv, *inputs, lse_BHT, delta_BHT, *mask)
+        dq_BHTD, delta_BHT = dq_by(chosen.dq, *inputs, out_BHTD, lse_BHT, *mask, into=dq)
+        return dq_BHTD, *dkdv_by(chosen.dkdv, *inputs, lse_BHT, delta_BHT, *mask, into=dkdv)
 
 
 def refuse(inputs: AttentionInputs) -> str:

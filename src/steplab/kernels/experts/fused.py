@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 
 from steplab.kernels import activation as activation_op
-from steplab.kernels.activation._in_product import IN_PRODUCT, product_gelu, product_slope
+from steplab.kernels.activation._in_product import (
+    IN_PRODUCT,
+    backward_in_product,
+    forward_in_product,
+)
 from steplab.kernels.experts import ExpertWeights, GroupedMatmul, RoutedTokens
 from steplab.kernels.experts._rows import gather_rows, place_rows, sum_rows
 from steplab.kernels.grouped_mm import product, weight_gradient
@@ -39,8 +43,8 @@ def fused_experts(
     x_RD = gather_rows(x_TD, source_R, row_TK.shape[1])
     # Weighted here and not after the second product: one factor in a pass that is there anyway.
     weights = activation_op.RowWeights(weights_TK.flatten(), source_R)
-    if activation == IN_PRODUCT:
-        z_RF, h_RF = product_gelu(x_RD, w_in_EFD, offsets_E, weights)
+    if activation in IN_PRODUCT.values():
+        z_RF, h_RF = forward_in_product(x_RD, w_in_EFD, offsets_E, activation, weights)
     else:
         z_RF = product(matmul, x_RD, w_in_EFD.transpose(-2, -1), offsets_E)
         h_RF = activation_op.forward(activation_op.choose(z_RF), z_RF, activation, weights)
@@ -79,8 +83,10 @@ def fused_experts_backward(
     chosen = row_TK.shape[1]
     dout_RD = gather_rows(dout_TD, source_R, chosen)
     weights = activation_op.RowWeights(weights_TK.flatten(), source_R)
-    if activation == IN_PRODUCT:
-        dz_RF, h_RF, dweights_R = product_slope(dout_RD, w_out_EDF, offsets_E, z_RF, weights)
+    if activation in IN_PRODUCT.values():
+        dz_RF, h_RF, dweights_R = backward_in_product(
+            dout_RD, w_out_EDF, offsets_E, z_RF, activation, weights
+        )
     else:
         dh_RF = product(matmul, dout_RD, w_out_EDF, offsets_E)
         impl = activation_op.choose(z_RF)

@@ -1,4 +1,4 @@
-"""Like `fused`, with gelu and its derivative in the kernels of the products before them."""
+"""Like `fused`, with the activation and its derivative in the kernels of the products before."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ NEEDS_GPU = True
 
 def refuse(x_TD: Tensor, experts: ExpertWeights) -> str:
     """Return why it cannot run, or ""."""
-    D, F = experts.w_out_EDF.shape[1:]
-    reason = fused.refuse(x_TD, experts) or refuse_layer(D, F, experts.activation)
+    reason = fused.refuse(x_TD, experts) or refuse_layer(*experts.w_out_EDF.shape[1:])
     return reason or refuse_gluon(x_TD)
 
 
@@ -22,4 +21,5 @@ def experts(
     tokens: RoutedTokens, experts: ExpertWeights, matmul: GroupedMatmul
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, 0)."""
-    return fused.experts(tokens, experts._replace(activation=IN_PRODUCT), matmul)
+    inside = experts._replace(activation=IN_PRODUCT[experts.activation])
+    return fused.experts(tokens, inside, matmul)

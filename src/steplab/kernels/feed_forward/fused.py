@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 
 from steplab.kernels import activation as activation_op
-from steplab.kernels.activation._in_product import IN_PRODUCT, product_gelu, product_slope
+from steplab.kernels.activation._in_product import (
+    IN_PRODUCT,
+    backward_in_product,
+    forward_in_product,
+)
 from steplab.kernels.triton_runtime import refuse_device
 
 DTYPES = (torch.bfloat16, torch.float16)  # its gelu is accurate to 18 bits, too few for fp32
@@ -46,8 +50,8 @@ def fused_feed_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return (output_TD, z_TF)."""
     weights = _weights(weights_T1)
-    if activation == IN_PRODUCT:
-        z_TF, h_TF = product_gelu(x_TD, w_in_FD[None], _one_group(x_TD), weights)
+    if activation in IN_PRODUCT.values():
+        z_TF, h_TF = forward_in_product(x_TD, w_in_FD[None], None, activation, weights)
     else:
         z_TF = x_TD @ w_in_FD.T
         h_TF = activation_op.forward(activation_op.choose(z_TF), z_TF, activation, weights)
@@ -79,9 +83,9 @@ def fused_feed_forward_backward(
     Those of x and the matrices are empty where not needed.
     """
     weights = _weights(weights_T1)
-    if activation == IN_PRODUCT:
-        group = _one_group(z_TF)
-        dz_TF, h_TF, dweights_T = product_slope(dout_TD, w_out_DF[None], group, z_TF, weights)
+    if activation in IN_PRODUCT.values():
+        found = backward_in_product(dout_TD, w_out_DF[None], None, z_TF, activation, weights)
+        dz_TF, h_TF, dweights_T = found
     else:
         dh_TF = dout_TD @ w_out_DF
         impl = activation_op.choose(z_TF)
@@ -91,10 +95,10 @@ def fused_feed_forward_backward(
     del h_TF
     dx_TD = dz_TF @ w_in_FD if need_dx else x_TD.new_empty(0)
     dw_in_FD = dz_TF.T @ x_TD if need_dw_in else w_in_FD.new_empty(0)
-    found = [dx_TD, dw_in_FD, dw_out_DF]
+    gradients = [dx_TD, dw_in_FD, dw_out_DF]
     if weights_T1 is not None and dweights_T is not None:
-        found.append(dweights_T[:, None].to(weights_T1.dtype))
-    return found
+        gradients.append(dweights_T[:, None].to(weights_T1.dtype))
+    return gradients
 
 
 @fused_feed_forward_backward.register_fake
@@ -106,10 +110,6 @@ def _(dout_TD: Tensor, *inputs: Any) -> list[Tensor]:
 
 def _weights(weights_T1: Tensor | None) -> activation_op.RowWeights | None:
     return None if weights_T1 is None else activation_op.RowWeights(weights_T1.flatten())
-
-
-def _one_group(x_TD: Tensor) -> Tensor:
-    return torch.full((1,), x_TD.shape[0], dtype=torch.int32, device=x_TD.device)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Like `fused`, with gelu and its derivative in the kernels of the products before them."""
+"""Like `fused`, with the activation and its derivative in the kernels of the products before."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ def refuse(x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:
     """Return why it cannot run, or ""."""
     if x_TD.dtype != torch.bfloat16:
         return f"needs bf16, not {x_TD.dtype}"
-    D, F = w_out_DF.shape
-    activation = "gelu" if w_in_FD.shape[0] == F else "swiglu"
-    reason = fused.refuse(x_TD, w_in_FD, w_out_DF) or refuse_layer(D, F, activation)
+    reason = fused.refuse(x_TD, w_in_FD, w_out_DF) or refuse_layer(*w_out_DF.shape)
     return reason or refuse_gluon(x_TD)
 
 
@@ -26,4 +24,4 @@ def feed_forward(
     x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, activation: str, weights_T1: Tensor | None
 ) -> Tensor:
     """Return (T, D)."""
-    return fused.feed_forward(x_TD, w_in_FD, w_out_DF, IN_PRODUCT, weights_T1)
+    return fused.feed_forward(x_TD, w_in_FD, w_out_DF, IN_PRODUCT[activation], weights_T1)

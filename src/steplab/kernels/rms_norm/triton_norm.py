@@ -123,7 +123,7 @@ def launch_backward(
             WIDTH=width, D=padded_width(width), ROWS=tiling.rows, PASSED=d_stream is not None,
             STAGES=tiling.stages, UPCAST=INTERPRETED, num_warps=tiling.warps,
         )  # fmt: skip
-    return dx, column_sums(partial_PD).to(weight_D.dtype)
+    return dx, column_sums(partial_PD, weight_D.dtype)
 
 
 def refuse(x: Tensor, weight_D: Tensor, added: Tensor | None = None) -> str:

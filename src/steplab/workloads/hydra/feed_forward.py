@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from steplab.kernels import feed_forward as feed_forward_op
 from steplab.kernels.dispatch import AUTO
 from steplab.kernels.stream_norm import RowSelection, Update, gather_rows, scatter_rows
+from steplab.kernels.top_rows import top_rows
 from steplab.modules.norms import NormInput, StreamNorm
 from steplab.modules.precision import matmul_dtype
 from steplab.workloads.hydra.config import HydraConfig
@@ -23,7 +24,6 @@ from steplab.workloads.hydra.routing import (
     Thresholds,
     TokenRouting,
     choose_rows,
-    top_rows,
 )
 
 EPS = 1e-6

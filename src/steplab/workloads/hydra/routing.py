@@ -32,26 +32,6 @@ def choose_rows(rows_BK: Tensor, length: int) -> RowSelection:
     return RowSelection(rows_BK, slots_BS.scatter(1, rows_BK, slots_K.expand_as(rows_BK)))
 
 
-def top_rows(score_BS: Tensor, taken: int) -> tuple[RowSelection, Tensor]:
-    """Select the rows of the `taken` highest scores of each sequence; also return the lowest (B).
-
-    Compiled, a row's rank is the number of rows that score higher: comparisons that become one
-    kernel, where a radix selection keeps one multiprocessor per sequence busy for 16 rounds.
-    """
-    length = score_BS.shape[1]
-    if not torch.compiler.is_compiling():
-        found = score_BS.topk(taken, sorted=False)
-        return choose_rows(found.indices, length), found.values.amin(1)
-    rows_S = torch.arange(length, device=score_BS.device)
-    own, other = score_BS[:, :, None], score_BS[:, None]
-    earlier = (other == own) & (rows_S < rows_S[:, None])
-    rank_BS = ((other > own) | earlier).sum(-1)
-    here_BKS = rank_BS[:, None] == rows_S[:taken, None]
-    rows_BK = torch.where(here_BKS, rows_S, 0).sum(-1)
-    least_B = score_BS.gather(1, rows_BK[:, -1:])[:, 0]
-    return RowSelection(rows_BK, rank_BS.clamp(max=taken)), least_B
-
-
 def share_score(share: float) -> float:
     """Return the score whose sigmoid is `share`, up to the largest score."""
     return math.log(share / (1 - share)) if share < 1 else MAX_SCORE
