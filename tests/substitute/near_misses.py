@@ -607,3 +607,322 @@ ROTATIONS = {
     "of the stream": (wave, ALONE),
     "used once": (rotated_once, ALONE),
 }
+
+
+# Attention of q, k and v that lie in one x (B, S, 3 H D), and of what else there may be: y, alike.
+C = H * D
+
+
+def in_heads(part, heads=H):
+    return part.reshape(B, S, heads, D).transpose(1, 2)
+
+
+def parts_of(x):
+    """As nanoGPT has it."""
+    return [in_heads(part) for part in x.split(C, dim=2)]
+
+
+def self_attention(x, y, change=lambda q, k, v: (q, k, v), **options):
+    return attend(*change(*parts_of(x)), None, **{"is_causal": True, **options})
+
+
+def merged(x, y):
+    """With what follows in most models."""
+    out = self_attention(x, y).transpose(1, 2).contiguous().view(B, S, C)
+    return out * y[..., :C]
+
+
+def by_functions(x, y):
+    q, k, v = (torch.reshape(p, (B, S, H, D)) for p in torch.chunk(x, 3, -1))
+    return attend(*(torch.transpose(p, 1, 2) for p in (q, k, v)), None, is_causal=True)
+
+
+def three_first(x, y):
+    qkv = x.reshape(B, S, 3, H, D).permute(2, 0, 3, 1, 4)
+    return attend(qkv[0], qkv[1], qkv[2], None)
+
+
+def by_head(x, y):
+    """Interleaved by head, as GPT-NeoX has it."""
+    q, k, v = x.view(B, S, H, 3 * D).transpose(1, 2).chunk(3, dim=-1)
+    return attend(q, k, v, None, is_causal=True)
+
+
+def by_width(x, y):
+    """The three of each number lie side by side: rows are not dense."""
+    q, k, v = x.view(B, S, H, D, 3).transpose(1, 2).unbind(-1)
+    return attend(q, k, v, None, is_causal=True)
+
+
+def keys_with_values(x, y):
+    q, kv = x.split([C, 2 * C], -1)
+    k, v = kv.chunk(2, dim=-1)
+    return attend(in_heads(q), in_heads(k), in_heads(v), None, is_causal=True)
+
+
+def sliced(x, y):
+    return attend(
+        in_heads(x[..., :C]), in_heads(x[:, :, C : 2 * C]), in_heads(x[..., 2 * C :]), None
+    )
+
+
+def grouped(x, y, **options):
+    few = x[..., : (H + 2 * G) * D] * 1.0
+    q, k, v = few.split([C, G * D, G * D], -1)
+    heads = in_heads(q), in_heads(k, G), in_heads(v, G)
+    return attend(*heads, None, **{"enable_gqa": True, "is_causal": True, **options})
+
+
+def expanded(x, y):
+    few = x[..., : (H + 2) * D] * 1.0
+    q, k, v = few.split([C, D, D], -1)
+    k, v = (in_heads(p, 1).expand(B, H, S, D) for p in (k, v))
+    return attend(in_heads(q), k, v, None)
+
+
+def rows(x, y):
+    """A product of rows without sequences, as GPT-2 of transformers has it."""
+    flat = x.view(-1, 3 * C) * 1.0
+    parts = flat.view(B, S, 3 * C).split(C, dim=2)
+    return attend(*(p.view(B, S, -1, D).transpose(1, 2) for p in parts), None, is_causal=True)
+
+
+def time_first(x, y):
+    turned = x.transpose(0, 1) * 1.0
+    q, k, v = turned.contiguous().view(S, B, H, 3 * D).split(D, -1)
+    return attend(*(p.permute(1, 2, 0, 3) for p in (q, k, v)), None, is_causal=True)
+
+
+def one_part_more(x, y):
+    q, k, v, gate = torch.cat([x, y[..., :C]], -1).split(C, -1)
+    return attend(in_heads(q), in_heads(k), in_heads(v), None) * in_heads(gate).sigmoid()
+
+
+def one_part_unused(x, y):
+    q, k, v, _ = torch.cat([x, y[..., :C]], -1).split(C, -1)
+    return attend(in_heads(q), in_heads(k), in_heads(v), None)
+
+
+def two_of_one_split(x, y):
+    q, k, v = parts_of(x)
+    return attend(q, k, v, None, is_causal=True) + attend(k, q, v, None)
+
+
+def split_twice(x, y):
+    return self_attention(x, y) + self_attention(x, y, is_causal=False)
+
+
+def two_layers(x, y):
+    first = self_attention(x, y).transpose(1, 2).flatten(2)
+    return self_attention(torch.cat([first, y[..., C:]], -1), y)
+
+
+def query_used_twice(x, y):
+    q, k, v = parts_of(x)
+    return attend(q, k, v, None, is_causal=True) + q.sin()
+
+
+def source_used_twice(x, y):
+    z = x * 1.0
+    return self_attention(z, y) + in_heads(z[..., :C]).tanh()
+
+
+def changed_in_between(x, y):
+    z = x * 1.0
+    q, k, v = (in_heads(z[..., i * C : (i + 1) * C]) for i in range(3))  # not of one split, where
+    z.mul_(1.5)  # torch refuses it
+    return attend(q, k, v, None, is_causal=True)
+
+
+def keys_changed(x, y):
+    z = x * 1.0
+    q, k, v = (in_heads(z[..., i * C : (i + 1) * C]) for i in range(3))
+    k.mul_(1.5)
+    return attend(q, k, v, None, is_causal=True)
+
+
+def changed_before(x, y):
+    z = x * 1.0
+    z.mul_(1.5)
+    return self_attention(z, y)
+
+
+def without_gradient(x, y):
+    with torch.no_grad():
+        out = self_attention(x, y)
+    return out * y[:, None, :, :D] + 0 * x.sum()
+
+
+def keys_without_gradient(x, y):
+    q, k, v = parts_of(x)
+    with torch.no_grad():
+        k = k.view_as(k)
+    return attend(q, k, v, None, is_causal=True)
+
+
+def keys_in_heads_without_gradient(x, y):
+    q, k, v = x.split(C, 2)
+    with torch.no_grad():
+        k = in_heads(k)
+    return attend(in_heads(q), k, in_heads(v), None, is_causal=True)
+
+
+def split_without_gradient(x, y):
+    with torch.no_grad():
+        q, k, v = parts_of(x)
+    return attend(q + y[:, None, :, :D], k, v, None) + 0 * x.sum()
+
+
+def cross(x, y):
+    return attend(parts_of(x)[0], *parts_of(y)[1:], None)
+
+
+def keys_from_elsewhere(x, y):
+    q, _, v = parts_of(x)
+    return attend(q, parts_of(y)[1], v, None, is_causal=True)
+
+
+def half_the_tokens(x, y):
+    return attend(*(p[:, :, : S // 2] for p in parts_of(x)), None, is_causal=True)
+
+
+def overlapping(x, y):
+    """As many elements as there are, some of them twice."""
+    starts = (0, C // 2, 2 * C)
+    return attend(*(in_heads(x[..., start : start + C]) for start in starts), None, is_causal=True)
+
+
+def without_heads(x, y):
+    return attend(*x.split(C, 2), None, is_causal=True)
+
+
+def heads_as_batch(x, y):
+    q, k, v = (p.flatten(0, 1) for p in parts_of(x))
+    return attend(q, k, v, None, is_causal=True)
+
+
+def mapped(x, y):
+    def one(x_SC):
+        return attend(*(p.view(S, H, D).transpose(0, 1) for p in x_SC.split(C, 1)), None)
+
+    return torch.vmap(one)(x)
+
+
+PACKED = {
+    "as nanoGPT": (self_attention, SAME),
+    "with what follows": (merged, SAME),
+    "not causal": (lambda x, y: self_attention(x, y, is_causal=False), SAME),
+    "by functions": (by_functions, SAME),
+    "unbind": (lambda x, y: attend(*x.view(B, S, 3, H, D).transpose(1, 3).unbind(2), None), SAME),
+    "three first": (three_first, SAME),
+    "select": (
+        lambda x, y: attend(
+            *(x.view(B, S, 3, H, D).select(2, i).transpose(1, 2) for i in range(3)), None
+        ),
+        SAME,
+    ),
+    "interleaved by head": (by_head, SAME),
+    "interleaved by number": (by_width, SAME),
+    "unflatten": (
+        lambda x, y: attend(*x.unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4), None),
+        SAME,
+    ),
+    "keys with values": (keys_with_values, SAME),
+    "slices": (sliced, SAME),
+    "another order": (lambda x, y: self_attention(x, y, lambda v, q, k: (q, k, v)), SAME),
+    "q and k swapped": (lambda x, y: self_attention(x, y, lambda q, k, v: (k, q, v)), SAME),
+    "the scale that is the default": (lambda x, y: self_attention(x, y, scale=D**-0.5), SAME),
+    "grouped heads": (grouped, SAME),
+    "grouped heads, not causal": (lambda x, y: grouped(x, y, is_causal=False), SAME),
+    "rows of all sequences": (rows, SAME),
+    "time before batch": (time_first, SAME),
+    "heads before time": (
+        lambda x, y: attend(*(x.view(B, 3, H, S, D) * 1.0).unbind(1), None),
+        SAME,
+    ),
+    "stacked": (lambda x, y: attend(*(x.view(3, B, H, S, D) * 1.0).unbind(0), None), SAME),
+    "tokens that become heads": (
+        lambda x, y: attend(*x.view(B, 3, H, S, D).unbind(1), None),
+        RIGHT,
+    ),
+    "two layers": (two_layers, SAME),
+    "the source of a sum": (lambda x, y: self_attention(x + y, y), SAME),
+    "one head expanded": (expanded, ALONE),
+    "dropout": (lambda x, y: self_attention(x, y, dropout_p=1e-9), ALONE),
+    "a mask": (lambda x, y: attend(*parts_of(x), ones(S, S).tril()), ALONE),
+    "a scale of its own": (lambda x, y: self_attention(x, y, scale=0.3), ALONE),
+    "a scale of one": (lambda x, y: self_attention(x, y, scale=1.0), ALONE),
+    "rotated": (
+        lambda x, y: self_attention(
+            x, y, lambda q, k, v: (turned(q, y[0, 0, :D].cos(), y[0, 0, :D].sin()), k, v)
+        ),
+        ALONE,
+    ),
+    "normed": (
+        lambda x, y: self_attention(
+            x, y, lambda q, k, v: (F.rms_norm(q, (D,)), F.rms_norm(k, (D,)), v)
+        ),
+        ALONE,
+    ),
+    "queries scaled": (lambda x, y: self_attention(x, y, lambda q, k, v: (2 * q, k, v)), ALONE),
+    "keys reversed": (lambda x, y: self_attention(x, y, lambda q, k, v: (q, k.flip(2), v)), ALONE),
+    "keys detached": (lambda x, y: self_attention(x, y, lambda q, k, v: (q, k.detach(), v)), ALONE),
+    "queries copied": (
+        lambda x, y: self_attention(x, y, lambda q, k, v: (q.contiguous(), k, v)),
+        ALONE,
+    ),
+    "queries cast": (
+        lambda x, y: self_attention(x, y, lambda q, k, v: (q.to(torch.float32).to(q.dtype), k, v)),
+        ALONE,
+    ),
+    "queries as keys": (lambda x, y: self_attention(x, y, lambda q, k, v: (q, q, v)), ALONE),
+    "queries as everything": (lambda x, y: self_attention(x, y, lambda q, k, v: (q, q, q)), ALONE),
+    "query used twice": (query_used_twice, ALONE),
+    "source used twice": (source_used_twice, ALONE),
+    "cross attention": (cross, ALONE),
+    "keys from elsewhere": (keys_from_elsewhere, ALONE),
+    "one part more": (one_part_more, ALONE),
+    "one part unused": (one_part_unused, ALONE),
+    "two of one split": (two_of_one_split, ALONE),
+    "split twice": (split_twice, ALONE),
+    "overlapping": (overlapping, ALONE),
+    "changed in between": (changed_in_between, ALONE),
+    "keys changed": (keys_changed, ALONE),
+    "changed before": (changed_before, RIGHT),
+    "without gradient": (without_gradient, ALONE),
+    "keys without gradient": (keys_without_gradient, ALONE),
+    "keys in heads without gradient": (keys_in_heads_without_gradient, ALONE),
+    "split without gradient": (split_without_gradient, ALONE),
+    "fewer queries": (
+        lambda x, y: self_attention(x, y, lambda q, k, v: (q[:, :, -4:], k, v), is_causal=False),
+        ALONE,
+    ),
+    "fewer keys": (
+        lambda x, y: self_attention(
+            x, y, lambda q, k, v: (q, k[:, :, :4], v[:, :, :4]), is_causal=False
+        ),
+        ALONE,
+    ),
+    "half the tokens": (half_the_tokens, ALONE),
+    "every other token": (
+        lambda x, y: self_attention(x, y, lambda *qkv: [p[:, :, ::2] for p in qkv]),
+        ALONE,
+    ),
+    "some heads": (
+        lambda x, y: self_attention(x, y, lambda *qkv: [p[:, :2] for p in qkv]),
+        ALONE,
+    ),
+    "a part of the width": (
+        lambda x, y: self_attention(x, y, lambda *qkv: [p[..., :8] for p in qkv]),
+        ALONE,
+    ),
+    "heads chosen by numbers": (
+        lambda x, y: self_attention(
+            x, y, lambda *qkv: [p[:, torch.tensor([0, 1, 2, 3])] for p in qkv]
+        ),
+        ALONE,
+    ),
+    "without heads": (without_heads, ALONE),
+    "heads as batch": (heads_as_batch, ALONE),
+    "mapped": (mapped, ALONE),
+}

@@ -6,15 +6,18 @@ import torch
 from steplab.substitute.backend import SubstitutingBackend
 from steplab.substitute.feed_forward import FusedFeedForward
 from steplab.substitute.norm import FusedNorm
+from steplab.substitute.packed_attention import PackedAttention
 from tests.substitute.near_misses import (
     ALONE,
     FEED_FORWARDS,
     LOSSES,
     MASKS,
     NORMS,
+    PACKED,
     ROTATIONS,
     SAME,
     B,
+    C,
     D,
     H,
     S,
@@ -26,6 +29,7 @@ from tests.substitute.near_misses import (
 BY_DEFINITION = {
     "feed_forward": FusedFeedForward("reference"),
     "norm": FusedNorm("reference"),
+    "packed_attention": PackedAttention("reference"),
 }
 
 
@@ -95,3 +99,9 @@ def test_feed_forwards(name):
 def test_rotations(name):
     q, k = normal(B, H, S, D), normal(B, H, S, D) + 0.1
     check(*ROTATIONS[name], (q, k, normal(D // 2).abs()), "rotary")
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_attention(name, monkeypatch):
+    monkeypatch.setattr("steplab.substitute.packed_attention.SMALL_TIME", 6)  # shorter than S
+    check(*PACKED[name], (normal(B, S, 3 * C), normal(B, S, 3 * C).flip(1)), "packed_attention")

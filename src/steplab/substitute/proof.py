@@ -197,7 +197,7 @@ def _adapt(node: Node, match: Match, wide: bool) -> None:
         sizes: Any = node.args[1:]
         flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
         if all(isinstance(size, int) for size in flat) and len(flat) > 1:
-            node.args = (node.args[0], *match.shrink(flat))
+            node.args = (node.args[0], match.shrink(flat))
     if wide:
         if node.op == "call_method" and node.target in CASTS:
             node.target = "double"
