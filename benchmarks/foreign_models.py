@@ -24,7 +24,7 @@ from steplab.core import Column, Table
 from steplab.core.ladder import Ladder, verdict
 from steplab.report.export import to_markdown
 from steplab.tune.folder import LADDER_FILE, LadderFolder
-from steplab.tune.report import interval, speed_up
+from steplab.tune.report import gains_nothing, interval, speed_up
 
 FOLDER = Path(__file__).with_suffix("")
 MODELS = {  # name in the table: the factory
@@ -150,7 +150,8 @@ def end(tuned: Tuned) -> str:
     tried = ", ".join(f"{rung.label} {rung.outcome}" for rung in ladder.rungs)
     if not verified:
         return f"{FAILURE}: nothing was verified ({tried or 'no rung was finished'})"
-    noisy = ladder.total is not None or any(r.outcome == "cannot tell" for r in verified)
+    equal = ladder.total is None or gains_nothing(ladder.total)
+    noisy = not equal or any(rung.green for rung in ladder.undecided)
     return f"{UNCLEAR if noisy else NOTHING} ({tried})"
 
 

@@ -77,6 +77,14 @@ def test_a_search_that_verified_nothing_has_failed(runner):
     noisy = replace(green, outcome="cannot tell")
     unclear = replace(tuned, ladder=replace(ladder, rungs=(green, noisy)))
     assert runner.end(unclear).startswith(runner.UNCLEAR)
+    settled = replace(tuned, ladder=replace(ladder, rungs=(noisy, green)))
+    assert runner.end(settled).startswith(runner.NOTHING)
+    kept = replace(green, outcome="kept")
+    for high, end in ((0.01, runner.NOTHING), (-0.001, runner.GAIN)):
+        total = replace(ladder, rungs=(kept,), total=Change(0.0, -0.015, high, 0.99, None))
+        assert runner.end(replace(tuned, ladder=total)).startswith(end)
+    wide = replace(ladder, rungs=(kept,), total=Change(-0.05, -0.1, 0.02, 0.99, None))
+    assert runner.end(replace(tuned, ladder=wide)).startswith(runner.UNCLEAR)
     won = replace(ladder, rungs=(green,), total=Change(-0.3, -0.4, -0.2, 0.99, None))
     assert runner.end(replace(tuned, ladder=won)) == runner.GAIN
     assert runner.end(replace(tuned, code=4, last_line="no truth")) == "failure: no truth"

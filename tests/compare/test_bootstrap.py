@@ -11,6 +11,7 @@ from steplab.compare.bootstrap import (
     least_detectable,
     ratio_of_rounds,
     ratio_of_samples,
+    student_quantile,
 )
 from tests.compare.sides import noisy
 
@@ -112,3 +113,16 @@ def test_rounds_that_differ_widen_the_interval():
     assert not interval.excludes_one
     faster = ratio_of_rounds(a, [[v * 0.8 for v in values] for values in a])
     assert faster.excludes_one and faster.ratio == pytest.approx(1.25)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"),
+    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216), (100, 1.98397)],
+)
+def test_students_quantile_is_that_of_the_tables(freedom, expected):
+    assert student_quantile(freedom) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(3, 9.9248), (4, 5.8409), (5, 4.6041)])
+def test_early_looks_are_at_99_percent(rounds, expected):
+    assert student_quantile(rounds - 1, 0.99) == pytest.approx(expected, rel=1e-4)

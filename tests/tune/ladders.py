@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from steplab.core import (
     Budget,
     Category,
@@ -58,6 +60,19 @@ class World:
     timeouts: dict[str, float] = field(default_factory=dict)  # seconds, by recipe
     details: list[str] = field(default_factory=list)  # of the profiles
     alive: int = 0
+    noise: float = 0.0  # of a round's time, as a share of it
+    quiet_rounds: int = 0  # before it begins
+    now: float = 0.0  # by a clock that `use_clock` shows
+    open_seconds: float = 0.0  # that opening a candidate takes; one that times out takes all it may
+    seed: int = 1  # of the noise
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+
+    def mood(self) -> float:
+        """Return the factor of one side's next round."""
+        self.quiet_rounds -= 1
+        return 1.0 if self.quiet_rounds >= 0 else float(np.exp(self.random.normal(0, self.noise)))
 
     def ms(self, names: frozenset[str]) -> float:
         ms = BASE_MS
@@ -126,8 +141,10 @@ def candidates_of(world: World):
             world.opened.append(self.spec.recipe.label)
             world.timeouts[self.spec.recipe.label] = timeout
             run = replace(simulated_run(self.spec, world.ms(self.names)), profile=None)
+            world.now += world.open_seconds
             broken = self.names & set(world.broken)
             if broken:
+                world.now += timeout if world.broken[min(broken)] == "timeout" else 0.0
                 status = world.broken[min(broken)]
                 return CandidateResult(replace(run, status=status, reason="it broke", clock=None))
             if self.names & world.red:
@@ -140,7 +157,8 @@ def candidates_of(world: World):
             if self.names & world.lost_in_turns:
                 raise MeasurementError("A worker was lost: gone.")
             self.turns += 1
-            ms = world.ms(self.names)
+            ms = world.ms(self.names) * world.mood()
+            world.now += steps * ms / 1e3
             return Samples(tuple(ms * (1 + 0.001 * (i + self.turns % 2)) for i in range(3)), "ms")
 
         def __enter__(self):
@@ -187,7 +205,7 @@ class FakeReferences(ReferenceWorker):
 def use_world(monkeypatch, world: World, saved: list[str]) -> FakeReferences:
     """Let a search live in `world`; ids of stored champions go into `saved`."""
     candidate = candidates_of(world)
-    for module in ("champion", "rung", "climb"):
+    for module in ("champion", "rung", "climb", "undecided"):
         monkeypatch.setattr(f"steplab.tune.{module}.RemoteCandidate", candidate)
 
     def promote(candidate, result, store, timeout, progress, detail):
@@ -200,6 +218,12 @@ def use_world(monkeypatch, world: World, saved: list[str]) -> FakeReferences:
         monkeypatch.setattr(f"steplab.tune.{module}.promote", promote)
     monkeypatch.setattr("steplab.store.Store.save", lambda self, run, files=None: Path())
     return FakeReferences(world)
+
+
+def use_clock(monkeypatch, world: World) -> None:
+    """Let time pass only where candidates are opened and measured; the search begins at 0."""
+    for module in ("tune.progress", "workers.alternate"):
+        monkeypatch.setattr(f"steplab.{module}.monotonic", lambda: world.now)
 
 
 __all__ = ["ENVIRONMENT", "World"]

@@ -30,6 +30,7 @@ from steplab.tune.report import (
     padding_line,
     reasons_table,
     total_line,
+    undecided_line,
     untried_table,
     write_recipe,
 )
@@ -71,6 +72,15 @@ def test_an_interrupted_ladder_does_not_say_that_nothing_won():
     found = replace(ladder(), total=None)
     assert "precision=bf16: the best so far" in total_line(found)
     assert "stays as it is" in total_line(replace(found, winner=PLAIN))
+
+
+def test_what_nobody_can_tell_of_is_told_beside_a_winner():
+    found = ladder()
+    assert undecided_line(found) == ""
+    close = replace(found.rungs[1], outcome="cannot tell")
+    found = replace(found, rungs=(found.rungs[0], close))
+    assert undecided_line(found).startswith(f"undecided: {close.label};")
+    assert undecided_line(replace(found, total=None)) == ""  # the total line says it
 
 
 def test_a_change_is_named_as_the_recipe_would_have_it():

@@ -6,12 +6,16 @@ import pytest
 from steplab.core import Samples
 from steplab.core.errors import MeasurementError
 from steplab.workers.alternate import (
+    LATE_LOOKS,
     MAX_SECONDS,
     PEEKS,
     ROUNDS,
+    USUAL_ROUNDS,
+    Patience,
     alternate_specs,
     alternate_until_clear,
     pool_rounds,
+    round_seconds,
     seconds_per_rung,
     student_ratio,
 )
@@ -30,10 +34,10 @@ class Side:
         return Samples(tuple(mood * self.source.normal(1, 0.001, steps)), "ms")
 
 
-def raced(before, after, seconds=30.0, gain=None, seed=1, **more):
+def raced(before, after, seconds=30.0, gain=None, seed=1, patience=None, **more):
     first, second = Side(before, seed=seed, **more), Side(after, seed=seed + 1, **more)
     turns = alternate_until_clear(
-        first, second, step_ms=before, seconds=seconds, timeout=60.0, gain=gain
+        first, second, step_ms=before, seconds=seconds, timeout=60.0, gain=gain, patience=patience
     )
     assert first.turns == second.turns
     return turns, first.turns
@@ -59,6 +63,59 @@ def test_turns_end_when_no_gain_is_in_reach():
     turns, rounds = raced(100.0, 100.0, gain=0.05)
     assert rounds <= ROUNDS and turns.verdict == "cannot tell" and turns.change.low > -0.05
     assert raced(100.0, 100.0, gain=0.001)[1] == 2 * ROUNDS
+
+
+EVER, NEVER = 1e18, 0.0  # by the clock
+
+
+def test_with_patience_there_are_more_looks_as_sure_as_the_first():
+    """A gain of 3 % under noise of 4 % a round and side."""
+    usual, rounds = raced(100.0, 97.0, spread=0.04)
+    assert rounds == USUAL_ROUNDS and usual.verdict == "cannot tell"
+    turns, rounds = raced(100.0, 97.0, spread=0.04, patience=Patience(EVER, 0.001))
+    assert rounds in LATE_LOOKS and turns.verdict == "faster"
+    assert turns.change.confidence == 0.99 and turns.change.high < 0
+
+
+def test_patience_ends_once_too_little_is_in_reach():
+    turns, rounds = raced(100.0, 100.0, spread=0.05, seed=7, patience=Patience(EVER, 0.02))
+    assert rounds in LATE_LOOKS and turns.verdict == "cannot tell" and turns.change.low > -0.02
+    _, all_rounds = raced(100.0, 100.0, spread=0.03, patience=Patience(EVER, 0.0001))
+    assert all_rounds == LATE_LOOKS[-1]
+
+
+def test_patience_ends_with_its_time_and_is_not_less_than_usual(monkeypatch):
+    """A second a round; by the last look there are 20 rounds, which no plan of looks has."""
+    clock = iter(range(1000))
+    monkeypatch.setattr("steplab.workers.alternate.monotonic", lambda: next(clock))
+    turns, rounds = raced(100.0, 100.0, 2.5, spread=0.03, patience=Patience(19.5, 0.0001))
+    assert rounds == 20 and turns.change.confidence == 0.99
+    _, rounds = raced(100.0, 100.0, 8.5, spread=0.03, patience=Patience(NEVER, 0.0001))
+    assert rounds == 9
+
+
+def test_what_was_undecided_before_is_looked_at_more_strictly():
+    """Equal steps are told apart less often than by looks at 95 %, with eight times the rounds."""
+    seeds, patience = range(0, 100, 2), Patience(EVER, 1e-9, again=True)
+    usual = [raced(100.0, 100.0, spread=0.03, seed=seed)[0] for seed in seeds]
+    again = [raced(100.0, 100.0, spread=0.03, seed=seed, patience=patience)[0] for seed in seeds]
+    assert {turns.change.confidence for turns in again} == {0.99}
+    told = [sum(one.verdict != "cannot tell" for one in turns) for turns in (usual, again)]
+    assert told[0] > told[1]
+
+
+def test_all_looks_of_a_second_try_together_are_wrong_in_a_twentieth_of_the_cases():
+    source, wrong = np.random.default_rng(5), 0
+    looks = (*PEEKS, ROUNDS, USUAL_ROUNDS, *LATE_LOOKS)
+    for _ in range(2000):
+        ratios = np.exp(source.normal(0, 0.02, LATE_LOOKS[-1]))
+        wrong += any(student_ratio(ratios[:n]).excludes_one for n in looks)
+    assert 0.03 < wrong / 2000 < 0.065
+
+
+def test_a_round_takes_as_long_as_its_steps():
+    assert round_seconds(100.0, 50.0) == pytest.approx(3 * 0.15)
+    assert round_seconds(10.0, 5.0) == pytest.approx(30 * 0.015)
 
 
 @pytest.mark.parametrize("fit", [1, 4, 8])

@@ -65,6 +65,7 @@ from steplab.tune.report import (
     reasons_table,
     speed_up,
     total_line,
+    undecided_line,
     untried_table,
     write_outcome,
 )
@@ -247,6 +248,8 @@ def show(ladder: Ladder, files: OutcomeFiles) -> None:
     if ladder.padding > MUCH_PADDING:
         print(padding_line(ladder))
     print(f"stopped: {ladder.stopped}")
+    if line := undecided_line(ladder):
+        print(line)
     if ladder.left:
         print(f"left for another call of the same command: {', '.join(ladder.left)}")
     print(f"report  {files.report}")

@@ -190,3 +190,9 @@ class Ladder:
     def kept(self) -> tuple[Rung, ...]:
         """The rungs that were climbed, in order; some of them may have been taken out later."""
         return tuple(rung for rung in self.rungs if rung.outcome == "kept")
+
+    @property
+    def undecided(self) -> tuple[Rung, ...]:
+        """The rungs of which nobody could tell; what was decided later is none of them."""
+        last = {rung.label: rung for rung in self.rungs if rung.outcome != "failed"}
+        return tuple(rung for rung in last.values() if rung.outcome == "cannot tell")

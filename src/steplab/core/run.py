@@ -233,6 +233,12 @@ class Recompile:
     line: str = ""  # that the guard is for; "": an input's
     given_up: bool = False  # one too many: from here on what fails the guard runs uncompiled
 
+    @property
+    def guard(self) -> str:
+        """The reason without dynamo's number of the compilation, as in "0/7: self.turn == 8"."""
+        number, _, guard = self.reason.partition(": ")
+        return guard if number.replace("/", "").isdecimal() else self.reason
+
 
 @dataclass(frozen=True)
 class Compilation:

@@ -16,11 +16,19 @@ from steplab.tune.options import GateOptions
 from steplab.tune.progress import SearchClock, Stopwatch, View, add_timings
 from steplab.tune.proposals import Choice, Proposal, choose, is_slow, recipe_conflict, still_known
 from steplab.tune.rung import RungResult, try_recipe, with_curves
+from steplab.tune.undecided import EFFORT, patient, plan_again, to_try_again, try_again
 from steplab.verify.remote import CandidateResult, ReferenceWorker, RemoteCandidate
-from steplab.workers.alternate import alternate_until_clear
+from steplab.workers.alternate import (
+    USUAL_ROUNDS,
+    Patience,
+    alternate_until_clear,
+    round_seconds,
+)
 
 FINAL_SHARE = 0.1  # of the budget at most, kept for the comparison at the end
-FINAL_STEPS, FINAL_SECONDS = 10, 3.0  # what it is expected to take: steps of each side, and more
+# Ending a candidate that ran out of time, and beginning the next one. Without these seconds, what
+# was left for the next one was always a little less than it needs.
+ENDING_SECONDS = 4.0
 DETAIL_SECONDS = 20.0  # that lines and memory of the winner may take
 
 
@@ -46,12 +54,14 @@ class Climb:
         self.view = view
         self.winning: RemoteCandidate | None = None  # on its way to become the champion
 
-    def run(self, baseline: Champion, against: Recipe | None = None) -> Ladder:
+    def run(self, baseline: Champion, against: Recipe | None = None, settle: bool = True) -> Ladder:
         """Climb from the baseline, or from where an interrupted search stood; return the ladder.
 
-        The winner is compared with the baseline, and with the recipe that is given.
+        The winner is compared with the baseline, and with the recipe that is given. What is left
+        of the time goes into what is undecided, unless `settle` says that others need it.
         """
         self.baseline = self.champion = baseline
+        self.rungs_before = len(self.ladder.rungs)
         try:
             if self.ladder.winner != baseline.run.spec.recipe:
                 self.view.stage(f"opening {self.ladder.winner.label} again")
@@ -60,6 +70,11 @@ class Climb:
                 self._learn()
             self._climb()
             self._prune()
+            self._compare()
+            while settle and self._settle():
+                self._climb()
+                self._prune()
+                self._compare()
             self._finish(against)
         finally:
             for candidate in {self.champion.candidate, self.baseline.candidate, self.winning}:
@@ -69,14 +84,14 @@ class Climb:
 
     def _climb(self) -> None:
         """Try the most promising suggestion until none is worth it or the budget is spent."""
-        before = len(self.ladder.rungs)
         while True:
             champion, known = self.champion, self.ladder.known_ms
             choice = choose(champion.run, champion.waits, known, self.ladder, self._in_time)
             for proposal, reason in choice.not_worth:
                 self._leave(Untried(proposal.key, reason))
             if choice.best is None:
-                stopped = self._why_stopped(bool(choice.late), len(self.ladder.rungs) == before)
+                tried_nothing = len(self.ladder.rungs) == self.rungs_before
+                stopped = self._why_stopped(bool(choice.late), tried_nothing)
                 self._save(replace(self.ladder, stopped=stopped, left=choice.late))
                 return
             self._try(choice.best, self._spare_seconds(choice))
@@ -98,7 +113,9 @@ class Climb:
         assert choice.best is not None
         needed = [self.clock.expected(is_slow(other.recipe)) for other in choice.others]
         quickest = min(needed, default=0.0)
-        return quickest if quickest < self.clock.expected(is_slow(choice.best.recipe)) else 0.0
+        if not quickest or quickest >= self.clock.expected(is_slow(choice.best.recipe)):
+            return 0.0
+        return quickest + ENDING_SECONDS
 
     def _try(self, proposal: Proposal, spare: float = 0.0) -> None:
         """Dry-run a recipe, then try it; a recipe that cannot run here is left alone.
@@ -136,13 +153,18 @@ class Climb:
         shapes, problem = self.references.prepare(spec, self.gate.shapes, timeout, stage)
         return replace(self.gate, shapes=shapes), problem
 
-    def _judge(self, planned: Rung, gate: GateOptions, spare: float = 0.0) -> None:
+    def _judge(
+        self, planned: Rung, gate: GateOptions, spare: float = 0.0, again: bool = False
+    ) -> None:
         """Try the recipe of a rung, put what came of it on the ladder, and promote a winner."""
         slow, below = is_slow(planned.recipe), self.ladder.rungs
         self.view.stage("starting")
-        gate = replace(gate, may_confirm=self.clock.can_confirm(slow))
         timeout = self.clock.candidate_timeout(self._last_seconds + spare)
-        tried = try_recipe(planned, self.champion, gate, timeout, self.view)
+        if again:
+            tried = try_again(planned, self.champion, gate, timeout, self.view)
+        else:
+            gate = replace(gate, may_confirm=self.clock.can_confirm(slow))
+            tried = try_recipe(planned, self.champion, gate, timeout, self.view)
         self.winning = tried.candidate
         if tried.candidate is not None and tried.candidate.spec.mode == "full":
             tried = self._compare_curves(tried, tried.candidate)
@@ -216,22 +238,47 @@ class Climb:
             if not problem:
                 self._judge(planned, gate)
 
-    def _finish(self, against: Recipe | None) -> None:
-        """Compare the winner with the baseline."""
+    def _compare(self) -> None:
+        """Compare the winner with the baseline, for as long as there is time and no verdict."""
         self._lap()
         self.gate.pool.wait(self.view.stage)
+        if self.champion.candidate is self.baseline.candidate:
+            return
+        self.view.name = "the winner against the baseline"
+        is_time = self.gate.objective == "time"
+        turns = alternate_until_clear(
+            self.baseline.candidate,
+            self.champion.candidate,
+            step_ms=step_ms(self.baseline.run),
+            seconds=self.gate.turns_seconds,
+            timeout=self.clock.timeout,
+            progress=self.view.stage,
+            patience=Patience(self.clock.end, MIN_SHARE) if is_time else None,
+        )
+        found = replace(self.ladder, before=turns.before, after=turns.after, total=turns.change)
+        self._save(replace(found, parts=add_timings(found.parts, self.view.lap())))
+
+    def _settle(self) -> bool:
+        """Try once more that of which nobody could tell; return whether something won."""
+        for earlier in to_try_again(self.ladder, self.champion.run.spec.recipe):
+            if not self._in_time(earlier.recipe, EFFORT):
+                continue
+            self._lap(earlier.label)
+            self.gate.pool.refill()
+            spec = replace(self.champion.run.spec, recipe=earlier.recipe)
+            last = self._last_seconds
+            gate, problem = self._prepare(spec, self.clock.candidate_timeout(last))
+            if not problem:
+                gate = patient(gate, earlier, self.clock, last)
+                self._judge(plan_again(earlier), gate, again=True)
+            if self.ladder.winner == earlier.recipe:
+                return True
+        return False
+
+    def _finish(self, against: Recipe | None) -> None:
+        """Compare the winner with a peer, and profile it for the report."""
+        self._lap()
         ladder = self.ladder
-        if self.champion.candidate is not self.baseline.candidate:
-            self.view.name = "the winner against the baseline"
-            turns = alternate_until_clear(
-                self.baseline.candidate,
-                self.champion.candidate,
-                step_ms=step_ms(self.baseline.run),
-                seconds=self.gate.turns_seconds,
-                timeout=self.clock.timeout,
-                progress=self.view.stage,
-            )
-            ladder = replace(ladder, before=turns.before, after=turns.after, total=turns.change)
         if against is not None:
             self.view.name = f"the winner against {against.label}"
             peer = measure_peer(against, self.champion, self.gate, self.clock.timeout, self.view)
@@ -296,9 +343,8 @@ class Climb:
     @property
     def _last_seconds(self) -> float:
         """Seconds that the comparison at the end will take."""
-        both_ms = step_ms(self.baseline.run) + step_ms(self.champion.run)
-        last = FINAL_SECONDS + FINAL_STEPS * both_ms / 1e3
-        return min(last, FINAL_SHARE * self.clock.seconds)
+        one = round_seconds(step_ms(self.baseline.run), step_ms(self.champion.run))
+        return min(USUAL_ROUNDS * one, FINAL_SHARE * self.clock.seconds)
 
     def _lap(self, name: str = "") -> None:
         """Count what has been done outside of any rung; what follows is about `name`."""

@@ -9,7 +9,7 @@ from time import monotonic
 from steplab.core import Recipe
 from steplab.techniques.context import Objective
 from steplab.verify.shapes import GateShape
-from steplab.workers.alternate import MAX_SECONDS
+from steplab.workers.alternate import MAX_SECONDS, Patience
 from steplab.workers.pool import WorkerPool
 
 
@@ -38,3 +38,5 @@ class GateOptions:
     pool: WorkerPool = field(default_factory=WorkerPool)
     turns_seconds: float = MAX_SECONDS  # that the alternation of one rung may take
     may_confirm: bool = True  # there is time to measure a small gain again with two new processes
+    confirms: bool = False  # other processes found the gain before: these two confirm it
+    patience: Patience | None = None  # beyond turns_seconds, where they leave it undecided

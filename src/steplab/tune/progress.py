@@ -118,6 +118,11 @@ class SearchClock:
         """Seconds until the budget is spent; below 0 it is."""
         return self.seconds - self.elapsed
 
+    @property
+    def end(self) -> float:
+        """When the budget is spent, by `monotonic`."""
+        return self.begun + self.seconds
+
     def expected(self, slow: bool) -> float:
         """Return the seconds that a candidate will take: the median of its kind so far."""
         known = self.taken[slow]
@@ -126,10 +131,13 @@ class SearchClock:
         plain = statistics.median(self.taken[False] or [PLAIN_SECONDS])
         return plain + SLOW_SECONDS - PLAIN_SECONDS if slow else plain
 
-    def can_confirm(self, slow: bool) -> bool:
-        """Whether there is time to try a candidate and to confirm it by two new processes."""
+    def can_confirm(self, slow: bool, share: float = CONFIRM_SHARE) -> bool:
+        """Whether there is time to try a candidate and to confirm it by two new processes.
+
+        These may take `share` of the budget.
+        """
         one = self.expected(slow)
-        return 2 * one <= CONFIRM_SHARE * self.seconds and 3 * one <= self.left
+        return 2 * one <= share * self.seconds and 3 * one <= self.left
 
     def note(self, slow: bool, seconds: float) -> None:
         """Remember what a candidate took."""

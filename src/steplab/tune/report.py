@@ -18,6 +18,7 @@ from steplab.report.pages import write_ladder_page
 from steplab.store import Store
 from steplab.techniques.recipes import technique
 from steplab.trace.analyze import analyze_run
+from steplab.tune.ceilings import MIN_SHARE
 from steplab.verify.shapes import FP32_TRUTH
 
 RECIPE_FILE, REPORT_FILE, PICTURE_FILE = "recipe.toml", "report.html", "ladder.svg"
@@ -93,13 +94,31 @@ def total_line(ladder: Ladder) -> str:
     if ladder.total is None or ladder.before is None or ladder.after is None:
         if ladder.winner != ladder.spec.recipe:
             return f"{ladder.winner.label}: the best so far, not yet compared with the baseline"
+        if ladder.undecided:
+            labels = ", ".join(rung.label for rung in ladder.undecided)
+            return f"no recipe surely beats the baseline; nobody can tell of {labels}"
         return "no recipe beats the baseline; it stays as it is"
     change = ladder.total
     ms = f"{ladder.before.median:.4g} ms to {ladder.after.median:.4g} ms a step"
     gain = f"{speed_up(change)}x ({interval(change)}), {ms}"
     if ladder.objective == "time" and change.high >= 0:
-        gain = f"no longer distinguishable from the baseline: {gain}"
+        equal = f"surely gains less than {units.percent(MIN_SHARE)} over the baseline"
+        told = equal if gains_nothing(change) else "no longer distinguishable from the baseline"
+        gain = f"{told}: {gain}"
     return f"{ladder.winner.label}: {gain}"
+
+
+def undecided_line(ladder: Ladder) -> str:
+    """Of which rungs nobody can tell yet; "" where there are none, or the total line says it."""
+    if not ladder.undecided or ladder.total is None:
+        return ""
+    labels = ", ".join(rung.label for rung in ladder.undecided)
+    return f"undecided: {labels}; a larger --budget has the time to tell"
+
+
+def gains_nothing(change: Change) -> bool:
+    """Whether the whole interval is below what is worth a try."""
+    return change.low > -MIN_SHARE
 
 
 def outlier_lines(ladder: Ladder) -> list[str]:

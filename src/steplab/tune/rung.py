@@ -11,7 +11,7 @@ from steplab.core.errors import SteplabError
 from steplab.core.ladder import Check, Outcome, Rung, worst_check
 from steplab.techniques.context import Objective
 from steplab.techniques.recipes import technique
-from steplab.tune.ceilings import step_ms
+from steplab.tune.ceilings import MIN_SHARE, step_ms
 from steplab.tune.champion import Champion
 from steplab.tune.options import GateOptions
 from steplab.tune.progress import View
@@ -123,7 +123,10 @@ def _measure_in_turns(
         return RungResult(failed, None, result, lost=True)
     rung = _verdict(rung, turns, gate.objective)
     if _needs_confirmation(rung, candidate.spec.device):
-        rung = _confirm(rung, champion, gate, timeout, view)
+        if gate.confirms:
+            rung = replace(rung, reason=f"{rung.reason}; found before by other processes")
+        else:
+            rung = _confirm(rung, champion, gate, timeout, view)
     if rung.outcome == "no gain" and turns.verdict == "slower":
         rung = replace(rung, remedy=technique(rung.technique).remedy(result.run))
     won = rung.outcome in ("kept", "removed")
@@ -148,6 +151,7 @@ def _alternate(
         timeout=timeout,
         progress=view.stage,
         gain=MIN_GAIN if rung.change else None,
+        patience=gate.patience,
     )
 
 
@@ -196,8 +200,11 @@ def _verdict(rung: Rung, turns: Alternation, objective: Objective) -> Rung:
 
 
 def outcome_of(turns: Alternation) -> Outcome:
-    """What becomes of a change by its time: kept only where it surely gains enough."""
-    if turns.verdict == "cannot tell" and turns.change.low <= -MIN_GAIN:
+    """What becomes of a change by its time: kept only where it surely gains enough.
+
+    Where the whole interval is below what is worth a try, there is nothing to gain.
+    """
+    if turns.verdict == "cannot tell" and turns.change.low <= -MIN_SHARE:
         return "cannot tell"
     won = turns.verdict == "faster" and turns.change.value <= -MIN_GAIN
     return "kept" if won else "no gain"
@@ -219,7 +226,9 @@ def verdict_text(turns: Alternation, per: str = "step") -> str:
     change = turns.change
     span = f"{change.low * 100:+.1f} to {change.high * 100:+.1f} %"
     if turns.verdict == "cannot tell":
-        return f"cannot tell: {span} time per {per}"
+        nothing = outcome_of(turns) == "no gain"
+        words = f"surely gains less than {units.percent(MIN_SHARE)}" if nothing else "cannot tell"
+        return f"{words}: {span} time per {per}"
     return f"{turns.verdict}: {change.value * 100:+.1f} % time per {per} ({span})"
 
 

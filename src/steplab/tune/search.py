@@ -71,7 +71,7 @@ def tune(
         baseline.candidate.close()
         raise
     climb = Climb(ladder, folder, store, references, gate, clock, watch)
-    ladder = climb.run(baseline, options.against)
+    ladder = climb.run(baseline, options.against, settle=not options.larger_batches)
     if options.larger_batches:
         winner, watch.name = climb.champion, "larger batches"
         study = LargerBatches(

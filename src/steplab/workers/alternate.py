@@ -2,7 +2,8 @@
 
 A round times some steps of each side, and the order flips from round to round. Either the caller
 says how many rounds there are (`alternate_specs`), or they go on until the difference is clear, or
-clearly too small to matter (`alternate_until_clear`).
+clearly too small to matter (`alternate_until_clear`). How often they are looked at, and how sure a
+look must be, is fixed beforehand; time may end them, and no time depends on who is ahead.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
-from steplab.compare.bootstrap import RatioInterval, change_of, ratio_of_rounds, verdict_on
+from steplab.compare.bootstrap import (
+    RatioInterval,
+    change_of,
+    ratio_of_rounds,
+    student_quantile,
+    verdict_on,
+)
 from steplab.core import RunSpec, Samples
 from steplab.core.comparison import Change, Verdict
 from steplab.core.errors import MeasurementError
@@ -24,11 +31,14 @@ from steplab.workers.ranks import start_worker
 
 LIVE_STEP = "steplab.step.live:LiveStep"
 ROUNDS = 6  # the fewest that allow an interval by resampling
-# A clear difference needs fewer. After so many rounds, Student's quantile at 99 %: with three
+# A clear difference needs fewer. After so many rounds, Student's interval at 99 %: with three
 # looks, equal steps are taken for different ones about as often as with one look at 95 %.
-PEEKS = {3: 9.925, 4: 5.841, 5: 4.604}
+PEEKS: tuple[int, ...] = (3, 4, 5)
 PEEK_CONFIDENCE = 0.99
 MORE_ROUNDS = 6  # where the first six do not decide
+USUAL_ROUNDS = ROUNDS + MORE_ROUNDS
+# Where a decision is worth the rest of a budget: further looks, as sure as the first ones.
+LATE_LOOKS = (24, 48, 96)
 ROUND_SECONDS = 0.3  # of each side
 # One step that the host delays spoils a round of one step, but not the median of three. With steps
 # of 220 ms, one a round, the interval was 0.87 to 1.21 after twelve rounds.
@@ -122,6 +132,15 @@ class Alternation:
     verdict: Verdict
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a difference is measured on that the usual rounds leave undecided."""
+
+    until: float  # by `monotonic`; after it no round is begun
+    gain: float  # once the second side surely gains less than this, it is decided as well
+    again: bool = False  # these steps were undecided before: every look is at PEEK_CONFIDENCE
+
+
 def seconds_per_rung(budget: float) -> float:
     """Return the most seconds that the alternation of one rung may take of a search's budget."""
     return min(MAX_SECONDS, MAX_SHARE * budget)
@@ -136,27 +155,41 @@ def alternate_until_clear(
     timeout: float,
     progress: Progress = no_progress,
     gain: float | None = None,
+    patience: Patience | None = None,
 ) -> Alternation:
     """Measure in turns until the difference is clear.
 
     `step_ms` is how long a step has taken so far; how long it takes now decides how many steps a
     round has. After `seconds` no more rounds are begun. `gain` (0.01: 1 %) is the least that is
     looked for: the rounds also end once the second side surely gains less. None: any gain counts.
+    With `patience` there are more rounds where the usual ones do not decide.
     """
-    begun = monotonic()
+    end, most, looks = monotonic() + seconds, USUAL_ROUNDS, (*PEEKS, ROUNDS, USUAL_ROUNDS)
+    if patience is not None:
+        end, most, looks = max(end, patience.until), LATE_LOOKS[-1], (*looks, *LATE_LOOKS)
     rounds: list[tuple[Samples, Samples]] = []
     while True:
         progress(f"turns, round {len(rounds) + 1}")
         steps = _steps_per_round(step_ms)
         rounds.append(_round((first, second), (steps, steps), len(rounds), timeout))
         step_ms = max(samples.median for samples in rounds[-1])
-        late = monotonic() - begun > seconds and len(rounds) >= min(PEEKS)
-        if late or len(rounds) in (*PEEKS, ROUNDS, ROUNDS + MORE_ROUNDS):
-            found = _decide(rounds) if len(rounds) >= ROUNDS else _peek(rounds)
-            is_last = late or len(rounds) > ROUNDS
-            is_hopeless = gain is not None and found.change.low > -gain
+        late = monotonic() > end and len(rounds) >= min(PEEKS)
+        if late or len(rounds) in looks:
+            by_resampling = ROUNDS <= len(rounds) <= USUAL_ROUNDS
+            strict = patience is not None and patience.again
+            found = _decide(rounds) if by_resampling and not strict else _by_student(rounds)
+            least = gain
+            if patience is not None and (strict or len(rounds) >= USUAL_ROUNDS):
+                least = patience.gain
+            is_hopeless = least is not None and found.change.low > -least
+            is_last = late or len(rounds) >= most
             if is_last or is_hopeless or found.verdict != "cannot tell":
                 return found
+
+
+def round_seconds(first_ms: float, second_ms: float) -> float:
+    """Return the seconds that a round of two such steps takes."""
+    return _steps_per_round(max(first_ms, second_ms)) * (first_ms + second_ms) / 1e3
 
 
 def _round(
@@ -183,8 +216,8 @@ def _decide(rounds: Rounds) -> Alternation:
     return _alternation(rounds, change, verdict)
 
 
-def _peek(rounds: Rounds) -> Alternation:
-    """Return what three to five rounds tell, by the ratios of their medians."""
+def _by_student(rounds: Rounds) -> Alternation:
+    """Return what three rounds or more tell, by the ratios of their medians."""
     interval = student_ratio([after.median / before.median for before, after in rounds])
     change = Change(
         interval.ratio - 1,
@@ -198,10 +231,11 @@ def _peek(rounds: Rounds) -> Alternation:
 
 
 def student_ratio(ratios: Sequence[float]) -> RatioInterval:
-    """Return the mean of 3 to 5 ratios on a logarithmic scale, with its interval at 99 %."""
+    """Return the mean of 3 or more ratios on a logarithmic scale, with its interval at 99 %."""
     logs = [math.log(ratio) for ratio in ratios]
     middle = statistics.fmean(logs)
-    half = PEEKS[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    quantile = student_quantile(len(logs) - 1, PEEK_CONFIDENCE)
+    half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
     return RatioInterval(*(math.exp(x) for x in (middle, middle - half, middle + half)))
 
 
