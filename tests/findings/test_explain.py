@@ -16,7 +16,7 @@ from steplab.techniques.recipes import parse_recipe
 from steplab.trace.analyze import analyze
 from tests.compare.test_step_tables import make_run
 from tests.findings.steps import FP32, RecordedOp, cpu_case, gpu_case, mm, tensors
-from tests.trace.traces import op, range_, trace_of, write_trace
+from tests.trace.traces import launched, op, range_, trace_of, write_trace
 
 
 def with_clock(**changes):
@@ -147,6 +147,18 @@ def test_a_trace_file_is_a_case(tmp_path):
     events += [op("aten::mm", 0, 800_000)]
     case = case_of_trace(write_trace(tmp_path / "foreign.json.gz", events))
     assert case.run is None and case.step_ms == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("mark", "whole"), [("ProfilerStep#1", "step"), ("all", "recording")])
+def test_shares_of_a_trace_without_steps_are_of_the_recording(mark, whole):
+    events = [range_(mark, 0, 2_000_000)]
+    for number in range(1, 100):
+        at = 20_000 * number
+        events += launched("gemm", at, at + 5_000, at + 6_000, correlation=number)
+    (said,) = re.findall(
+        r"% of the (\w+)\]", repr(explain(Case(analysis=analyze(trace_of(events)))))
+    )
+    assert said == whole
 
 
 def test_a_stored_run_brings_its_traces_and_its_twins(store, tmp_path):

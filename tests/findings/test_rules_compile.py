@@ -150,6 +150,17 @@ def test_a_result_of_compile_that_nobody_calls(made):
 
 
 @CASES
+def test_what_a_break_leaves_uncompiled_is_one_finding_with_the_break(made):
+    reason = f"forward left uncompiled: {BREAK}, net.py:8 (forward)"
+    profile = Profile((0, 1, 1, 1), (), never_compiled=("Net",))
+    run = compiled(graphs=0, graphs_in_window=0, breaks={reason: 1})
+    case = made([SUM, PRODUCT], replace(run, profile=profile))
+    found = compiled_not_faster.RULE(case)
+    assert found.evidence[0] == reason and "method" not in found.why
+    assert "graph_breaks" not in rules(case)
+
+
+@CASES
 @pytest.mark.parametrize("around", ["CompiledFunction", REGION])
 def test_a_backend_that_fuses_nothing(made, around):
     inside = [replace(SUM, inside=around), replace(PRODUCT, inside=around)]

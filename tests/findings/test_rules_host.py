@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.core import Profile, Ran, Recipe, Samples
+from steplab.core import Compilation, Profile, Ran, Recipe, Samples
 from steplab.findings import Case, explain
 from steplab.findings.rules import (
     allocator_calls,
@@ -154,6 +154,8 @@ def test_the_garbage_collector_is_one_finding():
     collecting = replace(case, run=run)
     assert rules(collecting)[0] == "garbage_collection" and "host_stall" not in rules(collecting)
     assert "train.py:30 (step)" in explain(collecting)[0].evidence[1]
+    compiling = replace(run, compilation=Compilation(graphs=4, graphs_in_window=2))
+    assert "garbage_collection" not in rules(replace(case, run=compiling))
 
 
 def test_a_pause_counts_where_it_comes_again():
@@ -373,7 +375,9 @@ def test_hip_and_mtia_are_read_by_the_same_rules():
 
     amd = launch_bound.RULE(step("hipLaunchKernel", "hip_runtime", "kernel"))
     assert amd.gain_ms == pytest.approx(1.9, rel=0.1) and "cuda_graph" in amd.remedy
-    mtia = launch_bound.RULE(step("runFunction", "mtia_runtime", "mtia_ccp_events"))
+    on_mtia = step("runFunction", "mtia_runtime", "mtia_ccp_events")
+    assert "MTIA is not in the catalog: the ideal is unknown" in on_mtia.analysis.budget.notes
+    mtia = launch_bound.RULE(on_mtia)
     assert mtia.gain_ms == pytest.approx(amd.gain_ms) and "cuda_graph" not in mtia.remedy
 
 
@@ -388,6 +392,10 @@ def test_the_device_idles_for_a_batch():
     case = gpu_case(done, extra=[range_("data", 4_000, 300_000)])
     found = data_stall.RULE(case)
     assert found.stake_ms == pytest.approx(0.2, abs=0.01) and rules(case)[0] == "data_stall"
+    assert "num_workers=2" in found.remedy
+    mark = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    busy = data_stall.RULE(gpu_case(done, extra=[range_(mark, 4_000, 300_000)]))
+    assert "more workers" in busy.remedy and "num_workers" not in busy.remedy
     hidden = [mm(64, 64, 64, 900), mm(64, 64, 64, 600, late_us=300)]
     assert data_stall.RULE(gpu_case(hidden, extra=[range_("data", 4_000, 300_000)])) is None
 

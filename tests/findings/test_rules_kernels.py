@@ -55,7 +55,9 @@ def test_the_math_path_tells_why():
 def test_a_cpu_has_no_fused_dropout():
     outer = tensors(*[[2, 4, 64, 32]] * 3, values=["", "", "", "", "0.10000000000000001", "False"])
     inside = {"inside": "aten::_scaled_dot_product_attention_math", "outer": outer}
-    assert "p is 0.1" in attention_unfused.RULE(cpu_case(by_hand(**inside))).evidence[0]
+    drop = RecordedOp("aten::native_dropout", 50, args=tensors(SCORES))
+    found = attention_unfused.RULE(cpu_case([*by_hand(**inside), drop]))
+    assert "p is 0.1" in found.evidence[0] and found.remedy.count("dropout") == 1
     assert "no reason" in attention_unfused.RULE(gpu_case(by_hand(**inside))).evidence[0]
 
 

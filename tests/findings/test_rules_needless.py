@@ -24,6 +24,7 @@ from steplab.findings.rules import (
     partly_used,
     product_order,
     repeated_work,
+    slow_switch,
     small_operators,
     unfused_chain,
     unused_work,
@@ -431,9 +432,14 @@ def test_weights_that_autocast_casts_again():
     assert repeated_work.RULE(watched(done, "r.")) == ()  # activations: autocast's own
 
 
-@pytest.mark.parametrize(("rest_us", "found"), [(0, True), (90, False)])
-def test_a_short_lookup_that_is_repeated_has_a_long_gradient(rest_us, found):
-    """`rest_us`: what the operator around the second lookup does beside it."""
+@pytest.mark.parametrize(
+    ("rest_us", "learned", "found"), [(0, True, True), (90, True, False), (0, False, False)]
+)
+def test_a_short_lookup_that_is_repeated_has_a_long_gradient(rest_us, learned, found):
+    """`rest_us`: what the operator around the second lookup does beside it.
+
+    `learned`: whether the first has a gradient too; else that of the second is not one too many.
+    """
     node = "autograd::engine::evaluate_function: EmbeddingBackward0"
     events = [
         range_("ProfilerStep#1", 0, 1_000_000),
@@ -441,12 +447,14 @@ def test_a_short_lookup_that_is_repeated_has_a_long_gradient(rest_us, found):
         op("aten::bag", 20_000, 12_000 + 1_000 * rest_us, sequence=2),
         op("aten::embedding", 21_000, 10_000),
         op("aten::tanh", 31_000, 1_000 + 1_000 * rest_us),
+        op(node, 190_000, 9_000, sequence=1 if learned else 0, forward_thread=1),
+        op("aten::embedding_dense_backward", 191_000, 7_000),
         op(node, 200_000, 300_000, sequence=2, forward_thread=1),
         op("aten::embedding_dense_backward", 210_000, 280_000),
         op("aten::mm", 500_000, 400_000),
     ]
     names = ("aten::embedding", "aten::tanh", "aten::embedding_dense_backward", "aten::mm")
-    profile = Profile((0, 1, 1, 1), (), dataflow=Dataflow(names, (0, 0, 1, 2, 3), ".r..."))
+    profile = Profile((0, 1, 1, 1), (), dataflow=Dataflow(names, (0, 0, 1, 2, 2, 3), ".r...."))
     run = replace(remembered(device="cpu").run, clock=None, profile=profile)
     said = repeated_work.RULE(Case(run, analyze(trace_of(events))))
     assert bool(said) == found
@@ -507,3 +515,14 @@ def test_heads_that_run_one_after_the_other():
     # In a loop of one's own, modules have no names: the line counts.
     unnamed = [replace(one, module="", line="net.py(7): forward") for one in slow]
     assert "net.py:7 (forward)" in small_operators.RULE(cpu_case([*unnamed, large])).claim
+
+
+def test_anomaly_mode_costs_its_checks_and_its_stacks():
+    """Each gradient is compared with itself inside isnan; a view takes as long as its stack."""
+    parts = ("aten::ne", "aten::isnan"), ("aten::any", "aten::_is_any_true")
+    done = [RecordedOp("aten::view", 20, phase="forward"), mm(64, 64, 64, 600)]
+    done += [RecordedOp(op, 100, inside=around, phase="backward") for op, around in parts]
+    profile = Profile((0, 1, 1, 1), (), switches=("anomaly mode",))
+    run = replace(remembered(device="cpu").run, clock=None, profile=profile)
+    (found,) = slow_switch.RULE(cpu_case(done, run))
+    assert found.gain_ms == pytest.approx(0.22, rel=0.01)

@@ -6,7 +6,7 @@ import torch
 from steplab.cli.main import main
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError, UserError
-from steplab.lint.hazards import BRANCH, BREAK, VARIES, WAIT, Hazard, hazard_table
+from steplab.lint.hazards import BRANCH, BREAK, RECOMPILES, VARIES, WAIT, Hazard, hazard_table
 from steplab.lint.lint import ONE_GRAPH, _break_hazard, graph_breaks, lint
 from steplab.probes.compilation import GraphBreak
 from steplab.techniques.recipes import parse_recipe
@@ -211,3 +211,45 @@ def test_a_break_in_a_library_names_its_line_and_the_callers():
     found = _break_hazard(GraphBreak("some reason", frames), "why")
     assert found.line == "models/t5.py:12 (bias), called at model.py:5 (forward)"
     assert _break_hazard(GraphBreak("r", frames[2:]), "").line == "model.py:5 (forward)"
+
+
+def test_a_guard_that_fails_in_every_step(tmp_path):
+    """The compiler fails after eight of them, and nothing was said."""
+    (found,) = hazards(tmp_path, "self.seen += 1; x = x * self.seen")
+    assert found.kind == RECOMPILES and f"own.py:{LINE} (forward)" in found.line
+    assert "seen ==" in found.op
+    assert hazards(tmp_path, "x = x * (2 if self.seen else 1); self.seen = 1") == []
+
+
+COMPILED_UPDATE = """
+import torch, steplab
+from torch import nn
+
+@torch.compile(backend="eager")
+def orthogonal(g):
+    x = g / (g.norm() + 1e-7)
+    return 1.5 * x - 0.5 * x @ x.T @ x
+
+class Muon(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(orthogonal(p.grad) if p.ndim == 2 else p.grad)
+
+def make():
+    def batches(size):
+        while True:
+            yield torch.randn(size, 6)
+    return steplab.UserModel(
+        nn.Linear(6, 6), batches, lambda m, x: m(x).square().mean(),
+        optimizer=lambda model, **implementation: Muon(model.parameters()),
+    )
+"""
+
+
+def test_an_optimizer_that_is_compiled_is_no_obstacle(tmp_path):
+    path = tmp_path / "muon.py"
+    path.write_text(COMPILED_UPDATE)
+    entry = requested_workload(f"{path}:make")
+    spec = RunSpec(named(f"{path}:make"), entry.resolve("", {}), batch=8)
+    assert lint(spec, steps=2) == []

@@ -12,6 +12,7 @@ from torch.profiler import record_function
 import steplab
 from steplab.core import units
 from steplab.core.errors import UserError
+from steplab.probes import source_lines
 from steplab.profiling.user_loop import readable_name
 from steplab.store import Store
 
@@ -175,7 +176,9 @@ def findings(step, store) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("penalty", [False, True])
-def test_a_backward_that_is_recorded_for_nothing_is_found(store, penalty):
+def test_a_backward_that_is_recorded_for_nothing_is_found(store, penalty, monkeypatch):
+    # In one process with other tests: of a word that many files write, no line is told.
+    monkeypatch.setattr(source_lines, "_user_files", lambda: [__file__])
     model = layers(6)
     weights, x_ND = list(model.parameters()), torch.randn(4000, 32)
 
@@ -211,3 +214,43 @@ def test_micro_batches_that_wait_for_one_backward_are_found(store):
     assert "4 forward passes live at once" in said and calling in said
     assert f"test_user_loop.py:{loss_of.__code__.co_firstlineno + 1} (loss_of)" in said
     assert "graph_memory" not in findings(lambda: step(False), store)
+
+
+class Scaled(torch.nn.Module):
+    """A compiled model that one attribute compiles again, and that may read a value in a loop."""
+
+    def __init__(self, reads: bool):
+        super().__init__()
+        self.layers, self.reads, self.turn = layers(3), reads, 0
+
+    def forward(self, x_ND):
+        for layer in self.layers:
+            x_ND = layer(x_ND)
+            if self.reads and x_ND.sum().item() < 0:
+                break
+        return x_ND * self.turn
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_what_a_loop_compiles_is_told_with_guards_breaks_and_lines(store, reads):
+    """Only "the steps still compile" was said, and nothing of what a break left uncompiled."""
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))  # of no concern to the loop
+    model = Scaled(reads)
+    compiled, x_ND = torch.compile(model, backend="eager"), torch.randn(200, 32)
+
+    def step():
+        model.turn += not reads
+        compiled(x_ND).square().mean().backward()
+
+    first = Scaled.forward.__code__.co_firstlineno
+    run = steplab.profile(step, steps=1, store=store)
+    if not reads:
+        (found,) = (one for one in steplab.explain(run) if one.rule == "recompiles")
+        said = " ".join(found.evidence)
+        assert "turn == 1" in said and f"test_user_loop.py:{first + 5} (forward)" in said
+        return
+    (reason,) = run.compilation.breaks
+    assert run.compilation.graphs == 0
+    assert reason.startswith("forward left uncompiled") and f"{first + 3} (forward)" in reason
+    assert "graph_breaks" not in [one.rule for one in steplab.explain(run)]

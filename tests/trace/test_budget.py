@@ -107,7 +107,7 @@ def test_every_instant_is_counted_once_and_by_priority(trace, low, length):
     work, syncs = work_on(trace), syncs_on(trace)
     windows = (Window(0, low, high), Window(1, high, high + 20))
     budget = time_budget(trace, windows, work, syncs)
-    for window, step in zip(drop_cut_steps(windows, work)[0], budget.steps, strict=True):
+    for window, step in zip(drop_cut_steps(windows, work, trace)[0], budget.steps, strict=True):
         every = [term_at(trace, work, syncs, t) for t in range(window.start, window.end)]
         assert in_ns(step) == {name: every.count(name) for name in set(every)}
         assert all(ms >= 0 for ms in step.terms.values()) and tuple(step.terms) == TERMS

@@ -77,6 +77,7 @@ BY_NAME = {
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "communication",
     "activation_backward_kernel": "elementwise",
     "adamw_kernel": "optimizer",
+    "small_adamw_kernel": "optimizer",
     "add_segments_kernel": "reduction",
     "attention_dkdv_kernel": "attention triton",
     "ema_outputs_kernel": "reduction",

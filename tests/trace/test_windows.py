@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from steplab.findings import Case, explain
 from steplab.trace.analysis import Window
 from steplab.trace.analyze import analyze
 from steplab.trace.windows import step_at, step_windows
-from tests.trace.traces import AUTOGRAD, complete, kernel, launched, op, range_, trace_of
+from tests.trace.traces import AUTOGRAD, call, complete, kernel, launched, op, range_, trace_of
 
 
 def test_steps_come_from_their_ranges_in_order():
@@ -88,6 +89,15 @@ def test_an_only_step_stays_and_is_told():
     events = [*step_ranges(1), kernel("gemm", 1100, 800, correlation=9), *issued(1, 2010, 980)]
     budget = analyze(trace_of(events)).budget
     assert len(budget.steps) == 1 and any("the only step is cut" in note for note in budget.notes)
+
+
+def test_a_step_whose_own_work_comes_after_the_recording_is_told():
+    """All that it shows was launched before; what its host launches is no silence."""
+    events = [range_("ProfilerStep#1", 0, 16_000_000), kernel("gemm", 0, 14_000_000, 9)]
+    events += [call("cudaLaunchKernel", 50_000 * number, 5_000, number) for number in (1, 2)]
+    case = Case(analysis=analyze(trace_of(events)))
+    assert any("the only step is cut" in note for note in case.analysis.budget.notes)
+    assert explain(case) == ()
 
 
 def test_a_trace_without_launches_and_a_single_step_are_kept():

@@ -13,6 +13,7 @@ from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.step.assemble import assemble
 from steplab.step.trial import trial
+from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.user_model import load_user_model
 from steplab.workloads.workload import find_workload, requested_workload
 
@@ -171,6 +172,37 @@ def test_an_exception_in_the_model_is_a_failed_run(file):
     name = f"{file(text)}:make"
     run = trial(RunSpec(name, requested_workload(name).resolve("", {})))
     assert run.status == "failed" and "KeyError: 'y'" in run.reason and "mine.py" in run.reason
+
+
+MODULE = """
+class Net(torch.nn.Linear):
+    turn = 0
+    def forward(self, x):
+        {line}
+        return super().forward(x)
+def make("""
+
+
+COUNTS = "self.turn += 1; x = x * self.turn"
+AGAIN = "compiled again too often, each time for self.turn"
+
+
+@pytest.mark.parametrize(
+    ("line", "limit", "said"),
+    [
+        ("print()", 8, "Unsupported"),
+        (COUNTS, 8, f"FailOnRecompileLimitHit: forward was {AGAIN}"),
+        (COUNTS, 64, f"Still compiling after 12 steps: forward was {AGAIN}"),
+    ],
+)
+def test_what_the_compiler_refuses_has_its_line(file, line, limit, said):
+    """Not that of the loss, which only calls the model."""
+    text = GOOD.replace("def make(", MODULE.format(line=line)).replace("torch.nn.Linear(w", "Net(w")
+    name = f"{file(text)}:make"
+    config, recipe = requested_workload(name).resolve("", {}), parse_recipe("compile=whole")
+    with torch._dynamo.config.patch(recompile_limit=limit):
+        run = trial(RunSpec(name, config, recipe=recipe, steps=9))
+    assert run.status == "failed" and said in run.reason and "mine.py:8 (forward)" in run.reason
 
 
 def test_an_error_without_a_line_of_the_user_is_not_placed_in_steplab(file):

@@ -107,10 +107,19 @@ class Case:
         return float(np.median(spent.within(*borders(steps)))) / 1e6
 
     @property
+    def still_compiles(self) -> bool:
+        """Whether graphs were compiled while the clock ran."""
+        compilation = self.run.compilation if self.run is not None else None
+        return compilation is not None and compilation.graphs_in_window > 0
+
+    @property
     def collector_ms(self) -> float:
-        """Milliseconds per step in Python's garbage collector; 0 where nobody counted."""
+        """Milliseconds per step in Python's garbage collector; 0 where nobody counted.
+
+        Where the steps compile, it collects what the compiler left: that is compiling, too.
+        """
         clock = self.run.clock if self.run is not None else None
-        return clock.collector_ms or 0.0 if clock is not None else 0.0
+        return clock.collector_ms or 0.0 if clock is not None and not self.still_compiles else 0.0
 
     @property
     def contended(self) -> bool:

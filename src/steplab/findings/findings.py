@@ -14,7 +14,7 @@ from steplab.trace.ranks.analysis import RanksRecord
 
 NOTE_SHARE = 0.03  # of the step, or of the device's memory
 WIDTH = 100
-NO_FINDING = "no rule finds a fault that is worth 3 % of the step"
+NO_FINDING = "no rule finds a fault that is worth 3 % of the"
 NOT_MEASURED = "no step was measured, so no rule can tell what slows it down"
 
 
@@ -70,7 +70,7 @@ class Findings(tuple[Finding, ...]):
             yield from _part("remedy", finding.remedy)
             yield from _part("gain", _gain(finding, self.case))
         if not record.findings:
-            yield NO_FINDING if self.case.step_ms > 0 else NOT_MEASURED
+            yield f"{NO_FINDING} {_whole(self.case)}" if self.case.step_ms > 0 else NOT_MEASURED
         if record.notes:
             yield ""
             yield "notes: under 3 %, without effect, not sure, or the price of running op by op:"
@@ -114,12 +114,18 @@ def _part(name: str, text: str) -> list[str]:
 def _stake(finding: Finding, case: Case) -> str:
     if finding.stake_ms is not None:
         part = units.percent(finding.stake_ms / case.step_ms) if case.step_ms > 0 else "?"
-        return f" [{units.milliseconds(finding.stake_ms)}, {part} of the step]"
+        return f" [{units.milliseconds(finding.stake_ms)}, {part} of the {_whole(case)}]"
     if finding.stake_bytes is not None:
         part = units.percent(share) if (share := gain_share(finding, case)) is not None else "?"
         whole = "the step's peak" if finding.of_bytes else "the memory"
         return f" [{units.bytes_(finding.stake_bytes)}, {part} of {whole}]"
     return " [cost unknown]"
+
+
+def _whole(case: Case) -> str:
+    """Return what shares are of: a trace may hold several steps that nothing tells apart."""
+    unmarked = case.analysis is not None and not case.analysis.budget.marked
+    return "recording" if unmarked and case.run is None else "step"
 
 
 def _gain(finding: Finding, case: Case) -> str:

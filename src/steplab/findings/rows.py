@@ -108,6 +108,15 @@ class Rows:
         behind[has_op] = np.isin(self._roots[self.work.op_row[has_op]], asked)
         return mask | (behind & self.labeled("phase", lambda label: label == "backward"))
 
+    def differentiated(self, mask: Mask) -> Mask:
+        """The rows in `mask` of what backward computes gradients for."""
+        has_op = (self.work.op_row >= 0) & self.inside
+        backward = self.labeled("phase", lambda label: label == "backward") & has_op
+        asked = np.unique(self._roots[self.work.op_row[backward]])
+        chosen: Mask = np.zeros(len(self.work), dtype=bool)
+        chosen[has_op] = np.isin(self._roots[self.work.op_row[has_op]], asked)
+        return mask & chosen
+
     def whole_calls(self, mask: Mask) -> Mask:
         """The rows in `mask` that are most of what the operator does that the code called."""
         known = (self.work.op_row >= 0) & self.inside

@@ -23,7 +23,8 @@ WAIT = "host sync"
 BRANCH = "control flow"
 VARIES = "varying size"
 BREAK = "graph break"
-KINDS = (WAIT, BRANCH, VARIES, BREAK)
+RECOMPILES = "recompiles"
+KINDS = (WAIT, BRANCH, VARIES, BREAK, RECOMPILES)
 STEP_FILE = step.__file__  # only lines that were called from here belong to a step
 
 OpLocation = tuple[str, str]  # line, op

@@ -17,8 +17,23 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, UserError
-from steplab.lint.hazards import BREAK, KEEP, READ, STEP_FILE, VARIES, WAIT, Hazard, ObservedStep
-from steplab.probes.compilation import GraphBreak, graph_count, recorded_graph_breaks
+from steplab.lint.hazards import (
+    BREAK,
+    KEEP,
+    READ,
+    RECOMPILES,
+    STEP_FILE,
+    VARIES,
+    WAIT,
+    Hazard,
+    ObservedStep,
+)
+from steplab.probes.compilation import (
+    GraphBreak,
+    graph_count,
+    recorded_graph_breaks,
+    recorded_recompiles,
+)
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.failures import error_sentence
 from steplab.step.graphed_call import sync_debug_mode
@@ -34,6 +49,9 @@ BREAK_COST = "torch.compile cuts the model in two here: nothing fuses across, an
 CAPTURED = "torch.compile cuts the model in two here, unless fullgraph=True makes it one graph"
 ONE_GRAPH = "nothing computes behind it, so one graph is compiled; but fullgraph fails"
 BREAK_REMEDY = "take it out of the forward pass, or write it with tensor operations"
+CALLS = 4  # what a first call leaves behind is another state; what changes in all of them goes on
+RECOMPILE_COST = "torch.compile compiles again in every step, and gives up or fails after 8 times"
+RECOMPILE_REMEDY = "keep what changes as a tensor, or outside of the model"
 
 
 def lint(spec: RunSpec, steps: int) -> list[Hazard]:
@@ -54,7 +72,9 @@ def lint(spec: RunSpec, steps: int) -> list[Hazard]:
         hazards = [*_waits(observed), *_varying(observed, shapes)]
         if step.parts.device.type == "cuda":
             hazards += _silent_waits(step, next(feed), {h.line for h in hazards})
-        return hazards + (graph_breaks(step.model, *call) if call else [])
+        for look in (graph_breaks, recompilations) if call else ():
+            hazards += look(step.model, *call)
+        return hazards
     except SteplabError:
         raise
     except Exception as error:
@@ -163,6 +183,25 @@ def graph_breaks(model: nn.Module, args: Any, kwargs: Any) -> list[Hazard]:
     finally:
         log.setLevel(level)
         torch._dynamo.reset()
+
+
+def recompilations(model: nn.Module, args: Any, kwargs: Any) -> list[Hazard]:
+    """Return the guards that fail in one and the same call, however often it is repeated."""
+    torch._dynamo.reset()
+    clear_compilation_metrics()
+    compiled, seen = torch.compile(model, backend="eager"), 0
+    try:
+        for _ in range(CALLS):
+            seen = len(list(recorded_recompiles()))
+            compiled(*args, **kwargs)
+    except Exception:
+        return []  # graph_breaks tells why it cannot be traced
+    finally:
+        torch._dynamo.reset()
+    return [
+        Hazard(RECOMPILES, one.line or one.begins, one.guard, RECOMPILE_COST, RECOMPILE_REMEDY)
+        for one in list(recorded_recompiles())[seen:]
+    ]
 
 
 def _compiles_whole(model: nn.Module, args: Any, kwargs: Any) -> bool:

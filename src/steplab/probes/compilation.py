@@ -45,10 +45,9 @@ class CompilationProbe(Probe):
     first_seconds: float | None = None
     warm_seconds: float | None = None
 
-    def begin(self, subject: Subject) -> None:
-        """Count from zero; what the model compiled while it was built stays compiled."""
-        counters.clear()
-        self.chunked_before = chunked_graphs()
+    def begin(self, subject: Subject | None = None) -> None:
+        """Count from here on: a loop of one's own may have compiled other code before."""
+        self.counted_before, self.cuts_before = _counted(), len(graph_break_reasons)
         clear_compilation_metrics()
         set_compilation_metrics_limit(KEPT_COMPILATIONS)
 
@@ -58,12 +57,10 @@ class CompilationProbe(Probe):
 
     def close_window(self, subject: Subject) -> None:
         """Read everything before other probes run further steps."""
-        self.graphs = graph_count()
-        self.breaks = count_graph_breaks()
-        self.hits = int(counters["inductor"]["fxgraph_cache_hit"])
-        self.misses = int(counters["inductor"]["fxgraph_cache_miss"])
-        self.cudagraph_skips = int(counters["inductor"]["cudagraph_skips"])
-        self.chunked = chunked_graphs() - self.chunked_before
+        self.counted = _counted()
+        self.counted.subtract(self.counted_before)
+        self.graphs_in_window = graph_count() - self.graphs_before
+        self.breaks = count_graph_breaks(self.cuts_before)
         self.recompiles = tuple(recorded_recompiles())
 
     def inspect(self, subject: Subject) -> None:
@@ -72,7 +69,7 @@ class CompilationProbe(Probe):
         A new process takes longer: it also imports the compiler and loads the kernels. What a
         model compiles by itself is left alone: compiled again it may become something else.
         """
-        if not self.graphs or "compile" not in subject.spec.recipe.techniques:
+        if not self.counted["graphs"] or "compile" not in subject.spec.recipe.techniques:
             return
         torch._dynamo.reset()
         start = perf_counter()
@@ -85,24 +82,32 @@ class CompilationProbe(Probe):
 
     def result(self) -> Compilation | None:
         """Return the record, or None for an eager step."""
-        if not self.graphs and not self.breaks:
+        if not self.counted["graphs"] and not self.breaks:
             return None
         return Compilation(
-            graphs=self.graphs,
-            graphs_in_window=self.graphs - self.graphs_before,
+            **self.counted,
+            graphs_in_window=self.graphs_in_window,
             breaks=self.breaks,
             recompiles=self.recompiles,
             first_seconds=self.first_seconds,
-            cache_hits=self.hits,
-            cache_misses=self.misses,
             warm_seconds=self.warm_seconds,
-            cudagraph_skips=self.cudagraph_skips,
-            chunked=self.chunked,
         )
 
 
+def _counted() -> Counter[str]:
+    """Return what this process has counted so far, by the names of the record."""
+    inductor = counters["inductor"]
+    return Counter(
+        graphs=graph_count(),
+        cache_hits=int(inductor["fxgraph_cache_hit"]),
+        cache_misses=int(inductor["fxgraph_cache_miss"]),
+        cudagraph_skips=int(inductor["cudagraph_skips"]),
+        chunked=chunked_graphs(),
+    )
+
+
 def graph_count() -> int:
-    """Return how many graphs dynamo has compiled in this process since the last reset."""
+    """Return how many graphs dynamo has compiled in this process."""
     return int(counters["stats"]["unique_graphs"])
 
 
@@ -120,14 +125,14 @@ class GraphBreak(NamedTuple):
     given_up: str = ""  # the function that stays uncompiled; "" where a graph was cut
 
 
-def recorded_graph_breaks() -> Iterator[GraphBreak]:
-    """Yield all breaks since dynamo was last reset.
+def recorded_graph_breaks(cuts_before: int = 0) -> Iterator[GraphBreak]:
+    """Yield all breaks since dynamo was last reset, without the first cuts of graphs.
 
     Dynamo's counter of breaks leaves out branches on a value and functions that stay uncompiled,
     so both are read where it keeps the reasons: its list of cut graphs, and its record of
     compilations.
     """
-    for cut in graph_break_reasons:
+    for cut in graph_break_reasons[cuts_before:]:
         frames = [(f.filename, f.lineno or 0, f.name) for f in reversed(cut.user_stack)]
         yield GraphBreak(cut.reason, frames)
     for compiled in get_compilation_metrics():
@@ -161,6 +166,14 @@ def recorded_recompiles() -> Iterator[Recompile]:
             )
 
 
+def compiled_again() -> str:
+    """Say what was compiled again last, for which guard and where; "" where nothing was."""
+    for last in list(recorded_recompiles())[-1:]:
+        said = f"{last.function} was compiled again too often, each time for {last.guard}"
+        return f"{said} ({last.line or last.begins})"
+    return ""
+
+
 def _stack(reason: str) -> list[Frame]:
     """Return the frames that a guard's reason ends with, innermost first."""
     found = [(m["path"], int(m["line"]), m["function"]) for m in STACK_LINE.finditer(reason)]
@@ -171,9 +184,9 @@ def _is_limit(compiled: CompilationMetrics) -> bool:
     return LIMIT in first_line(compiled.fail_reason or "")
 
 
-def count_graph_breaks() -> dict[str, int]:
-    """Return how often each break occurred since dynamo was last reset, by reason and line."""
-    return dict(Counter(map(_describe, recorded_graph_breaks())))
+def count_graph_breaks(cuts_before: int = 0) -> dict[str, int]:
+    """Return how often each break occurred since then, by reason and line."""
+    return dict(Counter(map(_describe, recorded_graph_breaks(cuts_before))))
 
 
 def _describe(found: GraphBreak) -> str:

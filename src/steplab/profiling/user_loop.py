@@ -23,7 +23,7 @@ from steplab.core.errors import UserError
 from steplab.core.printable import printable, raw_stream
 from steplab.core.run import new_run
 from steplab.probes.clock import ClockProbe
-from steplab.probes.compilation import graph_count
+from steplab.probes.compilation import CompilationProbe
 from steplab.probes.environment import capture_environment
 from steplab.probes.memory import MemoryProbe
 from steplab.probes.probe import Subject
@@ -86,8 +86,10 @@ def profile(
         def progress(text: str) -> None:
             status.update(printable(f"{title}: {text}"))
 
+        compilation = CompilationProbe()
+        compilation.begin()
         subject = _warmed_up(step_fn, title, steps, warmup, progress)
-        run = _measure(subject, progress)
+        run = _measure(subject, compilation, progress)
         run = _record_into_store(
             subject, run, ProfilePlan((0, 1, steps, 1), detail), kept, progress
         )
@@ -180,14 +182,14 @@ class UserStep:
         return self.output
 
 
-def _measure(subject: Subject, progress: Progress) -> Run:
+def _measure(subject: Subject, compilation: CompilationProbe, progress: Progress) -> Run:
     """Time the steps without a profiler, then inspect further ones."""
     spec = subject.spec
     clock, memory, ran = ClockProbe(), MemoryProbe(), RanProbe()
-    graphs = graph_count()
-    measure(subject, spec.steps, clock, [memory], progress)
+    measure(subject, spec.steps, clock, [memory, compilation], progress)
+    compiled = compilation.result()
     notes = ["a loop of your own: its batch, recipe and work are not known"]
-    if graph_count() > graphs:
+    if compiled is not None and compiled.graphs_in_window:
         notes.append("still compiling while the clock ran: give more warm-up steps")
     progress("inspecting")
     memory.inspect(subject)
@@ -197,6 +199,7 @@ def _measure(subject: Subject, progress: Progress) -> Run:
         clock=clock.result(),
         memory=memory.result(),
         ran=ran.result(),
+        compilation=compiled,
         notes=tuple(notes),
     )
 

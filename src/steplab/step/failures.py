@@ -6,9 +6,11 @@ import re
 from dataclasses import replace
 
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from steplab.core import Run, units
 from steplab.core.errors import SteplabError, Unsupported
+from steplab.probes.compilation import compiled_again
 from steplab.trace.user_frames import error_line
 
 
@@ -25,7 +27,10 @@ def failed_run(run: Run, error: Exception) -> Run:
 
 def error_sentence(error: BaseException) -> str:
     """Say what an error is, in its first sentence, and the user's line that it comes from."""
-    return f"{type(error).__name__}: {first_sentence(error)} ({error_line(error)})"
+    said = f"{first_sentence(error)} ({error_line(error)})"
+    if isinstance(error, FailOnRecompileLimitHit):
+        said = compiled_again() or said
+    return f"{type(error).__name__}: {said}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -12,11 +12,11 @@ from torch import Tensor
 from steplab.core import Samples
 from steplab.core.errors import MeasurementError
 from steplab.probes.clock import ClockProbe
-from steplab.probes.compilation import graph_count
+from steplab.probes.compilation import compiled_again, graph_count
 from steplab.probes.disturbances import mark_disturbed
 from steplab.probes.probe import Probe, Subject, WatchedStep, without_gradients
 
-# A step that still compiles after this many steps always will: its shapes keep changing.
+# A step that still compiles after this many steps always will: a shape or a number in it changes.
 MAX_SETTLE_STEPS = 12
 
 Progress = Callable[[str], None]
@@ -41,7 +41,8 @@ def settle(subject: Subject, at_least: int, progress: Progress) -> float | None:
             first_seconds = perf_counter() - start
         if graph_count() == graphs and count + 1 >= at_least:
             return first_seconds
-    raise MeasurementError(f"Still compiling after {MAX_SETTLE_STEPS} steps: shapes must change.")
+    why = compiled_again() or "shapes must change"
+    raise MeasurementError(f"Still compiling after {MAX_SETTLE_STEPS} steps: {why}.")
 
 
 def settle_scaler(subject: Subject) -> None:

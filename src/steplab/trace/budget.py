@@ -46,7 +46,7 @@ def time_budget(
         steps = _host_steps(trace, windows, work)
         note = "no device in the trace: operators count as kernels, and the ideal is unknown"
         return Budget(steps, False, notes=(note,), marked=are_marked(windows, trace))
-    whole, remarks = drop_cut_steps(windows, work)
+    whole, remarks = drop_cut_steps(windows, work, trace)
     steps = _device_steps(trace, whole, work, syncs)
     card = trace_card(trace, device_name)
     dtypes = [work.labels[code] for code in np.unique(work.matmul_dtype) if code > 0]

@@ -199,7 +199,12 @@ def find_silences(
 def _silent(
     acts: _Acts, windows: Sequence[Window], idle: Intervals
 ) -> Iterator[tuple[Window, int, int]]:
-    """Yield the silences with idle time in them, cut at the borders of the steps."""
+    """Yield the silences with idle time in them, cut at the borders of the steps.
+
+    Where no launch is known, nothing tells when the host was silent.
+    """
+    if not len(acts.start):
+        return
     launching = union(acts.start, acts.end)
     low, high = borders(windows)
     start = np.concatenate(([low[0]], launching.end))

@@ -19,8 +19,12 @@ def calling_line(within: str) -> str | None:
 
 
 def error_line(error: BaseException) -> str:
-    """Return the innermost line of the user's code in a traceback, else the innermost of all."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """Return the innermost line of the user's code in a traceback, else the innermost of all.
+
+    Code that dynamo was tracing is not in the traceback; its errors bring that stack with them.
+    """
+    traced = getattr(error, "real_stack", None) or ()
+    frames = [*traceback.extract_tb(error.__traceback__), *traced]
     last = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else "unknown"
     return innermost_line((f.filename, f.lineno or 0, f.name) for f in reversed(frames)) or last
 

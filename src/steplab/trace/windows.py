@@ -146,10 +146,10 @@ def device_windows(
 
 
 def drop_cut_steps(
-    windows: Sequence[Window], work: WorkTable
+    windows: Sequence[Window], work: WorkTable, trace: Trace
 ) -> tuple[Sequence[Window], tuple[str, ...]]:
     """Return the whole steps, and a remark where the first ones are cut; one is always kept."""
-    count = count_cut(windows, work)
+    count = count_cut(windows, work, trace)
     if not count:
         return windows, ()
     seen = "work launched before the recording"
@@ -161,17 +161,27 @@ def drop_cut_steps(
     return windows[count:], (f"{which} left out, with {seen}",)
 
 
-def count_cut(windows: Sequence[Window], work: WorkTable) -> int:
+def count_cut(windows: Sequence[Window], work: WorkTable, trace: Trace) -> int:
     """Return how many steps at the beginning show work that was launched before the recording.
 
     Only the part of that work which began after the recording is there, without operators and
     shapes: the device would look idle where it was busy, and ideals would be missing. A host that
-    is several steps ahead cuts several. A trace that has no launches later on either is not cut.
+    is several steps ahead cuts several. A trace that has no launches later on either is not cut,
+    unless it has some whose work came after its end.
     """
     cut = [_unlaunched(work, _within(work, window), 0.0) > CUT_SHARE for window in windows]
     count = (*cut, False).index(False)
     later = work.start >= windows[count - 1].end
-    return count if not any(cut[count:]) and _unlaunched(work, later, 1.0) <= CUT_SHARE else 0
+    without_work = 0.0 if _launches_what_is_not_there(trace) else 1.0
+    known_later = _unlaunched(work, later, without_work) <= CUT_SHARE
+    return count if known_later and not any(cut[count:]) else 0
+
+
+def _launches_what_is_not_there(trace: Trace) -> bool:
+    """Whether most launches of kernels have no work in the trace."""
+    launches = trace.named(trace.calls, lambda name: "LaunchKernel" in name)
+    done = np.isin(trace.calls.correlation[launches], trace.device.correlation)
+    return bool(len(done)) and done.mean() < 0.5
 
 
 def _within(work: WorkTable, window: Window) -> NDArray[np.bool_]:

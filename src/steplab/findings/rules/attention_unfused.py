@@ -63,8 +63,8 @@ def _stored_scores(case: Case) -> Finding | None:
     spent, moved = rows.ms(touching), rows.ms(touching & ~multiplied)
     dropped = any(c.name in DROPOUTS and _is_of(c, sizes) for c in rows.calls)
     refusals = _refusals(case, rows, MATH)
-    impossible = [refusal.why for refusal in refusals if refusal.final]
-    if dropped and not case.on_device:
+    impossible = list(dict.fromkeys(refusal.why for refusal in refusals if refusal.final))
+    if dropped and not case.on_device and not impossible:
         impossible.append("the fused kernel of a CPU has no dropout")
     return Claim(
         rule="attention_unfused",

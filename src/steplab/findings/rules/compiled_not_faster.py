@@ -2,8 +2,9 @@
 
 What it sees: a Run with `compile` and one of the same step without it, in the same store. Without
 such a pair: a result of torch.compile that is thrown away or passed by, as where a method is called
-and not the compiled model; graphs that another backend than Inductor runs op by op; operators of
-one's own inside a graph, which the compiler cannot look into.
+and not the compiled model; functions that a break leaves uncompiled; graphs that another backend
+than Inductor runs op by op; operators of one's own inside a graph, which the compiler cannot look
+into.
 Why it costs: compiling takes seconds to minutes at every start and gains nothing here.
 Remedy: leave `compile` out, or find what keeps it from fusing (graph breaks, or products that take
 most of the step anyway).
@@ -56,14 +57,14 @@ def _left_eager(case: Case) -> Finding | None:
     if rows is None:
         return None
     eager = rows.category(*FUSIBLE) & rows.labeled("phase", lambda label: label in PASSES)
-    claim, why, remedy, mask, lines = _reason(case, rows, eager)
+    claim, why, remedy, mask, seen = _reason(case, rows, eager)
     spent = case.cost_ms(mask)
     if not claim or not spent > SHARE * case.step_ms:
         return None
     return Claim(
         rule="compiled_not_faster",
         claim=f"{claim}: {units.milliseconds(spent)} a step in operators that would fuse",
-        evidence=(*(f"asked for at {line}" for line in lines), *rows.hot_lines(mask)),
+        evidence=(*seen, *rows.hot_lines(mask)),
         remedy=remedy,
         stake_ms=spent,
         why=why,
@@ -73,17 +74,27 @@ def _left_eager(case: Case) -> Finding | None:
 
 
 def _reason(case: Case, rows: Rows, eager: Mask) -> tuple[str, str, str, Mask, tuple[str, ...]]:
-    """Return claim, reason, remedy, work and lines; no claim where nothing is amiss."""
+    """Return claim, reason, remedy, work and what was seen; no claim where nothing is amiss."""
     graphs = rows.with_gradients(rows.within(lambda call: call.name.startswith(COMPILED)))
     profile = case.run.profile if case.run is not None else None
     if profile is not None and profile.never_compiled and not graphs.any():
+        claim = f"torch.compile wraps {', '.join(profile.never_compiled)} and compiled nothing"
+        compilation = case.run.compilation if case.run is not None else None
+        if compilation is not None and compilation.breaks:
+            return (
+                claim,
+                "a function that breaks where no graph can be cut, as in a loop, stays uncompiled",
+                "take the named construct out of the loop or the function that is compiled",
+                eager,
+                tuple(compilation.breaks),
+            )
         return (
-            f"torch.compile wraps {', '.join(profile.never_compiled)} and compiled nothing",
+            claim,
             "only a call of what torch.compile returns is compiled; a method of it, or the model "
             "that it was given, runs as it was written",
             "call what torch.compile returns, or compile the method that is called",
             eager,
-            case.setup_lines("torch.compile"),
+            _asked_for(case, "torch.compile"),
         )
     if not graphs.any():
         return "", "", "", eager, ()
@@ -94,12 +105,16 @@ def _reason(case: Case, rows: Rows, eager: Mask) -> tuple[str, str, str, Mask, t
             "the backend is not Inductor: it traces the graph and fuses nothing",
             'no backend="aot_eager" or "eager": they are for debugging',
             eager & graphs,
-            case.setup_lines("backend"),
+            _asked_for(case, "backend"),
         )
     why = "the compiler cannot look into a custom operator, so nothing fuses in it or with it"
     remedy = "call the plain function, which the compiler fuses, or write the operator in Triton"
     own = eager & graphs & rows.within(_is_ones_own)
     return "operators of one's own run op by op in a compiled graph", why, remedy, own, ()
+
+
+def _asked_for(case: Case, made: str) -> tuple[str, ...]:
+    return tuple(f"asked for at {line}" for line in case.setup_lines(made))
 
 
 def _is_ones_own(call: OpCall) -> bool:

@@ -4,7 +4,7 @@ What it sees: more than 5 % of the step goes into waiting for a batch: in ranges
 in Python of a loader in a loop of one's own, which the stack shows.
 Why it costs: once the queue of launched work is empty, the device idles until the batch arrives.
 Remedy: `prefetch`, which reads ahead in a thread and copies while the last step computes; a loop of
-your own needs the same, from pinned memory.
+your own needs the same, from pinned memory. A loader that has workers already needs more of them.
 When it is wrong: on CUDA without a trace, where fetching can overlap with work still queued.
 """
 
@@ -19,6 +19,10 @@ from steplab.trace.silences import fetching_lines
 SHARE = 0.05
 SHOWN = 2
 BURSTS, MIN_SAMPLES = 0.15, 8  # of the mean step
+SLOW_WORKERS = (
+    "make each sample cheaper or give the loader more workers: those it has are slower than the "
+    "step"
+)
 
 
 def check(case: Case) -> Finding | None:
@@ -44,6 +48,8 @@ def check(case: Case) -> Finding | None:
 
 def _remedy(case: Case) -> str:
     """Return how batches come ahead of time; pinned memory only where there is a device."""
+    if _has_workers(case):
+        return SLOW_WORKERS
     on_cpu = case.run.spec.device == "cpu" if case.run is not None else not case.on_device
     workers = "num_workers=2, persistent_workers=True"
     if on_cpu:
@@ -73,8 +79,7 @@ def _bursts(case: Case, lines: list[str]) -> Finding | None:
             f"the mean is {units.milliseconds(clock.step.mean)}",
             *(f"fetched at {line}" for line in lines[:SHOWN]),
         ),
-        remedy="make each sample cheaper or give the loader more workers: those it has are slower "
-        "than the step",
+        remedy=SLOW_WORKERS,
         stake_ms=lost,
         why="workers fill their queue while the step computes, and it runs empty again and again",
         gain_ms=lost,
@@ -87,6 +92,14 @@ def _uses_loader(case: Case) -> bool:
         return False
     trace = case.analysis.detail or case.analysis.trace
     return bool(trace.named(trace.python, lambda name: "torch/utils/data/" in name).any())
+
+
+def _has_workers(case: Case) -> bool:
+    """Whether torch's DataLoader fetches by processes of its own, as its range says."""
+    if case.analysis is None:
+        return False
+    trace = case.analysis.trace
+    return bool(trace.named(trace.ranges, lambda name: "_MultiProcessingDataLoader" in name).any())
 
 
 def _wait_ms(case: Case) -> float:

@@ -29,7 +29,9 @@ def check(case: Case) -> Finding | None:
     compilation = case.run.compilation if case.run else None
     breaks = compilation.breaks if compilation else {}
     resumed = _resumed(case)
-    if not breaks and not resumed:
+    # Where no graph was compiled none is cut: compiled_not_faster tells what is left as it was.
+    given_up = case.rows is not None and compilation is not None and not compilation.graphs
+    if (not breaks and not resumed) or given_up:
         return None
     between, graphs = _between_ms(case), _graphs(case)
     waits = _waits_ms(case, graphs, sum(count for _, count in resumed))

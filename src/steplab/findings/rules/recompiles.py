@@ -108,12 +108,10 @@ def _traced_ms(case: Case) -> float:
 
 def _timed_ms(case: Case) -> float:
     """Return by how much the mean step exceeds the fast ones, if graphs were compiled meanwhile."""
-    run = case.run
-    if run is None or run.clock is None or run.compilation is None:
+    clock = case.run.clock if case.run is not None else None
+    if clock is None or not case.still_compiles:
         return 0.0
-    if not run.compilation.graphs_in_window:
-        return 0.0
-    return max(0.0, run.clock.step.mean - run.clock.step.percentile(10))
+    return max(0.0, clock.step.mean - clock.step.percentile(10))
 
 
 RULE = check

@@ -43,7 +43,7 @@ def check(case: Case) -> tuple[Finding, ...]:
     own = rows.called(is_cast) & ~rows.asked_for(_asks_for_cast)
     found = (
         _recomputed(case, rows, again & backward),
-        _repeated(case, rows, again & ~backward & ~own),
+        _repeated(case, rows, again & ~backward & ~own, backward),
         _cast_again(case, rows, cast & ~backward & own),
         _copied_rows(case, rows) or _expanded(case, rows),
         _second_backward(case, rows),
@@ -68,11 +68,13 @@ def _recomputed(case: Case, rows: Rows, mask: Mask) -> Finding | None:
     )
 
 
-def _repeated(case: Case, rows: Rows, mask: Mask) -> Finding | None:
+def _repeated(case: Case, rows: Rows, mask: Mask, backward: Mask) -> Finding | None:
     ops = [total.label for total in rows.totals("op", mask, 3)]
     # The gradient of something that is computed again is computed again as well, and may take far
-    # longer: that of a lookup adds up rows.
-    mask |= rows.with_gradients(rows.whole_calls(mask))
+    # longer: that of a lookup adds up rows. After a pass without gradients it is the only one.
+    first = rows.of_calls(np.unique(rows.call[mask])) & ~mask & ~backward
+    if rows.ms(rows.differentiated(first)) >= rows.ms(first) / 2:
+        mask |= rows.with_gradients(rows.whole_calls(mask))
     spent = case.cost_ms(mask)
     if not spent > SHARE * case.step_ms:
         return None

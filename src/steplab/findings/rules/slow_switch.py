@@ -71,12 +71,14 @@ def _lost_ms(case: Case, name: str) -> float:
         return own + max(0.0, case.launch_wait_ms)
     if name != ANOMALY:
         return 0.0
-    checking = rows.labeled("op", lambda label: label in CHECKS)
-    checking &= rows.labeled("phase", lambda label: label == "backward")
+    backward = rows.labeled("phase", lambda label: label == "backward")
+    checking = rows.within(lambda call: call.name in CHECKS) & backward
     if case.on_device:
         # All that is not the work itself: stacks are taken in the forward, and backward waits.
         return max(0.0, case.step_ms - (busy - rows.ms(checking)))
-    return rows.ms(checking) + max(0.0, case.launch_wait_ms) / 2
+    # A stack is taken inside the operator that it is for: views, which do nothing else, show it.
+    stacks = rows.category("other") & ~backward
+    return rows.ms(checking | stacks) + max(0.0, case.launch_wait_ms) / 2
 
 
 def _waits_in_launches_ms(case: Case) -> float:

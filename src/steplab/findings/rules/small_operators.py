@@ -43,7 +43,8 @@ def check(case: Case) -> Finding | None:
     if not lost > SHARE * case.step_ms:
         return None
     count = rows.count(rows.inside)
-    evidence = [f"{count:,.0f} operators a step, {units.milliseconds(between)} between them"]
+    apart = f", {units.milliseconds(between)} between them" if between else ""
+    evidence = [f"{count:,.0f} operators a step{apart}"]
     evidence += [f"{loop.line}: {loop.op} {loop.turns} times in a row" for loop in loops]
     loop = f" (the loop at {loops[0].line})" if loops else ""
     return Finding(

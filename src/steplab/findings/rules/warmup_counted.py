@@ -45,11 +45,7 @@ def check(case: Case) -> Finding | None:
 
 def _otherwise_explained(case: Case) -> bool:
     """Whether other processes, or compilations that never end, made some steps slow."""
-    run = case.run
-    if run is None:
-        return False
-    contended = run.clock is not None and bool(run.clock.contention)
-    return contended or bool(run.compilation and run.compilation.graphs_in_window)
+    return case.contended or case.still_compiles
 
 
 def slow_beginning(samples: Sequence[float]) -> int:

@@ -67,6 +67,7 @@ from steplab.trace.reading.refusals import no_events_error, too_long_error, unus
 
 NOT_RECORDED, UNREADABLE = -1, -2  # instead of the number of a text
 ENTRY = 200  # bytes of the entries of hash tables that lead to one text
+MTIA = "mtia_ccp_events"  # the kernels of a device that has no properties in a trace
 DEVICE_KINDS = {
     "kernel": KERNEL,
     "Kernel": KERNEL,
@@ -74,7 +75,7 @@ DEVICE_KINDS = {
     "Memcpy": COPY,
     "gpu_memset": FILL,
     "Memset": FILL,
-    "mtia_ccp_events": KERNEL,
+    MTIA: KERNEL,
 }
 
 Columns = tuple[NDArray[Any], ...]
@@ -232,6 +233,8 @@ class TraceBuilder:
         gpus = decode_or(list[DeviceProperties], properties.devices, None)
         if gpus is None:
             self.omissions.add(reasons.NO_DEVICE_NAMES, 1)
+        named = tuple(Gpu(one.id, shorten(one.name), one.memory) for one in gpus or ())
+        unnamed = (Gpu(None, "MTIA", None),) if self._maker.on_mtia else ()
         return Trace(
             texts=tuple(self._maker.texts),
             threads=tuple(self._maker.threads.names),
@@ -246,7 +249,7 @@ class TraceBuilder:
             messages=_sorted(Messages, columns.pop(MESSAGES), base),
             start=low + base,
             end=high + base,
-            gpus=tuple(Gpu(one.id, shorten(one.name), one.memory) for one in gpus or ()),
+            gpus=named or unnamed,
             place=_place(properties),
             skipped=self._seen - self.kept,
             omissions=self.omissions.sentences(),
@@ -332,6 +335,7 @@ class ColumnBuilder:
     def __init__(self, omissions: Omissions) -> None:
         self.texts = StringTable()
         self.threads = ThreadTable()
+        self.on_mtia = False
         self._omissions = omissions
         self._names = NameTable(self.texts)
         self._sizes = JsonStrings(self.texts, are_sizes)
@@ -376,6 +380,7 @@ class ColumnBuilder:
     def device(self, spans: Sequence[Span]) -> Columns:
         """Return the columns of Device."""
         args = decode_args(spans, DeviceArgs, self._omissions)
+        self.on_mtia = self.on_mtia or any(span.cat == MTIA for span in spans)
         tracks = [
             (
                 span.pid if one.device is None else one.device,
