@@ -18,9 +18,9 @@ from steplab.bench.loss_gap import (
     gap_interval,
     pairs_to_decide,
     share_of_tokens,
-    student_quantile,
 )
 from steplab.cli.main import main
+from steplab.compare.bootstrap import student_quantile
 from steplab.core import run_from_json, run_to_json
 from steplab.core.errors import MeasurementError
 from steplab.probes.environment import capture_environment
@@ -39,14 +39,6 @@ def training(*losses, seed=0, rate=100.0, reason=""):
 
 def pairs_of(*gaps):
     return tuple(Pair(training(2.0, 1.0), training(2.0, 1.0 + gap)) for gap in gaps)
-
-
-@pytest.mark.parametrize(
-    ("freedom", "expected"),
-    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216), (100, 1.98397)],
-)
-def test_students_quantile_is_that_of_the_tables(freedom, expected):
-    assert student_quantile(freedom) == pytest.approx(expected, rel=1e-5)
 
 
 def drawn(kind: str, generator, count: int) -> np.ndarray:

@@ -73,14 +73,24 @@ def test_a_long_sum_has_slack_in_its_own_tile_only():
     truth = torch.cat([torch.full((16, 4), 100.0), torch.full((16, 4), 1.0)]).double()
 
     def share(actual):
-        comparison = AccuracyCheck("out", sum_slack=0.02)
-        comparison.add(actual, truth, truth)
+        comparison = AccuracyCheck("out")
+        comparison.add(actual, truth, truth, sum_slack=0.02)
         return comparison.result().worst_tile
 
     assert share(truth * 1.01) == pytest.approx(0.5)
     truth_of_small = truth.clone()
     truth_of_small[16:] += 1.0  # small beside the first tile, wrong by all of its own
     assert share(truth_of_small) > 1
+
+
+def test_a_row_of_few_terms_has_less_slack_than_one_of_many(truth):
+    share = torch.full((4000, 1), 0.02)
+    share[:2000] /= 10
+    comparison = AccuracyCheck("out")
+    comparison.add(truth * 1.01, truth, truth, share)
+    found = comparison.result()
+    assert found.worst_tile == pytest.approx(5)  # 1 % where 0.2 % are allowed
+    assert found.budget == pytest.approx(0.02 * (0.5 + 0.5 / 100) ** 0.5, rel=0.02)
 
 
 def test_zero_of_zero_is_right():

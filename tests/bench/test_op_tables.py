@@ -7,6 +7,7 @@ from steplab.bench.op_tables import best_table, cell_table, growth_table
 from steplab.bench.ops.attention import BENCH
 from steplab.core import run_from_json, run_to_json
 from tests.bench.op_runs import failed, measured, samples, specs, wrong
+from tests.report.test_tables import drawn
 
 
 def as_dicts(table):
@@ -53,6 +54,19 @@ def test_noisy_and_contended_cells_are_marked():
         rows = as_dicts(cell_table(BENCH, [measured(one, noise=0.1), busy], "both", detailed))
         assert [row["status"] for row in rows] == ["ok, noisy", "ok, contended"]
         assert rows[0]["kept [MiB]"] == 0.5
+
+
+@pytest.mark.parametrize("objective", ["both", "memory"])
+def test_results_of_two_axes_fit_a_hundred_columns(monkeypatch, objective):
+    """Lines of doubtful cells ran on to column 108."""
+    cells = specs(["flash", "math"], contexts=(128, 65_536), dtypes=("fp32", "bf16"))
+    busy = [measured(spec, 1234, 4321, 5555, mib=5678, noise=0.1) for spec in cells]
+    busy = [replace(run, clock=replace(run.clock, contended=0.5)) for run in busy]
+    text = drawn(cell_table(BENCH, busy, objective, detailed=False), monkeypatch, 100)
+    assert max(map(len, text.splitlines())) <= 100
+    shown = text.partition("─")[0]
+    assert all(name in shown for name in ("forward", "backward", "both", "kept", "error", "status"))
+    assert "extra" in shown or objective == "both"
 
 
 def test_growth_is_that_of_the_longest():

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from steplab.compare.bootstrap import CONFIDENCE
+from steplab.compare.bootstrap import CONFIDENCE, student_quantile
 from steplab.core import Column, Table
 from steplab.core.errors import MeasurementError
 
@@ -88,31 +88,6 @@ def gap_interval(gaps: Sequence[float]) -> GapInterval:
     mean, count = statistics.fmean(logs), len(logs)
     half = student_quantile(count - 1) * statistics.stdev(logs) / math.sqrt(count)
     return GapInterval(*(math.expm1(x) for x in (mean, mean - half, mean + half)))
-
-
-def student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """Return t such that Student's variable lies within -t and t with this probability."""
-    low, high = 0.0, 1e3
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        if _within(middle, freedom) < confidence:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _within(t: float, freedom: int) -> float:
-    """Return the probability of |T| < t: for whole degrees of freedom a finite sum of cosines."""
-    angle = math.atan(t / math.sqrt(freedom))
-    odd = freedom % 2
-    term = math.cos(angle) if odd else 1.0
-    total = 0.0
-    for k in range(1 + odd, freedom, 2):
-        total += term
-        term *= math.cos(angle) ** 2 * k / (k + 1)
-    total *= math.sin(angle)
-    return 2 / math.pi * (angle + total) if odd else total
 
 
 def pairs_to_decide(gaps: Sequence[float], limit: float) -> int | None:

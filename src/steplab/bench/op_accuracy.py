@@ -5,7 +5,7 @@ twice the peer's own error and one rounding. In every tile of 16 rows it is one 
 times the peer's error, there or on average, whichever is larger: a single wrong row cannot hide
 among millions of right ones. An op may add slack, as a share of the truth, for what its algorithm
 must lose and the peer's does not. In a tile that is a share of the tile's own truth or of the mean
-tile's; for long sums, of its own only.
+tile's. For long sums each row has a share of its own truth only: rows may have few terms or many.
 """
 
 # R rows, D the last axis
@@ -47,16 +47,21 @@ class AccuracyCheck:
 
     name: str
     slack: float = 0.0
-    sum_slack: float = 0.0
-    truth: list[Tensor] = field(default_factory=list)  # norms of tiles, like the next three
+    truth: list[Tensor] = field(default_factory=list)  # norms of tiles, like the next four
     ours: list[Tensor] = field(default_factory=list)
     theirs: list[Tensor] = field(default_factory=list)
     rounding: list[Tensor] = field(default_factory=list)
+    sums: list[Tensor] = field(default_factory=list)  # what long sums may lose
     values: int = 0
     unit: float = 0.0  # one rounding of the dtype
 
-    def add(self, actual: Tensor, peer: Tensor, truth: Tensor) -> None:
-        """Add one piece; all three tensors have the same shape."""
+    def add(
+        self, actual: Tensor, peer: Tensor, truth: Tensor, sum_slack: Tensor | float = 0.0
+    ) -> None:
+        """Add one piece; all three tensors have the same shape.
+
+        `sum_slack` is a share of the truth, for all rows or (R, 1) for each.
+        """
         if actual.shape != truth.shape:
             raise ValueError(f"{self.name} is {tuple(actual.shape)}, not {tuple(truth.shape)}")
         truth = truth.double()
@@ -64,18 +69,18 @@ class AccuracyCheck:
         self.ours.append(_tile_norms(actual.double() - truth))
         self.theirs.append(_tile_norms(peer.double() - truth))
         self.rounding.append(_tile_norms(truth.to(actual.dtype).double() - truth))
+        self.sums.append(_tile_norms(truth * sum_slack))
         self.values += truth.numel()
         self.unit = torch.finfo(actual.dtype).eps / 2
 
     def result(self) -> Accuracy:
         """Return the accuracy over all pieces."""
-        lists = (self.truth, self.ours, self.theirs, self.rounding)
-        truth, ours, theirs, rounding = (torch.cat(norms) for norms in lists)
+        lists = (self.truth, self.ours, self.theirs, self.rounding, self.sums)
+        truth, ours, theirs, rounding, sums = (torch.cat(norms) for norms in lists)
         slack = self.slack + (FEW_ROUNDINGS * self.unit if self.values < FEW else 0.0)
-        allowed = 4 * _at_least_mean(theirs) + rounding + slack * _at_least_mean(truth)
-        allowed += self.sum_slack * truth
+        allowed = 4 * _at_least_mean(theirs) + rounding + slack * _at_least_mean(truth) + sums
         size = max(float(truth.norm()), 1e-300)
-        budget = float(2 * theirs.norm() + rounding.norm()) / size + slack + self.sum_slack
+        budget = float(2 * theirs.norm() + rounding.norm() + sums.norm()) / size + slack
         worst = float((ours / allowed.clamp_min(1e-300)).max())  # 0 of 0 is right
         return Accuracy(self.name, float(ours.norm()) / size, max(budget, 1e-300), worst)
 

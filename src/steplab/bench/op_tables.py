@@ -58,9 +58,11 @@ def cell_table(bench: OpBench, runs: Sequence[Run], objective: Objective, detail
             about |= {Column(_axis_words(name)): run.spec.config[name] for name in bench.variant}
         else:
             about[Column("impl")] = bench.variant_text(run.spec.config)
-        cells = {**about, **_times(bench, run, found, detailed), **_costs(bench, found, detailed)}
-        cells[Column("spread", "%", 2, dispensable=2)] = _spread(run, objective)
-        cells[Column(f"by {objective}")] = marks.get(run.id, "")
+        cells = {**about, **_times(bench, run, found, detailed)}
+        cells |= _costs(bench, found, objective, detailed)
+        cells[Column("spread", "%", 2, dispensable=4)] = _spread(run, objective)
+        # The best of each shape has a table of its own.
+        cells[Column(f"by {objective}", dispensable=2)] = marks.get(run.id, "")
         cells[Column("status")] = _status(run, found)
         if detailed:
             cells |= {Column("samples"): found.repeats, Column("checked"): found.checked}
@@ -148,19 +150,21 @@ def _times(bench: OpBench, run: Run, found: CellResult, detailed: bool) -> dict[
         cells |= {Column(name, unit): speed for name, speed in speeds.items()}
         return cells | ({Column("host", "ms"): found.host_ms} if on_cuda else {})
     shown = " / ".join("-" if speed is None else f"{speed:.3g}" for speed in speeds.values())
-    return {**cells, Column(unit, dispensable=3): shown}
+    return {**cells, Column(unit, dispensable=5): shown}
 
 
-def _costs(bench: OpBench, found: CellResult, detailed: bool) -> dict[Column, Cell]:
+def _costs(
+    bench: OpBench, found: CellResult, objective: Objective, detailed: bool
+) -> dict[Column, Cell]:
     cells: dict[Column, Cell] = {
-        Column("extra", "MiB"): _mib(found.extra_bytes),
+        Column("extra", "MiB", dispensable=int(objective != "memory")): _mib(found.extra_bytes),
         Column("kept", "MiB"): _mib(found.kept_bytes),
     }
     if detailed:
         cells |= {Column(f"error {name}", "", 2): found.errors.get(name) for name in bench.results}
     else:
         cells[Column("error", "", 2)] = max(found.errors.values(), default=None)
-    return {**cells, Column("of budget", "", 2, dispensable=1): found.of_budget}
+    return {**cells, Column("of budget", "", 2, dispensable=3): found.of_budget}
 
 
 def _status(run: Run, found: CellResult) -> str:

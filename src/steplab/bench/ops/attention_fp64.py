@@ -23,9 +23,15 @@ PRODUCTS = 6  # two forward, four backward
 # Hopper's tensor cores cut fp32 factors to tf32 where cuBLAS, behind the peer, rounds them. A cut
 # factor is 2^-11 too small on average, and every result is two products deep: 4 factors.
 CUT_TO_TF32 = 4 * 2.0**-11
-# A key's gradient sums over all its queries; the definition does so in runs of them, which drifts
-# less. One rounding of fp32 times the square root of their number (H200, 65,536 queries: 6.2e-6 by
-# two implementations of three, and 1.5e-5 allowed).
+# out and dq sum over keys, dk and dv over queries, in fp32 whatever the dtype. Whoever adds n terms
+# one after another rounds the sum so far n times, to 0.43 u rms each (u = 2^-24, half a unit of the
+# last place, over a mantissa of any size). Terms of random signs lose 0.43 / sqrt(2) u sqrt(n) of
+# the sum in that way, those of one sign (a softmax's denominator) 0.43 / sqrt(3), and many small
+# ones behind a few large 0.43. The peer may lose a tenth: what is behind it adds blocks of terms,
+# or pairs. Emulated with 16,384 to 65,536 keys, a chain of fused multiply-adds loses 0.29 to 0.32
+# of u sqrt(n), 0.38 to 0.40 with its denominators, blocks of 64 lose 0.04. On an H200 cuBLAS and
+# Triton lost 8.4e-7 of a causal out of 16,384 keys, where 7.1e-7 are expected of the chain alone
+# and 2.4e-6 are allowed for it; 6.2e-6 of a dk over 65,536 queries, where 1.5e-5 are allowed.
 SUM_UNIT = 2.0**-24
 SUMMED_OVER_QUERIES = ("dk", "dv")
 
@@ -66,18 +72,23 @@ def check_heads(
     slack = recompute_slack(flat_in["q"], flat_in["k"])
     tf32 = torch.get_float32_matmul_precision() != "highest"
     cut = CUT_TO_TF32 if tf32 and flat_in["q"].dtype == torch.float32 else 0.0
-    drift = dict.fromkeys(SUMMED_OVER_QUERIES, SUM_UNIT * T**0.5)
-    checks = {
-        name: AccuracyCheck(name, cut if name == "out" else cut + slack, drift.get(name, 0.0))
-        for name in actual
-    }
+    checks = {name: AccuracyCheck(name, cut if name == "out" else cut + slack) for name in actual}
+    drift = {name: sum_slack(T, causal, name).to(device) for name in actual}
     for index_N in chosen.split(at_once):
         some = {name: x[index_N] for name, x in flat_in.items()}
         peer = gradients(some, causal, flat_in["q"].dtype)
         truth = gradients(some, causal, torch.float64)
         for name, check in checks.items():
-            check.add(flat_out[name][index_N], peer[name], truth[name])
+            check.add(flat_out[name][index_N], peer[name], truth[name], drift[name])
     return [check.result() for check in checks.values()]
+
+
+def sum_slack(T: int, causal: bool, name: str) -> Tensor:
+    """Return what a chain of additions may lose of every row of a result, as a share (T, 1)."""
+    terms_T = torch.arange(1, T + 1) if causal else torch.full((T,), T)
+    if name in SUMMED_OVER_QUERIES:
+        terms_T = terms_T.flip(0)  # the last key is seen by one query
+    return SUM_UNIT * terms_T.double().sqrt()[:, None]
 
 
 def recompute_slack(q_NTD: Tensor, k_NTD: Tensor) -> float:

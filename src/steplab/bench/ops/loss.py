@@ -89,8 +89,9 @@ class LossInstance:
         found = []
         for name in actual:
             slack = self._mean_slack() if actual[name].ndim == 0 else 0.0
-            check = AccuracyCheck(name, slack, SUM_UNIT * T**0.5 if name == "dweight" else 0.0)
-            check.add(actual[name], peer[name], truth[name])
+            check = AccuracyCheck(name, slack)
+            drift = SUM_UNIT * T**0.5 if name == "dweight" else 0.0
+            check.add(actual[name], peer[name], truth[name], drift)
             found.append(check.result())
         return found, "all tokens"
 
