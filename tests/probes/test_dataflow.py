@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import cycle, repeat
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from steplab.core.run import (
     ROWS_COPIED,
     ROWS_OF_ZEROS,
     TIMES_ZERO,
+    UNCHANGED,
     UNREAD_OUTPUT,
     UNUSED,
     ZEROS,
@@ -47,7 +49,7 @@ class Fed:
 
     @property
     def feed(self) -> Iterator[None]:
-        return iter([None])
+        return repeat(None)
 
     def step(self, batches: None) -> object:
         return self.run()
@@ -75,9 +77,11 @@ class Loop:
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
         weights = [*self.first.parameters(), *self.second.parameters()]
         self.optimizer = torch.optim.SGD(weights[trained], lr=0.1, foreach=True)
-        self.x, self.between, self.after = torch.randn(4, 8), between, after
+        self.between, self.after = between, after
+        self.batches = cycle([torch.randn(4, 8) for _ in range(3)])
 
     def __call__(self) -> None:
+        self.x = next(self.batches)
         loss = self.second(self.between(torch.relu(self.first(self.x)))).square().mean()
         loss.backward()
         self.after(self)
@@ -257,6 +261,33 @@ def test_what_is_the_same_in_every_step():
     assert found["aten::full"] == found["aten::triu"] == {CONSTANT: 1}
     zeros = verdicts(Loop(lambda x: torch.zeros(4, 8).index_add(0, torch.arange(4), x)))
     assert zeros["aten::zeros"] == {NEEDED: 1} and zeros["aten::arange"] == {CONSTANT: 1}
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_two_steps_find_as_it_was(sliced, trained):
+    """A frozen tower on prompts that stay, beside batches that change, also as slices of one."""
+    tower, prompts = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.randn(16, 8)
+    loop = Loop(lambda x: x @ tower(prompts)[:8])
+    if sliced:
+        loop.batches = cycle(torch.randn(3, 4, 8))
+    if trained:
+        loop.optimizer.add_param_group({"params": list(tower.parameters())})
+    else:
+        tower.requires_grad_(False)
+    found = verdicts(loop)
+    assert found["aten::gelu"] == {NEEDED if trained else UNCHANGED: 1}
+    assert found["aten::addmm"] == ({NEEDED: 3} if trained else {NEEDED: 2, UNCHANGED: 1})
+    assert watched(loop)[0].fresh
+
+
+def test_a_batch_that_is_always_the_same_is_told():
+    loop = Loop()
+    loop.batches = repeat(torch.randn(4, 8))
+    assert not watched(loop)[0].fresh
+    loop.first.requires_grad_(False)
+    loop.optimizer = torch.optim.SGD(loop.second.parameters(), lr=0.1)
+    assert verdicts(loop)["aten::relu"] == {UNCHANGED: 1}
 
 
 def test_a_product_with_a_factor_of_zeros():

@@ -403,6 +403,7 @@ UNUSED = "u"  # nothing that outlives the step came from it
 READ_ONLY = "h"  # only the host read it, or somebody holds it: a metric, a log
 TIMES_ZERO = "n"  # the update has it times the number zero only
 CONSTANT = "c"  # it depends on no weight, no batch and no random number: the same in every step
+UNCHANGED = "s"  # the step before had it too: it depends on nothing that a step changes
 MADE_BEFORE = "r"  # the step had computed it before, from the same inputs
 CAST_AGAIN = "w"  # a cast of what is older than the step, a weight, that the step had made before
 CAST_BACK = "b"  # a cast of what a cast had made: to a dtype and back
@@ -452,6 +453,7 @@ class Dataflow:
     buffers: tuple[IdleBuffers, ...] = ()
     graphs: tuple[GraphWaste, ...] = ()  # of compiled code, the most first
     feeds_itself: bool = False  # a model is called again and again on its own results
+    fresh: bool = True  # it reads data that the step before did not
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from steplab.costs.op_call import OpCall
 from steplab.trace.analysis import UNATTRIBUTED, Analysis, Floats
 from steplab.trace.attribution import forward_ops
 from steplab.trace.events import Codes, Ints, Trace
-from steplab.trace.spans import nest
+from steplab.trace.lines import LINE_RANGE
+from steplab.trace.spans import Nesting, nest
 
 Mask = NDArray[np.bool_]
 CallTest = Callable[[OpCall], bool]
@@ -161,19 +162,53 @@ class Rows:
         return [total for total in found if total.count][:most]
 
     def hot_lines(self, mask: Mask, most: int = 3) -> tuple[str, ...]:
-        """Lines of code with most of the time in `mask`, as evidence.
+        """Lines of code with most of the time in `mask`, as evidence, and the line that calls them.
 
         Where no line is known, modules; else operators; else kernels.
         """
         for column in ("line", "module", "op", "name"):
             totals = self.totals(column, mask, most + 1)
-            known = [total for total in totals if total.label != UNATTRIBUTED]
+            known = [total for total in totals if total.label != UNATTRIBUTED][:most]
             if known:
-                return tuple(
-                    f"{total.label}: {_times(total.count)} a step, {units.milliseconds(total.ms)}"
-                    for total in known[:most]
+                calling = self._calling_line(mask)
+                called = () if calling in ("", *(t.label for t in known)) else (calling,)
+                return (
+                    *(f"called at {line}" for line in called),
+                    *(
+                        f"{t.label}: {_times(t.count)} a step, {units.milliseconds(t.ms)}"
+                        for t in known
+                    ),
                 )
         return ()
+
+    def _calling_line(self, mask: Mask) -> str:
+        """Return the outermost line that half of `mask` is called from, and little else; or ""."""
+        spans, (lines, parents) = self.source.lines, self._line_nesting
+        if not len(spans):
+            return ""
+        known = (self.work.op_row >= 0) & self.inside
+        root = self._roots[self.work.op_row[known]]  # in backward, the operator of the forward
+        ops, spent = self.source.ops, self.work.duration[known].astype(np.float64)
+        chosen = np.where(mask[known], spent, 0.0)
+        place = lines.innermost(ops.thread[root], ops.start[root])
+        size = int(spans.name.max()) + 1
+        below, of_mask = np.zeros(size), np.zeros(size)
+        while len(inside := np.flatnonzero(place >= 0)):
+            name, spent, chosen = spans.name[place[inside]], spent[inside], chosen[inside]
+            below += np.bincount(name, spent, size)
+            of_mask += np.bincount(name, chosen, size)
+            place = parents[place[inside]]
+        wasted = (of_mask >= below / 2) & (of_mask >= self.work.duration[mask & known].sum() / 2)
+        if not (wasted & (of_mask > 0)).any():
+            return ""
+        outermost = int(np.argmax(np.where(wasted, below, -1.0)))
+        return self.source.text(outermost).removeprefix(LINE_RANGE)
+
+    @cached_property
+    def _line_nesting(self) -> tuple[Nesting, Ints]:
+        """The ranges of lines, and the range around each."""
+        lines = nest(self.source.lines)
+        return lines, lines.parents()
 
     @property
     def source(self) -> Trace:

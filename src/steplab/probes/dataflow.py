@@ -9,7 +9,6 @@ samples of the factors of matrix products and of masks.
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -38,6 +37,7 @@ from steplab.core.run import (
     READ_ONLY,
     ROWS_COPIED,
     TIMES_ZERO,
+    UNCHANGED,
     UNUSED,
     ZEROS,
 )
@@ -48,8 +48,18 @@ from steplab.probes.graph_waste import Borders, graph_waste
 from steplab.probes.idle_buffers import idle_buffers
 from steplab.probes.known_tensors import HeldTensors, held_tensors
 from steplab.probes.model_calls import feeds_itself, model_calls
+from steplab.probes.op_tensors import (
+    is_plain,
+    shown_bytes,
+    shown_elements,
+    shows_all,
+    storage_number,
+    tensors_of,
+    written_tensors,
+)
 from steplab.probes.probe import Subject
 from steplab.probes.switches import modes_around, switches_on
+from steplab.probes.unchanged import OlderTensors
 from steplab.probes.value_graph import (
     FILLS,
     WatchedOp,
@@ -76,17 +86,22 @@ MOSTLY_ZERO = 0.95  # of a sample; ReLU leaves half, a one-hot factor one in hun
 MOST_OPS = 200_000
 LOOKED_AT = 4  # operators, of which one is asked for the modes around it
 LEAST_IDS = 256  # of a batch whose padding is worth a look
+LEAST_DATA = 64  # bytes; less may be a rate or another number that is put into a tensor
 
 
 def record_dataflow(subject: Subject) -> tuple[Dataflow | None, set[str]]:
-    """Run one more step; return what its operators are for and the switches that were on.
+    """Run two more steps; return what the second's operators are for and the switches that were on.
 
     None if there are too many operators. Compiled code runs as it is written; a step that replays
     a CUDA graph cannot be watched.
     """
+    older = OlderTensors()
+    batches = next(subject.feed)
+    with CompiledCalls().run_eagerly() if graph_count() else contextlib.nullcontext(), older:
+        subject.step(batches)
     batches = next(subject.feed)
     calls = CompiledCalls()
-    watcher = _Watcher(held_tensors(), calls)
+    watcher = _Watcher(held_tensors(), calls, older)
     with (
         calls.run_eagerly() if graph_count() else contextlib.nullcontext(),
         model_calls(lambda: len(watcher.seen.ops)) as models,
@@ -107,6 +122,7 @@ class _Value:
     number: int
     writer: int = -1  # -1: from before the step
     constant: bool = False  # depends on no weight, no batch and no random number
+    unchanged: bool = False  # depends on nothing that the step before did not leave as it was
     zero: bool = False  # something was multiplied by the number zero
     outside: bool = False  # the storage is older than the step
     copied: Places = ()
@@ -127,6 +143,7 @@ class _Seen:
 
     ops: list[WatchedOp] = field(default_factory=list)
     padding: float = 0.0
+    fresh: bool = False  # something that the step before did not read
 
 
 class _Watcher(TorchDispatchMode):
@@ -134,10 +151,11 @@ class _Watcher(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, held: HeldTensors, calls: CompiledCalls) -> None:
+    def __init__(self, held: HeldTensors, calls: CompiledCalls, before: OlderTensors) -> None:
         super().__init__()
         self.held = held
         self.calls = calls
+        self.before = before  # the step before this one
         self.borders = Borders()
         self.by_sequence: dict[int, int] = {}  # operators of forward by autograd's number
         self.values: dict[int, _Value] = {}
@@ -156,14 +174,14 @@ class _Watcher(TorchDispatchMode):
         self.switches.update(switches_on())  # a part of the step may switch them on
         if len(self.seen.ops) % LOOKED_AT == 0:
             self.switches.update(modes_around(self))
-        before = _random_state(func, args) if _is_random(func) else None
+        before = _random_state(func, args) if _is_random(func, args, given) else None
         zeros = self._zeros_multiplied(func, args) or _masked_tenths(func, args, given)
         out = func(*args, **given)
         if len(self.seen.ops) < MOST_OPS:
             if isinstance(func, OpOverload):
                 self._note(func, args, given, out, before, zeros)
             elif isinstance(func, HigherOrderOperator):
-                self._note_opaque(func.name(), _tensors((args, given)), _tensors(out))
+                self._note_opaque(func.name(), tensors_of((args, given)), tensors_of(out))
         return out
 
     def result(self) -> Dataflow | None:
@@ -183,6 +201,7 @@ class _Watcher(TorchDispatchMode):
             self.seen.padding,
             idle_buffers(self.values.keys()),
             graph_waste(ops, verdicts, self.calls, self.borders),
+            fresh=self.seen.fresh,
         )
 
     def _verdicts(self, ops: list[WatchedOp], kept: set[int]) -> str:
@@ -194,6 +213,7 @@ class _Watcher(TorchDispatchMode):
         held = {self.values[key].writer for key in kept}
         for_host = behind(ops, read | held)
         constant, copied = constants(ops), copied_over(ops, held)
+        unchanged = constants([replace(op, constant=op.unchanged) for op in ops])
         again = repeated(ops, for_update)
         row_makers = {p.maker for op in ops if times_computed(op.copied) > 1 for p in op.copied}
         return "".join(
@@ -203,6 +223,8 @@ class _Watcher(TorchDispatchMode):
             if i not in in_earnest
             else CONSTANT
             if i in constant
+            else UNCHANGED
+            if i in unchanged and (op.name != CAST or op.needs)  # autocast's own, of weights
             else (CAST_AGAIN if op.name == CAST and not op.needs else MADE_BEFORE)
             if i in again
             else op.zeros
@@ -260,14 +282,14 @@ class _Watcher(TorchDispatchMode):
         self, func: OpOverload, args: Any, kwargs: Any, out: Any, random: object, zeros: str
     ) -> None:
         name = func._schema.name
-        inputs, outputs = _tensors((args, kwargs)), _tensors(out)
-        if any(not _is_plain(tensor) for tensor in (*inputs, *outputs)):
+        inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
+        if any(not is_plain(tensor) for tensor in (*inputs, *outputs)):
             self._note_opaque(name, inputs, outputs)
             return
         self._look_at_ids(name, args)
-        written = _written(func, args, kwargs)
-        read = {_storage(tensor) for tensor in inputs}
-        made = [tensor for tensor in outputs if _storage(tensor) not in read]
+        written = written_tensors(func, args, kwargs)
+        read = {storage_number(tensor) for tensor in inputs}
+        made = [tensor for tensor in outputs if storage_number(tensor) not in read]
         to_host = name in HOST_READS or _goes_to_host(inputs, made)
         if not made and not written and not to_host:
             return  # a view
@@ -276,7 +298,7 @@ class _Watcher(TorchDispatchMode):
         for tensor, value in zip(inputs, sources, strict=True):
             self._note_read(tensor, value.writer)
             self._note_border(tensor, value.writer, call)
-        fresh = name in OVERWRITES and _covers(args[0])
+        fresh = name in OVERWRITES and shows_all(args[0])
         if fresh:
             sources = sources[1:]
         index = len(self.seen.ops)
@@ -284,6 +306,8 @@ class _Watcher(TorchDispatchMode):
             (name, _plain_arguments(args, kwargs), random, *map(self._key, inputs[fresh:]))
         )
         constant = random is None and all(value.constant for value in sources)
+        as_before = [self._is_unchanged(tensor) for tensor in inputs[fresh:]]
+        unchanged = random is None and all(as_before)
         op = WatchedOp(
             name,
             tuple({value.writer for value in sources if value.writer >= 0}),
@@ -294,18 +318,19 @@ class _Watcher(TorchDispatchMode):
             # Without an input there is nothing to keep but a table of numbers; see constants.
             may_repeat=bool(sources) and name not in FILLS,
             constant=constant,
+            unchanged=unchanged,
             zeros=zeros,
             casts_back=self._casts_back(name, sources, outputs),
             elementwise=torch.Tag.pointwise in func.tags,
             covers_older=fresh and self._copies_over(inputs),
-            input_gradient=_storage(outputs[0]) if _could_leave_out(func, args, out) else None,
+            input_gradient=_left_out(func, args, out),
         )
         if random is None:
             op.copied = self._copied_rows(func, args, inputs, [*made, *written])
         if call != OUTSIDE:
             op.call, op.forward, op.line = call, forward, self._line(forward)
             op.flops = _flops(func, args, kwargs, out)
-            op.bytes = sum(map(_bytes, (*inputs, *made)))
+            op.bytes = sum(map(shown_bytes, (*inputs, *made)))
         for needed in op.needs:
             self.seen.ops[needed].readers += 1
         self.seen.ops.append(op)
@@ -314,7 +339,7 @@ class _Watcher(TorchDispatchMode):
         zero = _is_zero(name, args, [value.zero for value in sources])
         for place, tensor in enumerate((*made, *written)):
             copied = () if place else op.copied
-            value = _Value(hash((number, place)), index, constant, zero, copied=copied)
+            value = _Value(hash((number, place)), index, constant, unchanged, zero, copied=copied)
             self._note_write(tensor, value)
 
     def _copied_rows(
@@ -325,7 +350,7 @@ class _Watcher(TorchDispatchMode):
         A gradient's are left to the forward; rows of a weight, or of data, that an index takes are
         an embedding.
         """
-        if not results or not _covers(results[0]):
+        if not results or not shows_all(results[0]):
             return ()
         if torch._C._current_autograd_node() is not None:
             return ()
@@ -342,21 +367,21 @@ class _Watcher(TorchDispatchMode):
         return hash(self._key(tensor))
 
     def _note_write(self, tensor: Tensor, value: _Value) -> None:
-        old, storage = self.values.get(_storage(tensor)), _storage(tensor)
+        old, storage = self.values.get(storage_number(tensor)), storage_number(tensor)
         if old is not None:
             value.outside = old.outside
-            if not _covers(tensor):
+            if not shows_all(tensor):
                 self._lose_sight(old.writer, storage)
         self._set(tensor, value)
         # Its own elements: a storage may be larger than what is in it.
         self.read.setdefault(value.writer, {})[storage] = _Read(tensor.numel())
 
     def _note_read(self, tensor: Tensor, writer: int) -> None:
-        one = self.read.get(writer, {}).get(_storage(tensor))
+        one = self.read.get(writer, {}).get(storage_number(tensor))
         view = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         if one is not None and view not in one.views:
             one.views.add(view)
-            one.seen += _distinct(tensor)
+            one.seen += shown_elements(tensor)
 
     def _compiled_place(self) -> tuple[int, int | None]:
         """Return the call of compiled code that runs, and in backward the forward's operator."""
@@ -378,9 +403,9 @@ class _Watcher(TorchDispatchMode):
         made_in = self.seen.ops[writer].call if writer >= 0 else OUTSIDE
         if made_in != call:
             if call != OUTSIDE:
-                self.borders.entered[_storage(tensor)] = _bytes(tensor)
+                self.borders.entered[storage_number(tensor)] = shown_bytes(tensor)
             if made_in != OUTSIDE:
-                self.borders.read.add(_storage(tensor))
+                self.borders.read.add(storage_number(tensor))
 
     def _lose_sight(self, writer: int, storage: int) -> None:
         """Take a result for read: a part of it is written over, and the rest has a new writer."""
@@ -401,12 +426,12 @@ class _Watcher(TorchDispatchMode):
     def _note_opaque(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Note an operator whose values cannot be followed: sparse ones, or of a higher order."""
         index = len(self.seen.ops)
-        values = [self._value(tensor) for tensor in inputs if _is_plain(tensor)]
-        for tensor, value in zip(filter(_is_plain, inputs), values, strict=True):
+        values = [self._value(tensor) for tensor in inputs if is_plain(tensor)]
+        for tensor, value in zip(filter(is_plain, inputs), values, strict=True):
             self._note_read(tensor, value.writer)
         needs = {value.writer for value in values if value.writer >= 0}
         self.seen.ops.append(WatchedOp(name, tuple(needs), lasts=True))
-        for place, tensor in enumerate(filter(_is_plain, outputs)):
+        for place, tensor in enumerate(filter(is_plain, outputs)):
             self._set(tensor, _Value(hash((index, place, "opaque")), index))
 
     def _set(self, tensor: Tensor, value: _Value) -> None:
@@ -415,11 +440,21 @@ class _Watcher(TorchDispatchMode):
         self.storages[storage._cdata] = StorageWeakRef(storage)
 
     def _value(self, tensor: Tensor) -> _Value:
-        key = _storage(tensor)
+        key = storage_number(tensor)
         if key not in self.values:
             buffer = key in self.held.buffers
             self._set(tensor, _Value(hash(("outside", key)), constant=buffer, outside=True))
         return self.values[key]
+
+    def _is_unchanged(self, tensor: Tensor) -> bool:
+        """Whether the step before this one would find the same in a tensor."""
+        value = self._value(tensor)
+        if value.writer >= 0 or value.constant:
+            return value.unchanged or value.constant
+        if not self.before.has_read(tensor):
+            self.seen.fresh |= shown_bytes(tensor) >= LEAST_DATA
+        trained = storage_number(tensor) in self.held.trained
+        return self.before.left_as_it_was(tensor) and not trained
 
     def _key(self, tensor: Tensor) -> object:
         """Return what identifies the part of a value that a tensor shows."""
@@ -430,7 +465,7 @@ class _Watcher(TorchDispatchMode):
         """Whether what is written here is for later steps; a gradient that nobody uses is not."""
         if not self._value(tensor).outside:
             return False
-        return _storage(tensor) not in self.held.idle_gradients
+        return storage_number(tensor) not in self.held.idle_gradients
 
     def _casts_back(self, name: str, sources: list[_Value], outputs: list[Tensor]) -> bool:
         """Whether a cast undoes the one that made its input."""
@@ -444,7 +479,7 @@ class _Watcher(TorchDispatchMode):
         if name not in PRODUCTS:
             return ""
         left, right = args[PRODUCTS[name] :][:2]
-        if not (_is_plain(left) and _is_plain(right)):
+        if not (is_plain(left) and is_plain(right)):
             return ""
         if left.numel() * right.shape[-1] < LARGE_PRODUCT:
             return ""
@@ -478,36 +513,8 @@ class _Watcher(TorchDispatchMode):
             self.seen.padding = max(self.seen.padding, padded_share(args[1]))
 
 
-def _is_plain(tensor: Any) -> bool:
-    """Whether a tensor has a storage of its own kind: no fake, sparse or quantized one."""
-    return isinstance(tensor, Tensor) and tensor.layout == torch.strided and type(tensor) in PLAIN
-
-
-PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 def _goes_to_host(inputs: list[Tensor], made: list[Tensor]) -> bool:
     return any(t.device.type == "cpu" for t in made) and any(t.device.type != "cpu" for t in inputs)
-
-
-def _written(func: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the tensors that an operator writes in place."""
-    found: list[Tensor] = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = kwargs.get(argument.name) if argument.kwarg_only else None
-            if given is None and place < len(args):
-                given = args[place]
-            found += _tensors(given)
-    return found
 
 
 def _is_zero(name: str, args: Any, zeros: list[bool]) -> bool:
@@ -523,7 +530,7 @@ def _is_zero(name: str, args: Any, zeros: list[bool]) -> bool:
 
 def _masked_tenths(func: Any, args: Any, kwargs: Any) -> str:
     """Return the letter for the tenths of scores that a mask leaves out, from seven on."""
-    if not isinstance(func, OpOverload) or not all(map(_is_plain, _tensors((args, kwargs)))):
+    if not isinstance(func, OpOverload) or not all(map(is_plain, tensors_of((args, kwargs)))):
         return ""
     tenths = min(9, int(10 * masked_share(func, args, kwargs) + 1e-9))
     return MASKED[tenths - 7] if tenths >= 7 else ""
@@ -534,32 +541,19 @@ def _copies_letter(times: int) -> str:
     return COPIED_ROWS[min(times.bit_length() - 2, len(COPIED_ROWS) - 1)]
 
 
-def _could_leave_out(func: OpOverload, args: Any, out: Any) -> bool:
-    """Whether an operator of backward was asked for the gradient of its input among others."""
+def _left_out(func: OpOverload, args: Any, out: Any) -> int | None:
+    """Return the storage of the input's gradient, where backward was asked for others besides."""
     masks = [n for n, a in enumerate(func._schema.arguments) if a.name == "output_mask"]
     asked: list[bool] = list(args[masks[0]]) if masks and masks[0] < len(args) else []
     several = sum(asked) > 1 and asked[0]
-    return several and isinstance(out, tuple) and isinstance(out[0], Tensor)
+    if several and isinstance(out, tuple) and isinstance(out[0], Tensor):
+        return storage_number(out[0])
+    return None
 
 
 def _flops(func: OpOverload, args: Any, kwargs: Any, out: Any) -> int:
     count = flop_registry.get(func._overloadpacket)
     return int(count(*args, **kwargs, out_val=out)) if count is not None else 0
-
-
-def _bytes(tensor: Tensor) -> int:
-    return _distinct(tensor) * tensor.element_size()
-
-
-def _distinct(tensor: Tensor) -> int:
-    """Return the elements of a storage that a tensor shows; an expanded one shows each once."""
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return math.prod(size for size, stride in sizes if stride)
-
-
-def _covers(tensor: Tensor) -> bool:
-    """Whether a tensor shows all of its storage."""
-    return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
 
 
 def _plain_arguments(args: Any, kwargs: Any) -> str:
@@ -571,8 +565,15 @@ def _plain_arguments(args: Any, kwargs: Any) -> str:
     return repr([x._cdata if isinstance(x, torch.UntypedStorage) else x for x in plain])
 
 
-def _is_random(func: Any) -> bool:
-    return isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags
+def _is_random(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator draws random numbers; a fused attention does only for its dropout."""
+    if not isinstance(func, OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else argument.default_value
+            return bool(kwargs.get(argument.name, given))
+    return True
 
 
 def _random_state(func: OpOverload, args: Any) -> object:

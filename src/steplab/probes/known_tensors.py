@@ -38,6 +38,7 @@ class HeldTensors:
     """Storages (as numbers) of tensors that live on between steps."""
 
     buffers: frozenset[int]
+    trained: frozenset[int]  # weights that an optimizer has
     idle_gradients: frozenset[int]  # of weights that no optimizer has, where there is an optimizer
 
 
@@ -46,11 +47,14 @@ def held_tensors() -> HeldTensors:
     objects = _objects()
     optimizers = _optimizers(objects)
     modules = [one for one in objects if isinstance(one, nn.Module)]
-    updated = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    trained = [p for one in optimizers for group in one.param_groups for p in group["params"]]
+    updated = {id(p) for p in trained}
     weights = [p for one in modules for p in one._parameters.values() if p is not None]
     idle = [p.grad for p in weights if id(p) not in updated and p.grad is not None]
     buffers = [b for one in modules for b in one._buffers.values() if b is not None]
-    return HeldTensors(_storages(buffers), _storages(idle) if updated else frozenset())
+    return HeldTensors(
+        _storages(buffers), _storages(trained), _storages(idle) if updated else frozenset()
+    )
 
 
 def live_optimizers() -> list[torch.optim.Optimizer]:

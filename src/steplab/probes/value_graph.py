@@ -28,6 +28,7 @@ class WatchedOp:
     number: int = 0  # that equal results share
     may_repeat: bool = False  # whether it counts where an earlier one has its number
     constant: bool = False
+    unchanged: bool = False  # depends on nothing that steps change
     zeros: str = ""  # ZEROS, or tenths of the rows; of an attention, one of MASKED
     copied: Places = ()  # rows of its result that are copies of others
     casts_back: bool = False

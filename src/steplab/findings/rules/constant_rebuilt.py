@@ -1,17 +1,20 @@
-"""What never changes is built again in every step: a mask, a table of positions.
+"""What never changes is computed again in every step: a mask, a table, a frozen network's results.
 
-What it sees: operators that depend on no weight, no batch and no random number, as the Run recorded
-the flow of values. Without that record: triangles (`tril`, `triu`) and comparisons of positions in
-the forward pass, and what the same function then does with tensors of that size.
-Why it costs: a mask of queries x keys is written, inverted and cast again, often in every layer.
+What it sees: operators that depend on no weight, no batch and no random number, or on nothing that
+two steps in a row did not find as it was, as the Run recorded the flow of values. Without that
+record: triangles (`tril`, `triu`) and comparisons of positions in the forward pass, and what the
+same function then does with tensors of that size.
+Why it costs: a mask of queries x keys is written, inverted and cast again, often in every layer; a
+frozen text tower encodes the same prompts.
 Remedy: build it once, as a buffer of the module; or none at all (`is_causal=True`).
-When it is wrong: the mask depends on the batch, as with documents of different lengths.
+When it is wrong: the mask depends on the batch, as with documents of different lengths; or the loop
+gives one batch again and again, of which others would follow: then it tells from 10 % on.
 """
 
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.core.run import CONSTANT
+from steplab.core.run import CONSTANT, UNCHANGED
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
@@ -19,6 +22,7 @@ from steplab.findings.rows import Mask, Rows
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.01
+SAME_BATCH = 0.10  # of the step, where nothing new is read
 MIN_LENGTH = 64  # queries or keys
 TRIANGLES = ("aten::tril", "aten::triu", "aten::tril_", "aten::triu_")
 COMPARISONS = tuple(f"aten::{name}" for name in ("ge", "gt", "le", "lt", "eq", "ne", "sub"))
@@ -30,21 +34,30 @@ def check(case: Case) -> Finding | None:
     rows = case.rows
     if rows is None:
         return None
-    constant = case.verdict(CONSTANT)
-    mask = constant if constant.any() else _by_shape(rows)
+    mask = case.verdict(CONSTANT) | _unchanged(case)
+    mask = mask if mask.any() else _by_shape(rows)
     spent = case.cost_ms(mask)
     if not spent > SHARE * case.step_ms:
         return None
     return Claim(
         rule="constant_rebuilt",
-        claim=f"what is the same in every step is built again: {units.milliseconds(spent)}",
+        claim=f"what is the same in every step is computed again: {units.milliseconds(spent)}",
         evidence=(*_masks(rows), *rows.hot_lines(mask)),
-        remedy="build it once and keep it as a buffer; for the causal mask, is_causal=True instead",
+        remedy="compute it once, before the loop or as a buffer of the module; for the causal "
+        "mask, is_causal=True instead",
         stake_ms=spent,
-        why="it depends on no weight and no batch: positions do not change from step to step",
+        why="it depends on no weight that is trained and on no batch",
         gain_ms=spent,
         work=mask,
     )
+
+
+def _unchanged(case: Case) -> Mask:
+    """Return the rows of what two steps in a row found as it was."""
+    mask = case.verdict(UNCHANGED)
+    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
+    fresh = dataflow is not None and dataflow.fresh
+    return mask if fresh or case.cost_ms(mask) > SAME_BATCH * case.step_ms else mask & False
 
 
 def _masks(rows: Rows) -> list[str]:
