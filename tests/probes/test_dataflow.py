@@ -46,12 +46,9 @@ class Fed:
 
     def __init__(self, step: Callable[[], object]) -> None:
         self.run = step
+        self.feed: Iterator[object] = repeat(None)
 
-    @property
-    def feed(self) -> Iterator[None]:
-        return repeat(None)
-
-    def step(self, batches: None) -> object:
+    def step(self, batches: object) -> object:
         return self.run()
 
 
@@ -279,6 +276,38 @@ def test_what_two_steps_find_as_it_was(sliced, trained):
     assert found["aten::gelu"] == {NEEDED if trained else UNCHANGED: 1}
     assert found["aten::addmm"] == ({NEEDED: 3} if trained else {NEEDED: 2, UNCHANGED: 1})
     assert watched(loop)[0].fresh
+
+
+def test_a_fused_attention_without_dropout_draws_nothing():
+    q = torch.randn(1, 2, 8, 8)
+    for dropout, letter in ((0.0, UNCHANGED), (0.5, NEEDED)):
+        attended = Loop(
+            lambda x, p=dropout: x * F.scaled_dot_product_attention(q, q, q, dropout_p=p).mean()
+        )
+        found = verdicts(attended)
+        attention = [name for name in found if "scaled_dot_product" in name or "bmm" in name]
+        assert found[attention[-1]][letter] == 1  # with dropout q k^T, drawn for the second only
+
+
+def test_a_convolution_by_fourier_transforms_drops_its_padding():
+    kernel = torch.randn(8)
+
+    def mixed(x):
+        return torch.fft.irfft(torch.fft.rfft(x, n=16) * torch.fft.rfft(kernel, n=16), n=16)[:, :8]
+
+    assert verdicts(Loop(mixed))["aten::_fft_c2r"] == {NEEDED: 1}
+
+
+def test_a_batch_of_the_feed_is_no_constant_though_it_stays():
+    loop, batch = Loop(), torch.randn(4, 8)
+    loop.first.requires_grad_(False)
+    loop.optimizer = torch.optim.SGD(loop.second.parameters(), lr=0.1)
+    loop.batches = repeat(batch)
+    fed = Fed(loop)
+    assert set(record_dataflow(fed)[0].verdicts) >= {UNCHANGED}
+    fed.feed = repeat(batch)
+    found = record_dataflow(fed)[0]
+    assert found.fresh and UNCHANGED not in found.verdicts
 
 
 def test_a_batch_that_is_always_the_same_is_told():

@@ -3,6 +3,7 @@
 import csv
 import functools
 import importlib
+import itertools
 import time
 
 import pytest
@@ -137,6 +138,33 @@ def test_the_findings_of_a_loop_name_the_line_of_its_loader(store):
     assert found[0].rule == "data_stall" and f":{sleeping} (next_batch)" in found[0].claim
     assert found[0].gain_ms == pytest.approx(30, rel=0.2)
     assert "data_stall" in str(found) and "remedy:" in str(found)
+
+
+def test_the_line_that_calls_the_waste_is_named(store):
+    """A frozen tower encodes what does not change: neither its lines nor torch's are to blame."""
+    loop, prompts = Loop(), torch.randn(256, 256)
+    tower = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))).requires_grad_(
+        False
+    )
+    batches = itertools.cycle([torch.randn(4, 8), torch.randn(4, 8)])
+
+    def encode():
+        return tower(prompts).mean()
+
+    def step():
+        scale = encode()
+        (loop.model(next(batches)).square().mean() * scale).backward()
+        loop.optimizer.step()
+
+    found = {one.rule: one for one in steplab.explain(steplab.profile(step, steps=2, store=store))}
+    calling, inside = step.__code__.co_firstlineno + 1, encode.__code__.co_firstlineno + 1
+    said = found["constant_rebuilt"].evidence
+    assert any(f"called at test_user_loop.py:{calling} (step)" in _short(one) for one in said)
+    assert any(f"test_user_loop.py:{inside} (encode): " in one for one in said)
+
+
+def _short(line: str) -> str:
+    return line.replace("tests/profiling/", "")
 
 
 def test_what_a_loop_keeps_of_its_steps_is_found(store):

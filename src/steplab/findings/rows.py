@@ -170,39 +170,43 @@ class Rows:
             totals = self.totals(column, mask, most + 1)
             known = [total for total in totals if total.label != UNATTRIBUTED][:most]
             if known:
-                calling = self._calling_line(mask)
-                called = () if calling in ("", *(t.label for t in known)) else (calling,)
-                return (
-                    *(f"called at {line}" for line in called),
-                    *(
-                        f"{t.label}: {_times(t.count)} a step, {units.milliseconds(t.ms)}"
-                        for t in known
-                    ),
+                shown = tuple(
+                    f"{t.label}: {_times(t.count)} a step, {units.milliseconds(t.ms)}"
+                    for t in known
                 )
+                called = self._calling_lines(mask, {t.label for t in known})
+                return (f"called at {', from '.join(called)}", *shown) if called else shown
         return ()
 
-    def _calling_line(self, mask: Mask) -> str:
-        """Return the outermost line that half of `mask` is called from, and little else; or ""."""
+    def _calling_lines(self, mask: Mask, shown: set[str]) -> list[str]:
+        """Return other lines that half of `mask` is called from, and little else, innermost first.
+
+        Three at most: where a function is called, and where the whole begins.
+        """
         spans, (lines, parents) = self.source.lines, self._line_nesting
         if not len(spans):
-            return ""
+            return []
         known = (self.work.op_row >= 0) & self.inside
         root = self._roots[self.work.op_row[known]]  # in backward, the operator of the forward
         ops, spent = self.source.ops, self.work.duration[known].astype(np.float64)
         chosen = np.where(mask[known], spent, 0.0)
+        half = chosen.sum() / 2
         place = lines.innermost(ops.thread[root], ops.start[root])
         size = int(spans.name.max()) + 1
-        below, of_mask = np.zeros(size), np.zeros(size)
+        below, of_mask, height = np.zeros(size), np.zeros(size), np.zeros(size)
+        turn = 0
         while len(inside := np.flatnonzero(place >= 0)):
             name, spent, chosen = spans.name[place[inside]], spent[inside], chosen[inside]
             below += np.bincount(name, spent, size)
             of_mask += np.bincount(name, chosen, size)
+            turn += 1
+            height[name] = turn  # above the operators: of two lines, the calling one is higher
             place = parents[place[inside]]
-        wasted = (of_mask >= below / 2) & (of_mask >= self.work.duration[mask & known].sum() / 2)
-        if not (wasted & (of_mask > 0)).any():
-            return ""
-        outermost = int(np.argmax(np.where(wasted, below, -1.0)))
-        return self.source.text(outermost).removeprefix(LINE_RANGE)
+        calling = np.flatnonzero((of_mask > 0) & (of_mask >= below / 2) & (of_mask >= half))
+        order = calling[np.lexsort((height[calling], below[calling]))].tolist()
+        found = [self.source.text(code).removeprefix(LINE_RANGE) for code in order]
+        others = [line for line in found if line not in shown]
+        return others if len(others) <= 3 else [others[0], *others[-2:]]
 
     @cached_property
     def _line_nesting(self) -> tuple[Nesting, Ints]:

@@ -101,7 +101,7 @@ def record_dataflow(subject: Subject) -> tuple[Dataflow | None, set[str]]:
         subject.step(batches)
     batches = next(subject.feed)
     calls = CompiledCalls()
-    watcher = _Watcher(held_tensors(), calls, older)
+    watcher = _Watcher(held_tensors(), calls, older, batches)
     with (
         calls.run_eagerly() if graph_count() else contextlib.nullcontext(),
         model_calls(lambda: len(watcher.seen.ops)) as models,
@@ -151,16 +151,20 @@ class _Watcher(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, held: HeldTensors, calls: CompiledCalls, before: OlderTensors) -> None:
+    def __init__(
+        self, held: HeldTensors, calls: CompiledCalls, before: OlderTensors, batches: Any
+    ) -> None:
         super().__init__()
         self.held = held
+        given = {storage_number(tensor) for tensor in tensors_of(batches) if is_plain(tensor)}
+        self.changing = held.trained | given
         self.calls = calls
         self.before = before  # the step before this one
         self.borders = Borders()
         self.by_sequence: dict[int, int] = {}  # operators of forward by autograd's number
         self.values: dict[int, _Value] = {}
         self.storages: dict[int, StorageWeakRef] = {}  # keeps their numbers from being used again
-        self.seen = _Seen()
+        self.seen = _Seen(fresh=bool(given))
         self.sampled: dict[int, tuple[float, float]] = {}  # by the number of a value
         self.switches: set[str] = set()
         self.cast_from: dict[int, torch.dtype] = {}  # what a cast, by its number, was given
@@ -262,7 +266,8 @@ class _Watcher(TorchDispatchMode):
     def _partly_used(self, index: int, name: str) -> str:
         """Return the letter for the tenths of a result that nobody reads, from a half on."""
         results = self.read.get(index, {}).values()
-        if not results or name in FILLS or name in OVERWRITES:
+        # A convolution by Fourier transforms drops the padding that it needs.
+        if not results or name in FILLS or name in OVERWRITES or name.startswith("aten::_fft"):
             return NEEDED
         share = max(one.seen / max(one.elements, 1) for one in results)
         tenths = int(10 * (1 - share) + 1e-9)
@@ -453,8 +458,8 @@ class _Watcher(TorchDispatchMode):
             return value.unchanged or value.constant
         if not self.before.has_read(tensor):
             self.seen.fresh |= shown_bytes(tensor) >= LEAST_DATA
-        trained = storage_number(tensor) in self.held.trained
-        return self.before.left_as_it_was(tensor) and not trained
+        changes = storage_number(tensor) in self.changing
+        return self.before.left_as_it_was(tensor) and not changes
 
     def _key(self, tensor: Tensor) -> object:
         """Return what identifies the part of a value that a tensor shows."""
