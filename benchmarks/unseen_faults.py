@@ -27,6 +27,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FAULTS = HERE / "unseen_faults"
+SETS = ["first", "second", "third", "fourth", "fifth", "sixth"]
 
 
 @dataclass
@@ -235,7 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--set", default="first", choices=["first", "second", "third", "fourth"])
+    parser.add_argument("--set", default="first", choices=SETS)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try it on a CPU")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th fault, from the K-th")

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from unseen_faults import FAULTS, batch_size, declaration
+from unseen_faults import FAULTS, SETS, batch_size, declaration
 
 WARMUP, ROUNDS, STEPS = 4, 8, 3
 
@@ -110,7 +110,7 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--set", default="third", choices=["third", "fourth"])
+    parser.add_argument("--set", default="third", choices=SETS[2:])
     parser.add_argument("--pair", help=argparse.SUPPRESS)
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
