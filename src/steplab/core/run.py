@@ -407,7 +407,7 @@ UNCHANGED = "s"  # the step before had it too: it depends on nothing that a step
 MADE_BEFORE = "r"  # the step had computed it before, from the same inputs
 CAST_AGAIN = "w"  # a cast of what is older than the step, a weight, that the step had made before
 CAST_BACK = "b"  # a cast of what a cast had made: to a dtype and back
-ZEROS = "z"  # a product with a factor that is nearly all zeros
+ZEROS = "z"  # it works on something that is nearly all zeros: a factor, a kernel, a summand
 PARTLY_USED = "VWXYZ"  # so many tenths of the result nobody reads: 5, 6, 7, 8, 9
 IDLE_GRADIENT = "g"  # of the gradients that it computes, the input's is read by nobody
 COPIED_OVER = "k"  # made anew element by element, then copied over what is older than the step
@@ -454,6 +454,7 @@ class Dataflow:
     graphs: tuple[GraphWaste, ...] = ()  # of compiled code, the most first
     feeds_itself: bool = False  # a model is called again and again on its own results
     fresh: bool = True  # it reads data that the step before did not
+    tied_tables: tuple[int, ...] = ()  # weights of embeddings that are also a factor of a product
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,14 @@ class CompilationProbe(Probe):
     warm_seconds: float | None = None
 
     def begin(self, subject: Subject | None = None) -> None:
-        """Count from here on: a loop of one's own may have compiled other code before."""
+        """Count from here on, but for recompiles of a loop of one's own, which has no subject.
+
+        It may have run before, and what was given up then runs uncompiled now. Dynamo keeps the
+        last 64 compilations of a process.
+        """
         self.counted_before, self.cuts_before = _counted(), len(graph_break_reasons)
-        clear_compilation_metrics()
+        if subject is not None:
+            clear_compilation_metrics()
         set_compilation_metrics_limit(KEPT_COMPILATIONS)
 
     def open_window(self, subject: Subject) -> None:
@@ -82,7 +87,7 @@ class CompilationProbe(Probe):
 
     def result(self) -> Compilation | None:
         """Return the record, or None for an eager step."""
-        if not self.counted["graphs"] and not self.breaks:
+        if not self.counted["graphs"] and not self.breaks and not self.recompiles:
             return None
         return Compilation(
             **self.counted,

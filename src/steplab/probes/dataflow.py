@@ -78,11 +78,18 @@ LINEAR = frozenset(
 )
 OVERWRITES = frozenset(f"aten::{name}" for name in ("copy_", "fill_", "zero_"))
 PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+PUTS = FILLS | frozenset(
+    f"aten::{name}"
+    for name in "_to_copy copy copy_ scatter scatter_ scatter_add scatter_add_ index_put "
+    "index_put_ index_copy index_copy_".split()
+)
 RECTIFIERS = frozenset(
     f"aten::{name}" for name in ("relu", "relu_", "threshold_backward", "clamp", "clamp_min")
 )
 LARGE_PRODUCT = 2**24  # multiply-adds from which the factors of a product are looked at
-MOSTLY_ZERO = 0.95  # of a sample; ReLU leaves half, a one-hot factor one in hundreds
+LARGE_TENSOR = 2**20  # elements of a sum or an elementwise product
+LEAST_SIDE, LEAST_CHANNELS = 256, 8  # of matrices and kernels from before the step
+MOSTLY_ZERO = 0.9  # of a sample; ReLU leaves half, a one-hot factor one in hundreds
 MOST_OPS = 200_000
 LOOKED_AT = 4  # operators, of which one is asked for the modes around it
 LEAST_IDS = 256  # of a batch whose padding is worth a look
@@ -169,6 +176,8 @@ class _Watcher(TorchDispatchMode):
         self.switches: set[str] = set()
         self.cast_from: dict[int, torch.dtype] = {}  # what a cast, by its number, was given
         self.read: dict[int, dict[int, _Read]] = {}  # by writer and storage
+        self.tables: dict[int, int] = {}  # weights of embeddings: elements by storage
+        self.multiplied: set[int] = set()  # storages of factors of products
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -206,6 +215,7 @@ class _Watcher(TorchDispatchMode):
             idle_buffers(self.values.keys()),
             graph_waste(ops, verdicts, self.calls, self.borders),
             fresh=self.seen.fresh,
+            tied_tables=tuple(n for key, n in self.tables.items() if key in self.multiplied),
         )
 
     def _verdicts(self, ops: list[WatchedOp], kept: set[int]) -> str:
@@ -291,7 +301,7 @@ class _Watcher(TorchDispatchMode):
         if any(not is_plain(tensor) for tensor in (*inputs, *outputs)):
             self._note_opaque(name, inputs, outputs)
             return
-        self._look_at_ids(name, args)
+        self._look_at_table(name, args)
         written = written_tensors(func, args, kwargs)
         read = {storage_number(tensor) for tensor in inputs}
         made = [tensor for tensor in outputs if storage_number(tensor) not in read]
@@ -479,25 +489,58 @@ class _Watcher(TorchDispatchMode):
         return self.cast_from.get(sources[0].writer) == outputs[0].dtype
 
     def _zeros_multiplied(self, func: Any, args: Any) -> str:
-        """Return ZEROS for a product with a factor of zeros, tenths for one with rows of zeros."""
+        """Return ZEROS for work on something of zeros, tenths for a product with rows of zeros."""
         name = func._schema.name if isinstance(func, OpOverload) else ""
-        if name not in PRODUCTS:
-            return ""
-        left, right = args[PRODUCTS[name] :][:2]
-        if not (is_plain(left) and is_plain(right)):
-            return ""
-        if left.numel() * right.shape[-1] < LARGE_PRODUCT:
-            return ""
-        shares = [self._zero_shares(factor) for factor in (left, right)]
+        if name in PRODUCTS:
+            factors = args[PRODUCTS[name] :][:2]
+            if not all(map(is_plain, factors)):
+                return ""
+            if factors[0].numel() * factors[1].shape[-1] < LARGE_PRODUCT:
+                return ""
+        else:
+            factors = self._large_inputs(name, args)
+        shares = [self._zero_shares(factor) for factor in factors] or [(0.0, 0.0)]
         elements, rows = (max(each) for each in zip(*shares, strict=True))
         if elements > MOSTLY_ZERO:
+            for factor, (zeros, _) in zip(factors, shares, strict=True):
+                if zeros > MOSTLY_ZERO:
+                    self._made_of_zeros(self._value(factor).writer)
             return ZEROS
-        return str(int(rows * 10)) if rows >= EMPTY_ROWS else ""
+        return str(int(rows * 10)) if name in PRODUCTS and rows >= EMPTY_ROWS else ""
+
+    def _made_of_zeros(self, writer: int) -> None:
+        """Mark what filled a tensor of zeros, put something into it, or cast it."""
+        while writer >= 0 and self.seen.ops[writer].name in PUTS:
+            op = self.seen.ops[writer]
+            op.zeros = op.zeros or ZEROS
+            writer = max(op.needs, default=-1)
+
+    def _large_inputs(self, name: str, args: Any) -> list[Tensor]:
+        """Return what else may be zeros: a kernel for all channels, what is summed or multiplied.
+
+        Not in backward, where a loss that reads little leaves zeros.
+        """
+        if torch._C._current_autograd_node() is not None:
+            return []
+        if name == "aten::convolution" and is_plain(args[1]) and args[8] == 1:
+            kernel = args[1]
+            return [kernel] if min(kernel.shape[:2]) >= LEAST_CHANNELS else []
+        if name not in ("aten::sum", "aten::mul"):
+            return []
+        large = [t for t in tensors_of(args) if t.dim() > 1 and t.numel() >= LARGE_TENSOR]
+        return list(filter(is_plain, large))
 
     def _zero_shares(self, tensor: Tensor) -> tuple[float, float]:
-        """Return the shares of zeros and of rows, or columns, of zeros in a value of the step."""
+        """Return the shares of zeros and of rows, or columns, of zeros in what is no weight.
+
+        Of what is older than the step, large matrices only: those of a filter bank are narrow.
+        """
         value = self._value(tensor)
-        if value.writer < 0 or self._made_by(value) in RECTIFIERS:  # a weight, or a learned zero
+        if value.writer < 0:
+            matrix = tensor.dim() > 2 or min(tensor.shape) >= LEAST_SIDE
+            if storage_number(tensor) in self.held.weights or not matrix:
+                return 0.0, 0.0
+        elif self._made_by(value) in RECTIFIERS:  # a learned zero
             return 0.0, 0.0
         if value.number not in self.sampled:
             self.sampled[value.number] = zero_shares(tensor)
@@ -510,9 +553,14 @@ class _Watcher(TorchDispatchMode):
             op = self.seen.ops[op.needs[0]]
         return op.name
 
-    def _look_at_ids(self, name: str, args: Any) -> None:
-        """Look for padding in the ids of a batch; a table that the model keeps is constant."""
-        if name != "aten::embedding" or self._value(args[1]).constant:
+    def _look_at_table(self, name: str, args: Any) -> None:
+        """Note tables and who multiplies them; look for padding in ids that no model keeps."""
+        if name in PRODUCTS:
+            self.multiplied |= set(map(storage_number, tensors_of(args)))
+        if name != "aten::embedding":
+            return
+        self.tables[storage_number(args[0])] = args[0].numel()
+        if self._value(args[1]).constant:
             return
         if args[1].dim() == 2 and args[1].numel() >= LEAST_IDS:
             self.seen.padding = max(self.seen.padding, padded_share(args[1]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ class HeldTensors:
     """Storages (as numbers) of tensors that live on between steps."""
 
     buffers: frozenset[int]
+    weights: frozenset[int]  # of modules, trained or not
     trained: frozenset[int]  # weights that an optimizer has
     idle_gradients: frozenset[int]  # of weights that no optimizer has, where there is an optimizer
 
@@ -52,9 +53,8 @@ def held_tensors() -> HeldTensors:
     weights = [p for one in modules for p in one._parameters.values() if p is not None]
     idle = [p.grad for p in weights if id(p) not in updated and p.grad is not None]
     buffers = [b for one in modules for b in one._buffers.values() if b is not None]
-    return HeldTensors(
-        _storages(buffers), _storages(trained), _storages(idle) if updated else frozenset()
-    )
+    idle_gradients = _storages(idle) if updated else frozenset()
+    return HeldTensors(_storages(buffers), _storages(weights), _storages(trained), idle_gradients)
 
 
 def live_optimizers() -> list[torch.optim.Optimizer]:
@@ -71,7 +71,7 @@ def _optimizers(objects: list[Any]) -> list[torch.optim.Optimizer]:
     return [one for one in objects if isinstance(one, torch.optim.Optimizer)]
 
 
-def _storages(tensors: list[Tensor]) -> frozenset[int]:
+def _storages(tensors: Sequence[Tensor]) -> frozenset[int]:
     strided = (stored(tensor) for tensor in tensors if tensor.layout == torch.strided)
     return frozenset(tensor.untyped_storage()._cdata for tensor in strided)
 

@@ -3,7 +3,8 @@
 A device that waits for launches which keep coming waits many times and briefly. Where the host
 launches nothing for LONG, it does something else: it fetches a batch, runs Python or an operator
 of the CPU, or compiles. The Python stack names the line: that of the trace, or of the detailed step
-at the same place between two launches. Without a device, operators take the place of launches.
+at the same place between two launches. Without a device, operators take the place of launches, and
+LONG_ON_CPU that of LONG.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from steplab.trace.windows import STEP_RANGE, borders
 
 # Launches of an eager step come every 5 to 60 us under the profiler.
 LONG = 300_000  # ns
+# Without a device, operators follow one another within some 10 us, whatever they compute.
+LONG_ON_CPU = 100_000  # ns
 # Torch is that slow too, as before an update of hundreds of tensors. Where no stack tells torch's
 # lines from the user's, only a longer silence is surely not torch's.
 SURELY = 2_000_000  # ns
@@ -185,7 +188,8 @@ def find_silences(
 ) -> Silences:
     """Split the `idle` time inside silences by cause and line."""
     rows: list[tuple[int, int, int, int, str, str]] = []
-    for window, start, end in _silent(view.acts, windows, idle):
+    least = LONG if len(view.trace.device) else LONG_ON_CPU
+    for window, start, end in _silent(view.acts, windows, idle, least):
         dry = int(idle.within(start, end))
         for (cause, line), share in _causes(view, stacks, window, start, end, labels).items():
             lost = round(share * dry)
@@ -197,9 +201,9 @@ def find_silences(
 
 
 def _silent(
-    acts: _Acts, windows: Sequence[Window], idle: Intervals
+    acts: _Acts, windows: Sequence[Window], idle: Intervals, least: int
 ) -> Iterator[tuple[Window, int, int]]:
-    """Yield the silences with idle time in them, cut at the borders of the steps.
+    """Yield the silences of `least` ns with idle time in them, cut at the borders of the steps.
 
     Where no launch is known, nothing tells when the host was silent.
     """
@@ -209,7 +213,7 @@ def _silent(
     low, high = borders(windows)
     start = np.concatenate(([low[0]], launching.end))
     end = np.concatenate((launching.start, [high[-1]]))
-    long = np.flatnonzero(end - start > LONG)
+    long = np.flatnonzero(end - start > least)
     dry = idle.within(start[long], end[long])
     long = long[np.argsort(-dry, kind="stable")[:MOST]]
     for begin, finish in zip(start[long].tolist(), end[long].tolist(), strict=True):

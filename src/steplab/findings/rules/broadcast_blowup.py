@@ -81,8 +81,10 @@ def _made(rows: Rows, least: int, sizes: set[int]) -> Mask:
 
 
 def _taken(rows: Rows) -> set[int]:
-    """Return sizes of tensors that a softmax or a product takes: scores, which have their rule."""
-    found = {t.numel for c in rows.calls if "softmax" in c.name for t in c.tensors if t}
+    """Return sizes of tensors that a softmax, an attention or a product takes: scores and masks."""
+    takes = ("softmax", "scaled_dot_product")
+    attends = [call for call in rows.calls if any(name in call.name for name in takes)]
+    found = {tensor.numel for call in attends for tensor in call.tensors if tensor}
     for one in matmuls(rows).values():
         found |= {one.left.numel, one.right.numel}
     return found

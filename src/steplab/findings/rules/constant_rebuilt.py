@@ -34,8 +34,8 @@ def check(case: Case) -> Finding | None:
     rows = case.rows
     if rows is None:
         return None
-    mask = case.verdict(CONSTANT) | _unchanged(case)
-    mask = mask if mask.any() else _by_shape(rows)
+    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
+    mask = _by_flow(case, dataflow.fresh) if dataflow is not None else _by_shape(rows)
     spent = case.cost_ms(mask)
     if not spent > SHARE * case.step_ms:
         return None
@@ -52,12 +52,14 @@ def check(case: Case) -> Finding | None:
     )
 
 
-def _unchanged(case: Case) -> Mask:
-    """Return the rows of what two steps in a row found as it was."""
-    mask = case.verdict(UNCHANGED)
-    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
-    fresh = dataflow is not None and dataflow.fresh
-    return mask if fresh or case.cost_ms(mask) > SAME_BATCH * case.step_ms else mask & False
+def _by_flow(case: Case, fresh: bool) -> Mask:
+    """Return what depends on nothing that changes; where all batches are one, only if it is much.
+
+    Then what is computed of the batch alone would be the same in every step, too.
+    """
+    never, unchanged = case.verdict(CONSTANT), case.verdict(UNCHANGED)
+    much = case.cost_ms(unchanged) > SAME_BATCH * case.step_ms
+    return never | unchanged if fresh or much else never
 
 
 def _masks(rows: Rows) -> list[str]:

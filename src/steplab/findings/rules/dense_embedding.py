@@ -1,14 +1,21 @@
 """A large table of embeddings gets a dense gradient, of which a batch touches little.
 
 What it sees: gradients of embeddings with at least ten times as many rows as the batch has indices,
-and the share of the optimizer's time that the table takes.
+and the share of the optimizer's time that the table takes; or many such gradients of one table,
+which are added up.
 Why it costs: the gradient is filled with zeros, and all rows and their states are read and written,
 where only those of the batch change.
-Remedy: `nn.Embedding(..., sparse=True)` with `torch.optim.SparseAdam` or `SGD` for the table.
-When it is wrong: rows that a batch does not touch must move too, by momentum or weight decay.
+Remedy: `nn.Embedding(..., sparse=True)` with `torch.optim.SparseAdam` or `SGD` for the table; one
+lookup of all indices before a loop.
+When it is wrong: rows that a batch does not touch must move too, by momentum or weight decay. A
+table that is also the head's weight gets a gradient in every row, and is left out.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
 
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
@@ -20,26 +27,62 @@ SHARE = 0.03
 RARE = 0.1  # indices over rows
 LEAST_ROWS = 10_000
 BACKWARD = "aten::embedding_dense_backward"
+SUMS = ("aten::add", "aten::add_")
+MANY = 4  # gradients of one table
 
 
 def check(case: Case) -> Finding | None:
-    """Add up the gradient, its zeros and the table's share of the update."""
-    rows = case.rows
-    if rows is None:
+    """Look for many gradients of one table, else for a table of which few rows change."""
+    return (_many_lookups(case, case.rows) or _few_rows(case, case.rows)) if case.rows else None
+
+
+def _many_lookups(case: Case, rows: Rows) -> Finding | None:
+    """Judge the gradients of a table that is looked up again and again, and their sum."""
+    ops = rows.source.ops
+    found = Counter(
+        table
+        for row in np.flatnonzero(rows.source.named(ops, BACKWARD.__eq__)).tolist()
+        if (call := rows.source.op_call(row)) is not None and (table := _table(call))
+    )
+    table, count = max(found.items(), key=lambda one: one[1], default=(0, 0))
+    if count < MANY:
         return None
-    tables = {size for call in rows.calls if (size := _table(call))}
+    gradient = rows.within(lambda call: call.name == BACKWARD and _table(call) == table)
+    added = rows.called(lambda call: call.name in SUMS and max(call.numels, default=0) == table)
+    mask = gradient | (added & rows.labeled("phase", lambda label: label == "backward"))
+    spent = case.cost_ms(mask)
+    if not spent > SHARE * case.step_ms:
+        return None
+    return Claim(
+        rule="dense_embedding",
+        claim=f"{count} lookups in one table have a dense gradient each: "
+        f"{units.milliseconds(spent)} a step",
+        evidence=(f"each fills a table of {table:,} weights", *rows.hot_lines(mask)),
+        remedy="look up all indices at once, before the loop: embedding(ids_BT), then its parts",
+        stake_ms=spent,
+        why="every gradient is as large as the table, and all of them are added up",
+        gain_ms=(1 - 1 / count) * spent,
+        work=mask,
+    )
+
+
+def _few_rows(case: Case, rows: Rows) -> Finding | None:
+    """Add up the gradient, its zeros and the table's share of the update."""
+    profile = case.run.profile if case.run is not None else None
+    flow = profile.dataflow if profile is not None else None
+    tied = set(flow.tied_tables) if flow is not None else set()
+    tables = {size for call in rows.calls if (size := _table(call))} - tied
     if not tables:
         return None
-    gradient = rows.within(lambda call: call.name == BACKWARD and _table(call) > 0)
+    gradient = rows.within(lambda call: call.name == BACKWARD and _table(call) in tables)
     update = rows.labeled("phase", lambda label: label == "optimizer")
     update |= rows.category("optimizer")
-    profile = case.run.profile if case.run is not None else None
     updated = (profile.updated_weights if profile else None) or _updated(rows)
     share = min(1.0, sum(tables) / updated) if updated else 0.0
     spent = rows.ms(gradient) + share * rows.ms(update & ~gradient)
     if not spent > SHARE * case.step_ms:
         return None
-    indices, table = next((_indices(c), _table(c)) for c in rows.calls if _table(c))
+    indices, table = next((_indices(c), _table(c)) for c in rows.calls if _table(c) in tables)
     return Claim(
         rule="dense_embedding",
         claim=f"a dense gradient of a large table costs {units.milliseconds(spent)} a step",

@@ -1,11 +1,13 @@
 """Graphs hold memory that the step does not need at once.
 
 What it sees: three or more calls of one model before the first backward, whose activations live
-together; backward passes that are recorded themselves (`create_graph=True`) though nothing goes
-back through them; CUDA graphs with a pool of memory each.
-Why it costs: activations of a micro-batch could be freed before the next; a recorded backward keeps
-all that it computes; of several graphs one runs at a time.
-Remedy: backward after every micro-batch; no `create_graph=True`; one pool for all graphs
+together; forward passes of a model that are recorded for a backward, and backward passes that are
+recorded themselves (`create_graph=True`), though nothing goes back through them; CUDA graphs with a
+pool of memory each.
+Why it costs: activations of a micro-batch could be freed before the next; a recorded pass keeps all
+that its gradients would need; of several graphs one runs at a time.
+Remedy: backward after every micro-batch; `torch.no_grad()` around a teacher, not `detach()` behind
+it; no `create_graph=True`; one pool for all graphs
 (`torch.cuda.graph(g, pool=first.pool())`).
 When it is wrong: the loss needs all calls at once, as with pairs of views. A cell that is called on
 its own results is not meant.
@@ -31,11 +33,16 @@ SHARE = 0.10  # of the peak
 
 
 def check(case: Case) -> tuple[Finding, ...]:
-    """Look for each of the three."""
+    """Look for each of the four."""
     if case.rows is None:
         return _pools(case)
     trace = case.rows.source
-    return (*_micro_batches(case, trace), *_recorded_backward(case, trace), *_pools(case))
+    return (
+        *_micro_batches(case, trace),
+        *_recorded_forward(case, trace),
+        *_recorded_backward(case, trace),
+        *_pools(case),
+    )
 
 
 def _micro_batches(case: Case, trace: Trace) -> tuple[Finding, ...]:
@@ -63,6 +70,32 @@ def _loop(trace: Trace, calls: Spans) -> list[str]:
     first, last = calls.start[[0, -1]].tolist()
     loop = turning_lines(trace, int(calls.thread[0]), first, last)
     return list(dict.fromkeys([*loop, *callers(trace, calls, np.arange(len(calls)))]))
+
+
+def _recorded_forward(case: Case, trace: Trace) -> tuple[Finding, ...]:
+    """Find models whose operators have numbers of autograd, but no backward in the step."""
+    spans, _, unused = outermost_calls(trace)
+    ops = trace.ops
+    recorded = np.flatnonzero((ops.sequence >= 0) & (ops.forward_thread <= 0) & ~_nodes(trace))
+    around = nest(spans).innermost(ops.thread[recorded], ops.start[recorded])
+    idle = (around >= 0) & unused[around]
+    if not idle.any() or not len(trace.python):
+        return ()
+    sizes = np.array([_elements(trace, row) for row in recorded.tolist()])
+    return _finding(
+        case,
+        "a forward pass is recorded, and nothing goes back through it",
+        float(sizes[idle].sum() / max(int(sizes.sum()), 1)),
+        "torch.no_grad() around it; detach() behind it comes too late",
+        "until its result is gone, all that its gradients would need is held",
+        [f"called at {line}" for line in callers(trace, spans, np.unique(around[idle]))],
+    )
+
+
+def _elements(trace: Trace, row: int) -> int:
+    """Return the elements of the largest tensor that an operator takes, which it may keep."""
+    call = trace.op_call(row)
+    return max(call.numels, default=0) if call is not None else 0
 
 
 def _recorded_backward(case: Case, trace: Trace) -> tuple[Finding, ...]:

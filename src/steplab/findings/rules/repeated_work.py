@@ -23,9 +23,12 @@ from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.rows import Mask, Rows, is_cast
+from steplab.trace.events import Ints
 from steplab.trace.phases import AUTOGRAD_NODE
 from steplab.trace.spans import nest
 
+# Runs where a weight is given its gradient; what `torch.autograd.grad` returns ends before it.
+ACCUMULATE = "torch::autograd::AccumulateGrad"
 PLENTY = 0.5  # of the device's memory in use
 WORTH_IT = 0.10  # of the step
 SHARE = 0.02
@@ -181,14 +184,23 @@ def _cast_again(case: Case, rows: Rows, mask: Mask) -> Finding | None:
 
 
 def _second_backward(case: Case, rows: Rows) -> Finding | None:
-    """Find nodes of autograd that run more than once."""
+    """Find nodes of autograd that run more than once, where weights get gradients from the first.
+
+    `torch.autograd.grad` gives them to nobody else: its passes are for gradients of their own.
+    """
     ops = rows.source.ops
     nodes = np.flatnonzero(rows.source.named(ops, lambda name: name.startswith(AUTOGRAD_NODE)))
+    to_weights = ops.start[rows.source.named(ops, ACCUMULATE.__eq__)]
     numbered = nodes[ops.sequence[nodes] >= 0]
     key = np.stack([ops.sequence[numbered], ops.forward_thread[numbered], ops.name[numbered]])
-    _, first = np.unique(key, axis=1, return_index=True)
-    later = np.ones(len(numbered), np.bool_)
-    later[first] = False
+    _, first, which = np.unique(key, axis=1, return_index=True, return_inverse=True)
+    later = np.zeros(len(numbered), np.bool_)
+    begun, begun_first = ops.start[numbered], ops.start[numbered[first[which.ravel()]]]
+    turn = _turns(which.ravel(), begun)
+    for number in range(1, int(turn.max(initial=0)) + 1):
+        again = turn == number
+        since, until = begun_first[again].min(), begun[again].min()
+        later |= again & bool(((to_weights > since) & (to_weights < until)).any())
     if not later.any():
         return None
     chosen = np.zeros(len(ops), np.bool_)
@@ -210,6 +222,15 @@ def _second_backward(case: Case, rows: Rows) -> Finding | None:
         gain_ms=spent,
         work=mask,
     )
+
+
+def _turns(node: Ints, begun: Ints) -> Ints:
+    """Return how often the node of each execution had run before."""
+    order = np.lexsort((begun, node))
+    starts = np.flatnonzero(np.diff(node[order], prepend=-1))
+    turn = np.zeros(len(node), np.int64)
+    turn[order] = np.arange(len(node)) - np.repeat(starts, np.diff(np.append(starts, len(node))))
+    return turn
 
 
 def _is_scarce(case: Case) -> bool:

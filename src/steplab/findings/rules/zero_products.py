@@ -1,12 +1,14 @@
-"""Matrices of zeros are multiplied.
+"""Zeros are multiplied and added.
 
-What it sees: large products with a factor of which more than 95 % is zero, as the Run recorded it:
-tokens sent to experts by a one-hot matrix, an embedding by a one-hot product, gradients that are
-zero for all but a few rows; and what else is done with tensors of such a factor's size. Or factors
-of which 60 % of the rows are zeros: experts with too much room, logits that few targets pick from.
-Why it costs: a product takes as long with zeros as with any other numbers.
-Remedy: pick rows by index (`index_select`, `gather`, `index_copy`), or take the rows that count
-before the product.
+What it sees: large products with a factor of which more than 90 % is zero, as the Run recorded it:
+tokens sent to experts by a one-hot matrix, an embedding by a one-hot product, a graph as a dense
+matrix, gradients that are zero for all but a few rows; kernels of convolutions that keep channels
+apart by zeros; sums and elementwise products of such tensors, as with one-hot targets; and what
+else is done with tensors of such a factor's size. Or factors of which 60 % of the rows are zeros:
+experts with too much room, logits that few targets pick from.
+Why it costs: an operator takes as long with zeros as with any other numbers.
+Remedy: pick rows by index (`index_select`, `gather`, `index_add`), or take the rows that count
+before the product; class numbers as targets; a sparse matrix; `groups` of a convolution.
 When it is wrong: the zeros are learned and move.
 """
 
@@ -41,24 +43,27 @@ def check(case: Case) -> tuple[Finding, ...]:
 
 
 def _zeros(case: Case, rows: Rows) -> Finding | None:
-    """Add up products with zeros, and the work on tensors as large as their factors."""
-    products = case.verdict(ZEROS)
-    if not products.any():
+    """Add up operators on zeros, and the work on tensors as large as what they take."""
+    zeros = case.verdict(ZEROS)
+    if not zeros.any():
         return None
-    mask = products | _beside(rows, products)
+    products = rows.of_calls(n for n, call in enumerate(rows.calls) if as_matmul(call))
+    mask = zeros | rows.with_gradients(zeros & ~products) | _beside(rows, zeros)
     spent = case.cost_ms(mask)
     return Claim(
         rule="zero_products",
-        claim=f"products with matrices of zeros take {units.milliseconds(spent)} a step",
+        claim=f"work on tensors of zeros takes {units.milliseconds(spent)} a step",
         evidence=(
-            f"{rows.count(products):.0f} products have a factor that is more than 95 % zeros, "
-            f"{units.milliseconds(rows.ms(products))}",
+            f"{rows.count(zeros):.0f} operators take something that is more than 90 % zeros, "
+            f"{units.milliseconds(rows.ms(zeros))}",
             *rows.hot_lines(mask),
         ),
-        remedy="pick rows by index (index_select, gather, index_copy) instead of multiplying by a "
-        "one-hot matrix, or take the rows that count before the product",
+        remedy="pick rows by index (index_select, gather, index_add) instead of a one-hot matrix "
+        "or a sum over zeros, or take the rows that count before the product; class numbers "
+        "instead of one-hot targets, a sparse matrix for a graph, groups= for a convolution that "
+        "keeps channels apart",
         stake_ms=spent,
-        why="zeros are multiplied as slowly as any other numbers",
+        why="zeros are multiplied and added as slowly as any other numbers",
         gain_ms=(1 - LEFT) * spent,
         ordinary=spent < ORDINARY * case.step_ms,
         work=mask,
@@ -99,7 +104,7 @@ def _beside(rows: Rows, products: Mask) -> Mask:
 
 
 def _sizes(rows: Rows, products: Mask) -> set[int]:
-    """Return the elements of those factors that only such products have."""
+    """Return the elements of those inputs that only such operators have."""
     numbers = set(rows.call[products].tolist())
     others = set(rows.call[rows.inside & ~products].tolist())
     factors = (_factors(rows.calls[n]) for n in numbers)
@@ -109,7 +114,9 @@ def _sizes(rows: Rows, products: Mask) -> set[int]:
 
 def _factors(call: OpCall) -> set[int]:
     one = as_matmul(call)
-    return {one.left.numel, one.right.numel} if one is not None else set()
+    if one is not None:
+        return {one.left.numel, one.right.numel}
+    return {max(call.numels, default=0)} if call.name in ("aten::sum", "aten::mul") else set()
 
 
 RULE = check
