@@ -1,7 +1,7 @@
 """Constant rebuilt: steplab profile examples/faults/constant_rebuilt.py:faulty
 
-Every layer makes its own causal mask out of positions, in every step. The clean twin has it as a
-buffer.
+Every layer makes its own causal mask out of positions, in every step. The clean twin has one,
+as a buffer.
 """
 
 from collections.abc import Iterator
@@ -15,23 +15,23 @@ rule = "constant_rebuilt"
 where = "cpu"
 
 
+def past(time: int) -> Tensor:
+    """Return (T, T): the weights of a mean over the past."""
+    whole_TT = torch.ones(time, time).tril()
+    return whole_TT / whole_TT.sum(-1, keepdim=True)
+
+
 class Past(nn.Module):
     """Adds to every position the mean of the past."""
 
-    def __init__(self, time: int, width: int, rebuild: bool) -> None:
+    def __init__(self, width: int, past_TT: Tensor | None) -> None:
         super().__init__()
         self.mix = nn.Linear(width, width)
-        self.rebuild = rebuild
-        self.register_buffer("past_TT", self.past(time))
-
-    def past(self, time: int) -> Tensor:
-        """Return (T, T): the weights of a mean over the past."""
-        whole_TT = torch.ones(time, time).tril()
-        return whole_TT / whole_TT.sum(-1, keepdim=True)
+        self.register_buffer("past_TT", past_TT)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Return (T, D)."""
-        past_TT = self.past(len(x_TD)) if self.rebuild else self.past_TT
+        past_TT = past(len(x_TD)) if self.past_TT is None else self.past_TT
         return x_TD + self.mix(past_TT @ x_TD)
 
 
@@ -51,7 +51,8 @@ def made(time: int, width: int, rebuild: bool) -> steplab.UserModel:
     def loss(model: nn.Module, x_TD: Tensor) -> Tensor:
         return model(x_TD).abs().mean()
 
-    model = nn.Sequential(*(Past(time, width, rebuild) for _ in range(4)))
+    past_TT = None if rebuild else past(time)
+    model = nn.Sequential(*(Past(width, past_TT) for _ in range(4)))
     return steplab.UserModel(model, batches, loss, time, optimizer=adamw)
 
 

@@ -108,6 +108,10 @@ def test_what_was_compiled_too_often_costs_what_runs_op_by_op():
     assert found.stake_ms == pytest.approx(0.5) and found.gain_ms == pytest.approx(0.2)
     assert found.evidence[0] == "forward: 0/0: self.number == 0 (x 8), net.py:9 (forward)"
     assert "tensor" in found.remedy and rules(case)[0] == "recompiles"
+    # Values that come in turn: those of the profiled steps were compiled, and took half as long.
+    slow = replace(run, clock=replace(run.clock, step=Samples((2.0,) * 6, "ms")))
+    lucky = cpu_case([RecordedOp("CompiledFxGraph", 1000, line=stack)], slow)
+    assert recompiles.RULE(lucky).gain_ms == pytest.approx(1.0)
     fewer = cpu_case(done, compiled(graphs_in_window=0, recompiles=tuple(guards)))
     assert recompiles.RULE(fewer).stake_ms == 0
 

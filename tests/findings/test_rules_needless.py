@@ -12,6 +12,7 @@ from steplab.findings.rules import (
     broadcast_blowup,
     constant_rebuilt,
     copied_over,
+    dense_embedding,
     forward_unused,
     fp32_stream,
     gathered_matrices,
@@ -29,6 +30,7 @@ from steplab.findings.rules import (
     unfused_chain,
     unused_work,
     wide_dtype,
+    written_out,
     zero_fills,
     zero_products,
 )
@@ -526,3 +528,137 @@ def test_anomaly_mode_costs_its_checks_and_its_stacks():
     run = replace(remembered(device="cpu").run, clock=None, profile=profile)
     (found,) = slow_switch.RULE(cpu_case(done, run))
     assert found.gain_ms == pytest.approx(0.22, rel=0.01)
+
+
+def test_updates_that_change_nothing():
+    done = [
+        RecordedOp("aten::_foreach_lerp_", 600, line="net.py(5): average"),
+        mm(64, 64, 64, 400),
+    ]
+    (found,) = unused_work.RULE(watched(done, "N."))  # eight tenths
+    assert found.gain_ms == pytest.approx(0.8 * 0.6) and "net.py:5" in found.evidence[1]
+    assert "trained" in found.remedy and unused_work.RULE(watched(done, "..")) == ()
+
+
+@pytest.mark.parametrize(("fresh", "us", "found"), [(1, 40, 1), (0, 40, 0), (0, 400, 1)])
+def test_what_two_steps_find_as_it_was(fresh, us, found):
+    """Where every step has one batch, what is computed of it is the same as well."""
+    case = watched([mm(64, 64, 64, us, line="net.py(5): tower"), mm(64, 64, 64, 600)], "s.")
+    flow = replace(case.run.profile.dataflow, fresh=bool(fresh))
+    case = replace(case, run=replace(case.run, profile=replace(case.run.profile, dataflow=flow)))
+    said = constant_rebuilt.RULE(case)
+    assert (said is not None) == found
+    if said is not None:
+        assert said.gain_ms == pytest.approx(us / 1000) and "net.py:5" in said.evidence[0]
+
+
+def test_masks_are_judged_by_their_shape_only_where_no_values_were_followed():
+    """A mask of documents depends on the batch, which its shape does not tell."""
+    made = {"shapes": [[512, 512]], "dtypes": [FP32]}
+    done = [RecordedOp("aten::tril", 300, args=made, line="net.py(5): mask"), mm(64, 64, 64, 500)]
+    assert constant_rebuilt.RULE(cpu_case(done)) is not None
+    assert constant_rebuilt.RULE(watched(done, "..")) is None
+
+
+def test_sums_and_kernels_of_zeros():
+    zeros = tensors([32, 1024, 64])
+    done = [
+        RecordedOp("aten::scatter", 200, args=zeros, line="net.py(5): combine"),
+        RecordedOp("aten::sum", 200, args=zeros, line="net.py(5): combine"),
+        mm(64, 64, 64, 600),
+    ]
+    (found,) = zero_products.RULE(watched(done, "zz."))
+    assert found.gain_ms == pytest.approx(0.9 * 0.4) and "index_add" in found.remedy
+    assert "net.py:5" in found.evidence[1]
+
+
+def copied(strides: list[int], taken_by: str, peak: int = 10 * 2**20) -> Case:
+    """A mask of every head, copied out of a tensor with these strides."""
+    heads, mask = [2, 8, 256, 256], {"strides": [[524_288, 65_536, 256, 1], strides]}
+    done = [
+        RecordedOp("aten::copy_", 20, args={**tensors(heads, heads), **mask}, line="net.py(3): f"),
+        RecordedOp(taken_by, 400, args=tensors(heads, heads)),
+        mm(64, 64, 64, 580),
+    ]
+    run = replace(remembered(device="cpu").run, clock=None)
+    return cpu_case(done, replace(run, memory=Memory(2**20, peak, None, None, "profiler")))
+
+
+def test_copies_that_are_written_out_where_a_view_would_do():
+    attention = "aten::scaled_dot_product_attention"
+    found = written_out.RULE(copied([256, 0, 0, 1], attention))
+    assert found.stake_bytes == 4 * 2**20 and "net.py:3 (f)" in found.evidence[0]
+    assert written_out.RULE(copied([256, 0, 0, 1], "aten::add")) is not None
+    assert written_out.RULE(copied([256, 0, 0, 1], "aten::convolution")) is None  # takes rows
+    assert written_out.RULE(copied([524_288, 65_536, 256, 1], attention)) is None
+    assert written_out.RULE(copied([0, 0, 0, 0], attention)) is None  # a fill
+    assert written_out.RULE(copied([256, 0, 0, 1], attention, peak=100 * 2**20)) is None
+
+
+def test_a_forward_that_is_recorded_though_nothing_goes_back_through_it():
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    memory = Memory(2 * GIB, 10 * GIB, None, None, "cuda allocator")
+    run = replace(remembered(device="cpu").run, memory=memory)
+
+    def taught(sequence: int) -> Case:
+        """A teacher, whose operators have these numbers, and a student of half its size."""
+        events = [
+            range_("ProfilerStep#1", 0, 1_000_000),
+            python("nn.Module: Teacher_0", 0, 90_000),
+            op("aten::mm", 1_000, 80_000, sequence=sequence, **tensors([128, 64], [64, 64])),
+            python("nn.Module: Student_0", 100_000, 90_000),
+            op("aten::mm", 101_000, 80_000, sequence=5, **tensors([64, 64], [64, 64])),
+            op(node, 300_000, 9_000, sequence=5, forward_thread=1),
+        ]
+        return Case(run, analyze(trace_of(events)))
+
+    (found,) = graph_memory.RULE(taught(sequence=2))
+    assert found.stake_bytes == pytest.approx(8 * GIB * 2 / 3) and "no_grad" in found.remedy
+    assert graph_memory.RULE(taught(sequence=-1)) == ()
+
+
+def gone_back_twice(given_between: bool) -> Case:
+    """One graph, by backward() or by autograd.grad() first, then by backward()."""
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    give = "torch::autograd::AccumulateGrad"
+    events = [range_("ProfilerStep#1", 0, 1_000_000), op("aten::mm", 0, 9_000, sequence=1)]
+    for start in (100_000, 400_000):
+        events += [op(node, start, 200_000, sequence=1, forward_thread=1)]
+        events += [op("aten::mm", start + 1_000, 190_000)]
+    times = [650_000, *([350_000] if given_between else [])]
+    events += [op(give, time, 1_000) for time in times]
+    return Case(None, analyze(trace_of(events)))
+
+
+def test_a_pass_for_gradients_of_its_own_is_no_second_backward():
+    (found,) = repeated_work.RULE(gone_back_twice(given_between=True))
+    assert "gone back through twice" in found.claim and found.gain_ms == pytest.approx(0.2)
+    assert repeated_work.RULE(gone_back_twice(given_between=False)) == ()
+
+
+@pytest.mark.parametrize(("lookups", "found"), [(6, True), (2, False)])
+def test_lookups_in_a_loop_have_a_dense_gradient_each(lookups, found):
+    put = {**tensors([4, 64], [4]), "values": ["", "", "20000", "-1", "False"]}
+    one = RecordedOp(
+        "aten::embedding_dense_backward", 100, args=put, phase="backward", line="net.py(4): turn"
+    )
+    case = watched([*[one] * lookups, mm(64, 64, 64, 400)], "." * (lookups + 1))
+    flow = replace(case.run.profile.dataflow, tied_tables=(20_000 * 64,))
+    tied = replace(case, run=replace(case.run, profile=replace(case.run.profile, dataflow=flow)))
+    said = dense_embedding.RULE(tied)
+    assert (said is not None) == found
+    if said is not None:
+        assert said.gain_ms == pytest.approx(5 / 6 * 0.6) and "all indices at once" in said.remedy
+    few = dense_embedding.RULE(case)
+    assert few is not None and ("SparseAdam" in few.remedy) != found
+
+
+def test_documents_mask_is_no_broadcast_that_a_product_could_replace():
+    mask = [8, 512, 512]
+    done = [
+        RecordedOp("aten::eq", 300, args=tensors([8, 1, 512], [8, 512, 1], dtype="long int")),
+        mm(64, 64, 64, 500),
+    ]
+    assert broadcast_blowup.RULE(cpu_case(done)) is not None
+    attends = RecordedOp("aten::scaled_dot_product_attention", 200, args=tensors(mask))
+    assert broadcast_blowup.RULE(cpu_case([*done, attends])) is None

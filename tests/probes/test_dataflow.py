@@ -28,6 +28,7 @@ from steplab.core.run import (
     ROWS_OF_ZEROS,
     TIMES_ZERO,
     UNCHANGED,
+    UNMOVED,
     UNREAD_OUTPUT,
     UNUSED,
     ZEROS,
@@ -329,6 +330,55 @@ def test_a_product_with_a_factor_of_zeros():
 
     found = verdicts(Loop(dispatched))
     assert found["aten::mm"][ZEROS] == 2  # forward, and the gradient of the other factor
+
+
+def test_zeros_in_sums_in_kernels_and_in_what_the_batch_brings():
+    def summed(x):
+        chosen = torch.arange(64)[:, None, None].expand(64, 1, 256)
+        wide = torch.zeros(64, 64, 256).scatter(1, chosen, x.mean().expand(64, 1, 256))
+        return x + wide.sum(0).mean()
+
+    found = verdicts(Loop(summed))
+    assert found["aten::scatter"] == {ZEROS: 1} and found["aten::sum"][ZEROS] == 1
+
+    blur = torch.diag_embed(torch.ones(3, 3, 16)).permute(2, 3, 0, 1)  # channel by channel
+    image = nn.Conv2d(1, 16, 1)
+
+    def blurred(x, kernel=blur, **how):
+        return x * F.conv2d(image(x.view(1, 1, 4, 8)), kernel, padding=1, **how).mean()
+
+    assert verdicts(Loop(blurred))["aten::convolution"] == {NEEDED: 1, ZEROS: 1}
+    narrow = torch.ones(16, 1, 3, 3)
+    grouped = verdicts(Loop(lambda x: blurred(x, narrow, groups=16)))
+    assert grouped["aten::convolution"] == {NEEDED: 2}
+
+    graph = torch.eye(512)
+    found = verdicts(Loop(lambda x: x + (graph @ x.repeat(128, 16)).mean()))
+    assert found["aten::mm"][ZEROS] == 2  # and for the gradient
+
+
+def test_an_average_of_weights_that_stay_as_they_are():
+    frozen, learned = torch.randn(2**20), torch.randn(2**20)
+    averages = [frozen.clone(), torch.zeros(2**20)]
+
+    def averaged(loop):
+        torch._foreach_lerp_(averages, [frozen, learned], 0.01)
+
+    assert verdicts(Loop(after=averaged))["aten::_foreach_lerp_"] == {UNMOVED[0]: 1}  # half of it
+    averages[0] = torch.zeros(2**20)
+    assert verdicts(Loop(after=averaged))["aten::_foreach_lerp_"] == {NEEDED: 1}
+
+
+def test_a_table_that_is_also_the_head_is_told():
+    table, head = nn.Embedding(64, 8), nn.Linear(8, 64, bias=False)
+    ids = torch.arange(4)
+
+    def looked_up(x):
+        return x + head(table(ids)).mean()
+
+    assert watched(Loop(looked_up))[0].tied_tables == ()
+    head.weight = table.weight
+    assert watched(Loop(looked_up))[0].tied_tables == (64 * 8,)
 
 
 def test_switches_that_a_part_of_the_step_turns_on():

@@ -274,6 +274,11 @@ def test_what_a_loop_compiles_is_told_with_guards_breaks_and_lines(store, reads)
     first = Scaled.forward.__code__.co_firstlineno
     run = steplab.profile(step, steps=1, store=store)
     if not reads:
+        # It has been given up by now: another visit of the loop is told so, another loop is not.
+        again = steplab.explain(steplab.profile(step, steps=1, store=store))
+        assert any("given up" in one.claim for one in again if one.rule == "recompiles")
+        other = steplab.explain(steplab.profile(Loop().step, steps=1, store=store))
+        assert "recompiles" not in [one.rule for one in other]
         (found,) = (one for one in steplab.explain(run) if one.rule == "recompiles")
         said = " ".join(found.evidence)
         assert "turn == 1" in said and f"test_user_loop.py:{first + 5} (forward)" in said

@@ -410,6 +410,7 @@ CAST_BACK = "b"  # a cast of what a cast had made: to a dtype and back
 ZEROS = "z"  # it works on something that is nearly all zeros: a factor, a kernel, a summand
 PARTLY_USED = "VWXYZ"  # so many tenths of the result nobody reads: 5, 6, 7, 8, 9
 IDLE_GRADIENT = "g"  # of the gradients that it computes, the input's is read by nobody
+UNMOVED = "KLMNO"  # so many tenths of what it updates in place stay as they were: 5 to 9
 COPIED_OVER = "k"  # made anew element by element, then copied over what is older than the step
 UNREAD_OUTPUT = "o"  # of a compiled graph: it returns what nobody reads
 MASKED = "PQR"  # attention of which a mask leaves out so many tenths of the scores: 7, 8, 9

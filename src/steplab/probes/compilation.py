@@ -46,14 +46,15 @@ class CompilationProbe(Probe):
     warm_seconds: float | None = None
 
     def begin(self, subject: Subject | None = None) -> None:
-        """Count from here on, but for recompiles of a loop of one's own, which has no subject.
+        """Count from here on; what was given up before runs uncompiled now, too.
 
-        It may have run before, and what was given up then runs uncompiled now. Dynamo keeps the
-        last 64 compilations of a process.
+        A loop of one's own may have run before. Dynamo keeps the last 64 compilations of a process.
         """
+        earlier = tuple(recorded_recompiles())
+        gone = {one.begins for one in earlier if one.given_up}
+        self.given_up = tuple(one for one in earlier if one.begins in gone and subject is None)
         self.counted_before, self.cuts_before = _counted(), len(graph_break_reasons)
-        if subject is not None:
-            clear_compilation_metrics()
+        clear_compilation_metrics()
         set_compilation_metrics_limit(KEPT_COMPILATIONS)
 
     def open_window(self, subject: Subject) -> None:
@@ -66,7 +67,7 @@ class CompilationProbe(Probe):
         self.counted.subtract(self.counted_before)
         self.graphs_in_window = graph_count() - self.graphs_before
         self.breaks = count_graph_breaks(self.cuts_before)
-        self.recompiles = tuple(recorded_recompiles())
+        self.recompiles = (*self.given_up, *recorded_recompiles())
 
     def inspect(self, subject: Subject) -> None:
         """Reset and time the first step again in the same process, with the disk cache filled.

@@ -38,6 +38,7 @@ from steplab.core.run import (
     ROWS_COPIED,
     TIMES_ZERO,
     UNCHANGED,
+    UNMOVED,
     UNUSED,
     ZEROS,
 )
@@ -68,7 +69,14 @@ from steplab.probes.value_graph import (
     copied_over,
     repeated,
 )
-from steplab.probes.value_samples import EMPTY_ROWS, masked_share, padded_share, zero_shares
+from steplab.probes.value_samples import (
+    EMPTY_ROWS,
+    masked_share,
+    padded_share,
+    samples,
+    unmoved_share,
+    zero_shares,
+)
 
 CAST = "aten::_to_copy"
 HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
@@ -89,7 +97,9 @@ RECTIFIERS = frozenset(
 LARGE_PRODUCT = 2**24  # multiply-adds from which the factors of a product are looked at
 LARGE_TENSOR = 2**20  # elements of a sum or an elementwise product
 LEAST_SIDE, LEAST_CHANNELS = 256, 8  # of matrices and kernels from before the step
-MOSTLY_ZERO = 0.9  # of a sample; ReLU leaves half, a one-hot factor one in hundreds
+# Of a sample. ReLU leaves half, a one-hot factor one in hundreds; ReLU and padding together may
+# leave a tenth of a factor, but not of a sum.
+MOSTLY_ZERO, MOSTLY_ZERO_SUM = 0.95, 0.9
 MOST_OPS = 200_000
 LOOKED_AT = 4  # operators, of which one is asked for the modes around it
 LEAST_IDS = 256  # of a batch whose padding is worth a look
@@ -189,10 +199,11 @@ class _Watcher(TorchDispatchMode):
             self.switches.update(modes_around(self))
         before = _random_state(func, args) if _is_random(func, args, given) else None
         zeros = self._zeros_multiplied(func, args) or _masked_tenths(func, args, given)
+        updated = samples(self._updated(func, args, given))
         out = func(*args, **given)
         if len(self.seen.ops) < MOST_OPS:
             if isinstance(func, OpOverload):
-                self._note(func, args, given, out, before, zeros)
+                self._note(func, args, given, out, before, zeros, unmoved_share(updated))
             elif isinstance(func, HigherOrderOperator):
                 self._note_opaque(func.name(), tensors_of((args, given)), tensors_of(out))
         return out
@@ -247,6 +258,8 @@ class _Watcher(TorchDispatchMode):
             if times_computed(op.copied) > 1
             else ROWS_COPIED
             if i in row_makers
+            else UNMOVED[min(int(10 * op.unmoved), 9) - 5]
+            if op.unmoved >= 0.5
             else CAST_BACK
             if op.casts_back
             else COPIED_OVER
@@ -293,8 +306,28 @@ class _Watcher(TorchDispatchMode):
             if key in held and value.writer >= 0 and key not in idle
         }
 
+    def _updated(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+        """Return the large tensors, older than the step, that an operator updates whole."""
+        if not isinstance(func, OpOverload) or not func._schema.name.endswith("_"):
+            return []
+        if torch.Tag.pointwise not in func.tags and "_foreach_" not in func._schema.name:
+            return []
+        return [
+            tensor
+            for tensor in written_tensors(func, args, kwargs)
+            if is_plain(tensor) and tensor.numel() >= LARGE_TENSOR and shows_all(tensor)
+            if self._value(tensor).outside
+        ]
+
     def _note(
-        self, func: OpOverload, args: Any, kwargs: Any, out: Any, random: object, zeros: str
+        self,
+        func: OpOverload,
+        args: Any,
+        kwargs: Any,
+        out: Any,
+        random: object,
+        zeros: str,
+        unmoved: float,
     ) -> None:
         name = func._schema.name
         inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
@@ -335,6 +368,7 @@ class _Watcher(TorchDispatchMode):
             constant=constant,
             unchanged=unchanged,
             zeros=zeros,
+            unmoved=unmoved * self._share_of_large(written),
             casts_back=self._casts_back(name, sources, outputs),
             elementwise=torch.Tag.pointwise in func.tags,
             covers_older=fresh and self._copies_over(inputs),
@@ -356,6 +390,11 @@ class _Watcher(TorchDispatchMode):
             copied = () if place else op.copied
             value = _Value(hash((number, place)), index, constant, unchanged, zero, copied=copied)
             self._note_write(tensor, value)
+
+    def _share_of_large(self, written: list[Tensor]) -> float:
+        """Return the share of what is written that samples were taken of."""
+        sizes = [tensor.numel() for tensor in written]
+        return sum(n for n in sizes if n >= LARGE_TENSOR) / max(sum(sizes), 1)
 
     def _copied_rows(
         self, func: OpOverload, args: Any, inputs: list[Tensor], results: list[Tensor]
@@ -501,9 +540,10 @@ class _Watcher(TorchDispatchMode):
             factors = self._large_inputs(name, args)
         shares = [self._zero_shares(factor) for factor in factors] or [(0.0, 0.0)]
         elements, rows = (max(each) for each in zip(*shares, strict=True))
-        if elements > MOSTLY_ZERO:
+        mostly = MOSTLY_ZERO if name in PRODUCTS else MOSTLY_ZERO_SUM
+        if elements > mostly:
             for factor, (zeros, _) in zip(factors, shares, strict=True):
-                if zeros > MOSTLY_ZERO:
+                if zeros > mostly:
                     self._made_of_zeros(self._value(factor).writer)
             return ZEROS
         return str(int(rows * 10)) if name in PRODUCTS and rows >= EMPTY_ROWS else ""

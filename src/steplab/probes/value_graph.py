@@ -32,6 +32,7 @@ class WatchedOp:
     zeros: str = ""  # ZEROS, or tenths of the rows; of an attention, one of MASKED
     copied: Places = ()  # rows of its result that are copies of others
     casts_back: bool = False
+    unmoved: float = 0.0  # share of what it updates in place that stays as it was
     elementwise: bool = False
     covers_older: bool = False  # copies a new tensor over one that is older than the step
     readers: int = 0  # operators that read its results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -48,6 +49,23 @@ def padded_share(ids_BT: Tensor) -> float:
     """Return the share of tokens that repeat the last one of their row up to its end."""
     repeated = (ids_BT == ids_BT[:, -1:]).flip(1).cumprod(1)[:, 1:]
     return float(repeated.float().mean())
+
+
+Sampled = tuple[Tensor, tuple[Tensor, ...], Tensor]  # of what, where, and what was there
+
+
+def samples(tensors: Iterable[Tensor]) -> list[Sampled]:
+    """Return what is at random places of some tensors."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return [(one, places := _places(one), one[places]) for one in tensors]
+
+
+def unmoved_share(before: list[Sampled]) -> float:
+    """Return the share of the elements that are in tensors of which no sampled one has changed."""
+    with torch.no_grad():
+        stay = [bool((one[places] == was).all()) for one, places, was in before]
+    sizes = [one.numel() for one, _, _ in before]
+    return sum(n for n, same in zip(sizes, stay, strict=True) if same) / max(sum(sizes), 1)
 
 
 def _mask_of(func: OpOverload, args: Any, kwargs: Any) -> Tensor | None:

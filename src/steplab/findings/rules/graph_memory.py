@@ -49,6 +49,8 @@ def _micro_batches(case: Case, trace: Trace) -> tuple[Finding, ...]:
     dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
     if dataflow is not None and dataflow.feeds_itself:
         return ()  # a recurrent cell: no backward is possible between its calls
+    if _checkpoints(trace):
+        return ()  # activations are freed at once
     spans, names, _ = outermost_calls(trace)
     nodes = trace.ops.start[_nodes(trace)]
     before = names[spans.start < nodes.min()] if len(nodes) else names[:0]
@@ -75,11 +77,13 @@ def _loop(trace: Trace, calls: Spans) -> list[str]:
 def _recorded_forward(case: Case, trace: Trace) -> tuple[Finding, ...]:
     """Find models whose operators have numbers of autograd, but no backward in the step."""
     spans, _, unused = outermost_calls(trace)
+    if not unused.any():
+        return ()
     ops = trace.ops
     recorded = np.flatnonzero((ops.sequence >= 0) & (ops.forward_thread <= 0) & ~_nodes(trace))
     around = nest(spans).innermost(ops.thread[recorded], ops.start[recorded])
     idle = (around >= 0) & unused[around]
-    if not idle.any() or not len(trace.python):
+    if not idle.any():
         return ()
     sizes = np.array([_elements(trace, row) for row in recorded.tolist()])
     return _finding(
@@ -100,7 +104,7 @@ def _elements(trace: Trace, row: int) -> int:
 
 def _recorded_backward(case: Case, trace: Trace) -> tuple[Finding, ...]:
     ops, nodes = trace.ops, _nodes(trace)
-    if trace.named(trace.python, lambda name: "torch/utils/checkpoint.py" in name).any():
+    if _checkpoints(trace):
         return ()  # the forward runs again there, and is recorded
     node = nest(ops, nodes)
     inside = (node.innermost(ops.thread, ops.start) >= 0) & ~nodes
@@ -160,6 +164,10 @@ def _finding(
             why=why,
         ),
     )
+
+
+def _checkpoints(trace: Trace) -> bool:
+    return bool(trace.named(trace.python, lambda name: "torch/utils/checkpoint.py" in name).any())
 
 
 def _nodes(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -14,6 +14,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from steplab.core import Finding, Recompile, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
@@ -36,7 +38,11 @@ def check(case: Case) -> Finding | None:
     recompiles = compilation.recompiles if compilation else ()
     given_up = {one.begins for one in recompiles if one.given_up}
     if given_up and case.rows is not None:
-        return _given_up(case, case.rows, recompiles, given_up)
+        # The process may have compiled for other loops, too.
+        others = given_up - _functions(case.rows)
+        recompiles = tuple(one for one in recompiles if one.begins not in others)
+        if given_up - others:
+            return _given_up(case, case.rows, recompiles, given_up - others)
     spent = _traced_ms(case) or _timed_ms(case)
     if not recompiles and not spent:
         return None
@@ -77,6 +83,11 @@ def _given_up(
         gain_ms=gain,
         work=eager,
     )
+
+
+def _functions(rows: Rows) -> set[str]:
+    """Return the functions that the steps ran."""
+    return {rows.work.labels[code] for code in np.unique(rows.work.function).tolist()}
 
 
 def _faster_when_profiled(case: Case) -> float:

@@ -2,8 +2,9 @@
 
 What it sees: operators that no weight, no optimizer state and no buffer depends on, as the Run
 recorded the flow of values: gradients of weights that no optimizer has, metrics and norms for a
-log, a validation in the step, a loss of weight 0; and gradients of inputs that nobody reads, which
-an operator of backward computes beside those of its weights.
+log, a validation in the step, a loss of weight 0; gradients of inputs that nobody reads, which an
+operator of backward computes beside those of its weights; and updates of tensors that they leave as
+they were, as an average of weights that are frozen.
 Why it costs: they run in every step, and what only the host reads makes it wait besides.
 Remedy: `requires_grad_(False)` for what is not trained, none at all for a batch; metrics every N
 steps.
@@ -12,8 +13,10 @@ When it is wrong: the loop keeps a result in Python and uses it in a later step.
 
 from __future__ import annotations
 
+import numpy as np
+
 from steplab.core import Finding, units
-from steplab.core.run import IDLE_GRADIENT, READ_ONLY, TIMES_ZERO, UNUSED
+from steplab.core.run import IDLE_GRADIENT, READ_ONLY, TIMES_ZERO, UNMOVED, UNUSED
 from steplab.findings.case import ANOMALY, Case
 from steplab.findings.claims import Claim
 from steplab.findings.rows import Mask, Rows
@@ -30,7 +33,7 @@ def check(case: Case) -> tuple[Finding, ...]:
     rows = case.rows
     if rows is None or ANOMALY in case.switches:
         return ()
-    found = (_without_effect(case, rows), _idle_gradient(case, rows))
+    found = (_without_effect(case, rows), _idle_gradient(case, rows), _unmoved(case, rows))
     return tuple(finding for finding in found if finding is not None)
 
 
@@ -51,6 +54,29 @@ def _idle_gradient(case: Case, rows: Rows) -> Finding | None:
         why="the operator computes it beside the gradients of its weights, because its input "
         "requires one",
         gain_ms=OF_INPUT * spent,
+        work=mask,
+    )
+
+
+def _unmoved(case: Case, rows: Rows) -> Finding | None:
+    masks = {place / 10: case.verdict(letter) for place, letter in enumerate(UNMOVED, 5)}
+    lost = sum(share * case.cost_ms(mask) for share, mask in masks.items())
+    if not lost > SHARE * case.step_ms:
+        return None
+    mask = np.logical_or.reduce(list(masks.values()))
+    spent = case.cost_ms(mask)
+    return Claim(
+        rule="unused_work",
+        claim=f"updates that leave what they update as it was take {units.milliseconds(lost)} a "
+        "step",
+        evidence=(
+            f"{units.percent(lost / spent)} of what these operators write does not change",
+            *rows.hot_lines(mask),
+        ),
+        remedy="leave out what does not change: average and update only weights that are trained",
+        stake_ms=spent,
+        why="a tensor is read and written whole, whether its numbers change or not",
+        gain_ms=lost,
         work=mask,
     )
 
