@@ -33,7 +33,7 @@ UNRECORDED = {
     ),
     "late_start": "not visited on a GPU yet",
     **dict.fromkeys(
-        ("uncalled_compile", "debugging_backend", "heads_in_a_loop", "partly_used"),
+        ("uncalled_compile", "debugging_backend", "heads_in_a_loop", "partly_used", "written_out"),
         "not visited on a quiet machine yet",
     ),
 }

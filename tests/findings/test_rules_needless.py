@@ -572,11 +572,19 @@ def test_sums_and_kernels_of_zeros():
     assert "net.py:5" in found.evidence[1]
 
 
-def copied(strides: list[int], taken_by: str, peak: int = 10 * 2**20) -> Case:
+def copied(
+    strides: list[int], taken_by: str, peak: int = 10 * 2**20, asked: str = "aten::repeat"
+) -> Case:
     """A mask of every head, copied out of a tensor with these strides."""
     heads, mask = [2, 8, 256, 256], {"strides": [[524_288, 65_536, 256, 1], strides]}
     done = [
-        RecordedOp("aten::copy_", 20, args={**tensors(heads, heads), **mask}, line="net.py(3): f"),
+        RecordedOp(
+            "aten::copy_",
+            20,
+            args={**tensors(heads, heads), **mask},
+            line="net.py(3): f",
+            inside=asked,
+        ),
         RecordedOp(taken_by, 400, args=tensors(heads, heads)),
         mm(64, 64, 64, 580),
     ]
@@ -592,6 +600,7 @@ def test_copies_that_are_written_out_where_a_view_would_do():
     assert written_out.RULE(copied([256, 0, 0, 1], "aten::convolution")) is None  # takes rows
     assert written_out.RULE(copied([524_288, 65_536, 256, 1], attention)) is None
     assert written_out.RULE(copied([0, 0, 0, 0], attention)) is None  # a fill
+    assert written_out.RULE(copied([256, 0, 0, 1], attention, asked="aten::addmm")) is None
     assert written_out.RULE(copied([256, 0, 0, 1], attention, peak=100 * 2**20)) is None
 
 

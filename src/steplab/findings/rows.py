@@ -208,6 +208,33 @@ class Rows:
         others = [line for line in found if line not in shown]
         return others if len(others) <= 3 else [others[0], *others[-2:]]
 
+    def calling(self, line: str) -> list[str]:
+        """Return where the function of a line is called, and where that begins; [] if unknown."""
+        spans, (_, parents) = self.source.lines, self._line_nesting
+        name = f"{LINE_RANGE}{line}"
+        rows = np.flatnonzero(self.source.named(spans, name.__eq__))
+        if not len(rows):
+            return []
+        place = int(rows[np.argmax(spans.duration[rows])])
+        found: dict[str, None] = {}
+        while (place := int(parents[place])) >= 0:
+            found[self.source.text(int(spans.name[place])).removeprefix(LINE_RANGE)] = None
+        lines = [one for one in found if one != line]
+        return lines if len(lines) <= 2 else [lines[0], lines[-1]]
+
+    def lines_at(self, times: Ints, most: int = 2) -> list[str]:
+        """Return the lines in which the step's thread was at most of some times (ns).
+
+        While autograd computes, that is the line that calls backward.
+        """
+        spans, (lines, _) = self.source.lines, self._line_nesting
+        if not len(spans):
+            return []
+        thread = int(np.bincount(spans.thread).argmax())
+        place = lines.innermost(np.full(len(times), thread), times)
+        names = Counter(spans.name[place[place >= 0]].tolist()).most_common(most)
+        return [self.source.text(code).removeprefix(LINE_RANGE) for code, _ in names]
+
     @cached_property
     def _line_nesting(self) -> tuple[Nesting, Ints]:
         """The ranges of lines, and the range around each."""

@@ -215,7 +215,11 @@ def _second_backward(case: Case, rows: Rows) -> Finding | None:
     return Claim(
         rule="repeated_work",
         claim=f"one graph is gone back through twice: {units.milliseconds(spent)} a step",
-        evidence=(f"{int(later.sum())} nodes of autograd run again", *rows.hot_lines(mask)),
+        evidence=(
+            f"{int(later.sum())} nodes of autograd run again",
+            *(f"gone back from {line}" for line in rows.lines_at(begun[later])),
+            *rows.hot_lines(mask),
+        ),
         remedy="add the losses and call backward once, without retain_graph=True",
         stake_ms=spent,
         why="gradients of a sum cost one pass, those of two losses two",

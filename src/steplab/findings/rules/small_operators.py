@@ -46,6 +46,9 @@ def check(case: Case) -> Finding | None:
     apart = f", {units.milliseconds(between)} between them" if between else ""
     evidence = [f"{count:,.0f} operators a step{apart}"]
     evidence += [f"{loop.line}: {loop.op} {loop.turns} times in a row" for loop in loops]
+    evidence += [
+        f"called at {', from '.join(at)}" for one in loops[:1] if (at := rows.calling(one.line))
+    ]
     loop = f" (the loop at {loops[0].line})" if loops else ""
     return Finding(
         rule="small_operators",

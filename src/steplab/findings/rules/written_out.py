@@ -18,6 +18,10 @@ from steplab.findings.rows import Mask, Rows
 
 TIME_SHARE = 0.05  # of the step
 MEMORY_SHARE = 0.10  # of the peak
+ASKED = frozenset(
+    f"aten::{name}"
+    for name in "repeat repeat_interleave tile contiguous clone reshape flatten".split()
+)  # others copy for themselves, as a product its bias
 BROADCASTS = frozenset(f"aten::{name}" for name in "add sub mul div where masked_fill".split())
 
 
@@ -28,6 +32,7 @@ def check(case: Case) -> Finding | None:
         return None
     taken = _broadcast_dims(rows)
     mask = rows.called(lambda call: _written(call, taken) > 0)
+    mask &= rows.asked_for(ASKED.__contains__)
     mask &= rows.labeled("phase", lambda label: label != "backward")
     copies = {_written(rows.calls[number], taken) for number in rows.call[mask].tolist()}
     largest = max(copies, default=0)
