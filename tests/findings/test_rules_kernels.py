@@ -191,6 +191,17 @@ def test_copies_with_their_line_and_layout():
     assert copies.RULE(clone).stake_ms == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("growing", [True, False])
+def test_a_tensor_that_grows_in_a_loop_is_copied_whole(growing):
+    def joined(turn: int) -> RecordedOp:
+        sizes = [[8, turn if growing else 4, 16], [8, 1, 16]]
+        args = {"shapes": [sizes, []], "dtypes": ["TensorList", "Scalar"]}
+        return RecordedOp("aten::cat", 30, args=args, line="net.py(7): forward")
+
+    found = copies.RULE(cpu_case([*map(joined, range(1, 13)), mm(9, 9, 9, 800, FP32)]))
+    assert found.stake_ms == pytest.approx(0.36) and ("list" in found.remedy) == growing
+
+
 def test_casts_small_copies_and_copies_inside_products_are_no_copies():
     products = {"inside": "aten::addmm", "outer": tensors([9], [9, 9], [9, 9])}
     inside = copied(400, [0, 0, 1], **products)

@@ -4,7 +4,8 @@ What it sees: copies inside the device (`contiguous`, `clone`, `reshape` of a tr
 and copies between host and device that nothing hides.
 Why it costs: a copy reads and writes the whole tensor and computes nothing.
 Remedy: order dimensions so that no copy is needed, use views; `channels_last` where convolutions
-reorder their inputs themselves; for copies from the host, pinned memory and a stream of their own.
+reorder their inputs themselves; a list that is joined once where a tensor grows in a loop; for
+copies from the host, pinned memory and a stream of their own.
 When it is wrong: the copy makes the products after it faster than they would be without it. Copies
 that operators make for themselves, and those of transposed heads, are the price of running op by
 op: up to 9 % of a clean decoder's step and 24 % of a convolutional one's. A fault is what the code
@@ -14,6 +15,8 @@ asks for above 10 % of the step, or a copy between host and device that nothing 
 from __future__ import annotations
 
 import re
+
+import numpy as np
 
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall
@@ -26,6 +29,7 @@ from steplab.trace.analysis import UNATTRIBUTED
 # Eager attention and its backward copy transposed heads: 2 to 4 % of a decoder's step.
 SHARE = 0.05
 ASKED_SHARE = 0.10
+GROWN = 8  # sizes of what one line joins in a step
 ASKED = frozenset(
     f"aten::{name}"
     for name in "contiguous clone copy_ reshape repeat repeat_interleave tile cat stack roll flip "
@@ -82,10 +86,23 @@ def _remedy(rows: Rows, moved: Mask, sent: Mask) -> str:
         return "copy the next batch on a stream of its own while this one computes"
     if any("DtoH" in name for name in names):
         return "keep it on the device, or copy it every N steps"
+    if 2 * rows.ms(moved & _growing(rows)) > rows.ms(moved):
+        return (
+            "append to a list and call torch.cat once, behind the loop: what grows is copied whole"
+        )
     inside = rows.labeled("name", lambda name: CONVOLUTION_LAYOUT.search(name) is not None)
     if 2 * rows.ms(moved & inside) > rows.ms(moved):
         return "keep model and inputs in the order of the convolutions: torch.channels_last"
     return "use views and an order of dimensions that needs no copy"
+
+
+def _growing(rows: Rows) -> Mask:
+    """Return the work of lines that join tensors again and again, each time to another size."""
+    joins = rows.called(lambda call: call.name == "aten::cat")
+    lines = np.unique(np.stack([rows.work.line[joins], rows.call[joins]]), axis=1)[0]
+    found, sizes = np.unique(lines, return_counts=True)
+    grown: Mask = joins & np.isin(rows.work.line, found[sizes >= GROWN])
+    return grown
 
 
 def _layouts(rows: Rows, moved: Mask) -> list[str]:
