@@ -61,7 +61,7 @@ def profile(
 
     It is called about 30 times: `warmup` times untimed, up to 20 times against the clock (5 s at
     most, but at least `steps`), then under the profiler, `steps` times for the times of kernels
-    (after one that is discarded) and, unless `detail` is False, up to 5 times for stacks, lines,
+    (after one that is discarded) and, unless `detail` is False, up to 6 times for stacks, lines,
     shapes, memory and values. The Run's notes say how often it was. Whatever it raises is raised
     here. Ranges that you open with `torch.profiler.record_function`, such as "forward", become the
     phases.
