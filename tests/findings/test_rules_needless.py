@@ -183,6 +183,11 @@ def test_double_precision_is_seen_in_shapes_and_in_names_of_kernels():
     added = RecordedOp("aten::add", 100, args=wide, line="model.py(3): forward")
     found = wide_dtype.RULE(gpu_case([mm(64, 64, 64, 400), added]))
     assert found.gain_ms == pytest.approx(0.05) and "meets a narrower" in found.evidence[1]
+    lines = {"float64": ("loop.py:4 (make)",)}
+    run = replace(remembered(device="cpu").run, clock=None)
+    run = replace(run, profile=Profile((0, 1, 1, 1), (), setup_lines=lines))
+    asked = wide_dtype.RULE(cpu_case([mm(64, 64, 64, 400), added], run))
+    assert "asked for at loop.py:4 (make)" in asked.evidence
     named = RecordedOp("", 100, "elementwise_kernel<128, 4, CUDAFunctor_add<double>, float>")
     assert wide_dtype.RULE(gpu_case([mm(64, 64, 64, 400), named])).stake_ms == pytest.approx(0.1)
     graph = RecordedOp("CompiledFunction", 300, args=tensors([4096, 4096], dtype="double"))

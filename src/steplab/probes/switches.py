@@ -85,6 +85,7 @@ def setup_lines(switches: Iterable[str]) -> dict[str, tuple[str, ...]]:
     sought |= {name: (name,) for name in ("params", "retain_graph", "create_graph")}
     sought |= {"requires_grad": ("requires_grad_", "requires_grad")}
     sought |= {"register_buffer": ("register_buffer",)}
+    sought |= {"float64": ("double", "torch.float64", "torch.double", "np.float64")}
     sought |= {"Embedding": ("Embedding", "EmbeddingBag"), "backend": DEBUGGING_BACKENDS}
     by_method = any(one._compiled_call_impl is not None for one in live_modules())
     sought |= {"torch.compile": ("compile",) if by_method else ("torch.compile",)}

@@ -49,6 +49,7 @@ def check(case: Case) -> Finding | None:
         evidence=(
             f"{rows.count(mask):.0f} operators or kernels a step",
             *_entries(rows, mask),
+            *(f"asked for at {line}" for line in case.setup_lines("float64")),
             *rows.hot_lines(mask),
         ),
         remedy="convert to float32 where float64 enters: torch.from_numpy(x).float(), "
