@@ -27,7 +27,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FAULTS = HERE / "unseen_faults"
-SETS = ["first", "second", "third", "fourth", "fifth", "sixth"]
+SETS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh"]
 
 
 @dataclass

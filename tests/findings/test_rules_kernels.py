@@ -3,7 +3,7 @@
 import pytest
 
 from steplab.core import Finding
-from steplab.findings import is_note
+from steplab.findings import Case, is_note
 from steplab.findings.rules import (
     attention_unfused,
     autocast_casts,
@@ -180,15 +180,20 @@ def copied(us: int, strides: list[int], **changes) -> RecordedOp:
     return RecordedOp("aten::copy_", us, args=args, **changes)
 
 
+def copies_in(case: Case) -> Finding | None:
+    found = copies.RULE(case)
+    return found[0] if found else None
+
+
 def test_copies_with_their_line_and_layout():
     steps = [copied(200, [64, 1, 4], line="net.py(30): forward"), mm(9, 9, 9, 800, FP32)]
-    found = copies.RULE(cpu_case(steps))
+    found = copies_in(cpu_case(steps))
     assert found.stake_ms == pytest.approx(0.2) and "net.py:30 (forward)" in found.evidence[0]
     assert "transposed" in found.evidence[1] and rules(cpu_case(steps))[0] == "copies"
     back = cpu_case([copied(200, [64, 1, 4], phase="backward"), mm(9, 9, 9, 800, FP32)])
-    assert copies.RULE(back).stake_ms == pytest.approx(0.2)
+    assert copies_in(back).stake_ms == pytest.approx(0.2)
     clone = cpu_case([copied(200, [64, 16, 1]), mm(9, 9, 9, 800, FP32)])
-    assert copies.RULE(clone).stake_ms == pytest.approx(0.2)
+    assert copies_in(clone).stake_ms == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("growing", [True, False])
@@ -198,17 +203,17 @@ def test_a_tensor_that_grows_in_a_loop_is_copied_whole(growing):
         args = {"shapes": [sizes, []], "dtypes": ["TensorList", "Scalar"]}
         return RecordedOp("aten::cat", 30, args=args, line="net.py(7): forward")
 
-    found = copies.RULE(cpu_case([*map(joined, range(1, 13)), mm(9, 9, 9, 800, FP32)]))
+    found = copies_in(cpu_case([*map(joined, range(1, 13)), mm(9, 9, 9, 800, FP32)]))
     assert found.stake_ms == pytest.approx(0.36) and ("list" in found.remedy) == growing
 
 
 def test_casts_small_copies_and_copies_inside_products_are_no_copies():
     products = {"inside": "aten::addmm", "outer": tensors([9], [9, 9], [9, 9])}
     inside = copied(400, [0, 0, 1], **products)
-    assert copies.RULE(cpu_case([inside, cast(200), mm(9, 9, 9, 400, FP32)])) is None
+    assert copies_in(cpu_case([inside, cast(200), mm(9, 9, 9, 400, FP32)])) is None
     autograd = copied(400, [64, 16, 1], phase="backward")
-    assert copies.RULE(cpu_case([autograd, mm(9, 9, 9, 400, FP32)])) is None
-    assert copies.RULE(cpu_case([copied(40, [64, 1, 4]), mm(9, 9, 9, 960, FP32)])) is None
+    assert copies_in(cpu_case([autograd, mm(9, 9, 9, 400, FP32)])) is None
+    assert copies_in(cpu_case([copied(40, [64, 1, 4]), mm(9, 9, 9, 960, FP32)])) is None
 
 
 def test_copies_from_pageable_memory():
@@ -216,16 +221,16 @@ def test_copies_from_pageable_memory():
 
     far = "Memcpy HtoD (Pageable -> Device)"
     extra = [call("cudaMemcpyAsync", 900_000, 500_000, 99), copy(far, 900_000, 490_000, 99, 2**20)]
-    found = copies.RULE(gpu_case([mm(512, 512, 512, 800)], extra=extra, until_us=1400))
+    found = copies_in(gpu_case([mm(512, 512, 512, 800)], extra=extra, until_us=1400))
     assert found is not None and "Pageable" in found.evidence[0]
 
 
 def test_remedies_of_copies_say_which_copies():
     reordered = RecordedOp("aten::cudnn_convolution", 300, "batched_transpose_16x64_pack_1x4_half")
     product = mm(512, 512, 512, 800)
-    assert "channels_last" in copies.RULE(gpu_case([product, reordered])).remedy
+    assert "channels_last" in copies_in(gpu_case([product, reordered])).remedy
     moved = RecordedOp("aten::copy_", 300, "direct_copy_kernel_cuda", args=tensors([512, 512]))
-    remedy = copies.RULE(gpu_case([product, moved])).remedy
+    remedy = copies_in(gpu_case([product, moved])).remedy
     assert "views" in remedy and "pin" not in remedy
 
 
@@ -279,3 +284,13 @@ def test_logits_of_the_whole_batch():
     assert full_logits.RULE(case) is None  # 1.5 MiB
     classes = RecordedOp("aten::_log_softmax", 100, args=tensors([16_384, 10]))
     assert full_logits.RULE(gpu_case([classes])) is None
+
+
+@pytest.mark.parametrize(("strides", "found"), [([1, 200_000], 1), ([64, 1], 0)])
+def test_rows_of_a_table_that_lies_column_by_column(strides, found):
+    table = {"shapes": [[200_000, 64], []], "dtypes": ["float", ""], "strides": [strides, []]}
+    taken = RecordedOp("aten::index", 300, args=table, line="loop.py(9): step")
+    said = copies.RULE(cpu_case([taken, mm(9, 9, 9, 700, FP32)]))
+    assert len(said) == found
+    if said:
+        assert said[0].gain_ms == pytest.approx(0.7 * 0.3) and "loop.py:9" in said[0].evidence[0]

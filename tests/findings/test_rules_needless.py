@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from steplab.core import Allocation, Dataflow, Memory, Profile, Work
-from steplab.core.run import IdleBuffers
+from steplab.core.run import TRACEMALLOC, IdleBuffers, IdleCopies
 from steplab.findings import Case
 from steplab.findings.rules import (
     attention_unfused,
@@ -422,12 +422,24 @@ def test_buffers_that_no_step_needs(kind):
     memory = Memory(before=5 * GIB, peak=10 * GIB, reserved=None, total=None, source="")
     lines = {"register_buffer": ("net.py:5 (__init__)",)}
     profile = replace(case.run.profile, dataflow=held, setup_lines=lines)
-    found = idle_buffers.RULE(Case(replace(case.run, memory=memory, profile=profile)))
+    (found,) = idle_buffers.RULE(Case(replace(case.run, memory=memory, profile=profile)))
     assert found.stake_bytes == 4 * GIB and "Attention.bias: 4.00 GiB" in found.evidence[0]
     assert "registered at net.py:5" in found.evidence[1]
     assert found.remedy.startswith("drop" if kind == "unread" else "register it once")
     large = replace(memory, peak=80 * GIB)
-    assert idle_buffers.RULE(Case(replace(case.run, memory=large, profile=profile))) is None
+    assert idle_buffers.RULE(Case(replace(case.run, memory=large, profile=profile))) == ()
+
+
+def test_a_checkpoint_that_is_still_held():
+    copies = IdleCopies(4 * GIB, ("checkpoint, written at train.py:9 (main)",))
+    case = remembered(peak_bytes=10 * GIB, peak_by_kind={})
+    memory = Memory(before=5 * GIB, peak=10 * GIB, reserved=None, total=None, source="")
+    held = Dataflow((), (), "", idle_copies=copies)
+    profile = replace(case.run.profile, dataflow=held)
+    (found,) = idle_buffers.RULE(Case(replace(case.run, memory=memory, profile=profile)))
+    assert found.stake_bytes == 4 * GIB and "held by checkpoint" in found.evidence[0]
+    large = replace(memory, peak=80 * GIB)
+    assert idle_buffers.RULE(Case(replace(case.run, memory=large, profile=profile))) == ()
 
 
 def test_weights_that_autocast_casts_again():
@@ -676,3 +688,21 @@ def test_documents_mask_is_no_broadcast_that_a_product_could_replace():
     assert broadcast_blowup.RULE(cpu_case(done)) is not None
     attends = RecordedOp("aten::scaled_dot_product_attention", 200, args=tensors(mask))
     assert broadcast_blowup.RULE(cpu_case([*done, attends])) is None
+
+
+def test_a_linear_layer_whose_results_are_only_averaged():
+    done = [mm(512, 64, 1024, 600, line="net.py(5): forward"), mm(64, 64, 64, 400)]
+    found = product_order.RULE(watched(done, "p."))
+    assert found.gain_ms == pytest.approx(0.9 * 0.6) and "net.py:5" in found.evidence[0]
+    assert product_order.RULE(watched(done, "..")) is None
+
+
+def test_python_that_is_traced_is_slow_everywhere():
+    done = [mm(64, 64, 64, 400), replace(mm(64, 64, 64, 400), late_us=800, line="net.py(5): f")]
+    case = cpu_case(done)
+    run = replace(remembered(device="cpu").run, clock=None)
+    profile = Profile((0, 1, 1, 1), (), switches=(TRACEMALLOC,))
+    traced = replace(case, run=replace(run, profile=profile))
+    (found,) = slow_switch.RULE(traced)
+    assert found.gain_ms == pytest.approx(0.4) and "tracemalloc.start" in found.remedy
+    assert "host_stall" not in rules(traced)

@@ -23,6 +23,7 @@ from steplab.core.run import (
     MADE_BEFORE,
     MASKED,
     NEEDED,
+    POOLED,
     READ_ONLY,
     ROWS_COPIED,
     ROWS_OF_ZEROS,
@@ -369,6 +370,31 @@ def test_an_average_of_weights_that_stay_as_they_are():
     assert verdicts(Loop(after=averaged))["aten::_foreach_lerp_"] == {NEEDED: 1}
 
 
+def test_a_linear_layer_of_which_only_the_mean_is_read():
+    head, image = nn.Linear(8, 16), nn.Conv2d(1, 16, 1)
+
+    def pooled(x, layer=head, view=(4, 1, 8), dims=(0, 1)):
+        return x + layer(x.view(view)).mean(dims).mean()
+
+    assert verdicts(Loop(pooled))["aten::addmm"] == {NEEDED: 2, POOLED: 1}
+    columns = verdicts(Loop(lambda x: pooled(x, dims=(0, 2))))
+    assert columns["aten::addmm"] == {NEEDED: 3}
+    whole = verdicts(Loop(lambda x: pooled(x, image, (1, 1, 4, 8), (2, 3))))
+    assert whole["aten::convolution"] == {POOLED: 1}
+    read = verdicts(Loop(lambda x: x + (y := head(x)).mean(0).mean() + y.relu().mean()))
+    assert read["aten::addmm"] == {NEEDED: 3}
+
+
+def test_copies_of_weights_that_nothing_reads():
+    layer = nn.Linear(256, 256)
+    loop = Loop(lambda x: x + layer(x.repeat(1, 32)).mean())
+    loop.checkpoint = {"weight": layer.weight.detach().clone(), "data": torch.zeros(999, 999)}
+    found = watched(loop)[0].idle_copies
+    assert found.bytes == 256 * 256 * 4 and "checkpoint" in " ".join(found.held_by)
+    del loop.checkpoint
+    assert watched(loop)[0].idle_copies is None
+
+
 def test_a_table_that_is_also_the_head_is_told():
     table, head = nn.Embedding(64, 8), nn.Linear(8, 64, bias=False)
     ids = torch.arange(4)
@@ -379,6 +405,11 @@ def test_a_table_that_is_also_the_head_is_told():
     assert watched(Loop(looked_up))[0].tied_tables == ()
     head.weight = table.weight
     assert watched(Loop(looked_up))[0].tied_tables == (64 * 8,)
+
+    def copied(x):
+        return x + (table(ids) @ table.weight.t().contiguous()).mean()
+
+    assert watched(Loop(copied))[0].tied_tables == (64 * 8,)
 
 
 def test_switches_that_a_part_of_the_step_turns_on():

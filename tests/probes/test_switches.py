@@ -1,10 +1,14 @@
 """What was switched on, and what torch.compile was given, in this process."""
 
+import cProfile
+import tracemalloc
+
 import pytest
 import torch
 from torch import nn
 from torch._dynamo import eval_frame
 
+from steplab.core.run import PYTHON_PROFILER, TRACEMALLOC
 from steplab.probes import switches
 from steplab.probes.switches import NOT_CALLED, given_to_compile, switches_on
 
@@ -42,3 +46,16 @@ def test_so_is_a_result_that_was_thrown_away(fresh, monkeypatch):
     assert given_to_compile() == (NOT_CALLED,)
     monkeypatch.setattr(switches, "is_written", lambda *names: False)
     assert given_to_compile() == ()  # a library's own
+
+
+def test_what_makes_all_of_python_slow():
+    assert TRACEMALLOC not in switches_on({}) and PYTHON_PROFILER not in switches_on({})
+    tracemalloc.start()
+    try:
+        assert TRACEMALLOC in switches_on({})
+    finally:
+        tracemalloc.stop()
+    with cProfile.Profile():
+        assert PYTHON_PROFILER in switches_on({})
+    with torch.profiler.profile(with_stack=True):
+        assert PYTHON_PROFILER not in switches_on({})

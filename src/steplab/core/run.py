@@ -397,6 +397,7 @@ class OptimizerShape:
     tensors: int
 
 
+TRACEMALLOC, PYTHON_PROFILER = "tracemalloc", "a profiler of Python"  # switches, too
 MODE = "the mode "  # how the switch begins that stands for a mode of torch
 # What became of an operator's result; the first that holds.
 UNUSED = "u"  # nothing that outlives the step came from it
@@ -418,6 +419,7 @@ ROWS_OF_ZEROS = "6789"  # a product of which so many tenths of the rows are zero
 # Rows that are copies of fewer ones, each computed at least so often: 2, 4, 8 and on to 1024.
 COPIED_ROWS = "ABCDEFGHIJ"
 ROWS_COPIED = "m"  # made these copies
+POOLED = "p"  # a product of many rows of which only sums are read
 NEEDED = "."
 
 
@@ -428,6 +430,14 @@ class IdleBuffers:
     name: str  # "Attention.bias"
     unread: int = 0  # bytes of those that no operator reads
     copies: int = 0  # bytes of those that equal another one
+
+
+@dataclass(frozen=True)
+class IdleCopies:
+    """Tensors of the shapes of weights that no module, no optimizer and no step has."""
+
+    bytes: int
+    held_by: tuple[str, ...]  # "checkpoint, written at train.py:9 (main)"
 
 
 @dataclass(frozen=True)
@@ -455,6 +465,7 @@ class Dataflow:
     graphs: tuple[GraphWaste, ...] = ()  # of compiled code, the most first
     feeds_itself: bool = False  # a model is called again and again on its own results
     fresh: bool = True  # it reads data that the step before did not
+    idle_copies: IdleCopies | None = None
     tied_tables: tuple[int, ...] = ()  # weights of embeddings that are also a factor of a product
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steplab.core import MemoryTimeline, Recipe, Run, RunSpec
+from steplab.core.run import PYTHON_PROFILER, TRACEMALLOC
 from steplab.findings.rows import Mask, Rows
 from steplab.findings.verdicts import letters_of_work
 from steplab.hardware.catalog import Card, find_card
@@ -116,10 +117,15 @@ class Case:
     def collector_ms(self) -> float:
         """Milliseconds per step in Python's garbage collector; 0 where nobody counted.
 
-        Where the steps compile, it collects what the compiler left: that is compiling, too.
+        Where the steps compile, it collects what the compiler left: that is compiling, too. The
+        slowest step is left out: one full collection, of 0.3 s, does not tell how often they come.
         """
         clock = self.run.clock if self.run is not None else None
-        return clock.collector_ms or 0.0 if clock is not None and not self.still_compiles else 0.0
+        if clock is None or clock.collector_ms is None or self.still_compiles:
+            return 0.0
+        steps = clock.step.values
+        longest = max(steps) - clock.step.median if len(steps) > 1 else 0.0
+        return max(0.0, clock.collector_ms - longest / max(len(steps), 1))
 
     @property
     def contended(self) -> bool:
@@ -131,6 +137,11 @@ class Case:
     def switches(self) -> tuple[str, ...]:
         """The switches for debugging that were on while the step ran."""
         return self.run.profile.switches if self.run is not None and self.run.profile else ()
+
+    @property
+    def host_is_watched(self) -> bool:
+        """Whether something makes all of Python slow: then no single line of it is to blame."""
+        return bool({ANOMALY, TRACEMALLOC, PYTHON_PROFILER} & set(self.switches))
 
     @property
     def busy_ms(self) -> float:

@@ -9,6 +9,7 @@ samples of the factors of matrix products and of masks.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from steplab.core.run import (
     MASKED,
     NEEDED,
     PARTLY_USED,
+    POOLED,
     READ_ONLY,
     ROWS_COPIED,
     TIMES_ZERO,
@@ -46,7 +48,7 @@ from steplab.probes.compilation import graph_count
 from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls, running_line
 from steplab.probes.copied_rows import SELECTS, Places, copied_rows, times_computed
 from steplab.probes.graph_waste import Borders, graph_waste
-from steplab.probes.idle_buffers import idle_buffers
+from steplab.probes.idle_buffers import idle_buffers, idle_copies
 from steplab.probes.known_tensors import HeldTensors, held_tensors
 from steplab.probes.model_calls import feeds_itself, model_calls
 from steplab.probes.op_tensors import (
@@ -102,6 +104,7 @@ LEAST_SIDE, LEAST_CHANNELS = 256, 8  # of matrices and kernels from before the s
 MOSTLY_ZERO, MOSTLY_ZERO_SUM = 0.95, 0.9
 MOST_OPS = 200_000
 LOOKED_AT = 4  # operators, of which one is asked for the modes around it
+LEAST_POOLED = 4  # rows of a product for each sum over them
 LEAST_IDS = 256  # of a batch whose padding is worth a look
 LEAST_DATA = 64  # bytes; less may be a rate or another number that is put into a tensor
 
@@ -185,7 +188,11 @@ class _Watcher(TorchDispatchMode):
         self.sampled: dict[int, tuple[float, float]] = {}  # by the number of a value
         self.switches: set[str] = set()
         self.cast_from: dict[int, torch.dtype] = {}  # what a cast, by its number, was given
+        self.copied_from: dict[int, int] = {}  # storages, by the operators that copy them
         self.read: dict[int, dict[int, _Read]] = {}  # by writer and storage
+        # Of products and 1 x 1 convolutions: which dimension has the columns, and how many.
+        self.linear: dict[int, tuple[int, int]] = {}
+        self.pooled: set[int] = set()  # those that something sums over the rows
         self.tables: dict[int, int] = {}  # weights of embeddings: elements by storage
         self.multiplied: set[int] = set()  # storages of factors of products
 
@@ -226,6 +233,7 @@ class _Watcher(TorchDispatchMode):
             idle_buffers(self.values.keys()),
             graph_waste(ops, verdicts, self.calls, self.borders),
             fresh=self.seen.fresh,
+            idle_copies=idle_copies(self.values.keys() | self.before.storages),
             tied_tables=tuple(n for key, n in self.tables.items() if key in self.multiplied),
         )
 
@@ -264,6 +272,8 @@ class _Watcher(TorchDispatchMode):
             if op.casts_back
             else COPIED_OVER
             if i in copied
+            else POOLED
+            if i in self.pooled and op.readers == 1 and i not in held
             else IDLE_GRADIENT
             if op.input_gradient is not None and self._is_idle(i, op.input_gradient, kept)
             else self._partly_used(i, op.name)
@@ -383,8 +393,16 @@ class _Watcher(TorchDispatchMode):
         for needed in op.needs:
             self.seen.ops[needed].readers += 1
         self.seen.ops.append(op)
+        if name in ("aten::addmm", "aten::mm"):
+            self.linear[index] = -1, made[0].shape[-1]
+        if name == "aten::convolution" and math.prod(args[1].shape[2:]) == 1:
+            self.linear[index] = 1, made[0].shape[1]
+        if (pooled := self._pooled(name, args)) is not None:
+            self.pooled.add(pooled)
         if name == CAST:
             self.cast_from[index] = inputs[0].dtype
+        if name in (CAST, "aten::clone"):
+            self.copied_from[index] = storage_number(inputs[0])
         zero = _is_zero(name, args, [value.zero for value in sources])
         for place, tensor in enumerate((*made, *written)):
             copied = () if place else op.copied
@@ -521,6 +539,28 @@ class _Watcher(TorchDispatchMode):
             return False
         return storage_number(tensor) not in self.held.idle_gradients
 
+    def _pooled(self, name: str, args: Any) -> int | None:
+        """Return the product of which an operator sums rows, four or more to each result."""
+        if name not in ("aten::mean", "aten::sum") or len(args) < 2 or not args[1]:
+            return None
+        if args[0].dim() < 2:
+            return None
+        source, dims = args[0], {dim % max(args[0].dim(), 1) for dim in args[1]}
+        writer = self._value(source).writer
+        place, columns = self.linear.get(writer, (-1, 0))  # the last, or the channels of an image
+        if source.shape[place] != columns or place % source.dim() in dims:
+            return None
+        rows = math.prod(source.shape[dim] for dim in dims)
+        return writer if rows >= LEAST_POOLED else None
+
+    def _origin(self, tensor: Tensor) -> int:
+        """Return the storage that a tensor shows, or that it was copied from as it is."""
+        storage, writer = storage_number(tensor), self._value(tensor).writer
+        while writer in self.copied_from:
+            storage = self.copied_from[writer]
+            writer = self.values[storage].writer
+        return storage
+
     def _casts_back(self, name: str, sources: list[_Value], outputs: list[Tensor]) -> bool:
         """Whether a cast undoes the one that made its input."""
         if name != CAST or not sources or not outputs:
@@ -596,7 +636,7 @@ class _Watcher(TorchDispatchMode):
     def _look_at_table(self, name: str, args: Any) -> None:
         """Note tables and who multiplies them; look for padding in ids that no model keeps."""
         if name in PRODUCTS:
-            self.multiplied |= set(map(storage_number, tensors_of(args)))
+            self.multiplied |= {self._origin(tensor) for tensor in tensors_of(args)}
         if name != "aten::embedding":
             return
         self.tables[storage_number(args[0])] = args[0].numel()

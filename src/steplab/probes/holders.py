@@ -45,6 +45,11 @@ def plain_addresses() -> set[int]:
     return {_address(tensor) for tensor in tensors} - graphs
 
 
+def python_tensors() -> list[Tensor]:
+    """Return the tensors with memory that Python holds in this process."""
+    return [tensor for tensor in _tensors() if _has_memory(tensor) and _address(tensor)]
+
+
 def _tensors() -> list[Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some objects warn when they are asked for their class

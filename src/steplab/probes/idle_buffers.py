@@ -1,4 +1,4 @@
-"""Buffers that a step could do without: nothing reads them, or another one holds the same."""
+"""Buffers and copies of weights that a step could do without."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from steplab.core.run import IdleBuffers
+from steplab.core.run import IdleBuffers, IdleCopies
 from steplab.modules.shards import stored
-from steplab.probes.known_tensors import live_modules
+from steplab.probes.holders import holding_places, python_tensors
+from steplab.probes.known_tensors import held_by_objects, live_modules
 
 LEAST_BYTES = 2**16  # of a buffer; running means and tables of angles are smaller
 
@@ -36,6 +37,26 @@ def idle_buffers(read: Set[int]) -> tuple[IdleBuffers, ...]:
             others.append(buffer)
     found = (IdleBuffers(name, unread[name], copies[name]) for name in {**unread, **copies})
     return tuple(sorted(found, key=lambda one: -one.unread - one.copies))
+
+
+def idle_copies(read: Set[int]) -> IdleCopies | None:
+    """Return tensors as large as weights that neither a step nor a module or optimizer has."""
+    known = [stored(tensor) for tensor in held_by_objects() if tensor.layout == torch.strided]
+    shapes = {
+        (tuple(t.shape), t.dtype) for t in known if t.numel() * t.element_size() >= LEAST_BYTES
+    }
+    owned = {tensor.untyped_storage()._cdata for tensor in known} | set(read)
+    idle: dict[int, Tensor] = {}
+    for tensor in python_tensors():
+        if (tuple(tensor.shape), tensor.dtype) in shapes and not tensor.requires_grad:
+            number = stored(tensor).untyped_storage()._cdata
+            if number not in owned:
+                idle[number] = tensor
+    if not idle:
+        return None
+    size = sum(tensor.untyped_storage().nbytes() for tensor in idle.values())
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in idle.values()}
+    return IdleCopies(size, holding_places(addresses))
 
 
 def _buffers() -> Iterator[tuple[str, Tensor]]:

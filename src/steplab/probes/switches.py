@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import tracemalloc
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch._dynamo import OptimizedModule, eval_frame
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steplab.core import OptimizerShape
-from steplab.core.run import MODE
+from steplab.core.run import MODE, PYTHON_PROFILER, TRACEMALLOC
 from steplab.probes.known_tensors import live_modules, live_optimizers
 from steplab.probes.source_lines import is_written, written_lines
 
@@ -34,6 +36,8 @@ WRITTEN_AS = {
     "flash attention off": ("enable_flash_sdp", "sdpa_kernel"),
     "memory-efficient attention off": ("enable_mem_efficient_sdp", "sdpa_kernel"),
     "cudnn attention off": ("enable_cudnn_sdp", "sdpa_kernel"),
+    TRACEMALLOC: ("tracemalloc.start",),
+    PYTHON_PROFILER: ("cProfile.Profile", "Profile", "setprofile"),
 }
 
 DEBUGGING_BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "eager_noexcept")
@@ -53,12 +57,25 @@ def switches_on(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         "flash attention off": not torch.backends.cuda.flash_sdp_enabled(),
         "memory-efficient attention off": not torch.backends.cuda.mem_efficient_sdp_enabled(),
         "cudnn attention off": not torch.backends.cuda.cudnn_sdp_enabled(),
+        TRACEMALLOC: tracemalloc.is_tracing(),
+        PYTHON_PROFILER: _python_is_profiled(),
     }
     named = [name for name, on in states.items() if on]
     set_ = [
         f"{name}={variables[name]}" for name, on in VARIABLES.items() if variables.get(name) in on
     ]
     return (*named, *set_)
+
+
+def _python_is_profiled() -> bool:
+    """Whether cProfile is on; torch's own profiler is told from it by its type.
+
+    From Python 3.12 on it is a tool of `sys.monitoring`.
+    """
+    monitoring: Any = getattr(sys, "monitoring", None)
+    if monitoring is not None:
+        return monitoring.get_tool(monitoring.PROFILER_ID) == "cProfile"
+    return type(sys.getprofile()).__module__ in ("cProfile", "_lsprof")
 
 
 def modes_around(own: TorchDispatchMode) -> set[str]:

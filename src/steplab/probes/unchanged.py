@@ -54,6 +54,11 @@ class OlderTensors(TorchDispatchMode):
             )
         return tensors
 
+    @property
+    def storages(self) -> set[int]:
+        """The storages that were read or made."""
+        return set(self._storages)
+
     def has_read(self, tensor: Tensor) -> bool:
         """Whether this part of this storage was read."""
         return shown(tensor) in self._read

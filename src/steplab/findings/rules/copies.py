@@ -1,7 +1,8 @@
 """Tensors are copied without being changed.
 
 What it sees: copies inside the device (`contiguous`, `clone`, `reshape` of a transposed tensor)
-and copies between host and device that nothing hides.
+and copies between host and device that nothing hides; lookups of rows in a table that lies column
+by column.
 Why it costs: a copy reads and writes the whole tensor and computes nothing.
 Remedy: order dimensions so that no copy is needed, use views; `channels_last` where convolutions
 reorder their inputs themselves; a list that is joined once where a tensor grows in a loop; for
@@ -29,6 +30,8 @@ from steplab.trace.analysis import UNATTRIBUTED
 # Eager attention and its backward copy transposed heads: 2 to 4 % of a decoder's step.
 SHARE = 0.05
 ASKED_SHARE = 0.10
+LARGE_TABLE = 2**20  # elements: less stays in a cache
+IN_PIECES = 0.7  # of the time of such a lookup, 8,192 of 200,000 rows of 128 on one core
 GROWN = 8  # sizes of what one line joins in a step
 ASKED = frozenset(
     f"aten::{name}"
@@ -39,11 +42,46 @@ ASKED = frozenset(
 CONVOLUTION_LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|batched_transpose_\d|tensorTransform")
 
 
-def check(case: Case) -> Finding | None:
-    """Add up the time of work that only moves tensors."""
-    rows = case.rows
-    if rows is None:
+def check(case: Case) -> tuple[Finding, ...]:
+    """Look for work that only moves tensors, and for rows that are gathered from far apart."""
+    if case.rows is None:
+        return ()
+    found = (_copied(case, case.rows), _gathered(case, case.rows))
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _gathered(case: Case, rows: Rows) -> Finding | None:
+    """Judge lookups in tables whose rows are not in one piece."""
+    mask = rows.called(_takes_columns)
+    spent = case.cost_ms(mask)
+    if not spent > ASKED_SHARE * case.step_ms:
         return None
+    return Claim(
+        rule="copies",
+        claim=f"rows are gathered from a table that lies column by column: "
+        f"{units.milliseconds(spent)} a step",
+        evidence=rows.hot_lines(mask),
+        remedy="make the table contiguous once, before the loop: np.ascontiguousarray, "
+        ".contiguous()",
+        stake_ms=spent,
+        why="every number of a row is in another line of the cache",
+        gain_ms=IN_PIECES * spent,
+        work=mask,
+    )
+
+
+def _takes_columns(call: OpCall) -> bool:
+    """Whether a call looks up rows of a large table that is in the other order."""
+    table = call.tensor(0)
+    if call.name not in ("aten::index", "aten::index_select") or table is None:
+        return False
+    if not table.strides or len(table.dims) != 2 or table.numel < LARGE_TABLE:
+        return False
+    return table.strides[1] > table.strides[0] and table.dims[1] > 1
+
+
+def _copied(case: Case, rows: Rows) -> Finding | None:
+    """Add up the time of work that only moves tensors."""
     # Copies by the copy engine count only where nothing hides them: a term of the budget.
     engine = rows.labeled("name", lambda label: label.startswith("Memcpy"))
     # On a CPU a product copies its bias into the result: that is part of the product.

@@ -11,7 +11,7 @@ fetched there are a data_stall, compilations a recompile, and Python's garbage c
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.findings.case import ANOMALY, Case
+from steplab.findings.case import Case
 from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.01  # a busy machine holds the host up now and then
@@ -21,7 +21,7 @@ PAUSES, PAUSES_AMONG_LAUNCHES, LAUNCHES = 0.07, 0.10, 0.25  # of the step
 
 def check(case: Case) -> Finding | None:
     """Take the silences of the host that are neither data nor compilation."""
-    if ANOMALY in case.switches:
+    if case.host_is_watched:
         return None
     hidden = case.unexplained_wait_ms
     places = case.silent_lines("python", "operator")

@@ -1,10 +1,12 @@
-"""Buffers hold memory that no step needs.
+"""Buffers and copies of weights hold memory that no step needs.
 
 What it sees: buffers of modules that no operator reads in a step, or that equal another one, as the
-Run recorded it, above 10 % of the step's peak: a causal mask of the longest context in every layer.
-Why it costs: buffers live as long as the model, on the device and in every checkpoint.
+Run recorded it, above 10 % of the step's peak: a causal mask of the longest context in every layer;
+and tensors of the shapes of weights that no module, no optimizer and no operator has anything to do
+with: a checkpoint that was loaded.
+Why it costs: they live as long as the model or the variable, on the device.
 Remedy: drop what nothing reads; share one among all layers.
-When it is wrong: a buffer is read every N steps, or for evaluation only.
+When it is wrong: it is read every N steps, or for evaluation only.
 """
 
 from __future__ import annotations
@@ -16,7 +18,34 @@ SHARE = 0.10  # of the step's peak
 SHOWN = 3
 
 
-def check(case: Case) -> Finding | None:
+def check(case: Case) -> tuple[Finding, ...]:
+    """Look for both."""
+    found = (_buffers(case), _copies(case))
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _copies(case: Case) -> Finding | None:
+    """Compare the bytes of copies of weights with the peak."""
+    profile = case.run.profile if case.run is not None else None
+    memory = case.run.memory if case.run is not None else None
+    copies = profile.dataflow.idle_copies if profile is not None and profile.dataflow else None
+    if memory is None or copies is None or not copies.bytes > SHARE * memory.peak:
+        return None
+    return Finding(
+        rule="idle_buffers",
+        claim=f"{units.bytes_(copies.bytes)} of tensors like weights are held, and nothing reads "
+        "them",
+        evidence=tuple(f"held by {place}" for place in copies.held_by[:SHOWN])
+        or ("no variable was found that holds them",),
+        remedy="take out of a checkpoint what the loop needs and delete the rest, or load it on "
+        "the CPU",
+        stake_bytes=copies.bytes,
+        of_bytes=memory.peak + copies.bytes,
+        why="a tensor lives as long as a variable refers to it, or to a dict that it is in",
+    )
+
+
+def _buffers(case: Case) -> Finding | None:
     """Compare the bytes of such buffers with the peak."""
     profile = case.run.profile if case.run is not None else None
     memory = case.run.memory if case.run is not None else None

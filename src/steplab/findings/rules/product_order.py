@@ -1,8 +1,9 @@
 """Products are multiplied in an order that takes more work than another.
 
 What it sees: a batched product whose result goes straight into another one, with nothing but copies
-in between: (a b) c, where a (b c) would take less than half of the multiplications; or a 1 x 1
-convolution to fewer than half of the channels, right after an upsampling.
+in between: (a b) c, where a (b c) would take less than half of the multiplications; a 1 x 1
+convolution to fewer than half of the channels, right after an upsampling; or a linear layer over
+many rows of which only means or sums are read.
 Why it costs: linear attention in the wrong order builds the matrix of queries x keys that it is
 there to avoid.
 Remedy: put the brackets around the small result: q @ (k.transpose(-2, -1) @ v).
@@ -16,6 +17,7 @@ import math
 import numpy as np
 
 from steplab.core import Finding, units
+from steplab.core.run import POOLED
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
@@ -23,6 +25,7 @@ from steplab.findings.matmuls import Matmul, matmuls
 from steplab.findings.rows import Mask, Rows
 
 SHARE = 0.03
+LEFT = 0.1  # of a product's time, for the few rows that remain
 MUCH = 0.5  # of the multiplications
 MOVES = ("elementwise", "copy", "memset", "reduction")
 USES = ("elementwise", "reduction", "softmax", "normalization", "sort and index")
@@ -33,7 +36,27 @@ def check(case: Case) -> Finding | None:
     rows = case.rows
     if rows is None:
         return None
-    return _chained(case, rows) or _enlarged(case, rows)
+    return _chained(case, rows) or _enlarged(case, rows) or _pooled(case, rows)
+
+
+def _pooled(case: Case, rows: Rows) -> Finding | None:
+    """Find linear layers whose results are only added up over their rows."""
+    mask = rows.with_gradients(case.verdict(POOLED))
+    spent = case.cost_ms(mask)
+    gain = (1 - LEFT) * spent
+    if not gain > SHARE * case.step_ms:
+        return None
+    return Claim(
+        rule="product_order",
+        claim=f"a linear layer takes every row, and only their mean is read: "
+        f"{units.milliseconds(spent)}",
+        evidence=rows.hot_lines(mask),
+        remedy="take the mean first: head(x.mean(1)) instead of head(x).mean(1); both commute",
+        stake_ms=spent,
+        why="the layer is linear: the mean of its results is its result of the mean",
+        gain_ms=gain,
+        work=mask,
+    )
 
 
 def _enlarged(case: Case, rows: Rows) -> Finding | None:

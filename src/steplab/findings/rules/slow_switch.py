@@ -2,7 +2,7 @@
 
 What it sees: anomaly mode, launches that block, deterministic algorithms and the like, as the Run
 recorded them while the step ran; and dispatch modes that take every operator, as a counter of FLOPs
-does.
+does; tracemalloc and profilers of Python.
 Why it costs: anomaly mode keeps a Python stack per operator and reads every gradient; a launch that
 blocks leaves the device idle while the host prepares the next; a mode runs Python for each.
 Remedy: turn it off where nothing is debugged.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import MODE
+from steplab.core.run import MODE, PYTHON_PROFILER, TRACEMALLOC
 from steplab.findings.case import ANOMALY, Case
 from steplab.trace.windows import step_at
 
@@ -25,6 +25,8 @@ HOW = {
     "cudnn.deterministic": "torch.backends.cudnn.deterministic = False",
     "cudnn disabled": "torch.backends.cudnn.enabled = True",
     "float64 by default": "torch.set_default_dtype(torch.float32)",
+    TRACEMALLOC: "no tracemalloc.start() around the step: it notes every object that Python makes",
+    PYTHON_PROFILER: "no cProfile and no sys.setprofile around the step",
 }
 LAUNCH_NS = 5_000
 CHECKS = ("aten::isnan", "aten::_is_any_true", "aten::item", "aten::is_nonzero")
@@ -65,6 +67,9 @@ def _lost_ms(case: Case, name: str) -> float:
     if name in BLOCKING and case.on_device:
         # Without the waits the slower of host and device sets the pace.
         return max(0.0, min(case.step_ms - busy, _waits_in_launches_ms(case)))
+    if name in (TRACEMALLOC, PYTHON_PROFILER):
+        # Python takes two to four times as long; half of what it takes is the least.
+        return (max(0.0, case.launch_wait_ms) + case.silent_ms("python")) / 2
     if name.startswith(MODE):
         # Its Python is the operators' own time on a CPU, and late launches of a device.
         own = 0.0 if case.on_device else rows.ms(rows.category("other"))
