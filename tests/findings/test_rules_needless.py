@@ -706,3 +706,17 @@ def test_python_that_is_traced_is_slow_everywhere():
     (found,) = slow_switch.RULE(traced)
     assert found.gain_ms == pytest.approx(0.4) and "tracemalloc.start" in found.remedy
     assert "host_stall" not in rules(traced)
+
+
+@pytest.mark.parametrize(
+    ("other", "dropped"), [("net.py(5): forward", True), ("b.py(1): f", False)]
+)
+def test_gradients_that_are_dropped_are_told_from_those_of_frozen_weights(other, dropped):
+    back = {"phase": "backward"}
+    done = [
+        mm(64, 64, 64, 500, line="net.py(5): forward", **back),
+        mm(64, 64, 32, 500, line=other, **back),
+    ]
+    (found,) = unused_work.RULE(watched(done, "u."))
+    assert ("dropped before the update" in found.claim) == dropped
+    assert ("once for each update" in found.remedy) == dropped

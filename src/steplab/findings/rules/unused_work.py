@@ -1,10 +1,10 @@
 """The step computes what its update does not need.
 
 What it sees: operators that no weight, no optimizer state and no buffer depends on, as the Run
-recorded the flow of values: gradients of weights that no optimizer has, metrics and norms for a
-log, a validation in the step, a loss of weight 0; gradients of inputs that nobody reads, which an
-operator of backward computes beside those of its weights; and updates of tensors that they leave as
-they were, as an average of weights that are frozen.
+recorded the flow of values: gradients of weights that no optimizer has, or that are dropped before
+the update; metrics and norms for a log, a validation in the step, a loss of weight 0; gradients of
+inputs that nobody reads, which an operator of backward computes beside those of its weights; and
+updates of tensors that they leave as they were, as an average of weights that are frozen.
 Why it costs: they run in every step, and what only the host reads makes it wait besides.
 Remedy: `requires_grad_(False)` for what is not trained, none at all for a batch; metrics every N
 steps.
@@ -91,18 +91,28 @@ def _without_effect(case: Case, rows: Rows) -> Finding | None:
     backward = rows.labeled("phase", lambda label: label == "backward")
     gradients = rows.ms(unused & backward) > rows.ms(mask) / 2
     spent, gain = rows.ms(mask), case.cost_ms(mask)
-    what = "gradients that no optimizer uses" if gradients else "work that the update does not need"
+    dropped = gradients and _learns_too(rows, unused & backward, backward & ~unused)
+    what = (
+        "gradients that are dropped before the update take"
+        if dropped
+        else "gradients that no optimizer uses take"
+        if gradients
+        else "work that the update does not need takes"
+    )
     return Claim(
         rule="unused_work",
-        claim=f"{what} takes {units.milliseconds(gain)} a step"
-        if not gradients
-        else f"{what} take {units.milliseconds(gain)} a step",
+        claim=f"{what} {units.milliseconds(gain)} a step",
         evidence=(
             *_counts(rows, unused, read, times_zero),
+            *(_going_back(rows, unused & backward) if dropped else ()),
             *rows.hot_lines(mask),
-            *(_optimizers(case) if gradients else ()),
+            *(_optimizers(case) if gradients and not dropped else ()),
         ),
-        remedy="requires_grad_(False) for weights that are not trained, torch.no_grad() around "
+        remedy="run forward and backward once for each update: no zero_grad() between a backward "
+        "and its step(), no closure that has been called before step(closure), and "
+        "torch.autograd.grad only for those weights whose gradients are read"
+        if dropped
+        else "requires_grad_(False) for weights that are not trained, torch.no_grad() around "
         "what they compute"
         if gradients
         else "leave it out, or compute metrics and logs every N steps",
@@ -114,6 +124,18 @@ def _without_effect(case: Case, rows: Rows) -> Finding | None:
         and gain < METRICS * case.step_ms,
         work=mask,
     )
+
+
+def _going_back(rows: Rows, gradients: Mask) -> list[str]:
+    """Return the lines from which these gradients are asked for."""
+    op = rows.work.op_row[gradients & (rows.work.op_row >= 0)]
+    return [f"gone back from {line}" for line in rows.lines_at(rows.source.ops.start[op])]
+
+
+def _learns_too(rows: Rows, unused: Mask, used: Mask) -> bool:
+    """Whether most of these gradients are of lines that also have gradients which are used."""
+    lines = np.unique(rows.work.line[used])
+    return rows.ms(unused & np.isin(rows.work.line, lines)) > rows.ms(unused) / 2
 
 
 def _optimizers(case: Case) -> list[str]:
