@@ -393,6 +393,9 @@ def test_copies_of_weights_that_nothing_reads():
     assert found.bytes == 256 * 256 * 4 and "checkpoint" in " ".join(found.held_by)
     del loop.checkpoint
     assert watched(loop)[0].idle_copies is None
+    loop.batches = cycle(batches := [torch.randn(256, 256) for _ in range(4)])
+    loop.first = nn.Linear(256, 8)
+    assert watched(loop)[0].idle_copies is None and len(batches) == 4  # batches like the weight
 
 
 def test_a_table_that_is_also_the_head_is_told():

@@ -48,7 +48,7 @@ from steplab.probes.compilation import graph_count
 from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls, running_line
 from steplab.probes.copied_rows import SELECTS, Places, copied_rows, times_computed
 from steplab.probes.graph_waste import Borders, graph_waste
-from steplab.probes.idle_buffers import idle_buffers, idle_copies
+from steplab.probes.idle_buffers import Kind, idle_buffers, idle_copies, kind_of
 from steplab.probes.known_tensors import HeldTensors, held_tensors
 from steplab.probes.model_calls import feeds_itself, model_calls
 from steplab.probes.op_tensors import (
@@ -192,6 +192,7 @@ class _Watcher(TorchDispatchMode):
         self.read: dict[int, dict[int, _Read]] = {}  # by writer and storage
         # Of products and 1 x 1 convolutions: which dimension has the columns, and how many.
         self.linear: dict[int, tuple[int, int]] = {}
+        self.older: dict[int, Kind] = {}  # storages from before the step
         self.pooled: set[int] = set()  # those that something sums over the rows
         self.tables: dict[int, int] = {}  # weights of embeddings: elements by storage
         self.multiplied: set[int] = set()  # storages of factors of products
@@ -233,7 +234,7 @@ class _Watcher(TorchDispatchMode):
             idle_buffers(self.values.keys()),
             graph_waste(ops, verdicts, self.calls, self.borders),
             fresh=self.seen.fresh,
-            idle_copies=idle_copies(self.values.keys() | self.before.storages),
+            idle_copies=idle_copies(self.values.keys() | self.before.storages, self.older),
             tied_tables=tuple(n for key, n in self.tables.items() if key in self.multiplied),
         )
 
@@ -515,6 +516,7 @@ class _Watcher(TorchDispatchMode):
         key = storage_number(tensor)
         if key not in self.values:
             buffer = key in self.held.buffers
+            self.older[key] = kind_of(tensor)
             self._set(tensor, _Value(hash(("outside", key)), constant=buffer, outside=True))
         return self.values[key]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from steplab.modules.shards import stored
 from steplab.probes.holders import holding_places, python_tensors
 from steplab.probes.known_tensors import held_by_objects, live_modules
 
+Kind = tuple[tuple[int, ...], torch.dtype]
 LEAST_BYTES = 2**16  # of a buffer; running means and tables of angles are smaller
 
 
@@ -39,24 +40,33 @@ def idle_buffers(read: Set[int]) -> tuple[IdleBuffers, ...]:
     return tuple(sorted(found, key=lambda one: -one.unread - one.copies))
 
 
-def idle_copies(read: Set[int]) -> IdleCopies | None:
-    """Return tensors as large as weights that neither a step nor a module or optimizer has."""
+def idle_copies(touched: Set[int], older: Mapping[int, Kind]) -> IdleCopies | None:
+    """Return tensors like weights that neither a step nor a module or optimizer has.
+
+    `touched`: the storages that steps have read or made. `older`: what they have read that they did
+    not make. Some of it is data: other batches look like this one, and may look like a weight.
+    """
     known = [stored(tensor) for tensor in held_by_objects() if tensor.layout == torch.strided]
-    shapes = {
-        (tuple(t.shape), t.dtype) for t in known if t.numel() * t.element_size() >= LEAST_BYTES
-    }
-    owned = {tensor.untyped_storage()._cdata for tensor in known} | set(read)
+    owned = {tensor.untyped_storage()._cdata for tensor in known}
+    large = [t for t in known if t.numel() * t.element_size() >= LEAST_BYTES]
+    data = {kind for number, kind in older.items() if number not in owned}
+    like_weights = {kind_of(tensor) for tensor in large} - data
     idle: dict[int, Tensor] = {}
     for tensor in python_tensors():
-        if (tuple(tensor.shape), tensor.dtype) in shapes and not tensor.requires_grad:
+        if kind_of(tensor) in like_weights and not tensor.requires_grad:
             number = stored(tensor).untyped_storage()._cdata
-            if number not in owned:
+            if number not in owned and number not in touched:
                 idle[number] = tensor
     if not idle:
         return None
     size = sum(tensor.untyped_storage().nbytes() for tensor in idle.values())
     addresses = {tensor.untyped_storage().data_ptr() for tensor in idle.values()}
     return IdleCopies(size, holding_places(addresses))
+
+
+def kind_of(tensor: Tensor) -> Kind:
+    """Return what tensors that look alike share."""
+    return tuple(tensor.shape), tensor.dtype
 
 
 def _buffers() -> Iterator[tuple[str, Tensor]]:
