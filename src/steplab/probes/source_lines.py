@@ -11,6 +11,7 @@ import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 
 from steplab.trace.lines import frame_line, line_text
 
@@ -43,10 +44,12 @@ def is_written(*names: str) -> bool:
 
 
 def _user_files() -> list[str]:
-    """Return the files of imported modules that are the user's."""
+    """Return the files of imported modules that are the user's, not steplab's own models."""
     named = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     files = (path for path in dict.fromkeys(named) if isinstance(path, str))
-    return [p for p in files if p.endswith(".py") and frame_line((p, 1, "<module>"))]
+    own = str(Path(__file__).parents[1])
+    others = (path for path in files if path.endswith(".py") and not path.startswith(own))
+    return [path for path in others if frame_line((path, 1, "<module>"))]
 
 
 def _written(path: str, sought: Collection[str]) -> Iterator[tuple[str, int, str]]:
