@@ -236,17 +236,21 @@ def test_a_chain_that_is_written_out():
 def test_activations_of_several_forwards_live_at_once():
     node = "autograd::engine::evaluate_function: MmBackward0"
 
-    def called(times: int, first_backward: int) -> Case:
+    def called(times: int, first_backward: int, learns: bool = True) -> Case:
         events = [range_("ProfilerStep#1", 0, 1_000_000)]
         for number in range(times):
             start = 10_000 + 100_000 * number
             events += [python("nn.Module: Net_0", start, 90_000)]
             events += [op("aten::mm", start + 1_000, 80_000, sequence=number + 1)]
-        events += [op(node, first_backward, 4_000, sequence=1, forward_thread=1)]
+        starts = [first_backward, *(850_000 + 5_000 * n for n in range(1, times if learns else 1))]
+        for number, start in enumerate(starts, 1):
+            events += [op(node, start, 4_000, sequence=number, forward_thread=1)]
         memory = Memory(2 * GIB, 10 * GIB, None, None, "cuda allocator")
         run = replace(remembered(device="cpu").run, memory=memory)
         return Case(run, analyze(trace_of(events)))
 
+    claims = [one.claim for one in graph_memory.RULE(called(4, 800_000, learns=False))]
+    assert not any("forward passes" in claim for claim in claims)  # three of them without gradients
     (found,) = graph_memory.RULE(called(4, 800_000))
     assert found.stake_bytes == 6 * GIB and "4 forward passes" in found.claim
     assert graph_memory.RULE(called(4, 102_000)) == ()  # a backward after the first

@@ -51,11 +51,12 @@ def _micro_batches(case: Case, trace: Trace) -> tuple[Finding, ...]:
         return ()  # a recurrent cell: no backward is possible between its calls
     if _checkpoints(trace):
         return ()  # activations are freed at once
-    spans, names, _ = outermost_calls(trace)
+    spans, names, unused = outermost_calls(trace)
+    learns = ~unused  # passes without gradients keep nothing
     nodes = trace.ops.start[_nodes(trace)]
-    before = names[spans.start < nodes.min()] if len(nodes) else names[:0]
+    before = names[learns & (spans.start < nodes.min())] if len(nodes) else names[:0]
     calls = int(np.unique(before, return_counts=True)[1].max(initial=0))
-    if calls < MIN_CALLS or len(before) < len(names):
+    if calls < MIN_CALLS or len(before) < learns.sum():
         return ()
     return _finding(
         case,
