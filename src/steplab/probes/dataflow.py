@@ -42,7 +42,6 @@ from steplab.core.run import (
     UNCHANGED,
     UNMOVED,
     UNUSED,
-    ZEROS,
 )
 from steplab.probes.compilation import graph_count
 from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls, running_line
@@ -71,14 +70,8 @@ from steplab.probes.value_graph import (
     copied_over,
     repeated,
 )
-from steplab.probes.value_samples import (
-    EMPTY_ROWS,
-    masked_share,
-    padded_share,
-    samples,
-    unmoved_share,
-    zero_shares,
-)
+from steplab.probes.value_samples import masked_share, padded_share, samples, unmoved_share
+from steplab.probes.zeros import LARGE_TENSOR, PRODUCTS, Zeros
 
 CAST = "aten::_to_copy"
 HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
@@ -87,21 +80,6 @@ LINEAR = frozenset(
     f"aten::{name}" for name in "sum mean neg div clone copy _to_copy contiguous cumsum".split()
 )
 OVERWRITES = frozenset(f"aten::{name}" for name in ("copy_", "fill_", "zero_"))
-PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
-PUTS = FILLS | frozenset(
-    f"aten::{name}"
-    for name in "_to_copy copy copy_ scatter scatter_ scatter_add scatter_add_ index_put "
-    "index_put_ index_copy index_copy_".split()
-)
-RECTIFIERS = frozenset(
-    f"aten::{name}" for name in ("relu", "relu_", "threshold_backward", "clamp", "clamp_min")
-)
-LARGE_PRODUCT = 2**24  # multiply-adds from which the factors of a product are looked at
-LARGE_TENSOR = 2**20  # elements of a sum or an elementwise product
-LEAST_SIDE, LEAST_CHANNELS = 256, 8  # of matrices and kernels from before the step
-# Of a sample. ReLU leaves half, a one-hot factor one in hundreds; ReLU and padding together may
-# leave a tenth of a factor, but not of a sum.
-MOSTLY_ZERO, MOSTLY_ZERO_SUM = 0.95, 0.9
 MOST_OPS = 200_000
 LOOKED_AT = 4  # operators, of which one is asked for the modes around it
 LEAST_POOLED = 4  # rows of a product for each sum over them
@@ -148,6 +126,15 @@ class _Value:
     copied: Places = ()
 
 
+@dataclass(frozen=True)
+class _Around:
+    """What was seen right before and after an operator ran."""
+
+    random: object  # where the generators stood; None: it draws nothing
+    zeros: str
+    unmoved: float
+
+
 @dataclass
 class _Read:
     """What was read of a result: the elements of all views of it that differ."""
@@ -185,7 +172,7 @@ class _Watcher(TorchDispatchMode):
         self.values: dict[int, _Value] = {}
         self.storages: dict[int, StorageWeakRef] = {}  # keeps their numbers from being used again
         self.seen = _Seen(fresh=bool(given))
-        self.sampled: dict[int, tuple[float, float]] = {}  # by the number of a value
+        self.zeros = Zeros(self._value, self.seen.ops, held.weights)
         self.switches: set[str] = set()
         self.cast_from: dict[int, torch.dtype] = {}  # what a cast, by its number, was given
         self.copied_from: dict[int, int] = {}  # storages, by the operators that copy them
@@ -205,13 +192,14 @@ class _Watcher(TorchDispatchMode):
         self.switches.update(switches_on())  # a part of the step may switch them on
         if len(self.seen.ops) % LOOKED_AT == 0:
             self.switches.update(modes_around(self))
-        before = _random_state(func, args) if _is_random(func, args, given) else None
-        zeros = self._zeros_multiplied(func, args) or _masked_tenths(func, args, given)
+        random = _random_state(func, args) if _is_random(func, args, given) else None
+        zeros = self.zeros.letter(func, args) or _masked_tenths(func, args, given)
         updated = samples(self._updated(func, args, given))
         out = func(*args, **given)
         if len(self.seen.ops) < MOST_OPS:
             if isinstance(func, OpOverload):
-                self._note(func, args, given, out, before, zeros, unmoved_share(updated))
+                around = _Around(random, zeros, unmoved_share(updated))
+                self._note(func, args, given, out, around)
             elif isinstance(func, HigherOrderOperator):
                 self._note_opaque(func.name(), tensors_of((args, given)), tensors_of(out))
         return out
@@ -330,17 +318,8 @@ class _Watcher(TorchDispatchMode):
             if self._value(tensor).outside
         ]
 
-    def _note(
-        self,
-        func: OpOverload,
-        args: Any,
-        kwargs: Any,
-        out: Any,
-        random: object,
-        zeros: str,
-        unmoved: float,
-    ) -> None:
-        name = func._schema.name
+    def _note(self, func: OpOverload, args: Any, kwargs: Any, out: Any, around: _Around) -> None:
+        name, random = func._schema.name, around.random
         inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
         if any(not is_plain(tensor) for tensor in (*inputs, *outputs)):
             self._note_opaque(name, inputs, outputs)
@@ -358,8 +337,7 @@ class _Watcher(TorchDispatchMode):
             self._note_read(tensor, value.writer)
             self._note_border(tensor, value.writer, call)
         fresh = name in OVERWRITES and shows_all(args[0])
-        if fresh:
-            sources = sources[1:]
+        sources = sources[fresh:]
         index = len(self.seen.ops)
         number = hash(
             (name, _plain_arguments(args, kwargs), random, *map(self._key, inputs[fresh:]))
@@ -378,8 +356,8 @@ class _Watcher(TorchDispatchMode):
             may_repeat=bool(sources) and name not in FILLS,
             constant=constant,
             unchanged=unchanged,
-            zeros=zeros,
-            unmoved=unmoved * self._share_of_large(written),
+            zeros=around.zeros,
+            unmoved=around.unmoved * self._share_of_large(written),
             casts_back=self._casts_back(name, sources, outputs),
             elementwise=torch.Tag.pointwise in func.tags,
             covers_older=fresh and self._copies_over(inputs),
@@ -394,21 +372,26 @@ class _Watcher(TorchDispatchMode):
         for needed in op.needs:
             self.seen.ops[needed].readers += 1
         self.seen.ops.append(op)
+        self._note_kind(name, args, inputs, outputs)
+        zero = _is_zero(name, args, [value.zero for value in sources])
+        for place, tensor in enumerate((*made, *written)):
+            copied = () if place else op.copied
+            value = _Value(hash((number, place)), index, constant, unchanged, zero, copied=copied)
+            self._note_write(tensor, value)
+
+    def _note_kind(self, name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Note what the last operator is, if later ones may ask: linear, a sum, a cast, a copy."""
+        index = len(self.seen.ops) - 1
         if name in ("aten::addmm", "aten::mm"):
-            self.linear[index] = -1, made[0].shape[-1]
+            self.linear[index] = -1, outputs[0].shape[-1]
         if name == "aten::convolution" and math.prod(args[1].shape[2:]) == 1:
-            self.linear[index] = 1, made[0].shape[1]
+            self.linear[index] = 1, outputs[0].shape[1]
         if (pooled := self._pooled(name, args)) is not None:
             self.pooled.add(pooled)
         if name == CAST:
             self.cast_from[index] = inputs[0].dtype
         if name in (CAST, "aten::clone"):
             self.copied_from[index] = storage_number(inputs[0])
-        zero = _is_zero(name, args, [value.zero for value in sources])
-        for place, tensor in enumerate((*made, *written)):
-            copied = () if place else op.copied
-            value = _Value(hash((number, place)), index, constant, unchanged, zero, copied=copied)
-            self._note_write(tensor, value)
 
     def _share_of_large(self, written: list[Tensor]) -> float:
         """Return the share of what is written that samples were taken of."""
@@ -560,7 +543,8 @@ class _Watcher(TorchDispatchMode):
         storage, writer = storage_number(tensor), self._value(tensor).writer
         while writer in self.copied_from:
             storage = self.copied_from[writer]
-            writer = self.values[storage].writer
+            # What was written over since is no copy of it any more.
+            writer = earlier if (earlier := self.values[storage].writer) < writer else -1
         return storage
 
     def _casts_back(self, name: str, sources: list[_Value], outputs: list[Tensor]) -> bool:
@@ -568,72 +552,6 @@ class _Watcher(TorchDispatchMode):
         if name != CAST or not sources or not outputs:
             return False
         return self.cast_from.get(sources[0].writer) == outputs[0].dtype
-
-    def _zeros_multiplied(self, func: Any, args: Any) -> str:
-        """Return ZEROS for work on something of zeros, tenths for a product with rows of zeros."""
-        name = func._schema.name if isinstance(func, OpOverload) else ""
-        if name in PRODUCTS:
-            factors = args[PRODUCTS[name] :][:2]
-            if not all(map(is_plain, factors)):
-                return ""
-            if factors[0].numel() * factors[1].shape[-1] < LARGE_PRODUCT:
-                return ""
-        else:
-            factors = self._large_inputs(name, args)
-        shares = [self._zero_shares(factor) for factor in factors] or [(0.0, 0.0)]
-        elements, rows = (max(each) for each in zip(*shares, strict=True))
-        mostly = MOSTLY_ZERO if name in PRODUCTS else MOSTLY_ZERO_SUM
-        if elements > mostly:
-            for factor, (zeros, _) in zip(factors, shares, strict=True):
-                if zeros > mostly:
-                    self._made_of_zeros(self._value(factor).writer)
-            return ZEROS
-        return str(int(rows * 10)) if name in PRODUCTS and rows >= EMPTY_ROWS else ""
-
-    def _made_of_zeros(self, writer: int) -> None:
-        """Mark what filled a tensor of zeros, put something into it, or cast it."""
-        while writer >= 0 and self.seen.ops[writer].name in PUTS:
-            op = self.seen.ops[writer]
-            op.zeros = op.zeros or ZEROS
-            writer = max(op.needs, default=-1)
-
-    def _large_inputs(self, name: str, args: Any) -> list[Tensor]:
-        """Return what else may be zeros: a kernel for all channels, what is summed or multiplied.
-
-        Not in backward, where a loss that reads little leaves zeros.
-        """
-        if torch._C._current_autograd_node() is not None:
-            return []
-        if name == "aten::convolution" and is_plain(args[1]) and args[8] == 1:
-            kernel = args[1]
-            return [kernel] if min(kernel.shape[:2]) >= LEAST_CHANNELS else []
-        if name not in ("aten::sum", "aten::mul"):
-            return []
-        large = [t for t in tensors_of(args) if t.dim() > 1 and t.numel() >= LARGE_TENSOR]
-        return list(filter(is_plain, large))
-
-    def _zero_shares(self, tensor: Tensor) -> tuple[float, float]:
-        """Return the shares of zeros and of rows, or columns, of zeros in what is no weight.
-
-        Of what is older than the step, large matrices only: those of a filter bank are narrow.
-        """
-        value = self._value(tensor)
-        if value.writer < 0:
-            matrix = tensor.dim() > 2 or min(tensor.shape) >= LEAST_SIDE
-            if storage_number(tensor) in self.held.weights or not matrix:
-                return 0.0, 0.0
-        elif self._made_by(value) in RECTIFIERS:  # a learned zero
-            return 0.0, 0.0
-        if value.number not in self.sampled:
-            self.sampled[value.number] = zero_shares(tensor)
-        return self.sampled[value.number]
-
-    def _made_by(self, value: _Value) -> str:
-        """Return the operator that computed a value, before casts of it."""
-        op = self.seen.ops[value.writer]
-        while op.name == CAST and op.needs:
-            op = self.seen.ops[op.needs[0]]
-        return op.name
 
     def _look_at_table(self, name: str, args: Any) -> None:
         """Note tables and who multiplies them; look for padding in ids that no model keeps."""
