@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,8 +54,10 @@ def padded_share(ids_BT: Tensor) -> float:
 Sampled = tuple[Tensor, tuple[Tensor, ...], Tensor]  # of what, where, and what was there
 
 
-def samples(tensors: Iterable[Tensor]) -> list[Sampled]:
+def samples(tensors: Sequence[Tensor]) -> list[Sampled]:
     """Return what is at random places of some tensors."""
+    if not tensors:  # of nearly all operators: keeping the generators' state takes longer than they
+        return []
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         return [(one, places := _places(one), one[places]) for one in tensors]
 
