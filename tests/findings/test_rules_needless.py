@@ -724,3 +724,17 @@ def test_gradients_that_are_dropped_are_told_from_those_of_frozen_weights(other,
     (found,) = unused_work.RULE(watched(done, "u."))
     assert ("dropped before the update" in found.claim) == dropped
     assert ("once for each update" in found.remedy) == dropped
+
+
+def test_the_logarithm_of_a_softmax():
+    logits = tensors([256, 4096])
+    at = {"args": logits, "line": "net.py(5): loss"}
+    done = [
+        RecordedOp("aten::_softmax", 200, **at),
+        RecordedOp("aten::log", 150, **at),
+        mm(64, 64, 64, 650),
+    ]
+    found = unfused_chain.RULE(cpu_case(done))
+    assert found.gain_ms == pytest.approx(0.15) and "log_softmax" in found.remedy
+    assert "net.py:5 (loss)" in found.evidence[0]
+    assert unfused_chain.RULE(cpu_case([done[1], done[2]])) is None

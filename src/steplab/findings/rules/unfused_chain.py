@@ -1,7 +1,8 @@
 """A norm, an activation or a loss is written out op by op.
 
 What it sees: a function without matrix products, or a line of one, that calls five or more
-memory-bound operators over tensors of one large size, and their backward: above 10 % of the step.
+memory-bound operators over tensors of one large size, and their backward: above 10 % of the step;
+or the logarithm of a softmax.
 Why it costs: every operator reads and writes the whole tensor, often in fp32, where one kernel
 would do so once.
 Remedy: the operator that torch has for it (`F.rms_norm`, `F.layer_norm`, `F.gelu`, `F.softmax`,
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from steplab.core import Finding, units
+from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.rows import Mask, Rows
@@ -23,6 +25,7 @@ from steplab.trace.analysis import UNATTRIBUTED
 from steplab.trace.events import Codes
 
 SHARE = 0.10
+LOG_SHARE = 0.05
 OPERATORS = 5  # over tensors of one size, in one call
 LARGE, LARGE_ON_CPU = 2**20, 2**14  # elements
 FUSED = 3  # kernels of one call that remain: one forward, two backward
@@ -31,10 +34,47 @@ NO_FORWARD = ("backward", "optimizer", "clip", "data")
 
 
 def check(case: Case) -> Finding | None:
-    """Find the place with the costliest chain."""
+    """Find the place with the costliest chain, else a softmax of which the logarithm is taken."""
     rows = case.rows
     if rows is None:
         return None
+    return _costliest(case, rows) or _log_of_softmax(case, rows)
+
+
+def _log_of_softmax(case: Case, rows: Rows) -> Finding | None:
+    """Judge logarithms of tensors as large as those of a softmax, with what is beside them."""
+    least = LARGE if case.on_device else LARGE_ON_CPU
+    sizes = {_size(call) for call in rows.calls if call.name == "aten::_softmax"}
+    sizes = {size for size in sizes if size >= least}
+    logs = rows.called(lambda call: call.name == "aten::log" and _size(call) in sizes)
+    forward = rows.labeled("phase", lambda label: label not in NO_FORWARD)
+    functions = np.unique(rows.work.function[logs & forward])
+    beside = rows.called(lambda call: call.name in ("aten::add", "aten::clamp", "aten::mul"))
+    beside &= rows.called(lambda call: _size(call) in sizes)
+    mask = rows.with_gradients((logs | beside) & forward & np.isin(rows.work.function, functions))
+    spent = case.cost_ms(mask)
+    if not spent > LOG_SHARE * case.step_ms:
+        return None
+    return Claim(
+        rule="unfused_chain",
+        claim=f"the logarithm of a softmax is a pass of its own: {units.milliseconds(spent)} a "
+        "step",
+        evidence=rows.hot_lines(mask),
+        remedy="F.log_softmax(x, -1), or F.cross_entropy of the logits: in one pass, and exact "
+        "where a probability rounds to zero",
+        stake_ms=spent,
+        why="softmax writes all probabilities, and the logarithm and its gradient go through them",
+        gain_ms=spent,
+        work=mask,
+    )
+
+
+def _size(call: OpCall) -> int:
+    return max(call.numels, default=0)
+
+
+def _costliest(case: Case, rows: Rows) -> Finding | None:
+    """Find the place with the costliest chain."""
     moves = rows.category(*MOVES)
     moves &= rows.labeled("phase", lambda label: label not in NO_FORWARD[1:])
     found = [
