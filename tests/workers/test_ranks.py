@@ -63,6 +63,31 @@ def test_a_rank_that_is_killed_is_named(monkeypatch):
         two.call(f"{SERVED}:one_rank_tells", Run, timeout=300, fate="die")
 
 
+def test_a_rank_that_is_lost_is_named_before_those_that_noticed_it_first(monkeypatch):
+    """On a busy machine its end is noticed after all patience, when the others are ended."""
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
+
+    class Noticing:
+        """A rank that fails because of the other, or that has been killed and tells it late."""
+
+        def __init__(self, lost: bool) -> None:
+            self.is_alive, self.ended = not lost, threading.Event()
+
+        def receive(self, returns: object, **how: object) -> None:
+            if self.is_alive:
+                raise MeasurementError("connection closed by peer")
+            self.ended.wait(60)
+            raise WorkerLost("failed", "the worker was ended by SIGKILL")
+
+        def end(self) -> None:
+            self.ended.set()
+
+    group = RankGroup.__new__(RankGroup)
+    group.workers = [Noticing(lost=False), Noticing(lost=True)]
+    with pytest.raises(WorkerLost, match="rank 1: the worker was ended by SIGKILL"):
+        group._answers(Run, 300, lambda text: None)
+
+
 def test_a_rank_that_says_what_went_wrong_is_heard_also_where_the_others_are_lost(monkeypatch):
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.5)
     with RankGroup(2, "cpu") as two:

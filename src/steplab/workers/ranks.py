@@ -112,6 +112,7 @@ class RankGroup(AnyWorker):
         answers: dict[int, T] = {}
         failures: list[tuple[int, Exception]] = []  # the likeliest cause first
         died = told = ended = False
+        gone: set[int] = set()  # ranks that had died before they were ended
         deadline = monotonic() + timeout + LATE_SECONDS
         with ThreadPoolExecutor(len(self.workers)) as threads, self._ending_on_errors():
             waiting: dict[Future[T], int] = {}
@@ -122,6 +123,7 @@ class RankGroup(AnyWorker):
             while waiting:
                 done, _ = wait(waiting, deadline - monotonic(), FIRST_COMPLETED)
                 if not done:  # the others will not come: ended, they answer at once
+                    gone = {rank for rank in waiting.values() if not self.workers[rank].is_alive}
                     self.end()
                     ended, deadline = True, monotonic() + timeout
                 for job in done:
@@ -132,8 +134,9 @@ class RankGroup(AnyWorker):
                     except SteplabError as error:
                         failures.append((rank, error))
                     except WorkerLost as lost:  # unless by us, the others failed because of it
-                        died |= not ended
-                        failures.insert(len(failures) if ended else 0, (rank, lost))
+                        by_us = ended and rank not in gone
+                        died |= not by_us
+                        failures.insert(len(failures) if by_us else 0, (rank, lost))
                     if told or failures:
                         deadline = min(deadline, monotonic() + GRACE_SECONDS)
         if died or (failures and not told):
