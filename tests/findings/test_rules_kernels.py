@@ -293,4 +293,4 @@ def test_rows_of_a_table_that_lies_column_by_column(strides, found):
     said = copies.RULE(cpu_case([taken, mm(9, 9, 9, 700, FP32)]))
     assert len(said) == found
     if said:
-        assert said[0].gain_ms == pytest.approx(0.7 * 0.3) and "loop.py:9" in said[0].evidence[0]
+        assert said[0].gain_ms == pytest.approx(0.9 * 0.3) and "loop.py:9" in said[0].evidence[0]

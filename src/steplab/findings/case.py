@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steplab.core import MemoryTimeline, Recipe, Run, RunSpec
+from steplab.core import Dataflow, MemoryTimeline, Recipe, Run, RunSpec
 from steplab.core.run import PYTHON_PROFILER, TRACEMALLOC
 from steplab.findings.rows import Mask, Rows
 from steplab.findings.verdicts import letters_of_work
@@ -139,6 +139,11 @@ class Case:
         return self.run.profile.switches if self.run is not None and self.run.profile else ()
 
     @property
+    def dataflow(self) -> Dataflow | None:
+        """What the operators of a step are for, as the Run recorded it."""
+        return self.run.profile.dataflow if self.run is not None and self.run.profile else None
+
+    @property
     def host_is_watched(self) -> bool:
         """Whether something makes all of Python slow: then no single line of it is to blame."""
         return bool({ANOMALY, TRACEMALLOC, PYTHON_PROFILER} & set(self.switches))
@@ -156,10 +161,9 @@ class Case:
     def _letters(self) -> NDArray[np.str_]:
         """The verdict about each row of work, found once: aligning two steps takes a while."""
         assert self.rows is not None
-        dataflow = self.run.profile.dataflow if self.run and self.run.profile else None
-        if dataflow is None:
+        if self.dataflow is None:
             return np.zeros(len(self.rows.work), "<U1")
-        return letters_of_work(self.rows, dataflow)
+        return letters_of_work(self.rows, self.dataflow)
 
     def cost_ms(self, mask: Mask) -> float:
         """Milliseconds per step that go if this work goes: its own, and of waits for its launches.

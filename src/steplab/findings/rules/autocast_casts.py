@@ -39,7 +39,7 @@ def check(case: Case) -> Finding | None:
     if not spent > SHARE * case.step_ms:
         return None
     asked = casts & rows.asked_for(lambda name: name in ASKED)
-    watched = case.run is not None and case.run.profile is not None and case.run.profile.dataflow
+    watched = case.dataflow is not None
     back = asked & case.verdict(CAST_BACK) if watched else asked
     evidence = [f"{rows.count(casts):.0f} casts a step, {units.milliseconds(rows.ms(casts))}"]
     if norms.any():

@@ -34,7 +34,7 @@ def check(case: Case) -> Finding | None:
     rows = case.rows
     if rows is None:
         return None
-    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
+    dataflow = case.dataflow
     mask = _by_flow(case, dataflow.fresh) if dataflow is not None else _by_shape(rows)
     spent = case.cost_ms(mask)
     if not spent > SHARE * case.step_ms:

@@ -69,8 +69,7 @@ def _many_lookups(case: Case, rows: Rows) -> Finding | None:
 def _few_rows(case: Case, rows: Rows) -> Finding | None:
     """Add up the gradient, its zeros and the table's share of the update."""
     profile = case.run.profile if case.run is not None else None
-    flow = profile.dataflow if profile is not None else None
-    tied = set(flow.tied_tables) if flow is not None else set()
+    tied = set(case.dataflow.tied_tables) if case.dataflow is not None else set()
     tables = {size for call in rows.calls if (size := _table(call))} - tied
     if not tables:
         return None

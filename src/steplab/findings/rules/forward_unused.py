@@ -61,7 +61,7 @@ def check(case: Case) -> Finding | None:
 
 def _needed(case: Case) -> Mask:
     """Return the work that the update needs, where the Run recorded it: a target of a loss."""
-    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
+    dataflow = case.dataflow
     return case.verdict("".join(set(dataflow.verdicts if dataflow else "") - {UNUSED, READ_ONLY}))
 
 

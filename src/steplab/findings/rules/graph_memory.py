@@ -46,7 +46,7 @@ def check(case: Case) -> tuple[Finding, ...]:
 
 
 def _micro_batches(case: Case, trace: Trace) -> tuple[Finding, ...]:
-    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
+    dataflow = case.dataflow
     if dataflow is not None and dataflow.feeds_itself:
         return ()  # a recurrent cell: no backward is possible between its calls
     if _checkpoints(trace):

@@ -26,9 +26,8 @@ def check(case: Case) -> tuple[Finding, ...]:
 
 def _copies(case: Case) -> Finding | None:
     """Compare the bytes of copies of weights with the peak."""
-    profile = case.run.profile if case.run is not None else None
     memory = case.run.memory if case.run is not None else None
-    copies = profile.dataflow.idle_copies if profile is not None and profile.dataflow else None
+    copies = case.dataflow.idle_copies if case.dataflow is not None else None
     if memory is None or copies is None or not copies.bytes > SHARE * memory.peak:
         return None
     return Finding(
@@ -47,9 +46,8 @@ def _copies(case: Case) -> Finding | None:
 
 def _buffers(case: Case) -> Finding | None:
     """Compare the bytes of such buffers with the peak."""
-    profile = case.run.profile if case.run is not None else None
     memory = case.run.memory if case.run is not None else None
-    buffers = profile.dataflow.buffers if profile is not None and profile.dataflow else ()
+    buffers = case.dataflow.buffers if case.dataflow is not None else ()
     unread, copies = sum(one.unread for one in buffers), sum(one.copies for one in buffers)
     if memory is None or not unread + copies > SHARE * memory.peak:
         return None

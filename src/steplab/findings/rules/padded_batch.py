@@ -27,7 +27,7 @@ def check(case: Case) -> Finding | None:
     rows = case.rows
     if rows is None:
         return None
-    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
+    dataflow = case.dataflow
     masked = case.run.work.padding if case.run and case.run.work else 0.0
     padding = dataflow.padding if dataflow is not None else _static_padding(case, rows)
     padding = masked or padding  # the mask is exact

@@ -217,7 +217,7 @@ def _second_backward(case: Case, rows: Rows) -> Finding | None:
         claim=f"one graph is gone back through twice: {units.milliseconds(spent)} a step",
         evidence=(
             f"{int(later.sum())} nodes of autograd run again",
-            *(f"gone back from {line}" for line in rows.lines_at(begun[later])),
+            *(f"backward is called at {line}" for line in rows.lines_at(begun[later])),
             *rows.hot_lines(mask),
         ),
         remedy="add the losses and call backward once, without retain_graph=True",

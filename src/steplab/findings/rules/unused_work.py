@@ -129,7 +129,7 @@ def _without_effect(case: Case, rows: Rows) -> Finding | None:
 def _going_back(rows: Rows, gradients: Mask) -> list[str]:
     """Return the lines from which these gradients are asked for."""
     op = rows.work.op_row[gradients & (rows.work.op_row >= 0)]
-    return [f"gone back from {line}" for line in rows.lines_at(rows.source.ops.start[op])]
+    return [f"backward is called at {line}" for line in rows.lines_at(rows.source.ops.start[op])]
 
 
 def _learns_too(rows: Rows, unused: Mask, used: Mask) -> bool:

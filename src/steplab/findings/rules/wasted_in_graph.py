@@ -68,7 +68,7 @@ SAID = {  # what, and what to do about it, by verdict
 def check(case: Case) -> tuple[Finding, ...]:
     """Turn shares of FLOPs and bytes into milliseconds of the graphs."""
     rows = case.rows
-    dataflow = case.run.profile.dataflow if case.run and case.run.profile else None
+    dataflow = case.dataflow
     if rows is None or dataflow is None or not dataflow.graphs:
         return ()
     graphs = rows.with_gradients(rows.within(lambda call: call.name.startswith(COMPILED)))
