@@ -71,9 +71,8 @@ from steplab.probes.value_graph import (
     repeated,
 )
 from steplab.probes.value_samples import masked_share, padded_share, samples, unmoved_share
-from steplab.probes.zeros import LARGE_TENSOR, PRODUCTS, Zeros
+from steplab.probes.zeros import CAST, LARGE_TENSOR, PRODUCTS, Zeros
 
-CAST = "aten::_to_copy"
 HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
 FACTORS_ONLY = frozenset(f"aten::{name}" for name in ("mul", "mm", "bmm"))
 LINEAR = frozenset(
@@ -357,7 +356,7 @@ class _Watcher(TorchDispatchMode):
             constant=constant,
             unchanged=unchanged,
             zeros=around.zeros,
-            unmoved=around.unmoved * self._share_of_large(written),
+            unmoved=around.unmoved * _share_of_large(written),
             casts_back=self._casts_back(name, sources, outputs),
             elementwise=torch.Tag.pointwise in func.tags,
             covers_older=fresh and self._copies_over(inputs),
@@ -392,11 +391,6 @@ class _Watcher(TorchDispatchMode):
             self.cast_from[index] = inputs[0].dtype
         if name in (CAST, "aten::clone"):
             self.copied_from[index] = storage_number(inputs[0])
-
-    def _share_of_large(self, written: list[Tensor]) -> float:
-        """Return the share of what is written that samples were taken of."""
-        sizes = [tensor.numel() for tensor in written]
-        return sum(n for n in sizes if n >= LARGE_TENSOR) / max(sum(sizes), 1)
 
     def _copied_rows(
         self, func: OpOverload, args: Any, inputs: list[Tensor], results: list[Tensor]
@@ -564,6 +558,12 @@ class _Watcher(TorchDispatchMode):
             return
         if args[1].dim() == 2 and args[1].numel() >= LEAST_IDS:
             self.seen.padding = max(self.seen.padding, padded_share(args[1]))
+
+
+def _share_of_large(written: list[Tensor]) -> float:
+    """Return the share of what is written that samples were taken of."""
+    sizes = [tensor.numel() for tensor in written]
+    return sum(n for n in sizes if n >= LARGE_TENSOR) / max(sum(sizes), 1)
 
 
 def _goes_to_host(inputs: list[Tensor], made: list[Tensor]) -> bool:
