@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Subject
@@ -43,6 +44,7 @@ class Counted:
 
 @pytest.fixture
 def subject(tiny_spec):
+    counters.clear()  # as a trial does: where something was compiled, modules may have no ranges
     spec = tiny_spec()
     step = assemble(spec)
     return Subject(Counted(step), micro_batches(step, spec), spec, capture_environment())

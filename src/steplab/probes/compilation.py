@@ -53,6 +53,8 @@ class CompilationProbe(Probe):
         earlier = tuple(recorded_recompiles())
         gone = {one.begins for one in earlier if one.given_up}
         self.given_up = tuple(one for one in earlier if one.begins in gone and subject is None)
+        if subject is not None:  # what another trial compiled in this process is not its own
+            counters.clear()
         self.counted_before, self.cuts_before = _counted(), len(graph_break_reasons)
         clear_compilation_metrics()
         set_compilation_metrics_limit(KEPT_COMPILATIONS)
