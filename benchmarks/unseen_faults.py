@@ -27,7 +27,18 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FAULTS = HERE / "unseen_faults"
-SETS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh"]
+SETS = [
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+]
 
 
 @dataclass
