@@ -5,6 +5,7 @@
 Sections, the most important first: steps (recipes on 100m, and the largest kernels of the best),
 scales (every token and half of them on three sizes), routing (the forms on one model), compiled
 (that alone), norms (the best step with its norms by kernels and by their definition, compiled),
+kept (the best step with feed-forward layers that keep more and that keep less),
 parts (convolutions, value shift and attention by themselves), profile (time, memory, operators and
 copies of the model as it was profiled), data (synthetic and real tokens), first (first calls).
 Every row is printed when it is measured; one that fails has its reason; after --seconds no new one
@@ -119,6 +120,14 @@ def norms(desk: Desk) -> None:
         sheet.row(f"B16 best, norms by {name}", partial(timed, spec, desk.steps, False, look))
 
 
+def kept(desk: Desk) -> None:
+    """The best step with feed-forward layers that keep h for the backward, and that do not."""
+    sheet = desk.sheet("kept", "What feed-forward layers keep, 100m, batch 16", STEP)
+    for impl in ("in_product_kept", "in_product"):
+        spec = spec_of(desk, "100m", f"{BEST},impl.feed_forward={impl}", 16)
+        sheet.row(f"B16 best, {impl}", partial(timed, spec, desk.steps))
+
+
 def scales(desk: Desk) -> None:
     """Three sizes, every token and half of them."""
     sheet = desk.sheet("scales", "Every token and half of them, batch 4", STEP)
@@ -228,6 +237,7 @@ SECTIONS: dict[str, Callable[[Desk], None]] = {
     "routing": routing,
     "compiled": compiled,
     "norms": norms,
+    "kept": kept,
     "parts": hydra_parts.layouts,
     "profile": profile,
     "data": lambda desk: hydra_parts.data(desk, spec_of(desk, "100m", EAGER, 16, context=512)),

@@ -343,9 +343,12 @@ class Contest:
                 found = worker.ask("turn", deadline)
                 worker.figures["times"] += found.pop("times", [])
                 worker.figures |= found
-            medians = [(w.row.name, statistics.median(w.figures["times"])) for w in self.ready]
-            text = ", ".join(f"{row} {ms:.2f}" for row, ms in medians)
-            print(f"{self.name} turn {number + 1}: {text} ms", file=sys.stderr, flush=True)
+            told = ", ".join(
+                f"{w.row.name} {statistics.median(w.figures['times']):.2f} ms, "
+                f"loss {w.figures['loss']:.4f}"
+                for w in self.ready
+            )
+            print(f"{self.name} turn {number + 1}: {told}", file=sys.stderr, flush=True)
             if time.perf_counter() > deadline:
                 break
         return [cells(self.name, self.case, worker, self.workers[0]) for worker in self.workers]

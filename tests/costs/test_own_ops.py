@@ -199,7 +199,7 @@ def test_other_kernels_of_few_bytes():
     weights = case([[R, D], [R, F], [E]], [BF16, BF16, INT32])
     name = "grouped_mm_aten_weight_gradient"
     assert bytes_of(name, weights, "add_segments_kernel") == 2 * 2 * E * D * F
-    shared = case([[T, D], [2 * F, D], [D, F], [T, 1], []], [BF16, BF16, BF16, FP32, ""])
+    shared = case([[T, D], [2 * F, D], [D, F], [T, 1], [], []], [BF16, BF16, BF16, FP32, "", ""])
     found = bytes_of("fused_feed_forward", shared, "activation_forward_kernel")
     assert found == 2 * T * (2 * F + F) + 4 * T
 
@@ -208,13 +208,17 @@ def test_other_kernels_of_few_bytes():
 def test_a_product_with_the_activation_inside_stores_no_dh(z):
     network = [[T, D], [z, D], [D, F], [T, 1]]
     dtypes = [BF16, BF16, BF16, FP32]
-    forward = called("steplab::fused_feed_forward", [*network, []], [*dtypes, ""])
-    backward = called(
-        "steplab::fused_feed_forward_backward",
-        [[T, D], *network, [T, z], *[[]] * 4], [BF16, *dtypes, BF16, *[""] * 4],
+    forward = called("steplab::fused_feed_forward", [*network, [], []], [*dtypes, "", ""])
+    backward, kept = (
+        called(
+            "steplab::fused_feed_forward_backward",
+            [[T, D], *network, [T, z], h, *[[]] * 4], [BF16, *dtypes, BF16, dtype, *[""] * 4],
+        )
+        for h, dtype in (([], ""), ([T, F], BF16))
     )  # fmt: skip
-    # z and h are written; z is read, dz and h are written
-    for call, columns, wide in ((forward, z, z + F), (backward, F, 2 * z + F)):
+    # z and h are written; z is read, dz and h are written; where h was kept, only dz
+    cases = ((forward, z, z + F), (backward, F, 2 * z + F), (kept, F, 2 * z))
+    for call, columns, wide in cases:
         cost = cost_of_call(call, "matmul_activation_kernel")
         assert cost.flops == 2 * T * D * columns
         assert cost.bytes == 2 * (D * columns + T * D + T * wide)

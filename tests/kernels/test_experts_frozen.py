@@ -46,7 +46,7 @@ def test_gradients_of_frozen_matrices_are_not_computed(monkeypatch):
     out.backward(d_out)
     assert x.grad.abs().sum() > 0
     z = x.detach() @ w_in[0].T
-    operands = (d_out, x.detach(), w_in[0], w_out[0], None, z, "gelu")
+    operands = (d_out, x.detach(), w_in[0], w_out[0], None, z, None, "gelu")
     ops = torch.ops.steplab
     for needs in ((True, False, False), (False, True, False), (False, False, True)):
         found = ops.fused_feed_forward_backward(*operands, *needs)

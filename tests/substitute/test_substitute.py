@@ -171,7 +171,9 @@ def test_tune_offers_substitutions_for_compiled_models_of_ones_own():
     own = {"source": "0123456789ab"}
     assert offered("compile=loss", **own) == {"substitute=all"} == offered("compile=blocks", **own)
     assert not offered("compile=loss,substitute=all", **own)
-    assert not offered("compile=loss,substitute=all", device="cuda", **own)
+    on_a_gpu = offered("compile=loss,substitute=all", device="cuda", **own)
+    assert on_a_gpu == {"substitute=all+norm"}
+    assert not offered("compile=loss,substitute=all+norm", device="cuda", **own)
     assert not offered("compile=loss") and not offered("plain", source="0123456789ab")
     assert offered("compile=loss,substitute=experts", **own) == {"substitute=all"}
 
@@ -229,7 +231,7 @@ def test_feed_forward_networks_are_replaced_where_a_kernel_takes_them(autocast):
     torch.manual_seed(0)
     batch = torch.randn(3, 5, 8)
     layers = [nn.Sequential(nn.Linear(8, 32, bias=False), nn.GELU(), nn.Linear(32, 8, bias=False))]
-    model = nn.Sequential(*layers, nn.LayerNorm(8), *copy.deepcopy(layers))
+    model = nn.Sequential(nn.LayerNorm(8), *layers, *copy.deepcopy(layers))
 
     def loss(model, x):
         return model(x).float().square().mean()
@@ -241,11 +243,19 @@ def test_feed_forward_networks_are_replaced_where_a_kernel_takes_them(autocast):
     ours = gradients(model, torch.compile(loss, backend=backend, fullgraph=True), batch, autocast)
     assert (ours - truth).norm() < 1.5 * (plain - truth).norm() + 1e-9
     assert replaced(backend.found, "feed_forward") == 2
+    torch._dynamo.reset()
+    both = SubstitutingBackend(["feed_forward", "norm"]).before("aot_eager")
+    both.rewrites = {**backend.rewrites, "norm": FusedNorm("reference")}
+    ours = gradients(model, torch.compile(loss, backend=both, fullgraph=True), batch, autocast)
+    assert (ours - truth).norm() < 1.5 * (plain - truth).norm() + 1e-9
+    # The norm before a network rounds for it: nothing else takes what it writes.
+    norm = next(one for one in both.found if one.rewrite == "norm" and one.what)
+    assert (float(norm.proof.split()[-1]) > 1e-3) == autocast
     if not torch.cuda.is_available():
         torch._dynamo.reset()
         alone = SubstitutingBackend(["feed_forward"]).before("eager")
         torch.compile(loss, backend=alone)(model, batch)
-        assert all("'in_product' needs" in one.reason for one in alone.found)
+        assert all("'in_product_kept' needs" in one.reason for one in alone.found)
 
 
 def test_an_operand_is_not_written_out_by_an_older_torch(monkeypatch):

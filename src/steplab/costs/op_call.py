@@ -196,7 +196,8 @@ def read_call(name: str, dtypes: str, shapes: str, strides: str, values: str) ->
 def _tensor(dims: list[Any], strides: list[Any] | None, dtype: str) -> TensorArg | None:
     if dtype not in ITEM_BYTES or _is_nested(dims):
         return None
-    known = None if strides is None or _is_nested(strides) else tuple(strides)
+    unknown = strides is None or _is_nested(strides) or len(strides) != len(dims)
+    known = None if strides is None or unknown else tuple(strides)
     return TensorArg(tuple(dims), dtype, known)
 
 

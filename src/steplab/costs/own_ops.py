@@ -203,14 +203,17 @@ def _expert_product_inside(args: Args) -> Cost:
 
 
 def _feed_forward_product_inside(args: Args) -> Cost:
-    return _product_inside(args, args["x_TD"].dims[0], args["w_in_FD"], args["w_out_DF"])
+    kept = args.is_backward and args.get("kept_TF") is not None
+    return _product_inside(args, args["x_TD"].dims[0], args["w_in_FD"], args["w_out_DF"], kept)
 
 
-def _product_inside(args: Args, rows: int, w_in: TensorArg, w_out: TensorArg) -> Cost:
-    """z and h out; the backward has z in, dz and h out, and stores no dh."""
+def _product_inside(
+    args: Args, rows: int, w_in: TensorArg, w_out: TensorArg, h_is_kept: bool = False
+) -> Cost:
+    """z and h out; the backward has z in, dz and (unless it is kept) h out, and stores no dh."""
     D, F = w_out.dims[-2:]
     z = w_in.dims[-2]  # 2F for swiglu
-    w, wide = (w_out, 2 * z + F) if args.is_backward else (w_in, z + F)
+    w, wide = (w_out, 2 * z + (0 if h_is_kept else F)) if args.is_backward else (w_in, z + F)
     product = 2.0 * rows * D * (F if args.is_backward else z)
     return Cost(product, w.bytes + rows * (D + wide) * w.item)
 
@@ -437,7 +440,7 @@ OWN_OPS = {
         },
     ),
     "fused_feed_forward": OwnOp(
-        "x_TD w_in_FD w_out_DF weights_T1 activation",
+        "x_TD w_in_FD w_out_DF weights_T1 activation keeps_h",
         flops=_feed_forward_flops,
         kernels={
             "activation_forward_kernel": _feed_forward_activation,
@@ -445,7 +448,7 @@ OWN_OPS = {
         },
     ),
     "fused_feed_forward_backward": OwnOp(
-        f"dout_TD x_TD w_in_FD w_out_DF weights_T1 z_TF activation {_NEEDS}",
+        f"dout_TD x_TD w_in_FD w_out_DF weights_T1 z_TF kept_TF activation {_NEEDS}",
         flops=_feed_forward_flops,
         kernels={
             "activation_backward_kernel": _feed_forward_activation,

@@ -312,9 +312,9 @@ def _backward_part(
     finished, z_RC, up_RC, weight_R, dz, h, dots, first, end, row_R, column_C,
     layout: gl.constexpr, F: gl.constexpr, GATED: gl.constexpr, WEIGHTED: gl.constexpr,
 ):
-    """Write dz, h and the dots; the product is dh."""
+    """Write dz, the dots and, unless it is None, h; the product is dh."""
     wide: gl.constexpr = 2 * F if GATED else F
-    dtype: gl.constexpr = h.dtype.element_ty
+    dtype: gl.constexpr = dz.dtype.element_ty
     inside_R = first + row_R < end
     inside_RC = inside_R[:, None]
     at_wide = first * wide + row_R[:, None] * wide + column_C[None, :]
@@ -329,8 +329,9 @@ def _backward_part(
     gl.store(dz + at_wide, (dh_RC * by_z_RC).to(dtype), mask=inside_RC)
     if GATED:
         gl.store(dz + F + at_wide, (dh_RC * by_up_RC).to(dtype), mask=inside_RC)
-    at = first * F + row_R[:, None] * F + column_C[None, :]
-    gl.store(h + at, h_RC.to(dtype), mask=inside_RC)
+    if h is not None:
+        at = first * F + row_R[:, None] * F + column_C[None, :]
+        gl.store(h + at, h_RC.to(dtype), mask=inside_RC)
 
 
 @gluon.jit
@@ -359,7 +360,9 @@ def _activate_tiles(
         corner = row.to(gl.int64) * F + tile % across * C
         corner_wide = row.to(gl.int64) * wide + tile % across * C
         end = stop - row
-        weights_, dots_ = weights, dots
+        weights_, dots_, h_ = weights, dots, h
+        if h is not None:
+            h_ = h + corner
         if weighted:
             weights_ = weights + row
             if not FORWARD:
@@ -373,13 +376,13 @@ def _activate_tiles(
             fourth_R = _load_weights(weights_, first + 3 * rows, end, row_R, M)
             if FORWARD:
                 _forward_part(
-                    parts.index(part), weight_R, z + corner_wide, h + corner, first, end, row_R,
+                    parts.index(part), weight_R, z + corner_wide, h_, first, end, row_R,
                     column_C, layout, F, GATED, weighted,
                 )
             else:
                 place, z_RC, up_RC = _wait_for_z(z_parts, z_loaded, step, layout, GATED)
                 _backward_part(
-                    parts.index(part), z_RC, up_RC, weight_R, dz + corner_wide, h + corner, dots_,
+                    parts.index(part), z_RC, up_RC, weight_R, dz + corner_wide, h_, dots_,
                     first, end, row_R, column_C, layout, F, GATED, weighted,
                 )
                 # Not before z has been used. Behind the loads alone it let the next part overwrite

@@ -1,8 +1,9 @@
 """A two-matrix network for every row: act(x w_in^T) w_out^T, times a weight per row if given.
 
 `reference` is the definition. `fused` keeps x and the rows before the activation, and nothing else;
-`in_product` is `fused` with the activation inside two of the products. Every implementation offers
-`feed_forward(...)` and, unless it takes everything, `refuse(x, w_in, w_out)`.
+`in_product` is `fused` with the activation inside two of the products, `in_product_kept` keeps the
+rows behind it as well. Every implementation offers `feed_forward(...)` and, unless it takes
+everything, `refuse(x, w_in, w_out)`.
 """
 
 # T rows, D width, F inner width (2F in w_in for swiglu, the gate's rows first)
