@@ -25,7 +25,7 @@ def test_findings_of_the_last_run(store, capsys):
     assert main(["explain", "--store", str(store.root)]) == 0
     out = capsys.readouterr().out
     assert "1. data_stall [4.000 ms, 40.0 % of the step]" in out
-    assert "remedy: prefetch" in out and "gain:   4.000 ms (40.0 %)" in out
+    assert "remedy: prefetch" in out and "gain:   3.000 ms (30.0 %)" in out
     assert "steplab profile gpt" in out
 
 
@@ -34,7 +34,7 @@ def test_findings_as_json(store, capsys):
     assert main(["explain", "--json", "--store", str(store.root)]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["step_ms"] == 10.0 and said["run"] == store.resolve("last")
-    assert [(f["rule"], f["gain_ms"]) for f in said["findings"]] == [("data_stall", 4.0)]
+    assert [(f["rule"], f["gain_ms"]) for f in said["findings"]] == [("data_stall", 3.0)]
     assert said["notes"] == [] and said["budget"] is None
 
 

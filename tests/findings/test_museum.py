@@ -90,6 +90,17 @@ def test_twins_compute_the_same(name):
     torch.testing.assert_close(gradients, others)
 
 
+def test_norms_of_rows_are_those_of_transposed_states():
+    """In fp32: two orders of a sum differ by several roundings of the exhibit's bf16."""
+    import sys
+
+    load_user_model(f"{MUSEUM / 'transposed_norm.py'}:faulty")
+    rows, transposed = (sys.modules["transposed_norm"].Layer(8, twin) for twin in (True, False))
+    transposed.load_state_dict(rows.state_dict())
+    x_BTC = torch.randn(4, 16, 8)
+    torch.testing.assert_close(rows(x_BTC), transposed(x_BTC))
+
+
 def test_chunked_logits_give_the_same_loss(monkeypatch):
     path = MUSEUM / "full_logits.py"
     monkeypatch.setattr("os.sysconf", lambda name: 2**15)

@@ -31,9 +31,12 @@ UNRECORDED = {
         ("slow_switch", "split_optimizer", "dense_embedding", "graph_memory", "unfused_chain"),
         "too large, or not visited on a quiet machine yet",
     ),
-    "late_start": "not visited on a GPU yet",
+    **dict.fromkeys(("late_start", "transposed_norm"), "not visited on a GPU yet"),
     **dict.fromkeys(
-        ("uncalled_compile", "debugging_backend", "heads_in_a_loop", "partly_used", "written_out"),
+        (
+            *("uncalled_compile", "debugging_backend", "heads_in_a_loop", "partly_used"),
+            *("written_out", "weight_gradients", "explicit_inverse"),
+        ),
         "not visited on a quiet machine yet",
     ),
 }

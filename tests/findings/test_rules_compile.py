@@ -15,6 +15,8 @@ from steplab.findings.rules import (
     torn_graphs,
     wasted_in_graph,
 )
+from steplab.trace.analyze import analyze
+from steplab.trace.events import Trace
 from tests.compare.test_step_tables import make_run
 from tests.findings.steps import RecordedOp, cpu_case, gpu_case, mm, rules
 from tests.trace.traces import op, python, range_
@@ -50,6 +52,9 @@ def test_breaks_that_only_the_trace_shows():
     assert graph_breaks.RULE(broken(100)).stake_ms == pytest.approx(0.1)
     whole = cpu_case([RecordedOp("aten::mm", 400)], extra=[op("CompiledFunction", 0, 300_000)])
     assert graph_breaks.RULE(whole) is None
+    name = "torch/optim/optimizer.py(533): torch_dynamo_resume_in_wrapper_at_533"
+    step = cpu_case([RecordedOp("aten::mm", 400)], extra=[python(name, 0, 300_000)])
+    assert graph_breaks.RULE(step) is None  # torch's own, around every compiled update
 
 
 def test_on_a_gpu_breaks_cost_the_kernels_between_graphs():
@@ -114,6 +119,31 @@ def test_what_was_compiled_too_often_costs_what_runs_op_by_op():
     assert recompiles.RULE(lucky).gain_ms == pytest.approx(1.0)
     fewer = cpu_case(done, compiled(graphs_in_window=0, recompiles=tuple(guards)))
     assert recompiles.RULE(fewer).stake_ms == 0
+
+
+def test_a_detailed_step_that_was_compiled_does_not_hide_those_that_were_not():
+    """Frozen at random: some steps match a graph of earlier ones, and the others run op by op."""
+    guard = "tensor 'self.layers[0].bias' requires_grad mismatch. expected requires_grad=1."
+    advice = " Guard failed on a parameter, consider using torch._dynamo.config.some_option = False"
+    again = [
+        Recompile("forward", f"0/{n}: {guard}{advice}", "net.py:5 (forward)") for n in range(7)
+    ]
+    run = compiled(graphs_in_window=0, recompiles=(*again, replace(again[0], given_up=True)))
+
+    def step(*done: RecordedOp) -> Trace:
+        return cpu_case(list(done)).analysis.trace
+
+    graph = RecordedOp("CompiledFunction", 800, line="net.py(5): forward")
+    loss = RecordedOp("aten::mse_loss", 100, line="train.py(9): step")
+    update = RecordedOp("aten::_foo", 100, phase="optimizer")
+    eager = [RecordedOp("aten::mm", 300), RecordedOp("aten::tanh", 500)]
+    case = Case(run, analyze(step(*eager, loss, update), step(graph, loss, update)))
+    found = recompiles.RULE(case)
+    assert found.stake_ms == pytest.approx(0.8) and found.gain_ms == pytest.approx(0.5)
+    assert found.evidence[0] == f"forward: 0/0: {guard} (x 8), net.py:5 (forward)"
+    assert "freeze the same weights" in found.remedy and rules(case)[0] == "recompiles"
+    same = Case(run, analyze(step(graph, loss, update), step(graph, loss, update)))
+    assert recompiles.RULE(same).gain_ms == 0  # those steps are compiled, too
 
 
 def with_recipe(ms: float, **techniques):

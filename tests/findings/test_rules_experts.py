@@ -116,6 +116,14 @@ def test_a_recurrent_layer_has_no_experts():
     assert small_expert_matmuls.RULE(case) is None and expert_imbalance.RULE(case) is None
 
 
+def test_parts_of_a_sequence_that_nothing_has_chosen_are_no_experts():
+    """States of a recurrence, twice as many with every product."""
+    doubled = [mm(2**turn, 16, 16, 10, FP32, module=f"layers.{turn % 2}") for turn in range(12)]
+    case = cpu_case([DENSE, *doubled])
+    assert small_expert_matmuls.RULE(case) is None and expert_imbalance.RULE(case) is None
+    assert small_expert_matmuls.RULE(cpu_case([routed(), DENSE, *doubled])) is not None
+
+
 def test_grouped_products_that_a_cpu_must_loop_over_are_left_alone():
     loop = cpu_case([routed(), DENSE, *looped(EVEN)])
     ran = replace(make_run(ms=1.0), ran=Ran(impls={"grouped_mm": ("loop",)}))

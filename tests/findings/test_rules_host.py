@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from steplab.core import Compilation, Profile, Ran, Recipe, Samples
+from steplab.core.run import LoaderUse
 from steplab.findings import Case, explain
 from steplab.findings.rules import (
     allocator_calls,
@@ -158,6 +159,24 @@ def test_the_garbage_collector_is_one_finding():
     assert "garbage_collection" not in rules(replace(case, run=compiling))
 
 
+def test_the_collector_strikes_at_the_line_that_makes_its_objects():
+    """Every few steps: the median step has none, and the line's own time is told beside it."""
+    case = own_loop(python("train.py(30): step", 0, 50_000_000))
+    run = make_run(ms=case.step_ms)
+    line = "train.py:31 (step)"
+    rare = replace(
+        run.clock, collector_ms=20.0, collector_median_ms=0.0, collector_lines={line: 18.0}
+    )
+    found = explain(replace(case, run=replace(run, clock=rare)))
+    assert [finding.rule for finding in found][:2] == ["host_stall", "garbage_collection"]
+    assert found[0].gain_ms > 45 and found[1].evidence[1] == f"90.0 % of it strikes at {line}"
+    assert found[1].remedy.startswith("make fewer objects")
+    # Here and there it strikes in any program: no line makes more objects than the others.
+    spread = replace(rare, collector_lines={line: 8.0, "train.py:40 (step)": 7.0})
+    told = explain(replace(case, run=replace(run, clock=spread)))[1]
+    assert line not in " ".join(told.evidence) and told.remedy.startswith("no gc.collect()")
+
+
 def test_a_pause_counts_where_it_comes_again():
     """A busy machine takes the host away at another line in every step."""
 
@@ -219,6 +238,23 @@ def test_a_cpu_that_stands_still_and_one_that_only_calls():
         for i in range(48)
     ]
     assert small_operators.RULE(cpu_case(layers)) is None
+
+
+def test_long_operators_and_views_of_a_loop_are_no_calls():
+    """Of 3 us for a call, a view takes a fifth; a product takes no less for having views."""
+    turn = [mm(64, 64, 64, 200, FP32, line="net.py(3): play")]
+    turn += [RecordedOp("aten::view", 1, line="net.py(3): play")] * 30
+    assert small_operators.RULE(cpu_case(turn * 30)) is None
+    calls = [RecordedOp("aten::add", 3, line="net.py(3): play")] * 30
+    assert small_operators.RULE(cpu_case([turn[0], *calls] * 30)) is not None
+
+
+def test_the_profiler_slows_calls_as_it_slows_operators():
+    """A step of 2 ms that takes 4 under the profiler: of 3 ms between operators, 1.5 remain."""
+    turn = RecordedOp("aten::add", 10, late_us=30, line="rnn.py(3): forward")
+    recorded = cpu_case([turn] * 100)
+    found = small_operators.RULE(replace(recorded, run=make_run(ms=2.0)))
+    assert found.gain_ms == pytest.approx(1.5 + 0.3, rel=0.05)
 
 
 def test_launch_bound_without_a_trace():
@@ -394,8 +430,12 @@ def test_the_device_idles_for_a_batch():
     assert found.stake_ms == pytest.approx(0.2, abs=0.01) and rules(case)[0] == "data_stall"
     assert "num_workers=2" in found.remedy
     mark = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-    busy = data_stall.RULE(gpu_case(done, extra=[range_(mark, 4_000, 300_000)]))
+    longer = [mm(64, 64, 64, 100), mm(64, 64, 64, 600, late_us=3_000)]
+    busy = data_stall.RULE(gpu_case(longer, extra=[range_(mark, 4_000, 3_000_000)]))
     assert "more workers" in busy.remedy and "num_workers" not in busy.remedy
+    # Taking over a batch that is ready is no wait.
+    brief = [mm(64, 64, 64, 100), mm(64, 64, 64, 600, late_us=150)]
+    assert data_stall.RULE(gpu_case(brief, extra=[range_(mark, 4_000, 150_000)])) is None
     hidden = [mm(64, 64, 64, 900), mm(64, 64, 64, 600, late_us=300)]
     assert data_stall.RULE(gpu_case(hidden, extra=[range_("data", 4_000, 300_000)])) is None
 
@@ -403,9 +443,54 @@ def test_the_device_idles_for_a_batch():
 def test_a_cpu_waits_as_long_as_it_fetches():
     run = make_run(ms=10.0)
     stalled = replace(run, clock=replace(run.clock, data_wait=Samples((3.0, 3.0), "ms")))
-    assert data_stall.RULE(Case(stalled)).gain_ms == 3.0
+    assert data_stall.RULE(Case(stalled)).stake_ms == 3.0
+    # A batch of a worker comes through a pipe: it takes 1 ms where a core does that, too.
+    assert data_stall.RULE(Case(stalled)).gain_ms == 2.0
+    assert not data_stall.RULE(Case(stalled)).ordinary
+    little = replace(run, clock=replace(run.clock, data_wait=Samples((1.4, 1.4), "ms")))
+    assert data_stall.RULE(Case(little)).ordinary
+    on_cuda = replace(stalled, spec=replace(stalled.spec, device="cuda"))
+    assert data_stall.RULE(Case(on_cuda)).gain_ms == 3.0
     brief = replace(run, clock=replace(run.clock, data_wait=Samples((0.4, 0.4), "ms")))
     assert data_stall.RULE(Case(brief)) is None
+
+
+MADE = Profile(
+    (0, 1, 1, 1),
+    (),
+    setup_lines={"DataLoader": ("train.py:3 (main)",), "collate_fn": ("train.py:4 (main)",)},
+)
+
+
+def test_a_loader_without_workers_is_named_with_the_line_that_asks_it():
+    done = [mm(64, 64, 64, 100), mm(64, 64, 64, 600, late_us=3_000)]
+    asking = op("line:train.py:9 (step)", 4_000, 3_000_000)
+    fetch = range_("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 5_000, 2_990_000)
+    case = gpu_case(done, extra=[asking, fetch])
+    run = replace(make_run(ms=case.step_ms), profile=MADE)
+    found = data_stall.RULE(replace(case, run=run))
+    assert "the loader has no workers (num_workers=0)" in found.evidence
+    assert "a DataLoader is made at train.py:3 (main)" in found.evidence
+    assert "asked for at train.py:9 (step)" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("waits", "piped", "remedy"),
+    [(6.0, 2**25, "return tensors"), (6.0, 0, "more workers"), (0.8, 2**25, "")],
+)
+def test_workers_fill_their_queue_while_a_recording_starts(waits, piped, remedy):
+    """The recorded step finds its batch ready; the timed ones wait for it, 4 ms at most."""
+    ready = range_("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 4_000, 50_000)
+    recorded = gpu_case([mm(64, 64, 64, 6_000)], extra=[ready])
+    run = make_run(ms=10.0)
+    wait = Samples((waits,) * 2, "ms")
+    clock = replace(run.clock, data_wait=wait, loader=LoaderUse(4, piped))
+    found = data_stall.RULE(Case(replace(run, clock=clock, profile=MADE), recorded.analysis))
+    assert (found is not None) == bool(remedy)
+    if found is not None:
+        assert found.gain_ms == pytest.approx(4.0) and remedy in found.remedy
+        assert any("32.0 MiB of each batch" in one for one in found.evidence) == bool(piped)
+        assert ("a collate_fn is given at train.py:4 (main)" in found.evidence) == bool(piped)
 
 
 def test_workers_that_are_slower_than_the_step_make_it_wait_now_and_then():

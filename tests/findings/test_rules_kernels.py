@@ -1,5 +1,7 @@
 """Rules about what the kernels do: products, attention, casts, copies, memory layout."""
 
+from dataclasses import replace
+
 import pytest
 
 from steplab.core import Finding
@@ -10,9 +12,13 @@ from steplab.findings.rules import (
     copies,
     fp32_matmul,
     full_logits,
+    transposed_norm,
     unaligned_matmul,
 )
+from steplab.trace.analyze import analyze
+from tests.compare.test_step_tables import make_run
 from tests.findings.steps import BF16, FP32, RecordedOp, cpu_case, gpu_case, mm, rules, tensors
+from tests.trace.traces import op, range_, trace_of
 
 SGEMM = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_cublas"
 SCORES = [8, 64, 64]
@@ -145,10 +151,11 @@ def test_fp32_products_on_a_card_with_tensor_cores():
     assert fp32_matmul.RULE(gpu_case([mm(512, 512, 512, 800)])) is None
     assert found.remedy == "precision=bf16 or precision=tf32"
     v100 = {"deviceProperties": [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]}
-    old = gpu_case([mm(8, 8, 8, 800, FP32, kernel=SGEMM)], card=v100)
+    old = gpu_case([mm(512, 512, 512, 800, FP32, kernel=SGEMM)], card=v100)
     assert fp32_matmul.RULE(old).remedy == "precision=fp16"
     unknown = {"deviceProperties": [{"id": 0, "name": "Some GPU"}]}
-    assert fp32_matmul.RULE(gpu_case([mm(8, 8, 8, 800, FP32, kernel=SGEMM)], card=unknown)) is None
+    strange = gpu_case([mm(512, 512, 512, 800, FP32, kernel=SGEMM)], card=unknown)
+    assert fp32_matmul.RULE(strange) is None
 
 
 def cast(us: int, into: str = BF16, source: str = FP32, **changes) -> RecordedOp:
@@ -205,6 +212,22 @@ def test_a_tensor_that_grows_in_a_loop_is_copied_whole(growing):
 
     found = copies_in(cpu_case([*map(joined, range(1, 13)), mm(9, 9, 9, 800, FP32)]))
     assert found.stake_ms == pytest.approx(0.36) and ("list" in found.remedy) == growing
+    assert ("parts" in found.remedy) != growing and "views" not in found.remedy
+
+
+@pytest.mark.parametrize("contended", [0.0, 0.5])
+def test_a_copy_that_waits_for_a_core_is_not_long(contended):
+    """A copy of 50 us that another process holds up in two steps of three."""
+    events = []
+    for step, us in enumerate((600, 50, 600)):
+        start = step * 2_000_000
+        events += [range_(f"ProfilerStep#{step}", start, 1_900_000)]
+        events += [op("aten::copy_", start, us * 1000, **tensors([512, 512], [512, 512]))]
+        events += [op("aten::mm", start + 700_000, 1_000_000, **tensors([64, 64], [64, 64]))]
+    run = make_run(ms=1.9)
+    run = replace(run, clock=replace(run.clock, contended=contended))
+    found = copies_in(Case(run, analyze(trace_of(events))))
+    assert (found is None) == bool(contended)
 
 
 def test_casts_small_copies_and_copies_inside_products_are_no_copies():
@@ -243,11 +266,17 @@ def test_attention_owns_both_of_its_products():
 
 
 def test_no_product_is_faster_than_its_bytes():
-    """A product of one row reads its matrix, in any precision: 67 MB take 14 us."""
+    """A product of one row reads its matrix, in any precision: 67 MB take 14 us.
+
+    So do the distances of points in space: 1 GB for 2.7 GFLOP.
+    """
     simt = {"kernel": "ampere_sgemm_128x64_nn", "dtype": FP32}
     square, row = mm(4096, 4096, 4096, 1000, **simt), mm(1, 4096, 4096, 20, **simt)
     assert fp32_matmul.RULE(gpu_case([square])).gain_ms > 0.8
-    assert fp32_matmul.RULE(gpu_case([row])).gain_ms < 0.007
+    assert fp32_matmul.RULE(gpu_case([row])) is None
+    distances = mm(2048, 5, 2048, 460, batch=64, **simt)
+    assert fp32_matmul.RULE(gpu_case([distances, square])).stake_ms == pytest.approx(1.0)
+    assert fp32_matmul.RULE(gpu_case([distances])) is None
 
 
 def test_rows_off_the_grid():
@@ -294,3 +323,61 @@ def test_rows_of_a_table_that_lies_column_by_column(strides, found):
     assert len(said) == found
     if said:
         assert said[0].gain_ms == pytest.approx(0.9 * 0.3) and "loop.py:9" in said[0].evidence[0]
+
+
+def normed(us: int, dims: list[int], strides: list[int], **changes) -> RecordedOp:
+    """A norm's gradient; of 64 x 256 x 4096 in bf16 three times 134 MB take 84 us."""
+    args = tensors(dims, dims, dtype=BF16, strides=[strides, strides])
+    kernel = "void at::native::batch_norm_backward_kernel<c10::BFloat16, float, float, int>"
+    return RecordedOp("aten::native_batch_norm_backward", us, kernel, args=args, **changes)
+
+
+def test_a_norm_of_a_transposed_tensor():
+    line = {"line": "net.py(7): forward"}
+    across = [1_048_576, 1, 256]
+    slow = normed(2000, [64, 256, 4096], across, **line)
+    args = tensors([64, 4096, 256], [64, 4096, 256], dtype=BF16)
+    ordered = {**args, "strides": [[1_048_576, 256, 1], [1_048_576, 1, 4096]]}
+    moved = RecordedOp("aten::copy_", 500, "direct_copy_kernel_cuda", args=ordered, **line)
+    rest = mm(4096, 4096, 4096, 300)
+    (found,) = transposed_norm.RULE(gpu_case([slow, moved, rest]))
+    assert found.stake_ms == pytest.approx(2.5) and 2.0 < found.gain_ms < 2.3
+    assert "64x256x4096 in strides of 1048576x1x256" in found.evidence[1]
+    assert "1 copies a step" in found.evidence[2] and "net.py:7 (forward)" in found.evidence[3]
+    assert rules(gpu_case([slow, moved, rest]))[0] == "transposed_norm"
+    others = {
+        "rows": normed(2000, [262_144, 256], [256, 1]),
+        "an image in channels_last": normed(2000, [64, 256, 64, 64], [1_048_576, 1, 16_384, 256]),
+        "as fast as its bytes": normed(400, [64, 256, 4096], across),
+        "small": normed(2000, [64, 16, 256], [4096, 1, 16]),
+    }
+    for what, other in others.items():
+        assert transposed_norm.RULE(gpu_case([other, moved, rest])) == (), what
+    assert transposed_norm.RULE(cpu_case([slow, moved, rest])) == ()
+
+
+@pytest.mark.parametrize("make", [cpu_case, gpu_case])
+def test_a_loss_whose_classes_are_not_the_last_dimension(make):
+    """Logits (batch, time, class) that are transposed for the loss, and those that are made so."""
+    shape, rows, across = [16, 8192, 32], [262_144, 32, 1], [262_144, 1, 8192]
+    line = {"line": "loss.py(7): loss", "inside": "aten::cross_entropy_loss"}
+
+    def softmax(strides: list[int], dims: list[int] = shape, dim: str = "1") -> RecordedOp:
+        args = tensors(dims, strides=[strides], values=["", dim, "False"])
+        return RecordedOp("aten::_log_softmax", 300, "softmax_kernel", args=args, **line)
+
+    def copied(to: list[int], source: list[int]) -> RecordedOp:
+        args = tensors(shape, shape, strides=[to, source], values=["", "", "False"])
+        return RecordedOp("aten::copy_", 200, "direct_copy_kernel_cuda", args=args, **line)
+
+    rest = mm(512, 64, 8192, 500, FP32)
+    done = [copied(rows, across), softmax(across), copied(across, rows), rest]
+    (found,) = transposed_norm.RULE(make(done))
+    assert found.gain_ms == pytest.approx(0.4, rel=0.05)
+    assert found.stake_ms == pytest.approx(0.7, rel=0.05)
+    assert "16x8192x32" in found.evidence[0] and "loss.py:7 (loss)" in found.evidence[1]
+    assert rules(make(done))[0] == "transposed_norm"
+    in_order = [copied(rows, across), softmax(rows), rest]  # a convolution makes them like this
+    assert transposed_norm.RULE(make(in_order)) == ()
+    flat = softmax([8192, 1], [512, 8192])
+    assert transposed_norm.RULE(make([copied(rows, across), flat, rest])) == ()

@@ -149,6 +149,11 @@ def test_memory_in_pieces():
     assert fragmentation.RULE(remembered(**{**pieces, "largest_free_block": 30 * GIB})) is None
     assert fragmentation.RULE(remembered(**{**pieces, "peak_bytes": 90 * GIB})) is None
     assert fragmentation.RULE(remembered()) is None
+    # A step that replays a graph takes nothing: the pieces are left from the warm-up before it.
+    held = {**pieces, "bytes_by_kind": {"weights": (60 * GIB,), "other": (0,)}}
+    assert fragmentation.RULE(remembered(**held)) is None
+    taken = {"bytes_by_kind": {"weights": (20 * GIB, 20 * GIB), "activations": (0, 40 * GIB)}}
+    assert fragmentation.RULE(remembered(**{**pieces, **taken})) is not None
 
 
 def test_logits_are_found_among_what_lives_at_the_peak():

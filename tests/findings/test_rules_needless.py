@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 
 from steplab.core import Allocation, Dataflow, Memory, Profile, Work
-from steplab.core.run import TRACEMALLOC, IdleBuffers, IdleCopies
+from steplab.core.run import (
+    MEMORY_BUDGET,
+    TRACEMALLOC,
+    EqualWeights,
+    FrozenCasts,
+    IdleBuffers,
+    IdleCopies,
+    IdleGradients,
+)
 from steplab.findings import Case
 from steplab.findings.rules import (
     attention_unfused,
@@ -15,9 +23,11 @@ from steplab.findings.rules import (
     dense_embedding,
     forward_unused,
     fp32_stream,
+    frozen_in_fp32,
     gathered_matrices,
     graph_memory,
     idle_buffers,
+    idle_gradients,
     index_gradient,
     kept_memory,
     masked_scores,
@@ -38,7 +48,7 @@ from steplab.trace.analyze import analyze
 from tests.compare.sides import run_of
 from tests.findings.steps import BF16, FP32, RecordedOp, cpu_case, gpu_case, mm, rules, tensors
 from tests.findings.test_rules_measurement import GIB, remembered
-from tests.trace.traces import op, python, range_, trace_of
+from tests.trace.traces import call, kernel, op, python, range_, trace_of
 
 STREAM = [64, 128]
 
@@ -233,6 +243,19 @@ def test_a_chain_that_is_written_out():
     assert unfused_chain.RULE(cpu_case([product, *own])) is None
 
 
+def test_larger_tensors_beside_a_chain_are_none_of_it():
+    """Messages along the edges of a graph, and a few short operators on its nodes."""
+    nodes, edges = tensors([64, 1024]), tensors([1280, 1024])
+    names = ("add", "div", "mul", "add", "tanh")
+    chain = [RecordedOp(f"aten::{n}", 10, args=nodes, line="net.py(9): spread") for n in names]
+    message = RecordedOp("aten::mul", 300, args=edges, line="net.py(9): spread")
+    product = mm(64, 64, 64, 500, FP32, line="net.py(20): forward")
+    assert unfused_chain.RULE(cpu_case([product, message, *chain])) is None
+    longer = [replace(one, us=40) for one in chain]
+    found = unfused_chain.RULE(cpu_case([product, message, *longer]))
+    assert found.stake_ms == pytest.approx(0.2)
+
+
 def test_activations_of_several_forwards_live_at_once():
     node = "autograd::engine::evaluate_function: MmBackward0"
 
@@ -267,19 +290,23 @@ def test_a_backward_that_is_recorded_though_nothing_goes_back_through_it():
     profile = Profile((0, 1, 1, 1), (), setup_lines=lines)
     run = replace(remembered(device="cpu").run, memory=memory, profile=profile)
 
-    def went_back(numbers: list[int], again: int = -1) -> Case:
+    def went_back(numbers: list[int], again: int = -1, inside: str = "loop.py(7): step") -> Case:
         """`numbers`: of what the backward records; `again`: one of these that is gone through."""
         events = [range_("ProfilerStep#1", 0, 1_000_000), op("aten::mm", 0, 9_000, sequence=1)]
         events += [op(node, 100_000, 90_000, sequence=1, forward_thread=1)]
         for place, number in enumerate(numbers):
             events += [op("aten::mm", 110_000 + 9_000 * place, 8_000, sequence=number)]
         events += [op(node, 500_000, 9_000, sequence=again, forward_thread=1)]
+        events += [python(inside, 0, 600_000)]
         return Case(run, analyze(trace_of(events)))
 
     (found,) = graph_memory.RULE(went_back([2, 3]))
     assert "backward pass is recorded" in found.claim and "loop.py:7" in found.evidence[1]
     assert graph_memory.RULE(went_back([-1, -1])) == ()
     assert graph_memory.RULE(went_back([2, 3], again=3)) == ()  # a penalty on gradients
+    # torch.func.grad records for those who differentiate it again, and nobody can forbid it.
+    transform = "torch/_functorch/eager_transforms.py(1413): grad_and_value_impl"
+    assert graph_memory.RULE(went_back([2, 3], inside=transform)) == ()
 
 
 def test_pools_of_graphs_that_run_one_after_the_other():
@@ -349,6 +376,28 @@ def watched(done: list[RecordedOp], letters: str) -> Case:
     return cpu_case(done, run)
 
 
+def test_running_means_as_products_with_a_triangle():
+    done = [mm(512, 512, 64, 600, line="net.py(5): average"), mm(64, 64, 64, 400)]
+    (found,) = zero_products.RULE(watched(done, "t."))
+    assert found.gain_ms == pytest.approx(0.9 * 0.6) and "cumsum" in found.remedy
+    assert "net.py:5 (average)" in found.evidence[0]
+    assert zero_products.RULE(watched(done, "..")) == ()
+
+
+def test_lookups_of_which_only_the_mean_is_read():
+    line = {"line": "net.py(5): text"}
+    done = [
+        RecordedOp("aten::embedding", 400, args=tensors([4000, 64], [512, 32]), **line),
+        RecordedOp("aten::mean", 200, args=tensors([512, 32, 64]), **line),
+        mm(64, 64, 64, 400),
+    ]
+    found = dense_embedding.RULE(watched(done, "p.."))
+    assert found.gain_ms == pytest.approx(0.2 + 0.5 * 0.4) and "EmbeddingBag" in found.remedy
+    assert "net.py:5 (text)" in found.evidence[0]
+    assert product_order.RULE(watched(done, "p..")) is None  # no linear layer
+    assert dense_embedding.RULE(watched(done, "...")) is None
+
+
 def test_results_of_which_most_is_dropped():
     done = [mm(512, 64, 1024, 600, line="net.py(5): head"), mm(64, 64, 64, 400)]
     found = partly_used.RULE(watched(done, "Y."))
@@ -377,6 +426,34 @@ def test_the_gradient_of_an_input_that_nobody_reads():
     (found,) = unused_work.RULE(replace(case, run=replace(case.run, profile=profile)))
     assert found.gain_ms == pytest.approx(0.3) and "asked for at net.py:9" in found.evidence[0]
     assert unused_work.RULE(watched([backward, mm(64, 64, 64, 400)], "..")) == ()
+
+
+def test_the_gradients_of_weights_beside_that_of_an_input():
+    """An attack calls backward for the image alone; a convolution's bias has a sum of its own."""
+    conv = RecordedOp("aten::convolution_backward", 400, phase="backward", line="net.py(5): f")
+    bias = replace(conv, op="aten::sum", us=100, inside="aten::convolution_backward")
+    update = replace(conv, us=100)
+    done = [conv, bias, update, mm(64, 64, 64, 400)]
+    flow = Dataflow(("aten::convolution_backward", "aten::mm"), (0, 0, 0, 1), "ii..")
+    profile = Profile((0, 1, 1, 1), (), dataflow=flow)
+    run = replace(remembered(device="cpu").run, clock=None, profile=profile)
+    (found,) = unused_work.RULE(cpu_case(done, run))
+    assert found.gain_ms == pytest.approx(0.3) and "dropped before the update" in found.claim
+    assert "for nothing, of a weight: 400.0 us" in found.evidence[1]
+    assert "torch.autograd.grad(loss, inputs)" in found.remedy
+    # No other convolution of the line learns: a network that no optimizer has.
+    relu = RecordedOp("aten::threshold_backward", 50, phase="backward", line="net.py(5): f")
+    (found,) = unused_work.RULE(watched([conv, relu, mm(64, 64, 64, 400)], "i.."))
+    assert "no optimizer uses" in found.claim and "requires_grad_(False)" in found.remedy
+    assert unused_work.RULE(watched([conv, update, mm(64, 64, 64, 400)], "...")) == ()
+
+
+@pytest.mark.parametrize(("node", "found"), [("BmmBackward0", 1), ("EuclideanDistBackward0", 0)])
+def test_a_gradient_that_torch_computes_unasked_is_no_fault(node, found):
+    """The formula of cdist has both sides in one: nobody can leave the batch's out."""
+    dropped = mm(64, 8, 64, 300, phase="backward", inside=node, line="net.py(5): loss")
+    case = watched([dropped, mm(64, 64, 64, 700)], "u.")
+    assert len(unused_work.RULE(case)) == found
 
 
 def test_tensors_that_are_computed_anew_and_copied_over_the_old_ones():
@@ -446,6 +523,54 @@ def test_a_checkpoint_that_is_still_held():
     assert idle_buffers.RULE(Case(replace(case.run, memory=large, profile=profile))) == ()
 
 
+def test_a_second_copy_of_frozen_weights():
+    place = "reference, written at train.py:9 (main)"
+    case = held(equal_weights=EqualWeights(12, 3 * GIB, ("blocks.*.up.weight",), (place,)))
+    (found,) = idle_buffers.RULE(case)
+    assert found.stake_bytes == 3 * GIB and "12 frozen weights" in found.claim
+    assert f"held by {place}" in found.evidence and "copied at train.py:9 (main)" in found.evidence
+    small = held(equal_weights=EqualWeights(1, GIB // 2, ("head.weight",), ()))
+    assert idle_buffers.RULE(small) == ()
+
+
+def held(**found) -> Case:
+    """A step of 10 GiB with these records."""
+    case = remembered(peak_bytes=10 * GIB, peak_by_kind={})
+    memory = Memory(before=5 * GIB, peak=10 * GIB, reserved=None, total=None, source="")
+    lines = {"requires_grad": ("train.py:9 (main)",), "float32": ("train.py:3 (main)",)}
+    lines |= {"deepcopy": ("train.py:9 (main)",)}
+    flow = Dataflow((), (), "", **found)
+    profile = replace(case.run.profile, dataflow=flow, setup_lines=lines)
+    return Case(replace(case.run, memory=memory, profile=profile))
+
+
+@pytest.mark.parametrize(
+    ("asked", "remedy"), [(False, "model.zero_grad"), (True, "requires_grad_")]
+)
+def test_gradients_that_no_optimizer_uses_hold_memory(asked, remedy):
+    idle = (IdleGradients("a.*.weight", 5, 2 * GIB, asked), IdleGradients("b", 1, 0, True))
+    found = idle_gradients.RULE(held(idle_gradients=idle))
+    assert found.stake_bytes == 2 * GIB and "5 weights" in found.claim
+    assert "a.*.weight: 2.00 GiB" in found.evidence and found.remedy.startswith(remedy)
+    assert "requires_grad is set at train.py:9 (main)" in found.evidence
+    small = (IdleGradients("a.*.weight", 5, GIB // 2, asked),)
+    assert idle_gradients.RULE(held(idle_gradients=small)) is None
+
+
+@pytest.mark.parametrize(
+    ("copies", "saved", "ordinary"), [(GIB, 2 * GIB, False), (GIB // 64, GIB, True)]
+)
+def test_frozen_weights_in_fp32(copies, saved, ordinary):
+    """Two bytes of four are enough, and where a copy is kept it is all that is needed."""
+    casts = FrozenCasts(8, 2 * GIB, copies, ("blocks.*.weight",))
+    found = frozen_in_fp32.RULE(held(frozen_casts=casts))
+    assert found.stake_bytes == pytest.approx(saved, rel=0.02) and found.ordinary == ordinary
+    assert "8 frozen weights" in found.claim and "blocks.*.weight" in found.evidence
+    assert "fp32 is asked for at train.py:3 (main)" in found.evidence
+    assert frozen_in_fp32.RULE(held(frozen_casts=replace(casts, bytes=GIB // 8, copies=0))) is None
+    assert frozen_in_fp32.RULE(held()) is None
+
+
 def test_weights_that_autocast_casts_again():
     weight = {"shapes": [[128, 512], [128, 512]], "dtypes": [BF16, FP32]}
     cast = RecordedOp("aten::copy_", 100, args=weight, inside="aten::linear", line="net.py(5): f")
@@ -453,6 +578,18 @@ def test_weights_that_autocast_casts_again():
     (found,) = repeated_work.RULE(watched(done, "w."))
     assert "casts the same weights" in found.claim and "net.py:5 (f)" in found.evidence[1]
     assert repeated_work.RULE(watched(done, "r.")) == ()  # activations: autocast's own
+
+
+@pytest.mark.parametrize(("us", "ordinary"), [(40, True), (100, False)])
+def test_a_cast_that_the_code_asks_for_after_autocast_made_it(us, ordinary):
+    states = {"shapes": [[128, 512], [128, 512]], "dtypes": [BF16, FP32]}
+    cast = RecordedOp("aten::copy_", us, args=states, inside="aten::to", line="net.py(5): f")
+    done = [replace(cast, outer=tensors([128, 512])), mm(64, 64, 64, 1000 - us)]
+    (found,) = repeated_work.RULE(watched(done, "r."))
+    assert found.ordinary == ordinary and "cast it once" in found.remedy
+    tables = replace(done[0], op="aten::cos", inside="", args=tensors([128, 512]))
+    (found,) = repeated_work.RULE(watched([tables, done[1]], "r."))
+    assert not found.ordinary and "a buffer for tables" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -538,6 +675,35 @@ def test_heads_that_run_one_after_the_other():
     # In a loop of one's own, modules have no names: the line counts.
     unnamed = [replace(one, module="", line="net.py(7): forward") for one in slow]
     assert "net.py:7 (forward)" in small_operators.RULE(cpu_case([*unnamed, large])).claim
+
+
+def test_one_model_that_is_called_again_is_no_row_of_heads():
+    """An attack calls a network eight times: its head is narrow, and convolutions lie between."""
+    head = mm(256, 512, 10, 50, FP32, line="net.py(7): forward")
+    rest = mm(256, 2048, 1024, 600, FP32, line="net.py(9): up")
+    between = RecordedOp("aten::cudnn_convolution", 50, args=tensors([8, 8, 8, 8], [8, 8, 3, 3]))
+    back = mm(256, 10, 512, 50, FP32, phase="backward")
+    assert small_operators.RULE(cpu_case([head] * 8 + [rest])) is not None
+    for other in (between, back):
+        assert small_operators.RULE(cpu_case([head, other] * 8 + [rest])) is None
+
+
+def test_a_product_of_several_kernels_is_one():
+    """Two kernels each, a sum in pieces: four products are too few for heads in a loop."""
+    head = mm(4096, 1024, 64, 20, line="net.py(7): forward", late_us=30)
+    rest = mm(4096, 1024, 4096, 300, line="net.py(9): up")
+
+    def case(heads: int) -> Case:
+        more = []
+        for number in range(heads):
+            # The host comes 30 us later for each, and an operator takes it 4.
+            launched, again = (number + 1) * 30_000 + number * 4_000 + 2_500, 100 + number
+            more.append(call("cudaLaunchKernel", launched, 500, again))
+            more.append(kernel("splitKreduce_kernel", launched + 22_000, 5_000, again))
+        return gpu_case([head] * heads + [rest], extra=more)
+
+    assert small_operators.RULE(case(4)) is None
+    assert "8 in a row" in small_operators.RULE(case(8)).evidence[0]
 
 
 def test_anomaly_mode_costs_its_checks_and_its_stacks():
@@ -683,15 +849,77 @@ def test_lookups_in_a_loop_have_a_dense_gradient_each(lookups, found):
     assert few is not None and ("SparseAdam" in few.remedy) != found
 
 
+def test_inputs_that_are_expanded_first_are_broadcast():
+    """F.cosine_similarity expands both sides by itself, and divides each by its norms."""
+    whole, norms = [512, 512, 128], [512, 512, 1]
+    strides = [[0, 128, 1], [512, 1, 1]]
+    divided = RecordedOp(
+        "aten::div", 300, line="net.py(6): similar", args=tensors(whole, norms, strides=strides)
+    )
+    summed = RecordedOp("aten::sum", 200, args=tensors(whole), line="net.py(6): similar")
+    product = mm(64, 64, 64, 500, FP32)
+    found = broadcast_blowup.RULE(cpu_case([divided, summed, product]))
+    assert found.stake_ms == pytest.approx(0.5) and "net.py:6 (similar)" in " ".join(found.evidence)
+    # The gradient of a mean is one number for many: torch expands it, and divides it by a number.
+    backward = replace(divided, phase="backward")
+    assert broadcast_blowup.RULE(cpu_case([backward, summed, product])) is None
+    by_number = {**tensors(whole, [], strides=[[128, 0, 1], []])}
+    scaled = replace(divided, args=by_number)
+    assert broadcast_blowup.RULE(cpu_case([scaled, summed, product])) is None
+    full = replace(divided, args=tensors(whole, norms, strides=[[65_536, 128, 1], [512, 1, 1]]))
+    assert broadcast_blowup.RULE(cpu_case([full, summed, product])) is None
+
+
+def test_angles_of_an_encoding_are_needed_one_by_one():
+    """Points times frequencies: nothing sums over them, but for the gradient of the points."""
+    spread, angles = tensors([24_576, 3, 1], [16]), tensors([24_576, 48])
+    done = [RecordedOp("aten::mul", 300, args=spread), RecordedOp("aten::sin", 300, args=angles)]
+    back = RecordedOp("aten::sum", 300, args=angles, phase="backward")
+    assert broadcast_blowup.RULE(cpu_case([*done, back])) is None
+    assert broadcast_blowup.RULE(cpu_case([*done, replace(back, phase="forward")])) is not None
+
+
 def test_documents_mask_is_no_broadcast_that_a_product_could_replace():
     mask = [8, 512, 512]
     done = [
         RecordedOp("aten::eq", 300, args=tensors([8, 1, 512], [8, 512, 1], dtype="long int")),
+        RecordedOp("aten::sum", 100, args=tensors(mask)),
         mm(64, 64, 64, 500),
     ]
     assert broadcast_blowup.RULE(cpu_case(done)) is not None
     attends = RecordedOp("aten::scaled_dot_product_attention", 200, args=tensors(mask))
     assert broadcast_blowup.RULE(cpu_case([*done, attends])) is None
+
+
+def newton_schulz(m: int, k: int, between: RecordedOp) -> list[RecordedOp]:
+    """A polynomial of x x^T times x, of eight matrices of m rows."""
+    gram, square = mm(m, k, m, 400, FP32, 8), mm(m, m, m, 800, FP32, 8, line="muon.py(5): f")
+    gram.args["strides"] = [[m * k, k, 1], [m * k, 1, k]]
+    square.args["strides"] = [[m * m, m, 1]] * 2
+    last = mm(m, m, k, 400, FP32, 8)
+    last.args["strides"] = [[m * m, m, 1], [m * k, k, 1]]
+    return [
+        gram,
+        between,
+        square,
+        RecordedOp("aten::add", 100, args=tensors(*[[8, m, m]] * 2)),
+        last,
+    ]
+
+
+def test_tall_matrices_times_their_own_transpose():
+    m, k = 256, 64
+    scaled = RecordedOp("aten::mul", 100, args=tensors([8, m, m], []))
+    found = product_order.RULE(cpu_case(newton_schulz(m, k, scaled)))
+    left = k * k * (2 * m + k) / (m * m * (2 * k + m))
+    assert found.gain_ms == pytest.approx(1.6 * (1 - left) + 0.2 * (1 - 1 / 16))
+    assert "x has 256 rows and 64 columns" in found.evidence[0] and "muon.py:5" in str(found)
+    assert product_order.RULE(cpu_case(newton_schulz(k, m, scaled))) is None  # a wide matrix
+    for other in ("aten::relu", "aten::_softmax"):  # no polynomial: scores
+        between = RecordedOp(other, 100, args=tensors([8, m, m]))
+        assert product_order.RULE(cpu_case(newton_schulz(m, k, between))) is None
+    masked = RecordedOp("aten::mul", 100, args=tensors([8, m, m], [8, m, m]))
+    assert product_order.RULE(cpu_case(newton_schulz(m, k, masked))) is None
 
 
 def test_a_linear_layer_whose_results_are_only_averaged():
@@ -724,6 +952,54 @@ def test_gradients_that_are_dropped_are_told_from_those_of_frozen_weights(other,
     (found,) = unused_work.RULE(watched(done, "u."))
     assert ("dropped before the update" in found.claim) == dropped
     assert ("once for each update" in found.remedy) == dropped
+
+
+def test_gradients_of_weights_that_no_optimizer_has_are_not_dropped():
+    """A model of a library: all of it has the line that calls it."""
+    done = [mm(64, 64, n, 500, line="net.py(5): step", phase="backward") for n in (64, 32)]
+    case = watched(done, "u.")
+    profile = case.run.profile
+    idle = (IdleGradients("embeddings.weight", 1, 0, asked=True),)
+    lines = {"requires_grad": ("train.py:9 (main)",)}
+    flow = replace(profile.dataflow, idle_gradients=idle)
+    profile = replace(profile, dataflow=flow, setup_lines=lines)
+    (found,) = unused_work.RULE(replace(case, run=replace(case.run, profile=profile)))
+    assert "no optimizer uses" in found.claim and found.remedy.startswith("requires_grad_(False)")
+    assert "no optimizer has embeddings.weight" in found.evidence
+    assert "requires_grad is set at train.py:9 (main)" in found.evidence
+
+
+NODE = "autograd::engine::evaluate_function: CompiledFunctionBackward"
+
+
+@pytest.mark.parametrize(
+    ("strides", "node", "found"),
+    [
+        ([[64, 1], [1, 64]], NODE, True),
+        ([[64, 1], [64, 1]], NODE, False),
+        ([[64, 1], [1, 64]], "", False),
+    ],
+)
+def test_products_that_a_compiled_backward_computes_again(strides, node, found):
+    """A gradient takes the weight, or the input, the other way around; a product has two."""
+    forward = mm(64, 64, 64, 500, FP32)
+    forward.args["strides"] = [[64, 1], [1, 64]]
+    again, *gradients = (
+        mm(64, 64, 64, 500, FP32, phase="backward", inside=node, line="net.py(5): f")
+        for _ in range(3)
+    )
+    again.args["strides"] = strides
+    for one, order in zip(gradients, ([[64, 1], [64, 1]], [[1, 64], [64, 1]]), strict=True):
+        one.args["strides"] = order
+    profile = Profile((0, 1, 1, 1), (), switches=("activation_memory_budget=0",))
+    profile = replace(profile, setup_lines={MEMORY_BUDGET: ("train.py:9 (main)",)})
+    run = replace(remembered(device="cpu").run, clock=None, memory=None, profile=profile)
+    case = cpu_case([forward, again, *gradients], run)
+    said = repeated_work.RULE(case)
+    assert bool(said) == found and "slow_switch" not in rules(case)
+    if found:
+        assert said[0].gain_ms == pytest.approx(0.5) and "forward again" in said[0].claim
+        assert "activation_memory_budget is set at train.py:9 (main)" in said[0].evidence
 
 
 def test_the_logarithm_of_a_softmax():

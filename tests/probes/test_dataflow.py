@@ -20,6 +20,7 @@ from steplab.core.run import (
     COPIED_OVER,
     COPIED_ROWS,
     IDLE_GRADIENT,
+    IDLE_WEIGHT,
     MADE_BEFORE,
     MASKED,
     NEEDED,
@@ -27,12 +28,15 @@ from steplab.core.run import (
     READ_ONLY,
     ROWS_COPIED,
     ROWS_OF_ZEROS,
+    RUNNING,
     TIMES_ZERO,
     UNCHANGED,
     UNMOVED,
     UNREAD_OUTPUT,
     UNUSED,
     ZEROS,
+    FrozenCasts,
+    IdleGradients,
 )
 from steplab.probes.dataflow import record_dataflow
 from steplab.probes.switches import switches_on
@@ -94,6 +98,24 @@ def test_a_plain_step_needs_all_its_operators():
     assert found["aten::addmm"][NEEDED] == 2
 
 
+def test_a_sparse_update_needs_what_it_is_made_of_and_what_follows_it_lasts():
+    """Rows of a table are brought back to length one behind the update."""
+    table = nn.Embedding(16, 8, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+
+    def step():
+        ids = torch.randperm(16)[:4]
+        table(ids).tanh().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            table.weight.index_copy_(0, ids, F.normalize(table.weight[ids]))
+
+    found = verdicts(step)
+    for name in ("embedding", "tanh", "tanh_backward", "linalg_vector_norm", "index_copy_"):
+        assert found[f"aten::{name}"] == {NEEDED: 1}, name
+
+
 def test_gradients_of_weights_that_no_optimizer_has():
     found = verdicts(Loop(trained=slice(2, None)))  # the second layer only
     assert found["aten::mm"] == {NEEDED: 1, UNUSED: 2}  # the first's weight, and the way to it
@@ -132,6 +154,31 @@ def test_what_is_computed_twice_from_the_same_inputs():
     assert metric["aten::addmm"] == {NEEDED: 3, READ_ONLY: 1}
     twice = verdicts(Loop(lambda x: layer(x) + layer[1](x)))
     assert twice["aten::bernoulli_"] == {NEEDED: 2}  # other random numbers
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (lambda x, y: x @ y.T, "aten::mm"),
+        (lambda x, y: torch.stack((x, x + 1)) @ torch.stack((y, y + 1)).mT, "aten::bmm"),
+        (torch.cdist, "aten::_cdist_forward"),
+        (lambda x, y: torch.cdist(x.repeat(8, 1), y.repeat(8, 1)), "aten::_euclidean_dist"),
+    ],
+)
+def test_a_product_of_the_same_two_in_the_other_order(made, name, once):
+    """Images and texts, points of two clouds: the second matrix is the first one's transpose."""
+    other = torch.randn(4, 8)
+
+    def compared(x):
+        there = made(x, other)
+        back = there.mT if once else made(other, x)
+        return x * (there.softmax(-1).mean() + back.softmax(-1).mean())
+
+    found = verdicts(Loop(compared))
+    assert found[name][MADE_BEFORE] == (0 if once else 1)
+    assert found["aten::_softmax"] == {NEEDED: 2}  # of rows, and of columns
+    assert found["aten::addmm"] == {NEEDED: 2}
 
 
 def test_weights_that_autocast_casts_again_whenever_it_is_left():
@@ -385,6 +432,36 @@ def test_a_linear_layer_of_which_only_the_mean_is_read():
     assert read["aten::addmm"] == {NEEDED: 3}
 
 
+def test_lookups_of_which_only_the_mean_is_read():
+    table = nn.Embedding(16, 8).requires_grad_(False)
+
+    def looked_up(x):
+        return table((x.abs() * 99).long() % 16)  # 4 x 8 of them
+
+    mean = verdicts(Loop(lambda x: x + looked_up(x).mean(1)))
+    assert mean["aten::embedding"] == {POOLED: 1}
+    read = verdicts(Loop(lambda x: x + (y := looked_up(x)).mean(1) + y.relu().mean(1)))
+    assert read["aten::embedding"] == {NEEDED: 1}
+    widths = verdicts(Loop(lambda x: x + looked_up(x).mean(2)))
+    assert widths["aten::embedding"] == {NEEDED: 1}
+
+
+def test_running_means_as_products_with_a_triangle():
+    ones = torch.tril(torch.ones(512, 512))
+
+    def averaged(x, matrix):
+        return x + (matrix @ x.repeat(128, 16)).square().mean()  # 512 x 512 by 512 x 128
+
+    def letters(matrix):
+        return verdicts(Loop(lambda x: averaged(x, matrix)))["aten::mm"]
+
+    for matrix in (ones, ones / ones.sum(1, keepdim=True), ones.T, (ones / ones.sum(0)).T):
+        assert letters(matrix)[RUNNING] == 2  # and the gradient
+    decay = torch.tril(0.9 ** (torch.arange(512)[:, None] - torch.arange(512)).clamp(0))
+    assert RUNNING not in letters(decay)  # no sum of all that came before
+    assert RUNNING not in letters(torch.rand(512, 512).round())
+
+
 def test_copies_of_weights_that_nothing_reads():
     layer = nn.Linear(256, 256)
     loop = Loop(lambda x: x + layer(x.repeat(1, 32)).mean())
@@ -396,6 +473,88 @@ def test_copies_of_weights_that_nothing_reads():
     loop.batches = cycle(batches := [torch.randn(256, 256) for _ in range(4)])
     loop.first = nn.Linear(256, 8)
     assert watched(loop)[0].idle_copies is None and len(batches) == 4  # batches like the weight
+
+
+def test_frozen_weights_that_equal_others():
+    layer = nn.Linear(256, 256).requires_grad_(False)
+    loop = Loop(lambda x: x + (layer(x.repeat(1, 32)) + loop.reference(x.repeat(1, 32))).mean())
+    loop.reference = copy.deepcopy(layer)
+    found = watched(loop)[0].equal_weights
+    assert (found.weights, found.bytes, found.names) == (1, 256 * 256 * 4, ("weight",))
+    assert any(place.startswith("reference") for place in found.held_by)
+    nn.init.normal_(loop.reference.weight)
+    assert watched(loop)[0].equal_weights is None  # another teacher
+    loop.reference = layer
+    assert watched(loop)[0].equal_weights is None  # the same module
+    layer.weight.fill_(1.0)
+    loop.reference = copy.deepcopy(layer)
+    assert watched(loop)[0].equal_weights is None  # as new layers often are
+    nn.init.normal_(layer.weight)
+    loop.reference = copy.deepcopy(layer).requires_grad_(True)
+    assert watched(loop)[0].equal_weights is None  # one that is to be trained
+    loop.reference = None
+
+
+def idle_gradients(loop, *models):
+    """Of models with these names: other tests may have left some that hold gradients, too."""
+    found = watched(loop)[0].idle_gradients
+    return {one.name: one for one in found if one.name.startswith(models)}
+
+
+def test_gradients_that_frozen_weights_still_hold():
+    frozen = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model = nn.ModuleDict({"stale": frozen})
+    frozen(torch.randn(4, 8)).sum().backward()
+    loop = Loop(model.requires_grad_(False).stale)
+    found = idle_gradients(loop, "stale")
+    weights = IdleGradients("stale.*.weight", 2, 2 * 8 * 8 * 4, asked=False)
+    assert found["stale.*.weight"] == weights and found["stale.*.bias"].bytes == 2 * 8 * 4
+    frozen.zero_grad()
+    assert not idle_gradients(loop, "stale")
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_weights_that_require_gradients_though_nothing_updates_them(cleared):
+    """Whether anybody clears the gradients or not; but not those that a loop updates itself."""
+    model = nn.ModuleDict({"mine": nn.Linear(8, 8, bias=False), "by_hand": nn.Linear(8, 8)})
+
+    def after(loop):
+        with torch.no_grad():
+            for weight in model.by_hand.parameters():
+                weight -= 0.1 * weight.grad
+                weight.grad = None
+        if cleared:
+            model.zero_grad()
+
+    found = idle_gradients(Loop(lambda x: model.mine(model.by_hand(x)), after), "mine", "by_hand")
+    held = 0 if cleared else 8 * 8 * 4
+    assert found == {"mine.weight": IdleGradients("mine.weight", 1, held, asked=True)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "graph", "copies"),
+    [(torch.float32, True, 32**2), (torch.float32, False, 0), (torch.bfloat16, True, None)],
+)
+def test_frozen_weights_that_every_step_casts(dtype, graph, copies):
+    """Their copies live until the backward, unless nothing before them is trained."""
+    frozen = nn.Sequential(*(nn.Linear(32, 32, bias=False, dtype=dtype) for _ in range(2)))
+    frozen.requires_grad_(False)
+
+    def between(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return x + frozen((x if graph else x.detach()).repeat(1, 4)).float()[:, :8]
+
+    found = watched(Loop(between))[0].frozen_casts
+    if copies is None:
+        assert found is None
+    else:
+        expected = FrozenCasts(2, 2 * 32**2 * 4, 2 * 2 * copies, ("*.weight",))
+        assert found == expected
+    averaged = Loop(
+        between,
+        lambda loop: [p.lerp_(torch.ones(32, 32, dtype=dtype), 0.1) for p in frozen.parameters()],
+    )
+    assert watched(averaged)[0].frozen_casts is None  # an average needs its bits
 
 
 def test_a_table_that_is_also_the_head_is_told():
@@ -486,6 +645,61 @@ def test_the_gradient_of_an_input_that_nobody_reads(asked):
     loop = Loop(convolved)
     loop.optimizer.add_param_group({"params": conv.parameters()})
     assert verdicts(loop)["aten::convolution_backward"] == {letter: 1}
+
+
+@pytest.mark.parametrize("way", ["all gradients", "the image's alone"])
+def test_an_attack_that_fills_gradients_which_are_cleared_unread(way):
+    """A backward for the image meets the gradients of the last step, and zero_grad takes both."""
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten())
+    model.append(nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    image = torch.randn(2, 4, 8, 8)
+
+    def step() -> None:
+        moved = image.clone().requires_grad_()
+        loss = model(moved).square().mean()
+        if way == "all gradients":
+            loss.backward()
+            slope = moved.grad
+        else:
+            (slope,) = torch.autograd.grad(loss, moved)
+        optimizer.zero_grad()
+        model(image + slope.sign()).square().mean().backward()
+        optimizer.step()
+
+    found = verdicts(step)
+    dropped = way == "all gradients"
+    assert found["aten::convolution_backward"][IDLE_WEIGHT] == (2 if dropped else 0)
+    assert found["aten::convolution_backward"][NEEDED] == (2 if dropped else 4)
+    assert found["aten::mm"][UNUSED] == (1 if dropped else 0)
+
+
+def test_gradients_that_later_steps_add_to_are_kept():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.1), cycle((False, True, False))
+
+    def step() -> None:
+        model(torch.ones(2, 4, 8, 8)).square().mean().backward()
+        if next(steps):
+            optimizer.step()
+            optimizer.zero_grad()
+
+    step()
+    assert set(verdicts(step)["aten::convolution_backward"]) == {NEEDED}
+
+
+def test_a_frozen_convolution_whose_weights_ask_for_gradients():
+    first, frozen = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+
+    def step() -> None:
+        frozen(first(torch.ones(2, 4, 8, 8))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert verdicts(step)["aten::convolution_backward"] == {IDLE_WEIGHT: 1, NEEDED: 1}
+    frozen.requires_grad_(False)
+    assert verdicts(step)["aten::convolution_backward"] == {NEEDED: 2}
 
 
 def test_an_average_that_is_computed_anew_and_copied_over():

@@ -9,6 +9,7 @@ import torch
 from steplab.core import Samples
 from steplab.probes import clock, disturbances
 from steplab.probes.clock import ClockProbe
+from steplab.probes.compiled_calls import running_line
 from steplab.probes.disturbances import UNDISTURBED, AllocatorCalls, Disturbances, note_event
 from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
 
@@ -47,7 +48,7 @@ class Loop:
         gc.callbacks.remove(pause)
 
     def run(self, in_step=lambda: None, in_fetch=lambda: None):
-        probe, subject = ClockProbe(), FakeSubject()
+        probe, subject = ClockProbe(line_of=running_line), FakeSubject()
         gc.disable()  # one that nobody has planted would take no time, but be counted
         try:
             probe.open_window(subject)
@@ -74,7 +75,10 @@ def loop(monkeypatch):
 def test_a_garbage_collection_with_its_milliseconds(loop):
     seen = loop.run(lambda: loop.collect(30))
     assert seen.step.marks == {"5": "slow, garbage collection took 30.00 ms"}
-    assert seen.collector_ms == pytest.approx(30 / 8)
+    assert seen.collector_ms == pytest.approx(30 / 8) and seen.collector_median_ms == 0
+    (line, ms), *others = seen.collector_lines.items()
+    assert "test_disturbances.py" in line and line.endswith("(collect)") and not others
+    assert ms == pytest.approx(30 / 8) and not loop.run().collector_lines
     assert seen.cautions()[-1] == (
         "outliers: 1 of 8 steps took far longer than 10.00 ms: "
         "40.00 ms (garbage collection took 30.00 ms)"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch._dynamo import eval_frame
 
-from steplab.core.run import PYTHON_PROFILER, TRACEMALLOC
+from steplab.core.run import MEMORY_BUDGET, PYTHON_PROFILER, TRACEMALLOC
 from steplab.probes import switches
 from steplab.probes.switches import NOT_CALLED, given_to_compile, switches_on
 
@@ -46,6 +46,16 @@ def test_so_is_a_result_that_was_thrown_away(fresh, monkeypatch):
     assert given_to_compile() == (NOT_CALLED,)
     monkeypatch.setattr(switches, "is_written", lambda *names: False)
     assert given_to_compile() == ()  # a library's own
+
+
+@pytest.mark.parametrize(
+    ("graphs", "budget", "told"), [(1, 0.5, True), (1, 1, False), (0, 0, False)]
+)
+def test_a_compiler_that_is_told_to_keep_less(monkeypatch, graphs, budget, told):
+    monkeypatch.setattr(switches, "graph_count", lambda: graphs)
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        assert ("activation_memory_budget=0.5" in switches_on({})) == told
+        assert any(one.startswith(MEMORY_BUDGET) for one in switches_on({})) == told
 
 
 def test_what_makes_all_of_python_slow():

@@ -4,11 +4,13 @@ import csv
 import functools
 import importlib
 import itertools
+import re
 import time
 
 import pytest
 import torch
 from torch.profiler import record_function
+from torch.utils.data import dataloader
 
 import steplab
 from steplab.core import units
@@ -138,6 +140,42 @@ def test_the_findings_of_a_loop_name_the_line_of_its_loader(store):
     assert found[0].rule == "data_stall" and f":{sleeping} (next_batch)" in found[0].claim
     assert found[0].gain_ms == pytest.approx(30, rel=0.2)
     assert "data_stall" in str(found) and "remedy:" in str(found)
+
+
+def slow_mask(rows):
+    time.sleep(0.03)
+    return torch.ones(rows, 8)
+
+
+def collate(samples):
+    return slow_mask(len(samples))
+
+
+def test_a_loop_that_ends_early_leaves_torch_as_it_was(store):
+    """A loader that has no batch left raises inside a timed step."""
+    untouched = dataloader._BaseDataLoaderIter.__next__
+    batches = iter(dataloader.DataLoader([0] * 40, batch_size=4))
+    with pytest.raises(StopIteration):
+        steplab.profile(lambda: next(batches), store=store)
+    assert dataloader._BaseDataLoaderIter.__next__ is untouched
+
+
+def test_the_line_of_a_collate_function_that_calls_is_named_too(store):
+    loop = Loop()
+    batches = iter(dataloader.DataLoader([0] * 400, batch_size=4, collate_fn=collate))
+
+    def step():
+        loop.model(next(batches)).square().mean().backward()
+
+    found = steplab.explain(steplab.profile(step, steps=2, store=store))
+    sleeping, calling, asking = (
+        f"test_user_loop.py:{function.__code__.co_firstlineno + lines} ({function.__name__})"
+        for function, lines in ((slow_mask, 1), (collate, 1), (step, 1))
+    )
+    assert found[0].rule == "data_stall" and sleeping in found[0].claim
+    told = re.sub(r"\S*/", "", " ".join(found[0].evidence))  # the folders of files
+    assert f"fetched at {sleeping}, called at {calling}" in told
+    assert told.count(asking) == 1 and f"asked for at {asking}" in told
 
 
 def test_the_line_that_calls_the_waste_is_named(store):

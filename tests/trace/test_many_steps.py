@@ -180,6 +180,11 @@ def test_medians_over_steps_agree_with_a_table_of_all_of_them(rows, steps) -> No
     totals = {total.label: total.ms for total in found.totals("category", found.inside, 99)}
     present = np.unique(work.category[work.step >= 0]).tolist()
     assert totals == {LABELS[code]: np.median(table[code]) / 1e6 for code in present}
+    busy = Rows(found.analysis, held_up=True)
+    for code, label in enumerate(LABELS):
+        taken = sorted(table[code][table[code] > 0])
+        usual = len(taken) > steps // 2  # in most steps: the fastest of them counts
+        assert busy.ms(busy.category(label)) == (taken[0] / 1e6 if usual else 0.0)
 
 
 OPERATORS = st.lists(

@@ -27,6 +27,7 @@ def test_a_sweep_survives_every_fate(fated):
 
 def test_a_hanging_cell_times_out(fated, capsys):
     with TrialRunner(timeout=8) as trials:
+        trials.environment()  # imports torch, which may take seconds on a busy machine
         run = trials.trial(fated("hang"), ENVIRONMENT)
     assert run.status == "timeout" and "8 s" in run.reason
     assert "a model that prints" in capsys.readouterr().err

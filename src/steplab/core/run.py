@@ -80,6 +80,14 @@ NOISY_SPREAD = 0.10
 
 
 @dataclass(frozen=True)
+class LoaderUse:
+    """The DataLoader of torch that the timed steps took their batches from, inside the step."""
+
+    workers: int  # processes; 0: the loop's own fetches each batch when it is asked for
+    piped_bytes: int = 0  # of a batch, in arrays and texts that workers send through a pipe
+
+
+@dataclass(frozen=True)
 class Clock:
     """Where the time of the measured steps went, in milliseconds, one value per step.
 
@@ -100,6 +108,12 @@ class Clock:
     contended: float | None = field(default=None, kw_only=True)
     # Of a step, on average, in Python's garbage collector.
     collector_ms: float | None = field(default=None, kw_only=True)
+    # In the median step, which most often has none; and of a step on average, by the line at which
+    # the collector struck: objects are made there, or it is called.
+    collector_median_ms: float | None = field(default=None, kw_only=True)
+    collector_lines: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    # Where a step asks torch's DataLoader itself, `data_wait` has those waits too.
+    loader: LoaderUse | None = field(default=None, kw_only=True)
 
     @property
     def contention(self) -> str:
@@ -398,6 +412,8 @@ class OptimizerShape:
 
 
 TRACEMALLOC, PYTHON_PROFILER = "tracemalloc", "a profiler of Python"  # switches, too
+# A setting of the compiler, a switch where it is below 1: "activation_memory_budget=0.5".
+MEMORY_BUDGET = "activation_memory_budget"
 MODE = "the mode "  # how the switch begins that stands for a mode of torch
 # What became of an operator's result; the first that holds.
 UNUSED = "u"  # nothing that outlives the step came from it
@@ -411,6 +427,7 @@ CAST_BACK = "b"  # a cast of what a cast had made: to a dtype and back
 ZEROS = "z"  # it works on something that is nearly all zeros: a factor, a kernel, a summand
 PARTLY_USED = "VWXYZ"  # so many tenths of the result nobody reads: 5, 6, 7, 8, 9
 IDLE_GRADIENT = "g"  # of the gradients that it computes, the input's is read by nobody
+IDLE_WEIGHT = "i"  # of the gradients that it computes, the weight's is dropped, the input's is not
 UNMOVED = "KLMNO"  # so many tenths of what it updates in place stay as they were: 5 to 9
 COPIED_OVER = "k"  # made anew element by element, then copied over what is older than the step
 UNREAD_OUTPUT = "o"  # of a compiled graph: it returns what nobody reads
@@ -419,7 +436,8 @@ ROWS_OF_ZEROS = "6789"  # a product of which so many tenths of the rows are zero
 # Rows that are copies of fewer ones, each computed at least so often: 2, 4, 8 and on to 1024.
 COPIED_ROWS = "ABCDEFGHIJ"
 ROWS_COPIED = "m"  # made these copies
-POOLED = "p"  # a product of many rows of which only sums are read
+POOLED = "p"  # a product or a lookup of many rows of which only sums are read
+RUNNING = "t"  # a product with a triangle of equal numbers in each row: a running sum or mean
 NEEDED = "."
 
 
@@ -438,6 +456,36 @@ class IdleCopies:
 
     bytes: int
     held_by: tuple[str, ...]  # "checkpoint, written at train.py:9 (main)"
+
+
+@dataclass(frozen=True)
+class EqualWeights:
+    """Frozen weights that a step reads and that equal others that it reads."""
+
+    weights: int  # without the first of each
+    bytes: int
+    names: tuple[str, ...]  # "blocks.*.up.weight", most bytes first
+    held_by: tuple[str, ...]  # the models: "reference, written at train.py:9 (main)"
+
+
+@dataclass(frozen=True)
+class IdleGradients:
+    """Weights of one name whose gradients nobody uses."""
+
+    name: str  # "backbone.blocks.*.up.weight"
+    weights: int
+    bytes: int  # of gradients that are held when a step ends
+    asked: bool  # the weights require gradients, and neither an optimizer nor the step updates them
+
+
+@dataclass(frozen=True)
+class FrozenCasts:
+    """Frozen weights in fp32 with which a step does nothing but cast them to 16 bits."""
+
+    weights: int
+    bytes: int
+    copies: int  # bytes of the casts that are alive when the backward begins
+    names: tuple[str, ...]  # most bytes first
 
 
 @dataclass(frozen=True)
@@ -467,6 +515,9 @@ class Dataflow:
     fresh: bool = True  # it reads data that the step before did not
     idle_copies: IdleCopies | None = None
     tied_tables: tuple[int, ...] = ()  # weights of embeddings that are also a factor of a product
+    idle_gradients: tuple[IdleGradients, ...] = ()  # most bytes first
+    frozen_casts: FrozenCasts | None = None
+    equal_weights: EqualWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -493,8 +544,9 @@ class Profile:
     # What torch.compile was given (classes of modules), where nothing has been compiled.
     never_compiled: tuple[str, ...] = ()
     # Lines of the user's files that turn a switch on ("anomaly mode"), make an optimizer
-    # ("AdamW"), its groups ("params") or embeddings ("Embedding"), or write "torch.compile", a
-    # debugging "backend", "retain_graph", "create_graph", "requires_grad" or "register_buffer".
+    # ("AdamW"), its groups ("params"), a "DataLoader" or embeddings ("Embedding"), or write
+    # "torch.compile", a debugging "backend", "retain_graph", "create_graph", "requires_grad",
+    # "register_buffer", "collate_fn", "float64" or "float32".
     setup_lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 

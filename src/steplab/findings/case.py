@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -73,7 +74,7 @@ class Case:
             return None
         profiled = self.analysis.budget.typical.wall_ms
         scale = 1.0 if self.on_device or not profiled else min(1.0, self.step_ms / profiled)
-        return Rows(self.analysis, scale)
+        return Rows(self.analysis, scale, self.contended and not self.on_device)
 
     def term_ms(self, term: str) -> float:
         """Milliseconds of a term of the budget, median of the profiled steps; 0 without a trace.
@@ -126,6 +127,16 @@ class Case:
         steps = clock.step.values
         longest = max(steps) - clock.step.median if len(steps) > 1 else 0.0
         return max(0.0, clock.collector_ms - longest / max(len(steps), 1))
+
+    @property
+    def collector_median_ms(self) -> float:
+        """Milliseconds of the median step in the collector, as in the profiled ones.
+
+        One that comes every few steps is in the mean, and in no median.
+        """
+        clock = self.run.clock if self.run is not None else None
+        known = clock.collector_median_ms if clock is not None else None
+        return self.collector_ms if known is None else min(known, self.collector_ms)
 
     @property
     def contended(self) -> bool:
@@ -206,6 +217,16 @@ class Case:
         ]
         return sorted(((line, ms) for line, ms in lines if ms), key=lambda one: -one[1])
 
+    def called_at(self, line: str, told: Sequence[str] = ()) -> str:
+        """Return ", called at ..., from ..." for a line, or "" where nobody is known to call it.
+
+        Of an operator's place, "aten::sort at loop.py:9 (step)", its line is meant. Callers that
+        have been `told` are left out.
+        """
+        lines = self.rows.calling(line.rpartition(" at ")[2]) if self.rows is not None else []
+        lines = [one for one in lines if one not in told]
+        return f", called at {', from '.join(lines)}" if lines else ""
+
     @property
     def launch_wait_ms(self) -> float:
         """Milliseconds per step in which the device waits for launches that keep coming.
@@ -226,9 +247,10 @@ class Case:
     def _host_wait_ms(self) -> float:
         """Milliseconds per step in which the device waits for the host, silences left out.
 
-        The budget's term, less the cost of profiling and what synchronization caused.
+        The budget's term, less the cost of profiling and what synchronization caused. On a CPU the
+        profiler slows operators and what is between them alike.
         """
-        if self.analysis is None:
+        if self.analysis is None or self.rows is None:
             return 0.0
         steps, syncs = self.analysis.windows, self.analysis.syncs
         slowed = self.analysis.budget.typical.wall_ms - self.step_ms
@@ -238,6 +260,7 @@ class Case:
         idle = self.term_ms("launch")
         if not self.on_device:  # Python that a foreign trace has no event for
             idle += statistics.median(step.residual_ms for step in self.analysis.budget.worked)
+            return idle * self.rows.scale - caused - silent
         return idle - max(0.0, slowed) - caused - silent
 
     @cached_property

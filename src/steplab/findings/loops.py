@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steplab.core.units import fold_layer_numbers
+from steplab.costs.op_call import OpCall
 from steplab.findings.matmuls import matmuls
 from steplab.findings.module_calls import turning_lines
 from steplab.findings.rows import Mask, Rows
@@ -90,12 +91,18 @@ class NarrowProducts:
 def narrow_products(rows: Rows) -> NarrowProducts | None:
     """Return the narrow products that follow each other with nothing wide between; None: none."""
     known = matmuls(rows)
-    forward = rows.of_calls(known) & rows.labeled("phase", lambda label: label != "backward")
-    chosen = np.flatnonzero(forward)
+    backward = rows.labeled("phase", lambda label: label == "backward")
+    chosen = np.flatnonzero(rows.of_calls(known) | rows.within(_convolves))
+    chosen = chosen[np.argsort(rows.work.start[chosen], kind="stable")]
+    # A product that launches several kernels is one.
+    chosen = chosen[np.diff(rows.work.op_row[chosen], prepend=-1) != 0]
     runs: list[list[int]] = []
     last: tuple[int, int] | None = None
-    for row in chosen[np.argsort(rows.work.start[chosen], kind="stable")].tolist():
-        one = known[int(rows.call[row])]
+    for row in chosen.tolist():
+        one = known.get(int(rows.call[row]))
+        if one is None or backward[row]:
+            last = None  # a network, or its gradients, lies between: one model that is called again
+            continue
         given = (one.m, one.k) if one.n <= NARROW and one.k >= 4 * one.n else None
         if given is not None and given == last:
             runs[-1].append(row)
@@ -113,6 +120,10 @@ def narrow_products(rows: Rows) -> NarrowProducts | None:
     times = int(ops.start[first]), int(ops.start[last])
     lines = tuple(turning_lines(rows.source, int(ops.thread[first]), *times))
     return NarrowProducts(name, len(longest), one.k, one.n, whole, lines)
+
+
+def _convolves(call: OpCall) -> bool:
+    return "convolution" in call.name
 
 
 def _around_products(rows: Rows, products: list[int]) -> tuple[str, Mask]:

@@ -23,6 +23,11 @@ LARGE = 0.2  # of the FLOPs of the largest call
 MIN_PRODUCTS = 8  # of one kind in one loop
 # Different sizes: routing makes nearly as many as there are experts, a recurrent layer two.
 MIN_SIZES = 4
+# One of these gives an expert its tokens; parts of a sequence need none of them.
+CHOOSES = frozenset(
+    f"aten::{name}"
+    for name in "topk sort index index_select gather masked_select nonzero bincount".split()
+)
 MAX_EXPERTS = 1024
 MAX_LOOPS = 300  # a model of 96 layers has 288; each is a mask over all work
 
@@ -126,11 +131,14 @@ def routing(rows: Rows) -> Routing | None:
 
 
 def expert_loops(rows: Rows) -> list[ExpertLoop]:
-    """Return the loops with many forward products of one kind, each on a part of the tokens."""
+    """Return the loops with many forward products of one kind, each on tokens chosen for it."""
     known = matmuls(rows)
     is_product = np.flatnonzero(np.isin(rows.call, list(known)) & rows.inside)
     where = _loop_names(rows, is_product)
-    forward = rows.labeled("phase", lambda label: label != "backward")[is_product]
+    in_forward = rows.labeled("phase", lambda label: label != "backward")
+    if not (in_forward & rows.called(lambda call: call.name in CHOOSES)).any():
+        return []
+    forward = in_forward[is_product]
     kinds: dict[tuple[str, int, int], list[int]] = {}
     tokens = 0
     for row, name in zip(is_product[forward], where[forward], strict=True):

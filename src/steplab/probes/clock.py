@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import torch
 
 from steplab.core import Clock, Samples
 from steplab.probes.disturbances import UNDISTURBED, Disturbance, Disturbances, mark_slow
+from steplab.probes.loaders import LoaderWaits
 from steplab.probes.probe import Probe, Subject
 
 THREADS = Path("/proc/self/task")  # a folder for each thread
+MOST_LINES = 3  # at which the garbage collector struck
 
 
 class Stopwatch:
@@ -48,7 +52,18 @@ class Stopwatch:
 
 
 class ClockProbe(Probe):
-    """Times steps; the loop wraps the fetch of each batch and each step."""
+    """Times steps; the loop wraps the fetch of each batch and each step.
+
+    A step that asks a loader for its batch itself brings `loaders`, which sees that; one that runs
+    code of any kind, `line_of`, by which the line is known at which the garbage collector strikes.
+    """
+
+    def __init__(
+        self,
+        loaders: LoaderWaits | None = None,
+        line_of: Callable[[FrameType | None], str] | None = None,
+    ) -> None:
+        self.loaders, self.line_of = loaders, line_of
 
     def open_window(self, subject: Subject) -> None:
         """Synchronize, then start: the first period begins with an idle device."""
@@ -57,13 +72,16 @@ class ClockProbe(Probe):
         self.phase_marks: list[dict[str, list[tuple[int, int]]]] = []
         self.step_marks: list[tuple[int, int]] = []
         self.data_marks: list[tuple[int, int]] = []
-        self.disturbances = Disturbances(self.on_cuda)
+        self.loader_ms: list[float] = []  # of each step
+        self.disturbances = Disturbances(self.on_cuda, self.line_of)
         self.disturbed: dict[int, Disturbance] = {}
         self.watch_before, subject.step.watch = subject.step.watch, self._phase
         if self.on_cuda:
             torch.cuda.synchronize()
         self.contention = Contention()
         self.disturbances.open()
+        if self.loaders is not None:
+            self.loaders.open()
         self.first = self.watch.mark()
 
     @contextlib.contextmanager
@@ -77,9 +95,11 @@ class ClockProbe(Probe):
     def stepping(self) -> Iterator[None]:
         """Wrap one step."""
         self.phase_marks.append(defaultdict(list))
+        waited_ms = self._waited_ms
         start = self.watch.mark()
         yield
         self.step_marks.append((start, self.watch.mark()))
+        self.loader_ms.append(self._waited_ms - waited_ms)
         seen = self.disturbances.next_step()
         if seen is not UNDISTURBED:
             self.disturbed[len(self.step_marks) - 1] = seen
@@ -89,6 +109,8 @@ class ClockProbe(Probe):
         self.window_ms = (perf_counter() - self.watch.host_s[self.first]) * 1e3
         self.contended = self.contention.share()
         self.disturbances.close()
+        if self.loaders is not None:
+            self.loaders.close()
         subject.step.watch = self.watch_before
 
     def result(self) -> Clock:
@@ -96,7 +118,8 @@ class ClockProbe(Probe):
         ends = [self.first, *(end for _, end in self.step_marks)]
         device, host = self.watch.device_ms, self.watch.host_ms
         periods = tuple(device(a, b) for a, b in pairwise(ends))
-        data_wait = Samples(tuple(host(a, b) for a, b in self.data_marks), "ms")
+        fetched = zip(self.data_marks, self.loader_ms, strict=True)
+        data_wait = Samples(tuple(host(*marks) + ms for marks, ms in fetched), "ms")
         marks = mark_slow(Samples(periods, "ms"), data_wait, self.disturbed)
         return Clock(
             step=Samples(periods, "ms", marks),
@@ -108,7 +131,27 @@ class ClockProbe(Probe):
             source="cuda events" if self.on_cuda else "perf_counter",
             contended=self.contended,
             collector_ms=self.disturbances.collecting_ms / max(len(self.step_marks), 1),
+            collector_median_ms=statistics.median(self._collecting_ms or [0.0]),
+            collector_lines=self._collector_lines,
+            loader=self.loaders.result() if self.loaders is not None else None,
         )
+
+    @property
+    def _collecting_ms(self) -> list[float]:
+        """Milliseconds in the garbage collector, of each step."""
+        steps = range(len(self.step_marks))
+        return [self.disturbed.get(step, UNDISTURBED).collecting_ms for step in steps]
+
+    @property
+    def _collector_lines(self) -> dict[str, float]:
+        """Milliseconds of a step in the collector by line, on average, most first."""
+        steps = max(len(self.step_marks), 1)
+        lines = sorted(self.disturbances.collecting_at.items(), key=lambda one: -one[1])
+        return {line: ms / steps for line, ms in lines[:MOST_LINES] if line}
+
+    @property
+    def _waited_ms(self) -> float:
+        return self.loaders.waited_ms if self.loaders is not None else 0.0
 
     def _phases(self, duration: Any) -> dict[str, Samples]:
         names = dict.fromkeys(name for step in self.phase_marks for name in step)

@@ -31,6 +31,7 @@ from steplab.core.run import (
     COPIED_OVER,
     COPIED_ROWS,
     IDLE_GRADIENT,
+    IDLE_WEIGHT,
     MADE_BEFORE,
     MASKED,
     NEEDED,
@@ -42,10 +43,12 @@ from steplab.core.run import (
     UNCHANGED,
     UNMOVED,
     UNUSED,
+    IdleGradients,
 )
 from steplab.probes.compilation import graph_count
 from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls, running_line
 from steplab.probes.copied_rows import SELECTS, Places, copied_rows, times_computed
+from steplab.probes.equal_weights import equal_weights
 from steplab.probes.graph_waste import Borders, graph_waste
 from steplab.probes.idle_buffers import Kind, idle_buffers, idle_copies, kind_of
 from steplab.probes.known_tensors import HeldTensors, held_tensors
@@ -62,6 +65,7 @@ from steplab.probes.op_tensors import (
 from steplab.probes.probe import Subject
 from steplab.probes.switches import modes_around, switches_on
 from steplab.probes.unchanged import OlderTensors
+from steplab.probes.untrained import CastWatch, idle_gradients
 from steplab.probes.value_graph import (
     FILLS,
     WatchedOp,
@@ -78,7 +82,11 @@ FACTORS_ONLY = frozenset(f"aten::{name}" for name in ("mul", "mm", "bmm"))
 LINEAR = frozenset(
     f"aten::{name}" for name in "sum mean neg div clone copy _to_copy contiguous cumsum".split()
 )
+# The same two in the other order, each transposed or as it is, make the transposed result.
+TRANSPOSED = ("aten::mm", "aten::bmm")
+DISTANCES = ("aten::_euclidean_dist", "aten::_cdist_forward")
 OVERWRITES = frozenset(f"aten::{name}" for name in ("copy_", "fill_", "zero_"))
+CONVOLVED = "aten::convolution_backward"  # the only one whose weight's gradient is large work
 MOST_OPS = 200_000
 LOOKED_AT = 4  # operators, of which one is asked for the modes around it
 LEAST_POOLED = 4  # rows of a product for each sum over them
@@ -141,6 +149,7 @@ class _Read:
     elements: int  # of the whole
     views: set[object] = field(default_factory=set)
     seen: int = 0
+    readers: set[int] = field(default_factory=set)  # operators
 
 
 @dataclass
@@ -170,13 +179,15 @@ class _Watcher(TorchDispatchMode):
         self.by_sequence: dict[int, int] = {}  # operators of forward by autograd's number
         self.values: dict[int, _Value] = {}
         self.storages: dict[int, StorageWeakRef] = {}  # keeps their numbers from being used again
+        self.gradients: dict[int, set[int]] = {}  # those from before that operators write
         self.seen = _Seen(fresh=bool(given))
         self.zeros = Zeros(self._value, self.seen.ops, held.weights)
+        self.casts = CastWatch(held.frozen)
         self.switches: set[str] = set()
         self.cast_from: dict[int, torch.dtype] = {}  # what a cast, by its number, was given
         self.copied_from: dict[int, int] = {}  # storages, by the operators that copy them
         self.read: dict[int, dict[int, _Read]] = {}  # by writer and storage
-        # Of products and 1 x 1 convolutions: which dimension has the columns, and how many.
+        # Of products, lookups and 1 x 1 convolutions: the dimension of the columns, and how many.
         self.linear: dict[int, tuple[int, int]] = {}
         self.older: dict[int, Kind] = {}  # storages from before the step
         self.pooled: set[int] = set()  # those that something sums over the rows
@@ -208,6 +219,7 @@ class _Watcher(TorchDispatchMode):
         ops = self.seen.ops
         if len(ops) >= MOST_OPS or not any(op.lasts for op in ops):
             return None
+        self._forget_dropped_gradients()
         kept = self._still_held()
         verdicts = self._verdicts(ops, kept)
         alone = [i for i, op in enumerate(ops) if op.call == OUTSIDE]
@@ -223,7 +235,20 @@ class _Watcher(TorchDispatchMode):
             fresh=self.seen.fresh,
             idle_copies=idle_copies(self.values.keys() | self.before.storages, self.older),
             tied_tables=tuple(n for key, n in self.tables.items() if key in self.multiplied),
+            idle_gradients=self._idle_gradients(verdicts),
+            frozen_casts=self.casts.result(),
+            equal_weights=equal_weights(self._read_only(held_tensors().frozen)),
         )
+
+    def _read_only(self, storages: frozenset[int]) -> set[int]:
+        """Return those that the step has read and not written."""
+        known = {key: self.values[key] for key in storages if key in self.values}
+        return {key for key, value in known.items() if value.writer < 0}
+
+    def _idle_gradients(self, verdicts: str) -> tuple[IdleGradients, ...]:
+        written = {key for key, value in self.values.items() if value.writer >= 0}
+        unused = {key for key in written if verdicts[self.values[key].writer] == UNUSED}
+        return idle_gradients(self.values.keys() | self.before.storages, written, unused)
 
     def _verdicts(self, ops: list[WatchedOp], kept: set[int]) -> str:
         """Return a letter for each operator. `kept`: storages of results that somebody holds."""
@@ -233,6 +258,7 @@ class _Watcher(TorchDispatchMode):
         read = {i for i, op in enumerate(ops) if op.read_by_host}
         held = {self.values[key].writer for key in kept}
         for_host = behind(ops, read | held)
+        needed = for_update | for_host
         constant, copied = constants(ops), copied_over(ops, held)
         unchanged = constants([replace(op, constant=op.unchanged) for op in ops])
         again = repeated(ops, for_update)
@@ -264,6 +290,9 @@ class _Watcher(TorchDispatchMode):
             if i in self.pooled and op.readers == 1 and i not in held
             else IDLE_GRADIENT
             if op.input_gradient is not None and self._is_idle(i, op.input_gradient, kept)
+            else IDLE_WEIGHT
+            if op.weight_gradient is not None
+            and self._is_dropped(i, op.weight_gradient, kept, needed)
             else self._partly_used(i, op.name)
             if i not in held
             else NEEDED
@@ -283,6 +312,17 @@ class _Watcher(TorchDispatchMode):
         """Whether a gradient of an input was read by nobody and is not held by anybody."""
         made = self.read[index].get(storage)  # None: it is an input of the operator
         return made is not None and not made.seen and storage not in kept
+
+    def _is_dropped(self, index: int, storage: int, kept: set[int], needed: set[int]) -> bool:
+        """Whether nothing that is needed reads a gradient, and nobody holds it."""
+        made = self.read[index].get(storage)
+        return made is not None and storage not in kept and made.readers.isdisjoint(needed)
+
+    def _forget_dropped_gradients(self) -> None:
+        """Take back that writing to a gradient lasts, where `zero_grad` has freed it since."""
+        for index, storages in self.gradients.items():
+            if all(self.storages[key].expired() for key in storages):
+                self.seen.ops[index].lasts = False
 
     def _partly_used(self, index: int, name: str) -> str:
         """Return the letter for the tenths of a result that nobody reads, from a half on."""
@@ -336,11 +376,9 @@ class _Watcher(TorchDispatchMode):
             self._note_read(tensor, value.writer)
             self._note_border(tensor, value.writer, call)
         fresh = name in OVERWRITES and shows_all(args[0])
-        sources = sources[fresh:]
-        index = len(self.seen.ops)
-        number = hash(
-            (name, _plain_arguments(args, kwargs), random, *map(self._key, inputs[fresh:]))
-        )
+        sources, index = sources[fresh:], len(self.seen.ops)
+        asked = name, _plain_arguments(args, kwargs), random
+        number = hash((*asked, *map(self._key, inputs[fresh:])))
         constant = random is None and all(value.constant for value in sources)
         as_before = [self._is_unchanged(tensor) for tensor in inputs[fresh:]]
         unchanged = random is None and all(as_before)
@@ -348,9 +386,10 @@ class _Watcher(TorchDispatchMode):
             name,
             tuple({value.writer for value in sources if value.writer >= 0}),
             tuple({value.writer for value in sources if value.writer >= 0 and not value.zero}),
-            lasts=any(map(self._outlives, written)),
+            lasts=self._lasts(index, written),
             read_by_host=to_host,
             number=number,
+            mirrored=self._mirrored(asked, inputs),
             # Without an input there is nothing to keep but a table of numbers; see constants.
             may_repeat=bool(sources) and name not in FILLS,
             constant=constant,
@@ -361,6 +400,7 @@ class _Watcher(TorchDispatchMode):
             elementwise=torch.Tag.pointwise in func.tags,
             covers_older=fresh and self._copies_over(inputs),
             input_gradient=_left_out(func, args, out),
+            weight_gradient=_left_out(func, args, out, 1) if name == CONVOLVED else None,
         )
         if random is None:
             op.copied = self._copied_rows(func, args, inputs, [*made, *written])
@@ -381,12 +421,14 @@ class _Watcher(TorchDispatchMode):
     def _note_kind(self, name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Note what the last operator is, if later ones may ask: linear, a sum, a cast, a copy."""
         index = len(self.seen.ops) - 1
-        if name in ("aten::addmm", "aten::mm"):
+        if name in ("aten::addmm", "aten::mm", "aten::embedding"):
             self.linear[index] = -1, outputs[0].shape[-1]
         if name == "aten::convolution" and math.prod(args[1].shape[2:]) == 1:
             self.linear[index] = 1, outputs[0].shape[1]
         if (pooled := self._pooled(name, args)) is not None:
             self.pooled.add(pooled)
+        compiled = self.seen.ops[index].call != OUTSIDE
+        self.casts.look(inputs, outputs[0] if name == CAST else None, compiled)
         if name == CAST:
             self.cast_from[index] = inputs[0].dtype
         if name in (CAST, "aten::clone"):
@@ -429,6 +471,8 @@ class _Watcher(TorchDispatchMode):
     def _note_read(self, tensor: Tensor, writer: int) -> None:
         one = self.read.get(writer, {}).get(storage_number(tensor))
         view = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        if one is not None:
+            one.readers.add(len(self.seen.ops))
         if one is not None and view not in one.views:
             one.views.add(view)
             one.seen += shown_elements(tensor)
@@ -479,10 +523,13 @@ class _Watcher(TorchDispatchMode):
         values = [self._value(tensor) for tensor in inputs if is_plain(tensor)]
         for tensor, value in zip(filter(is_plain, inputs), values, strict=True):
             self._note_read(tensor, value.writer)
-        needs = {value.writer for value in values if value.writer >= 0}
-        self.seen.ops.append(WatchedOp(name, tuple(needs), lasts=True))
+        needs = tuple({value.writer for value in values if value.writer >= 0})
+        self.seen.ops.append(WatchedOp(name, needs, needs, lasts=True))
+        self.casts.look(list(filter(is_plain, inputs)), None, compiled=False)
         for place, tensor in enumerate(filter(is_plain, outputs)):
-            self._set(tensor, _Value(hash((index, place, "opaque")), index))
+            old = self.values.get(storage_number(tensor))  # a sparse update writes to a weight
+            outside = old is not None and old.outside
+            self._set(tensor, _Value(hash((index, place, "opaque")), index, outside=outside))
 
     def _set(self, tensor: Tensor, value: _Value) -> None:
         storage = tensor.untyped_storage()
@@ -512,6 +559,22 @@ class _Watcher(TorchDispatchMode):
         place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
         return self._value(tensor).number, place
 
+    def _mirrored(self, asked: tuple[str, str, object], inputs: list[Tensor]) -> int | None:
+        """Return the number of the product that makes the transpose of this one's result."""
+        if asked[0] not in (*TRANSPOSED, *DISTANCES) or len(inputs) != 2:
+            return None
+        left, right = inputs
+        if asked[0] in TRANSPOSED:
+            left, right = left.mT, right.mT
+        return hash((*asked, self._key(right), self._key(left)))
+
+    def _lasts(self, index: int, written: list[Tensor]) -> bool:
+        """Whether what an operator writes is for later steps; gradients may be dropped yet."""
+        lasting = {storage_number(tensor) for tensor in written if self._outlives(tensor)}
+        if lasting and lasting <= self.held.gradients:
+            self.gradients[index] = lasting
+        return bool(lasting)
+
     def _outlives(self, tensor: Tensor) -> bool:
         """Whether what is written here is for later steps; a gradient that nobody uses is not."""
         if not self._value(tensor).outside:
@@ -519,7 +582,7 @@ class _Watcher(TorchDispatchMode):
         return storage_number(tensor) not in self.held.idle_gradients
 
     def _pooled(self, name: str, args: Any) -> int | None:
-        """Return the product of which an operator sums rows, four or more to each result."""
+        """Return the product or lookup whose rows an operator sums, four or more to each result."""
         if name not in ("aten::mean", "aten::sum") or len(args) < 2 or not args[1]:
             return None
         if args[0].dim() < 2:
@@ -594,13 +657,16 @@ def _copies_letter(times: int) -> str:
     return COPIED_ROWS[min(times.bit_length() - 2, len(COPIED_ROWS) - 1)]
 
 
-def _left_out(func: OpOverload, args: Any, out: Any) -> int | None:
-    """Return the storage of the input's gradient, where backward was asked for others besides."""
+def _left_out(func: OpOverload, args: Any, out: Any, place: int = 0) -> int | None:
+    """Return the storage of the input's gradient, where backward was asked for others besides.
+
+    At place 1, that of the weight's.
+    """
     masks = [n for n, a in enumerate(func._schema.arguments) if a.name == "output_mask"]
     asked: list[bool] = list(args[masks[0]]) if masks and masks[0] < len(args) else []
-    several = sum(asked) > 1 and asked[0]
-    if several and isinstance(out, tuple) and isinstance(out[0], Tensor):
-        return storage_number(out[0])
+    several = sum(asked) > 1 and asked[place]
+    if several and isinstance(out, tuple) and isinstance(out[place], Tensor):
+        return storage_number(out[place])
     return None
 
 

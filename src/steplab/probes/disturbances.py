@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +26,7 @@ THREAD = "/proc/thread-self/schedstat"
 # A pause is a cause if it makes up this share of what the step took beyond the median: several
 # may share the blame, and small ones are in every step.
 CAUSE_SHARE = 0.25
+LONG_MS = 0.2  # a collection of young objects is shorter, and not worth a look at the stack
 KEPT_MS = 0.5  # shorter pauses of a step are not kept: its neighbors have them too
 
 _notes: list[str] = []  # what steplab itself did to a step, since the process began
@@ -90,11 +93,18 @@ UNDISTURBED = Disturbance(0.0, 0.0, 0, 0, 0, 0, 0, 0, ())
 
 
 class Disturbances:
-    """Reads the totals, from `open` to `close`."""
+    """Reads the totals, from `open` to `close`.
 
-    def __init__(self, on_cuda: bool) -> None:
+    `line_of` tells the line that a frame is at, where it matters at which the collector strikes.
+    """
+
+    def __init__(
+        self, on_cuda: bool, line_of: Callable[[FrameType | None], str] | None = None
+    ) -> None:
         self.on_cuda = on_cuda
+        self._line_of = line_of
         self.collecting_ms = 0.0
+        self.collecting_at: defaultdict[str, float] = defaultdict(float)  # ms by line of user code
         self._since = 0.0
         self._file: int | None = None
 
@@ -158,7 +168,10 @@ class Disturbances:
         if when == "start":
             self._since = perf_counter()
         else:
-            self.collecting_ms += (perf_counter() - self._since) * 1e3
+            spent_ms = (perf_counter() - self._since) * 1e3
+            self.collecting_ms += spent_ms
+            if spent_ms > LONG_MS and self._line_of is not None:
+                self.collecting_at[self._line_of(sys._getframe(1))] += spent_ms
 
 
 class AllocatorCalls(NamedTuple):

@@ -29,8 +29,12 @@ def holding_places(addresses: Collection[int]) -> tuple[str, ...]:
 
     A tensor holds its own memory and, by its graph, that of the activations behind it.
     """
-    held = [tensor for tensor in _tensors() if _holds(tensor, addresses)][:MOST_TENSORS]
-    names = list(dict.fromkeys(_names_of(held)))
+    return places_of([tensor for tensor in _tensors() if _holds(tensor, addresses)][:MOST_TENSORS])
+
+
+def places_of(objects: Sequence[Any]) -> tuple[str, ...]:
+    """Return the variables that hold some objects, each with the lines that write it."""
+    names = list(dict.fromkeys(_names_of(objects)))
     lines = written_lines({name: (f"{name}=",) for name in names})
     return tuple(
         f"{name}, written at {' or '.join(lines[name])}" if name in lines else name

@@ -40,6 +40,8 @@ class HeldTensors:
     buffers: frozenset[int]
     weights: frozenset[int]  # of modules, trained or not
     trained: frozenset[int]  # weights that an optimizer has
+    gradients: frozenset[int]
+    frozen: frozenset[int]  # weights that take no gradient, and that no optimizer has
     idle_gradients: frozenset[int]  # of weights that no optimizer has, where there is an optimizer
 
 
@@ -51,10 +53,18 @@ def held_tensors() -> HeldTensors:
     trained = [p for one in optimizers for group in one.param_groups for p in group["params"]]
     updated = {id(p) for p in trained}
     weights = [p for one in modules for p in one._parameters.values() if p is not None]
-    idle = [p.grad for p in weights if id(p) not in updated and p.grad is not None]
+    having = [p for p in (*weights, *trained) if p.is_leaf and p.grad is not None]
+    idle = [p.grad for p in having if id(p) not in updated]
     buffers = [b for one in modules for b in one._buffers.values() if b is not None]
-    idle_gradients = _storages(idle) if updated else frozenset()
-    return HeldTensors(_storages(buffers), _storages(weights), _storages(trained), idle_gradients)
+    learning = _storages(trained)
+    return HeldTensors(
+        buffers=_storages(buffers),
+        weights=_storages(weights),
+        trained=learning,
+        gradients=_storages([p.grad for p in having]),
+        frozen=_storages([p for p in weights if not p.requires_grad]) - learning,
+        idle_gradients=_storages(idle) if updated else frozenset(),
+    )
 
 
 def live_optimizers() -> list[torch.optim.Optimizer]:

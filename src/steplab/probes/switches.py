@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch._dynamo import OptimizedModule, eval_frame
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steplab.core import OptimizerShape
-from steplab.core.run import MODE, PYTHON_PROFILER, TRACEMALLOC
+from steplab.core.run import MEMORY_BUDGET, MODE, PYTHON_PROFILER, TRACEMALLOC
+from steplab.probes.compilation import graph_count
 from steplab.probes.known_tensors import live_modules, live_optimizers
 from steplab.probes.source_lines import is_written, written_lines
 
@@ -38,6 +40,7 @@ WRITTEN_AS = {
     "cudnn attention off": ("enable_cudnn_sdp", "sdpa_kernel"),
     TRACEMALLOC: ("tracemalloc.start",),
     PYTHON_PROFILER: ("cProfile.Profile", "Profile", "setprofile"),
+    MEMORY_BUDGET: (f"{MEMORY_BUDGET}=", MEMORY_BUDGET),
 }
 
 DEBUGGING_BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "eager_noexcept")
@@ -61,6 +64,8 @@ def switches_on(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         PYTHON_PROFILER: _python_is_profiled(),
     }
     named = [name for name, on in states.items() if on]
+    budget = torch._functorch.config.activation_memory_budget
+    named += [f"{MEMORY_BUDGET}={budget:g}"] if graph_count() and budget < 1 else []
     set_ = [
         f"{name}={variables[name]}" for name, on in VARIABLES.items() if variables.get(name) in on
     ]
@@ -101,8 +106,10 @@ def setup_lines(switches: Iterable[str]) -> dict[str, tuple[str, ...]]:
     sought |= {name: (name,) for name in {type(one).__name__ for one in live_optimizers()}}
     sought |= {name: (name,) for name in ("params", "retain_graph", "create_graph")}
     sought |= {"requires_grad": ("requires_grad_", "requires_grad")}
-    sought |= {"register_buffer": ("register_buffer",)}
+    sought |= {"register_buffer": ("register_buffer",), "deepcopy": ("deepcopy",)}
     sought |= {"float64": ("double", "torch.float64", "torch.double", "np.float64")}
+    sought |= {"DataLoader": ("DataLoader",), "collate_fn": ("collate_fn",)}
+    sought |= {"float32": ("torch.float32", "torch.float")}
     sought |= {"Embedding": ("Embedding", "EmbeddingBag"), "backend": DEBUGGING_BACKENDS}
     by_method = any(one._compiled_call_impl is not None for one in live_modules())
     sought |= {"torch.compile": ("compile",) if by_method else ("torch.compile",)}

@@ -26,6 +26,7 @@ class WatchedOp:
     lasts: bool = False  # writes what outlives the step
     read_by_host: bool = False
     number: int = 0  # that equal results share
+    mirrored: int | None = None  # the number of what would be its result, transposed
     may_repeat: bool = False  # whether it counts where an earlier one has its number
     constant: bool = False
     unchanged: bool = False  # depends on nothing that steps change
@@ -36,7 +37,9 @@ class WatchedOp:
     elementwise: bool = False
     covers_older: bool = False  # copies a new tensor over one that is older than the step
     readers: int = 0  # operators that read its results
-    input_gradient: int | None = None  # the storage of a gradient that it could leave out
+    # Storages of gradients that it could leave out:
+    input_gradient: int | None = None
+    weight_gradient: int | None = None
     # Of operators that a compiled graph would run, with their gradients:
     call: int = OUTSIDE  # of compiled code
     forward: int | None = None  # of a gradient: the operator that it belongs to
@@ -60,12 +63,13 @@ def behind(ops: list[WatchedOp], ends: Iterable[int]) -> set[int]:
 def repeated(ops: list[WatchedOp], needed: set[int]) -> set[int]:
     """Return the operators that make what one before them had made, which the update needs.
 
+    The same two factors in the other order make it transposed.
     What nothing needs is the waste itself: a pass for a metric does not make the next one needless.
     """
     found: set[int] = set()
     made: set[int] = set()
     for index in sorted(needed):
-        if ops[index].may_repeat and ops[index].number in made:
+        if ops[index].may_repeat and {ops[index].number, ops[index].mirrored} & made:
             found.add(index)
         made.add(ops[index].number)
     return found

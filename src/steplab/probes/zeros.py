@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from steplab.core.run import ZEROS
+from steplab.core.run import RUNNING, ZEROS
 from steplab.probes.op_tensors import is_plain, storage_number, tensors_of
 from steplab.probes.value_graph import FILLS, WatchedOp
 from steplab.probes.value_samples import EMPTY_ROWS, zero_shares
@@ -31,6 +31,7 @@ LEAST_SIDE, LEAST_CHANNELS = 256, 8  # of matrices and kernels from before the s
 # Of a sample. ReLU leaves half, a one-hot factor one in hundreds; ReLU and padding together may
 # leave a tenth of a factor, but not of a sum.
 MOSTLY_ZERO, MOSTLY_ZERO_SUM = 0.95, 0.9
+HALF = 0.4, 0.6  # of a triangle
 
 
 class Value(Protocol):
@@ -50,9 +51,13 @@ class Zeros:
         self._ops = ops  # so far
         self._weights = weights  # storages
         self._sampled: dict[int, tuple[float, float]] = {}  # by the number of a value
+        self._running: dict[int, bool] = {}  # the same
 
     def letter(self, func: Any, args: Any) -> str:
-        """Return ZEROS for work on something of zeros, tenths for a product with rows of zeros."""
+        """Return ZEROS for work on something of zeros, tenths for a product with rows of zeros.
+
+        RUNNING for a product that only adds up what came before.
+        """
         name = func._schema.name if isinstance(func, OpOverload) else ""
         is_product = name in PRODUCTS
         inputs = _factors(name, args) if is_product else _large_inputs(name, args)
@@ -64,7 +69,22 @@ class Zeros:
         if of_zeros:
             return ZEROS
         rows = max((rows for _, rows in shares), default=0.0)
-        return str(int(rows * 10)) if is_product and rows >= EMPTY_ROWS else ""
+        if is_product and rows >= EMPTY_ROWS:
+            return str(int(rows * 10))
+        half = [
+            t for t, (share, _) in zip(inputs, shares, strict=True) if HALF[0] < share < HALF[1]
+        ]
+        return RUNNING if is_product and any(map(self._is_running, half)) else ""
+
+    def _is_running(self, factor: Tensor) -> bool:
+        """Whether a factor from before the step makes running sums or means of the other."""
+        value = self._value_of(factor)
+        if value.writer >= 0 or (factor.dim() > 2 and factor.stride(0) and len(factor) > 1):
+            return False
+        if value.number not in self._running:
+            matrix = factor[0] if factor.dim() > 2 else factor
+            self._running[value.number] = _is_triangle(matrix) or _is_triangle(matrix.T)
+        return self._running[value.number]
 
     def _mark_makers(self, writer: int) -> None:
         """Mark what filled a tensor of zeros, put something into it, or cast it."""
@@ -95,6 +115,15 @@ class Zeros:
         while op.name == CAST and op.needs:
             op = self._ops[op.needs[0]]
         return op.name
+
+
+def _is_triangle(matrix: Tensor) -> bool:
+    """Whether a square matrix has one number in each row up to the diagonal, or from it on."""
+    if matrix.shape[0] != matrix.shape[1]:
+        return False
+    with torch.no_grad():
+        diagonal = matrix.diagonal().unsqueeze(1).expand_as(matrix)
+        return torch.equal(matrix, diagonal.tril()) or torch.equal(matrix, diagonal.triu())
 
 
 def _factors(name: str, args: Any) -> list[Tensor]:

@@ -24,7 +24,9 @@ from steplab.core.printable import printable, raw_stream
 from steplab.core.run import new_run
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import CompilationProbe
+from steplab.probes.compiled_calls import running_line
 from steplab.probes.environment import capture_environment
+from steplab.probes.loaders import LoaderWaits
 from steplab.probes.memory import MemoryProbe
 from steplab.probes.probe import Subject
 from steplab.probes.ran import RanProbe, quiet_profiler
@@ -185,7 +187,7 @@ class UserStep:
 def _measure(subject: Subject, compilation: CompilationProbe, progress: Progress) -> Run:
     """Time the steps without a profiler, then inspect further ones."""
     spec = subject.spec
-    clock, memory, ran = ClockProbe(), MemoryProbe(), RanProbe()
+    clock, memory, ran = ClockProbe(LoaderWaits(), running_line), MemoryProbe(), RanProbe()
     measure(subject, spec.steps, clock, [memory, compilation], progress)
     compiled = compilation.result()
     notes = ["a loop of your own: its batch, recipe and work are not known"]

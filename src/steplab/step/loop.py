@@ -90,13 +90,15 @@ def measure(
     for probe in probes:
         probe.open_window(subject)
     clock.open_window(subject)
-    for _ in range(steps):
-        with clock.fetching():
-            batch = next(subject.feed)
-        with clock.stepping():
-            losses.append(subject.step(batch).loss)
-    synchronize(subject)
-    clock.close_window(subject)
+    try:
+        for _ in range(steps):
+            with clock.fetching():
+                batch = next(subject.feed)
+            with clock.stepping():
+                losses.append(subject.step(batch).loss)
+        synchronize(subject)
+    finally:  # in a loop of the user's own, which goes on, nothing of torch stays watched
+        clock.close_window(subject)
     for probe in probes:
         probe.close_window(subject)
     return losses

@@ -1,8 +1,10 @@
 """A broadcast makes a tensor that only a sum over it needs.
 
 What it sees: an operator whose inputs are spread over each other, so that its result has at least
-16 times the elements of the larger one, or `unfold` with windows that overlap as much; and
-everything else that touches tensors of that size. No softmax and no product takes it.
+16 times the elements of the larger one (an expanded input, as those that `F.cosine_similarity`
+makes, has the elements that it was expanded from), or `unfold` with windows that overlap as much;
+and everything else that touches tensors of that size. A sum, or another reduction, takes it in
+the forward pass; no softmax and no product does.
 Why it costs: the result is written, read by every operator after it, and kept for backward.
 Remedy: do the sum inside a matrix product: |x - c|^2 = |x|^2 - 2 x.c + |c|^2, `torch.cdist`,
 `einsum`; pooling or a convolution instead of windows; or in chunks.
@@ -12,6 +14,8 @@ When it is wrong: the values are needed one by one. Small tensors are not meant.
 from __future__ import annotations
 
 import math
+
+import numpy as np
 
 from steplab.core import Finding, units
 from steplab.costs.op_call import OpCall, broadcast
@@ -38,7 +42,11 @@ def check(case: Case) -> Finding | None:
     if rows is None:
         return None
     least = LEAST_BYTES if case.on_device else LEAST_BYTES_CPU
-    sizes = {size for call in rows.calls if (size := _spread(call, least))} - _taken(rows)
+    # In backward torch expands by itself: the gradient of a mean is one number for many.
+    forward = rows.labeled("phase", lambda label: label != "backward")
+    calls = [rows.calls[number] for number in np.unique(rows.call[forward])]
+    sizes = {size for call in calls if (size := _spread(call, least))} - _taken(rows)
+    sizes &= _reduced(rows, forward)
     if not sizes:
         return None
     mask = rows.category(*MOVES) & rows.called(lambda call: max(call.numels, default=0) in sizes)
@@ -52,7 +60,8 @@ def check(case: Case) -> Finding | None:
         claim=f"a broadcast makes tensors of {largest:,} elements: {units.milliseconds(spent)} a "
         "step around them",
         evidence=(*_shapes(rows, sizes, least), *rows.hot_lines(mask)),
-        remedy="sum inside a matrix product (|x|^2 - 2 x.c + |c|^2, torch.cdist, einsum); "
+        remedy="sum inside a matrix product (|x|^2 - 2 x.c + |c|^2, torch.cdist, einsum; "
+        "F.normalize(x) @ F.normalize(y).T for cosines); "
         "F.avg_pool2d or a convolution instead of F.unfold; or chunks",
         stake_ms=spent,
         why="it is written, read again by every operator after it, and kept for backward",
@@ -71,13 +80,21 @@ def _spread(call: OpCall, least: int) -> int:
     if call.name not in SPREADS or first is None or second is None:
         return 0
     size = math.prod(broadcast(first.dims, second.dims))
-    larger = max(first.numel, second.numel)
+    larger = max(first.bytes // first.item, second.bytes // second.item)
+    if min(first.numel, second.numel) == 1:
+        return 0  # times a number: who expanded the other one needs its values
     return size if size >= SPREAD * larger and size * first.item >= least else 0
 
 
 def _made(rows: Rows, least: int, sizes: set[int]) -> Mask:
     """Return the operators that make such results from small inputs."""
     return rows.called(lambda call: _spread(call, least) in sizes)
+
+
+def _reduced(rows: Rows, forward: Mask) -> set[int]:
+    """Return sizes of tensors that are summed up: others are needed element by element."""
+    numbers = np.unique(rows.call[forward & rows.category("reduction")])
+    return {max(rows.calls[number].numels, default=0) for number in numbers}
 
 
 def _taken(rows: Rows) -> set[int]:

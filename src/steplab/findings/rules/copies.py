@@ -128,6 +128,11 @@ def _remedy(rows: Rows, moved: Mask, sent: Mask) -> str:
         return (
             "append to a list and call torch.cat once, behind the loop: what grows is copied whole"
         )
+    if 2 * rows.ms(moved & rows.called(lambda call: call.name == "aten::cat")) > rows.ms(moved):
+        return (
+            "give the parts to what follows one by one (a @ w[:n] + b @ w[n:], a sum of their "
+            "sums), or write them into one tensor as they are made"
+        )
     inside = rows.labeled("name", lambda name: CONVOLUTION_LAYOUT.search(name) is not None)
     if 2 * rows.ms(moved & inside) > rows.ms(moved):
         return "keep model and inputs in the order of the convolutions: torch.channels_last"

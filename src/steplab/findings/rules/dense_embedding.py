@@ -2,11 +2,12 @@
 
 What it sees: gradients of embeddings with at least ten times as many rows as the batch has indices,
 and the share of the optimizer's time that the table takes; or many such gradients of one table,
-which are added up.
+which are added up; or lookups of which only the mean or the sum over many rows is read.
 Why it costs: the gradient is filled with zeros, and all rows and their states are read and written,
-where only those of the batch change.
+where only those of the batch change. Rows that are looked up to be added up are written and read
+once more, and so are their gradients, which are all alike.
 Remedy: `nn.Embedding(..., sparse=True)` with `torch.optim.SparseAdam` or `SGD` for the table; one
-lookup of all indices before a loop.
+lookup of all indices before a loop; `nn.EmbeddingBag`, which adds rows up as it reads them.
 When it is wrong: rows that a batch does not touch must move too, by momentum or weight decay. A
 table that is also the head's weight gets a gradient in every row, and is left out.
 """
@@ -18,6 +19,7 @@ from collections import Counter
 import numpy as np
 
 from steplab.core import Finding, units
+from steplab.core.run import POOLED
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
@@ -29,11 +31,45 @@ LEAST_ROWS = 10_000
 BACKWARD = "aten::embedding_dense_backward"
 SUMS = ("aten::add", "aten::add_")
 MANY = 4  # gradients of one table
+LOOKUPS = ("aten::embedding",)
+MEANS = ("aten::mean", "aten::sum")
+BAGS = 0.10  # of the step: below, a bag is not worth another layer
 
 
 def check(case: Case) -> Finding | None:
     """Look for many gradients of one table, else for a table of which few rows change."""
-    return (_many_lookups(case, case.rows) or _few_rows(case, case.rows)) if case.rows else None
+    if case.rows is None:
+        return None
+    found = _many_lookups(case, case.rows) or _bags(case, case.rows)
+    return found or _few_rows(case, case.rows)
+
+
+def _bags(case: Case, rows: Rows) -> Finding | None:
+    """Judge lookups whose rows are only added up: half of the lookup, the sum and its gradient."""
+    lookups = case.verdict(POOLED) & rows.asked_for(LOOKUPS.__contains__)
+    if not lookups.any():
+        return None
+    lines = np.unique(rows.work.line[lookups & (rows.work.line > 0)])
+    sums = rows.asked_for(MEANS.__contains__) & np.isin(rows.work.line, lines)
+    backward = rows.labeled("phase", lambda label: label == "backward")
+    gradients = rows.with_gradients(lookups) & backward
+    mask = lookups | gradients | rows.with_gradients(sums)
+    spent = case.cost_ms(mask)
+    gain = spent - case.cost_ms(lookups | gradients) / 2
+    if not gain > BAGS * case.step_ms:
+        return None
+    return Claim(
+        rule="dense_embedding",
+        claim=f"rows of a table are looked up one by one, and only their sum is read: "
+        f"{units.milliseconds(spent)} a step",
+        evidence=rows.hot_lines(mask),
+        remedy='nn.EmbeddingBag(..., mode="mean"), or "sum", instead of nn.Embedding and a mean: '
+        "it adds the rows up as it reads them",
+        stake_ms=spent,
+        why="all rows are written and read again, and so are their gradients, which are alike",
+        gain_ms=gain,
+        work=mask,
+    )
 
 
 def _many_lookups(case: Case, rows: Rows) -> Finding | None:

@@ -1,6 +1,7 @@
 """Matrix products run on the plain fp32 units of a card that has tensor cores.
 
-What it sees: kernels of fp32 products (SIMT) on a card with a tf32 or fp16 peak.
+What it sees: kernels of fp32 products (SIMT) on a card with a tf32 or fp16 peak, but those whose
+bytes take longer than their arithmetic: the distances of points in space by `torch.cdist`.
 Why it costs: the fp32 units of an H200 reach 67 TFLOP/s, its tensor cores 495 in tf32.
 Remedy: `precision=bf16`, or `precision=tf32` where the inputs must stay fp32; `precision=fp16` on a
 card that has neither (V100, T4).
@@ -27,8 +28,10 @@ def check(case: Case) -> Finding | None:
     if rows is None or not case.on_device or card is None:
         return None
     slow, fast = card.peak("fp32"), card.peak("tf32") or card.peak("fp16")
-    mask = rows.category("matmul fp32 simt")
-    if slow is None or fast is None or fast <= slow or not mask.any():
+    if slow is None or fast is None or fast <= slow:
+        return None
+    mask = rows.category("matmul fp32 simt") & ~_waits_for_bytes(rows, slow, card)
+    if not mask.any():
         return None
     spent = rows.ms(mask)
     kernels = [
@@ -45,6 +48,13 @@ def check(case: Case) -> Finding | None:
         gain_ms=spent * _gain(rows, mask, slow / fast, card),
         work=mask,
     )
+
+
+def _waits_for_bytes(rows: Rows, slow: float, card: Card) -> Mask:
+    """Return the work whose least bytes take longer than its FLOPs on the fp32 units."""
+    flops, moved = rows.work.flops, rows.work.bytes  # NaN where unknown
+    mask: Mask = moved / card.bandwidth_gbs > flops / (1e3 * slow)  # ns
+    return mask
 
 
 def _gain(rows: Rows, mask: Mask, ratio: float, card: Card) -> float:

@@ -22,6 +22,8 @@ from steplab.trace.spans import Intervals, union
 GRAPHS = ("## Call CompiledFxGraph", "CompiledFunction")
 PASSES = ("forward", "backward")
 RESUME = "torch_dynamo_resume_in_"  # how Dynamo names the code after a break
+# Around every step of an optimizer torch has a break of its own, which nobody can take out.
+OF_TORCH = "torch/optim/optimizer.py"
 
 
 def check(case: Case) -> Finding | None:
@@ -69,7 +71,7 @@ def _resumed(case: Case) -> list[tuple[str, int]]:
     lines: Counter[str] = Counter()
     for code, count in zip(*np.unique(trace.python.name, return_counts=True), strict=True):
         name = trace.text(int(code))
-        if RESUME in name:
+        if RESUME in name and OF_TORCH not in name:
             lines[(user_line(name) or name).partition(" (")[0]] += int(count)
     return lines.most_common()
 

@@ -10,7 +10,7 @@ Remedy: backward after every micro-batch; `torch.no_grad()` around a teacher, no
 it; no `create_graph=True`; one pool for all graphs
 (`torch.cuda.graph(g, pool=first.pool())`).
 When it is wrong: the loss needs all calls at once, as with pairs of views. A cell that is called on
-its own results is not meant.
+its own results is not meant, nor is `torch.func.grad`, which always records and then drops it.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def _elements(trace: Trace, row: int) -> int:
 
 def _recorded_backward(case: Case, trace: Trace) -> tuple[Finding, ...]:
     ops, nodes = trace.ops, _nodes(trace)
-    if _checkpoints(trace):
-        return ()  # the forward runs again there, and is recorded
+    if _checkpoints(trace) or _transforms(trace):
+        return ()  # the forward runs again there, and is recorded; torch.func always records
     node = nest(ops, nodes)
     inside = (node.innermost(ops.thread, ops.start) >= 0) & ~nodes
     inside &= trace.named(ops, lambda name: name.startswith("aten::"))
@@ -169,6 +169,12 @@ def _finding(
 
 def _checkpoints(trace: Trace) -> bool:
     return bool(trace.named(trace.python, lambda name: "torch/utils/checkpoint.py" in name).any())
+
+
+def _transforms(trace: Trace) -> bool:
+    """Whether torch.func.grad or vjp runs, which drops what it has recorded when it returns."""
+    transforms = "torch/_functorch/eager_transforms.py"
+    return bool(trace.named(trace.python, lambda name: transforms in name).any())
 
 
 def _nodes(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

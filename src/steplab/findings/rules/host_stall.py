@@ -27,12 +27,12 @@ def check(case: Case) -> Finding | None:
     places = case.silent_lines("python", "operator")
     # A line that is silent in every step, and no more than all are in one.
     lost = min(sum(ms for _, ms in places), case.silent_ms("python", "operator")) + hidden
-    lost -= case.collector_ms
+    lost -= case.collector_median_ms
     if not lost > SHARE * case.step_ms:
         return None
     known = [(line, ms) for line, ms in places if line != UNATTRIBUTED]
     evidence = [f"{line}: {units.milliseconds(ms)} a step" for line, ms in known[:SHOWN]]
-    evidence[:1] = [f"{first}{_called(case, known[0][0])}" for first in evidence[:1]]
+    evidence[:1] = [f"{first}{case.called_at(known[0][0])}" for first in evidence[:1]]
     if hidden > SHARE * case.step_ms:
         evidence.append(f"{units.milliseconds(hidden)} more than the few launches of a step take")
     # The line that takes the most, unless what no stack tells takes more.
@@ -50,12 +50,6 @@ def check(case: Case) -> Finding | None:
         gain_ms=lost,
         ordinary=_is_one_of_many(case, lost),
     )
-
-
-def _called(case: Case, line: str) -> str:
-    """Return who calls a line; of an operator, "aten::sort at loop.py:9 (step)", its line's."""
-    lines = case.rows.calling(line.rpartition(" at ")[2]) if case.rows is not None else []
-    return f", called at {', from '.join(lines)}" if lines else ""
 
 
 def _is_one_of_many(case: Case, lost: float) -> bool:

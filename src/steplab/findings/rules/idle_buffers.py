@@ -3,9 +3,10 @@
 What it sees: buffers of modules that no operator reads in a step, or that equal another one, as the
 Run recorded it, above 10 % of the step's peak: a causal mask of the longest context in every layer;
 and tensors of the shapes of weights that no module, no optimizer and no operator has anything to do
-with: a checkpoint that was loaded.
+with: a checkpoint that was loaded; and frozen weights that equal others in every number: a copy of
+the model as a reference for its own adapters.
 Why it costs: they live as long as the model or the variable, on the device.
-Remedy: drop what nothing reads; share one among all layers.
+Remedy: drop what nothing reads; share one among all layers; switch the adapters off instead.
 When it is wrong: it is read every N steps, or for evaluation only.
 """
 
@@ -19,8 +20,8 @@ SHOWN = 3
 
 
 def check(case: Case) -> tuple[Finding, ...]:
-    """Look for both."""
-    found = (_buffers(case), _copies(case))
+    """Look for all three."""
+    found = (_buffers(case), _copies(case), _equal(case))
     return tuple(finding for finding in found if finding is not None)
 
 
@@ -41,6 +42,30 @@ def _copies(case: Case) -> Finding | None:
         stake_bytes=copies.bytes,
         of_bytes=memory.peak + copies.bytes,
         why="a tensor lives as long as a variable refers to it, or to a dict that it is in",
+    )
+
+
+def _equal(case: Case) -> Finding | None:
+    """Compare the bytes of frozen weights that equal others with the peak."""
+    memory = case.run.memory if case.run is not None else None
+    equal = case.dataflow.equal_weights if case.dataflow is not None else None
+    if memory is None or equal is None or not equal.bytes > SHARE * memory.peak:
+        return None
+    count = units.counted(equal.weights, "frozen weight")
+    return Finding(
+        rule="idle_buffers",
+        claim=f"{units.bytes_(equal.bytes)} of weights are held twice: {count} equal others in "
+        "every number",
+        evidence=(
+            f"most of it: {', '.join(equal.names[:SHOWN])}",
+            *(f"held by {place}" for place in equal.held_by[:SHOWN]),
+            *(f"copied at {line}" for line in case.setup_lines("deepcopy")),
+        ),
+        remedy="keep one: both models can share the modules that neither trains, and a model with "
+        "its adapters switched off is its own reference",
+        stake_bytes=equal.bytes,
+        of_bytes=memory.peak,
+        why="nothing trains either of them, so they stay equal for ever",
     )
 
 

@@ -2,11 +2,14 @@
 
 What it sees: a batched product whose result goes straight into another one, with nothing but copies
 in between: (a b) c, where a (b c) would take less than half of the multiplications; a 1 x 1
-convolution to fewer than half of the channels, right after an upsampling; or a linear layer over
-many rows of which only means or sums are read.
+convolution to fewer than half of the channels, right after an upsampling; a linear layer over
+many rows of which only means or sums are read; or a tall matrix times its own transpose that is
+squared, as in the Newton-Schulz steps of Muon, and multiplied by the matrix again.
 Why it costs: linear attention in the wrong order builds the matrix of queries x keys that it is
-there to avoid.
-Remedy: put the brackets around the small result: q @ (k.transpose(-2, -1) @ v).
+there to avoid; x x^T of a matrix with four times as many rows as columns is 16 times x^T x, and its
+square takes 64 times the multiplications.
+Remedy: put the brackets around the small result: q @ (k.transpose(-2, -1) @ v); transpose a tall
+matrix first: p(x x^T) x = x p(x^T x) for every polynomial p.
 When it is wrong: the values between the products are used by something else.
 """
 
@@ -23,12 +26,17 @@ from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.matmuls import Matmul, matmuls
 from steplab.findings.rows import Mask, Rows
+from steplab.trace.compiled import INDUCTOR
 
+LOOKUPS = ("aten::embedding",)  # their mean is a bag's: dense_embedding
 SHARE = 0.03
 LEFT = 0.1  # of a product's time, for the few rows that remain
 MUCH = 0.5  # of the multiplications
 MOVES = ("elementwise", "copy", "memset", "reduction")
 USES = ("elementwise", "reduction", "softmax", "normalization", "sort and index")
+# What a polynomial is made of, besides products.
+SUMS = ("aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::clone", "aten::copy_")
+SCALES = ("aten::mul", "aten::mul_", "aten::div", "aten::div_", "aten::neg")
 
 
 def check(case: Case) -> Finding | None:
@@ -36,12 +44,13 @@ def check(case: Case) -> Finding | None:
     rows = case.rows
     if rows is None:
         return None
-    return _chained(case, rows) or _enlarged(case, rows) or _pooled(case, rows)
+    found = _chained(case, rows) or _tall(case, rows)
+    return found or _enlarged(case, rows) or _pooled(case, rows)
 
 
 def _pooled(case: Case, rows: Rows) -> Finding | None:
     """Find linear layers whose results are only added up over their rows."""
-    mask = rows.with_gradients(case.verdict(POOLED))
+    mask = rows.with_gradients(case.verdict(POOLED) & ~rows.asked_for(LOOKUPS.__contains__))
     spent = case.cost_ms(mask)
     gain = (1 - LEFT) * spent
     if not gain > SHARE * case.step_ms:
@@ -57,6 +66,93 @@ def _pooled(case: Case, rows: Rows) -> Finding | None:
         gain_ms=gain,
         work=mask,
     )
+
+
+def _tall(case: Case, rows: Rows) -> Finding | None:
+    """Find polynomials of x x^T that are multiplied by x, where x has more rows than columns."""
+    forward = rows.labeled("phase", lambda label: label != "backward")
+    forward &= ~rows.within(lambda call: call.name.startswith(INDUCTOR))
+    numbers = set(np.unique(rows.call[forward]).tolist())
+    known = {number: one for number, one in matmuls(rows).items() if number in numbers}
+    others = set(np.unique(rows.call[forward & rows.category(*USES, *MOVES)]).tolist())
+    mask, gain = np.zeros(len(rows.work), bool), 0.0
+    found = []
+    own = {(one.batch, one.m, one.k) for one in known.values() if _is_own(one)}
+    for batch, m, k in sorted(own, reverse=True):  # of shared squares, the least that is saved
+        parts = _parts(
+            [(n, one) for n, one in known.items() if (one.batch, one.m) == (batch, m)], k
+        )
+        used = {n for n in others - parts if _takes_square(rows.calls[n], batch, m)}
+        if not parts or not all(_is_linear(rows.calls[n], batch, m) for n in used):
+            continue
+        products, sums = (rows.of_calls(calls) & forward & ~mask for calls in (parts, used))
+        gain += case.cost_ms(products) * (1 - _saved_to(m, k))
+        gain += case.cost_ms(sums) * (1 - (k / m) ** 2)
+        mask |= products | sums
+        found.append((m, k))
+    if not found or not gain > SHARE * case.step_ms:
+        return None
+    spent, (m, k) = case.cost_ms(mask), max(found)
+    return Claim(
+        rule="product_order",
+        claim=f"x @ x.mT of tall matrices is {m:,} x {m:,}, and is squared: "
+        f"{units.milliseconds(spent)} around it",
+        evidence=(
+            f"x has {m:,} rows and {k:,} columns: x.mT @ x is {k:,} x {k:,}",
+            f"the other way around {_saved_to(m, k):.2g} of the multiplications",
+            *rows.hot_lines(mask),
+        ),
+        remedy="transpose before, where there are more rows than columns, and back afterward: "
+        "x = x.mT if x.size(-2) > x.size(-1) else x",
+        stake_ms=spent,
+        why="p(x x^T) x = x p(x^T x): the smaller square does the same",
+        gain_ms=gain,
+        work=mask,
+    )
+
+
+def _is_own(one: Matmul) -> bool:
+    """Whether a product can be that of a tall matrix and its own transpose, by its strides."""
+    left, right = one.left.strides, one.right.strides
+    if one.m != one.n or not one.k <= MUCH * one.m or left is None or right is None:
+        return False
+    return left[:-2] == right[:-2] and left[-2:] == right[-2:][::-1]
+
+
+def _parts(products: list[tuple[int, Matmul]], k: int) -> set[int]:
+    """Return the calls of x x^T, of its squares and of those by x; none where one is missing.
+
+    `products` have the rows of x. A linear layer has its weight transposed on the right.
+    """
+    own = [(n, one) for n, one in products if one.k == k and _is_own(one)]
+    tall = {one.left.strides for _, one in own}
+    square = [n for n, one in products if one.k == one.n == one.m and one.left == one.right]
+    last = [n for n, one in products if (one.k, one.n) == (one.m, k) and one.right.strides in tall]
+    return {*(n for n, _ in own), *square, *last} if square and last else set()
+
+
+def _takes_square(call: OpCall, batch: int, m: int) -> bool:
+    """Whether a call takes matrices of m x m, as many as a product has."""
+    return any(
+        t is not None and t.dims[-2:] == (m, m) and t.numel == batch * m * m for t in call.tensors
+    )
+
+
+def _is_linear(call: OpCall, batch: int, m: int) -> bool:
+    """Whether a call does with such matrices what a polynomial may: add them and scale them."""
+    size = batch * m * m
+    scales = call.name in SCALES and sorted(call.numels)[:-1] in ([], [1])
+    return call.name in SUMS or (scales and max(call.numels) == size)
+
+
+def _saved_to(m: int, k: int) -> float:
+    """Return the share of multiplications that is left for k columns instead of m rows."""
+    return _multiplications(k, m) / _multiplications(m, k)
+
+
+def _multiplications(m: int, k: int) -> int:
+    """Return those of x x^T, of its square and of that by x, for x of m rows and k columns."""
+    return m * m * (2 * k + m)
 
 
 def _enlarged(case: Case, rows: Rows) -> Finding | None:
@@ -107,7 +203,9 @@ def _narrows(call: OpCall, sizes: set[int]) -> tuple[int, float] | None:
 
 def _chained(case: Case, rows: Rows) -> Finding | None:
     known = matmuls(rows)
-    forward = rows.labeled("phase", lambda label: label != "backward")
+    # A fused kernel between two products has no operator that tells what it takes.
+    generated = rows.within(lambda call: call.name.startswith(INDUCTOR))
+    forward = rows.labeled("phase", lambda label: label != "backward") & ~generated
     numbers = set(rows.call[forward].tolist())
     found = [
         (first, second)

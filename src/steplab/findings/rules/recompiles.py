@@ -1,10 +1,12 @@
 """torch.compile compiles the same function again and again.
 
 What it sees: recompilations with the guard that failed and its line, and the time they take per
-step; beyond Dynamo's limit, the work of the function that then runs op by op.
+step; beyond Dynamo's limit, the work of the function that then runs op by op. Where the detailed
+step happened to be a compiled one, that is work of the timed steps that it does not have.
 Why it costs: every new shape or value that fails a guard costs seconds; after 8 of them the
 function runs uncompiled.
-Remedy: pad to few sizes, mark the dimension dynamic, turn changing numbers into tensors.
+Remedy: pad to few sizes, mark the dimension dynamic, turn changing numbers into tensors, freeze the
+same weights in every step.
 When it is wrong: recompilations that end during warm-up cost only start-up time; then it is a note.
 """
 
@@ -19,16 +21,27 @@ import numpy as np
 from steplab.core import Finding, Recompile, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
-from steplab.findings.rows import Rows
+from steplab.findings.rows import Mask, Rows
+from steplab.trace.analysis import UNATTRIBUTED
+from steplab.trace.compiled import COMPILED
+from steplab.trace.lines import user_line
 from steplab.trace.silences import COMPILING
 
 NUMBER = re.compile(r"\d+")
+ADVICE = re.compile(r"(?<=\.) Guard failed on a parameter, consider using .*")  # torch's, of sizes
 MOVES = ("elementwise", "reduction", "copy")  # what a graph fuses
 SIZES = (
     "pad to few sizes, compile with dynamic=True, or mark the changing dimension with "
     "torch._dynamo.mark_dynamic"
 )
 FASTER = 0.8  # times the timed step; a profiler only makes a step slower
+# Inductor's kernels, and phases that no model runs in.
+FUSED, NOT_MODEL = ("triton_", "cpp_fused"), ("optimizer", "clip", "data")
+FROZEN = "requires_grad mismatch"  # the guard of a weight that was frozen, or no longer is
+FREEZING = (
+    "freeze the same weights in every step, or compile the layers one by one: each is trained or "
+    "frozen, and the whole has every combination"
+)
 NUMBERS = "keep the number that the guard is for as a tensor, which graphs take as an input"
 
 
@@ -68,7 +81,7 @@ def _given_up(
 
     Values that come in turn may have been compiled ones in all profiled steps.
     """
-    eager = rows.labeled("function", functions.__contains__)
+    eager = rows.labeled("function", functions.__contains__) | _only_here(rows)
     spent, gain = case.cost_ms(eager), case.cost_ms(eager & rows.category(*MOVES))
     if (compiled := _faster_when_profiled(case)) > gain:
         spent, gain = case.step_ms, compiled
@@ -85,9 +98,18 @@ def _given_up(
     )
 
 
+def _only_here(rows: Rows) -> Mask:
+    """Work of passes op by op that the detailed step does not have: it ran a graph instead."""
+    unknown = rows.labeled("line", UNATTRIBUTED.__eq__) & (rows.work.op_row < 0)
+    unknown &= ~rows.labeled("name", lambda name: name.startswith((*FUSED, *COMPILED)))
+    return unknown & ~rows.labeled("phase", NOT_MODEL.__contains__)
+
+
 def _functions(rows: Rows) -> set[str]:
-    """Return the functions that the steps ran."""
-    return {rows.work.labels[code] for code in np.unique(rows.work.function).tolist()}
+    """Return the functions that the steps ran, the detailed one too."""
+    known = {rows.work.labels[code] for code in np.unique(rows.work.function).tolist()}
+    calls = (rows.source.text(code) for code in np.unique(rows.source.python.name).tolist())
+    return known | {line for line in map(user_line, calls) if line}
 
 
 def _faster_when_profiled(case: Case) -> float:
@@ -103,7 +125,7 @@ def _guards(case: Case, recompiles: Sequence[Recompile]) -> list[str]:
     for kind, count in kinds.most_common(3):
         one = next(o for o in recompiles if (o.begins, o.line, _kind(o)) == kind)
         place = f", {one.line or one.begins}" if one.line or one.begins else ""
-        found.append(f"{one.function}: {one.reason} (x {count}){place}")
+        found.append(f"{one.function}: {ADVICE.sub('', one.reason)} (x {count}){place}")
     # The size of an input is nobody's line; whether it may change is said where it is compiled.
     of_inputs = any(not one.line for one in recompiles)
     compiled_at = case.setup_lines("torch.compile") if of_inputs else ()
@@ -115,7 +137,9 @@ def _kind(one: Recompile) -> str:
 
 
 def _remedy(recompiles: Sequence[Recompile]) -> str:
-    """Return the remedy for the guards of which most failed: on sizes, or on a line's numbers."""
+    """Return the remedy for most of the guards: on sizes, a line's numbers, or frozen weights."""
+    if 2 * sum(FROZEN in one.reason for one in recompiles) > len(recompiles):
+        return FREEZING
     of_lines = sum(bool(one.line) for one in recompiles)
     return NUMBERS if 2 * of_lines > len(recompiles) else SIZES
 

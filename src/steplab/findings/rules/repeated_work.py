@@ -1,11 +1,13 @@
 """The step computes the same thing twice.
 
-What it sees: operators whose result the step had already computed from the same inputs, as the Run
-recorded the flow of values: the forward again under checkpointing, a weight that is normalized or
-cast at every use, a mask or a table in every layer; and nodes of autograd that run twice, where two
-losses go back through one graph; weights that autocast casts again and again; operators whose
-inputs are one sample, expanded to many; and operators that take each row by itself, of rows that
-`expand`, `repeat` or an index copied from fewer ones.
+What it sees: operators whose result, or its transpose, the step had already computed from the same
+inputs, as the Run recorded the flow of values: the forward again under checkpointing, also where a
+compiled backward has products and attentions of its forward (the same operator on the same shapes
+and strides, which no gradient has); a weight that is normalized or cast at every use, a mask or a
+table in every layer; and nodes of autograd that run twice, where two losses go back through one
+graph; weights that autocast casts again and again; operators whose inputs are one sample, expanded
+to many; and operators that take each row by itself, of rows that `expand`, `repeat` or an index
+copied from fewer ones.
 Why it costs: it is the same time once more.
 Remedy: compute it once and keep it, or before it is copied; no checkpointing while there is room;
 one backward of the sum.
@@ -18,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import CAST_AGAIN, COPIED_ROWS, MADE_BEFORE, ROWS_COPIED
+from steplab.core.run import CAST_AGAIN, COPIED_ROWS, MADE_BEFORE, MEMORY_BUDGET, ROWS_COPIED
 from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
@@ -29,10 +31,11 @@ from steplab.trace.spans import nest
 
 # Runs where a weight is given its gradient; what `torch.autograd.grad` returns ends before it.
 ACCUMULATE = "torch::autograd::AccumulateGrad"
+COMPILED_BACKWARD = f"{AUTOGRAD_NODE}: CompiledFunctionBackward"
 PLENTY = 0.5  # of the device's memory in use
 WORTH_IT = 0.10  # of the step
 SHARE = 0.02
-CASTS = 0.05
+CASTS = 0.05  # less is the price of autocast
 
 
 def check(case: Case) -> tuple[Finding, ...]:
@@ -45,7 +48,7 @@ def check(case: Case) -> tuple[Finding, ...]:
     # Casts inside other operators are autocast's own.
     own = rows.called(is_cast) & ~rows.asked_for(_asks_for_cast)
     found = (
-        _recomputed(case, rows, again & backward),
+        _recomputed(case, rows, (again & backward) | _again_in_graphs(rows, backward)),
         _repeated(case, rows, again & ~backward & ~own, backward),
         _cast_again(case, rows, cast & ~backward & own),
         _copied_rows(case, rows) or _expanded(case, rows),
@@ -61,14 +64,39 @@ def _recomputed(case: Case, rows: Rows, mask: Mask) -> Finding | None:
     return Claim(
         rule="repeated_work",
         claim=f"backward computes the forward again: {units.milliseconds(spent)} a step",
-        evidence=(*_room(case), *rows.hot_lines(mask)),
+        evidence=(*_room(case), *_budget(case), *rows.hot_lines(mask)),
         remedy="no checkpointing (torch.utils.checkpoint, gradient_checkpointing_enable) while "
-        "there is room for the activations",
+        "there is room for the activations, and of compiled code "
+        "torch._functorch.config.activation_memory_budget = 1",
         stake_ms=spent,
         why="a checkpointed block runs twice, to save memory that is not short here",
         gain_ms=spent,
         work=mask,
     )
+
+
+def _again_in_graphs(rows: Rows, backward: Mask) -> Mask:
+    """Return products and attentions of the forward that compiled backwards run again.
+
+    A compiler recomputes what is elementwise wherever that saves a read; this it must be told to.
+    The gradients of a product are two products, which may look like one of the forward: that of
+    the probabilities of an attention has the shapes of its scores. A third one is a repetition.
+    """
+    compiled = backward & rows.within(lambda call: call.name == COMPILED_BACKWARD)
+    products = rows.labeled("category", lambda label: label.startswith("matmul"))
+    large = rows.labeled("category", lambda label: label.startswith("attention"))
+    if rows.count(products & compiled) > 2 * rows.count(products & ~backward):
+        large |= products
+    known = large & (rows.call < len(rows.calls) - 1)
+    again = rows.of_calls(np.unique(rows.call[known & rows.inside & ~backward]))
+    return again & known & compiled
+
+
+def _budget(case: Case) -> list[str]:
+    """Return the setting by which a compiler keeps less than it could, and where it is written."""
+    budgets = [one for one in case.switches if one.startswith(MEMORY_BUDGET)]
+    lines = case.setup_lines(MEMORY_BUDGET) if budgets else ()
+    return [*budgets, *(f"{MEMORY_BUDGET} is set at {line}" for line in lines)]
 
 
 def _repeated(case: Case, rows: Rows, mask: Mask, backward: Mask) -> Finding | None:
@@ -81,15 +109,20 @@ def _repeated(case: Case, rows: Rows, mask: Mask, backward: Mask) -> Finding | N
     spent = case.cost_ms(mask)
     if not spent > SHARE * case.step_ms:
         return None
+    casts = rows.ms(mask & rows.called(is_cast)) > rows.ms(mask) / 2
     return Claim(
         rule="repeated_work",
         claim=f"the same values are computed again: {units.milliseconds(spent)} a step",
         evidence=(f"{', '.join(ops)}, from the same inputs", *rows.hot_lines(mask)),
-        remedy="compute it once and pass it on: a buffer for tables and masks, "
-        "torch.nn.utils.parametrize.cached() for weights",
+        remedy="cast it once, before its first use: autocast casts it again for every product"
+        if casts
+        else "compute it once and pass it on: a buffer for tables and masks, "
+        "torch.nn.utils.parametrize.cached() for weights, .mT for a product or a torch.cdist of "
+        "the same two in the other order",
         stake_ms=spent,
         why="inputs and results are those of an earlier operator of the step",
         gain_ms=spent,
+        ordinary=casts and not spent > CASTS * case.step_ms,
         work=mask,
     )
 

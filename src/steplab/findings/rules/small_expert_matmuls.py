@@ -1,7 +1,8 @@
 """Every expert multiplies its few tokens by itself.
 
-What it sees: many products with weights of one shape in one loop, each on a part of the tokens;
-together with the work around them they reach less than half the rate of large products.
+What it sees: many products with weights of one shape in one loop, each on a part of the tokens,
+which an index, a sort or the like has chosen; together with the work around them they reach less
+than half the rate of large products.
 Why it costs: a product of few rows does not fill the tensor cores, or the time of its own launch.
 Remedy: sort the tokens by expert and multiply all groups in one call
 (`impl.experts=grouped`, `torch._grouped_mm`).

@@ -13,6 +13,7 @@ When it is wrong: nothing fused computes the same, and the function does not com
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,33 +78,31 @@ def _costliest(case: Case, rows: Rows) -> Finding | None:
     """Find the place with the costliest chain."""
     moves = rows.category(*MOVES)
     moves &= rows.labeled("phase", lambda label: label not in NO_FORWARD[1:])
+    large = LARGE if case.on_device else LARGE_ON_CPU
     found = [
-        (case.cost_ms(moves & place), label, moves & place)
+        (case.cost_ms(chain.work), label, chain)
         for label, place in _places(rows, moves, SHARE * case.step_ms)
+        if (chain := _chain(rows, moves & place, large)) is not None
     ]
-    for spent, label, mask in sorted(found, key=lambda one: -one[0]):
-        chain = _chain(rows, mask, LARGE if case.on_device else LARGE_ON_CPU)
-        if not spent > SHARE * case.step_ms:
-            return None
-        if chain is None:
-            continue
-        ops, calls = chain
-        kept = min(1.0, FUSED * calls / max(rows.count(mask), 1))
-        return Claim(
-            rule="unfused_chain",
-            claim=f"{label} is written out op by op: {units.milliseconds(spent)} a step",
-            evidence=(
-                f"{rows.count(mask) / calls:.0f} kernels of each call: {', '.join(ops)}",
-                *rows.hot_lines(mask),
-            ),
-            remedy="the operator that torch has for it (F.rms_norm, F.layer_norm, F.gelu, "
-            "F.softmax, F.cross_entropy), or torch.compile of that function",
-            stake_ms=spent,
-            why="every operator reads and writes the whole tensor, one kernel would do so once",
-            gain_ms=spent * (1 - kept),
-            work=mask,
-        )
-    return None
+    spent, label, chain = max(found, key=lambda one: one[0], default=(0.0, "", None))
+    if chain is None or not spent > SHARE * case.step_ms:
+        return None
+    count = rows.count(chain.work)
+    kept = min(1.0, FUSED * chain.calls / max(count, 1))
+    return Claim(
+        rule="unfused_chain",
+        claim=f"{label} is written out op by op: {units.milliseconds(spent)} a step",
+        evidence=(
+            f"{count / chain.calls:.0f} kernels of each call: {', '.join(chain.ops)}",
+            *rows.hot_lines(chain.work),
+        ),
+        remedy="the operator that torch has for it (F.rms_norm, F.layer_norm, F.gelu, "
+        "F.softmax, F.cross_entropy), or torch.compile of that function",
+        stake_ms=spent,
+        why="every operator reads and writes the whole tensor, one kernel would do so once",
+        gain_ms=spent * (1 - kept),
+        work=chain.work,
+    )
 
 
 def _places(rows: Rows, moves: Mask, least: float) -> Iterator[tuple[str, Mask]]:
@@ -126,8 +125,16 @@ def _large(rows: Rows, codes: Codes, mask: Mask, least: float) -> Iterator[tuple
             yield label, chosen
 
 
-def _chain(rows: Rows, mask: Mask, large: int) -> tuple[list[str], float] | None:
-    """Return the operators called over tensors of the commonest size, and how often all are."""
+class _Chain(NamedTuple):
+    """Operators over tensors of one size."""
+
+    ops: list[str]
+    calls: float  # how often all of them are called
+    work: Mask  # what the place does with tensors of that size or less, backward included
+
+
+def _chain(rows: Rows, mask: Mask, large: int) -> _Chain | None:
+    """Return the operators called over tensors of the commonest size."""
     forward = mask & rows.labeled("phase", lambda label: label not in NO_FORWARD)
     numbers = np.unique(rows.call[forward]).tolist()
     sizes = {number: max(rows.calls[number].numels, default=0) for number in numbers}
@@ -138,11 +145,13 @@ def _chain(rows: Rows, mask: Mask, large: int) -> tuple[list[str], float] | None
         if any("norm" in name for name in called):
             continue  # torch's own is in use
         if len(called) > 2 and called.total() >= OPERATORS * min(called.values()):
-            chains.append((called.total(), sorted(called), min(called.values())))
+            chains.append((called.total(), sorted(called), min(called.values()), size))
     if not chains:
         return None
-    _, names, calls = max(chains)
-    return names, float(calls)
+    _, names, calls, size = max(chains)
+    # Not what else the function does with more: messages along the edges of a graph, say.
+    work = mask & rows.called(lambda call: _size(call) <= size)
+    return _Chain(names, float(calls), work)
 
 
 RULE = check

@@ -5,10 +5,12 @@ tokens sent to experts by a one-hot matrix, an embedding by a one-hot product, a
 matrix, gradients that are zero for all but a few rows; kernels of convolutions that keep channels
 apart by zeros; sums and elementwise products of such tensors, as with one-hot targets; and what
 else is done with tensors of such a factor's size. Or factors of which 60 % of the rows are zeros:
-experts with too much room, logits that few targets pick from.
+experts with too much room, logits that few targets pick from. Or products with a triangle of equal
+numbers in each row, which make running sums or means.
 Why it costs: an operator takes as long with zeros as with any other numbers.
 Remedy: pick rows by index (`index_select`, `gather`, `index_add`), or take the rows that count
-before the product; class numbers as targets; a sparse matrix; `groups` of a convolution.
+before the product; class numbers as targets; a sparse matrix; `groups` of a convolution;
+`torch.cumsum`.
 When it is wrong: the zeros are learned and move.
 """
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import ROWS_OF_ZEROS, ZEROS
+from steplab.core.run import ROWS_OF_ZEROS, RUNNING, ZEROS
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
@@ -38,7 +40,7 @@ def check(case: Case) -> tuple[Finding, ...]:
     rows = case.rows
     if rows is None:
         return ()
-    found = (_zeros(case, rows), _empty_rows(case, rows))
+    found = (_zeros(case, rows), _empty_rows(case, rows), _running(case, rows))
     return tuple(finding for finding in found if finding is not None)
 
 
@@ -66,6 +68,26 @@ def _zeros(case: Case, rows: Rows) -> Finding | None:
         why="zeros are multiplied and added as slowly as any other numbers",
         gain_ms=(1 - LEFT) * spent,
         ordinary=spent < ORDINARY * case.step_ms,
+        work=mask,
+    )
+
+
+def _running(case: Case, rows: Rows) -> Finding | None:
+    """Add up the products that make running sums or means."""
+    mask = rows.with_gradients(case.verdict(RUNNING))
+    spent = case.cost_ms(mask)
+    if not spent > SHARE * case.step_ms:
+        return None
+    return Claim(
+        rule="zero_products",
+        claim=f"running sums or means as products with a triangle take "
+        f"{units.milliseconds(spent)} a step",
+        evidence=rows.hot_lines(mask),
+        remedy="torch.cumsum(x, 1), for means divided by the numbers 1 to n",
+        stake_ms=spent,
+        why="half of the triangle's square is zeros, and a sum that goes on needs one addition for "
+        "each number instead of n",
+        gain_ms=(1 - LEFT) * spent,
         work=mask,
     )
 

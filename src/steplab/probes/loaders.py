@@ -1,0 +1,81 @@
+"""How long a loop's own thread waits for torch's DataLoader, and what its workers send.
+
+A loop of the user's own takes its batches inside the step, where the clock sees no fetch. A trace
+sees it, but not how long it takes: workers fill their queue while a recording starts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import dataloader
+
+from steplab.core.run import LoaderUse
+
+
+class LoaderWaits:
+    """Adds up the time in `next` of every DataLoader between `open` and `close`.
+
+    Other threads are left out: they may fetch ahead of the step.
+    """
+
+    def __init__(self) -> None:
+        self.waited_ms = 0.0
+        self._waits: Counter[int] = Counter()  # us by the workers of the loader
+        self._piped: dict[int, int] = {}  # bytes of the first batch, by the same
+        self._next: Any = None
+
+    def open(self) -> None:
+        """Begin; what this costs is 1 us a batch."""
+        self._next = original = dataloader._BaseDataLoaderIter.__next__
+        thread, waiting = threading.get_ident(), False
+
+        def timed(iterator: Any) -> Any:
+            nonlocal waiting
+            if waiting or threading.get_ident() != thread:  # a loader inside another's dataset
+                return original(iterator)
+            waiting, began = True, perf_counter()
+            try:
+                batch = original(iterator)
+            finally:
+                waiting = False
+            self._note(iterator._num_workers, (perf_counter() - began) * 1e3, batch)
+            return batch
+
+        self._set(timed)
+
+    def close(self) -> None:
+        """End."""
+        self._set(self._next)
+
+    def result(self) -> LoaderUse | None:
+        """Return the loader that was waited for the longest; None if there was none."""
+        if not self._waits:
+            return None
+        workers = self._waits.most_common(1)[0][0]
+        return LoaderUse(workers, self._piped[workers])
+
+    def _note(self, workers: int, ms: float, batch: Any) -> None:
+        self.waited_ms += ms
+        self._waits[workers] += round(ms * 1e3)
+        if workers not in self._piped:
+            self._piped[workers] = pickled_bytes(batch) if workers else 0
+
+    @staticmethod
+    def _set(function: Any) -> None:
+        dataloader._BaseDataLoaderIter.__next__ = function  # type: ignore[method-assign]
+
+
+def pickled_bytes(batch: Any) -> int:
+    """Return the bytes of a batch that go through a pipe: arrays and texts.
+
+    Tensors lie in memory that the processes share.
+    """
+    leaves = tree_leaves(batch)
+    arrays = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+    return arrays + sum(len(leaf) for leaf in leaves if isinstance(leaf, (bytes, str)))
