@@ -35,7 +35,7 @@ UNRECORDED = {
     **dict.fromkeys(
         (
             *("uncalled_compile", "debugging_backend", "heads_in_a_loop", "partly_used"),
-            *("written_out", "weight_gradients", "explicit_inverse"),
+            *("written_out", "weight_gradients", "explicit_inverse", "bulky_activations"),
         ),
         "not visited on a quiet machine yet",
     ),

@@ -195,6 +195,21 @@ def test_what_a_break_leaves_uncompiled_is_one_finding_with_the_break(made):
 
 
 @CASES
+def test_a_function_that_a_break_leaves_uncompiled_beside_others_that_run_as_graphs(made):
+    """A loss with item() in its loop: what it calls is compiled, itself it is not."""
+    reason = f"loss left uncompiled: {BREAK}, net.py:8 (loss)"
+    own = {"line": "net.py(8): loss"}
+    done = [replace(SUM, **own) for _ in range(8)]
+    graph = replace(PRODUCT, inside="CompiledFunction", line="net.py(20): helper")
+    run = compiled(graphs=0, graphs_in_window=0, breaks={reason: 1})
+    case = made([*done, graph], run)
+    found = graph_breaks.RULE(case)
+    assert "leaves loss uncompiled" in found.claim and reason in found.evidence
+    assert found.gain_ms == pytest.approx(0.78 * found.stake_ms) and found.stake_ms > 0.5
+    assert rules(case)[0] == "graph_breaks" and "unfused_chain" not in rules(case)
+
+
+@CASES
 @pytest.mark.parametrize("around", ["CompiledFunction", REGION])
 def test_a_backend_that_fuses_nothing(made, around):
     inside = [replace(SUM, inside=around), replace(PRODUCT, inside=around)]

@@ -20,6 +20,7 @@ from steplab.core import (
 from steplab.findings import Case, explain
 from steplab.findings.rules import (
     activation_memory,
+    bulky_activations,
     fragmentation,
     full_logits,
     noisy_measurement,
@@ -130,6 +131,26 @@ def remembered(capacity: int = 100 * GIB, device: str = "cuda", **changes) -> Ca
     profile = Profile((0, 1, 1, 1), (), memory=MemoryTimeline(**{**fields, **changes}))
     environment = replace(run.environment, memory_bytes=capacity)
     return Case(replace(run, memory=memory, profile=profile, environment=environment))
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "saved", "said"),
+    [
+        ("aten::repeat", "float32", 40 * GIB, "let it broadcast"),
+        ("aten::zeros", "int64", 35 * GIB, "torch.bool"),
+        ("aten::zeros", "float32", 0, ""),
+        ("aten::sort", "int64", 0, ""),  # an index
+    ],
+)
+def test_activations_that_hold_copies_or_wide_masks(op, dtype, saved, said):
+    block = Allocation(20 * GIB, "activations", (4,), dtype, "net.py:5 (f)", "layers.0", op)
+    found = bulky_activations.RULE(remembered(at_peak=(block, block)))
+    assert [one.stake_bytes for one in found] == ([saved] if saved else [])
+    for one in found:
+        assert said in one.remedy and "net.py:5 (f): 40.0 GiB" in one.evidence
+    small = replace(block, bytes=2 * GIB)
+    assert bulky_activations.RULE(remembered(at_peak=(small,))) == ()
+    assert bulky_activations.RULE(remembered(at_peak=(replace(block, kind="temporaries"),))) == ()
 
 
 def test_activations_that_fill_the_device():

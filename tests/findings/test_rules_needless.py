@@ -6,6 +6,7 @@ import pytest
 
 from steplab.core import Allocation, Dataflow, Memory, Profile, Work
 from steplab.core.run import (
+    FORCE_EAGER,
     MEMORY_BUDGET,
     TRACEMALLOC,
     EqualWeights,
@@ -21,6 +22,7 @@ from steplab.findings.rules import (
     constant_rebuilt,
     copied_over,
     dense_embedding,
+    explicit_inverse,
     forward_unused,
     fp32_stream,
     frozen_in_fp32,
@@ -374,6 +376,53 @@ def watched(done: list[RecordedOp], letters: str) -> Case:
     profile = Profile((0, 1, 1, 1), (), dataflow=flow)
     run = replace(remembered(device="cpu").run, clock=None, profile=profile)
     return cpu_case(done, run)
+
+
+def test_gradients_that_another_backward_had_computed():
+    done = [mm(64, 64, 64, us, line="net.py(5): f", phase="backward") for us in (400, 600)]
+    (found,) = repeated_work.RULE(watched(done, ".q"))
+    assert found.gain_ms == pytest.approx(0.6) and "same gradients again" in found.claim
+    assert "autograd.grad(loss, list(weights))" in found.remedy
+
+
+@pytest.mark.parametrize(("letters", "gain"), [("x.", 0.4), ("..", None)])
+def test_a_layer_of_which_a_where_takes_nothing(letters, gain):
+    done = [mm(64, 64, 64, us, line="net.py(5): f") for us in (400, 600)]
+    found = unused_work.RULE(watched(done, letters))
+    assert [one.gain_ms for one in found] == ([pytest.approx(gain)] if gain else [])
+    elementwise = [RecordedOp("aten::exp", 400, args=tensors([512, 512])), done[1]]
+    assert unused_work.RULE(watched(elementwise, "x.")) == ()  # a formula for rare values
+
+
+def test_an_inverse_of_which_only_a_product_is_read():
+    line = {"line": "net.py(5): likelihood"}
+    inverse = RecordedOp("aten::linalg_inv", 600, args=tensors([384, 384]), **line)
+    done = [inverse, mm(384, 384, 1, 100), mm(64, 64, 64, 300)]
+    found = explicit_inverse.RULE(watched(done, "..."))
+    assert found.gain_ms == pytest.approx(0.72 * 0.6) and "linalg.solve" in found.remedy
+    assert any("net.py:5 (likelihood)" in seen for seen in found.evidence)
+    whole = [inverse, mm(384, 384, 384, 100), mm(64, 64, 64, 300)]
+    assert explicit_inverse.RULE(watched(whole, "...")) is None
+    small = [replace(inverse, args=tensors([8, 8])), mm(8, 8, 1, 100), mm(64, 64, 64, 300)]
+    assert explicit_inverse.RULE(watched(small, "...")) is None
+
+
+@pytest.mark.parametrize(("asked", "told"), [(("train.py:3 (main)",), True), ((), False)])
+@pytest.mark.parametrize("switch", [FORCE_EAGER, "TORCHDYNAMO_DISABLE=1"])
+def test_what_keeps_code_from_being_compiled_is_the_cause_of_its_chains(switch, asked, told):
+    """Only where something is to be compiled. The chain that it leaves is no second finding."""
+    line = {"line": "net.py(5): loss"}
+    many = [RecordedOp("aten::exp", 40, args=tensors([512, 512]), **line) for _ in range(20)]
+    case = watched([*many, mm(64, 64, 64, 200)], "." * 21)
+    lines = {"torch.compile": asked, switch.partition("=")[0]: ("train.py:9 (main)",)}
+    profile = replace(case.run.profile, switches=(switch,), setup_lines=lines)
+    case = replace(case, run=replace(case.run, profile=profile))
+    found = slow_switch.RULE(case)
+    assert bool(found) == told
+    if told:
+        assert found[0].gain_ms == pytest.approx(0.78 * 0.8)
+        assert "set at train.py:9 (main)" in found[0].evidence
+        assert "unfused_chain" not in rules(case)
 
 
 def test_running_means_as_products_with_a_triangle():

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from steplab.core import Dataflow
 from steplab.core.run import (
+    BACKWARD_AGAIN,
     CAST_AGAIN,
     CONSTANT,
     COPIED_OVER,
@@ -24,6 +25,7 @@ from steplab.core.run import (
     MADE_BEFORE,
     MASKED,
     NEEDED,
+    NOT_TAKEN,
     POOLED,
     READ_ONLY,
     ROWS_COPIED,
@@ -130,6 +132,66 @@ def test_what_only_the_host_reads_or_somebody_holds():
     assert held["aten::linalg_vector_norm"] == {READ_ONLY: 1}
     dropped = verdicts(Loop(after=lambda loop: loop.first.weight.grad.norm()))
     assert dropped["aten::linalg_vector_norm"] == {UNUSED: 1}
+
+
+@pytest.mark.parametrize(
+    ("join", "unused"),
+    [
+        (lambda parts: torch.stack(parts)[1], 2),
+        (lambda parts: torch.stack(parts, -1)[..., 1], 2),
+        (lambda parts: torch.cat(parts, -1).view(4, 3, 8)[:, 1], 2),
+        (lambda parts: torch.stack(parts)[1:].sum(0), 1),
+        (lambda parts: torch.stack(parts)[torch.tensor([1])][0], 0),  # reads all to choose
+        (lambda parts: torch.stack(parts).sum(0), 0),
+    ],
+)
+def test_parts_of_a_concatenation_that_nobody_reads(join, unused):
+    teachers = [nn.Linear(8, 8).requires_grad_(False) for _ in range(3)]
+    found = verdicts(Loop(between=lambda x: x * join([teacher(x) for teacher in teachers])))
+    assert found["aten::addmm"][UNUSED] == unused
+
+
+def test_a_concatenation_that_somebody_holds_is_read():
+    teachers, kept = [nn.Linear(8, 8).requires_grad_(False) for _ in range(3)], []
+
+    def between(x):
+        kept.append(torch.stack([teacher(x) for teacher in teachers]))
+        return x * kept[-1][1]
+
+    assert UNUSED not in verdicts(Loop(between))["aten::addmm"]
+
+
+@pytest.mark.parametrize(("below", "untaken"), [(0.0, 2), (2.0, 0), (0.5, 0)])
+def test_a_layer_of_which_a_where_takes_nothing(below, untaken):
+    """`torch.rand` is in [0, 1). The gradients of the other input are needed."""
+    guess = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).requires_grad_(False)
+    found = verdicts(Loop(lambda x: torch.where(torch.rand(4, 8) < below, guess(x.detach()), x)))
+    assert found["aten::addmm"] == Counter(
+        {NEEDED: 4 - untaken, NOT_TAKEN: untaken} if untaken else {NEEDED: 4}
+    )
+
+
+def test_gradients_that_a_pass_for_each_weight_computes_again():
+    first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    x = torch.randn(4, 8)
+
+    def step(together):
+        weights = [first.weight, second.weight]
+        loss = second(first(x).relu()).square().mean()
+        if together:
+            gradients = torch.autograd.grad(loss, weights)
+        else:
+            gradients = [torch.autograd.grad(loss, w, retain_graph=True)[0] for w in weights]
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.sub_(gradient, alpha=0.1)
+
+    again = verdicts(lambda: step(together=False))
+    # The way from the loss to the second layer, once more; its own gradient is new.
+    assert sum(counts[BACKWARD_AGAIN] for counts in again.values()) >= 2
+    assert again["aten::mm"] == {NEEDED: 5}
+    once = verdicts(lambda: step(together=True))
+    assert not any(BACKWARD_AGAIN in counts or MADE_BEFORE in counts for counts in once.values())
 
 
 def test_a_storage_is_not_written_out(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch._dynamo import eval_frame
 
-from steplab.core.run import MEMORY_BUDGET, PYTHON_PROFILER, TRACEMALLOC
+from steplab.core.run import FORCE_EAGER, MEMORY_BUDGET, PYTHON_PROFILER, TRACEMALLOC
 from steplab.probes import switches
 from steplab.probes.switches import NOT_CALLED, given_to_compile, switches_on
 
@@ -69,3 +69,12 @@ def test_what_makes_all_of_python_slow():
         assert PYTHON_PROFILER in switches_on({})
     with torch.profiler.profile(with_stack=True):
         assert PYTHON_PROFILER not in switches_on({})
+
+
+@pytest.mark.parametrize(("graphs", "told"), [(0, True), (1, False)])
+def test_a_stance_that_keeps_all_from_being_compiled(monkeypatch, graphs, told):
+    """Where there are graphs, it may be the one by which a step is watched."""
+    monkeypatch.setattr(switches, "graph_count", lambda: graphs)
+    assert FORCE_EAGER not in switches_on({})
+    with torch.compiler.set_stance("force_eager"):
+        assert (FORCE_EAGER in switches_on({})) == told

@@ -414,14 +414,17 @@ class OptimizerShape:
 TRACEMALLOC, PYTHON_PROFILER = "tracemalloc", "a profiler of Python"  # switches, too
 # A setting of the compiler, a switch where it is below 1: "activation_memory_budget=0.5".
 MEMORY_BUDGET = "activation_memory_budget"
+FORCE_EAGER = "the stance force_eager"  # of torch.compiler: a switch, too
 MODE = "the mode "  # how the switch begins that stands for a mode of torch
 # What became of an operator's result; the first that holds.
 UNUSED = "u"  # nothing that outlives the step came from it
 READ_ONLY = "h"  # only the host read it, or somebody holds it: a metric, a log
 TIMES_ZERO = "n"  # the update has it times the number zero only
+NOT_TAKEN = "x"  # only a torch.where has it, which takes no element of it
 CONSTANT = "c"  # it depends on no weight, no batch and no random number: the same in every step
 UNCHANGED = "s"  # the step before had it too: it depends on nothing that a step changes
 MADE_BEFORE = "r"  # the step had computed it before, from the same inputs
+BACKWARD_AGAIN = "q"  # the same, of a gradient that another backward of the step had computed
 CAST_AGAIN = "w"  # a cast of what is older than the step, a weight, that the step had made before
 CAST_BACK = "b"  # a cast of what a cast had made: to a dtype and back
 ZEROS = "z"  # it works on something that is nearly all zeros: a factor, a kernel, a summand

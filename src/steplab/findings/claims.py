@@ -19,19 +19,23 @@ class Claim(Finding):
     """A finding about the rows of `Case.rows` in `work`: its stake and gain are parts of theirs."""
 
     work: Mask = field(default_factory=lambda: np.zeros(0, np.bool_), compare=False)
+    # Whether it is the cause of what others may find there: code that was to be compiled and runs
+    # op by op has chains and fills that a graph would not have.
+    is_cause: bool = field(default=False, compare=False)
 
 
 def settled(found: Iterable[Finding], case: Case) -> list[Finding]:
     """Return the findings with gains that are possible together.
 
-    Of work that several claim, the largest gain takes all, and the others keep what is left; a
-    finding that keeps nothing is dropped. All gains together are no more than the step.
+    Of work that several claim, the cause of the others or else the largest gain takes all, and the
+    others keep what is left; a finding that keeps nothing is dropped. All gains together are no
+    more than the step.
     """
     taken: Mask | None = None
     kept = []
     left = case.step_ms
     # What every eager step pays claims nothing that a fault explains.
-    for finding in sorted(found, key=lambda one: (one.ordinary, -(_ms(one) or 0.0))):
+    for finding in sorted(found, key=lambda one: (one.ordinary, _is_effect(one), -(_ms(one) or 0))):
         share = 1.0
         if isinstance(finding, Claim) and case.rows is not None and len(finding.work):
             taken = np.zeros_like(finding.work) if taken is None else taken
@@ -55,6 +59,10 @@ def _part_of(finding: Finding, share: float, step_ms: float, left_ms: float) -> 
 
     stake, gain = cut(finding.stake_ms, step_ms), cut(finding.gain_ms, left_ms)
     return replace(plain, stake_ms=stake, gain_ms=gain)
+
+
+def _is_effect(finding: Finding) -> bool:
+    return not (isinstance(finding, Claim) and finding.is_cause)
 
 
 def _ms(finding: Finding) -> float | None:

@@ -53,8 +53,12 @@ class CompilationProbe(Probe):
         earlier = tuple(recorded_recompiles())
         gone = {one.begins for one in earlier if one.given_up}
         self.given_up = tuple(one for one in earlier if one.begins in gone and subject is None)
+        self.left_uncompiled: Counter[str] = Counter()
         if subject is not None:  # what another trial compiled in this process is not its own
             counters.clear()
+        else:
+            broken = (one for one in recorded_graph_breaks() if one.given_up)
+            self.left_uncompiled.update(map(_describe, broken))
         self.counted_before, self.cuts_before = _counted(), len(graph_break_reasons)
         clear_compilation_metrics()
         set_compilation_metrics_limit(KEPT_COMPILATIONS)
@@ -68,7 +72,7 @@ class CompilationProbe(Probe):
         self.counted = _counted()
         self.counted.subtract(self.counted_before)
         self.graphs_in_window = graph_count() - self.graphs_before
-        self.breaks = count_graph_breaks(self.cuts_before)
+        self.breaks = dict(self.left_uncompiled + Counter(count_graph_breaks(self.cuts_before)))
         self.recompiles = (*self.given_up, *recorded_recompiles())
 
     def inspect(self, subject: Subject) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,11 +20,10 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from steplab.core import Dataflow
 from steplab.core.run import (
+    BACKWARD_AGAIN,
     CAST_AGAIN,
     CAST_BACK,
     CONSTANT,
@@ -33,8 +32,8 @@ from steplab.core.run import (
     IDLE_GRADIENT,
     IDLE_WEIGHT,
     MADE_BEFORE,
-    MASKED,
     NEEDED,
+    NOT_TAKEN,
     PARTLY_USED,
     POOLED,
     READ_ONLY,
@@ -62,7 +61,19 @@ from steplab.probes.op_tensors import (
     tensors_of,
     written_tensors,
 )
+from steplab.probes.op_traits import (
+    flops,
+    goes_to_host,
+    is_random,
+    is_zero,
+    left_out,
+    masked_tenths,
+    plain_arguments,
+    random_state,
+    share_of_large,
+)
 from steplab.probes.probe import Subject
+from steplab.probes.read_parts import Joined, View, joined, unread_writers
 from steplab.probes.switches import modes_around, switches_on
 from steplab.probes.unchanged import OlderTensors
 from steplab.probes.untrained import CastWatch, idle_gradients
@@ -74,14 +85,15 @@ from steplab.probes.value_graph import (
     copied_over,
     repeated,
 )
-from steplab.probes.value_samples import masked_share, padded_share, samples, unmoved_share
+from steplab.probes.value_samples import (
+    padded_share,
+    samples,
+    unmoved_share,
+    untaken_input,
+)
 from steplab.probes.zeros import CAST, LARGE_TENSOR, PRODUCTS, Zeros
 
 HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
-FACTORS_ONLY = frozenset(f"aten::{name}" for name in ("mul", "mm", "bmm"))
-LINEAR = frozenset(
-    f"aten::{name}" for name in "sum mean neg div clone copy _to_copy contiguous cumsum".split()
-)
 # The same two in the other order, each transposed or as it is, make the transposed result.
 TRANSPOSED = ("aten::mm", "aten::bmm")
 DISTANCES = ("aten::_euclidean_dist", "aten::_cdist_forward")
@@ -140,6 +152,7 @@ class _Around:
     random: object  # where the generators stood; None: it draws nothing
     zeros: str
     unmoved: float
+    untaken: Tensor | None  # of a torch.where
 
 
 @dataclass
@@ -147,7 +160,7 @@ class _Read:
     """What was read of a result: the elements of all views of it that differ."""
 
     elements: int  # of the whole
-    views: set[object] = field(default_factory=set)
+    views: set[View] = field(default_factory=set)
     seen: int = 0
     readers: set[int] = field(default_factory=set)  # operators
 
@@ -187,6 +200,7 @@ class _Watcher(TorchDispatchMode):
         self.cast_from: dict[int, torch.dtype] = {}  # what a cast, by its number, was given
         self.copied_from: dict[int, int] = {}  # storages, by the operators that copy them
         self.read: dict[int, dict[int, _Read]] = {}  # by writer and storage
+        self.joined: dict[int, Joined] = {}  # by operator
         # Of products, lookups and 1 x 1 convolutions: the dimension of the columns, and how many.
         self.linear: dict[int, tuple[int, int]] = {}
         self.older: dict[int, Kind] = {}  # storages from before the step
@@ -202,13 +216,14 @@ class _Watcher(TorchDispatchMode):
         self.switches.update(switches_on())  # a part of the step may switch them on
         if len(self.seen.ops) % LOOKED_AT == 0:
             self.switches.update(modes_around(self))
-        random = _random_state(func, args) if _is_random(func, args, given) else None
-        zeros = self.zeros.letter(func, args) or _masked_tenths(func, args, given)
+        random = random_state(func, args) if is_random(func, args, given) else None
+        zeros = self.zeros.letter(func, args) or masked_tenths(func, args, given)
         updated = samples(self._updated(func, args, given))
+        untaken = untaken_input(func, args) if isinstance(func, OpOverload) else None
         out = func(*args, **given)
         if len(self.seen.ops) < MOST_OPS:
             if isinstance(func, OpOverload):
-                around = _Around(random, zeros, unmoved_share(updated))
+                around = _Around(random, zeros, unmoved_share(updated), untaken)
                 self._note(func, args, given, out, around)
             elif isinstance(func, HigherOrderOperator):
                 self._note_opaque(func.name(), tensors_of((args, given)), tensors_of(out))
@@ -252,11 +267,13 @@ class _Watcher(TorchDispatchMode):
 
     def _verdicts(self, ops: list[WatchedOp], kept: set[int]) -> str:
         """Return a letter for each operator. `kept`: storages of results that somebody holds."""
-        for_update = behind(ops, (i for i, op in enumerate(ops) if op.lasts))
-        without_zeros = [replace(op, needs=op.not_zero) for op in ops]
-        in_earnest = behind(without_zeros, (i for i, op in enumerate(ops) if op.lasts))
-        read = {i for i, op in enumerate(ops) if op.read_by_host}
         held = {self.values[key].writer for key in kept}
+        ops = self._without_unread_parts(ops, held)
+        lasting = [i for i, op in enumerate(ops) if op.lasts]
+        for_update = behind(ops, lasting)
+        in_earnest = behind([replace(op, needs=op.not_zero) for op in ops], lasting)
+        taken = behind([replace(op, needs=op.taken) for op in ops], lasting)
+        read = {i for i, op in enumerate(ops) if op.read_by_host}
         for_host = behind(ops, read | held)
         needed = for_update | for_host
         constant, copied = constants(ops), copied_over(ops, held)
@@ -268,11 +285,13 @@ class _Watcher(TorchDispatchMode):
             if i not in for_update
             else TIMES_ZERO
             if i not in in_earnest
+            else NOT_TAKEN
+            if i not in taken
             else CONSTANT
             if i in constant
             else UNCHANGED
             if i in unchanged and (op.name != CAST or op.needs)  # autocast's own, of weights
-            else (CAST_AGAIN if op.name == CAST and not op.needs else MADE_BEFORE)
+            else (CAST_AGAIN if op.name == CAST and not op.needs else _again(op, ops[again[i]]))
             if i in again
             else op.zeros
             if op.zeros
@@ -298,6 +317,23 @@ class _Watcher(TorchDispatchMode):
             else NEEDED
             for i, op in enumerate(ops)
         )
+
+    def _without_unread_parts(self, ops: list[WatchedOp], held: set[int]) -> list[WatchedOp]:
+        """Return the operators, joins without the makers of parts that nobody reads."""
+        found = list(ops)
+        for index, one in self.joined.items():
+            results = self.read.get(index, {}).values()
+            partly = [result for result in results if 0 < result.seen < result.elements]
+            if index in held or len(partly) != 1:
+                continue
+            unread = unread_writers(one, partly[0].views)
+            op = ops[index]
+            needs, not_zero, taken = (
+                tuple(maker for maker in makers if maker not in unread)
+                for makers in (op.needs, op.not_zero, op.taken)
+            )
+            found[index] = replace(op, needs=needs, not_zero=not_zero, taken=taken)
+        return found
 
     def _look_at_outputs(self, kept: set[int]) -> None:
         """Note who made the outputs of compiled code, and which of them somebody holds."""
@@ -367,7 +403,7 @@ class _Watcher(TorchDispatchMode):
         written = written_tensors(func, args, kwargs)
         read = {storage_number(tensor) for tensor in inputs}
         made = [tensor for tensor in outputs if storage_number(tensor) not in read]
-        to_host = name in HOST_READS or _goes_to_host(inputs, made)
+        to_host = name in HOST_READS or goes_to_host(inputs, made)
         if not made and not written and not to_host:
             return  # a view
         sources = [self._value(tensor) for tensor in inputs]
@@ -377,15 +413,15 @@ class _Watcher(TorchDispatchMode):
             self._note_border(tensor, value.writer, call)
         fresh = name in OVERWRITES and shows_all(args[0])
         sources, index = sources[fresh:], len(self.seen.ops)
-        asked = name, _plain_arguments(args, kwargs), random
+        asked = name, plain_arguments(args, kwargs), random
         number = hash((*asked, *map(self._key, inputs[fresh:])))
         constant = random is None and all(value.constant for value in sources)
         as_before = [self._is_unchanged(tensor) for tensor in inputs[fresh:]]
         unchanged = random is None and all(as_before)
         op = WatchedOp(
             name,
-            tuple({value.writer for value in sources if value.writer >= 0}),
-            tuple({value.writer for value in sources if value.writer >= 0 and not value.zero}),
+            *self._makers(sources, around.untaken),
+            backward=torch._C._current_autograd_node() is not None,
             lasts=self._lasts(index, written),
             read_by_host=to_host,
             number=number,
@@ -395,28 +431,39 @@ class _Watcher(TorchDispatchMode):
             constant=constant,
             unchanged=unchanged,
             zeros=around.zeros,
-            unmoved=around.unmoved * _share_of_large(written),
+            unmoved=around.unmoved * share_of_large(written),
             casts_back=self._casts_back(name, sources, outputs),
             elementwise=torch.Tag.pointwise in func.tags,
             covers_older=fresh and self._copies_over(inputs),
-            input_gradient=_left_out(func, args, out),
-            weight_gradient=_left_out(func, args, out, 1) if name == CONVOLVED else None,
+            input_gradient=left_out(func, args, out),
+            weight_gradient=left_out(func, args, out, 1) if name == CONVOLVED else None,
         )
         if random is None:
             op.copied = self._copied_rows(func, args, inputs, [*made, *written])
         if call != OUTSIDE:
             op.call, op.forward, op.line = call, forward, self._line(forward)
-            op.flops = _flops(func, args, kwargs, out)
+            op.flops = flops(func, args, kwargs, out)
             op.bytes = sum(map(shown_bytes, (*inputs, *made)))
-        for needed in op.needs:
-            self.seen.ops[needed].readers += 1
-        self.seen.ops.append(op)
+        self._add(op)
         self._note_kind(name, args, inputs, outputs)
-        zero = _is_zero(name, args, [value.zero for value in sources])
+        zero = is_zero(name, args, [value.zero for value in sources])
         for place, tensor in enumerate((*made, *written)):
             copied = () if place else op.copied
             value = _Value(hash((number, place)), index, constant, unchanged, zero, copied=copied)
             self._note_write(tensor, value)
+
+    def _makers(self, sources: list[_Value], untaken: Tensor | None) -> Iterator[tuple[int, ...]]:
+        """Yield who made what an operator reads, without zeros, and without what is not taken."""
+        left_alone = self._value(untaken) if untaken is not None else None
+        makers = [value for value in sources if value.writer >= 0]
+        yield tuple({value.writer for value in makers})
+        yield tuple({value.writer for value in makers if not value.zero})
+        yield tuple({value.writer for value in makers if value is not left_alone})
+
+    def _add(self, op: WatchedOp) -> None:
+        for needed in op.needs:
+            self.seen.ops[needed].readers += 1
+        self.seen.ops.append(op)
 
     def _note_kind(self, name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Note what the last operator is, if later ones may ask: linear, a sum, a cast, a copy."""
@@ -427,6 +474,8 @@ class _Watcher(TorchDispatchMode):
             self.linear[index] = 1, outputs[0].shape[1]
         if (pooled := self._pooled(name, args)) is not None:
             self.pooled.add(pooled)
+        if outputs and (join := joined(name, args, outputs[0], lambda t: self._value(t).writer)):
+            self.joined[index] = join
         compiled = self.seen.ops[index].call != OUTSIDE
         self.casts.look(inputs, outputs[0] if name == CAST else None, compiled)
         if name == CAST:
@@ -470,7 +519,7 @@ class _Watcher(TorchDispatchMode):
 
     def _note_read(self, tensor: Tensor, writer: int) -> None:
         one = self.read.get(writer, {}).get(storage_number(tensor))
-        view = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        view = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
         if one is not None:
             one.readers.add(len(self.seen.ops))
         if one is not None and view not in one.views:
@@ -524,7 +573,7 @@ class _Watcher(TorchDispatchMode):
         for tensor, value in zip(filter(is_plain, inputs), values, strict=True):
             self._note_read(tensor, value.writer)
         needs = tuple({value.writer for value in values if value.writer >= 0})
-        self.seen.ops.append(WatchedOp(name, needs, needs, lasts=True))
+        self.seen.ops.append(WatchedOp(name, needs, needs, needs, lasts=True))
         self.casts.look(list(filter(is_plain, inputs)), None, compiled=False)
         for place, tensor in enumerate(filter(is_plain, outputs)):
             old = self.values.get(storage_number(tensor))  # a sparse update writes to a weight
@@ -623,82 +672,11 @@ class _Watcher(TorchDispatchMode):
             self.seen.padding = max(self.seen.padding, padded_share(args[1]))
 
 
-def _share_of_large(written: list[Tensor]) -> float:
-    """Return the share of what is written that samples were taken of."""
-    sizes = [tensor.numel() for tensor in written]
-    return sum(n for n in sizes if n >= LARGE_TENSOR) / max(sum(sizes), 1)
-
-
-def _goes_to_host(inputs: list[Tensor], made: list[Tensor]) -> bool:
-    return any(t.device.type == "cpu" for t in made) and any(t.device.type != "cpu" for t in inputs)
-
-
-def _is_zero(name: str, args: Any, zeros: list[bool]) -> bool:
-    """Whether a result is zero: something times the number zero, or what comes of such zeros."""
-    plain = name.removesuffix("_")
-    if plain == "aten::mul" and any(isinstance(a, (int, float)) and a == 0 for a in args[:2]):
-        return True
-    if plain in FACTORS_ONLY:
-        return any(zeros)
-    linear = plain in LINEAR or plain.endswith("_backward")  # in the gradient, the first argument
-    return linear and bool(zeros) and zeros[0]
-
-
-def _masked_tenths(func: Any, args: Any, kwargs: Any) -> str:
-    """Return the letter for the tenths of scores that a mask leaves out, from seven on."""
-    if not isinstance(func, OpOverload) or not all(map(is_plain, tensors_of((args, kwargs)))):
-        return ""
-    tenths = min(9, int(10 * masked_share(func, args, kwargs) + 1e-9))
-    return MASKED[tenths - 7] if tenths >= 7 else ""
+def _again(op: WatchedOp, first: WatchedOp) -> str:
+    """Return whether a gradient or the forward is made again, the latter also by a checkpoint."""
+    return BACKWARD_AGAIN if op.backward and first.backward else MADE_BEFORE
 
 
 def _copies_letter(times: int) -> str:
     """Return the letter for rows that are computed so often."""
     return COPIED_ROWS[min(times.bit_length() - 2, len(COPIED_ROWS) - 1)]
-
-
-def _left_out(func: OpOverload, args: Any, out: Any, place: int = 0) -> int | None:
-    """Return the storage of the input's gradient, where backward was asked for others besides.
-
-    At place 1, that of the weight's.
-    """
-    masks = [n for n, a in enumerate(func._schema.arguments) if a.name == "output_mask"]
-    asked: list[bool] = list(args[masks[0]]) if masks and masks[0] < len(args) else []
-    several = sum(asked) > 1 and asked[place]
-    if several and isinstance(out, tuple) and isinstance(out[place], Tensor):
-        return storage_number(out[place])
-    return None
-
-
-def _flops(func: OpOverload, args: Any, kwargs: Any, out: Any) -> int:
-    count = flop_registry.get(func._overloadpacket)
-    return int(count(*args, **kwargs, out_val=out)) if count is not None else 0
-
-
-def _plain_arguments(args: Any, kwargs: Any) -> str:
-    """Return the arguments that are no tensors, as text.
-
-    A storage, which `copy.deepcopy` hands over, would be written out byte by byte.
-    """
-    plain = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
-    return repr([x._cdata if isinstance(x, torch.UntypedStorage) else x for x in plain])
-
-
-def _is_random(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator draws random numbers; a fused attention does only for its dropout."""
-    if not isinstance(func, OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
-            given = args[place] if place < len(args) else argument.default_value
-            return bool(kwargs.get(argument.name, given))
-    return True
-
-
-def _random_state(func: OpOverload, args: Any) -> object:
-    """Return where the generators stand: a recomputation puts them back to draw the same."""
-    host = hash(torch.get_rng_state().numpy().tobytes())
-    if not torch.cuda.is_initialized():
-        return host
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    return host, generator.initial_seed(), generator.get_offset()

@@ -14,7 +14,7 @@ from torch._dynamo import OptimizedModule, eval_frame
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steplab.core import OptimizerShape
-from steplab.core.run import MEMORY_BUDGET, MODE, PYTHON_PROFILER, TRACEMALLOC
+from steplab.core.run import FORCE_EAGER, MEMORY_BUDGET, MODE, PYTHON_PROFILER, TRACEMALLOC
 from steplab.probes.compilation import graph_count
 from steplab.probes.known_tensors import live_modules, live_optimizers
 from steplab.probes.source_lines import is_written, written_lines
@@ -40,6 +40,7 @@ WRITTEN_AS = {
     "cudnn attention off": ("enable_cudnn_sdp", "sdpa_kernel"),
     TRACEMALLOC: ("tracemalloc.start",),
     PYTHON_PROFILER: ("cProfile.Profile", "Profile", "setprofile"),
+    FORCE_EAGER: ("set_stance",),
     MEMORY_BUDGET: (f"{MEMORY_BUDGET}=", MEMORY_BUDGET),
 }
 
@@ -62,6 +63,8 @@ def switches_on(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         "cudnn attention off": not torch.backends.cuda.cudnn_sdp_enabled(),
         TRACEMALLOC: tracemalloc.is_tracing(),
         PYTHON_PROFILER: _python_is_profiled(),
+        # Where there are graphs, a watched step has this stance by ours (compiled_calls.py).
+        FORCE_EAGER: eval_frame._stance.stance == "force_eager" and not graph_count(),
     }
     named = [name for name, on in states.items() if on]
     budget = torch._functorch.config.activation_memory_budget

@@ -23,7 +23,9 @@ class WatchedOp:
     name: str
     needs: tuple[int, ...]  # the operators that wrote what it reads
     not_zero: tuple[int, ...] = ()  # those of them whose results are not known to be zero
+    taken: tuple[int, ...] = ()  # `needs`, without those of which a torch.where takes nothing
     lasts: bool = False  # writes what outlives the step
+    backward: bool = False  # a node of autograd runs it
     read_by_host: bool = False
     number: int = 0  # that equal results share
     mirrored: int | None = None  # the number of what would be its result, transposed
@@ -60,18 +62,20 @@ def behind(ops: list[WatchedOp], ends: Iterable[int]) -> set[int]:
     return found
 
 
-def repeated(ops: list[WatchedOp], needed: set[int]) -> set[int]:
+def repeated(ops: list[WatchedOp], needed: set[int]) -> dict[int, int]:
     """Return the operators that make what one before them had made, which the update needs.
 
-    The same two factors in the other order make it transposed.
+    Each with the first that made it. The same two factors in the other order make it transposed.
     What nothing needs is the waste itself: a pass for a metric does not make the next one needless.
     """
-    found: set[int] = set()
-    made: set[int] = set()
+    found: dict[int, int] = {}
+    made: dict[int | None, int] = {}
     for index in sorted(needed):
-        if ops[index].may_repeat and {ops[index].number, ops[index].mirrored} & made:
-            found.add(index)
-        made.add(ops[index].number)
+        number, mirrored = ops[index].number, ops[index].mirrored
+        first = made.get(number, made.get(mirrored))
+        if ops[index].may_repeat and first is not None:
+            found[index] = first
+        made.setdefault(number, index)
     return found
 
 

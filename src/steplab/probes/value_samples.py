@@ -45,6 +45,16 @@ def masked_share(func: OpOverload, args: Any, kwargs: Any) -> float:
         return float(masked.float().mean())
 
 
+def untaken_input(func: OpOverload, args: Any) -> Tensor | None:
+    """Return the input of a torch.where of which it takes no element; None: it takes of both."""
+    if func._schema.name != "aten::where" or len(args) != 3:
+        return None
+    condition, chosen, other = args
+    with torch.no_grad():
+        untaken = other if bool(condition.all()) else chosen if not bool(condition.any()) else None
+    return untaken if isinstance(untaken, Tensor) else None
+
+
 def padded_share(ids_BT: Tensor) -> float:
     """Return the share of tokens that repeat the last one of their row up to its end."""
     repeated = (ids_BT == ids_BT[:, -1:]).flip(1).cumprod(1)[:, 1:]

@@ -1,6 +1,7 @@
 """torch.compile splits the model into several graphs.
 
-What it sees: the reasons for which Dynamo ended a graph, and the time spent between graphs.
+What it sees: the reasons for which Dynamo ended a graph, and the time spent between graphs; or that
+it gave a function up, as for a break inside a loop, and what that function runs op by op.
 Why it costs: nothing fuses across a break; the ops between run one by one, from Python.
 Remedy: remove the named construct from the forward pass; `compile.fullgraph=true` keeps it out.
 When it is wrong: a break outside the hot path, once per step, costs a few microseconds.
@@ -8,12 +9,17 @@ When it is wrong: a break outside the hot path, once per step, costs a few micro
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
+from steplab.findings.claims import Claim
+from steplab.findings.rows import Mask, Rows
+from steplab.trace.compiled import COMPILED, FUSED, FUSIBLE
 from steplab.trace.events import Ints, Trace
 from steplab.trace.lines import user_line
 from steplab.trace.spans import Intervals, union
@@ -24,16 +30,62 @@ PASSES = ("forward", "backward")
 RESUME = "torch_dynamo_resume_in_"  # how Dynamo names the code after a break
 # Around every step of an optimizer torch has a break of its own, which nobody can take out.
 OF_TORCH = "torch/optim/optimizer.py"
+# How the Run writes that Dynamo gave a function up; the line is the one that breaks.
+LEFT = re.compile(r"(?P<name>\S+) left uncompiled: .*?(?P<file>[^\s:,]+\.py):\d+ \(")
+SHARE = 0.03
+FILLS = "memset"  # gradients of slices, which a graph writes in place
 
 
 def check(case: Case) -> Finding | None:
-    """Count the breaks and the forward time outside of graphs."""
+    """Tell the function that was given up, or the breaks and the forward time outside of graphs."""
     compilation = case.run.compilation if case.run else None
     breaks = compilation.breaks if compilation else {}
+    if case.rows is not None and breaks and not len(_graph_spans(case.rows.source)[0]):
+        return None  # no graph is cut where none runs: compiled_not_faster tells what is left
+    return _given_up(case, tuple(breaks)) or _cut(case, breaks)
+
+
+def _given_up(case: Case, breaks: tuple[str, ...]) -> Finding | None:
+    """Take what functions run op by op that Dynamo left as they are, with their gradients."""
+    left = {(m["name"], m["file"]): text for text in breaks if (m := LEFT.match(text))}
+    rows = case.rows
+    if rows is None or not left:
+        return None
+    mask = rows.with_gradients(_in_functions(rows, left))
+    mask &= ~rows.within(lambda call: call.name.startswith(COMPILED))
+    spent = case.cost_ms(mask)
+    gain = FUSED * case.cost_ms(mask & rows.category(*FUSIBLE, FILLS))
+    if not gain > SHARE * case.step_ms:
+        return None
+    return Claim(
+        rule="graph_breaks",
+        claim=f"a break leaves {', '.join(name for name, _ in left)} uncompiled: "
+        f"{units.milliseconds(spent)} a step run op by op",
+        evidence=(*left.values(), *rows.hot_lines(mask)),
+        remedy="take the named construct out of the loop or the function that is compiled, then "
+        "compile.fullgraph=true",
+        stake_ms=spent,
+        why="where a graph cannot be cut, as inside a loop, the whole function runs as written",
+        gain_ms=gain,
+        work=mask,
+        is_cause=True,
+    )
+
+
+def _in_functions(rows: Rows, left: dict[tuple[str, str], str]) -> Mask:
+    """Return the work of functions, by their names and files."""
+
+    def is_left(label: str) -> bool:
+        place, _, name = label.partition(" (")
+        return (name.rstrip(")"), place.partition(":")[0]) in left
+
+    return rows.labeled("function", is_left)
+
+
+def _cut(case: Case, breaks: Mapping[str, int]) -> Finding | None:
+    """Count the breaks and the forward time outside of graphs."""
     resumed = _resumed(case)
-    # Where no graph was compiled none is cut: compiled_not_faster tells what is left as it was.
-    given_up = case.rows is not None and compilation is not None and not compilation.graphs
-    if (not breaks and not resumed) or given_up:
+    if not breaks and not resumed:
         return None
     between, graphs = _between_ms(case), _graphs(case)
     waits = _waits_ms(case, graphs, sum(count for _, count in resumed))

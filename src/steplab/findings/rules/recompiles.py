@@ -95,6 +95,7 @@ def _given_up(
         why="beyond Dynamo's limit, what fails all guards runs op by op",
         gain_ms=gain,
         work=eager,
+        is_cause=True,
     )
 
 

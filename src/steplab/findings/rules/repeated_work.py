@@ -4,10 +4,10 @@ What it sees: operators whose result, or its transpose, the step had already com
 inputs, as the Run recorded the flow of values: the forward again under checkpointing, also where a
 compiled backward has products and attentions of its forward (the same operator on the same shapes
 and strides, which no gradient has); a weight that is normalized or cast at every use, a mask or a
-table in every layer; and nodes of autograd that run twice, where two losses go back through one
-graph; weights that autocast casts again and again; operators whose inputs are one sample, expanded
-to many; and operators that take each row by itself, of rows that `expand`, `repeat` or an index
-copied from fewer ones.
+table in every layer; nodes of autograd that run twice, where two losses go back through one graph,
+and gradients that a pass for each weight or loss computes again; weights that autocast casts again
+and again; operators whose inputs are one sample, expanded to many; and operators that take each row
+by itself, of rows that `expand`, `repeat` or an index copied from fewer ones.
 Why it costs: it is the same time once more.
 Remedy: compute it once and keep it, or before it is copied; no checkpointing while there is room;
 one backward of the sum.
@@ -20,7 +20,14 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import CAST_AGAIN, COPIED_ROWS, MADE_BEFORE, MEMORY_BUDGET, ROWS_COPIED
+from steplab.core.run import (
+    BACKWARD_AGAIN,
+    CAST_AGAIN,
+    COPIED_ROWS,
+    MADE_BEFORE,
+    MEMORY_BUDGET,
+    ROWS_COPIED,
+)
 from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
@@ -48,6 +55,7 @@ def check(case: Case) -> tuple[Finding, ...]:
     # Casts inside other operators are autocast's own.
     own = rows.called(is_cast) & ~rows.asked_for(_asks_for_cast)
     found = (
+        _same_gradients(case, rows, case.verdict(BACKWARD_AGAIN)),
         _recomputed(case, rows, (again & backward) | _again_in_graphs(rows, backward)),
         _repeated(case, rows, again & ~backward & ~own, backward),
         _cast_again(case, rows, cast & ~backward & own),
@@ -70,6 +78,26 @@ def _recomputed(case: Case, rows: Rows, mask: Mask) -> Finding | None:
         "torch._functorch.config.activation_memory_budget = 1",
         stake_ms=spent,
         why="a checkpointed block runs twice, to save memory that is not short here",
+        gain_ms=spent,
+        work=mask,
+    )
+
+
+def _same_gradients(case: Case, rows: Rows, mask: Mask) -> Finding | None:
+    """Judge gradients that one backward pass after another computes, from the same values."""
+    spent = case.cost_ms(mask)
+    if not spent > SHARE * case.step_ms:
+        return None
+    ops = rows.work.op_row[mask & (rows.work.op_row >= 0)]
+    asked = rows.lines_at(rows.source.ops.start[ops])
+    return Claim(
+        rule="repeated_work",
+        claim=f"backward passes compute the same gradients again: {units.milliseconds(spent)} a "
+        "step",
+        evidence=(*(f"backward is called at {line}" for line in asked), *rows.hot_lines(mask)),
+        remedy="one pass for all: loss.backward(), or torch.autograd.grad(loss, list(weights))",
+        stake_ms=spent,
+        why="every pass begins at the loss: what lies between it and the weights is the same",
         gain_ms=spent,
         work=mask,
     )

@@ -4,8 +4,9 @@ What it sees: operators that no weight, no optimizer state and no buffer depends
 recorded the flow of values: gradients of weights that no optimizer has, or that are dropped before
 the update; metrics and norms for a log, a validation in the step, a loss of weight 0; gradients of
 inputs that nobody reads, which an operator of backward computes beside those of its weights, and
-those of weights that are dropped, which a convolution computes beside that of its input; and
-updates of tensors that they leave as they were, as an average of weights that are frozen.
+those of weights that are dropped, which a convolution computes beside that of its input;
+updates of tensors that they leave as they were, as an average of weights that are frozen; and
+layers of whose result a torch.where takes nothing.
 Why it costs: they run in every step, and what only the host reads makes it wait besides.
 Remedy: `requires_grad_(False)` for what is not trained, none at all for a batch; metrics every N
 steps.
@@ -23,6 +24,7 @@ from steplab.core import Finding, units
 from steplab.core.run import (
     IDLE_GRADIENT,
     IDLE_WEIGHT,
+    NOT_TAKEN,
     READ_ONLY,
     TIMES_ZERO,
     UNMOVED,
@@ -42,6 +44,7 @@ FOR_BOTH = re.compile(r"EuclideanDistBackward\d")
 # channels, 7 x 7 to 32, took 24 of 41 ms on one core: narrow results are slow. On an H200, 18 of
 # weights, 256 to 256 channels, took 3.9 of 7.3 ms.
 OF_INPUT = 0.5
+PRODUCTS = ("matmul", "attention", "convolution")
 SHOWN = 3
 
 
@@ -50,7 +53,12 @@ def check(case: Case) -> tuple[Finding, ...]:
     rows = case.rows
     if rows is None or ANOMALY in case.switches:
         return ()
-    found = (_without_effect(case, rows), _idle_gradient(case, rows), _unmoved(case, rows))
+    found = (
+        _without_effect(case, rows),
+        _idle_gradient(case, rows),
+        _unmoved(case, rows),
+        _not_taken(case, rows),
+    )
     return tuple(finding for finding in found if finding is not None)
 
 
@@ -94,6 +102,28 @@ def _unmoved(case: Case, rows: Rows) -> Finding | None:
         stake_ms=spent,
         why="a tensor is read and written whole, whether its numbers change or not",
         gain_ms=lost,
+        work=mask,
+    )
+
+
+def _not_taken(case: Case, rows: Rows) -> Finding | None:
+    """Judge layers of whose result a torch.where takes nothing.
+
+    Not elementwise work: of two formulas, one for rare values, neither can be left out.
+    """
+    mask = rows.with_gradients(case.verdict(NOT_TAKEN))
+    spent = case.cost_ms(mask)
+    products = rows.labeled("category", lambda label: label.startswith(PRODUCTS))
+    if not spent > METRICS * case.step_ms or not (mask & products).any():
+        return None
+    return Claim(
+        rule="unused_work",
+        claim=f"a torch.where takes nothing of what {units.milliseconds(spent)} of a step compute",
+        evidence=("its condition is the same for all elements", *rows.hot_lines(mask)),
+        remedy="ask before, in Python, whether any of it is wanted: `if ratio > 0:`",
+        stake_ms=spent,
+        why="torch.where needs both of its inputs whole",
+        gain_ms=spent,
         work=mask,
     )
 
