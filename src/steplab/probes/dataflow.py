@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -130,6 +130,9 @@ def record_dataflow(subject: Subject) -> tuple[Dataflow | None, set[str]]:
         found = replace(found, feeds_itself=feeds_itself(watcher.seen.ops, models))
     del output  # what it holds was alive until now
     return found, watcher.switches
+
+
+_Ops = tuple[int, ...]  # their numbers in the order in which they ran
 
 
 @dataclass
@@ -418,9 +421,12 @@ class _Watcher(TorchDispatchMode):
         constant = random is None and all(value.constant for value in sources)
         as_before = [self._is_unchanged(tensor) for tensor in inputs[fresh:]]
         unchanged = random is None and all(as_before)
+        needs, not_zero, taken = self._makers(sources, around.untaken)
         op = WatchedOp(
             name,
-            *self._makers(sources, around.untaken),
+            needs,
+            not_zero,
+            taken,
             backward=torch._C._current_autograd_node() is not None,
             lasts=self._lasts(index, written),
             read_by_host=to_host,
@@ -452,13 +458,15 @@ class _Watcher(TorchDispatchMode):
             value = _Value(hash((number, place)), index, constant, unchanged, zero, copied=copied)
             self._note_write(tensor, value)
 
-    def _makers(self, sources: list[_Value], untaken: Tensor | None) -> Iterator[tuple[int, ...]]:
-        """Yield who made what an operator reads, without zeros, and without what is not taken."""
+    def _makers(self, sources: list[_Value], untaken: Tensor | None) -> tuple[_Ops, _Ops, _Ops]:
+        """Return who made what an operator reads, without zeros, and without what is not taken."""
         left_alone = self._value(untaken) if untaken is not None else None
         makers = [value for value in sources if value.writer >= 0]
-        yield tuple({value.writer for value in makers})
-        yield tuple({value.writer for value in makers if not value.zero})
-        yield tuple({value.writer for value in makers if value is not left_alone})
+        return (
+            tuple({value.writer for value in makers}),
+            tuple({value.writer for value in makers if not value.zero}),
+            tuple({value.writer for value in makers if value is not left_alone}),
+        )
 
     def _add(self, op: WatchedOp) -> None:
         for needed in op.needs:
