@@ -453,10 +453,8 @@ class _Watcher(TorchDispatchMode):
         self._add(op)
         self._note_kind(name, args, inputs, outputs)
         zero = is_zero(name, args, [value.zero for value in sources])
-        for place, tensor in enumerate((*made, *written)):
-            copied = () if place else op.copied
-            value = _Value(hash((number, place)), index, constant, unchanged, zero, copied=copied)
-            self._note_write(tensor, value)
+        value = _Value(number, index, constant, unchanged, zero, copied=op.copied)
+        self._note_results(value, [*made, *written])
 
     def _makers(self, sources: list[_Value], untaken: Tensor | None) -> tuple[_Ops, _Ops, _Ops]:
         """Return who made what an operator reads, without zeros, and without what is not taken."""
@@ -467,6 +465,13 @@ class _Watcher(TorchDispatchMode):
             tuple({value.writer for value in makers if not value.zero}),
             tuple({value.writer for value in makers if value is not left_alone}),
         )
+
+    def _note_results(self, value: _Value, results: list[Tensor]) -> None:
+        """Note what an operator writes; rows that are copies are known of the first result."""
+        for place, tensor in enumerate(results):
+            copied = () if place else value.copied
+            numbered = replace(value, number=hash((value.number, place)), copied=copied)
+            self._note_write(tensor, numbered)
 
     def _add(self, op: WatchedOp) -> None:
         for needed in op.needs:
