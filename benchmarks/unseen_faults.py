@@ -38,6 +38,7 @@ SETS = [
     "eighth",
     "ninth",
     "tenth",
+    "eleventh",
 ]
 
 
