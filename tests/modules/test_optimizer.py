@@ -21,7 +21,7 @@ from steplab.modules.optimizer import (
     optimizer_label,
     set_master_weights,
 )
-from tests.kernels.update_cases import check_update
+from tests.kernels.update_cases import check_changes_are_kept, check_update
 
 BF16 = torch.bfloat16
 
@@ -63,6 +63,10 @@ def steps(model, optimizer, count, clip=None, first=0):
 @pytest.mark.parametrize("clipped", [False, True])
 def test_the_definition_against_fp64(param, clipped):
     check_update("reference", param, param, 40, clipped)
+
+
+def test_what_was_written_into_a_rounded_parameter_is_trained_on():
+    check_changes_are_kept("reference", 40)
 
 
 def test_the_update_is_torchs():
@@ -225,6 +229,21 @@ def test_torchs_optimizers_offer_nothing_and_are_served_as_torch_does():
     assert master_weight(adamw, weights[0]) is None and master_weight(None, weights[0]) is None
     with pytest.raises(UserError, match="keeps them in fp32"):
         set_master_weights(adamw, {weights[0]: weights[0].data})
+
+
+def test_sparse_gradients_are_clipped_by_the_norm_of_dense_ones():
+    ids = torch.tensor([[1, 1, 2], [3, 4, 1]])  # row 1 thrice: three entries that add up
+    norms, clipped = [], []
+    for is_sparse in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.EmbeddingBag(10, 3, mode="sum", sparse=is_sparse), nn.Linear(3, 1))
+        net(ids).square().sum().backward()
+        optimizer = torch.optim.SGD(net.parameters())
+        norms.append(clip_gradients(optimizer, net.parameters(), 0.01))
+        clipped.append([p.grad.to_dense() for p in net.parameters()])
+    torch.testing.assert_close(*norms)
+    torch.testing.assert_close(*clipped)
+    assert float(norms[0]) > 0.01
 
 
 def test_moments_are_the_state_without_the_fp32_weights():

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from steplab.core.errors import Unsupported, UserError
 from steplab.kernels import adamw as adamw_op
+from steplab.kernels.adamw.reference import take_over
 from steplab.kernels.dispatch import AUTO
 from steplab.modules.shards import local, replace_data
 
@@ -44,6 +45,11 @@ class ExtendedOptimizer(Protocol):
 
     def full_weights(self) -> AbstractContextManager[None]:
         """Let the parameters be their fp32 weights, to be saved or replaced; then round them."""
+        ...
+
+    @property
+    def has_rounded_weights(self) -> bool:
+        """Whether parameters are 16-bit copies of weights now."""
         ...
 
 
@@ -97,11 +103,22 @@ def clip_gradients(
     """
     if getattr(optimizer, "clips_itself", False):
         return optimizer.clip(params, max_norm, norm)  # type: ignore[attr-defined]
+    held = [*params]
     if norm is None:
-        return nn.utils.clip_grad_norm_(params, max_norm)
-    grads = [local(p.grad) for p in params if p.grad is not None]
+        try:
+            return nn.utils.clip_grad_norm_(held, max_norm)
+        except NotImplementedError:  # torch has no norm of sparse gradients
+            norm = _norm_of_sparse(held)
+    grads = [local(p.grad) for p in held if p.grad is not None]
     torch._foreach_mul_(grads, clip_coefficient(norm, max_norm))
     return norm
+
+
+def _norm_of_sparse(params: Iterable[Tensor]) -> Tensor:
+    """Return the norm of all gradients, some of which are sparse and may name a row repeatedly."""
+    grads = [p.grad for p in params if p.grad is not None]
+    numbers = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+    return nn.utils.get_total_norm(numbers)
 
 
 def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
@@ -125,6 +142,11 @@ def set_master_weights(
 def full_weights(optimizer: torch.optim.Optimizer | None) -> AbstractContextManager[None]:
     """Let the parameters be their fp32 weights where the optimizer keeps such."""
     return optimizer.full_weights() if isinstance(optimizer, ExtendedOptimizer) else nullcontext()
+
+
+def has_rounded_weights(optimizer: torch.optim.Optimizer | None) -> bool:
+    """Whether parameters are 16-bit copies of weights that the optimizer keeps."""
+    return isinstance(optimizer, ExtendedOptimizer) and optimizer.has_rounded_weights
 
 
 def master_weight(optimizer: torch.optim.Optimizer | None, parameter: Tensor) -> Tensor | None:
@@ -254,8 +276,9 @@ class OnePassAdamW(torch.optim.Optimizer):
     @contextmanager
     def full_weights(self) -> Iterator[None]:
         """Let the parameters be their fp32 weights, to be saved or replaced; then round them."""
-        narrow = {p: (p.data, local(p.data)) for p, state in self.state.items() if MASTER in state}
-        for p in narrow:
+        narrow = {p: (p.data, local(p.data)) for p in self._rounded()}
+        for p, (_, part) in narrow.items():
+            take_over(part, local(self.state[p][MASTER]))
             replace_data(p, self.state[p][MASTER], local(self.state[p][MASTER]))
         try:
             yield
@@ -263,6 +286,16 @@ class OnePassAdamW(torch.optim.Optimizer):
             for p, (data, part) in narrow.items():
                 part.copy_(local(self.state[p][MASTER]))
                 replace_data(p, data, part)
+
+    @property
+    def has_rounded_weights(self) -> bool:
+        """Whether parameters are 16-bit copies of weights now, and not the weights themselves."""
+        return bool(self._rounded())
+
+    def _rounded(self) -> list[Tensor]:
+        """Return the parameters that are rounded copies now."""
+        kept = ((p, state[MASTER]) for p, state in self.state.items() if MASTER in state)
+        return [p for p, master in kept if p.dtype != master.dtype]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave, bit for bit, where torch would round it to 16 bits."""

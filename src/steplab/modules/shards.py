@@ -33,6 +33,11 @@ def stored(tensor: Tensor) -> Tensor:
         return local(tensor)
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """Return a tensor with all its numbers in memory: of a sparse one, its zeros too."""
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor, gathered from the ranks that share it; all of them must ask for it.
 
@@ -42,12 +47,12 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def wholes(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield all of each tensor; one collective gathers neighbors that the same ranks share.
+    """Yield all of each tensor, dense; one collective gathers neighbors that the same ranks share.
 
     A rank then holds TOGETHER_BYTES more at most, or the largest tensor.
     """
     together: list[Tensor] = []
-    for tensor in tensors:
+    for tensor in map(dense, tensors):
         size = sum(each.nbytes for each in [*together, tensor])
         if together and (_sharing(together[0]) != _sharing(tensor) or size > TOGETHER_BYTES):
             yield from _whole_together(together)

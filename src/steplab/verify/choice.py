@@ -62,8 +62,16 @@ def _first_that_fits(
         problems += refusals
     raise MeasurementError(
         f"Nothing could be verified, for want of a truth ({'; '.join(problems)}).",
-        "Let the model run in fp64, or choose a smaller --batch.",
+        _remedy(problems),
     )
+
+
+def _remedy(problems: Sequence[str]) -> str:
+    refusals = sum(REFUSES in problem for problem in problems)
+    if refusals == len(problems):  # at any shape
+        return "Let the model run in fp64."
+    smaller = "a smaller --batch"
+    return f"Let the model run in fp64, or choose {smaller}." if refusals else f"Choose {smaller}."
 
 
 def _instead(form: GateShape) -> str:

@@ -60,9 +60,9 @@ def held_bits(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
 
     Ranks that hold the same part name it alike.
     """
-    from steplab.modules.shards import local
+    from steplab.modules.shards import dense, local
 
-    return {f"{name}{_part(tensor)}": checksum(local(tensor)) for name, tensor in named}
+    return {f"{name}{_part(tensor)}": checksum(dense(local(tensor))) for name, tensor in named}
 
 
 def _part(tensor: Any) -> str:

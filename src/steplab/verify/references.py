@@ -49,6 +49,7 @@ from steplab.verify.shapes import (
     DRAWS,
     FP8,
     PLAIN_DTYPE,
+    REFUSES,
     ROUNDED,
     ROUNDED_STATE,
     STREAM,
@@ -99,11 +100,12 @@ def _make_reference(shape: GateShape, dtype: str, folder: Path) -> str:
     try:
         snapshot = compute_reference(shape, dtype)
     except Exception as error:
+        computed = PLAIN_DTYPE if dtype == TRUTH and shape.narrow else dtype
         if is_out_of_memory(error):
-            return f"{dtype} does not fit"
+            return f"{computed} does not fit"
         if dtype == TRUTH:  # without any other dtype only its own candidates are left out
             _refuse_broken_step(shape, error)
-        return f"the model does not run in {dtype}: {error_sentence(error)}"
+        return f"{REFUSES} {computed}: {error_sentence(error)}"
     finally:
         clean_up()
     if dtype == TRUTH:

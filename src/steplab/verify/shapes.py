@@ -15,7 +15,7 @@ from steplab.core.input_file import shorten
 from steplab.workloads.workload import find_workload
 
 TRUTH = "fp64"
-REFUSES = f"the model does not run in {TRUTH}"  # begins the reason why there is no truth
+REFUSES = "the model does not run in"  # begins the reason why there is no truth
 FP32_TRUTH = "with fp32 at the highest precision as the truth"
 PLAIN_DTYPE = "fp32"  # of a step that rounds nothing that the plain one does not round
 # Times the learning rate. At 1e-3 rounding alone carries gpt xl away: after eight steps its updates

@@ -65,6 +65,8 @@ class Widened(TorchDispatchMode):
         out = func(*args, **given)
         if not _computes(inputs, out):
             return out  # integers and fp64 have no other width
+        for made in tree_leaves(out):
+            _refuse_layout(made)
         if torch.Tag.nondeterministic_seeded in func.tags:  # random numbers are what they are
             for one in inputs if func._schema.is_mutable else ():
                 self.wide.pop(_address(one), None)
@@ -100,8 +102,7 @@ class Widened(TorchDispatchMode):
         """Return what stands for a tensor in the wide run; a copy where that could change it."""
         if leaf.dtype not in WIDE:
             return leaf.clone() if is_written else leaf
-        if leaf.layout != torch.strided or leaf.is_quantized:
-            raise Unsupported(f"A tensor of layout {leaf.layout} cannot be computed in fp64.")
+        _refuse_layout(leaf)
         found = self.wide.get(_address(leaf))
         if found is None or found[0].expired():
             return self._start(leaf, narrow=True)
@@ -170,6 +171,12 @@ def _computes(inputs: list[Tensor], out: Any) -> bool:
     """Whether an operator has to do with numbers that have a wider form."""
     made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
     return any(one.dtype in WIDE for one in (*inputs, *made))
+
+
+def _refuse_layout(leaf: Any) -> None:
+    """Refuse a tensor without a storage in which every number has its place."""
+    if isinstance(leaf, Tensor) and (leaf.layout != torch.strided or leaf.is_quantized):
+        raise Unsupported(f"A tensor of layout {leaf.layout} cannot be computed in fp64.")
 
 
 @contextlib.contextmanager
