@@ -191,6 +191,8 @@ def test_gradients_that_a_pass_for_each_weight_computes_again():
     assert sum(counts[BACKWARD_AGAIN] for counts in again.values()) >= 2
     assert again["aten::mm"] == {NEEDED: 5}
     once = verdicts(lambda: step(together=True))
+    summands = verdicts(Loop(lambda x: x.exp() + x.exp()))  # one pass, two equal gradients
+    assert all(BACKWARD_AGAIN not in counts for counts in summands.values())
     assert not any(BACKWARD_AGAIN in counts or MADE_BEFORE in counts for counts in once.values())
 
 

@@ -427,7 +427,7 @@ class _Watcher(TorchDispatchMode):
             needs,
             not_zero,
             taken,
-            backward=torch._C._current_autograd_node() is not None,
+            backward=torch._C._current_graph_task_id(),
             lasts=self._lasts(index, written),
             read_by_host=to_host,
             number=number,
@@ -686,8 +686,13 @@ class _Watcher(TorchDispatchMode):
 
 
 def _again(op: WatchedOp, first: WatchedOp) -> str:
-    """Return whether a gradient or the forward is made again, the latter also by a checkpoint."""
-    return BACKWARD_AGAIN if op.backward and first.backward else MADE_BEFORE
+    """Return whether the forward is made again, by a checkpoint too, or a gradient.
+
+    One pass may well compute equal gradients: of summands, or of slices.
+    """
+    if op.backward < 0 or first.backward < 0:
+        return MADE_BEFORE
+    return BACKWARD_AGAIN if op.backward != first.backward else NEEDED
 
 
 def _copies_letter(times: int) -> str:

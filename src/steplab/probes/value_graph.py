@@ -25,7 +25,7 @@ class WatchedOp:
     not_zero: tuple[int, ...] = ()  # those of them whose results are not known to be zero
     taken: tuple[int, ...] = ()  # `needs`, without those of which a torch.where takes nothing
     lasts: bool = False  # writes what outlives the step
-    backward: bool = False  # a node of autograd runs it
+    backward: int = -1  # the backward pass that runs it, by its number in the process
     read_by_host: bool = False
     number: int = 0  # that equal results share
     mirrored: int | None = None  # the number of what would be its result, transposed
